@@ -42,9 +42,14 @@ def load(
     return in_order(jobs, finished)
 
 
+def document_of(job: Job) -> dict[str, Any]:
+    """Return the resolved job, defaults included, as the document that `dump` writes."""
+    return job.model_dump(mode="json", by_alias=True)
+
+
 def dump(job: Job) -> str:
     """The resolved job, defaults included, as YAML that `load` reads back."""
-    return kubectl_yaml.write(job.model_dump(mode="json", by_alias=True))
+    return kubectl_yaml.write(document_of(job))
 
 
 def _text(path: Path) -> str:

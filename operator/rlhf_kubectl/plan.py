@@ -10,8 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_api import kubectl_yaml
-from rlhf_api.files import dump, load
+from rlhf_api.files import document_of, load
 from rlhf_api.job import Job
 from rlhf_api.status import MappedPlacement
 from rlhf_kubectl.installation import parsed, settings_of
@@ -87,7 +86,7 @@ def _look(kubectl: Kubectl) -> Here:
 
 def _observed(job: Job, namespace: str, there: ObservedJob | None) -> ObservedJob:
     """A job of a file as the operator would see it; what was read of its models' shapes is that of its namesake."""
-    (document,) = kubectl_yaml.read(dump(job), "")
+    document = document_of(job)
     new = parse.job({**document, "metadata": {**document["metadata"], "namespace": namespace}})
     if there is None:
         return new

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from rlhf_api import kubectl_yaml
 from rlhf_api.checks.resume import changes, identity
-from rlhf_api.files import dump, load
+from rlhf_api.files import document_of, load
 
 MANIFEST = Path(__file__).parents[2] / "examples" / "01-helpful-ppo.yaml"
 
@@ -15,7 +14,7 @@ MANIFEST = Path(__file__).parents[2] / "examples" / "01-helpful-ppo.yaml"
 def resolved(name: str, *overrides: str) -> dict[str, Any]:
     """A job of the example as it is saved, after `--set`."""
     job = next(job for job in load(MANIFEST, [f"{name}:{override}" for override in overrides]) if job.name == name)
-    document: dict[str, Any] = kubectl_yaml.read(dump(job), "")[0]
+    document: dict[str, Any] = document_of(job)
     return document
 
 

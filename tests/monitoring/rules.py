@@ -1,13 +1,16 @@
 """The chart's alerts and dashboards as promtool reads them."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from tests.cluster.capabilities import required
 from tests.cluster.processes import output_of
 from tests.helm.rendering import Helm, the
 from tests.repo.tree import ROOT
@@ -40,13 +43,21 @@ def queries() -> list[str]:
     return found
 
 
+def require_promtool() -> None:
+    """Skip the test without the package prometheus; fail it where tests of the cluster are required."""
+    if not shutil.which("promtool"):
+        (pytest.fail if required() else pytest.skip)("promtool is missing; install the package prometheus")
+
+
 def promtool(command: str, *arguments: object, text: str | None = None) -> str:
     """What `promtool COMMAND ...` prints; FailedError with its complaint."""
+    require_promtool()
     return output_of("promtool", *command.split(), *arguments, text=text)
 
 
 def lint(exposition: bytes) -> str:
     """What `promtool check metrics` complains about, for what a port serves."""
+    require_promtool()
     done = subprocess.run(["promtool", "check", "metrics"], input=exposition, capture_output=True, check=False)
     return (done.stdout + done.stderr).decode()
 

@@ -93,6 +93,10 @@ QUIET = {
         },
     ),
     "a reward that rises": ("RLHFRewardCollapsed", {f"rlhf_reward_mean{{{OWN}}}": "0+0.01x200"}),
+    "a reward as noisy as before": (
+        "RLHFRewardCollapsed",
+        {f"rlhf_reward_mean{{{OWN}}}": " ".join(["0 1"] * 92) + " 0x15"},
+    ),
     "a reward that has just begun": ("RLHFRewardCollapsed", {f"rlhf_reward_mean{{{OWN}}}": "_x180 1x5 -9x15"}),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from rlhf_api.problems import Problem
@@ -96,6 +97,7 @@ def _by_name(value: Any) -> Any:
     return {str(place): entry for place, entry in enumerate(value)} if isinstance(value, list) else value
 
 
+@lru_cache(maxsize=4096)
 def may_change(path: str) -> bool:
     """Whether a change of this field, or of fields below it, leaves the job the same experiment."""
     return any(each.count(".") <= path.count(".") and alike(each, path) for each in MAY_CHANGE)

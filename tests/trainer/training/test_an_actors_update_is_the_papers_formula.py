@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_trainer.telemetry import merge
+from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import save_tiny
 from tests.trainer.training import test_losses_do_not_depend_on_ranks_micro_batches_or_padding as updates
 
@@ -122,6 +125,19 @@ def test_the_pretraining_loss_is_added(tmp_path: Path) -> None:
 
     _, weights = updates.measured("PPO-ptx actor", folder, ranks=1, budget=100_000, mini_batch=None)
     assert_same(weights, after_one_step(folder, loss_of))
+
+
+@pytest.mark.parametrize(("case", "learns_at"), [("actor that waits", {3, 4}), ("critic that warms up", {1, 2, 3, 4})])
+def test_the_actor_waits_for_its_critic(case: str, learns_at: set[int], tmp_path: Path) -> None:
+    """With criticWarmupSteps 2 the actor learns from step 3 on."""
+    labels = 1 if "critic" in case else None
+    folder = save_tiny(tmp_path / "model", seed=3, labels=labels)
+    found = set()
+    for step in range(1, 5):
+        arguments = (case, folder, 100_000, 0, False, None, ParallelSizes(), True, step)
+        (report, _), *_ = run_kept_ranks(1, updates.update, *arguments)
+        found |= {step} if any(name.startswith("grad_norm/") for name in merge([report])) else set()
+    assert found == learns_at
 
 
 def entropy_of(model: nn.Module, fields: dict[str, Tensor], number: int) -> Tensor:

@@ -117,6 +117,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "PPO-ptx": {"algorithm": {**PPO, "pretrainCoefficient": 2.0}, "training": {**RL, "promptBatchSize": ROWS}},
     "SafeRLHF": {"algorithm": {"name": "SafeRLHF"}, "training": {**RL, "promptBatchSize": ROWS}},
     "PPO": {"algorithm": PPO, "training": {**RL, "promptBatchSize": ROWS}},
+    "warm-up": {"algorithm": {**PPO, "criticWarmupSteps": 2}, "training": {**RL, "promptBatchSize": ROWS}},
 }
 TRAINED = dict.fromkeys(("PPO", "SafeRLHF"), ("actor", "critic"))
 FROZEN = dict.fromkeys(("PPO", "GRPO", "RLOO", "OnlineDPO"), ("reward",)) | {"SafeRLHF": ("reward", "cost")}
@@ -136,6 +137,11 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     "PPO critic": ("PPO", "critic", CriticWorker, "update_critic"),
     "PPO critic that finds the values": ("PPO", "critic", SingleUpdateCriticWorker, "update_critic"),
 }
+WARM_UP: dict[str, tuple[str, Role, type, str]] = {
+    "actor that waits": ("warm-up", "actor", ActorWorker, "update_actor"),
+    "critic that warms up": ("warm-up", "critic", CriticWorker, "update_critic"),
+}
+"""Cases whose update depends on the step."""
 
 
 def update(
@@ -147,11 +153,12 @@ def update(
     mini_batch: int | None,
     layout: ParallelSizes,
     share: bool = True,
+    step: int = 1,
 ) -> tuple[Report, dict[str, Tensor]]:
     """One update on this rank's rows: what was measured, and on rank 0 the whole weights."""
     import torch.distributed as dist
 
-    algorithm, role, worker_class, method = CASES[case]
+    algorithm, role, worker_class, method = (CASES | WARM_UP)[case]
     setattr(rollout, "GenerationEngine", GeneratorStandIn)  # noqa: B010
     uri = f"file://{folder}"
     trained = {"uri": uri, "optimizer": OPTIMIZER, "gradientCheckpointing": recompute}
@@ -179,7 +186,7 @@ def update(
     here = {name: fields[name][rows.start : rows.stop] for name in reads}
     recorder.drain()
     with recorder.counting((dist.get_rank(),) in THREE_D_PROTO.collect(layout)):
-        getattr(worker, method)(Batch(step=1, start=rows.start, size=len(rows), fields=here))
+        getattr(worker, method)(Batch(step=step, start=rows.start, size=len(rows), fields=here))
     return recorder.drain(), weights_on_first_rank(worker.trainer.model)
 
 

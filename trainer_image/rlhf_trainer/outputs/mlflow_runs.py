@@ -13,9 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_api import kubectl_yaml
 from rlhf_api.checks.resume import leaves
-from rlhf_api.files import dump
+from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.problems import one_line
 from rlhf_api.spec.outputs import MLflow
@@ -101,7 +100,7 @@ class MLflowRuns:
 
 def parameters(job: Job) -> dict[str, str]:
     """The resolved manifest as MLflow's parameters, a path each; without what pods are made of."""
-    (document,) = kubectl_yaml.read(dump(job), "")
+    document = document_of(job)
     return {
         NOT_IN_A_NAME.sub("_", path)[:LONGEST_NAME]: str(value)[:LONGEST_VALUE]
         for path, value in leaves(document)

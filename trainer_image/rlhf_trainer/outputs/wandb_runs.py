@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf_api import kubectl_yaml
-from rlhf_api.files import dump
+from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.spec.outputs import WandB
 from rlhf_api.status import Phase
@@ -55,7 +54,7 @@ class WandBRuns:
     def go_on(self, job: Job, run: str) -> None:
         """Open the run. Its id makes it one run, also of the files of several attempts that `wandb sync` sends."""
         client = wandb()
-        (document,) = kubectl_yaml.read(dump(job), "")
+        document = document_of(job)
         document["spec"].pop("runtime")  # what pods are made of
         self._run = client.init(
             project=self._asked.project,

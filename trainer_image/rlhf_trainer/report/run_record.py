@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_api import kubectl_yaml
+from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.status import Status
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem
@@ -156,7 +157,7 @@ def _read(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
 
 
 def _settings(text: str) -> dict[str, Any]:
-    return Job.parse(kubectl_yaml.read(text, "")[0]).model_dump(mode="json", by_alias=True)
+    return document_of(Job.parse(kubectl_yaml.read(text, "")[0]))
 
 
 def _object(text: str) -> dict[str, Any]:

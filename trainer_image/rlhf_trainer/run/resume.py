@@ -10,7 +10,7 @@ from pathlib import Path
 from rlhf_api import kubectl_yaml
 from rlhf_api.chain import inputs_of
 from rlhf_api.checks.resume import LENGTHS, changes, differing, identity
-from rlhf_api.files import dump
+from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.checkpoint import Checkpoint
@@ -49,7 +49,7 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
             if not (newest or folder.finished()) or json.loads(folder.saved(INPUTS, newest)) != read:
                 pending[job.name] = Start(checkpoint=None, inputs=read)
                 continue
-            before, after = (kubectl_yaml.read(text, "")[0] for text in (folder.saved(JOB_FILE, newest), dump(job)))
+            before, after = kubectl_yaml.read(folder.saved(JOB_FILE, newest), "")[0], document_of(job)
             new_length = [field for field in differing(before, after) if field in LENGTHS]
             found = changes(before, after) or (shortened(job, newest) if newest else without_checkpoint(new_length))
         problems += [problem.within(f"{job.name}: ") for problem in found]
@@ -64,7 +64,7 @@ def identities(jobs: Sequence[Job], output: Path) -> dict[str, str]:
     """What each job makes, by name, and each that has finished in the folder; the jobs come after those they read."""
     made = {name: finished.identity for name, finished in finished_jobs(output).items()}
     for job in jobs:
-        made[job.name] = identity(kubectl_yaml.read(dump(job), "")[0], inputs(job, made))
+        made[job.name] = identity(document_of(job), inputs(job, made))
     return made
 
 
