@@ -12,11 +12,15 @@ MOST_ROWS = 25
 TRAINER = PurePosixPath("tests/trainer")
 WORLDS = {
     "Ray": [TRAINER / "chain", TRAINER / "controller"],
-    "api server": [PurePosixPath("tests/cluster/api")],
     "pods": [PurePosixPath("tests/cluster/pods")],
-    "ranks": [TRAINER / folder for folder in ("training", "hybrid_engine", "generation", "rewards", "checkpoint")],
+    "ranks": [TRAINER / folder for folder in ("training", "hybrid_engine", "checkpoint")],
+    "engines": [TRAINER / folder for folder in ("generation", "rewards", "environments")],
+    "placement": [TRAINER / "placement"],
+    "api server": [PurePosixPath("tests/cluster/api")],
 }
-"""What is costly to make and shared: a run of the chain, a cluster, a server of ranks. No two Rays start at once."""
+"""Folders whose tests share what is costly to make: a run of the chain, a cluster, a server of ranks; longest first."""
+WORLDS_AT_ONCE = 2
+"""Each world starts many processes: with more of them on two cores, programs that wait for each other give up."""
 
 
 def pytest_configure() -> None:
@@ -44,12 +48,32 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """For `-n`: the tests of a world run in one process, as do those of each other file."""
+    """For `-n`: run the tests of a world in one process, as those of each other file, and few worlds at once."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Worlds(LoadScopeScheduling):  # type: ignore[misc]
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self._hosts: set[Any] = set()
+            """Processes that run worlds, one after the other."""
+
         def _split_scope(self, nodeid: str) -> str:
             return group_of(PurePosixPath(nodeid.partition("::")[0]))
+
+        def _assign_work_unit(self, node: Any) -> None:
+            is_host = node in self._hosts or len(self._hosts) < WORLDS_AT_ONCE
+            allowed = [group for group in self.workqueue if is_host or group not in WORLDS]
+            if not allowed:
+                node.shutdown()
+                return
+            if allowed[0] in WORLDS:
+                self._hosts.add(node)
+            self.workqueue.move_to_end(allowed[0], last=False)
+            super()._assign_work_unit(node)
+
+        def remove_node(self, node: Any) -> Any:
+            self._hosts.discard(node)
+            return super().remove_node(node)
 
     return Worlds(config, log)
 
