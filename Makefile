@@ -74,13 +74,14 @@ cluster-demo: ## The same chain on a real Kubernetes: chart, operator, Ray and t
 test: lint cluster-programs ## What CI runs: lint and all tests but the slow ones
 	@prepared=$$(($$(date +%s) - $(BEGAN))); \
 	trap 'echo "make test: $$(($$(date +%s) - $(BEGAN))) s, $$prepared of them for installing, lint and building"' EXIT; \
+	export RLHF_UNIT_TESTS="$(UNIT)"; \
 	content=$$($(BIN)/python -m tests.cluster.passed); \
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu" --durations=10 $$([[ $$content ]] || echo --ignore=tests/cluster); \
 	if [[ $$content ]]; then $(BIN)/python -m tests.cluster.passed $$content; fi
 	@$(NOTE_SECONDS)
 
-test-unit: install ## The tests without Ray and vLLM (about a minute)
-	$(PYTEST) -m "not slow and not gpu" $(UNIT)
+test-unit: install ## The tests without Ray and vLLM (about a minute and a half)
+	$(PYTEST) -n 2 -m "not slow and not gpu" $(UNIT)
 	@$(NOTE_SECONDS)
 
 test-cluster: cluster-programs ## The tests on a real Kubernetes of this machine (level pods needs root)

@@ -1,5 +1,6 @@
 """For every run of tests: which share a process, and at the end the seconds of each folder and of the slowest files."""
 
+import os
 import signal
 from collections import defaultdict
 from pathlib import PurePosixPath
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 
+UNIT_TESTS = "RLHF_UNIT_TESTS"
+"""Variable with the folders of `make test-unit`, whose seconds `make test` prints together."""
 MOST_ROWS = 25
 """Of the table of folders and of the table of files."""
 TRAINER = PurePosixPath("tests/trainer")
@@ -40,6 +43,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for file, seconds in files.items():
         folders[file.parent] += seconds
     terminalreporter.section("seconds by folder and by file", sep="=")
+    if unit := [PurePosixPath(folder) for folder in os.environ.get(UNIT_TESTS, "").split()]:
+        seconds = sum(each for file, each in files.items() if any(file.is_relative_to(folder) for folder in unit))
+        terminalreporter.write_line(f"{seconds:7.1f} s  the tests of make test-unit, here beside others\n")
     for table in (folders, files):
         for path in sorted(table, key=lambda path: -table[path])[:MOST_ROWS]:
             terminalreporter.write_line(f"{table[path]:7.1f} s  {path}")

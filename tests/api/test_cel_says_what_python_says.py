@@ -182,7 +182,7 @@ def test_an_algorithm_that_inherits_a_property_has_it_in_cel_too(monkeypatch: py
     assert allowed(1, name="HeirWithAnOption", baseline="Group") is False
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(documents())
 def test_any_spec_is_judged_alike(document: dict[str, Any]) -> None:
     broken(document)

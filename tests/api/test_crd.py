@@ -33,9 +33,12 @@ SPEC = dict(nodes(root()["properties"]["spec"], "spec"))
 STATUS = dict(nodes(root()["properties"]["status"], "status"))
 
 
-@pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
+GENERATED = generated()
+
+
+@pytest.mark.parametrize("path", GENERATED, ids=lambda path: path.name)
 def test_the_committed_file_is_what_is_made(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == generated()[path], "run `make generate`"
+    assert path.read_text(encoding="utf-8") == GENERATED[path], "run `make generate`"
 
 
 def test_a_message_of_the_server_has_no_hole_for_a_value() -> None:

@@ -99,7 +99,7 @@ def score(found: Found, objective: Objective) -> tuple[object, ...]:
     return [models for models, _, _ in found.sets], found.seconds, price
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", [*range(48), *(pytest.param(each, marks=pytest.mark.slow) for each in range(48, 200))])
 def test_pruning_changes_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     costs, models = uneven(seed)
     monkeypatch.setattr(pruned_search, "WAVE", (1024, 3)[seed % 2])

@@ -1,6 +1,7 @@
 """A module imports only downwards (the contracts in pyproject.toml), and a breach does not go unnoticed."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,15 +83,13 @@ def lint(folder: Path, packages: Path | None = None) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def copy(folder: Path) -> Path:
     """A copy of the packages, side by side, with the contracts."""
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for package, folder in PACKAGES.items():
-        shutil.copytree(
-            ROOT / folder / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "*.json*")
-        )
-    return tmp_path
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for package, place in PACKAGES.items():
+        ignored = shutil.ignore_patterns("__pycache__", "*.json*")
+        shutil.copytree(ROOT / place / package, folder / package, ignore=ignored)
+    return folder
 
 
 def test_the_floors_are_kept() -> None:
@@ -98,17 +97,31 @@ def test_the_floors_are_kept() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_a_copy_keeps_them_too(copy: Path) -> None:
+def test_a_copy_keeps_them_too(tmp_path: Path) -> None:
     """So that what fails below fails because of what is planted."""
-    result = lint(copy, copy)
+    copy(tmp_path)
+    result = lint(tmp_path, tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.fixture(scope="module")
+def complaints(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What is said of a copy in which all breaches are planted."""
+    folder = copy(tmp_path_factory.mktemp("breaches"))
+    for file, line, _ in BREACHES.values():
+        with (folder / file).open("a") as module:
+            module.write(f"\n{line}\n")
+    result = lint(folder, folder)
+    assert result.returncode == 1, result.stdout + result.stderr
+    return result.stdout
+
+
 @pytest.mark.parametrize(("file", "line", "contract"), BREACHES.values(), ids=BREACHES)
-def test_a_breach_is_caught(copy: Path, file: str, line: str, contract: str) -> None:
-    with (copy / file).open("a") as module:
-        module.write(f"\n{line}\n")
-    result = lint(copy, copy)
-    broken = [text for text in result.stdout.splitlines() if text.endswith("BROKEN")]
-    assert result.returncode == 1
-    assert any(text.startswith(contract) for text in broken), result.stdout + result.stderr
+def test_a_breach_is_caught(complaints: str, file: str, line: str, contract: str) -> None:
+    """The contract is broken, and its complaint names the planted import, or the module that has no floor."""
+    kept, _, broken = complaints.partition("Broken contracts")
+    assert any(text.startswith(contract) and text.endswith("BROKEN") for text in kept.splitlines()), complaints
+    module = file.removesuffix(".py").replace("/", ".")
+    imported = line.removeprefix("import ")
+    (part,) = [part for part in re.split(r"\n(?=\S[^\n]*\n---)", broken) if part.startswith(contract)]
+    assert f"{module} -> {imported}" in part if line else module.rpartition(".")[2] in part, part
