@@ -25,6 +25,7 @@ NOTICED = 1
 EVIDENCE = "tests/operator/test_the_strongest_evidence_wins.py"
 MAPPER, OPERATOR = "operator/rlhf_mapper", "operator/rlhf_operator"
 TRAINER, API = "trainer_image/rlhf_trainer", "crds/rlhf_api"
+IMPORTERS, CHART = "trainer_image/rlhf_importers", "helm/rlhf-operator"
 OPS = "tests/trainer/ops"
 ADVANTAGES = f"{OPS}/test_advantages_follow_their_definition.py"
 GROUPS = f"{OPS}/test_a_response_is_compared_with_its_group.py"
@@ -58,6 +59,12 @@ SLICES = (
     "tests/trainer/checkpoint/test_a_rank_downloads_what_it_holds.py::test_rows_and_columns_come_as_they_were_written"
 )
 BUCKETS = "tests/trainer/hybrid_engine/test_shards_travel_and_arrive_as_they_were.py"
+WAITS = "tests/operator/test_waits_end_when_they_should.py"
+DEFAULTS = "tests/trainer/unit/importers/test_defaults_of_another_project.py"
+COLLECTIVES = "tests/trainer/unit/test_collectives_outlast_calls.py"
+EDGES = "tests/trainer/unit/test_edges_of_measures.py"
+NUMBERS = "tests/helm/test_numbers_of_the_chart.py"
+COEFFICIENTS = "tests/mapper/test_coefficients_are_as_fitted.py"
 
 
 @dataclass(frozen=True)
@@ -126,8 +133,10 @@ MUTATIONS = (
     ),
     Mutation(f"{TRAINER}/algorithms/grpo.py", "if self.normalize_by_std", "if not self.normalize_by_std", GROUPS),
     Mutation(f"{TRAINER}/algorithms/rloo.py", "(count - 1).clamp", "count.clamp", GROUPS),
-    Mutation(f"{API}/algorithms.py", "return (gain - multiplier * cost)", "return (gain + multiplier * cost)", SAFE),
-    Mutation(f"{API}/algorithms.py", "multiplier * cost) / (1.0 + multiplier)", "multiplier * cost)", SAFE),
+    Mutation(
+        f"{API}/spec/algorithms.py", "return (gain - multiplier * cost)", "return (gain + multiplier * cost)", SAFE
+    ),
+    Mutation(f"{API}/spec/algorithms.py", "multiplier * cost) / (1.0 + multiplier)", "multiplier * cost)", SAFE),
     training("schedule", "min(1.0, step / settings", "min(1.0, (step - 1) / settings", RATES),
     training("schedule", "COSINE_FLOOR = 0.1", "COSINE_FLOOR = 0.2", RATES),
     training("schedule", "max(0, step - settings.warmup_steps)", "step", RATES),
@@ -215,7 +224,7 @@ MUTATIONS = (
         MAPPED,
     ),
     Mutation(
-        f"{API}/rules.py",
+        f"{API}/checks/rules.py",
         "divides = whole % Field",
         "divides = whole * Field",
         "tests/api/test_cases_are_judged_as_expected.py",
@@ -231,8 +240,8 @@ MUTATIONS = (
     Mutation(f"{TRAINER}/run/resume.py", "if new_length or not folder", "if not folder", FOLDER),
     Mutation(f"{TRAINER}/run_folder/lock.py", "if mine and newer:", "if mine and newer and mine == newer:", ATTEMPTS),
     Mutation(f"{TRAINER}/run_folder/lock.py", "SETTLE_SECONDS: Final = 1.0", "SETTLE_SECONDS: Final = 0.1", ATTEMPTS),
-    Mutation(f"{API}/resume.py", '    "spec.checkpoint",\n', "", EXPERIMENT),
-    Mutation(f"{API}/resume.py", '["schedule"] != "Constant"', '["schedule"] == "Constant"', EXPERIMENT),
+    Mutation(f"{API}/checks/resume.py", '    "spec.checkpoint",\n', "", EXPERIMENT),
+    Mutation(f"{API}/checks/resume.py", '["schedule"] != "Constant"', '["schedule"] == "Constant"', EXPERIMENT),
     Mutation(f"{API}/exit_codes.py", "COMMUNICATION = 8", "COMMUNICATION = 9", FAILURES),
     Mutation(f"{OPERATOR}/failure.py", 'ExitCode.NUMERICS: "Numerics"', 'ExitCode.NUMERICS: "Data"', FAILURES),
     Mutation(f"{OPERATOR}/failure.py", 'Final = ("NodeLost", "Preempted"', 'Final = ("Preempted"', FAILURES),
@@ -293,6 +302,65 @@ MUTATIONS = (
         "count",
         "tests/mapper/test_simulators_by_hand.py",
     ),
+    Mutation(
+        f"{TRAINER}/workers/actor.py",
+        "self._first_step = 1 + (",
+        "self._first_step = (",
+        f"{TRAINING}/test_an_actors_update_is_the_papers_formula.py::test_the_actor_waits_for_its_critic",
+    ),
+    Mutation(f"{IMPORTERS}/verl.py", "lam=1.0 ", "lam=0.95 ", DEFAULTS),
+    Mutation(f"{IMPORTERS}/openrlhf.py", "init_kl_coef=0.01", "init_kl_coef=0.1", DEFAULTS),
+    Mutation(f"{IMPORTERS}/trl.py", "lora_alpha=32", "lora_alpha=16", DEFAULTS),
+    Mutation(f"{TRAINER}/run/slots.py", "COLLECTIVE_DEADLINES = 2", "COLLECTIVE_DEADLINES = 1", COLLECTIVES),
+    Mutation(f"{TRAINER}/run/evaluation.py", "            wins += 0.5", "            wins += 0.0", EDGES),
+    Mutation(f"{TRAINER}/report/held_out.py", "[TIE if change == 0 else", "[0.0 if change == 0 else", EDGES),
+    Mutation(f"{TRAINER}/report/held_out.py", "CONFIDENCE = 1.96", "CONFIDENCE = 0.196", EDGES),
+    Mutation(
+        f"{TRAINER}/rewards/judge.py",
+        '"C": 0.5',
+        '"C": 0.0',
+        "tests/trainer/rewards/test_a_judge_is_asked_fairly_and_never_trusted.py",
+    ),
+    Mutation(f"{OPERATOR}/reconciler.py", "RESYNC_SECONDS: Final = 300.0", "RESYNC_SECONDS: Final = 300_000.0", WAITS),
+    Mutation(
+        f"{OPERATOR}/reconciler.py", "RELIST_DELAY_SECONDS: Final = 10.0", "RELIST_DELAY_SECONDS: Final = 99.0", WAITS
+    ),
+    Mutation(f"{OPERATOR}/reconcile/running.py", "CLOCK_SECONDS: Final = 2.0", "CLOCK_SECONDS: Final = 200.0", WAITS),
+    Mutation(f"{OPERATOR}/failure.py", '"Communication", "Unknown")\n"""For', '"Communication")\n"""For', WAITS),
+    Mutation(f"{OPERATOR}/failure.py", "AVOIDED_SECONDS: Final = 3600.0", "AVOIDED_SECONDS: Final = 360.0", WAITS),
+    Mutation(f"{OPERATOR}/failure.py", "NODE_SECONDS: Final = 60.0", "NODE_SECONDS: Final = 6.0", WAITS),
+    Mutation(f"{OPERATOR}/failure.py", "EVIDENCE_SECONDS: Final = 60.0", "EVIDENCE_SECONDS: Final = 6.0", WAITS),
+    Mutation(f"{OPERATOR}/failure.py", "LAST_WORDS_SECONDS: Final = 30.0", "LAST_WORDS_SECONDS: Final = 300.0", WAITS),
+    Mutation(
+        f"{OPERATOR}/reconcile/attempt_status.py",
+        "SILENCE_SECONDS: Final = 60.0",
+        "SILENCE_SECONDS: Final = 6.0",
+        FAILURES,
+    ),
+    Mutation(f"{OPERATOR}/placement/__init__.py", "WORSE = 1.15", "WORSE = 1.01", WAITS),
+    Mutation(
+        f"{OPERATOR}/placement/claim_size.py",
+        "HEADROOM: Final = 1.1",
+        "HEADROOM: Final = 0.9",
+        "tests/operator/test_a_claim_holds_the_checkpoints.py",
+    ),
+    Mutation(
+        f"{OPERATOR}/starting.py",
+        "PULL_SECONDS: Final = 300.0",
+        "PULL_SECONDS: Final = 3000.0",
+        "tests/operator/test_what_keeps_pods_from_coming_is_told.py",
+    ),
+    Mutation(
+        "operator/rlhf_kubectl/why.py",
+        '("Stalled", "True")',
+        '("Stalled", "False")',
+        "tests/kubectl/test_why_a_job_waits.py",
+    ),
+    Mutation(f"{CHART}/templates/deployment.yaml", "failureThreshold: 30", "failureThreshold: 1", NUMBERS),
+    Mutation(f"{CHART}/templates/prometheusrule.yaml", "- 3 * stddev", "- 0 * stddev", NUMBERS),
+    Mutation(f"{CHART}/values.yaml", "memoryRatio: 0.95", "memoryRatio: 0.59", NUMBERS),
+    Mutation(f"{MAPPER}/coefficients.py", "    network=0.85,", "    network=0.95,", COEFFICIENTS),
+    Mutation(f"{MAPPER}/coefficients.py", "running_sequences=256", "running_sequences=512", COEFFICIENTS),
 )
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlhf_api.parallel_sizes import ParallelSizes
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from rlhf_api.parallel_sizes import ParallelSizes
 from rlhf_trainer.telemetry import merge
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import save_tiny

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_api.resume import leaves
-from rlhf_trainer.importers.command import imported
+from rlhf_api.checks.resume import leaves
+from rlhf_importers.command import imported
 
 VERL = "python3 -m verl.trainer.main_ppo data.train_files=a.parquet actor_rollout_ref.model.path=org/sft "
 OPENRLHF = "deepspeed --module openrlhf.cli."
