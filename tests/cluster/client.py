@@ -17,6 +17,7 @@ from tests.cluster.credentials import kubeconfig
 from tests.cluster.node_files import CTR, SNAPSHOTTER, SOCKET
 from tests.cluster.processes import output_of
 from tests.cluster.settings import Settings
+from tests.patience import PATIENCE_SECONDS
 
 T = TypeVar("T")
 
@@ -148,7 +149,7 @@ class Cluster:
                     saw(kind, each)
                     version = each["metadata"]["resourceVersion"]
 
-    def until(self, condition: Callable[[], T], seconds: float = 60, what: str = "") -> T:
+    def until(self, condition: Callable[[], T], seconds: float = PATIENCE_SECONDS, what: str = "") -> T:
         """Wait until a condition gives something true, and return that; no connection counts as false."""
         end = time.monotonic() + seconds
         last: object = None

@@ -12,6 +12,7 @@ from rlhf_api import kubectl_yaml
 from tests.cluster.client import Cluster
 from tests.cluster.processes import FailedError
 from tests.cluster.settings import ROOT
+from tests.patience import PATIENCE_SECONDS
 
 EXAMPLE = ROOT / "examples" / "01-helpful-ppo.yaml"
 SFT, RM, PPO = NAMES = ("helpful-sft", "helpful-rm", "helpful-ppo")
@@ -82,7 +83,7 @@ def until(
     return found
 
 
-def succeeded(cluster: Cluster, namespace: str, name: str, seconds: float = 600) -> Document:
+def succeeded(cluster: Cluster, namespace: str, name: str, seconds: float = PATIENCE_SECONDS) -> Document:
     """The status of a job that has succeeded."""
     return until(cluster, namespace, name, lambda found: found.get("phase") == "Succeeded", seconds)
 

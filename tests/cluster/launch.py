@@ -13,9 +13,10 @@ from pathlib import Path
 from tests.cluster.client import Cluster
 from tests.cluster.processes import TAIL, FailedError, die_with_parent
 from tests.cluster.settings import ROOT, Level
+from tests.patience import PATIENCE_SECONDS
 
 PREFIX = "rlhf-cluster-"
-SECONDS_TO_START = 240
+SECONDS_TO_START = PATIENCE_SECONDS
 """With the time that a cluster with pods waits for another one on this machine."""
 SECONDS_TO_END = 20
 

@@ -14,12 +14,13 @@ from typing import Any, Self
 from rlhf_api import kubectl_yaml
 from tests.cluster.client import Cluster
 from tests.cluster.settings import ROOT
+from tests.patience import PATIENCE_SECONDS
 
 JOBS = "/apis/rlhf.hybridflow.io/v1alpha1/namespaces/{}/rlhfjobs"
 RAYJOBS = "/apis/ray.io/v1/namespaces/{}/rayjobs"
 PODS = "/api/v1/namespaces/{}/pods"
 STATUS_PORT = 8490
-SECONDS = 180
+SECONDS = PATIENCE_SECONDS
 """For anything that should happen; the machine may be busy."""
 
 Document = dict[str, Any]

@@ -18,8 +18,9 @@ import yaml
 from tests.cluster.client import Cluster
 from tests.cluster.processes import die_with_parent
 from tests.cluster.settings import ROOT, free_ports
+from tests.patience import PATIENCE_SECONDS
 
-SECONDS_TO_START = 150
+SECONDS_TO_START = PATIENCE_SECONDS
 SECONDS_TO_END = 30
 
 

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from tests.cluster.client import Cluster
+from tests.patience import PATIENCE_SECONDS
 
-SECONDS = 300
+SECONDS = PATIENCE_SECONDS
 
 
 def rlhf(cluster: Cluster, *words: object, columns: int = 80, **variables: str) -> subprocess.CompletedProcess[str]:

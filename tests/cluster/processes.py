@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tests.patience import PATIENCE_SECONDS
+
 PR_SET_PDEATHSIG = 1
 TAIL = 3000
 """How much of a log is shown when its program ends, characters."""
@@ -85,7 +87,7 @@ class Processes:
                 tail = (self.folder / "log" / f"{name}.log").read_text(errors="replace")[-TAIL:]
                 raise FailedError(f"{name} ended with {process.returncode}\n{tail}")
 
-    def until(self, what: str, condition: Callable[[], object], seconds: float = 180) -> None:
+    def until(self, what: str, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
         """Wait for a condition; FailedError if a program ends meanwhile or the time is over."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

@@ -23,9 +23,10 @@ import yaml
 from tests.cluster.client import Cluster
 from tests.cluster.processes import TAIL, FailedError, die_with_parent
 from tests.cluster.settings import free_ports
+from tests.patience import PATIENCE_SECONDS
 
 Document = dict[str, Any]
-SECONDS_TO_START = 60
+SECONDS_TO_START = PATIENCE_SECONDS
 SECONDS_BETWEEN_LOOKS = 1.0
 RULES = "rules.yml"
 SERVICE = "kubernetes.io/service-name"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = {"model/config.json", "model/tokenizer.json", "model/tokenizer_config.json"}
 WRITTEN_BY_THE_SCRIPT = {
@@ -24,7 +26,7 @@ def read_data(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("task", WRITTEN_BY_THE_SCRIPT)
 def test_the_script_reproduces_the_committed_data(task: str, tmp_path: Path) -> None:
     script = EXAMPLES / f"make_{task}.py"
-    subprocess.run([sys.executable, str(script), "--output", str(tmp_path)], check=True, timeout=120)
+    subprocess.run([sys.executable, str(script), "--output", str(tmp_path)], check=True, timeout=PATIENCE_SECONDS)
     written, committed = read_data(tmp_path), read_data(EXAMPLES / "rlhf_examples" / task)
     assert set(written) == set(committed) == WRITTEN_BY_THE_SCRIPT[task]
     changed = [name for name in written if written[name] != committed[name]]

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import read
 from rlhf_trainer.commands.cli import app
+from tests.patience import PATIENCE_SECONDS
 from tests.repo.tree import ROOT
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -41,7 +42,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(build, cwd=ROOT, env=environment, check=False, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        build, cwd=ROOT, env=environment, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert not done.returncode, done.stderr
     return folder
 
@@ -65,7 +68,7 @@ def test_a_site_whose_link_is_broken_is_not_built(tmp_path: Path) -> None:
     kept = yaml.safe_load((ROOT / "mkdocs.yml").read_text()) | own
     (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(kept))
     build = [sys.executable, "-m", "mkdocs", "build"]
-    done = subprocess.run(build, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(build, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode
     assert "gone.md" in done.stderr
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import fsspec
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
+
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
@@ -38,7 +40,7 @@ def s3() -> Iterator[str]:
 
 def wait_for(port: int) -> None:
     """Until something listens there."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < until:
         with socket.socket() as door:
             if not door.connect_ex(("127.0.0.1", port)):

@@ -19,7 +19,8 @@ from functools import cache
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-DEADLINE_SECONDS = 240
+from tests.patience import PATIENCE_SECONDS
+
 AFTER_AN_ERROR_SECONDS = 3
 """For other ranks to tell theirs: of two errors of one cause either may come first."""
 
@@ -147,7 +148,7 @@ def _outcomes(doors: list[Connection], processes: list[Any]) -> list[bytes]:
     """What each rank sent; soon after the first error the test fails with all there are."""
     outcomes: dict[int, bytes] = {}
     errors: list[str] = []
-    until = time.monotonic() + DEADLINE_SECONDS
+    until = time.monotonic() + PATIENCE_SECONDS
     while silent := [rank for rank in range(len(doors)) if rank not in outcomes]:
         ready = wait([doors[rank] for rank in silent], until - time.monotonic())
         if not ready:
@@ -192,7 +193,7 @@ def _rank(door: Connection, contract: dict[str, str], inherited: Sequence[Connec
             os.environ.clear()
             os.environ.update(environment | contract)
             if not dist.is_initialized():
-                start("CPU", DEADLINE_SECONDS)
+                start("CPU", PATIENCE_SECONDS)
             recorder.drain()  # what an earlier call has measured
             door.send(("", pickle.dumps(function(*arguments))))  # torch would share the memory of a process that ends
         except BaseException:  # noqa: BLE001 it is told to the test

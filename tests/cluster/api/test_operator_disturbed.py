@@ -16,8 +16,6 @@ from tests.cluster.proxy import CUT, Fault, proxy
 from tests.cluster.stage import ROOM_FOR_ALL, Lives, has_failed_once, played, small_job
 from tests.cluster.wrong_clock import WrongClock
 
-pytestmark = pytest.mark.timeout(900)
-
 NAMES = ("one", "two", "three")
 SEED = 7
 WRITES = ("POST", "PUT", "PATCH", "DELETE")

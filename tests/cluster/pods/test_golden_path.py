@@ -22,8 +22,6 @@ from tests.cluster.golden_path import NAMES, PPO, RM, SFT, Document
 from tests.cluster.plugin import told
 from tests.cluster.settings import ROOT
 
-pytestmark = pytest.mark.timeout(1500)
-
 STEPS = {SFT: 200, RM: 6, PPO: 2}
 SAVED_EVERY = 5
 TWO_HOSTS = {"nodes": 2, "slotsPerNode": 1}

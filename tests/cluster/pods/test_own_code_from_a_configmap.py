@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -15,8 +14,6 @@ from tests.cluster import chart, golden_path
 from tests.cluster.client import Cluster
 from tests.cluster.pods.test_a_pod_reads_shapes import CLAIM, MODEL
 from tests.cluster.settings import ROOT
-
-pytestmark = pytest.mark.timeout(900)
 
 OWN = ROOT / "examples" / "own"
 FILES = (PROJECT / "better_half.py", PROJECT / "brief.py", OWN / "words.py", OWN / "inventory.py")

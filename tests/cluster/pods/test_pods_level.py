@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.client import Cluster
-
-pytestmark = pytest.mark.timeout(900)
+from tests.patience import PATIENCE_SECONDS
 
 IMAGE = "localhost/hostroot:test"
 RESTRICTED = {
@@ -42,7 +41,7 @@ def start_pod(server: Cluster, namespace: str, command: list[str], **extra: Any)
     server.expect("POST", f"/api/v1/namespaces/{namespace}/pods", {"metadata": {"name": "one"}, "spec": spec})
 
 
-def phase(server: Cluster, namespace: str, seconds: float = 120) -> str:
+def phase(server: Cluster, namespace: str, seconds: float = PATIENCE_SECONDS) -> str:
     """How the pod `one` ended."""
     path = f"/api/v1/namespaces/{namespace}/pods/one"
     ended = ("Succeeded", "Failed")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain.leftovers import SECRETS
 from tests.trainer.tiny import save_tiny
 
@@ -32,7 +33,7 @@ TWO_POOLS = (
 """Options that give actor + reference and critic + reward a pool of one slot each."""
 
 
-def rlhf(*arguments: object, deadline: float = 280) -> subprocess.CompletedProcess[str]:
+def rlhf(*arguments: object, deadline: float = PATIENCE_SECONDS) -> subprocess.CompletedProcess[str]:
     """Run the `rlhf` command as a user would, with secrets in the environment."""
     command = [sys.executable, "-m", "rlhf_trainer", *map(str, arguments)]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | SECRETS

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_trainer.checkpoint import CheckpointStore
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain.conftest import ROOT, records
 from tests.trainer.chain.leftovers import MARK, marked
 from tests.trainer.measured import MACHINE
@@ -48,7 +49,7 @@ def running(
 
 
 def wait_until(happened: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not happened():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)

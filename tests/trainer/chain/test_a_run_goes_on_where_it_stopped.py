@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from rlhf_trainer.checkpoint import CheckpointStore
 from rlhf_trainer.commands.cli import app
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain import continued
 from tests.trainer.chain.conftest import MANIFEST, SHORT, TWO_POOLS, only_ppo_left, records, rlhf
 from tests.trainer.chain.continued import FAULT_SITE, RUN, assert_same_bits, numbers, status_of, wait_until
@@ -87,13 +88,13 @@ def stopped(chain: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -
         family = psutil.Process(process.pid).children(recursive=True)
         for member in (process, *family):
             member.send_signal(signal.SIGTERM)
-        shown, errors = process.communicate(timeout=100)
+        shown, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 143, errors
     assert errors == "error: stopped by SIGTERM; the checkpoint of step 2 is saved\n"
     assert "stopping after this step" in shown
     status = status_of(output / PPO)
     assert (status["phase"], status["checkpoint"]["step"]) == ("Stopped", 2)
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
     assert not alive, "something of the run is still there"
     return output
 
@@ -105,7 +106,6 @@ def test_two_runs_with_the_same_seed_measure_the_same_to_the_bit(chain: tuple[Pa
     assert mine[0]["loss/policy"] != mine[1]["loss/policy"]
 
 
-@pytest.mark.timeout(500)  # with the two runs of its fixtures, where it is the first to ask for them
 def test_a_run_that_was_stopped_goes_on_as_if_it_never_had(
     chain: tuple[Path, str], stopped: Path, tmp_path: Path
 ) -> None:
@@ -184,7 +184,7 @@ def test_a_run_whose_disk_is_gone_goes_on_from_s3(chain: tuple[Path, str], s3: s
         asked = rlhf("save-now", output)
         assert asked.stdout.startswith(f"{place}/step-"), asked.stderr
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=100)
+        process.communicate(timeout=PATIENCE_SECONDS)
     shutil.rmtree(output / PPO)
     assert f"from {place}/step-" in resume(output, storage)
     assert_same_run(output, chain[0])
@@ -205,7 +205,7 @@ def test_a_terminal_in_which_ctrl_c_is_pressed_or_that_is_closed_has_the_run_sav
     output = only_ppo_left(chain, tmp_path / "run")
     with running(output) as process:
         os.killpg(process.pid, signal.Signals[name])
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, errors) == (code, f"error: stopped by {name}; the checkpoint of step 2 is saved\n")
     resume(output)
     assert_same_bits(output / PPO, chain[0] / PPO)
@@ -220,8 +220,8 @@ def test_a_second_signal_stops_at_once_and_leaves_nothing_running(chain: tuple[P
         assert process.stdout is not None
         assert any("stopping after this step" in line for line in process.stdout)
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, errors) == (143, "error: stopped by SIGTERM\n")
     assert CheckpointStore(str(output / PPO / "checkpoints")).newest() is None
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
     assert not alive, "something of the run is still there"

@@ -73,7 +73,6 @@ THRICE = [
 ]
 """Three responses to each of the six prompts of two data sets to evaluate on, judged by a verifier too."""
 
-pytestmark = pytest.mark.timeout(900)
 
 Run = tuple[Path, list[Job], Path]
 
@@ -99,7 +98,7 @@ def run(request: pytest.FixtureRequest, chain: tuple[Path, str], tmp_path_factor
     manifest.write_text("---\n".join(path.read_text() for path in paths))
     with served(by_length) as url:
         more = [ONE_SLOT, *THRICE] if request.param else [f"--set=helpful-judged:models.reward.judge.url={url}"]
-        done = rlhf("run", manifest, f"--output={output}", *SHORT, *more, deadline=800)
+        done = rlhf("run", manifest, f"--output={output}", *SHORT, *more)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stdout
     return output, load(manifest, finished=FINISHED), chain[0]

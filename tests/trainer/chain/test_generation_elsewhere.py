@@ -19,11 +19,12 @@ import httpx
 import pytest
 
 from rlhf_api.exit_codes import ExitCode
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain.conftest import ROOT, records, rlhf
 from tests.trainer.tiny import save_tiny
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-START_SECONDS = 240
+pytestmark = pytest.mark.slow
+START_SECONDS = PATIENCE_SECONDS
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 ON_CPU = ["--host=127.0.0.1", "--dtype=float32", "--enforce-eager", "--kv-cache-memory-bytes=33554432"]
 FEW_AT_A_TIME = "--max-num-seqs=4"
@@ -157,7 +158,7 @@ def test_one_of_two_servers_is_killed_while_it_generates_and_no_row_differs(
     when(lambda: metrics.is_file() and metrics.read_text().count("\n") >= 1, running)
     when(servers[1].is_generating, running)
     servers[1].kill()
-    _, errors = running.communicate(timeout=280)
+    _, errors = running.communicate(timeout=PATIENCE_SECONDS)
     assert running.returncode == 0, errors
     events = (elsewhere / "grpo" / "events.log").read_text()
     assert events.count("spec.rollout.endpoints[1]: ") == 1, events

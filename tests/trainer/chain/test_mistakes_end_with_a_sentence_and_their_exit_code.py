@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_trainer.commands.cli import app
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain.conftest import ROOT
 from tests.trainer.chain.leftovers import nothing_left_behind, planted_in
 from tests.trainer.chain.mistakes import BEFORE_RAY, MISTAKES, RUNS, SFT, VALIDATE, Mistake, messages
@@ -77,7 +78,7 @@ def test_a_run_tells_and_leaves_nothing_behind(name: str, models: Path, tmp_path
         running = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        shown, errors = running.communicate(timeout=250)
+        shown, errors = running.communicate(timeout=PATIENCE_SECONDS)
     assert running.returncode == mistake.code, errors
     assert told(errors, mistake), errors
     assert not planted_in(shown + errors, output)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_trainer.checkpoint import CheckpointStore
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain.conftest import ROOT, rlhf
 from tests.trainer.chain.continued import FAULT_SITE, assert_same_bits, numbers, running, status_of, wait_until
 from tests.trainer.chain.faults import DAMAGES, FAULTS, JOB, KILLED, MANIFEST, SERVICE_PHASES, SERVICE_SECONDS, table
@@ -59,7 +60,7 @@ def disturbed(home: Path, output: Path, place: tuple[str, str, int], options: Se
         environment = {**marks, "PYTHONPATH": str(FAULT_SITE), "RLHF_FAULT": fault}
         with running(home / "job.yaml", output, *options, environment=environment) as process:
             wait_until(lambda: fired.exists() or process.poll() is not None)
-            _, errors = process.communicate(timeout=200)
+            _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert fired.exists(), errors
     seconds = time.time() - fired.stat().st_mtime
     print(f"{' / '.join(map(str, place))}: found after {seconds:.1f} s")  # noqa: T201 for `seconds` of faults.py
@@ -183,7 +184,6 @@ def service(port: int) -> Iterator[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_reward_service_that_goes_and_comes_back_is_waited_for(home: Path, tmp_path: Path) -> None:
     with service(0) as port:
         pools = "[{name: all, models: [actor, critic, reference], slotsPerNode: 2}]"  # a service lives in none
@@ -198,7 +198,7 @@ def test_a_reward_service_that_goes_and_comes_back_is_waited_for(home: Path, tmp
                 wait_until((output.parent / "fired").exists)
             time.sleep(SERVICE_SECONDS)
             with service(port):
-                _, errors = process.communicate(timeout=200)
+                _, errors = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 0, errors
         assert numbers(output / JOB) == numbers(tmp_path / "undisturbed" / JOB)
         assert_same_bits(output / JOB, tmp_path / "undisturbed" / JOB)

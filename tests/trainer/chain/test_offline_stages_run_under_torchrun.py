@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.exit_codes import ExitCode
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain.conftest import MANIFEST, ROOT, SHORT, records
 
 
@@ -33,7 +34,7 @@ def test_torchrun_gives_the_losses_of_rlhf_run(
         [*command, *program_line],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_SECONDS,
         cwd=ROOT,
         env=dict(os.environ),
         check=False,
@@ -63,7 +64,7 @@ def test_what_would_end_a_job_later_ends_every_rank_at_once(tmp_path: Path) -> N
         )
         for rank in range(2)
     ]
-    told = [rank.communicate(timeout=240)[1] for rank in ranks]
+    told = [rank.communicate(timeout=PATIENCE_SECONDS)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [ExitCode.SPEC] * 2, told
     for sentence in told:
         assert "error: helpful-sft: spec.checkpoint.keepBest: lost is not measured; there are loss\n" in sentence

@@ -7,6 +7,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rlhf_trainer.controller.resource_pool import ResourcePool
+from tests.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def test_each_machine_of_a_pool_is_one_that_holds_its_place(cluster: Cluster) ->
     }
     ray.init(address=cluster.address, log_to_driver=False)
     pool = ResourcePool([1, 1, 1], name="all", device="CPU")
-    pool.reserve(deadline=30)
+    pool.reserve(deadline=PATIENCE_SECONDS)
     first, *others = (machine for machine, _ in pool.machines())
     assert first == nodes["b"]
     assert set(others) == {nodes["a"], nodes["c"]}

@@ -16,7 +16,6 @@ import pytest
 from tests.trainer.chain.conftest import ROOT, records, rlhf
 from tests.trainer.tiny import save_tiny
 
-pytestmark = pytest.mark.timeout(400)
 PROMPTS, SAMPLES, STEPS = 36, 4, 5
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 MANIFEST = """

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain import leftovers
 
 
@@ -15,7 +16,7 @@ def test_a_process_is_found_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[subprocess.Popen[bytes]] = []
     with pytest.raises(AssertionError, match=r"still running: .*cat"), leftovers.nothing_left_behind() as marks:
         left.append(running({**os.environ, **marks}))
-    assert left[0].wait(timeout=10) < 0
+    assert left[0].wait(timeout=PATIENCE_SECONDS) < 0
 
 
 def running(environment: dict[str, str]) -> subprocess.Popen[bytes]:

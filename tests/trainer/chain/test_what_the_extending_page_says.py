@@ -19,6 +19,7 @@ import rlhf
 import rlhf.workers
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.commands.init import PROJECT
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain.conftest import ROOT, records
 from tests.trainer.chain.conftest import rlhf as command
 
@@ -135,7 +136,12 @@ def test_the_worker_on_the_page_is_in_its_file() -> None:
 @pytest.mark.slow
 def test_the_script_runs_from_python(project: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "from_python.py"], cwd=project, capture_output=True, text=True, check=False, timeout=280
+        [sys.executable, "from_python.py"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert "reward/mean" in done.stdout
@@ -182,7 +188,7 @@ PYTHON = ROOT / "examples" / "python"
 def script(name: str, *arguments: object) -> str:
     """What a script of examples/python prints."""
     command = [sys.executable, str(PYTHON / name), *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -24,6 +24,7 @@ from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.training.distributed import start
 from rlhf_trainer.types import Batch, Fields, register
+from tests.patience import PATIENCE_SECONDS
 
 FOREVER = 1000
 
@@ -84,7 +85,7 @@ class Group:
     def __init__(self, *, deadline: float, collective: float) -> None:
         self.log = CallLog()
         self.pool = ResourcePool([2], name="left", device="CPU")
-        self.pool.reserve(deadline=60)
+        self.pool.reserve(deadline=PATIENCE_SECONDS)
         self.group = WorkerGroup(
             self.pool, start=partial(start, "CPU", collective), environment={}, log=self.log, deadline=60
         )
@@ -117,7 +118,7 @@ def group(own_ray: None) -> Iterator[Group]:  # noqa: ARG001
     made = Group(deadline=3, collective=60)
     yield made
     made.stop()
-    _, alive = psutil.wait_procs(made.processes, timeout=20)
+    _, alive = psutil.wait_procs(made.processes, timeout=PATIENCE_SECONDS)
     assert not alive, "a rank lingers"
 
 

@@ -31,8 +31,9 @@ from rlhf_trainer.training.distributed import start
 from rlhf_trainer.types import TRANSFER_MARK, Batch, Fields, Transfer, transfers_of
 from rlhf_trainer.workers.keeper import RolloutKeeper
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
+from tests.patience import PATIENCE_SECONDS
 
-DEADLINE = 120.0
+DEADLINE = float(PATIENCE_SECONDS)
 SLOTS = {"left": 2, "right": 3}
 WIDTHS = {Width.ONE: 1, Width.PROMPT: 3, Width.TEXT: 11, Width.BYTES: 5}
 SMALL = ["data.maxPromptTokens=3", "data.maxResponseTokens=8"]

@@ -31,8 +31,9 @@ from rlhf_trainer.protocols import (
 )
 from rlhf_trainer.telemetry import TRANSFER
 from rlhf_trainer.types import Batch, Fields, register
+from tests.patience import PATIENCE_SECONDS
 
-DEADLINE = 120.0
+DEADLINE = float(PATIENCE_SECONDS)
 WIDTH = 16
 ROW_BYTES = WIDTH * 8
 PARTIAL = sbp_protocol(

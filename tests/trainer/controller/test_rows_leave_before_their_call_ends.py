@@ -19,8 +19,9 @@ from rlhf_trainer.row_groups import Outlet, RowGroup
 from rlhf_trainer.run.streaming import StreamingActor
 from rlhf_trainer.training.distributed import start
 from rlhf_trainer.types import Batch, Fields, register
+from tests.patience import PATIENCE_SECONDS
 
-DEADLINE = 60.0
+DEADLINE = float(PATIENCE_SECONDS)
 ROWS = 37
 
 

@@ -17,9 +17,10 @@ from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGro
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, NumericsError, TrainerError
 from rlhf_trainer.telemetry import CONTROLLER, TRANSFER
 from rlhf_trainer.training.distributed import start
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.controller.probe_workers import NearSink, Sink, Source
 
-DEADLINE = 120.0
+DEADLINE = float(PATIENCE_SECONDS)
 
 
 class Models:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from transformers import Qwen2Config
 
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.generation import fake_cuda_node
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +45,9 @@ pytestmark = pytest.mark.slow
 
 
 def uv(*arguments: str | Path) -> str:
-    done = subprocess.run([UV, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(
+        [UV, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -87,7 +90,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         )
         for rank in (0, 1)
     ]
-    said = [rank.communicate(timeout=250) for rank in ranks]
+    said = [rank.communicate(timeout=PATIENCE_SECONDS) for rank in ranks]
     assert not any(rank.returncode for rank in ranks), said[0][1] + said[1][1]
     return [json.loads(out.splitlines()[-1]) for out, _ in said]
 

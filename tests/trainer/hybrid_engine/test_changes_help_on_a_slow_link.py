@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
 from tests.repo.tree import ROOT
 from tests.trainer.hybrid_engine.slow_link import CARD, EXCHANGES, MODEL
 
@@ -17,7 +18,7 @@ RATE = "16mbit"
 SHARE = 0.15
 """Of the bytes of all weights."""
 ADDRESSES = ("10.251.7.1", "10.251.7.2")
-DEADLINE_SECONDS = 240
+DEADLINE_SECONDS = PATIENCE_SECONDS
 
 
 def run(*command: str) -> str:

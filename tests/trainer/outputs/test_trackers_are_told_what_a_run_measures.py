@@ -24,6 +24,7 @@ from rlhf_trainer.outputs.metrics import metric_of
 from rlhf_trainer.outputs.trackers import require_trackers
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import METRICS, JobFolder, add_to_summary
+from tests.patience import PATIENCE_SECONDS
 from tests.repo.tree import ROOT
 from tests.trainer.chain.conftest import records, rlhf
 from tests.trainer.outputs.conftest import DATA, MODEL, step_report
@@ -217,7 +218,7 @@ def wait_for_line(folder: JobFolder, text: str) -> None:
 
 
 def wait_until(happened: Any) -> None:
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         try:
             if happened():

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
 from tests.repo.tree import ROOT
 
 PYTHON = ROOT / ".venv-mlflow" / "bin" / "python"
@@ -48,7 +49,7 @@ def mlflow_server(folder: Path, port: int) -> Iterator[str]:
 
 
 def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while server.poll() is None and time.monotonic() < deadline:
         try:
             if httpx.get(url, timeout=5).is_success:

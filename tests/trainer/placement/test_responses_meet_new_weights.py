@@ -10,13 +10,14 @@ import pytest
 
 from rlhf_api.names import Role
 from rlhf_trainer.generation.vllm_engine import Response
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.placement.sampler import PlainSampler, Row
 from tests.trainer.placement.sweep import Outcome, pools_of, run, small_job
 
 TRAINERS, STEPS, ROWS = 2, 5, 8
 WRITTEN = 2
 """Tokens of a response when new weights come."""
-SECONDS = 60
+SECONDS = PATIENCE_SECONDS
 
 
 class Patient(PlainSampler):

@@ -22,12 +22,11 @@ from rlhf_trainer.pods.sidecar import LogFollower, kept_log
 from rlhf_trainer.run_folder import attempt as attempts
 from rlhf_trainer.run_folder.attempt import EXIT, Attempt, write_exit
 from rlhf_trainer.run_folder.lock import marked, only_run_in
-
-PATIENCE = 60
+from tests.patience import PATIENCE_SECONDS
 
 
 def until(happened: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not (found := happened()):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)
@@ -177,7 +176,9 @@ def test_anything_else_is_not_there(side_car: SideCar) -> None:
 def test_a_second_one_on_the_same_port_says_so(side_car: SideCar) -> None:
     command = [sys.executable, "-m", "rlhf_trainer.pods.sidecar", str(side_car.job), f"--port={side_car.port}"]
     environment = {**os.environ, "RLHF_ATTEMPT": "2"}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=PATIENCE)
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False, timeout=PATIENCE_SECONDS
+    )
     assert (ended.returncode, ended.stderr) == (
         4,
         f"error: --port {side_car.port}: cannot be had: Address already in use\n",
@@ -190,7 +191,7 @@ def test_told_to_end_it_stays_until_the_trainer_has_ended(side_car: SideCar) -> 
 
     def trainer() -> None:
         with only_run_in(side_car.output):
-            ends.wait(PATIENCE)
+            ends.wait(PATIENCE_SECONDS)
         write_exit(side_car.output, 143, reason="Stopped", message="stopped by SIGTERM")
 
     thread = Thread(target=trainer)
@@ -202,14 +203,14 @@ def test_told_to_end_it_stays_until_the_trainer_has_ended(side_car: SideCar) -> 
     assert not side_car.answers()["complete"], "it goes on serving"
     ends.set()
     thread.join()
-    assert side_car.process.wait(timeout=PATIENCE) == 0
+    assert side_car.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
 def test_told_to_end_it_does_not_wait_for_a_trainer_that_is_dead(side_car: SideCar) -> None:
     with marked(side_car.output):
         pass  # and no exit.json: it was killed
     side_car.process.send_signal(signal.SIGTERM)
-    assert side_car.process.wait(timeout=PATIENCE) == 0
+    assert side_car.process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
 def test_outside_of_a_pod_it_says_so() -> None:

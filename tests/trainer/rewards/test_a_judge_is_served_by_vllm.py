@@ -17,13 +17,12 @@ from rlhf_api.spec.judges import Judge
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.tiny import save_tiny
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
-START_SECONDS = 240
+START_SECONDS = PATIENCE_SECONDS
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

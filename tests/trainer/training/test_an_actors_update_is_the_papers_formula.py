@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from rlhf_api.parallel_sizes import ParallelSizes
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.telemetry import merge
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import save_tiny
@@ -134,7 +134,7 @@ def test_the_actor_waits_for_its_critic(case: str, learns_at: set[int], tmp_path
     folder = save_tiny(tmp_path / "model", seed=3, labels=labels)
     found = set()
     for step in range(1, 5):
-        arguments = (case, folder, 100_000, 0, False, None, ParallelSizes(), True, step)
+        arguments = (case, folder, 100_000, 0, False, None, ParallelSizes(data=1), True, step)
         (report, _), *_ = run_kept_ranks(1, updates.update, *arguments)
         found |= {step} if any(name.startswith("grad_norm/") for name in merge([report])) else set()
     assert found == learns_at

@@ -15,6 +15,7 @@ from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.commands import save_now
 from rlhf_trainer.run_folder.folder import SAVE_REQUEST
 from rlhf_trainer.run_folder.lock import is_running, only_run_in
+from tests.patience import PATIENCE_SECONDS
 
 
 def test_a_signal_outside_of_steps_stops_at_once_and_one_in_a_step_waits() -> None:
@@ -62,7 +63,7 @@ def test_lines_that_nobody_reads_any_more_do_not_end_a_run(tmp_path: Path) -> No
     assert writer.stdout is not None
     writer.stdout.read(10)
     writer.stdout.close()
-    assert writer.wait(timeout=60) == 0
+    assert writer.wait(timeout=PATIENCE_SECONDS) == 0
     assert (tmp_path / "done").exists()
 
 
@@ -82,7 +83,7 @@ def test_a_terminal_that_was_closed_does_not_end_a_run() -> None:
     os.close(theirs)
     assert b"here" in os.read(ours, 100)
     os.close(ours)
-    assert writer.wait(timeout=60) == 143
+    assert writer.wait(timeout=PATIENCE_SECONDS) == 143
 
 
 def test_a_folder_is_in_use_while_a_run_holds_it(tmp_path: Path) -> None:
