@@ -7,9 +7,10 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from ray._private import services, worker
@@ -21,6 +22,8 @@ from rlhf_trainer.run.stopping import SIGNALS, Stopped
 
 CONNECT_SECONDS = 10.0
 """How long the Ray of an address may take to accept a connection."""
+START_TIMEOUT = "timed out during startup"
+"""Words of Ray's error when its own processes were too slow."""
 MONITORS = ("start_api_server", "start_monitor", "start_log_monitor")
 """What starts processes of Ray that a Ray of our own does without; there is no public way to say so."""
 
@@ -43,13 +46,7 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
         _require_listener(address)
     try:
         with nullcontext() if address else started_by_us():
-            ray.init(
-                address=address or "local",
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=False,
-                **options,
-            )
+            _init_ray(address or "local", options)
     except SystemExit:  # while it starts, Ray has a handler of SIGTERM that ends the process in this way
         raise Stopped(signal.SIGTERM) from None
     except Exception as error:  # Ray has no common class for what can go wrong here
@@ -61,6 +58,20 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before)
         if not how_ray_ended():  # else it would wait for a minute
             ray.shutdown()
+
+
+def _init_ray(address: str, options: Mapping[str, Any]) -> None:
+    """Call `ray.init`, a second time where an own Ray did not start in its 30 s (a busy machine)."""
+    settings = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False, **options}
+    try:
+        ray.init(address=address, **settings)
+    except Exception as error:
+        if START_TIMEOUT not in str(error):
+            raise
+        for process in OwnProcess.started:
+            process.kill()
+        sys.stderr.write("Ray did not start within 30 s; it is started once more\n")
+        ray.init(address=address, **settings)
 
 
 def how_ray_ended() -> str:
@@ -98,6 +109,8 @@ class OwnProcess(subprocess.Popen[bytes]):
     Ray for its checkpoint.
     """
 
+    started: ClassVar[list[OwnProcess]] = []
+    """All processes of this class."""
     was_killed = False
     """By `kill`."""
 
@@ -107,6 +120,7 @@ class OwnProcess(subprocess.Popen[bytes]):
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
         super().__init__(command, preexec_fn=prepare, start_new_session=True, **options)
+        self.started.append(self)
 
     def kill(self) -> None:
         """End it, and all that it has started."""
