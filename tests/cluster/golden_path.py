@@ -12,7 +12,7 @@ from rlhf_api import kubectl_yaml
 from tests.cluster.client import Cluster
 from tests.cluster.processes import FailedError
 from tests.cluster.settings import ROOT
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import BUSY_FACTOR, PATIENCE_SECONDS
 
 EXAMPLE = ROOT / "examples" / "01-helpful-ppo.yaml"
 SFT, RM, PPO = NAMES = ("helpful-sft", "helpful-rm", "helpful-ppo")
@@ -72,13 +72,17 @@ def saved_step(found: Document) -> int:
 def until(
     cluster: Cluster, namespace: str, name: str, condition: Callable[[Document], object], seconds: float
 ) -> Document:
-    """The status of a job as soon as a condition holds for it; FailedError if the job ends before, or the time."""
-    end = time.monotonic() + seconds
+    """The status of a job as soon as a condition holds for it; FailedError if the job ends before.
+
+    seconds: that its status may stay as it is, on an idle machine.
+    """
+    seconds = min(PATIENCE_SECONDS, BUSY_FACTOR * seconds)
+    last, changed = Document(), time.monotonic()
     while not condition(found := status(cluster, namespace, name)):
-        if found.get("phase") in ENDED or time.monotonic() > end:
-            raise FailedError(
-                f"{name} is {found.get('phase')} after at most {seconds:.0f} s\n{report(cluster, namespace)}"
-            )
+        if found != last:
+            last, changed = found, time.monotonic()
+        if found.get("phase") in ENDED or time.monotonic() > changed + seconds:
+            raise FailedError(f"{name} is {found.get('phase')}\n{report(cluster, namespace)}")
         time.sleep(0.2)
     return found
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import BUSY_FACTOR, PATIENCE_SECONDS
 
 PR_SET_PDEATHSIG = 1
 TAIL = 3000
@@ -89,7 +89,7 @@ class Processes:
 
     def until(self, what: str, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
         """Wait for a condition; FailedError if a program ends meanwhile or the time is over."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + min(PATIENCE_SECONDS, BUSY_FACTOR * seconds)
         while time.monotonic() < end:
             self.check()
             if _holds(condition):

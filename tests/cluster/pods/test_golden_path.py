@@ -22,7 +22,7 @@ from tests.cluster.golden_path import NAMES, PPO, RM, SFT, Document
 from tests.cluster.plugin import told
 from tests.cluster.settings import ROOT
 
-STEPS = {SFT: 200, RM: 6, PPO: 2}
+STEPS = {SFT: 120, RM: 4, PPO: 2}
 SAVED_EVERY = 5
 TWO_HOSTS = {"nodes": 2, "slotsPerNode": 1}
 NAMESPACE = "golden-path"

@@ -25,7 +25,8 @@ SETS = (
 )
 
 
-@pytest.mark.parametrize("partial", ["Continue", pytest.param("Restart", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("partial", ["Continue", "Restart"])
 def test_a_run_whose_responses_are_longer_than_its_updates(partial: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(MANIFEST)
     config = tiny_config()

@@ -107,6 +107,7 @@ def test_own_rows_in_an_own_order_at_an_own_rate_are_told_to_a_callback(project:
 GRPO = "--set=better-half:algorithm={name: GRPO, kl: {coefficient: 0}}"
 
 
+@pytest.mark.slow
 def test_an_own_environment_answers_and_rewards(project: Path) -> None:
     output, asked = project / "words", "{entrypoint: 'words:Words', arguments: {wanted: 2}}"
     changes = ("models.reward=", f"rollout.environment={asked}", "rollout.keep=1.0", "training.totalSteps=2")

@@ -21,6 +21,7 @@ from tests.patience import PATIENCE_SECONDS
 from tests.trainer.tiny import save_tiny
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+pytestmark = pytest.mark.slow
 START_SECONDS = PATIENCE_SECONDS
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
