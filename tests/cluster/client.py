@@ -154,7 +154,7 @@ class Cluster:
 
         seconds: what it takes at most on an idle machine; a busy one gets BUSY_FACTOR as many.
         """
-        seconds = min(PATIENCE_SECONDS, BUSY_FACTOR * seconds)
+        seconds = max(seconds, min(PATIENCE_SECONDS, BUSY_FACTOR * seconds))
         end = time.monotonic() + seconds
         last: object = None
         pause = 0.05

@@ -76,7 +76,7 @@ def until(
 
     seconds: that its status may stay as it is, on an idle machine.
     """
-    seconds = min(PATIENCE_SECONDS, BUSY_FACTOR * seconds)
+    seconds = max(seconds, min(PATIENCE_SECONDS, BUSY_FACTOR * seconds))
     last, changed = Document(), time.monotonic()
     while not condition(found := status(cluster, namespace, name)):
         if found != last:

@@ -89,7 +89,7 @@ class Processes:
 
     def until(self, what: str, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
         """Wait for a condition; FailedError if a program ends meanwhile or the time is over."""
-        end = time.monotonic() + min(PATIENCE_SECONDS, BUSY_FACTOR * seconds)
+        end = time.monotonic() + max(seconds, min(PATIENCE_SECONDS, BUSY_FACTOR * seconds))
         while time.monotonic() < end:
             self.check()
             if _holds(condition):
