@@ -1,4 +1,4 @@
-"""The graph of a step as text of 100 columns: the calls by level, and what moves between them."""
+"""The graph of a step as text of 100 columns, and as a mermaid flowchart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ prompt and response is as long as it may be."""
 
 
 def text_of(graph: Graph, *, title: str) -> str:
-    """A line a call and a line an edge; a long list of fields goes on in the next line."""
+    """Return a line a call and a line an edge; a long list of fields goes on in the next line."""
     calls = Table(box=None, pad_edge=False)
     for name in ("#", "level", "pool", "call", "reads of", "adds"):
         calls.add_column(name, justify="right" if name in ("#", "level") else "left", no_wrap=name == "call")
@@ -37,3 +37,15 @@ def text_of(graph: Graph, *, title: str) -> str:
     console.print(f"{title}: {total}", "", calls, "", moved, sep="\n", markup=False)
     assert isinstance(console.file, StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def mermaid_of(graph: Graph) -> str:
+    """Return a flowchart with a box a pool, a node a call, and an arrow an edge with the names of its fields."""
+    lines = ["flowchart TD"]
+    for place, pool in enumerate(dict.fromkeys(call.pool for call in graph.calls)):
+        nodes = [f'    call{call.number}["{call.label}"]' for call in graph.calls if call.pool == pool]
+        lines += [f'  subgraph pool{place}["{pool}"]', *nodes, "  end"]
+    for edge in graph.edges:
+        fields = ", ".join(moved.name for moved in edge.fields)
+        lines.append(f'  call{edge.producer} -->|"{fields}, {size_text(edge.bytes)}"| call{edge.consumer}')
+    return "\n".join(lines) + "\n"

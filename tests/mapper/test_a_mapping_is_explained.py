@@ -1,4 +1,4 @@
-"""What `rlhf plan` says of a mapping: the JSON, the text, the timeline and its drawing."""
+"""What `rlhf plan` says of a mapping: the JSON, the text and the timeline."""
 
 import io
 import json
@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
-from xml.etree import ElementTree as ET
 
 import pytest
 from rich.console import Console
@@ -15,13 +14,11 @@ from rlhf_mapper.as_json import as_json
 from rlhf_mapper.mapping import STAGE_OF, STAGES, DeviceMapping, Infeasible, Prediction
 from rlhf_planning.mapping_text import TIMES, explain
 from rlhf_planning.timeline import Timeline, marks_of, seconds_text, timeline_of
-from rlhf_planning.timeline_svg import svg_of
 from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, TOO_BIG, UNKNOWN
 
 MAPPINGS = {"colocated": COLOCATED, "split": SPLIT, "laptop": LAPTOP}
 ANSWERS = {**MAPPINGS, "unknown": UNKNOWN, "too big": TOO_BIG}
 KEYS = {"schema_version", "predicted", "pools", "models", "rejected", "infeasible"}
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def predicted(mapping: DeviceMapping) -> Prediction:
@@ -86,9 +83,9 @@ def test_generation_that_works_ahead_overlaps_the_rest_of_the_step() -> None:
     assert [(bar.start, bar.end) for bar in of_generation] == [pytest.approx((0, 1.2)), pytest.approx((1.2, 59.6))]
     assert drawn.stages["preparation"][0] == 0
     assert drawn.seconds == pytest.approx(193.9 - 59.6)
-    for said in (svg_of(drawn, title="job"), text_of(ahead, 120)):
-        assert "; generation is of a later step" in said
-    assert "later step" not in svg_of(timeline(SPLIT), title="job")
+    assert drawn.ahead == "; generation is of a later step"
+    assert drawn.ahead in text_of(ahead, 120)
+    assert not timeline(SPLIT).ahead
 
 
 @pytest.mark.parametrize(
@@ -234,42 +231,7 @@ def test_what_is_short_and_what_would_do_is_said() -> None:
     assert f"16{TIMES}b200-180g or spec.training.batchSize: 128 or 24{TIMES}a100-80g or 16{TIMES}h200-141g" in words
 
 
-@each_mapping
-def test_the_drawing_is_xml_with_every_bar_inside(mapping: DeviceMapping) -> None:
-    root = ET.fromstring(svg_of(timeline(mapping), title='<job> & "co"'))
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    boxes = [box for box in root.iter(f"{SVG}rect") if "class" in box.attrib]
-    for box in boxes:
-        x, y, across, down = (float(box.attrib[name]) for name in ("x", "y", "width", "height"))
-        assert 0 <= x < x + across <= width
-        assert 0 <= y < y + down <= height
-    for text in root.iter(f"{SVG}text"):
-        assert 0 <= float(text.attrib["x"]) <= width
-        assert 0 <= float(text.attrib["y"]) <= height
-    said = {title.text for title in root.iter(f"{SVG}title")}
-    assert {f"{bar.model} {bar.phase}" for bar in timeline(mapping).bars} <= {str(text).split(":")[0] for text in said}
-    texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert texts[0] == '<job> & "co"'
-    assert {name for row in timeline(mapping).rows for name in row} <= set(texts)
-
-
-def test_bars_stand_where_the_axis_says_and_fill_the_picture() -> None:
-    root = ET.fromstring(svg_of(timeline(SPLIT), title="job"))
-    places = {
-        str(box[0].text).split(":")[0]: (float(box.attrib["x"]), float(box.attrib["width"]))
-        for box in root.iter(f"{SVG}rect")
-        if box.attrib.get("class") == "bar"
-    }
-    marks = {str(text.text): float(text.attrib["x"]) for text in root.iter(f"{SVG}text")}
-    zero, second = marks["0 s"], (marks["100 s"] - marks["0 s"]) / 100
-    assert len(places) == len(timeline(SPLIT).bars)
-    for bar in timeline(SPLIT).bars:
-        wanted = (zero + bar.start * second, (bar.end - bar.start) * second)
-        assert places[f"{bar.model} {bar.phase}"] == pytest.approx(wanted, abs=0.2)
-    assert max(x + width for x, width in places.values()) == pytest.approx(float(root.attrib["width"]), abs=30)
-
-
 def test_explaining_loads_no_runtime() -> None:
-    modules = "rlhf_mapper.as_json, rlhf_planning.mapping_text, rlhf_planning.timeline_svg"
+    modules = "rlhf_mapper.as_json, rlhf_planning.mapping_text, rlhf_planning.graph_text"
     check = f"import sys, {modules}; assert not {{'torch', 'ray', 'vllm', 'matplotlib'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

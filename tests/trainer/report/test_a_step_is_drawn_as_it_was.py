@@ -1,7 +1,9 @@
 """The picture of a step: a lane a rank, a bar where it worked, also for other steps; from the trace of the run."""
 
 import json
+import re
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -43,23 +45,17 @@ def drawn(folder: Path) -> StepTimeline:
     return found
 
 
-def places(picture: StepTimeline) -> dict[str, tuple[float, float]]:
-    """Hover text of each bar -> its begin and end, as shares of the step."""
-    zero, end = picture.marks[0][0], picture.marks[-1][0]
-    assert [picture.marks[0][1], picture.marks[-1][1]] == ["0 s", "10 s"]
-    return {
-        bar.hover: ((bar.x - zero) / (end - zero), (bar.x + bar.width - zero) / (end - zero))
-        for lane in picture.lanes
-        for bar in lane.bars
-    }
+def times(picture: StepTimeline) -> dict[str, tuple[float, float]]:
+    """Hover text of each bar -> its begin and end, in seconds of the step."""
+    return {bar.hover: (bar.start, bar.end) for lane in picture.lanes for bar in lane.bars}
 
 
 def test_pools_that_take_turns_do_not_overlap(tmp_path: Path) -> None:
     traced(tmp_path, PPO, ahead=False)
     picture = drawn(tmp_path)
-    assert places(picture) == {
-        "rollout.generate_sequences: 4 s": pytest.approx((0, 0.4)),
-        "actor.update_actor: 6 s": pytest.approx((0.4, 1)),
+    assert times(picture) == {
+        "rollout.generate_sequences: 4 s": pytest.approx((0, 4)),
+        "actor.update_actor: 6 s": pytest.approx((4, 10)),
     }
     assert [(lane.name, lane.waits) for lane in picture.lanes] == [("train", "40%"), ("writers", "60%")]
     assert picture.later == picture.step
@@ -68,9 +64,9 @@ def test_pools_that_take_turns_do_not_overlap(tmp_path: Path) -> None:
 def test_the_next_steps_responses_are_written_while_a_step_trains(tmp_path: Path) -> None:
     traced(tmp_path, AHEAD, ahead=True)
     picture = drawn(tmp_path)
-    assert places(picture) == {
-        f"rollout.generate_sequences for step {picture.step + 1}: 4 s": pytest.approx((0.4, 0.8)),
-        "actor.update_actor: 6 s": pytest.approx((0.4, 1)),
+    assert times(picture) == {
+        f"rollout.generate_sequences for step {picture.step + 1}: 4 s": pytest.approx((4, 8)),
+        "actor.update_actor: 6 s": pytest.approx((4, 10)),
     }
     text = page_of(tmp_path).sections["helpful-ppo"]
     assert f"the responses of step {picture.step + 1} are written meanwhile" in " ".join(text.split())
@@ -80,6 +76,21 @@ def test_the_next_steps_responses_are_written_while_a_step_trains(tmp_path: Path
 def test_the_step_is_one_whose_later_steps_were_traced_too(tmp_path: Path) -> None:
     traced(tmp_path, AHEAD, ahead=True)
     assert 1 < drawn(tmp_path).step < STEPS
+
+
+def test_the_page_shows_each_lane_with_its_bars_to_scale(tmp_path: Path) -> None:
+    traced(tmp_path, PPO, ahead=False)
+    root = ET.fromstring(str(drawn(tmp_path).plot()))
+    spans = {}
+    for group in root.iter("g"):
+        if (title := group.find("title")) is not None:
+            numbers = [float(number) for number in re.findall(r"[-\d.]+", str(group[1].get("d")))[::2]]
+            spans[str(title.text)] = (min(numbers), max(numbers))
+    (written, trained) = spans["rollout.generate_sequences: 4 s"], spans["actor.update_actor: 6 s"]
+    assert written[1] == pytest.approx(trained[0], abs=0.1)
+    assert (written[1] - written[0]) / (trained[1] - trained[0]) == pytest.approx(4 / 6, rel=0.01)
+    texts = [str(text.text) for text in root.iter("text")]
+    assert {"train  40%", "writers  60%", "generation", "update", "0 s", "10 s"} <= set(texts)
 
 
 @pytest.mark.parametrize(("ranks", "lanes"), [(4, 8), (5, 2), (600, 2)])

@@ -16,13 +16,13 @@ from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.place import place
-from rlhf_planning.graph_svg import svg_of
-from rlhf_planning.graph_text import text_of
+from rlhf_planning.graph_text import mermaid_of, text_of
 from rlhf_planning.step_graph import Graph
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
 from rlhf_trainer.fields import Width, require_declared
 from rlhf_trainer.protocols import THREE_D_PROTO, AxisPlacement, sbp_protocol
+from rlhf_trainer.report.plan_pictures import graph_svg
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.streaming import scorers_of
 from rlhf_trainer.types import register
@@ -37,6 +37,7 @@ ALL = [job for path in EXAMPLES for job in load(path, finished=FINISHED)]
 PARTIAL = sbp_protocol(
     "PARTIAL", takes={"data": AxisPlacement.SPLIT}, gives={"data": AxisPlacement.SPLIT, "tensor": AxisPlacement.PARTIAL}
 )
+SVG = "{http://www.w3.org/2000/svg}"
 PICTURE = EXAMPLES[0].parents[1] / "docs" / "images" / "ppo-step.svg"
 ROW = 16 * 8
 """Bytes of 16 tokens."""
@@ -164,10 +165,27 @@ def test_the_drawings_show_every_call_and_every_field(job: Job) -> None:
         str(call.number) for call in graph.calls
     ]
     assert text.count(" -> ") == len(graph.edges)
-    drawn = ET.fromstring(svg_of(graph, title=job.name, pools=["all"]))
-    said = [str(title.text) for title in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    drawn = ET.fromstring(graph_svg(graph, title=job.name, pools=["all"]))
+    said = [str(title.text) for title in drawn.iter(f"{SVG}title")]
     assert len([what for what in said if " adds " in what]) == sum(len(call.adds) for call in graph.calls)
     assert len([what for what in said if " reads " in what]) == sum(len(edge.fields) for edge in graph.edges)
+
+
+@pytest.mark.parametrize("job", ALL, ids=[job.name for job in ALL])
+def test_the_flowchart_has_every_call_in_its_pool(job: Job) -> None:
+    graph = traced(job)
+    lines = [line.strip() for line in mermaid_of(graph).splitlines()]
+    assert lines[0] == "flowchart TD"
+    box = lines[lines.index('subgraph pool0["all"]') + 1 : lines.index("end")]
+    assert box == [f'call{call.number}["{call.label}"]' for call in graph.calls]
+    arrows = [(line.split()[0], line.split()[-1]) for line in lines if " -->|" in line]
+    assert arrows == [(f"call{edge.producer}", f"call{edge.consumer}") for edge in graph.edges]
+
+
+def words_of(picture: Path) -> list[str]:
+    """Texts and hover texts of a picture."""
+    root = ET.parse(picture).getroot()
+    return [str(each.text) for each in root.iter() if each.tag in (f"{SVG}text", f"{SVG}title")]
 
 
 def plan(*arguments: object) -> tuple[int, str]:
@@ -183,8 +201,11 @@ def test_plan_prints_the_graph_and_draws_it(tmp_path: Path) -> None:
     assert code == 0, shown
     assert "helpful-sft" not in shown
     assert "left: 2 CPU slots (actor, reference)" in " ".join(shown.split())
-    assert svg.read_text() == PICTURE.read_text(), "docs/architecture.md names the command that draws it"
+    assert words_of(svg) == words_of(PICTURE), "docs/architecture.md names the command that draws it"
     assert plan(EXAMPLES[0], "--graph")[1].count(", a step of ") == 3
+    mermaid = tmp_path / "ppo.mmd"
+    assert plan(EXAMPLES[0], "helpful-ppo", "--graph", "--svg", mermaid, *sets)[0] == 0
+    assert mermaid.read_text().startswith("flowchart TD\n")
 
 
 @pytest.mark.parametrize(
@@ -207,6 +228,17 @@ def test_without_torch_it_says_what_is_missing() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 4
     assert done.stderr == "error: --graph reads what the workers declare, which needs torch\n"
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path: Path) -> None:
+    words = ["rlhf", "plan", str(EXAMPLES[0]), "helpful-ppo", "--svg", str(tmp_path / "x.svg")]
+    program = f"import sys; sys.modules['matplotlib'] = None; sys.argv = {words!r}; "
+    command = [sys.executable, "-c", f"{program}from rlhf_trainer.cli import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    sentence = "--svg draws by matplotlib, which is not installed: pip install 'rlhf-operator[plots]'"
+    assert done.stderr == f"error: {sentence}\n"
+    assert not (tmp_path / "x.svg").exists()
 
 
 TRAINERS = "{name: left, models: [actor, critic, reference, reward], slotsPerNode: 1}"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import typer
@@ -20,13 +21,11 @@ from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.workload import lognormal
 from rlhf_planning.calibrate import Measured, measured
 from rlhf_planning.checkpoint_size import in_words
-from rlhf_planning.graph_svg import svg_of as graph_svg
-from rlhf_planning.graph_text import LEGEND, text_of
+from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
 from rlhf_planning.job_plan import networks_of, objective_of, plan_job, prices_of
 from rlhf_planning.machines import asked_cluster, device_of, this_machine
 from rlhf_planning.mapping_text import explain, step_price
 from rlhf_planning.timeline import timeline_of
-from rlhf_planning.timeline_svg import svg_of as timeline_svg
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.report.run_record import read_run
@@ -35,6 +34,8 @@ from rlhf_trainer.run_folder.folder import written
 
 LENGTHS = "fixed(TOKENS) or lognormal(MEAN,P99)"
 DISTRIBUTION = re.compile(r"(?P<name>fixed|lognormal)\((?P<mean>[1-9]\d*)(, *(?P<p99>[1-9]\d*))?\)")
+MERMAID = (".md", ".mmd")
+"""Endings of a file that gets the graph as mermaid text."""
 COLUMNS = 100
 """Width of the text where no terminal has one."""
 
@@ -204,9 +205,11 @@ def _draw(found: Sequence[tuple[Job, DeviceMapping]], svg: Path | None) -> None:
         graph, title = graph_of(job, placed), f"{job.name}, a step of {job.spec.algorithm.name}. {pools}"
         typer.echo(f"{text_of(graph, title=title)}\n")
         if svg:
-            with written(svg):
-                svg.write_text(graph_svg(graph, title=title, pools=[pool.name for pool in placed.pools]))
-            typer.echo(f"drawn into {svg}\n")
+            is_mermaid = svg.suffix in MERMAID
+            lanes = [pool.name for pool in placed.pools]
+            text = mermaid_of(graph) if is_mermaid else _pictures().graph_svg(graph, title=title, pools=lanes)
+            _write(svg, text)
+            typer.echo("")
     if found:
         typer.echo(LEGEND)
 
@@ -223,6 +226,20 @@ def _explain(answer: JobPlan, svg: Path | None) -> None:
     if svg and isinstance(answer.mapping, DeviceMapping):
         assert answer.mapping.prediction, "the shapes are known"
         timeline = timeline_of(answer.mapping.pools, answer.mapping.prediction)
-        with written(svg):
-            svg.write_text(timeline_svg(timeline, title=answer.title))
-        typer.echo(f"drawn into {svg}")
+        _write(svg, _pictures().timeline_svg(timeline, title=answer.title))
+
+
+def _pictures() -> ModuleType:
+    """Import what draws plans. EnvironmentProblem without matplotlib."""
+    try:
+        from rlhf_trainer.report import plan_pictures
+    except ModuleNotFoundError as error:
+        message = f"--svg draws by {error.name}, which is not installed: pip install 'rlhf-operator[plots]'"
+        raise EnvironmentProblem(message) from error
+    return plan_pictures
+
+
+def _write(svg: Path, text: str) -> None:
+    with written(svg):
+        svg.write_text(text)
+    typer.echo(f"drawn into {svg}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import matplotlib as mpl
@@ -16,6 +16,8 @@ from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from rlhf_planning.numbers import ticks
+from rlhf_planning.timeline import marks_of
+from rlhf_trainer.report.bars import BAR_HEIGHT, Bar, draw_bars, svg_of
 
 POINTS = 200
 """The most points of a plot; with more steps a point is the mean of several, with their range as a band."""
@@ -29,6 +31,7 @@ VARIABLES = {INK: "--plot-ink", GRID: "--plot-grid", BEFORE: "--c-before"} | {
 }
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
+    "text.parse_math": False,
     "font.size": 8.5,
     "axes.edgecolor": GRID,
     "axes.linewidth": 0.8,
@@ -49,8 +52,12 @@ STYLE: dict[Any, Any] = {
     "lines.solid_joinstyle": "round",
 }
 
-LABEL_INCHES = 0.07
-"""Width of a character of a label; the browser chooses the font."""
+LABEL_INCHES = 0.07 / 8.5
+"""Width of a character of a label by the points of its font; the browser chooses the font."""
+BELOW_INCHES = 0.2 / 8.5
+"""Height of the labels below a plot by the points of their font."""
+TIMELINE_POINTS = 760.0
+"""Points that a timeline has at least from the begin to the end of its step."""
 
 Array = NDArray[np.float64]
 Series = tuple[Sequence[int], Sequence[float]]
@@ -132,6 +139,22 @@ def distributions(name: str, before: Sequence[float], after: Sequence[float]) ->
         return _svg(figure)
 
 
+def timeline(name: str, rows: Sequence[tuple[str, Sequence[Bar]]], seconds: float) -> Markup:
+    """Draw bars over the time of a step: a grey row a lane, named at its left end."""
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name, "font.size": 11}):
+        figure, axes = _figure(13.3, 0.36 * len(rows) + 0.3)
+        axes.set(xlim=(0, seconds), ylim=(len(rows) - 0.5, -0.5))
+        axes.grid(visible=False)
+        axes.spines.bottom.set_visible(False)
+        axes.set_yticks(range(len(rows)), [label for label, _ in rows])
+        axes.set_xticks(*zip(*marks_of(seconds, most=9), strict=True))
+        axes.barh(range(len(rows)), seconds, BAR_HEIGHT, color=GRID)
+        hovers = {}
+        for row, (_, bars) in enumerate(rows):
+            hovers |= draw_bars(axes, row, bars, width=TIMELINE_POINTS)
+        return _svg(figure, hovers)
+
+
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     """An empty plot of a size in inches."""
     figure = Figure(figsize=(width, height))
@@ -158,25 +181,21 @@ def _each(values: Array, parts: Sequence[NDArray[np.intp]], reduce: Callable[[Ar
 
 def _seen(axes: Axes) -> list[float]:
     """The ticks of the vertical axis that are inside the frame."""
-    low, high = axes.get_ylim()
+    low, high = sorted(axes.get_ylim())
     return [value for value in axes.get_yticks() if low <= value <= high] or [low]
 
 
-def _svg(figure: Figure) -> Markup:
+def _svg(figure: Figure, hovers: Mapping[str, str] = MappingProxyType({})) -> Markup:
     """The figure as SVG for use inside HTML: without metadata, fonts and needless digits.
 
     The frames of plots line up, but where labels need more room on the left.
     """
     (axes,), (width, height) = figure.axes, figure.get_size_inches()
     longest = max(len(label) for label in axes.yaxis.get_major_formatter().format_ticks(_seen(axes)))
-    left = max(0.5, 0.1 + LABEL_INCHES * longest) / width
-    right, bottom, top = 1 - 0.18 / width, 0.2 / height, 1 - 0.08 / height
+    left = max(0.5, 0.1 + LABEL_INCHES * mpl.rcParams["font.size"] * longest) / width
+    right, bottom, top = 1 - 0.18 / width, BELOW_INCHES * mpl.rcParams["font.size"] / height, 1 - 0.08 / height
     axes.set_position((left, bottom, right - left, top - bottom))
-    buffer = io.StringIO()
-    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
+    text = svg_of(figure, hovers, transparent=True)
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     text = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" aria-hidden="true">', text)
@@ -186,4 +205,4 @@ def _svg(figure: Figure) -> Markup:
     text = re.sub(r"\s*\n\s*", " ", text)
     for colour, variable in VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
-    return Markup(text)  # safe: the only texts are numbers by ticks()
+    return Markup(text)  # safe: matplotlib and svg_of escape texts

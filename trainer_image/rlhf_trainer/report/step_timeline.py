@@ -1,75 +1,56 @@
-"""When each pool worked in one step: what its ranks did in the step's time, also for other steps."""
+"""Timeline of one traced step: what the ranks of each pool did in the step's time, also for other steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from rlhf_planning.numbers import duration
-from rlhf_planning.timeline import marks_of
+from rlhf_trainer.report import plots
+from rlhf_trainer.report.bars import Bar
 from rlhf_trainer.report.metrics import PHASES
 from rlhf_trainer.report.run_record import JobRecord
 from rlhf_trainer.report.trace_events import Event
 
-MOST_LANES = 8
+MAX_LANES = 8
 """With more ranks than that, only the first of each pool is drawn."""
-WIDTH, NAMES, LANE, LETTER = 960.0, 150.0, 26.0, 6.2
-"""In pixels: of the picture, of the names of the lanes, height of a lane, and width of a letter."""
-NAME = 22
+MAX_NAME = 22
 """Letters of a lane's name; a longer one is cut."""
 CONTROLLER, TRANSFER = "controller", "transfer"
 """Phases in which no rank works."""
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A phase of a rank."""
-
-    x: float
-    width: float
-    colour: int
-    """Number of its colour."""
-    label: str
-    """What stands in it; empty where there is no room."""
-    hover: str
-
-
-@dataclass(frozen=True)
 class Lane:
-    """A rank."""
+    """A rank: its name, its bars, the longest first, and the share of the step in which it does nothing."""
 
     name: str
-    y: float
     bars: Sequence[Bar]
     waits: str
-    """Its share of the step in which it does nothing."""
 
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """A step."""
+    """A step with the lanes of its ranks, and the picture of them."""
 
     step: int
     seconds: float
     lanes: Sequence[Lane]
-    marks: Sequence[tuple[float, str]]
-    """Place and text of the marks of the time axis."""
     phases: Sequence[tuple[str, int]]
     """Name and number of the colour of the phases that are drawn."""
     later: int
-    """The last step that some of it was done for."""
-    left: float = NAMES
-    width: float = WIDTH
-    lane: float = LANE
+    """The last step for which some of the work was done."""
 
-    @property
-    def bottom(self) -> float:
-        """Of the lanes."""
-        return self.lane * len(self.lanes)
+    def plot(self) -> Markup:
+        """Draw the lanes."""
+        rows = [(f"{lane.name}  {lane.waits}", lane.bars) for lane in self.lanes]
+        return plots.timeline(f"step {self.step}", rows, self.seconds)
 
 
 def step_timeline(job: JobRecord) -> StepTimeline | None:
-    """Of a step of median length among those that were traced, but the first; None where none was."""
+    """Return a traced step of median length, not the first if there are others; None if no step was traced whole."""
     spans = {event.step: event for event in job.trace if event.phase == CONTROLLER and event.name.startswith("step ")}
     ahead = int((job.spec.get("rollout") or {}).get("maxStaleness") or 0)
     whole = [step for step in spans if step + ahead in spans]
@@ -89,7 +70,6 @@ def step_timeline(job: JobRecord) -> StepTimeline | None:
         step=step,
         seconds=end - start,
         lanes=list(_lanes(done, [event for event in there if event.phase == TRANSFER], step, end - start)),
-        marks=[(_x(seconds, end - start), label) for seconds, label in marks_of(end - start, most=9)],
         phases=[(drawn[colour], colour) for colour in sorted(drawn)],
         later=max((event.step for event in done), default=step),
     )
@@ -97,21 +77,20 @@ def step_timeline(job: JobRecord) -> StepTimeline | None:
 
 def _lanes(done: Sequence[Event], waits: Sequence[Event], step: int, seconds: float) -> Iterator[Lane]:
     ranks = sorted({(event.pool, event.rank) for event in done})
-    shown = ranks if len(ranks) <= MOST_LANES else [(pool, rank) for pool, rank in ranks if rank == 0]
-    for place, (pool, rank) in enumerate(shown):
+    shown = ranks if len(ranks) <= MAX_LANES else [(pool, rank) for pool, rank in ranks if rank == 0]
+    for pool, rank in shown:
         own, waited = ([each for each in some if (each.pool, each.rank) == (pool, rank)] for some in (done, waits))
-        of_pool = sum(other == pool for other, _ in ranks)
+        pool_size = sum(other == pool for other, _ in ranks)
         worked = _covered([*own, *waited]) - _covered(waited)
         yield Lane(
-            name=pool[:NAME] if pool and of_pool == 1 else f"{pool[: NAME - 8]} rank {rank}".strip(),
-            y=LANE * place,
-            bars=[_bar(event, step, seconds) for event in sorted(own, key=lambda each: each.start - each.end)],
+            name=pool[:MAX_NAME] if pool and pool_size == 1 else f"{pool[: MAX_NAME - 8]} rank {rank}".strip(),
+            bars=[_bar(event, step) for event in sorted(own, key=lambda each: each.start - each.end)],
             waits=f"{1 - worked / seconds:.0%}",
         )
 
 
 def _covered(events: Sequence[Event]) -> float:
-    """Seconds in which there is an event."""
+    """Return the seconds in which there is at least one event."""
     total, reached = 0.0, 0.0
     for event in sorted(events, key=lambda each: each.start):
         total += max(0.0, event.end - max(event.start, reached))
@@ -119,19 +98,17 @@ def _covered(events: Sequence[Event]) -> float:
     return total
 
 
-def _bar(event: Event, step: int, seconds: float) -> Bar:
-    x, took = _x(event.start, seconds), event.end - event.start
-    width = max(1.0, _x(event.end, seconds) - x)
+def _bar(event: Event, step: int) -> Bar:
     later = f" for step {event.step}" if event.step != step else ""
-    label = next((text for text in (event.phase + later, event.phase) if len(text) * LETTER + 8 <= width), "")
-    return Bar(x, width, _colour(event.phase), label, f"{event.name}{later}: {duration(took)}")
-
-
-def _x(seconds: float, whole: float) -> float:
-    """The place of a time."""
-    return NAMES + (WIDTH - NAMES - 50) * seconds / whole
+    return Bar(
+        start=event.start,
+        end=event.end,
+        colour=plots.SERIES[_colour(event.phase)],
+        labels=(event.phase + later, event.phase),
+        hover=f"{event.name}{later}: {duration(event.end - event.start)}",
+    )
 
 
 def _colour(phase: str) -> int:
-    """That of the phase in the other plots."""
+    """Return the number of the phase's colour in the other plots."""
     return PHASES.index(phase) if phase in PHASES else len(PHASES)

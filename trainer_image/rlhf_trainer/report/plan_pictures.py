@@ -1,0 +1,203 @@
+"""Pictures of a plan as SVG: the predicted timeline of a step, and the graph of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from rlhf_mapper.mapping import PHASES, Phase
+from rlhf_planning.numbers import size_text
+from rlhf_planning.step_graph import Graph
+from rlhf_planning.timeline import Bar as PlannedBar
+from rlhf_planning.timeline import Timeline, marks_of, seconds_text
+from rlhf_trainer.report.bars import WHITE, Bar, draw_bars, svg_of
+
+INCH = 72
+"""Points."""
+INK, FAINT, BAND, RULE = "#24292f", "#6e7781", "#f3f5f8", "#b8c0c8"
+PHASE_COLOURS: dict[Phase, str] = {
+    "reshard": "#b8860b",
+    "generation": "#2f6fb3",
+    "scoring": "#8a4fa3",
+    "update": "#3f8a52",
+}
+POOL_COLOURS = ("#2f6fb3", "#b3562f", "#3f8a52", "#8a4fa3", "#8a7a1f", "#4a8a8a")
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "plan",
+    "font.size": 12,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.facecolor": BAND,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.spines.bottom": False,
+    "xtick.color": RULE,
+    "xtick.labelcolor": FAINT,
+    "ytick.left": False,
+    "ytick.labelcolor": INK,
+    "hatch.color": RULE,
+    "hatch.linewidth": 1.6,
+}
+
+WIDTH = 960
+"""Points of the timeline from left to right."""
+ROW, HEAD, LINE = 28, 150, 16
+"""Points of a row of the timeline, of all that stands around its rows, and of a line of small text."""
+MAX_NAME, MAX_TITLE, MAX_MARKS = 24, 100, 9
+"""Letters of a pool and of a title; marks of the time axis."""
+CALL, COLUMN, SLANT = 34, 21, 55
+"""Points of the row of a call and of the column of a field; degrees by which the names of fields are turned."""
+GRAPH_WIDTH, GRAPH_HEAD = 480, 320
+"""Points of all that stands around the rows and columns of the graph."""
+SMALL = 6.4
+"""Points of a letter of small text, rounded up."""
+
+
+def timeline_svg(timeline: Timeline, *, title: str) -> str:
+    """Draw a step: a band a pool, in it a row a model and a bar a phase; a pool is hatched while it waits."""
+    with mpl.rc_context(STYLE):
+        return svg_of(*timeline_figure(timeline, title=title))
+
+
+def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str, str]]:
+    """Return the figure of a step with a plot a pool, and the hover text of each bar by its id."""
+    pools = {pool: [model for _, model in rows] for pool, rows in groupby(timeline.rows, key=lambda row: row[0])}
+    size = (WIDTH / INCH, (HEAD + ROW * len(timeline.rows) + LINE * len(pools)) / INCH)
+    figure = Figure(figsize=size)
+    figure.set_layout_engine("constrained", w_pad=0.16, h_pad=0.04)
+    figure.suptitle(_cut(title, MAX_TITLE), x=0.012, ha="left", weight="bold", fontsize="large")
+    shares = [len(models) for models in pools.values()]
+    (*plots,) = figure.subplots(len(pools), squeeze=False, sharex=True, height_ratios=shares)[:, 0]
+    for axes, (pool, models) in zip(plots, pools.items(), strict=True):
+        axes.set(ylim=(len(models) - 0.5, -0.5), xlim=(0, timeline.seconds or 1))
+        axes.set_yticks(range(len(models)), models)
+        axes.set_ylabel(_cut(pool, MAX_NAME), rotation=0, ha="right", va="center", weight="bold")
+        for start, end in timeline.idle(pool):
+            axes.axvspan(start, end, facecolor="none", edgecolor=RULE, hatch="//", linewidth=0)
+        for begin, _ in timeline.stages.values():
+            axes.axvline(begin, color=RULE, linestyle=(0, (4, 3)), linewidth=1)
+        axes.tick_params(bottom=axes is plots[-1])
+    figure.align_ylabels(plots)
+    plots[-1].set_xticks(*zip(*marks_of(timeline.seconds, most=MAX_MARKS), strict=True), fontsize="small")
+    phases = {bar.phase for bar in timeline.bars}
+    keys = [Patch(color=PHASE_COLOURS[phase], label=phase) for phase in PHASES if phase in phases]
+    if any(map(timeline.idle, pools)):
+        keys.append(Patch(facecolor=WHITE, edgecolor=RULE, hatch="///", linewidth=0, label="the pool waits"))
+    figure.legend(handles=keys, loc="outside lower left", ncols=5, frameon=False, fontsize="small", handlelength=1.2)
+    said = f"predicted: a step of {seconds_text(timeline.seconds)}{timeline.ahead}"
+    plots[0].set_title(said, loc="left", color=FAINT, fontsize="medium", pad=LINE * len(timeline.stages))
+    figure.draw_without_rendering()
+    width = plots[0].get_window_extent().width * INCH / figure.dpi
+    _name_stages(plots[0], timeline, width)
+    hovers = {}
+    for axes, (pool, models) in zip(plots, pools.items(), strict=True):
+        for row, model in enumerate(models):
+            bars = [_bar(bar) for bar in timeline.of(pool, model)]
+            hovers |= draw_bars(axes, row, bars, width=width, beside=True)
+    return figure, hovers
+
+
+def _name_stages(axes: Axes, timeline: Timeline, width: float) -> None:
+    """Write the name and the time of each stage above its begin, on the first line where it overlaps no other."""
+    ends: list[float] = []
+    for stage, (start, end) in timeline.stages.items():
+        text = f"{stage} {seconds_text(end - start)}"
+        left, long = width * start / timeline.seconds, len(text) * SMALL + 12
+        left = min(left, width - long)
+        line = next((line for line, taken in enumerate(ends) if taken <= left), len(ends))
+        ends[line : line + 1] = [left + long]
+        place = {"xycoords": "axes points", "color": FAINT, "fontsize": "small", "in_layout": False}
+        axes.annotate(
+            text, (left + 4, axes.get_window_extent().height * INCH / axes.figure.dpi + 4 + LINE * line), **place
+        )
+
+
+def _bar(bar: PlannedBar) -> Bar:
+    took = seconds_text(bar.end - bar.start)
+    hover = f"{bar.model} {bar.phase}: {took}"
+    return Bar(start=bar.start, end=bar.end, colour=PHASE_COLOURS[bar.phase], labels=(took,), hover=hover)
+
+
+def _cut(text: str, letters: int) -> str:
+    """Return the text, or its beginning and an ellipsis."""
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"
+
+
+def graph_svg(graph: Graph, *, title: str, pools: Sequence[str]) -> str:
+    """Draw the calls of a step: a row a call, in the order of levels and in the colour of its pool, and a line a field.
+
+    A field's line begins with a full dot at the call that adds it, and has a ring at each call that reads it.
+    """
+    with mpl.rc_context(STYLE):
+        colours = {pool: POOL_COLOURS[place % len(POOL_COLOURS)] for place, pool in enumerate(pools)}
+        rows = {call.number: row for row, call in enumerate(graph.by_level)}
+        fields = [(call.number, name) for call in graph.calls for name in call.adds]
+        size = ((GRAPH_WIDTH + COLUMN * len(fields)) / INCH, (GRAPH_HEAD + CALL * len(rows)) / INCH)
+        figure = Figure(figsize=size)
+        figure.set_layout_engine("constrained", w_pad=0.16, h_pad=0.1)
+        name, _, where = title.partition(". ")
+        figure.suptitle(f"{_cut(name, MAX_TITLE)}\n{where}", x=0.012, ha="left")
+        axes = figure.subplots()
+        axes.set(xlim=(-1, len(fields)), ylim=(len(rows) - 0.5, -0.5), facecolor="none")
+        sizes = [f"{name}  {size_text(graph.calls[number].adds[name])}" for number, name in fields]
+        axes.set_xticks(range(len(fields)), sizes, rotation=SLANT, ha="left", rotation_mode="anchor", fontsize="small")
+        axes.tick_params(top=False, bottom=False, labeltop=True, labelbottom=False, labelcolor=INK)
+        axes.set_yticks(range(len(rows)), [f"{call.label}   level {call.level}" for call in graph.by_level])
+        for call, label in zip(graph.by_level, axes.get_yticklabels(), strict=True):
+            label.set_color(colours[call.pool])
+            if call.level % 2 == 0:
+                axes.axhspan(rows[call.number] - 0.5, rows[call.number] + 0.5, color=BAND, linewidth=0)
+        figure.legend(
+            handles=[Patch(color=colour, label=f"pool {pool}") for pool, colour in colours.items()],
+            title=(
+                "Full dot: the call adds the field. Ring: it reads it. A call waits for calls of lower levels only.\n"
+                f"{graph.rows} rows; all ranks read {size_text(graph.bytes)} at most. "
+                "Sizes are those of the longest prompts and responses."
+            ),
+            loc="outside lower left",
+            ncols=len(colours),
+            frameon=False,
+            alignment="left",
+        )
+        return svg_of(figure, _draw_fields(axes, graph, rows, fields, colours))
+
+
+def _draw_fields(
+    axes: Axes,
+    graph: Graph,
+    rows: Mapping[int, int],
+    fields: Sequence[tuple[int, str]],
+    colours: Mapping[str, str],
+) -> dict[str, str]:
+    """Draw a line for each field (number of the call that adds it, name), with its dot and rings; return hover texts.
+
+    rows: row of each call by its number.
+    """
+    dots = [
+        (field, field[0], f"adds {field[1]}: {size_text(graph.calls[field[0]].adds[field[1]])}") for field in fields
+    ]
+    dots += [
+        ((edge.producer, moved.added_as), edge.consumer, f"reads {moved.name}: {edge.spread}, {size_text(moved.bytes)}")
+        for edge in graph.edges
+        for moved in edge.fields
+    ]
+    hovers = {}
+    for call in graph.calls:
+        last = max((fields.index(field) for field, number, _ in dots if number == call.number), default=-1)
+        axes.hlines(rows[call.number], -1, last, colours[call.pool], linewidth=0.8, alpha=0.4)
+    for place, (field, number, what) in enumerate(dots):
+        x, row, colour = fields.index(field), rows[number], colours[graph.calls[number].pool]
+        fill = colour if number == field[0] else WHITE
+        axes.vlines(x, rows[field[0]], row, colours[graph.calls[field[0]].pool], linewidth=1.6)
+        axes.plot(x, row, "o", markersize=8, color=colour, markerfacecolor=fill, gid=f"dot-{place}", zorder=3)
+        hovers[f"dot-{place}"] = f"{graph.calls[number].label} {what} at most"
+    return hovers
