@@ -1,19 +1,27 @@
 """`python -m helm.dashboards` writes the dashboards into the chart, from the YAML files beside this one.
 
-A file has rows of panels by their titles. A panel says what it shows and what to look for (`about`), its `unit`,
-whether its curves are `stacked`, and its queries in PromQL by their legends. Panels of the row Now show the latest
-value of a query instead of curves; with `named` the name of the series.
+It writes the pages of metrics, too (`reference.py`). A file has rows of panels by their titles. A panel has queries in
+PromQL by their legends, what it shows and what to look for (`about`), its `unit`, and whether its curves are `stacked`.
+A panel without `about` or `unit` takes them from the metrics of its queries. Panels of the row Now show the latest
+value of a query instead of curves; with `named` they show the name of the series.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from helm.dashboards.reference import pages
+from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, JobMetric, OperatorMetric, spent_metrics
+from rlhf_operator.spent import Spent
+from rlhf_trainer.run_folder.step_metrics import METRICS as STEP_METRICS
+from rlhf_trainer.run_folder.step_metrics import StepMetric
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "rlhf-operator" / "files" / "dashboards"
@@ -23,41 +31,47 @@ WIDTH = 24
 """Columns of Grafana's grid."""
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 OPTIONS = ("about", "unit", "stacked", "named")
-"""What of a panel is no query."""
+"""Keys of a panel that are no query."""
+UNITS = {"ratio": "percentunit", "seconds": "s", "bytes": "bytes"}
+"""Unit of a metric -> Grafana's unit; others are plain numbers."""
+METRICS: Mapping[str, StepMetric | OperatorMetric | JobMetric] = {
+    metric.name: metric for metric in (*STEP_METRICS, *OPERATOR_METRICS, *JOB_METRICS, *spent_metrics(Spent()))
+}
+"""Every metric by its name for Prometheus."""
 
 
 def generated() -> Mapping[Path, str]:
-    """Every file and what belongs in it."""
+    """Return the text of every dashboard by its path."""
     return {FOLDER / f"{path.stem}.json": _dashboard(path.read_text()) for path in sorted(HERE.glob("*.yaml"))}
 
 
 def _dashboard(text: str) -> str:
-    """A dashboard in Grafana's JSON model."""
+    """Return a dashboard in Grafana's JSON model."""
     source = {"name": "datasource", "type": "datasource", "query": "prometheus"}
-    told = yaml.safe_load(text)
+    content = yaml.safe_load(text)
     document = {
-        "uid": told["uid"],
-        "title": told["title"],
-        "description": told["about"],
+        "uid": content["uid"],
+        "title": content["title"],
+        "description": content["about"],
         "tags": ["rlhf"],
         "schemaVersion": SCHEMA,
         "editable": True,
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
-        "templating": {"list": [source, *map(_variable, told["variables"])]},
-        "panels": list(_panels(told["rows"], told["short"])),
+        "templating": {"list": [source, *map(_variable, content["variables"])]},
+        "panels": list(_panels(content["rows"], content["short"])),
     }
     return json.dumps(document, indent=2) + "\n"
 
 
-def _variable(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a person chooses at the top: one value, or also all of them, as a regular expression."""
-    every = told.get("all", False)
+def _variable(variable: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a choice at the top of a dashboard: one value or, with `all`, also all of them by a regular expression."""
+    every = variable.get("all", False)
     return {
-        "name": told["name"],
+        "name": variable["name"],
         "type": "query",
         "datasource": DATASOURCE,
-        "query": {"query": told["query"], "refId": told["name"]},
+        "query": {"query": variable["query"], "refId": variable["name"]},
         "refresh": 2,
         "sort": 1,
         "includeAll": every,
@@ -79,7 +93,7 @@ def _panels(rows: Mapping[str, Mapping[str, Any]], short: Mapping[str, str]) -> 
                 "id": number,
                 "type": "stat" if is_now else "timeseries",
                 "title": name,
-                "description": panel["about"],
+                "description": panel.get("about") or " ".join(each.meaning for each in _metrics_of(panel)),
                 "datasource": DATASOURCE,
                 "gridPos": {"x": left, "y": top, "w": width, "h": height},
                 "targets": list(_targets(panel, short)),
@@ -98,6 +112,13 @@ def _targets(panel: Mapping[str, str], short: Mapping[str, str]) -> Iterator[dic
         yield {"refId": chr(ord("A") + index), "datasource": DATASOURCE, "expr": long, "legendFormat": legend}
 
 
+def _metrics_of(panel: Mapping[str, Any]) -> list[StepMetric | OperatorMetric | JobMetric]:
+    """Return the metrics that the queries of a panel name."""
+    queries = " ".join(query for legend, query in panel.items() if legend not in OPTIONS)
+    names = dict.fromkeys(re.sub(r"_(sum|count|bucket)$", "", name) for name in re.findall(r"rlhf_\w+", queries))
+    return [METRICS[name] for name in names]
+
+
 def _number(panel: Mapping[str, Any]) -> dict[str, Any]:
     options = {"textMode": "name" if panel.get("named") else "auto", "colorMode": "none"}
     return _looks(panel, {}, {**options, "reduceOptions": {"calcs": ["lastNotNull"]}})
@@ -112,10 +133,12 @@ def _curves(panel: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _looks(panel: Mapping[str, Any], drawn: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = {"unit": panel.get("unit", "short"), "custom": drawn}
+    units = {UNITS.get(each.unit, "short") for each in _metrics_of(panel)}
+    unit = panel.get("unit") or (units.pop() if len(units) == 1 else "short")
+    defaults = {"unit": unit, "custom": drawn}
     return {"fieldConfig": {"defaults": defaults, "overrides": []}, "options": options}
 
 
 if __name__ == "__main__":
-    for path, text in generated().items():
+    for path, text in {**generated(), **pages()}.items():
         path.write_text(text, encoding="utf-8")

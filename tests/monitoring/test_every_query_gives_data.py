@@ -21,7 +21,8 @@ from rlhf_operator.metrics import (
     spent_metrics,
 )
 from rlhf_operator.spent import Spent
-from rlhf_trainer.outputs.metrics import METRICS, PrometheusMetrics, StepMetric
+from rlhf_trainer.outputs.metrics import PrometheusMetrics
+from rlhf_trainer.run_folder.step_metrics import METRICS, StepMetric
 from rlhf_trainer.telemetry import StepReport
 from tests.helm.rendering import Helm
 from tests.monitoring.rules import alerts, file_of_tests, input_of, lint, promtool, queries
@@ -45,7 +46,7 @@ def exported() -> dict[str, tuple[str, ...]]:
     for row in families():
         scraped = ("namespace", "pod")
         if isinstance(row, StepMetric):
-            kind, labels = row.kind.__name__.lower(), (*scraped, *row.labels)
+            kind, labels = row.kind, (*scraped, *row.labels)
         elif isinstance(row, JobMetric):
             kind, labels = row.kind, ("namespace", "name", "pod", *row.own_labels)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlhf_trainer.outputs.metrics import metric_of
+from rlhf_trainer.run_folder.step_metrics import metric_of
 from tests.trainer.chain.conftest import MANIFEST, records, rlhf
 
 JOBS = ("helpful-sft", "helpful-rm", "helpful-ppo")

@@ -12,11 +12,12 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from helm.dashboards.reference import pages
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.listeners import OutputOptions, opened
-from rlhf_trainer.outputs.metrics import METRICS, PLANNED_STEPS, WARNINGS, metric_of
 from rlhf_trainer.run.publisher import Publisher
+from rlhf_trainer.run_folder.step_metrics import METRICS, PLANNED_STEPS, WARNINGS, metric_of
 from tests.repo.tree import ROOT
 from tests.trainer.outputs.conftest import step_report
 
@@ -100,6 +101,11 @@ def test_the_documentation_names_exactly_what_is_exported(
     assert [row[0] for row in rows] == [
         "" if metric.recorded in (PLANNED_STEPS, WARNINGS) else metric.recorded for metric in METRICS
     ]
+
+
+def test_the_pages_of_metrics_are_as_generated() -> None:
+    for page, text in pages().items():
+        assert page.read_text() == text, f"{page.name}: make generate"
 
 
 def recorded_names() -> Iterator[str]:

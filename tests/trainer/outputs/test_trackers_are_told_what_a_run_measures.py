@@ -20,11 +20,11 @@ from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.outputs import trackers
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.listeners import OutputOptions, opened
-from rlhf_trainer.outputs.metrics import metric_of
 from rlhf_trainer.outputs.trackers import require_trackers
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import METRICS, JobFolder, add_to_summary
 from tests.patience import PATIENCE_SECONDS
+from rlhf_trainer.run_folder.step_metrics import metric_of
 from tests.repo.tree import ROOT
 from tests.trainer.chain.conftest import records, rlhf
 from tests.trainer.outputs.conftest import DATA, MODEL, step_report

@@ -14,7 +14,6 @@ from rlhf_api.names import Role
 from rlhf_api.spec.judges import RewardJudge
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.vllm_engine import Response
-from rlhf_trainer.outputs.metrics import metric_of
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.assembly import (
     data_of,
@@ -25,6 +24,7 @@ from rlhf_trainer.run.assembly import (
     training_batch,
     worker_of,
 )
+from rlhf_trainer.run_folder.step_metrics import metric_of
 from rlhf_trainer.spmd import LocalModel
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.types import Batch

@@ -1,4 +1,4 @@
-"""Chooses the metrics of a job that are plotted, with their meanings."""
+"""Plots of the metrics of a job over its steps, with their meanings, and of where the time went."""
 
 from __future__ import annotations
 
@@ -10,75 +10,16 @@ from markupsafe import Markup
 from rlhf_planning.numbers import duration, number
 from rlhf_trainer.report import plots
 from rlhf_trainer.report.run_record import JobRecord
+from rlhf_trainer.run_folder.step_metrics import METRICS, StepMetric, metric_of
 
-MEANINGS = {
-    "reward/mean": "mean score of the sampled responses",
-    "cost/mean": "mean cost of the sampled responses; above the limit it is weighed more",
-    "lagrange/multiplier": "weight of the cost against the reward",
-    "kl/reference": "from the reference model, nats a response",
-    "response_length/mean": "tokens of a sampled response",
-    "accuracy/pairs": "share of the batch's pairs ranked rightly",
-    "accuracy/safety": "share of the batch's responses whose cost has the right sign",
-    "margin/pairs": "mean implicit reward of the chosen response less the rejected one's",
-    "groups/with_signal": "share of prompts whose responses differ in reward",
-    "episodes/turns": "answers of the model in an episode",
-    "episodes/failed": "episodes that nothing is learned from, as their environment failed",
-    "entropy": "nats a token; near 0: no exploration",
-    "clip_fraction": "share of tokens at the ratio's clip",
-    "response_finished/mean": "share that ended before the token limit",
-    "kl/rollout": "generator against trainer, nats a token; should be about 0",
-    "ratio/first_max_deviation": "of the first mini-batch's ratio from 1; should be about 0",
-    "kl/coefficient": "weight of the KL penalty",
-    "tokens_per_second": "tokens a second of the whole step",
-    "padding/waste": "share of tokens that are padding",
-    "mfu": "FLOPs of the models by the GPUs' peak",
-    "staleness": "policy versions behind the weights that learn; 0: none",
-    "rollout_interrupted": "responses that new weights met while they were written",
-    "rollout_replacements": "times that the rollout pool got new processes for a lost one; should be 0",
-    "rollout_idle": "share of a step in which the rollout pool waits",
-    "trainer_idle": "share of a step in which the actor's pool waits",
-    "queue/batches": "finished ahead of training at the end of a step; always 0: training waits",
-    "queue/tokens": "finished ahead of training at the end of a step",
-    "sync_bytes/": "bytes of weights that the rollout pool received",
-    "sync_seconds/": "seconds in which it received them",
-    "kv_cache_used": "share of the generator's cache in use, at most",
-    "memory_used": "share of a rank's memory in use, at most",
-    "memory_bytes/": "bytes in use at the end of the phase, of the fullest rank",
-    "bytes/reshard": "bytes moved from training to generation",
-    "bytes/controller": "bytes that passed the controller; should be 0",
-    "skipped_updates": "updates skipped for a loss or gradient that was not finite; should be 0",
-    "loss/": "training loss",
-    "evaluation/": "on held-out data, during training",
-    "grad_norm/": "before clipping",
+PLACES = {metric.recorded: place for place, metric in enumerate(METRICS)}
+"""Recorded name of a metric -> its place on the page; a metric of a user's own algorithm comes after all others."""
+LEARNING = {metric.recorded.partition("/")[0] for metric in METRICS if metric.section == "learning"} - {
+    metric.recorded.partition("/")[0] for metric in METRICS if metric.section == "health"
 }
-"""Beginning of a name in metrics.jsonl -> what the page says of the metric."""
-LEARNING = (
-    "evaluation/",
-    "reward/",
-    "cost/",
-    "lagrange/",
-    "kl/reference",
-    "response_length/",
-    "accuracy/",
-    "margin/",
-    "loss/",
-)
-"""Prefixes of the metrics that show whether the model learns, in the order of the page; others are health and speed."""
-HEALTH = (
-    "skipped_updates",
-    "entropy",
-    "clip_fraction",
-    "response_finished/",
-    "grad_norm/",
-    "kl/",
-    "ratio/",
-    "tokens_per_second",
-    "rollout_idle",
-    "trainer_idle",
-)
-UNPLOTTED = ("step", "policy_version")
-COUNTED = ("time/", "flops/", "busy/", "idle/", "staleness_rows/")
-"""Families that Prometheus adds up over the steps; those of a step say little by themselves."""
+"""Families of metrics that all show whether the model learns."""
+UNITLESS = ("1", "ratio")
+"""Units that are not written: the meaning says them."""
 PHASES = ("update", "scoring", "generation", "reshard", "controller", "transfer", "data", "advantage", "checkpoint")
 """Phases of a step; a phase has the same colour in every plot, and those that are not listed share one."""
 NEARLY_CONSTANT = 1e-5
@@ -121,18 +62,15 @@ class Times:
 
 
 def panels(job: JobRecord, *, learning: bool) -> list[Panel]:
-    """A plot for each metric that changes: those about learning, or all others but times."""
-    chosen = [name for name in _names(job) if name.startswith(LEARNING) == learning and _changes(_series(job, name)[1])]
-    order = LEARNING if learning else HEALTH
-    return [_panel(job, name) for name in sorted(chosen, key=lambda name: (_rank(name, order), name))]
+    """Return a plot for each metric that changes: those about learning, or all others but times."""
+    chosen = [name for name in _names(job) if _is_learning(name) == learning and _changes(_series(job, name)[1])]
+    return [_panel(job, name) for name in sorted(chosen, key=_rank)]
 
 
 def overlaid(jobs: Mapping[int, JobRecord]) -> list[Overlay]:
-    """A plot for each metric that changes in one of the jobs or is not the same in all, those about learning first."""
+    """Return a plot for each metric that changes in a job or differs between jobs, those about learning first."""
     found = []
-    names = {name for job in jobs.values() for name in _names(job)}
-    order = (*LEARNING, *HEALTH)
-    for name in sorted(names, key=lambda name: (_rank(name, order), name)):
+    for name in sorted({name for job in jobs.values() for name in _names(job)}, key=_rank):
         series = {place: _series(job, name) for place, job in jobs.items()}
         series = {place: one for place, one in series.items() if one[0]}
         together = [value for _, values in series.values() for value in values]
@@ -144,12 +82,12 @@ def overlaid(jobs: Mapping[int, JobRecord]) -> list[Overlay]:
 
 
 def constants(job: JobRecord) -> list[tuple[str, str, str]]:
-    """(name, largest value, meaning) of the metrics that never change or are nearly 0 all the time."""
+    """Return (name, largest value, meaning) of the metrics that never change or are nearly 0 all the time."""
     found = []
     for name in _names(job):
         _, values = _series(job, name)
         if not _changes(values):
-            found.append((name, number(max(values, key=abs)), _meaning(name)))
+            found.append((name, number(max(values, key=abs)), _described(name, ())))
     return found
 
 
@@ -183,7 +121,7 @@ def _phase_times(record: Mapping[str, float]) -> dict[str, float]:
 
 def _names(job: JobRecord) -> list[str]:
     names = {name for record in job.records for name in record}
-    return sorted(name for name in names if not name.startswith(COUNTED) and name not in UNPLOTTED)
+    return sorted(name for name in names if not (row := _row(name)) or row.section)
 
 
 def _series(job: JobRecord, name: str) -> tuple[list[int], list[float]]:
@@ -204,13 +142,25 @@ def _panel(job: JobRecord, name: str) -> Panel:
 
 
 def _described(name: str, values: Sequence[float]) -> str:
-    """What a plot of these values shows."""
-    return _meaning(name) + " (logarithmic)" * plots.is_log(values)
+    """Return the meaning of a metric, its unit, and the kind of axis on which these values are plotted."""
+    row = _row(name)
+    notes = [row.unit] if row and row.unit not in UNITLESS else []
+    notes += ["logarithmic"] if values and plots.is_log(values) else []
+    meaning = row.meaning.rstrip(".") if row else ""
+    return f"{meaning} ({', '.join(notes)})".strip() if notes else meaning
 
 
-def _meaning(name: str) -> str:
-    return next((text for beginning, text in MEANINGS.items() if name.startswith(beginning)), "")
+def _row(name: str) -> StepMetric | None:
+    found = metric_of(name)
+    return found[0] if found else None
 
 
-def _rank(name: str, order: Sequence[str]) -> int:
-    return next((index for index, prefix in enumerate(order) if name.startswith(prefix)), len(order))
+def _is_learning(name: str) -> bool:
+    row = _row(name)
+    return row.section == "learning" if row else name.partition("/")[0] in LEARNING
+
+
+def _rank(name: str) -> tuple[bool, int, str]:
+    """Sort key of a metric on the page."""
+    row = _row(name)
+    return not _is_learning(name), PLACES[row.recorded] if row else len(PLACES), name

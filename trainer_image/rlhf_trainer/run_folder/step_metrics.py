@@ -1,0 +1,197 @@
+"""Table of the metrics of a step: name in metrics.jsonl and for Prometheus, unit, section of the report, and meaning.
+
+The metrics port, the report, the dashboards and docs/metrics-reference.md take names, units and meanings from here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["gauge", "counter", "summary"]
+Section = Literal["learning", "health", ""]
+SECTIONS: Mapping[str, Section] = {"learning": "learning", "health": "health", "-": ""}
+"""Word of the table -> section of the report with the plot; empty: no plot, for one step's value says little."""
+PLANNED_STEPS, WARNINGS = "planned_steps", "warnings"
+"""Metrics that are not in metrics.jsonl: status.json holds the first, and events.log has a line for each warning."""
+TABLE = """
+step | rlhf_step | steps | -
+    Latest finished step of the job.
+planned_steps | rlhf_planned_steps | steps | -
+    Steps of the whole job.
+warnings | rlhf_warnings_total | warnings | -
+    Warnings of the steps of this run.
+time/step | rlhf_step_seconds | seconds | -
+    Duration of a step, without evaluation.
+time/<phase> | rlhf_phase_seconds | seconds | -
+    Time of a step in which at least one rank was in the phase; transfer: ranks only moved or awaited data;
+    controller: no rank did anything.
+evaluation/<measure> | rlhf_evaluation | 1 | learning
+    Latest measurement on held-out data during training (spec.evaluation.everySteps).
+reward/mean | rlhf_reward_mean | 1 | learning
+    Mean score of the reward over the step's responses.
+reward/greedy | rlhf_reward_greedy | 1 | learning
+    Mean score of the reward over the step's greedy responses (ReMax).
+reward/left_out | rlhf_responses_left_out_total | responses | learning
+    Sampled responses to which some part of the reward gave no score (None); nothing is learned from them.
+cost/mean | rlhf_cost_mean | 1 | learning
+    Mean score of the cost model over the step's responses; above the limit it is weighed more.
+lagrange/multiplier | rlhf_lagrange_multiplier | 1 | learning
+    Weight of the cost against the reward.
+kl/reference | rlhf_kl_reference_nats | nats per response | learning
+    Divergence of the actor from the reference, mean of the step's responses.
+response_length/mean | rlhf_response_length_tokens | tokens | learning
+    Mean length of the step's responses.
+accuracy/pairs | rlhf_pair_accuracy_ratio | ratio | learning
+    Share of the step's pairs whose responses are scored in the right order.
+accuracy/safety | rlhf_safety_accuracy_ratio | ratio | learning
+    Share of the step's responses whose cost has the sign that says whether they are safe.
+margin/pairs | rlhf_pair_margin | 1 | learning
+    Mean of the step's pairs of the chosen response's implicit reward less the rejected one's (DPO).
+loss/<objective> | rlhf_loss | 1 | learning
+    Loss over the step's updates: sft, pretrain and the losses of preference models in nats, others as in PPO.
+skipped_updates | rlhf_skipped_updates_total | updates | health
+    Updates that were skipped because loss or gradient was not finite; should be 0.
+entropy | rlhf_entropy_nats | nats per token | health
+    Mean entropy of the actor's next token; near 0 nothing new is tried.
+clip_fraction | rlhf_clipped_tokens_ratio | ratio | health
+    Share of the response tokens at which the policy loss is clipped.
+response_finished/mean | rlhf_finished_responses_ratio | ratio | health
+    Share of the step's responses that end by themselves, not at the longest length.
+grad_norm/<objective> | rlhf_grad_norm | 1 | health
+    Largest norm of the gradient in the step's updates, before clipping.
+kl/coefficient | rlhf_kl_coefficient | 1 | health
+    Weight of the divergence from the reference, in the rewards or in the loss.
+kl/rollout | rlhf_kl_rollout_nats | nats per token | health
+    Divergence of the generator's log-probabilities from the trainer's; about 0 unless sampling is restricted.
+ratio/first_max_deviation | rlhf_first_ratio_deviation_max | 1 | health
+    Largest distance from 1 of the probability ratio in the first mini-batch; about 0. Measured only where old
+    log-probabilities are recomputed.
+ratio/rollout_max | rlhf_rollout_ratio_max | 1 | health
+    Largest ratio of the trainer's to the generator's probability of a token.
+tokens_per_second | rlhf_tokens_per_second | tokens per second | health
+    Prompt and response tokens of the step's batch by its duration, over all ranks.
+rollout_idle | rlhf_rollout_idle_ratio | ratio | health
+    Share of the step's time in which the slots of the rollout pool waited; with rollout.endpoints, in which the
+    process that asks the servers waited.
+trainer_idle | rlhf_trainer_idle_ratio | ratio | health
+    Share of the step's time in which the slots of the actor's pool waited, beside a rollout pool.
+bytes/controller | rlhf_controller_payload_bytes_total | bytes | health
+    Tensor bytes that the controller (de)serialised; 0 by design.
+bytes/reshard | rlhf_reshard_bytes_total | bytes | health
+    Bytes of weights that the ranks handed to their generators.
+bytes/transfer | rlhf_transfer_bytes_total | bytes | health
+    Bytes of fields that all ranks were given for their calls, from their own process or another.
+corrected_fraction | rlhf_corrected_tokens_ratio | ratio | health
+    Share of the response tokens whose rollout correction is truncated or masked.
+episodes/failed | rlhf_episodes_failed_total | episodes | health
+    Episodes whose environment failed or was too slow; nothing is learned from them.
+episodes/turns | rlhf_episode_turns | answers | health
+    Mean number of the model's answers in an episode.
+groups/with_signal | rlhf_groups_with_signal_ratio | ratio | health
+    Share of the step's prompts whose responses differ in reward.
+idle_bytes/<model> | rlhf_idle_model_bytes | bytes | health
+    Most bytes of a model's shard and moments that a rank's device held after a use of the model.
+judge/questions | rlhf_judge_questions_total | questions | health
+    Questions to a judge; a question that has a verdict is not asked again.
+judge/unread | rlhf_judge_unread_total | answers | health
+    Answers of a judge without a verdict.
+kv_cache_used | rlhf_kv_cache_used_ratio | ratio | health
+    Largest share of the generator's KV cache that was in use during the step.
+memory_bytes/<phase> | rlhf_memory_used_bytes | bytes | health
+    Most memory in use at the end of a phase's calls: of a rank's GPU, on CPU of a rank's container.
+memory_used | rlhf_memory_used_ratio | ratio | health
+    Largest share of the memory of a rank's GPU, on CPU of its container or machine, at the end of a phase's calls.
+mfu | rlhf_mfu_ratio | ratio | health
+    FLOPs of the step's models by what its GPUs could do in that time at their peak; measured only on known GPUs.
+padding/waste | rlhf_padding_tokens_ratio | ratio | health
+    Share of padding among the tokens that went through the models.
+queue/batches | rlhf_queue_batches | batches | health
+    Batches that the rollout pool had finished ahead, and that no step had trained on, at the end of the step;
+    always 0: training waits for generation.
+queue/tokens | rlhf_queue_tokens | tokens | health
+    Prompt and response tokens of the rows that the rollout pool's ranks had finished ahead then.
+reward_part/<part> | rlhf_reward_part_mean | 1 | health
+    Mean score of a part of a reward (of a sum, or named by a function) before its weight, over sampled responses.
+reward_part_std/<part> | rlhf_reward_part_std | 1 | health
+    Standard deviation of the score of a part of a reward, over sampled responses.
+rollout_interrupted | rlhf_rollout_interrupted_responses_total | responses | health
+    Responses during which new weights arrived (rollout.partial), once for each time.
+rollout_replacements | rlhf_rollout_replacements_total | replacements | health
+    How often the processes of a rollout pool were replaced, because one of them was lost; should be 0.
+staleness | rlhf_staleness_steps | steps | health
+    Policy versions between the weights that sampled the step's responses and those that learn from them, at most; 0
+    where each step learns from its own.
+sync_bytes/<kind> | rlhf_weight_sync_bytes_total | bytes | health
+    Bytes of weights that a rollout pool received; full: of all weights, delta: of those that had changed.
+sync_seconds/<kind> | rlhf_weight_sync_seconds | seconds | health
+    Time in which a rollout pool received weights, of the slowest rank, without waiting for the actor.
+policy_version | rlhf_policy_version | steps | -
+    Steps that trained the weights with which the responses were sampled.
+flops/<phase> | rlhf_model_flops_total | FLOPs | -
+    FLOPs of the models without recomputation; generation counts response tokens only.
+busy/<pool> | rlhf_pool_busy_seconds_total | seconds | -
+    Time of all slots of a pool in which they were in a phase of a step, added up.
+idle/<pool> | rlhf_pool_idle_seconds_total | seconds | -
+    Time of all slots of a pool in which they waited in a step, for other pools or for data, added up.
+staleness_rows/<versions> | rlhf_staleness_rows_total | rows | -
+    Rows that were learned from, by the policy versions between the weights that sampled them and those that
+    learned.
+"""
+"""Two lines or more a metric, in the order of the report: recorded name, Prometheus' name, unit, section; meaning.
+
+The recorded name of a family ends in its label, such as `<phase>`.
+"""
+
+
+@dataclass(frozen=True)
+class StepMetric:
+    """A row of the table.
+
+    A gauge holds the value of the latest step, a counter (`_total`) the sum over the steps of this run, a summary
+    (`_seconds`) their sum and number.
+    """
+
+    recorded: str
+    """Name in metrics.jsonl; `*` stands for the value of a family's label."""
+    name: str
+    """Name for Prometheus."""
+    unit: str
+    section: Section
+    meaning: str
+    part: str
+    """Label of a family, else empty."""
+
+    @property
+    def kind(self) -> Kind:
+        """Return the type that Prometheus knows."""
+        return "counter" if self.name.endswith("_total") else "summary" if self.name.endswith("_seconds") else "gauge"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of the labels."""
+        return ("job", "algorithm", *([self.part] if self.part else []))
+
+
+def _metrics() -> Iterator[StepMetric]:
+    for row in re.split(r"\n(?=\S)", TABLE.strip()):
+        head, *lines = row.split("\n")
+        recorded, name, unit, section = head.split(" | ")
+        family, _, part = recorded.rstrip(">").partition("<")
+        meaning = " ".join(line.strip() for line in lines)
+        yield StepMetric(f"{family}*" if part else recorded, name, unit, SECTIONS[section], meaning, part)
+
+
+METRICS = tuple(_metrics())
+_ROWS = {metric.recorded: metric for metric in METRICS}
+
+
+def metric_of(recorded: str) -> tuple[StepMetric, tuple[str, ...]] | None:
+    """Return the row of a name in metrics.jsonl and, for a family, the value of its label; None for other names."""
+    if recorded in _ROWS:
+        return _ROWS[recorded], ()
+    family, _, part = recorded.partition("/")
+    metric = _ROWS.get(f"{family}/*")
+    return (metric, (part,)) if metric else None
