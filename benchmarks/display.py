@@ -29,9 +29,10 @@ from rich.table import Table
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
 from rlhf_trainer.outputs.event_files import EventFiles
-from rlhf_trainer.outputs.listeners import Listener, OutputOptions, opened
+from rlhf_trainer.outputs.listeners import Listener, OutputOptions
 from rlhf_trainer.outputs.live import LiveDisplay
 from rlhf_trainer.outputs.metrics import PrometheusMetrics
+from rlhf_trainer.outputs.opening import open_listeners
 from rlhf_trainer.outputs.trace import Trace
 from rlhf_trainer.run import chain
 from rlhf_trainer.run_folder.folder import JobFolder
@@ -97,7 +98,7 @@ def run_measured(folder: Path, steps: int) -> None:
     def opened_and_watched(
         options: OutputOptions, output: Path, warn: Callable[[str], None]
     ) -> Iterator[Sequence[Listener]]:
-        with opened(options, output, warn) as listeners:
+        with open_listeners(options, output, warn) as listeners:
             yield [*listeners, Bounds()]
 
     watch.time(JobFolder, "record", "run folder")

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests is not ins
 from rlhf_api.job import Job
 from rlhf_mapper.mapping import STAGES, DeviceMapping
 from rlhf_planning.job_plan import plan_job
-from rlhf_planning.machines import this_machine
+from rlhf_planning.machines import local_cluster
 from rlhf_trainer.run.shapes import shapes_of
 from tests.real_size.shapes import SHAPES
 from tests.real_size.step import Case, measure
@@ -85,7 +85,7 @@ def mapped_bytes(job: dict[str, Any]) -> int:
     """What the mapper says that a slot holds in the fullest moment of a step (`rlhf plan`): no libraries."""
     parsed = Job.parse(job)
     shapes = shapes_of([parsed], parsed, Path())
-    mapping = plan_job(parsed, this_machine(parsed, lambda: ()), shapes, device="CPU")
+    mapping = plan_job(parsed, local_cluster(parsed, lambda: ()), shapes, device="CPU")
     assert isinstance(mapping, DeviceMapping), mapping
     (pool,), predicted = mapping.pools, mapping.prediction
     assert predicted, "the shapes are known"

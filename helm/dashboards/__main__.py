@@ -1,9 +1,9 @@
-"""`python -m helm.dashboards` writes the dashboards into the chart, from the YAML files beside this one.
+"""`python -m helm.dashboards`: generator of the chart's dashboards, from the YAML files beside this one.
 
-It writes the pages of metrics, too (`reference.py`). A file has rows of panels by their titles. A panel has queries in
-PromQL by their legends, what it shows and what to look for (`about`), its `unit`, and whether its curves are `stacked`.
-A panel without `about` or `unit` takes them from the metrics of its queries. Panels of the row Now show the latest
-value of a query instead of curves; with `named` they show the name of the series.
+It also writes the pages of metrics (`reference.py`). A YAML file has rows of panels by their titles. A panel has
+queries in PromQL by their legends, a description (`about`), a `unit`, and perhaps `stacked` curves. A panel without
+`about` or `unit` takes them from the metrics of its queries. Panels of the row Now show the latest value of a query
+instead of curves, with `named` the name of the series.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ OPTIONS = ("about", "unit", "stacked", "named")
 """Keys of a panel that are no query."""
 UNITS = {"ratio": "percentunit", "seconds": "s", "bytes": "bytes"}
 """Unit of a metric -> Grafana's unit; others are plain numbers."""
-METRICS: Mapping[str, StepMetric | OperatorMetric | JobMetric] = {
-    metric.name: metric for metric in (*STEP_METRICS, *OPERATOR_METRICS, *JOB_METRICS, *spent_metrics(Spent()))
+METRICS: dict[str, StepMetric | OperatorMetric | JobMetric] = {
+    **{metric.name: metric for metric in STEP_METRICS},
+    **{metric.name: metric for metric in OPERATOR_METRICS},
+    **{metric.name: metric for metric in (*JOB_METRICS, *spent_metrics(Spent()))},
 }
 """Every metric by its name for Prometheus."""
 

@@ -1,1 +1,1 @@
-"""`kubectl rlhf`: RLHFJobs of a cluster, asked and told through kubectl itself, with its user's rights."""
+"""`kubectl rlhf`: commands about the RLHFJobs of a cluster, run through kubectl with the rights of its user."""

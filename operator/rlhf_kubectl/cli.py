@@ -1,4 +1,4 @@
-"""The plugin's command line: `kubectl rlhf --help` lists the commands."""
+"""Command line of the plugin: `kubectl rlhf --help` lists the commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typer._completion_classes import completion_init
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import SpecError
-from rlhf_kubectl.jobs import events_of, head_of, line_of, listed, named, pods_of
+from rlhf_kubectl.jobs import events_of, find_job, head_of, line_of, list_jobs, pods_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator import names
 from rlhf_operator.snapshot import ObservedJob
@@ -29,10 +29,10 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 
 def job_names(context: typer.Context, incomplete: str) -> list[str]:
-    """The jobs whose names begin so, for the shell; none where the cluster does not answer."""
+    """Return the names of jobs that begin so, for the shell; none if the cluster does not answer."""
     kubectl = Kubectl(context.params.get("context"), context.params.get("namespace"))
     try:
-        return [job.name for job in listed(kubectl) if job.name.startswith(incomplete)]
+        return [job.name for job in list_jobs(kubectl) if job.name.startswith(incomplete)]
     except KubectlError:
         return []
 
@@ -46,7 +46,7 @@ Image = Annotated[
     str | None, typer.Option("--image", help="With sh and tar, for the pod that reads the claim; default the job's.")
 ]
 FILES, NO_FILES = ":0", ":4"
-"""kubectl's last line of candidates: whether files may stand there, too."""
+"""Last line of completions for kubectl: whether file names may follow, too."""
 ENDED = ("Succeeded", "Failed")
 
 
@@ -80,7 +80,7 @@ def about(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """RLHFJobs of a Kubernetes cluster: how they are doing, what they wait for, what they have made."""
+    """Show and steer the RLHFJobs of a Kubernetes cluster, and copy their output."""
 
 
 @app.command(epilog="Example: kubectl rlhf top -A")
@@ -95,7 +95,7 @@ def top(
     kubectl = Kubectl(context, namespace)
     nothing = "no RLHFJob in any namespace" if everywhere else f"no RLHFJob in namespace {kubectl.namespace}"
     show(
-        lambda: [line_of(job, everywhere=everywhere) for job in listed(kubectl, everywhere=everywhere)],
+        lambda: [line_of(job, everywhere=everywhere) for job in list_jobs(kubectl, everywhere=everywhere)],
         nothing,
         once=once,
         passing=KubectlError,
@@ -105,11 +105,11 @@ def top(
 @app.command(epilog="Example: kubectl rlhf why helpful-ppo")
 @exits
 def why(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
-    """Say what a job waits for, since when and what to do; of a failed one what failed, and where."""
+    """Say what a job waits for, since when and what to do; of a failed job what failed, and where."""
     from rlhf_kubectl.why import why as sentences
 
     kubectl = Kubectl(context, namespace)
-    found = named(kubectl, job)
+    found = find_job(kubectl, job)
     pods = pods_of(kubectl, found)
     for sentence in sentences(found, pods, events_of(kubectl, found, pods), datetime.now(UTC)):
         typer.echo(sentence)
@@ -127,7 +127,7 @@ def logs(
 ) -> None:
     """Show the trainer's log: of the running attempt, or of an earlier one, which is on the job's claim."""
     kubectl = Kubectl(context, namespace)
-    found = named(kubectl, job)
+    found = find_job(kubectl, job)
     latest = found.status.attempt
     if latest is None or (attempt or 0) > latest:
         had = f"has had {latest or 'no'} attempt{'s' * (latest != 1)}"
@@ -163,7 +163,7 @@ def resume(job: JobName, namespace: Namespace = None, context: Context = None) -
 
 
 def _set_suspend(kubectl: Kubectl, name: str, *, suspended: bool) -> None:
-    job = named(kubectl, name)
+    job = find_job(kubectl, name)
     if job.status.phase in ENDED:
         raise KubectlError(f"{name} has ended, it is {job.status.phase}", ExitCode.SPEC)
     if bool(job.spec.get("suspend")) == suspended:
@@ -183,7 +183,7 @@ def _set_suspend(kubectl: Kubectl, name: str, *, suspended: bool) -> None:
 def save_now(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
     """Have a running job save a checkpoint after its current step, and wait for it."""
     kubectl = Kubectl(context, namespace)
-    found = named(kubectl, job)
+    found = find_job(kubectl, job)
     head = _running_head(kubectl, found)
     words = (head, f"--container={names.HEAD_CONTAINER}", "--", "rlhf", "save-now", names.OUTPUT_FOLDER)
     kubectl.stream("exec", f"--namespace={found.namespace}", *words)
@@ -221,11 +221,11 @@ def fetch(
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Copy what a job has made off its claim, by a pod that mounts it and is gone afterwards."""
+    """Copy the output of a job off its claim, by a pod that mounts the claim and is deleted afterwards."""
     from rlhf_kubectl.files import fetch as copy
 
     kubectl = Kubectl(context, namespace)
-    files, size = copy(kubectl, named(kubectl, job), folder, image)
+    files, size = copy(kubectl, find_job(kubectl, job), folder, image)
     typer.echo(f"{folder}: {files} files, {size_text(size)}")
 
 

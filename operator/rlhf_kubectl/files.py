@@ -1,4 +1,4 @@
-"""Files of a job's claim: copied or shown by a pod that mounts it, read-only, and is gone afterwards."""
+"""Files of a job's claim, copied or shown by a pod that mounts the claim read-only and is deleted afterwards."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import wrap_file
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_kubectl.installation import image_of, parsed
-from rlhf_kubectl.kubectl import Kubectl, KubectlError, require
+from rlhf_kubectl.installation import image_of, parse_job
+from rlhf_kubectl.kubectl import Kubectl, KubectlError, require_success
 from rlhf_kubectl.why import complaint
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.resources import PODS
@@ -27,18 +27,19 @@ from rlhf_operator.snapshot import ObservedJob
 
 CLAIM: Final = "/claim"
 CONTAINER: Final = "files"
-LONGEST: Final = 86400
-"""Seconds after which Kubernetes ends such a pod, should nobody."""
-PATIENCE: Final = 300.0
-"""Seconds in which it must run."""
+MAX_POD_SECONDS: Final = 86400
+"""Seconds after which Kubernetes ends such a pod, if this program has not."""
+START_SECONDS: Final = 300.0
+"""Seconds in which the pod must run."""
 POLL_SECONDS: Final = 0.5
 SIZES: Final = 'cd "$1" && find . -type f -exec stat -c "%s %n" {} +'
 
 
 def fetch(kubectl: Kubectl, job: ObservedJob, folder: Path, image: str | None) -> tuple[int, int]:
-    """Copy what a job has made into a new folder: (files, bytes). KubectlError where there is nothing or it breaks off.
+    """Copy the output of a job into a new folder, and return (files, bytes).
 
-    The folder appears when all files are there and as large as on the claim.
+    The folder appears when all files are there and as large as on the claim. KubectlError if there is no output, or the
+    copy breaks off.
     """
     output = job.status.output.uri if job.status.output else ""
     if not output.startswith(PVC):
@@ -60,7 +61,7 @@ def fetch(kubectl: Kubectl, job: ObservedJob, folder: Path, image: str | None) -
 
 def show(kubectl: Kubectl, job: ObservedJob, file: str, image: str | None) -> None:
     """Print a file of a job's run folder to stdout."""
-    place = run_folder(parsed(job))
+    place = run_folder(parse_job(job))
     with reader(kubectl, job, place.claim, image) as pod:
         path = "/".join(part for part in (CLAIM, place.path, file) if part)
         kubectl.stream("exec", f"--namespace={job.namespace}", pod, f"--container={CONTAINER}", "--", "cat", path)
@@ -68,7 +69,7 @@ def show(kubectl: Kubectl, job: ObservedJob, file: str, image: str | None) -> No
 
 @contextmanager
 def reader(kubectl: Kubectl, job: ObservedJob, claim: str, image: str | None) -> Iterator[str]:
-    """Name of a pod that runs meanwhile and has the claim."""
+    """Run a pod that mounts the claim during the block, and yield its name."""
     used = image or image_of(kubectl, job)
     if not used:
         raise KubectlError("the image of the job's pods is not known here: name one with sh and tar by --image")
@@ -83,7 +84,7 @@ def reader(kubectl: Kubectl, job: ObservedJob, claim: str, image: str | None) ->
 
 
 def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
-    """A pod that waits, with the claim and none of the user's rights."""
+    """Return a pod that waits, with the claim and none of the user's rights."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -93,14 +94,14 @@ def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
             "ownerReferences": [identity.owner(job)],
         },
         "spec": {
-            **identity.of_pod(parsed(job).spec.runtime),
+            **identity.of_pod(parse_job(job).spec.runtime),
             "restartPolicy": "Never",
-            "activeDeadlineSeconds": LONGEST,
+            "activeDeadlineSeconds": MAX_POD_SECONDS,
             "containers": [
                 {
                     "name": CONTAINER,
                     "image": image,
-                    "command": ["sleep", str(LONGEST)],
+                    "command": ["sleep", str(MAX_POD_SECONDS)],
                     "resources": {
                         "requests": {"cpu": "50m", "memory": "32Mi"},
                         "limits": {"cpu": "1", "memory": "256Mi"},
@@ -115,41 +116,41 @@ def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
 
 
 def _wait(kubectl: Kubectl, path: str) -> None:
-    """Until the pod runs. KubectlError with what keeps it from that."""
-    end = time.monotonic() + PATIENCE
+    """Wait until the pod runs. KubectlError with the reason if it does not."""
+    end = time.monotonic() + START_SECONDS
     while True:
         pod = parse.pod(kubectl.get(path))
         if pod.ready:
             return
-        hindered = complaint(pod, datetime.now(UTC))
+        obstacle = complaint(pod, datetime.now(UTC))
         if pod.phase == "Failed" or time.monotonic() > end:
-            raise KubectlError(hindered or f"pod {pod.name} does not run")
+            raise KubectlError(obstacle or f"pod {pod.name} does not run")
         time.sleep(POLL_SECONDS)
 
 
 def _copy(kubectl: Kubectl, pod: str, job: ObservedJob, source: str, target: Path) -> None:
-    """Copy a folder of a pod as one stream; KubectlError where a file is not as large as there."""
+    """Copy a folder of a pod as one stream. KubectlError if a file is smaller or larger than in the pod."""
     inside = ("exec", f"--namespace={job.namespace}", pod, f"--container={CONTAINER}", "--")
-    listed = kubectl.run(*inside, "sh", "-c", SIZES, "sh", source).decode().splitlines()
-    sizes = {path.removeprefix("./"): int(size) for size, _, path in (line.partition(" ") for line in listed)}
+    sizes_there = kubectl.run(*inside, "sh", "-c", SIZES, "sh", source).decode().splitlines()
+    sizes = {path.removeprefix("./"): int(size) for size, _, path in (line.partition(" ") for line in sizes_there)}
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     with kubectl.start(*inside, "tar", "-C", source, "-cf", "-", ".") as process:
         broken = _unpack(cast("IO[bytes]", process.stdout), target, sum(sizes.values()))
-        _, said = process.communicate()
-    require(process.returncode, said)
-    there = _sizes_here(target)
-    wrong = sorted(path for path in sizes if there.get(path) != sizes[path])
+        _, stderr = process.communicate()
+    require_success(process.returncode, stderr)
+    here = _sizes_here(target)
+    wrong = sorted(path for path in sizes if here.get(path) != sizes[path])
     if broken or wrong:
-        what = f"{wrong[0]} has {there.get(wrong[0], 0):,} of {sizes[wrong[0]]:,} bytes" if wrong else broken
+        what = f"{wrong[0]} has {here.get(wrong[0], 0):,} of {sizes[wrong[0]]:,} bytes" if wrong else broken
         raise KubectlError(f"the copy broke off: {what}; {target} is not whole")
 
 
 def _unpack(stream: IO[bytes], target: Path, total: int) -> str:
-    """Write the files of a tar stream; why it could not be read to its end, or nothing."""
+    """Write the files of a tar stream; return why it could not be read to its end, or an empty text."""
     console = Console(stderr=True)
-    shown = wrap_file(cast("Any", stream), total, description="copying", console=console, transient=True)
-    with shown as watched:
+    progress = wrap_file(cast("Any", stream), total, description="copying", console=console, transient=True)
+    with progress as watched:
         try:
             with tarfile.open(fileobj=cast("IO[bytes]", watched), mode="r|") as files:
                 files.extractall(target, filter="data")

@@ -1,4 +1,4 @@
-"""How the operator of a cluster was installed, as far as the user may see it."""
+"""Installation of the operator in a cluster, as far as the user may see it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SELECTOR = "?labelSelector=app.kubernetes.io/name%3Drlhf-operator"
 
 
 def settings_of(kubectl: Kubectl, namespace: str) -> Settings | None:
-    """The settings of the operator that looks after a namespace; None where the user may not read them, or has none."""
+    """Return the settings of the operator of a namespace; None if there is none, or the user may not read them."""
     found = kubectl.find(CONFIG_MAPS.path() + SELECTOR) or {}
     for each in found.get("items") or []:
         try:
@@ -32,17 +32,17 @@ def settings_of(kubectl: Kubectl, namespace: str) -> Settings | None:
     return None
 
 
-def parsed(job: ObservedJob) -> Job:
-    """A job of the cluster with its defaults. SpecError where it breaks a rule."""
+def parse_job(job: ObservedJob) -> Job:
+    """Return a job of the cluster with its defaults. SpecError if it breaks a rule."""
     metadata = {"name": job.name, "namespace": job.namespace}
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(job.spec)}
     return Job.parse(document, step=job.status.step)
 
 
 def image_of(kubectl: Kubectl, job: ObservedJob) -> str:
-    """The image of a job's pods; empty where the user may not know it."""
+    """Return the image of a job's pods; empty if the user may not know it."""
     try:
-        own = parsed(job).spec.runtime.image
+        own = parse_job(job).spec.runtime.image
     except SpecError:
         own = None
     settings = None if own else settings_of(kubectl, job.namespace)

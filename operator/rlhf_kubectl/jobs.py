@@ -1,4 +1,4 @@
-"""RLHFJobs of a cluster as it shows them now, and what belongs to them."""
+"""RLHFJobs of a cluster, their pods and their events, as the API server has them now."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NO_RLHFJOBS = "this cluster knows no RLHFJobs: install the operator's chart (hel
 
 
 @dataclass(frozen=True)
-class Told:
-    """An event about a job or a pod of it."""
+class JobEvent:
+    """Event about a job or a pod of it."""
 
     time: str
-    """RFC 3339."""
+    """Time of the event (RFC 3339)."""
     is_warning: bool
     reason: str
     note: str
@@ -32,8 +32,8 @@ class Told:
     """Name of the object."""
 
 
-def documents(kubectl: Kubectl, *, everywhere: bool = False) -> list[Document]:
-    """The jobs of the namespace, or of all, as the server has them."""
+def job_documents(kubectl: Kubectl, *, everywhere: bool = False) -> list[Document]:
+    """Return the jobs of the namespace, or of all namespaces, as the server has them."""
     try:
         found = kubectl.get(JOBS.path(None if everywhere else kubectl.namespace))
     except KubectlError as error:
@@ -43,45 +43,47 @@ def documents(kubectl: Kubectl, *, everywhere: bool = False) -> list[Document]:
     return found.get("items") or []
 
 
-def listed(kubectl: Kubectl, *, everywhere: bool = False) -> list[ObservedJob]:
-    """The same, the oldest first."""
-    return sorted(map(parse.job, documents(kubectl, everywhere=everywhere)), key=lambda job: (job.created, job.name))
+def list_jobs(kubectl: Kubectl, *, everywhere: bool = False) -> list[ObservedJob]:
+    """Return the jobs of the namespace, or of all namespaces, the oldest first."""
+    return sorted(
+        map(parse.job, job_documents(kubectl, everywhere=everywhere)), key=lambda job: (job.created, job.name)
+    )
 
 
-def named(kubectl: Kubectl, name: str) -> ObservedJob:
-    """A job; where there is none of this name, KubectlError with the nearest name."""
-    may_be = re.fullmatch(JOB_NAME, name)  # other words would lead to other paths
-    if may_be and (found := kubectl.find(JOBS.path(kubectl.namespace, name))):
+def find_job(kubectl: Kubectl, name: str) -> ObservedJob:
+    """Return the job of this name. KubectlError with the nearest name if there is none."""
+    is_name = re.fullmatch(JOB_NAME, name)  # other words would lead to other paths
+    if is_name and (found := kubectl.find(JOBS.path(kubectl.namespace, name))):
         return parse.job(found)
-    near = suggestion(name, [job.name for job in listed(kubectl)])
+    near = suggestion(name, [job.name for job in list_jobs(kubectl)])
     message = f"there is no RLHFJob {name} in namespace {kubectl.namespace}: {near}"
     raise KubectlError(message, ExitCode.SPEC, "NotFound")
 
 
 def pods_of(kubectl: Kubectl, job: ObservedJob) -> list[ObservedPod]:
-    """Its pods that are there; none where the user may not see them."""
+    """Return the pods of a job; none if the user may not see them."""
     selector = f"?labelSelector={names.MANAGED_BY}%3D{names.OPERATOR},{names.JOB_UID}%3D{job.uid}"
     found = kubectl.find(PODS.path(job.namespace) + selector) or {}
     return [parse.pod(each) for each in found.get("items") or []]
 
 
 def head_of(job: ObservedJob, pods: Sequence[ObservedPod]) -> ObservedPod | None:
-    """The head pod of its current attempt, if it has begun to run."""
+    """Return the head pod of the current attempt, if the pod has begun to run."""
     heads = (pod for pod in pods if (pod.role, pod.attempt) == (names.CONTROLLER, job.status.attempt))
     return next((pod for pod in heads if pod.phase != "Pending"), None)
 
 
-def events_of(kubectl: Kubectl, job: ObservedJob, pods: Sequence[ObservedPod]) -> list[Told]:
-    """What is told about the job and its pods, the oldest first."""
+def events_of(kubectl: Kubectl, job: ObservedJob, pods: Sequence[ObservedPod]) -> list[JobEvent]:
+    """Return the events about a job and its pods, the oldest first."""
     found = kubectl.find(EVENTS.path(job.namespace)) or {}
-    wanted = {job.uid, *(pod.uid for pod in pods)}
-    told = [_told(each) for each in found.get("items") or [] if raw.text(each, "regarding", "uid") in wanted]
-    return sorted(told, key=lambda each: each.time)
+    uids = {job.uid, *(pod.uid for pod in pods)}
+    events = [_event_of(each) for each in found.get("items") or [] if raw.text(each, "regarding", "uid") in uids]
+    return sorted(events, key=lambda each: each.time)
 
 
-def _told(document: Document) -> Told:
+def _event_of(document: Document) -> JobEvent:
     when, note = parse.complaint(document)
-    return Told(
+    return JobEvent(
         time=when,
         is_warning=raw.text(document, "type") == "Warning",
         reason=raw.text(document, "reason"),
@@ -91,7 +93,7 @@ def _told(document: Document) -> Told:
 
 
 def line_of(job: ObservedJob, *, everywhere: bool) -> JobLine:
-    """A job in the table of `top`."""
+    """Return the row of a job in the table of `top`."""
     return JobLine(
         name=f"{job.namespace}/{job.name}" if everywhere else job.name,
         algorithm=raw.text(job.spec, "algorithm", "name"),

@@ -1,4 +1,4 @@
-"""Calls of kubectl, which knows the cluster, the credentials and the rights of its user."""
+"""Calls of kubectl, the program that has the cluster, the credentials and the rights of its user."""
 
 from __future__ import annotations
 
@@ -17,47 +17,48 @@ from rlhf_operator.snapshot import Document
 
 TIMEOUT: Final = "--request-timeout=10s"
 REFUSED: Final = re.compile(r"^(?:Error from server|error from server) \((?P<reason>\w+)\): ")
-"""What kubectl says of an answer of the API server, before the server's own words."""
+"""Prefix that kubectl puts before an error of the API server."""
 ENDED: Final = re.compile(r"command terminated with exit code")
-"""What it adds to the words of a program in a pod."""
-LONGEST: Final = 1000
+"""Line that kubectl adds to the errors of a program in a pod."""
+MAX_MESSAGE: Final = 1000
+"""Characters of an error."""
 
 
 class KubectlError(Exception):
-    """What a user is told in a sentence, with the exit code of its kind."""
+    """Error in one sentence for the user, with the exit code of its kind."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.ENVIRONMENT, reason: str = "") -> None:
         self.exit_code, self.reason = exit_code, reason
-        """reason: the API server's word, such as NotFound or Forbidden; empty where it did not answer."""
+        """Exit code of the command; the API server's word, such as NotFound, or empty if it did not answer."""
         super().__init__(message)
 
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl for one context and namespace; without them it is the current context, and that one's namespace."""
+    """Caller of kubectl for one context and namespace; by default the current context and its namespace."""
 
     context: str | None = None
-    asked_namespace: str | None = None
+    requested_namespace: str | None = None
 
     @cached_property
     def namespace(self) -> str:
-        """The one that is asked about."""
-        if self.asked_namespace:
-            if not re.fullmatch(DNS_LABEL, self.asked_namespace):
-                raise KubectlError(f"--namespace: {self.asked_namespace} is no name of a namespace", ExitCode.SPEC)
-            return self.asked_namespace
+        """Return the requested namespace, or that of the context."""
+        if self.requested_namespace:
+            if not re.fullmatch(DNS_LABEL, self.requested_namespace):
+                raise KubectlError(f"--namespace: {self.requested_namespace} is no name of a namespace", ExitCode.SPEC)
+            return self.requested_namespace
         try:
-            said = self.run("config", "view", "--minify", "--output=jsonpath={.contexts[0].context.namespace}")
+            namespace = self.run("config", "view", "--minify", "--output=jsonpath={.contexts[0].context.namespace}")
         except KubectlError:  # no current context, as in a pod
             return "default"
-        return said.decode().strip() or "default"
+        return namespace.decode().strip() or "default"
 
     def get(self, path: str) -> Document:
-        """What the API server answers to a GET."""
+        """Return the API server's answer to a GET."""
         return self._document("get", "--raw", path)
 
     def find(self, path: str) -> Document | None:
-        """The same; None where there is nothing, or the user may not look."""
+        """Return the API server's answer to a GET; None if there is no such object, or the user may not read it."""
         try:
             return self.get(path)
         except KubectlError as error:
@@ -66,7 +67,7 @@ class Kubectl:
             return None
 
     def create(self, path: str, manifest: Mapping[str, Any]) -> Document:
-        """Make an object: as the server has it."""
+        """Create an object, and return it as the server has it."""
         return self._document("create", "--raw", path, "--filename=-", text=json.dumps(manifest))
 
     def delete(self, path: str) -> None:
@@ -81,22 +82,22 @@ class Kubectl:
         return document
 
     def run(self, *words: str, text: str = "") -> bytes:
-        """What kubectl prints. KubectlError with the first line of what it says if it fails."""
+        """Run kubectl and return its stdout. KubectlError with its error if it fails."""
         with self.start(*words, stdin=subprocess.PIPE) as process:
             out, err = process.communicate(text.encode())
-        require(process.returncode, err)
+        require_success(process.returncode, err)
         return out
 
     def stream(self, *words: str) -> None:
-        """Have kubectl print to this process's stdout; KubectlError if it fails."""
+        """Let kubectl print to this process's stdout. KubectlError if it fails."""
         with self.start(*words, stdin=subprocess.DEVNULL, stdout=None) as process:
             _, err = process.communicate()
-        require(process.returncode, err)
+        require_success(process.returncode, err)
 
     def start(
         self, *words: str, stdin: int = subprocess.DEVNULL, stdout: int | None = subprocess.PIPE
     ) -> subprocess.Popen[bytes]:
-        """A kubectl that runs. KubectlError where there is none."""
+        """Start kubectl. KubectlError if it is not installed."""
         context = [f"--context={self.context}"] if self.context else []
         try:
             return subprocess.Popen(["kubectl", *context, *words], stdin=stdin, stdout=stdout, stderr=subprocess.PIPE)
@@ -104,18 +105,18 @@ class Kubectl:
             raise KubectlError(f"kubectl cannot be started: {error.strerror}; install it, and put it on PATH") from None
 
 
-def require(code: int, said: bytes) -> None:
-    """KubectlError for a kubectl that has failed and said this on stderr."""
+def require_success(code: int, stderr: bytes) -> None:
+    """Raise KubectlError for the exit code and the stderr of a kubectl that has failed."""
     if not code:
         return
-    told = [line for line in said.decode(errors="replace").splitlines() if line.strip() and not ENDED.match(line)]
-    lines: Sequence[str] = told or [f"it ended with {code}"]
+    errors = [line for line in stderr.decode(errors="replace").splitlines() if line.strip() and not ENDED.match(line)]
+    lines: Sequence[str] = errors or [f"it ended with {code}"]
     for line in lines:
         if refused := REFUSED.match(line):
             words = f"the cluster refuses: {line[refused.end() :]}"
-            raise KubectlError(one_line(words, LONGEST), reason=refused["reason"])
+            raise KubectlError(one_line(words, MAX_MESSAGE), reason=refused["reason"])
     raise KubectlError(f"kubectl: {_words(lines[-1].removeprefix('error: ').encode())}")
 
 
-def _words(said: bytes) -> str:
-    return one_line(said.decode(errors="replace"), LONGEST)
+def _words(output: bytes) -> str:
+    return one_line(output.decode(errors="replace"), MAX_MESSAGE)

@@ -1,4 +1,4 @@
-"""What the operator's mapper says of a job on the nodes of this cluster, asked here with the user's rights."""
+"""Answer of the operator's mapper for a job on the nodes of this cluster, computed here with the user's rights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.table import Table
 from rlhf_api.files import document_of, load
 from rlhf_api.job import Job
 from rlhf_api.status import MappedPlacement
-from rlhf_kubectl.installation import parsed, settings_of
-from rlhf_kubectl.jobs import documents, named
+from rlhf_kubectl.installation import parse_job, settings_of
+from rlhf_kubectl.jobs import find_job, job_documents
 from rlhf_kubectl.kubectl import Kubectl
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.cache import Cache
@@ -26,47 +26,47 @@ from rlhf_operator.snapshot import ObservedJob, ObservedNode, Snapshot
 
 
 @dataclass(frozen=True)
-class Here:
-    """The cluster as the user sees it."""
+class VisibleCluster:
+    """Part of the cluster that the user may see."""
 
     cache: Cache
-    """The jobs of the namespace, the nodes and all pods."""
+    """Jobs of the namespace, nodes, and all pods."""
     nodes: tuple[ObservedNode, ...] | None
-    """None where the user may not list them."""
+    """Nodes; None if the user may not list them."""
     settings: Settings
     notes: tuple[str, ...]
-    """What is not known, in sentences."""
+    """Sentences on what the user may not see."""
 
 
 def plan(kubectl: Kubectl, what: str) -> list[tuple[str, MappingResult]]:
-    """The answer for each job of a file, or for a job of the cluster as if it were mapped anew; prints them.
+    """Print and return the mapper's answer for each job of a file, or for a job of the cluster as if it were new.
 
-    Raises SpecError for a wrong file or spec, KubectlError where there is no such job.
+    Raises SpecError for a wrong file or spec, KubectlError if there is no such job.
     """
-    here = _look(kubectl)
-    there = {job.value.name: job.value for _, job in here.cache.jobs}
+    visible = _visible_cluster(kubectl)
+    existing = {job.value.name: job.value for _, job in visible.cache.jobs}
     if Path(what).is_file():
-        finished = {name: raw.text(job.spec, "algorithm", "name") for name, job in there.items()}
+        finished = {name: raw.text(job.spec, "algorithm", "name") for name, job in existing.items()}
         jobs = load(Path(what), finished=finished)
-        seen = [_observed(job, kubectl.namespace, there.get(job.name)) for job in jobs]
+        observed = [_observe(job, kubectl.namespace, existing.get(job.name)) for job in jobs]
     else:
-        seen = [named(kubectl, what)]
-        jobs = [parsed(seen[0])]
-    known = {**there, **{each.name: each for each in seen}}
+        observed = [find_job(kubectl, what)]
+        jobs = [parse_job(observed[0])]
+    by_name = {**existing, **{each.name: each for each in observed}}
     answers = []
     console = Console(highlight=False)
-    for job, each in zip(jobs, seen, strict=True):
-        answer = map_job(job, _snapshot(each, known, here), here.settings)
-        _tell(console, job.name, answer)
+    for job, each in zip(jobs, observed, strict=True):
+        answer = map_job(job, _snapshot(each, by_name, visible), visible.settings)
+        _print_answer(console, job.name, answer)
         answers.append((job.name, answer))
-    for note in here.notes:
+    for note in visible.notes:
         console.print(f"note: {note}", style="dim")
     return answers
 
 
-def _look(kubectl: Kubectl) -> Here:
+def _visible_cluster(kubectl: Kubectl) -> VisibleCluster:
     cache, settings = Cache(), settings_of(kubectl, kubectl.namespace)
-    for job in documents(kubectl):
+    for job in job_documents(kubectl):
         cache.put("jobs", job)
     nodes, pods = kubectl.find(NODES.path()), kubectl.find(PODS.path())
     for node in (nodes or {}).get("items") or []:
@@ -76,7 +76,7 @@ def _look(kubectl: Kubectl) -> Here:
     notes = ["you may not list nodes: spec.resources is believed"] * (nodes is None)
     notes += ["you may not list the pods of all namespaces: nodes are taken to be free"] * (pods is None)
     notes += ["the operator's settings cannot be read: those of a plain installation count"] * (settings is None)
-    return Here(
+    return VisibleCluster(
         cache=cache,
         nodes=None if nodes is None else tuple(node.value for _, node in cache.nodes),
         settings=settings or Settings(),
@@ -84,31 +84,31 @@ def _look(kubectl: Kubectl) -> Here:
     )
 
 
-def _observed(job: Job, namespace: str, there: ObservedJob | None) -> ObservedJob:
-    """A job of a file as the operator would see it; what was read of its models' shapes is that of its namesake."""
+def _observe(job: Job, namespace: str, namesake: ObservedJob | None) -> ObservedJob:
+    """Return a job of a file as the operator would see it, with the model shapes that its namesake's status holds."""
     document = document_of(job)
     new = parse.job({**document, "metadata": {**document["metadata"], "namespace": namespace}})
-    if there is None:
+    if namesake is None:
         return new
-    shapes = new.status.model_copy(update={"shapes": there.status.shapes})
-    return replace(new, uid=there.uid, labels=there.labels, status=shapes)
+    shapes = new.status.model_copy(update={"shapes": namesake.status.shapes})
+    return replace(new, uid=namesake.uid, labels=namesake.labels, status=shapes)
 
 
-def _snapshot(job: ObservedJob, known: Mapping[str, ObservedJob], here: Here) -> Snapshot:
-    view = View(here.cache)
+def _snapshot(job: ObservedJob, by_name: Mapping[str, ObservedJob], visible: VisibleCluster) -> Snapshot:
+    view = View(visible.cache)
     taken, by_jobs = view.held_by_others(job)
     return Snapshot(
         job=job,
-        inputs={name: input_of(each) for name, each in known.items()},
+        inputs={name: input_of(each) for name, each in by_name.items()},
         measured=tuple(view.measured(job)),
-        nodes=here.nodes,
+        nodes=visible.nodes,
         taken=taken,
         held_by_jobs=by_jobs,
         watching_since=datetime.now(UTC),
     )
 
 
-def _tell(console: Console, name: str, answer: MappingResult) -> None:
+def _print_answer(console: Console, name: str, answer: MappingResult) -> None:
     console.print(f"{name}: {answer.reason}", style="bold" if answer.mapping else "bold red", markup=False)
     console.print(f"  {answer.message}", markup=False, soft_wrap=True)
     if answer.mapping:
@@ -116,7 +116,7 @@ def _tell(console: Console, name: str, answer: MappingResult) -> None:
 
 
 def _sizes(mapping: MappedPlacement) -> Table:
-    """Where each model lives and how it is cut, as `rlhf plan` writes it."""
+    """Return a table with the pool and the parallel sizes of each model, in the notation of `rlhf plan`."""
     table = Table("  model", "pool", mapping.device + "s", "p-t-d", "p_g-t_g", "offload", box=None, pad_edge=False)
     pools = {model: pool for pool in mapping.pools for model in pool.models}
     for each in mapping.sizes:

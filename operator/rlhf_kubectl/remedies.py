@@ -1,4 +1,4 @@
-"""What to do about each reason of a condition and of a failure; docs/jobs.md says more of the same reasons."""
+"""Remedies for each reason of a condition and of a failure; docs/jobs.md says more about the same reasons."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ CONDITIONS: Final[Mapping[tuple[str, str], str]] = {
     ("Failed", "InputFailed"): "Repair the job that it reads first: ask why of that one.",
     ("Failed", "InvalidInput"): "Correct spec.models.",
 }
-"""(condition, reason) -> a sentence; {job} stands for its name. Reasons about which nothing is to be done have none."""
+"""(condition, reason) -> a sentence, in which {job} stands for the job's name. A reason without a remedy has none."""
 
 FAILURES: Final[Mapping[Reason, str]] = {
     "UserCode": "Correct the function whose line it names.",

@@ -1,4 +1,4 @@
-"""What a job waits for, since when, and what to do, in sentences; of a failed one what failed. Pure: it asks nobody."""
+"""Sentences on what a job waits for, since when, and what to do; for a failed job on what failed. Pure, without I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, cast
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Condition, Failure, Status
-from rlhf_kubectl.jobs import Told
+from rlhf_kubectl.jobs import JobEvent
 from rlhf_kubectl.remedies import CONDITIONS, FAILURES
 from rlhf_operator import names
 from rlhf_operator.conditions import found
@@ -19,20 +19,22 @@ from rlhf_operator.times import parsed, since
 from rlhf_planning.numbers import duration
 
 ON_THEIR_WAY: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
-"""Reasons for which a container waits in every pod for a while."""
-MOST_PODS: Final = 4
-WORTH_TELLING: Final = frozenset({"BetterPlacement", "SmallerMicroBatches", "ShapesUnknown", "QueueIgnored"})
-"""Reasons of conditions that are True and still of interest."""
+"""Reasons for which a container of every pod waits for a while."""
+MAX_PODS: Final = 4
+WORTH_SHOWING: Final = frozenset({"BetterPlacement", "SmallerMicroBatches", "ShapesUnknown", "QueueIgnored"})
+"""Reasons of conditions that are True and still matter to the user."""
 OPERATORS: Final = "kubectl get deployments -A -l app.kubernetes.io/name=rlhf-operator"
 
 
-def why(job: ObservedJob, pods: Sequence[ObservedPod], events: Sequence[Told], now: datetime) -> list[str]:
-    """Sentences about a job, from what it is to what to do about it."""
-    said = list(dict.fromkeys(_sentences(job, pods, events, now)))
-    return [sentence(text) for text in said if text.strip()]
+def why(job: ObservedJob, pods: Sequence[ObservedPod], events: Sequence[JobEvent], now: datetime) -> list[str]:
+    """Return sentences about a job: its state first, then what to do."""
+    texts = list(dict.fromkeys(_sentences(job, pods, events, now)))
+    return [sentence(text) for text in texts if text.strip()]
 
 
-def _sentences(job: ObservedJob, pods: Sequence[ObservedPod], events: Sequence[Told], now: datetime) -> Iterator[str]:
+def _sentences(
+    job: ObservedJob, pods: Sequence[ObservedPod], events: Sequence[JobEvent], now: datetime
+) -> Iterator[str]:
     status, name = job.status, job.name
     if job.deleting:
         yield f"{name} is being deleted; it is gone when its pods have ended"
@@ -84,7 +86,7 @@ def _failed(job: ObservedJob, now: datetime) -> Iterator[str]:
 
 
 def _failure(name: str, failure: Failure, now: datetime) -> Iterator[str]:
-    """What happened in an attempt, where, and what to do."""
+    """Yield the reason and the place of a failed attempt, and the remedy."""
     attempt = f"Attempt {failure.attempt}" if failure.attempt else "An attempt"
     code = f", exit code {failure.exit_code}{_meaning(failure.exit_code)}" if failure.exit_code is not None else ""
     rule = f", by its rule {failure.rule}" if failure.rule else ""
@@ -98,8 +100,8 @@ def _failure(name: str, failure: Failure, now: datetime) -> Iterator[str]:
 
 
 def _meaning(code: int) -> str:
-    known = {int(each): each.name.lower().replace("_", " ") for each in ExitCode}
-    return f" ({known[code]})" if code in known else ""
+    meanings = {int(each): each.name.lower().replace("_", " ") for each in ExitCode}
+    return f" ({meanings[code]})" if code in meanings else ""
 
 
 def _running(name: str, status: Status, now: datetime) -> Iterator[str]:
@@ -116,30 +118,30 @@ def _running(name: str, status: Status, now: datetime) -> Iterator[str]:
     for kind in ("Training", "Stalled"):
         each = found(status.conditions, kind)
         if each and (kind, each.status) in (("Training", "Unknown"), ("Stalled", "True")):
-            yield from _told(name, each)
+            yield from _explain(name, each)
     for each in status.conditions:
-        if each.reason in WORTH_TELLING:
-            yield from _told(name, each)
+        if each.reason in WORTH_SHOWING:
+            yield from _explain(name, each)
 
 
 def _waiting(
-    name: str, status: Status, pods: Sequence[ObservedPod], events: Sequence[Told], now: datetime
+    name: str, status: Status, pods: Sequence[ObservedPod], events: Sequence[JobEvent], now: datetime
 ) -> Iterator[str]:
     condition = _explaining(status)
     if condition is None:
         yield f"{name} is {status.phase}"
         return
-    for_so_long = _ago(_waits_since(condition, status, pods), now)
-    yield f"{name} is {status.phase} and has been waiting for {for_so_long} ({condition.type}: {condition.reason})"
+    waited = _ago(_waits_since(condition, status, pods), now)
+    yield f"{name} is {status.phase} and has been waiting for {waited} ({condition.type}: {condition.reason})"
     yield condition.message
     if status.phase == "Restarting" and status.last_failure:
         yield from _failure(name, status.last_failure, now)
     if (ahead := parsed(status.next_attempt_time)) and ahead > now:
         yield f"No attempt begins in the next {duration((ahead - now).total_seconds())}"
     complaints = [each for pod in pods if (each := complaint(pod, now)) and each not in condition.message]
-    yield from complaints[:MOST_PODS]
-    if len(complaints) > MOST_PODS:
-        yield f"{len(complaints) - MOST_PODS} more of its pods are not ready"
+    yield from complaints[:MAX_PODS]
+    if len(complaints) > MAX_PODS:
+        yield f"{len(complaints) - MAX_PODS} more of its pods are not ready"
     if (warned := [each for each in events if each.is_warning]) and warned[-1].note not in condition.message:
         last = warned[-1]
         yield f"The latest warning, {_ago(parsed(last.time), now)} ago, about {last.about}: {last.note}"
@@ -147,15 +149,15 @@ def _waiting(
 
 
 def _explaining(status: Status) -> Condition | None:
-    """The condition that says why the phase is what it is; see `phase_of`."""
-    given = [found(status.conditions, kind) for kind in EXPLAINING_CONDITIONS.get(status.phase, ("Training",))]
-    there = [each for each in given if each]
+    """Return the condition that explains the phase; see `phase_of`."""
+    candidates = [found(status.conditions, kind) for kind in EXPLAINING_CONDITIONS.get(status.phase, ("Training",))]
+    existing = [each for each in candidates if each]
     awaited = "True" if status.phase == "Suspended" else "False"
-    return next((each for each in there if each.status == awaited), there[0] if there else None)
+    return next((each for each in existing if each.status == awaited), existing[0] if existing else None)
 
 
 def _waits_since(condition: Condition, status: Status, pods: Sequence[ObservedPod]) -> datetime | None:
-    """When the wait began. A condition that is false since before a suspension did not wait through it."""
+    """Return the begin of the wait. A wait that a suspension interrupted begins after the suspension."""
     suspension = found(status.conditions, "Suspended")
     changes = [parsed(each.last_transition_time) for each in (condition, suspension) if each]
     if condition.reason == "Suspending":
@@ -163,13 +165,13 @@ def _waits_since(condition: Condition, status: Status, pods: Sequence[ObservedPo
     return max((each for each in changes if each), default=None)
 
 
-def _told(name: str, condition: Condition) -> Iterator[str]:
+def _explain(name: str, condition: Condition) -> Iterator[str]:
     yield condition.message
     yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name)
 
 
 def complaint(pod: ObservedPod, now: datetime) -> str:
-    """What keeps a pod from running, or from going; empty where nothing does."""
+    """Return what keeps a pod from running, or from ending; empty if nothing does."""
     which = {names.CONTROLLER: "Head pod", names.WORKER: "Worker pod"}.get(pod.role, "Pod")
     pod_is = f"{which} {pod.name}"
     if pod.deleting_since:
@@ -178,8 +180,8 @@ def complaint(pod: ObservedPod, now: datetime) -> str:
         return f"{pod_is} has no node: {pod.unschedulable}"
     for each in pod.containers:
         if each.waiting_reason not in ON_THEIR_WAY:
-            said = f": {each.waiting_message}" if each.waiting_message else ""
-            return f"{pod_is}: its container {each.name} waits, {each.waiting_reason}{said}"
+            detail = f": {each.waiting_message}" if each.waiting_message else ""
+            return f"{pod_is}: its container {each.name} waits, {each.waiting_reason}{detail}"
     if pod.phase == "Failed":
         return f"{pod_is} failed: {pod.message or pod.reason or 'nothing says why'}"
     if pod.node and not pod.ready and pod.phase == "Pending":
@@ -188,11 +190,11 @@ def complaint(pod: ObservedPod, now: datetime) -> str:
 
 
 def _ago(moment: datetime | None, now: datetime) -> str:
-    """How long ago something was; whole seconds, for that is what the API server tells."""
+    """Return the time since a moment in whole seconds, which is the API server's resolution."""
     return duration(max(round(since(moment, now)), 1)) if moment else "some time"
 
 
 def sentence(text: str) -> str:
-    """Words with a full stop."""
+    """Return a text with a full stop."""
     text = text.strip()
     return text if text.endswith((".", "`")) else f"{text}."

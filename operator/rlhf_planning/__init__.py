@@ -1,1 +1,1 @@
-"""What a job would do before it runs: its device mapping, the timeline and the graph of a step, in words and drawn."""
+"""Planning of a job before it runs: its device mapping, and the timeline and the graph of a step, in words."""

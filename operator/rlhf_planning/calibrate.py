@@ -1,4 +1,4 @@
-"""How far the times of a run were from what was predicted for it, and the correction that follows for a plan."""
+"""Calibration of a plan by a run: measured over predicted times, and the correction that follows from them."""
 
 from __future__ import annotations
 
@@ -17,35 +17,34 @@ from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import Kind, Phase
 from rlhf_planning.numbers import number
 
-LEAST, MOST = 1e-4, 1e4
-"""Measured over predicted seconds beyond these are a damaged file, not a slow machine."""
-LONGEST = 1e9
-"""Seconds."""
+MIN_RATIO, MAX_RATIO = 1e-4, 1e4
+"""Bounds of measured over predicted seconds; a ratio beyond them comes from a damaged file, not from a slow machine."""
+MAX_SECONDS = 1e9
 
 
 class Pool(BaseModel):
-    """What is read of a pool in mapping.json."""
+    """Part of a pool in mapping.json that calibration reads."""
 
     gpu: str
 
 
 class Predicted(BaseModel):
-    """What is read of the prediction in mapping.json."""
+    """Part of the prediction in mapping.json that calibration reads."""
 
-    phases: dict[Phase, Annotated[float, Field(ge=0, le=LONGEST)]]
-    correction: dict[Kind, Annotated[float, Field(ge=LEAST, le=MOST)]]
+    phases: dict[Phase, Annotated[float, Field(ge=0, le=MAX_SECONDS)]]
+    correction: dict[Kind, Annotated[float, Field(ge=MIN_RATIO, le=MAX_RATIO)]]
 
 
 class MappingFile(BaseModel):
-    """What is read of mapping.json."""
+    """Part of mapping.json that calibration reads."""
 
     pools: list[Pool]
     predicted: Predicted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What a job of a run folder says of the predictions."""
+class RunCalibration:
+    """Comparison of a finished or running job with its prediction, and the correction for later predictions."""
 
     job: str
     phases: Sequence[Compared[Phase]]
@@ -57,23 +56,23 @@ class Measured:
 
 
 class JobRecord(Protocol):
-    """What is read of a job in a run folder, as `rlhf report` reads it."""
+    """Part of a job in a run folder that calibration reads."""
 
     name: str
     records: list[dict[str, float]]
-    """Lines of metrics.jsonl by step."""
+    """Lines of metrics.jsonl in the order of the steps."""
     mapping: Mapping[str, Any]
-    """mapping.json."""
+    """Content of mapping.json."""
 
     @property
     def algorithm(self) -> str: ...
 
 
-def measured(run: Path, records: Sequence[JobRecord], job: Job, cluster: Cluster) -> Measured:
-    """What the job of this name, or else of this algorithm, took in a run folder, which holds these records.
+def calibration_of(run: Path, records: Sequence[JobRecord], job: Job, cluster: Cluster) -> RunCalibration:
+    """Compare the job of this name, or else of this algorithm, in the run folder `run` with its prediction.
 
-    Raises SpecError where there is none with a prediction and a step, where it ran on GPUs of another type, or where
-    its files are damaged.
+    Raises SpecError if no such job has a prediction and a step, if the job ran on GPUs of another type, or if its files
+    are damaged.
     """
     algorithm, path = job.spec.algorithm.name, f"--calibrate {run}"
     usable = [record for record in records if record.records and record.mapping.get("predicted")]
@@ -83,25 +82,28 @@ def measured(run: Path, records: Sequence[JobRecord], job: Job, cluster: Cluster
         message = f"has no job named {job.name} or of {algorithm} with a prediction and a measured step"
         raise SpecError([Problem(path, message)])
     try:
-        return _measured(same[0], {group.gpu.name for group in cluster.groups})
+        return _calibration_of(same[0], {group.gpu.name for group in cluster.groups})
     except ValueError as error:
         raise SpecError([Problem(path, f"{same[0].name}{error}")]) from None
 
 
-def _measured(record: JobRecord, here: set[str]) -> Measured:
-    """ValueError, the rest of a sentence that begins with the record's name; here: the types of the cluster's GPUs."""
+def _calibration_of(record: JobRecord, types: set[str]) -> RunCalibration:
+    """Compare a job with its prediction; `types`: the types of the cluster's GPUs.
+
+    Raises ValueError with the rest of a sentence that begins with the record's name.
+    """
     try:
         mapping = MappingFile.model_validate(record.mapping)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"/mapping.json is damaged: {place}: {first['msg']}") from None
-    there = {pool.gpu for pool in mapping.pools}
-    if not there <= here:
-        raise ValueError(f" ran on {', '.join(sorted(there))}, and this plan is for {', '.join(sorted(here))}")
+    used = {pool.gpu for pool in mapping.pools}
+    if not used <= types:
+        raise ValueError(f" ran on {', '.join(sorted(used))}, and this plan is for {', '.join(sorted(types))}")
     for row in record.records:
         for name, value in row.items():
-            if name.startswith("time/") and not 0 <= value < LONGEST:
+            if name.startswith("time/") and not 0 <= value < MAX_SECONDS:
                 wrong = f"{name} of step {row['step']} is {str(value)[:20]}, expected seconds"
                 raise ValueError(f"/metrics.jsonl: {wrong}")
     predicted = mapping.predicted
@@ -109,8 +111,8 @@ def _measured(record: JobRecord, here: set[str]) -> Measured:
     if not phases:
         raise ValueError("/metrics.jsonl has no time/<phase> of a phase that was predicted")
     for each in phases:
-        if not LEAST <= each.ratio <= MOST:
-            wrong = f"{each.ratio:.3g} times what was predicted, expected {LEAST:g} to {MOST:g} times"
+        if not MIN_RATIO <= each.ratio <= MAX_RATIO:
+            wrong = f"{each.ratio:.3g} times what was predicted, expected {MIN_RATIO:g} to {MAX_RATIO:g} times"
             raise ValueError(f"/metrics.jsonl: {each.phase} took {wrong}")
     correction = correction_of(predicted.phases, record.records, before=Correction(predicted.correction))
-    return Measured(job=record.name, phases=phases, correction=correction)
+    return RunCalibration(job=record.name, phases=phases, correction=correction)

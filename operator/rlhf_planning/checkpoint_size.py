@@ -1,4 +1,4 @@
-"""Bytes that the checkpoints and the model of a job take, by the shapes of its models; 0 where one is not known."""
+"""Bytes of a job's checkpoints and of its saved model, by the shapes of its models; 0 where a shape is not known."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from rlhf_planning.numbers import size_text
 
 
 def checkpoint_bytes(job: Job, shapes: Mapping[Role, Architecture]) -> int:
-    """Of one: weights and moments of the trained models, or of their adapters, in float32."""
+    """Return the bytes of a checkpoint: weights and moments of the trained models, or of their adapters, in float32."""
     trained, models = job.trained(), job.models()
     if not all(role in shapes for role in trained):
         return 0
-    of_a_parameter = TRAINER.weight_bytes + TRAINER.optimizer_bytes
-    return round(of_a_parameter * sum(shapes[role].trained_parameters(models[role].lora) for role in trained))
+    parameter_bytes = TRAINER.weight_bytes + TRAINER.optimizer_bytes
+    return round(parameter_bytes * sum(shapes[role].trained_parameters(models[role].lora) for role in trained))
 
 
 def bytes_at_once(job: Job, shapes: Mapping[Role, Architecture]) -> int:
-    """Of those that are kept and the one that is being written."""
+    """Return the bytes of all kept checkpoints and a new one."""
     return checkpoint_bytes(job, shapes) * (job.spec.checkpoint.kept + 1)
 
 
 def bytes_of_saving(job: Job, shapes: Mapping[Role, Architecture]) -> int:
-    """Of the model that the job trains, at most, while the ranks' pieces are put together: it is there twice."""
+    """Return the most bytes of the saved model while the ranks' pieces are put together: the model exists twice."""
     if job.saved not in job.trained():
         return 0
     return round(2 * TRAINER.weight_bytes * shapes[job.saved].parameters) if job.saved in shapes else 0
 
 
 def in_words(job: Job, shapes: Mapping[Role, Architecture]) -> str:
-    """What checkpoints take; empty where that is not known."""
+    """Return a sentence on the size of checkpoints; empty where a shape is not known."""
     one, at_once = (size_text(size(job, shapes)) for size in (checkpoint_bytes, bytes_at_once))
     if not checkpoint_bytes(job, shapes):
         return ""

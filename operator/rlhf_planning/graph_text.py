@@ -1,4 +1,4 @@
-"""The graph of a step as text of 100 columns, and as a mermaid flowchart."""
+"""Texts of the graph of a step: tables of 100 columns, and a mermaid flowchart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device mapping of a job on a cluster: its manifest's pools, or the best one for an objective."""
+"""Device mapping of a job on a cluster: the pools of the manifest, or the best mapping for an objective."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def plan_job(
     responses: Sequence[float] = (),
     explains: bool = True,
 ) -> DeviceMapping | Infeasible:
-    """The best mapping of a job onto a cluster, or the one that its manifest says, with what a step would take.
+    """Return the manifest's placement or the best mapping of a job onto a cluster, with the predicted step.
 
-    objective: that of the manifest, unless said otherwise. responses: lengths of past responses in tokens; without any,
-    all are as long as may be. explains: whether to look for what would do where nothing fits. Raises SpecError.
+    objective: None takes the manifest's. responses: lengths of past responses in tokens; without any, every response
+    has the longest length. explains: whether to look for a cluster that would do where nothing fits. Raises SpecError.
     """
     if job.spec.placement.mode == "Manual":
         placed = place(job, _gpus_per_machine(cluster, device))
@@ -49,14 +49,14 @@ def plan_job(
 
 
 def prices_of(cluster: Cluster) -> dict[str, float]:
-    """Price of a GPU for an hour by type; none where a type has none, or more than one."""
+    """Return the price of a GPU for an hour by type; empty if a type has no price, or several."""
     groups = {(group.gpu.name, group.gpu_hour_price) for group in cluster.groups}
     prices = {gpu: price for gpu, price in groups if price is not None}
     return prices if len(prices) == len(groups) else {}
 
 
 def networks_of(cluster: Cluster) -> tuple[str, ...]:
-    """What the nodes and zones of each group are taken to send to each other, in sentences; none of a single node."""
+    """Return a sentence on the assumed network of each group of several nodes, and of each group of zones."""
     usual = ", as is usual with them; an --inventory can say otherwise"
     nodes = (
         f"Nodes of {group.gpu.name} send {plain(group.network / GIGABIT)} Gb/s{usual * (not group.node_bandwidth)}."
@@ -72,12 +72,12 @@ def networks_of(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _gpus_per_machine(cluster: Cluster, device: Device) -> tuple[int, ...]:
-    """The GPUs of each machine; CPU slots are none."""
+    """Return the number of GPUs of each machine; a machine with CPU slots has 0."""
     return tuple(group.gpus_per_node if device == "GPU" else 0 for group in cluster.groups for _ in range(group.count))
 
 
 def _too_slow(fastest: DeviceMapping | Infeasible, most_seconds: float) -> Infeasible:
-    """Why no mapping takes so few seconds; fastest: the best one without that limit."""
+    """Return why no mapping takes so few seconds; `fastest`: the best mapping without that limit."""
     if isinstance(fastest, Infeasible):
         return fastest
     assert fastest.prediction, "the shapes are known"
@@ -88,7 +88,7 @@ def _too_slow(fastest: DeviceMapping | Infeasible, most_seconds: float) -> Infea
 
 
 def merit(job: Job, mapping: DeviceMapping | Infeasible, cluster: Cluster) -> tuple[float, float]:
-    """By which the mappings of a job onto several clusters are compared, the less the better."""
+    """Return the key by which mappings of a job onto several clusters are compared; the smallest is the best."""
     if isinstance(mapping, Infeasible):
         return math.inf, math.inf
     assert mapping.prediction, "the mapper predicts what it maps"
@@ -100,12 +100,12 @@ def merit(job: Job, mapping: DeviceMapping | Infeasible, cluster: Cluster) -> tu
 
 
 def objective_for(job: Job, cluster: Cluster) -> Objective:
-    """What the manifest asks for. Raises SpecError."""
+    """Return the objective of the manifest. Raises SpecError."""
     return objective_of(job.spec.placement.objective, cluster, f"{job.name}: spec.placement.objective")
 
 
 def objective_of(text: str, cluster: Cluster, path: str = "--objective") -> Objective:
-    """What `--objective`, or another place, asks for. Raises SpecError."""
+    """Parse an objective; `path` names its place in errors. Raises SpecError."""
     name, equals, value = text.partition("=")
     prices = [group.gpu_hour_price for group in cluster.groups]
     match name:

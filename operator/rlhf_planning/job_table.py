@@ -1,4 +1,4 @@
-"""A table of jobs, as `rlhf top` shows those of run folders and `kubectl rlhf top` those of a cluster."""
+"""Table of jobs for `rlhf top` and `kubectl rlhf top`."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ from rlhf_planning.numbers import between, number
 
 REFRESH_SECONDS: Final = 2.0
 WIDE: Final = 100
-"""Columns of a terminal that has room for the algorithm and wider gaps."""
-SHORTEST_NAME: Final = 8
+"""Columns from which on a terminal has room for the algorithm and wider gaps."""
+MIN_NAME: Final = 8
 NOTHING: Final = "-"
 STYLES: Final = {"Running": "green", "Succeeded": "dim", "Stopped": "yellow"} | dict.fromkeys(
     ("Failed", "Died", "Damaged"), "bold red"
 )
 """Phase -> its style."""
 UNITS: Final = (("d", 86400, 3600), ("h", 3600, 60), ("m", 60, 1))
-"""A unit, its seconds, and those of the one below it."""
+"""Unit of an age, seconds of the unit, and seconds of the next smaller unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobLine:
-    """A job of the table."""
+    """Row of the table."""
 
     name: str
-    """With the run folder or the namespace before it where there are several."""
+    """Name of the job, after the run folder or the namespace if the table shows several."""
     algorithm: str
     phase: str
-    """That of the status, or a word for what the status cannot know."""
+    """Phase of the status, or a word for what the status cannot know, such as Died."""
     status: Status
     began: str | None
-    """RFC 3339."""
+    """Start of the job (RFC 3339)."""
 
 
 def show(read: Callable[[], Sequence[JobLine]], nothing: str, *, once: bool, passing: type[Exception]) -> None:
-    """Print the table, again and again in a terminal until Ctrl-C, or once; `nothing`: what is said of no jobs.
+    """Print the table: in a terminal again and again until Ctrl-C, elsewhere or with `once` a single time.
 
-    passing: the kind of error that may pass: after the first table it is told below the last one.
+    nothing: sentence in place of an empty table. passing: kind of error that may pass; after the first table such an
+    error is shown below the last one.
     """
     console = Console(highlight=False)
     lines, trouble = read(), ""
@@ -67,27 +68,27 @@ def show(read: Callable[[], Sequence[JobLine]], nothing: str, *, once: bool, pas
 
 
 def table(lines: Sequence[JobLine], width: int) -> Table:
-    """The table in so many columns; below WIDE it leaves the algorithm out, and long names end with an ellipsis."""
+    """Return the table for a width in columns; below WIDE without the algorithm; long names end in an ellipsis."""
     wide = width >= WIDE
     gap = 2 if wide else 1
-    made = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
-    made.add_column("JOB", no_wrap=True, overflow="ellipsis")
+    grid = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
+    grid.add_column("JOB", no_wrap=True, overflow="ellipsis")
     if wide:
-        made.add_column("ALGORITHM", no_wrap=True)
-    made.add_column("PHASE", no_wrap=True)
+        grid.add_column("ALGORITHM", no_wrap=True)
+    grid.add_column("PHASE", no_wrap=True)
     for title in ("STEP", "REWARD/LOSS", "TOKENS/S", "LEFT", "AGE", "SAVED"):
-        made.add_column(title, no_wrap=True, justify="right")
+        grid.add_column(title, no_wrap=True, justify="right")
     now = datetime.now(UTC).isoformat()
     for line in lines:
         first = [Text(line.name), Text(line.algorithm)][: 1 + wide]
-        made.add_row(*first, Text(line.phase, style=STYLES.get(line.phase, "")), *cells(line, now))
-    of_others = (max(len(str(cell)) for cell in (column.header, *column.cells)) for column in made.columns[1:])
-    made.columns[0].max_width = max(width - sum(each + gap for each in of_others), SHORTEST_NAME)
-    return made
+        grid.add_row(*first, Text(line.phase, style=STYLES.get(line.phase, "")), *cells(line, now))
+    widths = (max(len(str(cell)) for cell in (column.header, *column.cells)) for column in grid.columns[1:])
+    grid.columns[0].max_width = max(width - sum(each + gap for each in widths), MIN_NAME)
+    return grid
 
 
 def cells(line: JobLine, now: str) -> list[str]:
-    """Step of total, reward or loss, tokens a second, time left, age and age of the newest checkpoint, as texts."""
+    """Return step of total, reward or loss, tokens a second, time left, and the ages of job and newest checkpoint."""
     status, progress = line.status, line.status.progress
     is_on = line.phase == "Running"
     left = progress.remaining_seconds if progress and is_on else None
@@ -103,7 +104,7 @@ def cells(line: JobLine, now: str) -> list[str]:
 
 
 def headline(metrics: Sequence[Metric]) -> str:
-    """The one metric that says how a job is doing: its mean reward, or the first of its losses."""
+    """Return the metric that says best how a job is doing: its mean reward, or else the first of its losses."""
     values = {metric.name: metric.value for metric in metrics}
     names = [name for name in values if name == "reward/mean"] or sorted(n for n in values if n.startswith("loss/"))
     if not names:
@@ -116,7 +117,7 @@ def headline(metrics: Sequence[Metric]) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """A duration in five characters or so: 41s, 3m05, 2h07, 5d03."""
+    """Format a duration in about five characters: 41s, 3m05, 2h07, 5d03."""
     if seconds is None:
         return NOTHING
     whole = max(round(seconds), 0)

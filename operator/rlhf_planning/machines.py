@@ -1,4 +1,4 @@
-"""The cluster that a plan is for: the one that the command line describes, or this machine."""
+"""Cluster of a plan: the one that the command line describes, or this machine."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rlhf_mapper.inventory import cluster_of, cluster_of_flags
 from rlhf_mapper.mapping import Device, DeviceMapping
 
 GpusHere = Callable[[], Sequence[FoundGpu]]
-"""Finds this machine's GPUs."""
+"""Function that finds this machine's GPUs."""
 
 
 class UnknownGpuError(Exception):
-    """Nobody knows the figures of a GPU."""
+    """Error for a GPU whose figures nobody knows."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.ENVIRONMENT
 
 
-def asked_cluster(
+def requested_cluster(
     *, nodes: int | None, gpus_per_node: int | None, gpu: str | None, inventory: Path | None
 ) -> Cluster | None:
     """The cluster that these options describe; None without any of them. Raises SpecError."""
@@ -45,7 +45,7 @@ def asked_cluster(
 
 
 def device_of(job: Job, cluster: Cluster) -> Device:
-    """What the slots of a cluster are. SpecError where the job asks for others."""
+    """Return the kind of a cluster's slots. SpecError if the job asks for the other kind."""
     device: Device = "CPU" if all(group.gpu.name == CPU_SLOT.name for group in cluster.groups) else "GPU"
     wanted = job.spec.resources.device
     if wanted not in ("Auto", device):
@@ -54,10 +54,10 @@ def device_of(job: Job, cluster: Cluster) -> Device:
     return device
 
 
-def this_machine(job: Job, gpus_here: GpusHere) -> Cluster:
-    """The slots that a job may use here: the GPUs where there are any, else as many CPU slots as it asks for.
+def local_cluster(job: Job, gpus_here: GpusHere) -> Cluster:
+    """Return the slots that a job may use here: the GPUs if there are any, else as many CPU slots as the job requests.
 
-    Raises SpecError where it asks for more GPUs than there are, UnknownGpuError where nobody knows their figures.
+    Raises SpecError if the job requests more GPUs than there are, UnknownGpuError for GPUs of unknown figures.
     """
     resources, placement = job.spec.resources, job.spec.placement
     gpus = gpus_here() if resources.device != "CPU" else ()
@@ -76,9 +76,9 @@ def this_machine(job: Job, gpus_here: GpusHere) -> Cluster:
 
 
 def slots_of(placed: DeviceMapping, gpus_here: GpusHere) -> Cluster:
-    """The slots that a placement takes, as one group of equal nodes.
+    """Return the slots of a placement as one group of equal nodes.
 
-    UnknownGpuError where these are GPUs whose figures are not known; a Ray elsewhere does not say what it has.
+    Raises UnknownGpuError for GPUs of unknown figures, and for GPUs of another machine: Ray does not report its types.
     """
     nodes = max(len(pool.slots_per_machine) for pool in placed.pools)
     slots = -(-sum(pool.size for pool in placed.pools) // nodes)
@@ -104,17 +104,17 @@ def _read(file: Path) -> Cluster:
 
 
 def _memory() -> int:
-    """Bytes of this machine."""
+    """Return the bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _cpu_slot(slots: int) -> Gpu:
-    """One of so many CPU slots of a node that is like this machine: they share its memory."""
+    """Return a CPU slot of a node like this machine; the slots share its memory."""
     return replace(CPU_SLOT, memory=_memory() / slots)
 
 
 def _known(found: FoundGpu) -> Gpu:
-    """The figures of a GPU; UnknownGpuError where neither the table nor its driver has them."""
+    """Return the figures of a GPU. UnknownGpuError if neither the table nor its driver has them."""
     if gpu := figures_of(found):
         return gpu
     size = f"{found.memory / 1e9:.0f} GB"

@@ -1,4 +1,4 @@
-"""A mapping and the reasons for it as text, right from 60 columns on, with colours or without."""
+"""Text of a mapping and of the reasons for it, for 60 columns or more, with colours or without."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PARTS = {
     "generator": "gene-\nrator",
     "kv_cache": "KV\ncache",
 }
-"""Part of the memory -> heading of its column."""
+"""Heading of the column of each part of the memory."""
 HEADS: dict[Phase, str] = {
     "reshard": "reshard",
     "generation": "gene-\nration",
@@ -56,11 +56,11 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 UNITS = ((9, "GB"), (6, "MB"), (3, "kB"))
 """Power of ten and name."""
 STAGE_COLUMNS, NUMBER_COLUMNS, MEMORY_COLUMNS = 11, 5, 64
-"""Columns of a stage's name; of bytes; of all of a memory table but its bar."""
+"""Columns of a stage's name, of bytes, and of a memory table without its bar."""
 NARROW = 78
 """Columns below which memory has no bar, and the table of models is cut in two."""
 WIDE = 88
-"""Columns from which on two of them lie between neighbours."""
+"""Columns from which on two blank columns lie between neighbours."""
 
 
 def explain(
@@ -71,9 +71,9 @@ def explain(
     prices: Mapping[str, float] | None = None,
     networks: Iterable[str] = (),
 ) -> None:
-    """Print where each model is, what that is predicted to take, and why it won; or why nothing fits.
+    """Print the place of each model, the predicted step and the rejected placements; or why nothing fits.
 
-    prices: of a GPU for an hour, by type; without any there is no price of a step. networks: a sentence on each.
+    prices: price of a GPU for an hour by type; without any there is no price of a step. networks: a sentence on each.
     """
     writer = Writer(console)
     writer.line(title, style="bold")
@@ -107,12 +107,12 @@ def explain(
 
 
 def step_price(pools: Iterable[tuple[str, int]], seconds: float, prices: Mapping[str, float]) -> float:
-    """What a step costs; pools: (type, GPUs) of each, all held until the step ends."""
+    """Return the price of a step; pools: (type, GPUs) of each, all held until the step ends."""
     return sum(prices[gpu] * gpus for gpu, gpus in pools) * seconds / 3600
 
 
 class Prose:
-    """A paragraph as wide as there is room, in which no number is parted from its unit."""
+    """Paragraph as wide as there is room; no line break parts a number from its unit."""
 
     def __init__(self, text: str, style: str = "") -> None:
         self.text, self.style = text, style
@@ -125,13 +125,13 @@ class Prose:
 
 
 class Writer:
-    """Prints paragraphs and tables below headings; what is printed is text, never markup."""
+    """Printer of paragraphs and tables below headings; everything printed is text, never markup."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.columns = console.width
         self.gap = 2 if console.width >= WIDE else 1
-        """Columns between two columns of a wide table."""
+        """Blank columns between two columns of a wide table."""
 
     def head(self, text: str) -> None:
         self.console.print()
@@ -141,7 +141,7 @@ class Writer:
         self.console.print(Prose(text, style) if isinstance(text, str) else text)
 
     def table(self, table: Table) -> None:
-        """The table, indented."""
+        """Print a table, indented."""
         self.console.print(Padding(table, (0, 0, 0, 2), expand=False))
 
 
@@ -159,12 +159,12 @@ def _pools(mapping: DeviceMapping) -> Table:
 
 
 def _machines(pool: MappedPool) -> str:
-    """`8 x 8`; `2 x 8 + 1 x 4` where machines differ."""
+    """Return `8 x 8`, or `2 x 8 + 1 x 4` if the machines differ."""
     return " + ".join(f"{machines} x {slots}" for slots, machines in Counter(pool.slots_per_machine).items())
 
 
 def _models(mapping: DeviceMapping, prediction: Prediction, columns: Columns, *, gap: int) -> Table:
-    """A row a model: how it is cut, and the seconds of a step, or one of the two."""
+    """Return a row a model: its parallel sizes, the seconds of a step, or both."""
     phases = [phase for phase in PHASES if any(phase in model.seconds for model in prediction.models.values())]
     generates = "generation" in phases
     table = _table(left=("model",), gap=gap)
@@ -186,14 +186,14 @@ def _models(mapping: DeviceMapping, prediction: Prediction, columns: Columns, *,
 
 
 def _cut(sizes: ParallelSizes, model: ModelPrediction, *, generates: bool) -> list[str]:
-    """The cells that say how a model is cut; generates: whether one of the models does."""
+    """Return the cells of a model's parallel sizes; generates: whether one of the models generates."""
     ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro}"
     generation = [ways if "generation" in model.seconds else ""] if generates else []
     return [str(sizes), *generation, str(model.micro_batch), model.offload]
 
 
 def _cuts(mapping: DeviceMapping) -> Table:
-    """How each model is cut, where no more is known."""
+    """Return the parallel sizes of each model, for a mapping without a prediction."""
     table = _table(left=("model", "p-t-d"), gap=2)
     for role in _roles(mapping):
         table.add_row(role, str(mapping.sizes[role]))
@@ -201,12 +201,12 @@ def _cuts(mapping: DeviceMapping) -> Table:
 
 
 def _roles(mapping: DeviceMapping) -> list[Role]:
-    """The models by pool."""
+    """Return the models by pool."""
     return [role for pool in mapping.pools for role in pool.models]
 
 
 def _memory(writer: Writer, mapping: DeviceMapping, prediction: Prediction) -> None:
-    """A table a pool: the fullest moment of a slot in each stage, against what it may hold."""
+    """Print a table a pool: the fullest moment of a slot in each stage, against its limit."""
     stages = [stage for stage in STAGES if prediction.stages.get(stage)]
     held = {pool.name: {stage: prediction.peak(pool.models, stage) for stage in stages} for pool in mapping.pools}
     most = max(sum(parts.values()) for stages in held.values() for parts in stages.values())
@@ -224,12 +224,12 @@ def _memory(writer: Writer, mapping: DeviceMapping, prediction: Prediction) -> N
 
 
 def _bar_cells(columns: int) -> int:
-    """Columns of a bar; 0: there is no room for one."""
+    """Return the columns of a bar; 0 if there is no room for one."""
     return columns - MEMORY_COLUMNS if columns >= NARROW else 0
 
 
 def _stages(held: Mapping[Stage, Mapping[str, float]], limit: float, *, scale: float, cells: int) -> Table:
-    """Bytes of a slot by stage and part; the bar takes so many cells, and is left out with none."""
+    """Return the bytes of a slot by stage and part, with a bar of so many cells; 0 cells: no bar."""
     table = _table(gap=1)
     table.add_column("", min_width=STAGE_COLUMNS)
     table.add_column("total", justify="right", min_width=NUMBER_COLUMNS)
@@ -245,7 +245,7 @@ def _stages(held: Mapping[Stage, Mapping[str, float]], limit: float, *, scale: f
 
 
 def _filled(share: float, cells: int) -> Text:
-    """A bar and its percentage."""
+    """Return a bar and its percentage."""
     percentage = f" {share:>4.0%}"
     length = cells - len(percentage)
     full = min(length, round(share * length))
@@ -253,7 +253,7 @@ def _filled(share: float, cells: int) -> Text:
 
 
 def _times(writer: Writer, mapping: DeviceMapping, prediction: Prediction, prices: Mapping[str, float]) -> None:
-    """What a step takes and costs, and who works when."""
+    """Print the seconds and the price of a step, and its timeline."""
     seconds = prediction.step_seconds
     line = f"predicted: {seconds_text(seconds)} a step, {plain(prediction.tokens_per_second)} tokens/s"
     if prices:
@@ -273,12 +273,12 @@ def _times(writer: Writer, mapping: DeviceMapping, prediction: Prediction, price
 
 
 def _listed(seconds: Mapping[Any, float], order: Iterable[str]) -> str:
-    """`generation 4.1 s, scoring 20 ms`; what takes no time is left out."""
+    """Return `generation 4.1 s, scoring 20 ms`, without phases that take no time."""
     return ", ".join(f"{name} {seconds_text(seconds[name])}" for name in order if seconds.get(name))
 
 
 def _rejected(writer: Writer, placements: Sequence[Rejected], won: float, prices: Mapping[str, float]) -> None:
-    """The best of the others, and why each lost."""
+    """Print the best rejected placements, and why each lost."""
     if not placements:
         return
     writer.head("best rejected placements")
@@ -305,12 +305,12 @@ def _infeasible(writer: Writer, answer: Infeasible) -> None:
 
 
 def _slots(gpu: str, slots: int) -> str:
-    """GPUs and their type as one word, which is never broken; `2 slots` where the type is not known."""
+    """Return a count of GPUs and their type as one word; `2 slots` if the type is not known."""
     return f"{slots}{TIMES}{gpu}" if gpu else f"{slots} slots"
 
 
 def _table(*, left: Iterable[str] = (), right: Iterable[str] = (), gap: int) -> Table:
-    """A table without lines."""
+    """Return a table without lines."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim", highlight=False)
     for name in left:
         table.add_column(name, overflow="fold")

@@ -1,4 +1,4 @@
-"""Numbers, durations and texts in the form in which a person reads them."""
+"""Formats of numbers, durations and texts for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def number(value: float) -> str:
-    """Three significant digits, thousands with commas, then M, G and T: 0.0123, 4.46, 36.2, 3,248, 6.04 M, 13.1 G."""
+    """Return three significant digits, with commas, then M, G and T: 0.0123, 4.46, 36.2, 3,248, 6.04 M, 13.1 G."""
     if not math.isfinite(value):
         text = str(value)
     elif abs(value) >= MILLION:
@@ -28,7 +28,7 @@ def number(value: float) -> str:
 
 
 def tick(value: float, digits: int = 4) -> str:
-    """A label of an axis, with so many significant digits."""
+    """Return a label of an axis, with so many significant digits."""
     if abs(value) >= MILLION:
         text = _large(value, digits)
     else:
@@ -37,7 +37,7 @@ def tick(value: float, digits: int = 4) -> str:
 
 
 def ticks(values: Sequence[float]) -> list[str]:
-    """Labels of an axis, with as many digits as it takes to tell neighbours apart."""
+    """Return labels of an axis, with as many digits as neighbours need to differ."""
     for digits in range(4, 16):
         labels = [tick(value, digits) for value in values]
         if len(set(labels)) == len(set(values)):
@@ -51,7 +51,7 @@ def _large(value: float, digits: int) -> str:
 
 
 def size_text(size: float) -> str:
-    """Bytes with a decimal unit: 538 kB."""
+    """Return bytes with a decimal unit: 538 kB."""
     for unit in UNITS:
         if size < 1000 or unit == UNITS[-1]:
             break
@@ -60,12 +60,12 @@ def size_text(size: float) -> str:
 
 
 def signed(value: float) -> str:
-    """A change."""
+    """Return a change with its sign."""
     return ("+" if value >= 0 else MINUS) + number(abs(value))
 
 
 def duration(seconds: float) -> str:
-    """84 ms, 1.53 s, 41 s, 3 min 05 s, 2 h 07 min."""
+    """Return a duration: 84 ms, 1.53 s, 41 s, 3 min 05 s, 2 h 07 min."""
     if not math.isfinite(seconds):
         return f"{seconds} s"
     if seconds < 1:
@@ -81,18 +81,18 @@ def duration(seconds: float) -> str:
 
 
 def between(start: str | None, end: str | None) -> float | None:
-    """Seconds between two RFC 3339 times; None if one is missing."""
+    """Return the seconds between two RFC 3339 times; None if one is missing."""
     if not start or not end:
         return None
     return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
 
 
 def shortened(text: str, limit: int) -> str:
-    """The text, or its beginning and how much is left out; control characters become visible."""
+    """Return the text, or its beginning and the number of left-out characters; control characters become visible."""
     text = text.translate(CONTROL_PICTURES)
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
 
 
 def step_list(steps: list[int]) -> str:
-    """`step 3`, or `14 steps, 3 to 25`."""
+    """Return `step 3`, or `14 steps, 3 to 25`."""
     return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"

@@ -1,4 +1,4 @@
-"""The graph of a step: the calls of an algorithm's listing, and the fields that move between them."""
+"""Graph of a step: the calls of an algorithm's listing, and the fields that move between them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A node: one call of a method of a model."""
+    """Node of the graph: one call of a method of a model."""
 
     number: int
     """Position in the order of the calls, from 0."""
     name: str
-    """model.method."""
+    """Model and method: `actor.update_actor`."""
     arguments: Mapping[str, Any]
     phase: str
     pool: str
@@ -22,44 +22,44 @@ class Call:
     level: int
     """A call waits for calls of lower levels only; of one level there is at most one in a pool."""
     adds: Mapping[str, int]
-    """Field -> its bytes, at most."""
+    """Added field -> its bytes, at most."""
     row_by_row: bool = False
-    """Whether it may be made on some rows before there are others."""
+    """Whether the call may run on some rows before the others exist."""
     in_groups: bool = False
-    """Whether its rows leave it in groups, as they end."""
+    """Whether finished rows leave the call in groups, before the call ends."""
 
     @property
     def label(self) -> str:
-        """Name and arguments."""
+        """Return name and arguments."""
         arguments = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
         return f"{self.name}({arguments})" if arguments else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class FieldTransfer:
-    """A field on an edge."""
+    """Field that an edge carries."""
 
     name: str
-    """As it is read."""
+    """Name under which the consumer reads the field."""
     added_as: str
-    """Its name where it was added; another one if `with_prefixed` gave it a prefix."""
+    """Name under which the producer added the field; `with_prefixed` makes the two differ."""
     bytes: int
-    """What all ranks of the consumer read of it together, at most."""
+    """Bytes that all ranks of the consumer read together, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Edge:
-    """What a call reads of the fields that another one added."""
+    """Fields that one call added and another call reads."""
 
     producer: int
     consumer: int
     fields: tuple[FieldTransfer, ...]
     split: int
-    """S(0): the consumer's protocol cuts the batch into so many blocks of rows."""
+    """S(0): blocks of rows into which the consumer's protocol cuts the batch."""
     broadcast: int
-    """B: so many ranks of the consumer get each row."""
+    """B: ranks of the consumer that get each row."""
     summed: int
-    """P: so many ranks of the producer hold partial sums of each row."""
+    """P: ranks of the producer that hold partial sums of each row."""
 
     @property
     def bytes(self) -> int:
@@ -67,7 +67,7 @@ class Edge:
 
     @property
     def spread(self) -> str:
-        """What it splits, broadcasts and sums: `S(0)/2 B*2 P+2`, in the words of `protocols.AxisPlacement`."""
+        """Return how rows are split, broadcast and summed: `S(0)/2 B*2 P+2`, as `protocols.AxisPlacement` writes it."""
         parts = [f"S(0)/{self.split}"]
         parts += [f"B*{self.broadcast}"] if self.broadcast > 1 else []
         parts += [f"P+{self.summed}"] if self.summed > 1 else []
@@ -76,7 +76,7 @@ class Edge:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """The calls of a step in their order, and what moves between them."""
+    """Calls of a step in their order, and the fields that move between them."""
 
     rows: int
     calls: tuple[Call, ...]
@@ -84,14 +84,14 @@ class Graph:
 
     @property
     def by_level(self) -> list[Call]:
-        """The calls in the order of their levels."""
+        """Return the calls in the order of their levels."""
         return sorted(self.calls, key=lambda call: (call.level, call.number))
 
     def producers(self, call: Call) -> list[int]:
-        """Numbers of the calls whose fields a call reads."""
+        """Return the numbers of the calls whose fields a call reads."""
         return [edge.producer for edge in self.edges if edge.consumer == call.number]
 
     @property
     def bytes(self) -> int:
-        """Bytes that all ranks read in a step, at most."""
+        """Return the bytes that all ranks read in a step, at most."""
         return sum(edge.bytes for edge in self.edges)

@@ -1,4 +1,4 @@
-"""When each model of a pool is predicted to work during a step: a bar a phase, between the barriers of the stages."""
+"""Predicted timeline of a step: a bar for each phase of each model, between the barriers of the stages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, MappedPool, Phase, Pre
 from rlhf_planning.numbers import MINUS, number, tick
 
 STEPS = (1, 2, 2.5, 5, 10)
-"""A time axis is marked in these steps times a power of ten."""
+"""Distances between marks of a time axis, times a power of ten."""
 NEGLIGIBLE = 1e-9
 """Share of a step below which a gap between bars is rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A model at work; times in seconds after the begin of the step."""
+    """Time in which a model works, in seconds after the begin of the step."""
 
     pool: str
     model: Role
@@ -29,27 +29,27 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """A step; its stages are barriers, each as long as its slowest pool."""
+    """Timeline of a step; a stage lasts as long as its slowest pool, and ends with a barrier."""
 
     rows: tuple[tuple[str, Role], ...]
-    """(pool, model) of every model, by pool."""
+    """Pool and model of every row, by pool."""
     stages: dict[Stage, tuple[float, float]]
     """Begin and end of the stages with work, in order."""
     bars: tuple[Bar, ...]
     ahead: str
-    """What is to be said beside it of generation that works ahead; else empty."""
+    """Note for a job that generates ahead; else empty."""
 
     @property
     def seconds(self) -> float:
-        """The length of the step."""
+        """Return the length of the step."""
         return max([0.0, *(end for _, end in self.stages.values()), *(bar.end for bar in self.bars)])
 
     def of(self, pool: str, model: Role) -> list[Bar]:
-        """The bars of a row, from left to right."""
+        """Return the bars of a row, from left to right."""
         return [bar for bar in self.bars if (bar.pool, bar.model) == (pool, model)]
 
     def idle(self, pool: str) -> list[tuple[float, float]]:
-        """Begin and end of the times in which no model of a pool works."""
+        """Return begin and end of the times in which no model of a pool works."""
         gaps, free_since = [], 0.0
         working = sorted((bar.start, bar.end) for bar in self.bars if bar.pool == pool)
         for start, end in [*working, (self.seconds, self.seconds)]:
@@ -59,17 +59,17 @@ class Timeline:
         return gaps
 
     def busy(self, pool: str) -> float:
-        """The share of the step in which a pool works."""
+        """Return the share of the step in which a pool works."""
         waits = sum(end - start for start, end in self.idle(pool))
         return 1 - waits / self.seconds if self.seconds else 0.0
 
 
 def timeline_of(pools: Sequence[MappedPool], prediction: Prediction) -> Timeline:
-    """Within a stage the models of a pool run one after another, and pools at the same time.
+    """Return the timeline of a predicted step.
 
-    What a pool does of a stage that is shorter than that began before the stage: it streams.
-
-    Generation that works ahead is no stage of the step, but has its bars from the step's begin.
+    Within a stage the models of a pool run one after another, and pools at the same time. If the work of a pool is
+    longer than the stage, the pool streams: its bars begin before the stage. Generation that works ahead is no stage of
+    the step, but has its bars from the step's begin.
     """
     stages: dict[Stage, tuple[float, float]] = {}
     begin = 0.0
@@ -92,7 +92,7 @@ def timeline_of(pools: Sequence[MappedPool], prediction: Prediction) -> Timeline
 
 
 def _in_turn(pool: MappedPool, prediction: Prediction, stage: Stage, start: float) -> Iterator[Bar]:
-    """The bars of a pool in a stage, from the stage's begin, or so early that they end with it."""
+    """Yield the bars of a pool in a stage, from the stage's begin, or so early that they end with the stage."""
     phases = [phase for phase in PHASES if STAGE_OF[phase] == stage]
     whole = sum(prediction.models[model].seconds.get(phase, 0.0) for model in pool.models for phase in phases)
     start += min(0.0, prediction.stages.get(stage, 0.0) * (1 + NEGLIGIBLE) - whole)
@@ -105,17 +105,17 @@ def _in_turn(pool: MappedPool, prediction: Prediction, stage: Stage, start: floa
 
 
 def seconds_text(seconds: float) -> str:
-    """Three digits: 84 ms, 1.53 s, 41.2 s, 1,234 s."""
+    """Return a duration with three digits: 84 ms, 1.53 s, 41.2 s, 1,234 s."""
     return f"{plain(seconds)} s" if seconds >= 1 else f"{plain(1000 * seconds)} ms"
 
 
 def plain(value: float) -> str:
-    """As `number`, with the minus that every terminal has."""
+    """Format a number with the minus that every terminal has."""
     return number(value).replace(MINUS, "-")
 
 
 def marks_of(seconds: float, *, most: int) -> list[tuple[float, str]]:
-    """The marks of a time axis of that length, at most so many and one at 0: seconds and label, in s or ms."""
+    """Return seconds and labels of at most `most` marks of a time axis and one at 0; labels are in s or ms."""
     if seconds <= 0:
         return [(0.0, "0 s")]
     scale, unit = (1.0, "s") if seconds >= 1 else (1000.0, "ms")

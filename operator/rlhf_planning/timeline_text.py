@@ -1,4 +1,4 @@
-"""The timeline of a step for a terminal: a row of block characters a model, which tell phases apart without colours."""
+"""Timeline of a step for a terminal: a row of block characters a model; phases differ without colours, too."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ BLOCKS: dict[Phase, tuple[str, str]] = {
 }
 """Character and colour of a phase."""
 IDLE = "·"
-MARK_COLUMNS, LEAST_CELLS = 8, 20
-"""Columns for a mark of the time axis; of the narrowest chart."""
+MARK_COLUMNS, MIN_CELLS = 8, 20
+"""Columns for a mark of the time axis, and of the narrowest chart."""
 NAME_COLUMNS = 16
-"""A longer name of a pool is cut."""
+"""Columns of a pool's name; a longer one is cut."""
 BUSY_COLUMNS, GAP = 5, 2
 
 
 def chart_of(timeline: Timeline, *, columns: int) -> Table:
-    """The stages with their barriers above, a row a model, the time axis below."""
+    """Return a table with the stages above, a row a model, and the time axis below."""
     names = min(NAME_COLUMNS, max(map(len, ("pool", *(pool for pool, _ in timeline.rows)))))
     models = max(len(model) for _, model in timeline.rows)
-    cells = max(LEAST_CELLS, columns - names - models - BUSY_COLUMNS - 3 * GAP)
+    cells = max(MIN_CELLS, columns - names - models - BUSY_COLUMNS - 3 * GAP)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="", highlight=False)
     table.add_column("pool", no_wrap=True, overflow="ellipsis", max_width=names)
     table.add_column("model", no_wrap=True)
@@ -46,7 +46,7 @@ def chart_of(timeline: Timeline, *, columns: int) -> Table:
 
 
 def legend_of(timeline: Timeline) -> Text:
-    """What the characters mean that are to be seen."""
+    """Return the meanings of the characters in the chart."""
     text = Text()
     for phase in PHASES:
         if any(bar.phase == phase for bar in timeline.bars):
@@ -57,7 +57,7 @@ def legend_of(timeline: Timeline) -> Text:
 
 
 def _row(timeline: Timeline, pool: str, model: Role, cells: int) -> Text:
-    """The bars of a model; the shortest are put last, so that each is seen."""
+    """Return the bars of a model; the shortest are drawn last, so that each is visible."""
     row = [(" ", "")] * cells
     for start, end in timeline.idle(pool):
         for cell in _covered(start, end, timeline.seconds, cells):
@@ -69,13 +69,13 @@ def _row(timeline: Timeline, pool: str, model: Role, cells: int) -> Text:
 
 
 def _covered(start: float, end: float, seconds: float, cells: int) -> range:
-    """The cells of a time, one at least."""
+    """Return the cells of a time, at least one."""
     first = min(round(start / seconds * cells), cells - 1)
     return range(first, max(first + 1, round(end / seconds * cells)))
 
 
 def _stages(timeline: Timeline, cells: int) -> Text:
-    """A bracket a stage with its name and time, as far as there is room."""
+    """Return a bracket a stage with its name and time, as far as there is room."""
     line = [" "] * cells
     for stage, (start, end) in timeline.stages.items():
         covered = _covered(start, end, timeline.seconds, cells)
@@ -87,7 +87,7 @@ def _stages(timeline: Timeline, cells: int) -> Text:
 
 
 def _axis(timeline: Timeline, cells: int) -> Text:
-    """Times, each beginning at its cell."""
+    """Return the labels of the time axis, each beginning at its cell."""
     line = ""
     for seconds, label in marks_of(timeline.seconds, most=max(2, cells // MARK_COLUMNS)):
         cell = round(seconds / timeline.seconds * cells) if timeline.seconds else 0

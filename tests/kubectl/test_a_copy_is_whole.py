@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlhf_kubectl.cli import app
-from rlhf_kubectl.kubectl import Kubectl, KubectlError, require
+from rlhf_kubectl.kubectl import Kubectl, KubectlError, require_success
 
 PLAYED = """#!{python}
 import json, subprocess, sys, time
@@ -123,7 +123,7 @@ def test_ctrl_c_takes_the_pod_away(played: Played) -> None:
 
 
 def test_a_pod_that_cannot_start_says_why(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf_kubectl.files.PATIENCE", 0.0)
+    monkeypatch.setattr("rlhf_kubectl.files.START_SECONDS", 0.0)
     waiting = {"name": "files", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
     played.answers["pod"] = {"metadata": {"name": "x"}, "status": {"phase": "Pending", "containerStatuses": [waiting]}}
     code, said = played.fetch()
@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(played: Played) -> None
 )
 def test_what_kubectl_complains_of_is_one_sentence(said: bytes, sentence: str, reason: str) -> None:
     with pytest.raises(KubectlError) as raised:
-        require(1, said)
+        require_success(1, said)
     assert (str(raised.value), raised.value.reason) == (sentence, reason)
 
 

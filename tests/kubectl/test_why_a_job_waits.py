@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Attempt, Condition, ConditionType, Failure, Output, Phase, Progress, SavedState, Status
-from rlhf_kubectl.jobs import Told
+from rlhf_kubectl.jobs import JobEvent
 from rlhf_kubectl.remedies import CONDITIONS, FAILURES
 from rlhf_kubectl.why import why
 from rlhf_operator import names
@@ -82,7 +82,7 @@ def pod(name: str = "ppo-a1-head", **fields: Any) -> ObservedPod:
     )
 
 
-def said(of: Status, *pods: ObservedPod, events: tuple[Told, ...] = (), **fields: Any) -> str:
+def said(of: Status, *pods: ObservedPod, events: tuple[JobEvent, ...] = (), **fields: Any) -> str:
     sentences = why(job(of, **fields), pods, events, NOW)
     assert all(each.endswith((".", "`")) for each in sentences), sentences
     return " ".join(sentences)
@@ -156,7 +156,7 @@ def test_pods_that_hinder_are_named() -> None:
 
 def test_the_latest_warning_is_told() -> None:
     events = tuple(
-        Told(time=BEFORE, is_warning=kind == "Warning", reason="R", note=f"{kind} {number}", about="w-1")
+        JobEvent(time=BEFORE, is_warning=kind == "Warning", reason="R", note=f"{kind} {number}", about="w-1")
         for number, kind in enumerate(("Warning", "Warning", "Normal"))
     )
     told = said(status(condition("ClusterReady", "False", "PodsPending")), events=events)

@@ -45,13 +45,10 @@ def exported() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {"process_resident_memory_bytes": ("namespace", "pod")}
     for row in families():
         scraped = ("namespace", "pod")
-        if isinstance(row, StepMetric):
-            kind, labels = row.kind, (*scraped, *row.labels)
-        elif isinstance(row, JobMetric):
-            kind, labels = row.kind, ("namespace", "name", "pod", *row.own_labels)
-        else:
-            kind, labels = row.kind, (*scraped, *row.labels)
-        parts = {"summary": ("_sum", "_count"), "histogram": ("_sum", "_count", "_bucket")}.get(kind, ("",))
+        labels = (
+            ("namespace", "name", "pod", *row.own_labels) if isinstance(row, JobMetric) else (*scraped, *row.labels)
+        )
+        parts = {"summary": ("_sum", "_count"), "histogram": ("_sum", "_count", "_bucket")}.get(row.kind, ("",))
         for part in parts:
             found[f"{row.name}{part}"] = (*labels, "le") if part == "_bucket" else labels
     return found

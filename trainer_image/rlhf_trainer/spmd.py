@@ -29,7 +29,8 @@ from rlhf_trainer.commands.ending import exit_code_of
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.fields import require_declared
 from rlhf_trainer.outputs.display import Display, LastingConsole
-from rlhf_trainer.outputs.listeners import OutputOptions, opened
+from rlhf_trainer.outputs.listeners import OutputOptions
+from rlhf_trainer.outputs.opening import open_listeners
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.run.assembly import data_of, setting_of, stand_ins, worker_of
 from rlhf_trainer.run.checkpoints import Checkpoints
@@ -141,7 +142,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
             run_rank(running, folders, None, layout=layout, made=folder.made.resolve())
             return
         display = Display(LastingConsole(highlight=False))
-        with only_run_in(output), opened(OutputOptions(), output, display.warn) as outputs:
+        with only_run_in(output), open_listeners(OutputOptions(), output, display.warn) as outputs:
             folder.begin(None, inputs=from_the_start(jobs, output)[job.name].inputs)
             publisher = Publisher(job, folder, display, outputs)
             with publisher.recording_the_end():

@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listeners import OutputOptions, opened
+from rlhf_trainer.outputs.listeners import OutputOptions
+from rlhf_trainer.outputs.opening import open_listeners
 from rlhf_trainer.run.publisher import Publisher
 from tests.trainer.outputs.conftest import step_report
 
@@ -24,7 +25,7 @@ def events(path: Path) -> list[dict[str, Any]]:
 def test_ranks_of_different_pools_and_the_controller_are_apart(
     publisher_with: Callable[..., Publisher], tmp_path: Path
 ) -> None:
-    with opened(OutputOptions(trace=True), tmp_path / "run", print) as outputs:
+    with open_listeners(OutputOptions(trace=True), tmp_path / "run", print) as outputs:
         publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
         publisher.begin(first_step=1, total_steps=2)
         publisher.step(step_report(1))
@@ -44,7 +45,7 @@ def test_the_file_is_whole_after_every_step_and_stays_small(
     publisher_with: Callable[..., Publisher], tmp_path: Path
 ) -> None:
     path = tmp_path / "run" / "tiny-sft" / "trace.json"
-    with opened(OutputOptions(trace=True), tmp_path / "run", print) as outputs:
+    with open_listeners(OutputOptions(trace=True), tmp_path / "run", print) as outputs:
         publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
         publisher.begin(first_step=1, total_steps=100)
         for number in range(1, 41):
@@ -58,7 +59,7 @@ def test_the_file_is_whole_after_every_step_and_stays_small(
 def test_a_run_that_was_not_asked_for_more_keeps_its_first_steps(
     publisher_with: Callable[..., Publisher], tmp_path: Path
 ) -> None:
-    with opened(OutputOptions(), tmp_path / "run", print) as outputs:
+    with open_listeners(OutputOptions(), tmp_path / "run", print) as outputs:
         publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
         publisher.begin(first_step=1, total_steps=100)
         for number in range(1, 41):

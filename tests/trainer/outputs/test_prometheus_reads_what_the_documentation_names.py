@@ -15,7 +15,8 @@ from rich.console import Console
 from helm.dashboards.reference import pages
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listeners import OutputOptions, opened
+from rlhf_trainer.outputs.listeners import OutputOptions
+from rlhf_trainer.outputs.opening import open_listeners
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.step_metrics import METRICS, PLANNED_STEPS, WARNINGS, metric_of
 from tests.repo.tree import ROOT
@@ -60,7 +61,7 @@ def documented() -> list[tuple[str, ...]]:
 def test_the_port_serves_the_steps_of_a_publisher(
     port: int, publisher_with: Callable[..., Publisher], tmp_path: Path
 ) -> None:
-    with opened(OutputOptions(metrics_port=port), tmp_path / "run", print) as outputs:
+    with open_listeners(OutputOptions(metrics_port=port), tmp_path / "run", print) as outputs:
         publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
         publisher.begin(first_step=1, total_steps=4)
         publisher.step(step_report(1, "odd", loss__sft=3.0, time__step=2.0, time__update=1.5, bytes__reshard=100))
@@ -86,7 +87,7 @@ def test_the_port_serves_the_steps_of_a_publisher(
 def test_the_documentation_names_exactly_what_is_exported(
     port: int, publisher_with: Callable[..., Publisher], tmp_path: Path
 ) -> None:
-    with opened(OutputOptions(metrics_port=port), tmp_path / "run", print) as outputs:
+    with open_listeners(OutputOptions(metrics_port=port), tmp_path / "run", print) as outputs:
         publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
         publisher.begin(first_step=1, total_steps=4)
         names = [metric.recorded.replace("*", "x") for metric in METRICS if metric.recorded != "step"]
@@ -141,5 +142,5 @@ def test_a_port_in_use_is_one_sentence(port: int, tmp_path: Path) -> None:
     options = OutputOptions(metrics_port=port)
     sentence = f"--metrics-port {port}: cannot be opened: Address already in use"
     refused = pytest.raises(EnvironmentProblem, match=sentence)
-    with opened(options, tmp_path, print), refused, opened(options, tmp_path, print):
+    with open_listeners(options, tmp_path, print), refused, open_listeners(options, tmp_path, print):
         pytest.fail("two servers on one port")

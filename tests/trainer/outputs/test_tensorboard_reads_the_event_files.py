@@ -8,14 +8,15 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listeners import OutputOptions, opened
+from rlhf_trainer.outputs.listeners import OutputOptions
+from rlhf_trainer.outputs.opening import open_listeners
 from rlhf_trainer.run.publisher import Publisher
 from tests.trainer.outputs.conftest import step_report
 
 
 def run_steps(publisher_with: Callable[..., Publisher], output: Path, losses: dict[int, float]) -> None:
     """A run of the steps in `losses`."""
-    with opened(OutputOptions(tensorboard=True), output, print) as outputs:
+    with open_listeners(OutputOptions(tensorboard=True), output, print) as outputs:
         publisher = publisher_with(Display(Console(file=StringIO())), *outputs)
         with publisher.recording_the_end():
             publisher.begin(first_step=min(losses), total_steps=4)

@@ -19,12 +19,12 @@ from rlhf_api.job import Job
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.outputs import trackers
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listeners import OutputOptions, opened
-from rlhf_trainer.outputs.trackers import require_trackers
+from rlhf_trainer.outputs.listeners import OutputOptions
+from rlhf_trainer.outputs.opening import open_listeners, require_trackers
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import METRICS, JobFolder, add_to_summary
-from tests.patience import PATIENCE_SECONDS
 from rlhf_trainer.run_folder.step_metrics import metric_of
+from tests.patience import PATIENCE_SECONDS
 from tests.repo.tree import ROOT
 from tests.trainer.chain.conftest import records, rlhf
 from tests.trainer.outputs.conftest import DATA, MODEL, step_report
@@ -78,7 +78,7 @@ def run_steps(job: Job, output: Path, losses: dict[int, float], *, until: str = 
     else:
         lines = (folder.path / METRICS).read_text().splitlines(keepends=True)
         (folder.path / METRICS).write_text("".join(lines[: min(losses) - 1]))
-    with opened(OutputOptions(), output, display.warn) as outputs:
+    with open_listeners(OutputOptions(), output, display.warn) as outputs:
         publisher = Publisher(job, folder, display, outputs)
         with publisher.recording_the_end():
             publisher.begin(first_step=min(losses), total_steps=4)
@@ -194,7 +194,7 @@ def test_a_server_that_dies_and_comes_back_has_all_steps(tmp_path: Path, unused_
     output, display = tmp_path / "run", Display(Console(file=StringIO()))
     folder = JobFolder(output, job)
     folder.begin(None, inputs={})
-    with opened(OutputOptions(), output, display.warn) as outputs:
+    with open_listeners(OutputOptions(), output, display.warn) as outputs:
         publisher = Publisher(job, folder, display, outputs)
         with publisher.recording_the_end():
             publisher.begin(first_step=1, total_steps=4)
@@ -284,7 +284,7 @@ def test_a_package_that_is_missing_is_a_sentence(package: str, tmp_path: Path) -
     program = (
         f"import sys; sys.modules[{package!r}] = None\n"
         "from pathlib import Path\nfrom rlhf_api.files import load\n"
-        "from rlhf_trainer.outputs.trackers import require_trackers\n"
+        "from rlhf_trainer.outputs.opening import require_trackers\n"
         f"require_trackers(load(Path({str(tmp_path / 'tiny.yaml')!r}))[0], Path({str(tmp_path)!r}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)

@@ -21,7 +21,7 @@ import pytest
 from rlhf_trainer.pods.sidecar import LogFollower, kept_log
 from rlhf_trainer.run_folder import attempt as attempts
 from rlhf_trainer.run_folder.attempt import EXIT, Attempt, write_exit
-from rlhf_trainer.run_folder.lock import marked, only_run_in
+from rlhf_trainer.run_folder.lock import only_run_in, owned
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -207,7 +207,7 @@ def test_told_to_end_it_stays_until_the_trainer_has_ended(side_car: SideCar) -> 
 
 
 def test_told_to_end_it_does_not_wait_for_a_trainer_that_is_dead(side_car: SideCar) -> None:
-    with marked(side_car.output):
+    with owned(side_car.output):
         pass  # and no exit.json: it was killed
     side_car.process.send_signal(signal.SIGTERM)
     assert side_car.process.wait(timeout=PATIENCE_SECONDS) == 0

@@ -18,7 +18,7 @@ from rlhf_api.problems import SpecError
 from rlhf_mapper.hardware import GPUS, Cluster, FoundGpu, NodeGroup, figures_of
 from rlhf_mapper.mapping import PHASES, STAGES
 from rlhf_planning.job_plan import objective_of
-from rlhf_planning.machines import UnknownGpuError, device_of, this_machine
+from rlhf_planning.machines import UnknownGpuError, device_of, local_cluster
 from rlhf_trainer.commands import plan as plan_command
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import DataError, EnvironmentProblem
@@ -490,12 +490,12 @@ def test_gpus_of_this_machine_are_found_in_the_table(name: str, memory: float, g
         return [FoundGpu(name=name, memory=memory)] * 4
 
     (job,) = load(JOB)
-    here = this_machine(job, gpus)
+    here = local_cluster(job, gpus)
     assert [(group.gpu.name, group.gpus) for group in here.groups] == [(gpu, 4)]
     assert device_of(job, here) == "GPU"
-    assert this_machine(load(JOB, ["resources.slotsPerNode=2"])[0], gpus).gpus == 2
+    assert local_cluster(load(JOB, ["resources.slotsPerNode=2"])[0], gpus).gpus == 2
     with pytest.raises(SpecError, match=r"ppo: spec\.resources: asks for 8 GPUs, but there are 4"):
-        this_machine(load(JOB, ["resources.slotsPerNode=8"])[0], gpus)
+        local_cluster(load(JOB, ["resources.slotsPerNode=8"])[0], gpus)
 
 
 RTX_5090 = FoundGpu(
@@ -567,12 +567,12 @@ def test_a_gpu_that_says_nothing_of_itself_runs_without_a_plan(
     assert [pool.slots_per_machine for pool in placed.mapping.pools] == [(4,)]
     assert placed.unmapped.endswith("Another Vendor's GPU of 25 GB, are not known; give --inventory")
     with pytest.raises(UnknownGpuError) as refused:
-        this_machine(job, lambda: [unknown] * 4)
+        local_cluster(job, lambda: [unknown] * 4)
     assert refused.value.exit_code == 4
 
 
 def test_a_machine_without_gpus_has_cpu_slots() -> None:
-    here = this_machine(load(JOB)[0], list)
+    here = local_cluster(load(JOB)[0], list)
     assert device_of(load(JOB)[0], here) == "CPU"
     with pytest.raises(SpecError, match=r"ppo: spec\.resources\.device: is GPU, but there is no GPU here"):
         device_of(load(JOB, ["resources.device=GPU"])[0], here)
@@ -583,7 +583,7 @@ def test_a_job_for_cpu_slots_is_not_planned_for_gpus(manifest: Path) -> None:
 
 
 def test_the_cpu_slots_of_a_node_share_the_memory_of_this_machine() -> None:
-    one, four = (this_machine(load(JOB, [f"resources.slotsPerNode={slots}"])[0], list) for slots in (1, 4))
+    one, four = (local_cluster(load(JOB, [f"resources.slotsPerNode={slots}"])[0], list) for slots in (1, 4))
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert one.groups[0].gpu.memory == 4 * four.groups[0].gpu.memory == there
     assert device_of(load(JOB)[0], four) == "CPU"

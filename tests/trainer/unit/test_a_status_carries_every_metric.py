@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rlhf_api.files import load
 from rlhf_trainer.run_folder.folder import JobFolder
-from rlhf_trainer.run_folder.pace import LATEST, Steps
+from rlhf_trainer.run_folder.pace import MAX_STEPS, Steps
 from tests.examples.test_every_example_is_right import EXAMPLES
 
 RECORD = {"step": 3, "reward/mean": 0.5, "entropy": 1.25, "clip_fraction": 0.125, "time/step": 2.0}
@@ -34,7 +34,7 @@ def test_what_steps_take_is_the_median_of_the_latest_without_the_first_two() -> 
     assert pace
     assert (pace.step_seconds, pace.response_tokens) == (3.0, 20.0)
     assert [(each.phase, each.seconds) for each in pace.phases] == [("update", 1.5)]
-    later = [taken.pace(record) for record in steps(*[6.0] * LATEST)][-1]
+    later = [taken.pace(record) for record in steps(*[6.0] * MAX_STEPS)][-1]
     assert later
     assert later.step_seconds == 6.0
 

@@ -1,4 +1,4 @@
-"""The command line: `rlhf --help` lists the commands."""
+"""Command line of the trainer: `rlhf --help` lists the commands."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def plan(
     sets: Sets = None,
 ) -> None:
     """Say where the models of a manifest would live, how they would be cut, and what a step would take."""
-    from rlhf_trainer.commands.plan import PlanOptions, tell_plan  # numpy: time that `validate` does not need
+    from rlhf_trainer.commands.plan import PlanOptions, print_plans  # numpy: time that `validate` does not need
 
     options = PlanOptions(
         only=job,
@@ -204,7 +204,7 @@ def plan(
         calibrate=calibrate,
         lengths=response_tokens,
     )
-    tell_plan(jobs_of(file, sets, output), run_folder(file, output), options)
+    print_plans(jobs_of(file, sets, output), run_folder(file, output), options)
 
 
 @app.command(epilog="Example: rlhf checkpoints runs/first")
@@ -292,9 +292,9 @@ def data(
     sets: Sets = None,
 ) -> None:
     """Show what jobs read: rows, lengths, dropped rows and why, and examples with the trained tokens marked."""
-    from rlhf_trainer.commands.data import tell_data  # torch and transformers: seconds
+    from rlhf_trainer.commands.data import print_data  # torch and transformers: seconds
 
-    tell_data(jobs_of(file, sets, output), run_folder(file, output), only=job)
+    print_data(jobs_of(file, sets, output), run_folder(file, output), only=job)
 
 
 @app.command(epilog="Example: rlhf report runs/first")
@@ -328,7 +328,7 @@ def import_(
         str | None, typer.Option(metavar="NAME", help="Algorithm of a TRL file that does not tell its trainer.")
     ] = None,
 ) -> None:
-    """Write the manifest that another project's configuration comes to, and what became of each of its keys."""
+    """Write a manifest from another project's configuration, and report on each of its keys."""
     from rlhf_importers.command import import_file
 
     for text, is_manifest in import_file(file, project, output=output, algorithm=algorithm):
@@ -336,26 +336,26 @@ def import_(
 
 
 def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list[Job]:
-    """The jobs of a manifest; `job://` may also name what has finished in its run folder."""
+    """Return the jobs of a manifest; `job://` may also name a finished job of the run folder."""
     from rlhf_trainer.run_folder.folder import load_with_finished
 
     return load_with_finished(run_folder(file, output), file, sets or [])
 
 
 def storage_needs(jobs: Sequence[Job]) -> Iterator[str]:
-    """What the checkpoints of each job take, where the manifest says the shapes of the models that it trains."""
+    """Yield a sentence on the size of each job's checkpoints, if the manifest has the shapes of its trained models."""
     from rlhf_mapper.config_file import made_from, told_by
     from rlhf_planning.checkpoint_size import in_words
 
     by_name = {each.name: each for each in jobs}
     for job in jobs:
-        told = {role: told_by(job, role, *made_from(job, role, by_name)) for role in job.trained()}
-        if sentence := in_words(job, {role: shape for role, shape in told.items() if shape}):
+        shapes = {role: told_by(job, role, *made_from(job, role, by_name)) for role in job.trained()}
+        if sentence := in_words(job, {role: shape for role, shape in shapes.items() if shape}):
             yield f"{job.name}: {sentence}"
 
 
 def run_folder(file: Path, output: Path | None) -> Path:
-    """Where a run of the manifest leaves what it makes."""
+    """Return the run folder of a manifest."""
     return output or Path("runs") / file.stem
 
 

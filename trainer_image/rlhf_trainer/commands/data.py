@@ -1,4 +1,4 @@
-"""`rlhf data`: what the jobs of a manifest read, as their workers read it."""
+"""`rlhf data`: data sets of the jobs of a manifest, as their workers read them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rlhf_trainer.run.assembly import data_of
 from rlhf_trainer.run.deep_check import origin_of
 from rlhf_trainer.run_folder.written_data import with_written_data
 
-EXAMPLES, BINS, WIDEST = 3, 8, 40
-"""Rows that are shown, and bars of a histogram and the characters of its longest."""
+EXAMPLES, BINS, MAX_BAR = 3, 8, 40
+"""Shown rows, bars of a histogram, and characters of its longest bar."""
 TEXTS = {
     "prompt_ids": ("prompt_mask", None),
     "tokens": ("attention_mask", "response_mask"),
     "chosen_tokens": ("chosen_mask", "chosen_response_mask"),
     "rejected_tokens": ("rejected_mask", "rejected_response_mask"),
 }
-"""The fields of a batch that are token ids, and the masks of those that are there and of those that are learned."""
+"""Field of token ids in a batch -> its mask of present tokens, and its mask of learned tokens."""
 OPEN, CLOSE = "\u27e6", "\u27e7"
-"""Around tokens that are learned."""
+"""Brackets around learned tokens."""
 
 
-def tell_data(jobs: Sequence[Job], output: Path, *, only: str | None) -> None:
-    """Print what each job reads, or one of them; of models nothing but the tokenizer is loaded."""
+def print_data(jobs: Sequence[Job], output: Path, *, only: str | None) -> None:
+    """Print the data of each job, or of one; no part of a model but the tokenizer is loaded."""
     chosen = [job for job in jobs if only in (None, job.name)]
     if not chosen:
         raise SpecError([Problem("--job", f"is {only}; there are {', '.join(job.name for job in jobs)}")])
@@ -42,11 +42,11 @@ def tell_data(jobs: Sequence[Job], output: Path, *, only: str | None) -> None:
         setting, _ = origin_of(with_written_data(job, output), job.saved, by_name, output)
         tokenizer = setting.tokenizer()
         for loader in data_of(job)(setting, slots=1).loaders:
-            for line in _told(job, loader, tokenizer):
+            for line in _lines_of(job, loader, tokenizer):
                 console.print(line)
 
 
-def _told(job: Job, loader: Loader, tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:
+def _lines_of(job: Job, loader: Loader, tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:
     uris = ", ".join(reader.source.address for reader in loader.readers)
     yield Text(f"{job.name}: {loader.path}: {uris}", style="bold")
     yield from (Text(f"  {line}") for line in (*_rows(loader), *_histograms(loader)))
@@ -68,7 +68,7 @@ def _histograms(loader: Loader) -> Iterator[str]:
 
 
 def histogram(lengths: Tensor) -> Iterator[str]:
-    """Bars of how many lengths int64 [N] are in each of some equal ranges."""
+    """Yield a bar for each of some equal ranges, with the number of lengths int64 [N] in it."""
     least, most = int(lengths.min()), int(lengths.max())
     size = -(-(most - least + 1) // BINS)
     starts = range(least, most + 1, size)
@@ -76,12 +76,12 @@ def histogram(lengths: Tensor) -> Iterator[str]:
     width = len(str(starts[-1] + size - 1))
     for start, count in zip(starts, counts, strict=True):
         last = min(start + size - 1, most)
-        bar = "#" * -(-WIDEST * count // max(counts))
+        bar = "#" * -(-MAX_BAR * count // max(counts))
         yield f"{start:>{width}} - {last:>{width}} {bar} {count}"
 
 
 def examples(loader: Loader, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[Text]]:
-    """The texts of the first examples, as a model reads them, with what it learns in brackets and green."""
+    """Yield the texts of the first examples as a model reads them, with learned tokens in brackets and green."""
     count = min(EXAMPLES, len(loader))
     batch = loader.ordered(slice(0, count))
     for row in range(count):
@@ -95,7 +95,7 @@ def examples(loader: Loader, tokenizer: PreTrainedTokenizerBase) -> Iterator[lis
 
 
 def _runs(ids: Tensor, learned: Tensor, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str]]:
-    """(text, style) of each run of tokens that are learned or not."""
+    """Yield (text, style) of each run of learned tokens and of other tokens."""
     starts = [0, *((learned[1:] != learned[:-1]).nonzero()[:, 0] + 1).tolist(), len(ids)]
     for start, end in pairwise(starts):
         text = str(tokenizer.decode(ids[start:end]))

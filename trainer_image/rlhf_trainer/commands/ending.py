@@ -1,4 +1,4 @@
-"""How a command of `rlhf` ends: an error becomes a sentence on stderr and the exit code of its kind."""
+"""End of a command of `rlhf`: an error becomes a sentence on stderr and the exit code of its kind."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def exit_code_of(work: Callable[[], None], *, debug: bool) -> int:
 
 
 def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:
-    """As `exit_code_of`, with what was said; in a pod, where nobody can ask for it, a defect has its traceback too."""
+    """Run `work` and return its exit code and error message; a defect in a pod also prints its traceback."""
     try:
         work()
-    except (Exception, Stopped) as raised:  # noqa: BLE001 the last one that can tell the user
+    except (Exception, Stopped) as raised:  # noqa: BLE001 nothing above could show it to the user
         error = user_error(raised)
         code = getattr(error, "exit_code", None)
         is_defect = code in (None, ExitCode.INTERNAL)
@@ -48,16 +48,16 @@ def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:
         if code is None:
             first = (str(error).strip().splitlines() or [""])[0]
             hint = "" if is_shown else " (--debug shows the traceback)"
-            tell([*shown, f"internal error: {type(error).__name__}: {first}{hint}"])
+            print_errors([*shown, f"internal error: {type(error).__name__}: {first}{hint}"])
             return int(ExitCode.INTERNAL), f"{type(error).__name__}: {first}"
         lines = str(error).splitlines()
-        tell([*shown, *(f"error: {line}" for line in lines)])
+        print_errors([*shown, *(f"error: {line}" for line in lines)])
         return int(code), "; ".join(lines)
     return int(ExitCode.OK), ""
 
 
-def tell(lines: Sequence[str]) -> None:
-    """Lines on stderr; nobody may be there to read them, as when the terminal was closed."""
+def print_errors(lines: Sequence[str]) -> None:
+    """Print lines to stderr, whose reader may be gone, as after a terminal was closed."""
     try:
         for line in lines:
             typer.echo(line, err=True)

@@ -1,4 +1,4 @@
-"""`rlhf generate`: the manifest of a job that writes a model's responses to prompts."""
+"""`rlhf generate`: manifest of a job that writes a model's responses to prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from rlhf_api.names import API_VERSION, KIND
-from rlhf_trainer.run_folder.folder import written
+from rlhf_trainer.run_folder.folder import writing
 
 
 def write_manifest(output: Path, *, model: str, data: str, samples: int, batch: int) -> None:
@@ -25,11 +25,11 @@ def write_manifest(output: Path, *, model: str, data: str, samples: int, batch: 
             "training": {"totalEpochs": 1, "promptBatchSize": batch},
         },
     }
-    with written(output):
+    with writing(output):
         output.mkdir(parents=True, exist_ok=True)
         (output / "generate.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
 
 
 def uri_of(place: str) -> str:
-    """A URI, or the path of a file or folder as one."""
+    """Return a URI; the path of a file or folder becomes a URI."""
     return place if "://" in place else Path(place).absolute().as_uri()

@@ -1,4 +1,4 @@
-"""`rlhf init`: a small project with an algorithm and a reward of its own, whose test passes and whose job trains."""
+"""`rlhf init`: a small project with an algorithm and a reward of its own, a test, and a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.run_folder.folder import written
+from rlhf_trainer.run_folder.folder import writing
 
 PROJECT = Path(__file__).with_name("project")
 
@@ -15,6 +15,6 @@ def write_project(folder: Path) -> list[Path]:
     """Write the files into a new folder. SpecError if something is there."""
     if folder.exists():
         raise SpecError([Problem(str(folder), "is there already; name a new folder")])
-    with written(folder):
+    with writing(folder):
         folder.mkdir(parents=True)
         return [Path(shutil.copyfile(file, folder / file.name)) for file in sorted(PROJECT.glob("*.*"))]

@@ -1,4 +1,4 @@
-"""`rlhf plan`: where the models of a manifest would live, how they would be cut, and what a step would take."""
+"""`rlhf plan`: placement and parallel sizes of the models of a manifest, and the predicted step."""
 
 from __future__ import annotations
 
@@ -19,116 +19,116 @@ from rlhf_mapper.as_json import as_json
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.workload import lognormal
-from rlhf_planning.calibrate import Measured, measured
+from rlhf_planning.calibrate import RunCalibration, calibration_of
 from rlhf_planning.checkpoint_size import in_words
 from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
 from rlhf_planning.job_plan import networks_of, objective_of, plan_job, prices_of
-from rlhf_planning.machines import asked_cluster, device_of, this_machine
+from rlhf_planning.machines import device_of, local_cluster, requested_cluster
 from rlhf_planning.mapping_text import explain, step_price
 from rlhf_planning.timeline import timeline_of
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.report.run_record import read_run
 from rlhf_trainer.run.shapes import shapes_of
-from rlhf_trainer.run_folder.folder import written
+from rlhf_trainer.run_folder.folder import writing
 
 LENGTHS = "fixed(TOKENS) or lognormal(MEAN,P99)"
 DISTRIBUTION = re.compile(r"(?P<name>fixed|lognormal)\((?P<mean>[1-9]\d*)(, *(?P<p99>[1-9]\d*))?\)")
 MERMAID = (".md", ".mmd")
 """Endings of a file that gets the graph as mermaid text."""
 COLUMNS = 100
-"""Width of the text where no terminal has one."""
+"""Width of the text without a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What `rlhf plan` is asked besides the manifest."""
+    """Options of `rlhf plan` besides the manifest."""
 
     only: str | None = None
-    """One of the jobs; None: all."""
+    """Name of one of the jobs; None: all."""
     nodes: int | None = None
     gpus_per_node: int | None = None
     gpu: str | None = None
     inventory: Path | None = None
     objective: str | None = None
-    """As `--objective` says it; None: as the manifest does."""
+    """Value of `--objective`; None: the objective of the manifest."""
     in_json: bool = False
     graph: bool = False
-    """Whether to draw the calls of a step instead of explaining the mapping."""
+    """Whether to print the calls of a step instead of the mapping."""
     svg: Path | None = None
     calibrate: Path | None = None
     """Run folder whose times correct the prediction."""
     lengths: str | None = None
-    """Responses: a named distribution, or a file with the tokens of past ones; None: all are as long as may be."""
+    """Lengths of responses: a named distribution, or a file of past lengths in tokens; None: the longest length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlan:
-    """What is told about a job."""
+    """Mapping of a job, with everything that is printed about it."""
 
     job: Job
     mapping: DeviceMapping | Infeasible
-    measured: Measured | None
-    """By which the prediction is corrected."""
+    calibration: RunCalibration | None
+    """Past run that corrects the prediction; None: no correction."""
     prices: Mapping[str, float]
-    """Of a GPU for an hour, by type; none where one is not known."""
+    """Price of a GPU for an hour by type; empty if a price is not known."""
     networks: tuple[str, ...]
-    """Sentences on what nodes are taken to send."""
+    """Sentences on the assumed networks of the nodes."""
     checkpoints: str
-    """A sentence on what they take."""
+    """Sentence on the size of checkpoints."""
 
     @property
     def title(self) -> str:
         return f"{self.job.name}, a step of {self.job.spec.algorithm.name}"
 
 
-def tell_plan(jobs: Sequence[Job], output: Path, options: PlanOptions) -> None:
-    """Answer for each of the manifest's jobs, or for one.
+def print_plans(jobs: Sequence[Job], output: Path, options: PlanOptions) -> None:
+    """Print the plan of each of the manifest's jobs, or of one.
 
-    Raises what `plans_of` does; EnvironmentProblem where no mapping fits, after everything has been told.
+    Raises the errors of `plans_of`, and after printing EnvironmentProblem if no mapping fits.
     """
     plans = plans_of(jobs, output, options)
-    _tell(plans, options)
+    _print(plans, options)
     if short := [f"{each.job.name}: {each.mapping}" for each in plans if isinstance(each.mapping, Infeasible)]:
         raise EnvironmentProblem("; ".join(short))
 
 
 def plans_of(jobs: Sequence[Job], output: Path, options: PlanOptions) -> list[JobPlan]:
-    """The plan of each of the manifest's jobs, or of one; nothing is loaded, and nothing runs.
+    """Return the plan of each of the manifest's jobs, or of one; nothing is loaded, and nothing runs.
 
     Raises SpecError; DataError for a model whose shape cannot be read.
     """
     chosen = _chosen(jobs, options)
-    cluster = asked_cluster(
+    cluster = requested_cluster(
         nodes=options.nodes, gpus_per_node=options.gpus_per_node, gpu=options.gpu, inventory=options.inventory
     )
-    return [_planned(job, cluster or this_machine(job, gpus_here), jobs, output, options) for job in chosen]
+    return [_plan(job, cluster or local_cluster(job, gpus_here), jobs, output, options) for job in chosen]
 
 
 def documents_of(plans: Sequence[JobPlan]) -> dict[str, dict[str, Any]]:
-    """What `--json` prints of each job, by its name."""
+    """Return the JSON document of each job by its name."""
     return {each.job.name: {"job": each.job.name, **_priced(as_json(each.mapping), each.prices)} for each in plans}
 
 
-def _planned(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, options: PlanOptions) -> JobPlan:
-    """The device mapping of a job by what the command line, the manifest and config.json say."""
-    device, said = device_of(job, cluster), options.objective
+def _plan(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, options: PlanOptions) -> JobPlan:
+    """Map a job by the command line, the manifest and config.json."""
+    device, objective = device_of(job, cluster), options.objective
     run = options.calibrate
-    found = measured(run, read_run(run).jobs, job, cluster) if run else None
+    calibration = calibration_of(run, read_run(run).jobs, job, cluster) if run else None
     shapes = shapes_of(jobs, job, output)
     mapping = plan_job(
         job,
         cluster,
         shapes,
         device=device,
-        objective=None if said is None else objective_of(said, cluster),
-        correction=found.correction if found else None,
+        objective=None if objective is None else objective_of(objective, cluster),
+        correction=calibration.correction if calibration else None,
         responses=_lengths(options.lengths, job) if options.lengths else (),
     )
     return JobPlan(
         job=job,
         mapping=mapping,
-        measured=found,
+        calibration=calibration,
         prices=prices_of(cluster),
         networks=networks_of(cluster),
         checkpoints=in_words(job, shapes),
@@ -136,9 +136,9 @@ def _planned(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, opti
 
 
 def _lengths(text: str, job: Job) -> tuple[float, ...]:
-    """Tokens of responses, of a distribution or of past ones.
+    """Return lengths of responses in tokens, from a distribution or a file.
 
-    SpecError where they cannot be read or cannot be those of the job.
+    SpecError if the lengths cannot be read, or the job cannot have them.
     """
     path, most = f"--response-tokens {text}", job.spec.data.max_response_tokens
     if named := DISTRIBUTION.fullmatch(text):
@@ -161,7 +161,7 @@ def _lengths(text: str, job: Job) -> tuple[float, ...]:
 
 
 def _chosen(jobs: Sequence[Job], options: PlanOptions) -> list[Job]:
-    """The jobs that are asked for. SpecError where there are none, or too many for one picture."""
+    """Return the requested jobs. SpecError if there are none, or too many for one picture."""
     names = ", ".join(job.name for job in jobs)
     chosen = [job for job in jobs if options.only in (None, job.name)]
     if not chosen:
@@ -173,8 +173,8 @@ def _chosen(jobs: Sequence[Job], options: PlanOptions) -> list[Job]:
     return chosen
 
 
-def _tell(answers: Sequence[JobPlan], options: PlanOptions) -> None:
-    """Print what was found, in the form that is asked for."""
+def _print(answers: Sequence[JobPlan], options: PlanOptions) -> None:
+    """Print the plans in the requested form."""
     found = [(each.job, each.mapping) for each in answers if isinstance(each.mapping, DeviceMapping)]
     if options.in_json:
         documents = [*documents_of(answers).values()]
@@ -187,7 +187,7 @@ def _tell(answers: Sequence[JobPlan], options: PlanOptions) -> None:
 
 
 def _priced(document: dict[str, Any], prices: Mapping[str, float]) -> dict[str, Any]:
-    """The JSON of an answer; where prices are known, the best placement and each that was rejected have theirs."""
+    """Add the price of a step to the best placement and to each rejected one, if prices are known."""
     for each in (document, *document["rejected"]) if prices and document["predicted"] else ():
         pools = [(pool["gpu"], pool["gpus"]) for pool in each["pools"]]
         each["predicted"]["price"] = step_price(pools, each["predicted"]["step_seconds"], prices)
@@ -222,7 +222,7 @@ def _explain(answer: JobPlan, svg: Path | None) -> None:
         explain(answer.mapping, title=answer.title, console=console, prices=answer.prices, networks=answer.networks)
     typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
     typer.echo(f"{answer.checkpoints}\n")
-    typer.echo(f"{answer.measured}\n" if answer.measured else "")
+    typer.echo(f"{answer.calibration}\n" if answer.calibration else "")
     if svg and isinstance(answer.mapping, DeviceMapping):
         assert answer.mapping.prediction, "the shapes are known"
         timeline = timeline_of(answer.mapping.pools, answer.mapping.prediction)
@@ -240,6 +240,6 @@ def _pictures() -> ModuleType:
 
 
 def _write(svg: Path, text: str) -> None:
-    with written(svg):
+    with writing(svg):
         svg.write_text(text)
     typer.echo(f"drawn into {svg}")

@@ -1,1 +1,1 @@
-"""What shows a run while it runs: the terminal, and on request TensorBoard, a metrics port, a timeline and trackers."""
+"""Outputs of a run while it runs: terminal, and on request TensorBoard, a metrics port, a timeline and trackers."""

@@ -1,4 +1,4 @@
-"""Classes of the user's that are told the steps of a job, as trackers are."""
+"""Callbacks: classes of a user that receive the steps of a job as trackers do."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ METHODS = ("step", "close")
 
 
 class Callback:
-    """An object of a class: step(record) for each line of metrics.jsonl, and close(summary) at the end."""
+    """Service of a user's object: step(record) for each line of metrics.jsonl, and close(summary) at the end."""
 
-    def __init__(self, field: str, asked: EntryPoint, folder: Path) -> None:
-        self.field, self._asked, self._folder = field, asked, folder
-        self.target: Mapping[str, Any] = asked.model_dump(mode="json")
+    def __init__(self, field: str, entry: EntryPoint, folder: Path) -> None:
+        self.field, self._entry, self._folder = field, entry, folder
+        self.target: Mapping[str, Any] = entry.model_dump(mode="json")
         self._object: Any = None
         self._job: Job | None = None
-        self._told = 0.0
+        self._last_step = 0.0
 
     def check(self) -> None:
-        """UserCodeError if there is no such class, or it does not take the arguments; no object is made."""
-        with own_code(self._asked.entrypoint, self.field) as found:
+        """Raise UserCodeError if there is no such class, or it does not take the arguments; no object is made."""
+        with own_code(self._entry.entrypoint, self.field) as found:
             if lacking := [name for name in METHODS if not callable(getattr(found, name, None))]:
-                raise UserCodeError(f"{self.field}: {self._asked.entrypoint} has no method {lacking[0]}")
+                raise UserCodeError(f"{self.field}: {self._entry.entrypoint} has no method {lacking[0]}")
             signature = inspect.signature(found)
         try:
-            signature.bind(**self._asked.arguments)
+            signature.bind(**self._entry.arguments)
         except TypeError as error:
-            raise UserCodeError(f"{self.field}.arguments: {self._asked.entrypoint}: {error}") from error
+            raise UserCodeError(f"{self.field}.arguments: {self._entry.entrypoint}: {error}") from error
 
     def create(self, job: Job) -> str:
         return job.name
 
     def go_on(self, job: Job, run: str) -> None:  # noqa: ARG002 it has no runs
-        with own_code(self._asked.entrypoint, self.field) as found:
-            self._job, self._object = job, found(**self._asked.arguments)
+        with own_code(self._entry.entrypoint, self.field) as found:
+            self._job, self._object = job, found(**self._entry.arguments)
 
     def send(self, records: Sequence[Mapping[str, float]]) -> None:
-        """Each step once, also where one of them is tried again."""
-        with own_code(self._asked.entrypoint, self.field):
-            for record in (each for each in records if each["step"] > self._told):
+        """Call `step` once for each record, also if a failed batch of records is sent again."""
+        with own_code(self._entry.entrypoint, self.field):
+            for record in (each for each in records if each["step"] > self._last_step):
                 self._object.step(dict(record))
-                self._told = record["step"]
+                self._last_step = record["step"]
 
     def close(self, phase: Phase) -> None:
-        """With the job's part of summary.json, which a job that failed has not, and how it has ended."""
+        """Call `close` with the phase, and for a job that succeeded with its part of summary.json."""
         assert self._job is not None, "go_on comes first"
         measured = read_summary(self._folder.parent).get(self._job.name, {}) if phase == "Succeeded" else {}
-        with own_code(self._asked.entrypoint, self.field):
+        with own_code(self._entry.entrypoint, self.field):
             self._object.close({**measured, "phase": phase})

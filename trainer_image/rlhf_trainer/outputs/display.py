@@ -1,4 +1,4 @@
-"""What a run shows where there is no terminal to draw on: one line a step, and the table at the end."""
+"""Display of a run without a terminal: one line a step, and a table at the end."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SHOWN = {
     "response_length/mean": ("length", ".1f"),
     "tokens_per_second": ("tokens/s", ",.0f"),
 }
-"""Metric -> its label and format on the step line."""
+"""Label and format of each metric on the line of a step."""
 
 
 class LastingConsole(Console):
-    """A console that falls silent when nobody reads it any more: a run goes on without its terminal, or `tee`."""
+    """Console that falls silent when its reader is gone: a run goes on without its terminal, or without `tee`."""
 
     def _check_buffer(self) -> None:
         try:
@@ -43,13 +43,13 @@ class LastingConsole(Console):
 
 
 def silence(stream: TextIO) -> None:
-    """Whatever is still written to a stream that nobody reads goes nowhere, at the end of the program too."""
+    """Redirect a stream whose reader is gone to the null device, also for the end of the program."""
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123 a device
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
 class Display:
-    """Lines for people; data is in the run folder."""
+    """Listener that prints lines for people; data is in the run folder."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -58,7 +58,7 @@ class Display:
 
     @contextmanager
     def showing(self, pending: Sequence[Job]) -> Iterator[None]:  # noqa: ARG002 lines say only what happens
-        """While the block runs the jobs that are left, `pending`, are run."""
+        """Show the run of the remaining jobs, `pending`, during the block."""
         yield
 
     def say(self, message: str) -> None:
@@ -68,27 +68,27 @@ class Display:
         self.console.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
 
     def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:
-        """The clock of "time left" starts now, before the first step of this run."""
+        """Start the clock of "time left", before the first step of this run."""
         self._name = job.name
         self._started, self._first_step, self._total_steps = time.monotonic(), first_step, total_steps
 
     def step(self, report: StepReport) -> None:
-        """The line of a step: job, step of total, what was measured, time left."""
+        """Print the line of a step: job, step of total, metrics, time left."""
         record, number = report.record, int(report.record["step"])
         shown = [f"{label} {record[key]:{form}}" for key, (label, form) in SHOWN.items() if key in record]
         steps, left = f"{number:>4}/{self._total_steps}", clock(self.seconds_left(number))
         self.say(f"{self._name:<14} {steps}  {'  '.join(shown)}  left {left}")
 
     def end(self, phase: Phase) -> None:
-        """The job has ended; its lines stay."""
+        """Do nothing: the lines of the job stay."""
 
     def seconds_left(self, number: int) -> float:
-        """Time for the steps after `number`, if they take as long as those of this run so far."""
+        """Return the seconds for the steps after `number` at the mean pace of this run."""
         spent = time.monotonic() - self._started
         return spent / (number - self._first_step + 1) * (self._total_steps - number)
 
     def table(self, summary: Mapping[str, Mapping[str, Any]]) -> None:
-        """Before and after of each job that measured both, and what was measured once."""
+        """Print the measures of each job, before and after training where there are both."""
         table = Table(title="Measured")
         for column in ("job", "measure", "before", "after"):
             table.add_column(column, justify="left" if column in ("job", "measure") else "right")
@@ -100,7 +100,7 @@ class Display:
 
 
 def _measures(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(measure, before, after) of a job's summary; a measure taken once stands under "after"."""
+    """Return (measure, before, after) of a job's summary; a measure taken once stands under "after"."""
     rows = []
     for key, value in values.items():
         if key in ("steps", "seconds", "seed") or key.endswith("_after") or not isinstance(value, float):
@@ -115,5 +115,5 @@ def _measures(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds."""
+    """Format minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,4 +1,4 @@
-"""TensorBoard event files: every metric of metrics.jsonl as a scalar, a folder a job."""
+"""TensorBoard event files: a folder a job, with every metric of metrics.jsonl as a scalar."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rlhf_api.status import Phase
 from rlhf_trainer.telemetry import StepReport
 
 FLUSH_SECONDS = 10
-"""A step is on disk after this time at the latest."""
+"""Time after which a step is on disk at the latest."""
 
 
 class EventFiles:
-    """Writes `FOLDER/<job>/events.out.tfevents.*`, in a thread of TensorBoard's own."""
+    """Listener that writes `FOLDER/<job>/events.out.tfevents.*`, in a thread of TensorBoard."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: SummaryWriter | None = None
 
     def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 a scalar has no end
-        """A job from the start replaces its files; a resumed one adds to them and takes the later steps back."""
+        """Replace the files of a job that starts anew; a resumed job adds to its files and purges later steps."""
         folder = self._folder / job.name
         if first_step == 1:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,58 +1,35 @@
-"""What an output of a run does, and the outputs that a user asks for; one that is not asked for is not imported."""
+"""Protocol of an output of a run, and the outputs that the command line adds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
-from rlhf_trainer.outputs.trace import LATEST_STEPS, Trace
 from rlhf_trainer.telemetry import StepReport
 
 
 class Listener(Protocol):
-    """Told of the jobs of a run, one after the other; it runs between steps, so it must be quick."""
+    """Receiver of the steps of a run's jobs, one job after the other; methods run between steps and must be quick."""
 
     def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:
-        """The first step of a job starts now; `first_step` is above 1 when the job was resumed."""
+        """Receive a job whose first step starts now; `first_step` is above 1 for a resumed job."""
 
     def step(self, report: StepReport) -> None:
-        """A step of that job is done."""
+        """Receive a finished step of the job."""
 
     def end(self, phase: Phase) -> None:
-        """The job has ended, perhaps before its first step."""
+        """Receive the end of the job, perhaps before its first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """What `rlhf run` shows beside the terminal and the run folder."""
+    """Outputs of `rlhf run` besides the terminal and the run folder."""
 
     tensorboard: bool = False
-    """Event files of all jobs under DIR/tensorboard/<job>."""
+    """Whether all jobs write event files under DIR/tensorboard/<job>."""
     trace: bool = False
-    """The latest steps in DIR/<job>/trace.json, too."""
+    """Whether DIR/<job>/trace.json also holds the latest steps."""
     metrics_port: int | None = None
-    """Port of an HTTP server for Prometheus."""
-
-
-@contextmanager
-def opened(options: OutputOptions, output: Path, warn: Callable[[str], None]) -> Iterator[Sequence[Listener]]:
-    """The listeners of a run into the folder `output`, which may `warn`; what they hold open ends with the block.
-
-    Raises EnvironmentProblem when the port cannot be had.
-    """
-    listeners: list[Listener] = []
-    with ExitStack() as stack:
-        if options.metrics_port is not None:
-            from rlhf_trainer.outputs.metrics import metrics_served
-
-            listeners.append(stack.enter_context(metrics_served(options.metrics_port)))
-        from rlhf_trainer.outputs.trackers import JobOutputs
-
-        listeners.append(JobOutputs(output, tensorboard=options.tensorboard, warn=warn))
-        listeners.append(Trace(output, latest=LATEST_STEPS if options.trace else 0))
-        yield listeners
+    """Port on which Prometheus reads metrics; None: no port."""

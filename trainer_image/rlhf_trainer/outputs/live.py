@@ -1,4 +1,4 @@
-"""What a run shows in a terminal: the chain, the bars of its jobs, and how the current one's measurements went."""
+"""Display of a run in a terminal: the chain with a bar a job, and the metrics of the current job over its steps."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rlhf_trainer.telemetry import StepReport
 
 REFRESHES_PER_SECOND = 1.0
 POINTS = 48
-"""A sparkline of so many cells is made half as long; an even number."""
+"""Cells at which a sparkline is halved; an even number."""
 BAR = 24
 """Cells of a job's progress bar."""
 BLOCKS = "▁▂▃▄▅▆▇"
-"""Without the full one, so that a line does not touch the one above it."""
+"""Blocks of a sparkline; the full block is left out, so that a line does not touch the line above."""
 STATES = {
     "waiting": "dim",
     "starting": "cyan",
@@ -38,7 +38,7 @@ STATES = {
     "failed": "red",
     "stopped": "yellow",
 }
-"""State of a job -> its style."""
+"""Style of each state of a job."""
 STATE_OF: dict[Phase, str] = {"Succeeded": "done", "Failed": "failed", "Stopped": "stopped"}
 PHASE_COLORS = {
     "generation": "magenta",
@@ -48,12 +48,12 @@ PHASE_COLORS = {
     "transfer": "cyan",
     "controller": "bright_black",
 }
-LEAST_SHARE = 0.01
-"""A phase below this share of the time is not shown."""
+MIN_SHARE = 0.01
+"""Share of the time below which a phase is not shown."""
 
 
 class MetricHistory:
-    """The course of a metric over all steps so far, in fewer than POINTS means of equally many steps."""
+    """History of a metric over all steps so far, as fewer than POINTS means of equally many steps."""
 
     def __init__(self) -> None:
         self.latest = math.nan
@@ -62,7 +62,7 @@ class MetricHistory:
         self._steps_a_point = 1
 
     def add(self, value: float) -> None:
-        """Take a step's value; when the points are full, two become one."""
+        """Add the value of a step; when the points are full, two become one."""
         self.latest = value
         self._open.append(value)
         if len(self._open) < self._steps_a_point:
@@ -74,7 +74,7 @@ class MetricHistory:
         self.points = points  # in one piece: the thread that draws may be reading the old ones
 
     def range(self, form: str) -> str:
-        """`lowest to highest` point, formatted by `form`; empty without points."""
+        """Return `lowest to highest` point, formatted by `form`; empty without points."""
         finite = [point for point in self.points if math.isfinite(point)]
         return f"{min(finite):{form}} to {max(finite):{form}}" if finite else ""
 
@@ -84,7 +84,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A block for each value, from the lowest to the highest of them; a space for one that is not finite."""
+    """Return a block for each value between the lowest and the highest; a space for a value that is not finite."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
@@ -93,7 +93,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 @dataclass
 class JobView:
-    """What is known of a job of the chain."""
+    """State of a job of the chain, as the display shows it."""
 
     name: str
     algorithm: str
@@ -101,17 +101,17 @@ class JobView:
     step: int = 0
     total_steps: int = 0
     since: float = 0.0
-    """When it became the current one, on the monotonic clock."""
+    """Start of the job on the monotonic clock."""
     seconds: float | None = None
-    """How long it took, once it has ended."""
+    """Duration of the job, once it has ended."""
     left: float | None = None
     histories: dict[str, MetricHistory] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
-    """Phase -> seconds over all steps."""
+    """Seconds of each phase over all steps."""
 
 
 class LiveDisplay(Display):
-    """A picture that is redrawn in place; sentences and warnings appear above it and stay."""
+    """Display that is redrawn in place; sentences and warnings appear above it and stay."""
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
         super().__init__(console)
@@ -153,14 +153,14 @@ class LiveDisplay(Display):
             self._next()
 
     def _next(self) -> None:
-        """The first job that waits is the one that is run now."""
+        """Make the first job that waits the current one."""
         waiting = [view for view in self._chain if view.state == "waiting"]
         if waiting:
             self._current = waiting[0]
             self._current.state, self._current.since = "starting", time.monotonic()
 
     def __rich__(self) -> RenderableType:
-        """The picture as it is now."""
+        """Return the picture as it is now."""
         parts: list[RenderableType] = [chain_table(self._chain)]
         shown = self._current if self._current.histories else None
         if shown:
@@ -169,7 +169,7 @@ class LiveDisplay(Display):
 
 
 def grid(*columns: Mapping[str, Any]) -> Table:
-    """A table without lines; of each column the options of `add_column`."""
+    """Return a table without lines; `columns`: options of `add_column`."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for options in columns:
         table.add_column(**options)
@@ -177,7 +177,7 @@ def grid(*columns: Mapping[str, Any]) -> Table:
 
 
 def chain_table(chain: Sequence[JobView]) -> Table:
-    """A row a job: name, algorithm, state, bar, steps, time spent and left."""
+    """Return a row a job: name, algorithm, state, bar, steps, time spent and left."""
     whole, right = {"no_wrap": True}, {"no_wrap": True, "justify": "right"}
     state = {"no_wrap": True, "min_width": max(map(len, STATES))}
     table = grid(whole, whole, state, {}, right, right, whole)  # the bar gets narrower where there is little room
@@ -201,7 +201,7 @@ def progress_bar(view: JobView) -> ProgressBar:
 
 
 def history_table(view: JobView) -> Table:
-    """A row a measurement: label, latest value, its course over the steps so far, and the range of that."""
+    """Return a row a metric: label, latest value, sparkline over the steps so far, and its range."""
     whole = {"no_wrap": True}
     table = grid(whole, {**whole, "justify": "right"}, {**whole, "style": "cyan"}, {**whole, "style": "dim"})
     for name, (label, form) in SHOWN.items():
@@ -212,12 +212,12 @@ def history_table(view: JobView) -> Table:
 
 
 def phase_table(view: JobView) -> Table:
-    """The share of each phase in the time of the steps, largest first, as a bar and in words."""
+    """Return the share of each phase in the time of the steps, largest first, as a bar and in words."""
     total = sum(view.phases.values())
     bar, words = Text(), []
     for name, seconds in sorted(view.phases.items(), key=lambda phase: -phase[1]):
         share = seconds / total if total else 0.0
-        if share >= LEAST_SHARE:
+        if share >= MIN_SHARE:
             color = PHASE_COLORS.get(name, "white")
             bar.append("█" * round(share * BAR), color)
             words.append(Text(f"{name} {share:.0%}", color, no_wrap=True))
@@ -227,7 +227,7 @@ def phase_table(view: JobView) -> Table:
 
 
 def display_for(jobs: Sequence[Job]) -> Display:
-    """The live display in a terminal, else plain lines."""
+    """Return the live display in a terminal, else one of plain lines."""
     console = LastingConsole(highlight=False)
     is_terminal = sys.stdout.isatty() and console.is_interactive  # the second alone believes FORCE_COLOR
     return LiveDisplay(console, jobs) if is_terminal else Display(console)

@@ -17,7 +17,7 @@ TYPES: Mapping[Kind, type[Gauge | Counter | Summary]] = {"gauge": Gauge, "counte
 
 
 class PrometheusMetrics:
-    """Prometheus families of METRICS, filled step by step."""
+    """Listener that fills the Prometheus families of METRICS step by step."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # no second series that says when each began
@@ -41,7 +41,7 @@ class PrometheusMetrics:
         """Keep the last values until the run ends."""
 
     def _put(self, name: str, value: float) -> None:
-        """Count the value of a metric of metrics.jsonl in its family; one that METRICS lacks is left out."""
+        """Put the value of a metric into its family; a metric that METRICS lacks is left out."""
         if not (found := metric_of(name)):
             return
         metric, part = found
@@ -55,8 +55,8 @@ class PrometheusMetrics:
 
 
 @contextmanager
-def metrics_served(port: int) -> Iterator[PrometheusMetrics]:
-    """Serve metrics on a port of every address while the block runs; EnvironmentProblem if the port cannot be had."""
+def serve_metrics(port: int) -> Iterator[PrometheusMetrics]:
+    """Serve metrics on a port of every address during the block. EnvironmentProblem if the port cannot be opened."""
     registry = CollectorRegistry()
     try:
         server, thread = start_http_server(port, registry=registry)

@@ -1,6 +1,6 @@
 """Runs in MLflow.
 
-Its client takes from the environment who asks: MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
+MLflow's client reads credentials from the environment: MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
 MLFLOW_TRACKING_PASSWORD.
 """
 
@@ -28,21 +28,21 @@ VARIABLES = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""Its client's, where the user has not set them."""
+"""Variables of MLflow's client; a value that the user has set stays."""
 METRICS_AT_ONCE, PARAMETERS_AT_ONCE = 1000, 100
-"""Limits of a request."""
-LONGEST_NAME, LONGEST_VALUE = 250, 6000
-"""Characters of a parameter."""
+"""Most metrics and parameters of a request."""
+MAX_NAME, MAX_VALUE = 250, 6000
+"""Characters of the name and of the value of a parameter."""
 NOT_IN_A_NAME = re.compile(r"[^-A-Za-z0-9_. :/]")
 STATUS: Mapping[Phase, str] = {"Succeeded": "FINISHED", "Failed": "FAILED", "Stopped": "KILLED"}
 
 
 class MLflowRuns:
-    """Runs in an experiment of a tracking server."""
+    """Service whose runs are in an experiment of an MLflow server."""
 
-    def __init__(self, field: str, asked: MLflow) -> None:
-        self.field, self._asked = field, asked
-        self.target: Mapping[str, Any] = asked.model_dump(mode="json")
+    def __init__(self, field: str, settings: MLflow) -> None:
+        self.field, self._settings = field, settings
+        self.target: Mapping[str, Any] = settings.model_dump(mode="json")
         self._run = ""
 
     @property
@@ -51,7 +51,7 @@ class MLflowRuns:
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
-        return MlflowClient(tracking_uri=self._asked.uri)
+        return MlflowClient(tracking_uri=self._settings.uri)
 
     def check(self) -> None:
         client = self._client
@@ -61,16 +61,16 @@ class MLflowRuns:
             client.search_experiments(max_results=1)
         except Exception as error:  # whatever it raises: it does not answer as MLflow does
             reason = one_line(f"{type(error).__name__}: {error}", 200)
-            raise EnvironmentProblem(f"{self.field}.uri: {self._asked.uri} does not answer: {reason}") from error
+            raise EnvironmentProblem(f"{self.field}.uri: {self._settings.uri} does not answer: {reason}") from error
 
     def create(self, job: Job) -> str:
         client = self._client
-        found = client.get_experiment_by_name(self._asked.experiment)
-        experiment = found.experiment_id if found else client.create_experiment(self._asked.experiment)
+        found = client.get_experiment_by_name(self._settings.experiment)
+        experiment = found.experiment_id if found else client.create_experiment(self._settings.experiment)
         return str(client.create_run(experiment, run_name=job.name).info.run_id)
 
     def go_on(self, job: Job, run: str) -> None:
-        """Open the run; parameters that it has stay as they are, for MLflow lets none be changed."""
+        """Open the run, and add parameters that it lacks: MLflow refuses to change a parameter."""
         from mlflow.entities import Param
 
         client = self._client
@@ -99,10 +99,10 @@ class MLflowRuns:
 
 
 def parameters(job: Job) -> dict[str, str]:
-    """The resolved manifest as MLflow's parameters, a path each; without what pods are made of."""
+    """Return the resolved manifest as MLflow's parameters, one a path, without `spec.runtime`."""
     document = document_of(job)
     return {
-        NOT_IN_A_NAME.sub("_", path)[:LONGEST_NAME]: str(value)[:LONGEST_VALUE]
+        NOT_IN_A_NAME.sub("_", path)[:MAX_NAME]: str(value)[:MAX_VALUE]
         for path, value in leaves(document)
         if value is not None and not path.startswith("spec.runtime")
     }

@@ -1,4 +1,4 @@
-"""The timeline of a job's steps in Chrome's trace format: a process a pool, a thread a rank, and the controller."""
+"""Timeline of a job's steps in Chrome's trace format: a process a pool, a thread a rank, and the controller."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rlhf_trainer.run_folder.attempt import replace
 from rlhf_trainer.telemetry import CONTROLLER, Span, StepReport
 
 FIRST_STEPS, LATEST_STEPS = 5, 20
-"""The file holds the first steps of the attempt, with `--trace` also the latest, however long it is."""
+"""Steps in the file: the first of the attempt, and with `--trace` also the latest."""
 
 
 class Trace:
-    """Writes `DIR/<job>/trace.json`, for the report, ui.perfetto.dev or chrome://tracing, anew after each step in it.
+    """Listener that writes `DIR/<job>/trace.json` for the report, ui.perfetto.dev or chrome://tracing.
 
-    The file is replaced in one piece, so it is whole whenever the run ends.
+    The file is replaced in one piece after each step in it, so the file is whole whenever the run ends.
     """
 
     def __init__(self, output: Path, *, latest: int) -> None:
-        """`latest`: how many of the latest steps the file holds besides the first."""
+        """Set the run folder; `latest`: number of the latest steps in the file, besides the first ones."""
         self._output, self._most = output, latest
 
     def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 the steps say it
@@ -46,10 +46,10 @@ class Trace:
         replace(self._path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{events}\n]}}\n')
 
     def end(self, phase: Phase) -> None:
-        """Every step is already in the file."""
+        """Do nothing: every step is already in the file."""
 
     def _event(self, span: Span, step: int, origin: float) -> dict[str, Any]:
-        """A complete event; times in microseconds from the start of the first step."""
+        """Return a complete event; times in microseconds from the start of the first step."""
         name = CONTROLLER if span.phase == CONTROLLER else f"pool {span.pool}"
         process = self._processes.setdefault(name, len(self._processes))
         if (process, span.rank) not in self._names:
@@ -67,7 +67,7 @@ class Trace:
 
 
 def naming(name: str, process: int, rank: int) -> str:
-    """The events that name a process and one of its threads."""
+    """Return the events that name a process and one of its threads."""
     names = {
         "process_name": {"name": name},
         "process_sort_index": {"sort_index": process},

@@ -1,4 +1,4 @@
-"""What a job's `outputs` ask for: event files, and trackers, each of which a thread tells what metrics.jsonl holds."""
+"""Trackers of a job: a thread sends the lines of metrics.jsonl to each tracker's service."""
 
 from __future__ import annotations
 
@@ -8,56 +8,53 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from typing import Any, Protocol
 
 from rlhf_api.job import Job
 from rlhf_api.own_code import said
 from rlhf_api.problems import one_line
 from rlhf_api.status import Phase
-from rlhf_trainer.errors import EnvironmentProblem, TrainerError, together
-from rlhf_trainer.outputs.callbacks import Callback
-from rlhf_trainer.outputs.listeners import Listener
+from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.run_folder.attempt import read_object, replace
-from rlhf_trainer.run_folder.folder import LONGEST_REASON, METRICS, JobFolder
+from rlhf_trainer.run_folder.folder import MAX_REASON, METRICS, JobFolder
 from rlhf_trainer.telemetry import StepReport
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds after a first and after many failed tries."""
+"""Seconds before a retry, after the first failure and at most."""
 LAST_SECONDS = 15.0
-"""How long the end of a job waits for a tracker."""
+"""Time for which the end of a job waits for a tracker."""
 STEPS_AT_ONCE = 20
 
 
 class Service(Protocol):
-    """Runs in a tracker; each method may take long and raise whatever the tracker's library raises."""
+    """Protocol of a tracking service; each method may take long, and raise any error of the tracker's library."""
 
     field: str
-    """The job and the field that asks for it, for messages."""
+    """Job and field of the manifest that name the service, for messages."""
     target: Mapping[str, Any]
-    """The field's value: a run is gone on with only where this is the same."""
+    """Value of the field; an earlier run continues only if its value is the same."""
 
     def check(self) -> None:
-        """EnvironmentProblem if its package is missing, or it does not answer."""
+        """Raise EnvironmentProblem if the package is missing, or the service does not answer."""
 
     def create(self, job: Job) -> str:
-        """Make a run, or at least its id."""
+        """Create a run, or at least its id, and return the id."""
 
     def go_on(self, job: Job, run: str) -> None:
-        """Open the run, and say what the job is."""
+        """Open the run, and send the manifest of the job."""
 
     def send(self, records: Sequence[Mapping[str, float]]) -> None:
-        """Add steps to the run, at most STEPS_AT_ONCE."""
+        """Send at most STEPS_AT_ONCE steps to the run."""
 
     def close(self, phase: Phase) -> None:
-        """The run has ended so."""
+        """Close the run with the phase in which the job ended."""
 
 
 class Tracker:
-    """Tells a service the steps of one job; training never waits for it, but for LAST_SECONDS at its end.
+    """Listener that sends the steps of one job to a service from a thread; only the job's end waits, LAST_SECONDS.
 
-    `DIR/<job>/<name>.json`, such as `wandb` or `callbacks-0`, holds the id of the run and the last step that is there.
-    The next attempt goes on with both, so a step that is repeated after a checkpoint is not sent again.
+    `DIR/<job>/<name>.json`, such as `wandb` or `callbacks-0`, holds the id of the run and the last step that was sent.
+    The next attempt continues with both, so a step that is repeated after a checkpoint is not sent again.
     """
 
     def __init__(self, service: Service, folder: JobFolder, warn: Callable[[str], None]) -> None:
@@ -95,18 +92,18 @@ class Tracker:
             self._say(f"has all steps, after {self._failures} failed tries")
 
     def _missing(self) -> str:
-        """What the tracker was not told, in words."""
+        """Return a description of what the tracker has not received; empty if it has all."""
         if not self._thread.is_alive():
             return ""
         steps = sum(1 for _ in self._unsent())
         return f"{steps} of the steps" if steps else "the end of the run"
 
     def _work(self) -> None:
-        """Send what there is until the job has ended and all is sent, or there is no more time."""
+        """Send new steps until the job has ended and all steps are sent, or the time is over."""
         pause = FIRST_PAUSE
         while not self._over.is_set():
             try:
-                if self._told_all():
+                if self._send_all():
                     return
                 pause = FIRST_PAUSE
                 self._more.wait()
@@ -117,8 +114,8 @@ class Tracker:
                     time.sleep(FIRST_PAUSE)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _told_all(self) -> bool:
-        """Tell all that is to be told now; True if that was the last."""
+    def _send_all(self) -> bool:
+        """Send all steps that are not sent yet; return True if the job had ended before."""
         has_ended = self._ended.is_set()
         if not self._run:
             self._run = self._service.create(self._job)
@@ -135,7 +132,7 @@ class Tracker:
         return has_ended
 
     def _unsent(self) -> Iterator[tuple[int, Mapping[str, float]]]:
-        """(where it ends in the file, record) of each whole line of metrics.jsonl that was not sent."""
+        """Yield (end in the file, record) of each whole line of metrics.jsonl that was not sent."""
         path, end = self._folder.path / METRICS, self._position
         if not path.is_file():
             return
@@ -156,72 +153,14 @@ class Tracker:
     def _failed(self, error: Exception) -> None:
         self._failures += 1
         if self._failures == 1:
-            told = f"{self._service.field}: "  # in the errors of a callback
-            text = str(error).removeprefix(told) if isinstance(error, TrainerError) else said(error)
-            reason = one_line(text, LONGEST_REASON)
+            prefix = f"{self._service.field}: "  # in the errors of a callback
+            text = str(error).removeprefix(prefix) if isinstance(error, TrainerError) else said(error)
+            reason = one_line(text, MAX_REASON)
             self._say(f"{reason}; training goes on, and it is tried again")
 
     def _say(self, message: str) -> None:
-        """A line for the terminal and events.log, if the folder is still ours."""
+        """Write a line to the terminal, and to events.log if the folder is still ours."""
         path, _, field = self._service.field.rpartition(": ")
         with suppress(OSError, TrainerError):
             self._folder.event(f"{field}: {message}")
         self._warn(f"{path}: {field}: {message}")
-
-
-class JobOutputs:
-    """The outputs of the job that runs: those of its manifest, and event files where all jobs write them."""
-
-    def __init__(self, output: Path, *, tensorboard: bool, warn: Callable[[str], None]) -> None:
-        self._output, self._tensorboard, self._warn = output, tensorboard, warn
-        self._listeners: list[Listener] = []
-
-    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:
-        if self._tensorboard or job.spec.outputs.tensorboard:
-            from rlhf_trainer.outputs.event_files import EventFiles
-
-            self._listeners.append(EventFiles(self._output / "tensorboard"))
-        folder = JobFolder(self._output, job)
-        self._listeners += [Tracker(service, folder, self._warn) for service in services(job, folder.path)]
-        for listener in self._listeners:
-            listener.begin(job, first_step=first_step, total_steps=total_steps)
-
-    def step(self, report: StepReport) -> None:
-        for listener in self._listeners:
-            listener.step(report)
-
-    def end(self, phase: Phase) -> None:
-        ending, self._listeners = self._listeners, []
-        for listener in ending:
-            listener.end(phase)
-
-
-def services(job: Job, folder: Path) -> list[Service]:
-    """The trackers that a job asks for; `folder` is for what they keep on this machine."""
-    found: list[Service] = []
-    if wandb := job.spec.outputs.wandb:
-        from rlhf_trainer.outputs.wandb_runs import WandBRuns
-
-        found.append(WandBRuns(f"{job.name}: spec.outputs.wandb", wandb, folder))
-    if mlflow := job.spec.outputs.mlflow:
-        from rlhf_trainer.outputs.mlflow_runs import MLflowRuns
-
-        found.append(MLflowRuns(f"{job.name}: spec.outputs.mlflow", mlflow))
-    for place, callback in enumerate(job.spec.outputs.callbacks):
-        found.append(Callback(f"{job.name}: spec.outputs.callbacks.{place}", callback, folder))
-    return found
-
-
-def require_trackers(job: Job, output: Path) -> None:
-    """EnvironmentProblem for all trackers of the job whose package is missing, or that do not answer."""
-    found: list[TrainerError] = []
-    for service in services(job, output / job.name):
-        try:
-            service.check()
-        except ModuleNotFoundError as error:
-            package = f"the Python package {error.name} is not installed; it is in rlhf-operator[trackers]"
-            found.append(EnvironmentProblem(f"{service.field}: {package}"))
-        except TrainerError as error:
-            found.append(error)
-    if found:
-        raise together(found)

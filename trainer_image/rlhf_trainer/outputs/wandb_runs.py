@@ -1,4 +1,4 @@
-"""Runs in Weights & Biases: WANDB_API_KEY says who asks, WANDB_BASE_URL where a server of one's own is."""
+"""Runs in Weights & Biases; WANDB_API_KEY holds the key, WANDB_BASE_URL the address of a private server."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ KEY, URL = "WANDB_API_KEY", "WANDB_BASE_URL"
 PUBLIC = "https://api.wandb.ai"
 ANSWER_SECONDS = 10.0
 FINISH_SECONDS = 10.0
-"""What its client may take at the end to send the rest; less than the end of a job waits."""
+"""Time in which the client sends the rest at the end; a job waits longer for its tracker."""
 VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
-"""Its client's, where the user has not set them."""
+"""Variables of the client; a value that the user has set stays."""
 
 
 class WandBRuns:
-    """Runs in a project; what is not sent lies in `wandb` of the job's folder."""
+    """Service whose runs are in a project of W&B; unsent files lie in `wandb` of the job's folder."""
 
-    def __init__(self, field: str, asked: WandB, folder: Path) -> None:
-        self.field, self._asked, self._folder = field, asked, folder
-        self.target: Mapping[str, Any] = asked.model_dump(mode="json")
+    def __init__(self, field: str, settings: WandB, folder: Path) -> None:
+        self.field, self._settings, self._folder = field, settings, folder
+        self.target: Mapping[str, Any] = settings.model_dump(mode="json")
         self._run: Any = None
 
     def check(self) -> None:
         wandb()
-        if self._asked.mode == "Offline":
+        if self._settings.mode == "Offline":
             return
         if not (key := os.environ.get(KEY)):
             raise EnvironmentProblem(f"{self.field}: {KEY} is not set; mode Offline needs none")
@@ -52,17 +52,17 @@ class WandBRuns:
         return uuid.uuid4().hex
 
     def go_on(self, job: Job, run: str) -> None:
-        """Open the run. Its id makes it one run, also of the files of several attempts that `wandb sync` sends."""
+        """Open the run of this id; `wandb sync` joins the files of several attempts by the id."""
         client = wandb()
         document = document_of(job)
         document["spec"].pop("runtime")  # what pods are made of
         self._run = client.init(
-            project=self._asked.project,
-            entity=self._asked.entity,
+            project=self._settings.project,
+            entity=self._settings.entity,
             name=job.name,
             id=run,
-            resume="allow" if self._asked.mode == "Online" else None,
-            mode=self._asked.mode.lower(),
+            resume="allow" if self._settings.mode == "Online" else None,
+            mode=self._settings.mode.lower(),
             dir=str(self._folder),
             config=document,
             settings=client.Settings(
@@ -86,7 +86,7 @@ class WandBRuns:
 
 
 def wandb() -> Any:
-    """Its package, imported when it is first needed."""
+    """Import and return the package wandb."""
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
     import wandb as package

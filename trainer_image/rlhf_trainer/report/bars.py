@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -44,7 +45,7 @@ def draw_bars(axes: Axes, row: int, bars: Sequence[Bar], *, width: float, beside
         hovers[name] = bar.hover
         following = bars[place + 1].start if place + 1 < len(bars) else end_of_axis
         fitting = [text for text in bar.labels if _room(text) <= (bar.end - bar.start) * scale]
-        look = {"va": "center_baseline", "fontsize": "small", "zorder": 4}
+        look: dict[str, Any] = {"va": "center_baseline", "fontsize": "small", "zorder": 4}
         if fitting:
             axes.text((bar.start + bar.end) / 2, row, fitting[0], ha="center", color=WHITE, **look)
         elif beside and _room(bar.labels[-1]) <= (following - bar.end) * scale:

@@ -1,4 +1,4 @@
-"""`compare.html`: runs side by side, each job with the jobs of its name."""
+"""Page `compare.html`: runs side by side, each job beside the jobs of its name."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from rlhf_trainer.report.run_record import JobRecord, Run, read_run, reading_and
 from rlhf_trainer.report.template import rendered
 
 PAGE = "compare.html"
-MOST_RUNS = len(plots.SERIES)
-MOST_CHARACTERS = 300
+MAX_RUNS = len(plots.SERIES)
+MAX_CHARACTERS = 300
 NO_FIGURES = ("steps", "seconds", "seed")
 
 
 class Row(NamedTuple):
-    """A row of a table with a column a run."""
+    """Row of a table with a column a run."""
 
     name: str
     values: list[str]
     change: str = ""
-    """Of two runs, from the first to the second."""
+    """Change from the first to the second of two runs."""
 
 
 def write_comparison(folders: Sequence[Path], path: Path | None) -> Path:
-    """Write the page about run folders to a file, by default into the first; where it is.
+    """Write the page about run folders, by default into the first folder, and return its path.
 
-    Raises ConfigError if one is no run folder, or they are too many, and EnvironmentProblem if a file cannot be read or
+    Raises ConfigError for too many folders or one that is no run folder, EnvironmentProblem if a file cannot be read or
     written.
     """
-    if len(folders) > MOST_RUNS:
-        raise ConfigError(f"{len(folders)} runs are too many to compare: at most {MOST_RUNS}")
+    if len(folders) > MAX_RUNS:
+        raise ConfigError(f"{len(folders)} runs are too many to compare: at most {MAX_RUNS}")
     path = path or folders[0] / PAGE
     with reading_and_writing(path):
         runs = [read_run(folder) for folder in folders]
@@ -48,7 +48,7 @@ def write_comparison(folders: Sequence[Path], path: Path | None) -> Path:
 
 
 def render(names: Sequence[str], runs: Sequence[Run]) -> str:
-    """The page about runs of these names."""
+    """Return the page about runs of these names."""
     by_name: dict[str, dict[int, JobRecord]] = {}
     for place, run in enumerate(runs):
         for job in run.jobs:
@@ -64,7 +64,7 @@ def render(names: Sequence[str], runs: Sequence[Run]) -> str:
 
 
 def _job(jobs: Mapping[int, JobRecord], names: Sequence[str]) -> dict[str, Any]:
-    """The template's variables for the jobs of a name, by the places of their runs."""
+    """Return the template's variables for the jobs of a name; `jobs`: job by the place of its run."""
     count = len(names)
     return {
         "notes": [f"{names[place]}: {note}" for place, job in jobs.items() for note in job.notes],
@@ -76,7 +76,7 @@ def _job(jobs: Mapping[int, JobRecord], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:
-    """How each ended, what it took, and what it measured on held-out data."""
+    """Return rows with the status, the time and the held-out measures of each job."""
     taken = {place: metrics.times(job) for place, job in jobs.items()}
     walls = {place: between(job.status.start_time, job.status.completion_time) for place, job in jobs.items()}
     rows = [
@@ -94,19 +94,19 @@ def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:
 
 
 def differences(documents: Mapping[int, Mapping[str, Any]], count: int) -> list[Row]:
-    """The fields that are not the same in all documents that are there, which have the places of their runs."""
+    """Return a row a field that differs between the documents; `documents`: document by the place of its run."""
     flat = {place: dict(leaves(dict(document))) for place, document in documents.items() if document}
     paths = dict.fromkeys(path for fields in flat.values() for path in fields)
     return [
-        _row(path, {place: _told(fields.get(path)) for place, fields in flat.items()}, count)
+        _row(path, {place: _text_of(fields.get(path)) for place, fields in flat.items()}, count)
         for path in paths
-        if len({_told(fields.get(path)) for fields in flat.values()}) > 1
+        if len({_text_of(fields.get(path)) for fields in flat.values()}) > 1
     ]
 
 
-def _told(value: object) -> str:
+def _text_of(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return shortened(text, MOST_CHARACTERS) if value is not None else "unset"
+    return shortened(text, MAX_CHARACTERS) if value is not None else "unset"
 
 
 def _row(name: str, values: Mapping[int, str], count: int, change: str = "") -> Row:

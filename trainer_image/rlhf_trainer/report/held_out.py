@@ -1,4 +1,4 @@
-"""The evaluation on held-out data before and after training: means with confidence intervals, and responses."""
+"""Evaluation on held-out data before and after training: means with confidence intervals, and responses."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlhf_planning.numbers import number, shortened, signed
 from rlhf_trainer.report import plots
 from rlhf_trainer.report.run_record import JobRecord
 
-HIGHLIGHTS, MOST_ROWS, MOST_CHARACTERS = 3, 250, 2000
+HIGHLIGHTS, MAX_ROWS, MAX_CHARACTERS = 3, 250, 2000
 WHEN = ("before", "after")
 CONFIDENCE = 1.96
-"""Standard errors on each side of a mean that hold its true value in 95 of 100 cases."""
+"""Standard errors on each side of a mean: half the 95 % confidence interval."""
 TIE = 0.5
 BLANK_LINES = re.compile(r"\n\s*\n")
 NO_METRICS = ("steps", "seconds", "seed", "best_step")
@@ -26,7 +26,7 @@ NO_METRICS = ("steps", "seconds", "seed", "best_step")
 
 @dataclass(frozen=True)
 class MetricRow:
-    """A row of the table at the top of the page: a metric of a job on held-out data."""
+    """Row of the table at the top of the page: a metric of a job on held-out data."""
 
     job: str
     name: str
@@ -34,25 +34,25 @@ class MetricRow:
     after: str
     change: str
     is_gain: bool | None
-    """True or False if the change is up or down with 95 % confidence; None if it may be chance or is unknown."""
+    """Whether the change is up (or down) with 95 % confidence; None if the change may be chance or is unknown."""
     note: str
 
 
 @dataclass(frozen=True)
 class SampleTable:
-    """The lines of samples.jsonl that the page shows."""
+    """Lines of samples.jsonl that the page shows."""
 
     scores: list[str]
     """Names of the scores of every row."""
     decider: str
-    """The score whose change chooses the highlighted rows."""
+    """Score whose change chooses the highlighted rows."""
     groups: list[tuple[str, Sequence[dict[str, Any]]]]
     rest: list[dict[str, Any]]
     distributions: list[tuple[str, Markup]]
 
 
 def measures(job: JobRecord) -> list[MetricRow]:
-    """The metrics of a job in summary.json."""
+    """Return the metrics of a job in summary.json."""
     found = []
     values = {name: value for name, value in job.summary.items() if isinstance(value, int | float)}
     for name, value in values.items():
@@ -69,7 +69,7 @@ def measures(job: JobRecord) -> list[MetricRow]:
 
 
 def samples(job: JobRecord) -> SampleTable | None:
-    """The rows of samples.jsonl by how much their score changed; None if there are none."""
+    """Return the rows of samples.jsonl by the change of their score; None if there are none."""
     names = _score_names(job.samples)
     if not job.samples or not names:
         return None
@@ -81,7 +81,7 @@ def samples(job: JobRecord) -> SampleTable | None:
         scores=names,
         decider=decider,
         groups=list(shown.items()),
-        rest=[row for row in job.samples if id(row) not in chosen][:MOST_ROWS],
+        rest=[row for row in job.samples if id(row) not in chosen][:MAX_ROWS],
         distributions=[
             (name, plots.distributions(f"{job.name} {name}", *(_column(job.samples, name, when) for when in WHEN)))
             for name in names
@@ -90,7 +90,7 @@ def samples(job: JobRecord) -> SampleTable | None:
 
 
 def _paired(job: JobRecord, name: str, before: float, after: float) -> MetricRow:
-    """A metric before and after, with the 95 % confidence interval of its change over the held-out prompts."""
+    """Return a metric before and after, with the 95 % confidence interval of its change over held-out prompts."""
     changes = [_change(row, name) for row in job.samples if _has(row, name)]
     change, is_gain, note = signed(after - before), None, ""
     if len(changes) > 1:
@@ -113,18 +113,18 @@ def _win_rate(job: JobRecord, value: float, null: float | None) -> MetricRow:
 
 
 def _margin(values: Sequence[float]) -> float:
-    """Half the 95 % confidence interval of a mean."""
+    """Return half the 95 % confidence interval of a mean."""
     return CONFIDENCE * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _decider(rows: Sequence[dict[str, Any]]) -> str | None:
-    """The score by which responses are compared: the first evaluation function's, or the reward if there is none."""
+    """Return the score that compares responses: the first evaluation function's, or the reward without functions."""
     names = _score_names(rows)
     return names[min(1, len(names) - 1)] if names else None
 
 
 def _score_names(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The scores that every row has before and after, in the file's order."""
+    """Return the scores that every row has before and after, in the file's order."""
     names = [name.removesuffix("_before") for name in (rows[0] if rows else ()) if name.endswith("_before")]
     return [name for name in names if name != "response" and all(_has(row, name) for row in rows)]
 
@@ -142,7 +142,7 @@ def _change(row: dict[str, Any], name: str) -> float:
 
 
 def _highlights(order: Sequence[dict[str, Any]]) -> dict[str, Sequence[dict[str, Any]]]:
-    """Of rows in rising order of gain: those that gained most, those in the middle, and those that lost most."""
+    """Return rows by heading: most gained, median, and most lost; `order`: all rows in rising order of gain."""
     if len(order) <= 3 * HIGHLIGHTS:
         return {"All held-out prompts, largest gain first": order[::-1]}
     middle = (len(order) - HIGHLIGHTS) // 2
@@ -154,6 +154,6 @@ def _highlights(order: Sequence[dict[str, Any]]) -> dict[str, Sequence[dict[str,
 
 
 def text_of(row: dict[str, Any], name: str) -> str:
-    """The prompt or a response of a row as the page shows it: not too long, a prompt without blank lines."""
+    """Return the prompt or a response of a row for the page: not too long, a prompt without blank lines."""
     text = str(row.get(name, "")).strip()
-    return shortened(BLANK_LINES.sub("\n", text) if name == "prompt" else text, MOST_CHARACTERS)
+    return shortened(BLANK_LINES.sub("\n", text) if name == "prompt" else text, MAX_CHARACTERS)

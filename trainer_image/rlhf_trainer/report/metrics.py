@@ -28,7 +28,7 @@ NEARLY_CONSTANT = 1e-5
 
 @dataclass(frozen=True)
 class Panel:
-    """A metric of a job over its steps."""
+    """Plot of a metric of a job over its steps."""
 
     name: str
     meaning: str
@@ -39,7 +39,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Overlay:
-    """A metric of several jobs over their steps, each in the colour of its place."""
+    """Plot of a metric of several jobs over their steps, each job in the colour of its place."""
 
     name: str
     meaning: str
@@ -49,14 +49,14 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Times:
-    """Where the time of a job's steps went."""
+    """Time of a job's steps by phase."""
 
     phases: list[tuple[str, int, float, float]]
-    """(name, number of its colour, seconds of a mean step, per cent) of each phase, the longest first."""
+    """Name, number of the colour, seconds of a mean step and per cent of each phase, the longest first."""
     plot: Markup
     step: str
     total: float
-    """Seconds in all steps."""
+    """Seconds of all steps together."""
     overlapping: bool
     """Whether phases ran at the same time on different pools, so that they add up to more than the step."""
 
@@ -92,7 +92,7 @@ def constants(job: JobRecord) -> list[tuple[str, str, str]]:
 
 
 def times(job: JobRecord) -> Times | None:
-    """The time of each phase; None without a step."""
+    """Return the time of each phase; None without a step."""
     rows = [{**dict.fromkeys(PHASES, 0.0), **_phase_times(record)} for record in job.records]
     known = {colour: [row[name] for row in rows] for colour, name in enumerate(PHASES)}
     known[len(PHASES)] = [sum(seconds for name, seconds in row.items() if name not in PHASES) for row in rows]
@@ -125,7 +125,7 @@ def _names(job: JobRecord) -> list[str]:
 
 
 def _series(job: JobRecord, name: str) -> tuple[list[int], list[float]]:
-    """(steps, values) of a metric, which need not be measured at every step."""
+    """Return (steps, values) of a metric, which need not be measured at every step."""
     rows = [record for record in job.records if name in record]
     return [int(row["step"]) for row in rows], [float(row[name]) for row in rows]
 

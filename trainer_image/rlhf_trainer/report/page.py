@@ -1,4 +1,4 @@
-"""`report.html`: one page that needs nothing else, not even a network."""
+"""Page `report.html` about a run, which needs neither other files nor a network."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rlhf_trainer.report.template import rendered
 
 REPORT = "report.html"
 OFFLINE = ("SFT", "RewardModel")
-MOST_EVENTS = 500
+MAX_EVENTS = 500
 
 
 def write_report(folder: Path) -> Path:
-    """Write the report of a run folder into it, and the page of its rollouts if there are some; where the first is.
+    """Write the report of a run folder, and the page of its rollouts if there are some; return the report's path.
 
-    Raises ConfigError if it is no run folder, EnvironmentProblem if it cannot be read or written.
+    Raises ConfigError if `folder` is no run folder, EnvironmentProblem if a file cannot be read or written.
     """
     with reading_and_writing(folder):
         run = read_run(folder)
@@ -37,7 +37,7 @@ def write_report(folder: Path) -> Path:
 
 
 def render(run: Run) -> str:
-    """The page about a run. Texts of models and users are escaped; the page may run no script and load nothing."""
+    """Return the page about a run; texts of models and users are escaped, and the page runs no script."""
     jobs = [_job(job) for job in run.jobs]
     variables = {
         "run": run,
@@ -52,7 +52,7 @@ def render(run: Run) -> str:
 
 
 def _headline(run: Run) -> str:
-    """How the run ended."""
+    """Return how the run ended."""
     done = sum(job.status.phase == "Succeeded" for job in run.jobs)
     if done == len(run.jobs):
         return "Succeeded"
@@ -61,7 +61,7 @@ def _headline(run: Run) -> str:
 
 
 def _job(job: JobRecord) -> dict[str, Any]:
-    """The template's variables for a job."""
+    """Return the template's variables for a job."""
     return {
         "record": job,
         "wall": between(job.status.start_time, job.status.completion_time),
@@ -74,20 +74,20 @@ def _job(job: JobRecord) -> dict[str, Any]:
         "samples": held_out.samples(job),
         "samples_expected": job.algorithm not in OFFLINE,
         "settings": yaml.safe_dump(_without_unset(job.settings), sort_keys=False, allow_unicode=True),
-        "events": job.events[-MOST_EVENTS:],
+        "events": job.events[-MAX_EVENTS:],
         "facts": _facts(job),
     }
 
 
 def _compared(job: JobRecord) -> list[Compared[str]]:
-    """The predicted and the measured seconds of the phases and of the step; empty before the first step."""
+    """Return predicted and measured seconds of the phases and of the step; empty before the first step."""
     if not (predicted := job.mapping.get("predicted")):
         return []
     return compare_phases({**predicted["phases"], "step": predicted["step_seconds"]}, job.records)
 
 
 def mapping_line(mapping: Mapping[str, Any]) -> str:
-    """`2 x cpu-slot: actor 1-1-2, generation 1-1; critic 1-1-2 | 1 x cpu-slot: reward 1-1-1`."""
+    """Return `2 x cpu-slot: actor 1-1-2, generation 1-1; critic 1-1-2 | 1 x cpu-slot: reward 1-1-1`."""
     return " | ".join(
         f"{pool['gpus']} x {pool['gpu']}: {'; '.join(_sizes(role, mapping['models'][role]) for role in pool['models'])}"
         for pool in mapping["pools"]
@@ -100,7 +100,7 @@ def _sizes(role: str, sizes: Mapping[str, Any]) -> str:
 
 
 def _facts(job: JobRecord) -> list[tuple[str, str]]:
-    """The settings that a reader asks for first."""
+    """Return the most important settings."""
     spec = job.spec
     training, data = spec.get("training") or {}, spec.get("data") or {}
     facts: list[tuple[str, str]] = []
@@ -123,7 +123,7 @@ def _facts(job: JobRecord) -> list[tuple[str, str]]:
 
 
 def _without_unset(value: Any) -> Any:
-    """A document without null fields and empty mappings."""
+    """Return a document without null fields and empty mappings."""
     if isinstance(value, Mapping):
         kept = {name: _without_unset(inner) for name, inner in value.items()}
         return {name: inner for name, inner in kept.items() if inner is not None and inner != {}}

@@ -98,7 +98,7 @@ def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str
     figure.draw_without_rendering()
     width = plots[0].get_window_extent().width * INCH / figure.dpi
     _name_stages(plots[0], timeline, width)
-    hovers = {}
+    hovers: dict[str, str] = {}
     for axes, (pool, models) in zip(plots, pools.items(), strict=True):
         for row, model in enumerate(models):
             bars = [_bar(bar) for bar in timeline.of(pool, model)]
@@ -115,7 +115,7 @@ def _name_stages(axes: Axes, timeline: Timeline, width: float) -> None:
         left = min(left, width - long)
         line = next((line for line, taken in enumerate(ends) if taken <= left), len(ends))
         ends[line : line + 1] = [left + long]
-        place = {"xycoords": "axes points", "color": FAINT, "fontsize": "small", "in_layout": False}
+        place: dict[str, Any] = {"xycoords": "axes points", "color": FAINT, "fontsize": "small", "in_layout": False}
         axes.annotate(
             text, (left + 4, axes.get_window_extent().height * INCH / axes.figure.dpi + 4 + LINE * line), **place
         )
@@ -133,9 +133,9 @@ def _cut(text: str, letters: int) -> str:
 
 
 def graph_svg(graph: Graph, *, title: str, pools: Sequence[str]) -> str:
-    """Draw the calls of a step: a row a call, in the order of levels and in the colour of its pool, and a line a field.
+    """Draw the calls of a step: a row a call by level, in the colour of its pool, and a line a field.
 
-    A field's line begins with a full dot at the call that adds it, and has a ring at each call that reads it.
+    The line of a field begins with a full dot at the producer, and has a ring at each reader.
     """
     with mpl.rc_context(STYLE):
         colours = {pool: POOL_COLOURS[place % len(POOL_COLOURS)] for place, pool in enumerate(pools)}

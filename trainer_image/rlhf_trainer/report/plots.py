@@ -20,7 +20,7 @@ from rlhf_planning.timeline import marks_of
 from rlhf_trainer.report.bars import BAR_HEIGHT, Bar, draw_bars, svg_of
 
 POINTS = 200
-"""The most points of a plot; with more steps a point is the mean of several, with their range as a band."""
+"""Most points of a plot; with more steps a point is the mean of several steps, with their range as a band."""
 LOG_ABOVE = 20.0
 """Ratio of the largest to the median value from which a positive series is drawn on a logarithmic axis."""
 
@@ -65,7 +65,7 @@ Series = tuple[Sequence[int], Sequence[float]]
 
 
 class Labels(Formatter):
-    """Labels of an axis, of which no two are the same."""
+    """Labels of an axis that all differ."""
 
     def __init__(self, unit: str = "") -> None:
         self._unit = unit
@@ -83,7 +83,7 @@ def is_log(values: Sequence[float]) -> bool:
 
 
 def lines(name: str, series: Mapping[int, Series]) -> Markup:
-    """Series against the step, by the number of their colour."""
+    """Draw series against the step; `series`: series by the number of its colour."""
     together = [value for _, values in series.values() for value in values]
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure, axes = _figure(3.1, 1.45)
@@ -108,7 +108,7 @@ def _curve(axes: Axes, x: Array, y: Array, colour: str) -> None:
 
 
 def stack(name: str, steps: Sequence[int], series: Mapping[int, Sequence[float]]) -> Markup:
-    """Series on top of each other against the step, the first at the bottom, by the number of their colour."""
+    """Draw series on top of each other against the step, the first at the bottom; keys are numbers of colours."""
     x, rows = np.asarray(steps, dtype=float), [np.asarray(row, dtype=float) for row in series.values()]
     if len(x) > POINTS:
         parts = _parts(len(x))
@@ -126,7 +126,7 @@ def stack(name: str, steps: Sequence[int], series: Mapping[int, Sequence[float]]
 
 
 def distributions(name: str, before: Sequence[float], after: Sequence[float]) -> Markup:
-    """How a score is distributed over the held-out prompts before (grey) and after."""
+    """Draw the distribution of a score over the held-out prompts before (grey) and after training."""
     edges = np.histogram_bin_edges([*before, *after], bins=24)
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure, axes = _figure(3.1, 1.45)
@@ -149,14 +149,14 @@ def timeline(name: str, rows: Sequence[tuple[str, Sequence[Bar]]], seconds: floa
         axes.set_yticks(range(len(rows)), [label for label, _ in rows])
         axes.set_xticks(*zip(*marks_of(seconds, most=9), strict=True))
         axes.barh(range(len(rows)), seconds, BAR_HEIGHT, color=GRID)
-        hovers = {}
+        hovers: dict[str, str] = {}
         for row, (_, bars) in enumerate(rows):
             hovers |= draw_bars(axes, row, bars, width=TIMELINE_POINTS)
         return _svg(figure, hovers)
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """An empty plot of a size in inches."""
+    """Return an empty plot of a size in inches."""
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.patch.set_visible(False)
@@ -170,25 +170,25 @@ def _step_axis(axes: Axes) -> None:
 
 
 def _parts(count: int) -> list[NDArray[np.intp]]:
-    """`count` indices in POINTS runs of nearly the same length."""
+    """Return `count` indices in POINTS runs of nearly the same length."""
     return np.array_split(np.arange(count), POINTS)
 
 
 def _each(values: Array, parts: Sequence[NDArray[np.intp]], reduce: Callable[[Array], Any]) -> Array:
-    """A value for each run of indices."""
+    """Return a value for each run of indices."""
     return np.asarray([reduce(values[part]) for part in parts])
 
 
 def _seen(axes: Axes) -> list[float]:
-    """The ticks of the vertical axis that are inside the frame."""
+    """Return the ticks of the vertical axis that are inside the frame."""
     low, high = sorted(axes.get_ylim())
     return [value for value in axes.get_yticks() if low <= value <= high] or [low]
 
 
 def _svg(figure: Figure, hovers: Mapping[str, str] = MappingProxyType({})) -> Markup:
-    """The figure as SVG for use inside HTML: without metadata, fonts and needless digits.
+    """Return the figure as SVG for use inside HTML, without metadata, fonts and needless digits.
 
-    The frames of plots line up, but where labels need more room on the left.
+    The frames of plots line up, unless labels need more room on the left.
     """
     (axes,), (width, height) = figure.axes, figure.get_size_inches()
     longest = max(len(label) for label in axes.yaxis.get_major_formatter().format_ticks(_seen(axes)))

@@ -1,4 +1,4 @@
-"""Reads responses that a run learned from: as many as a page can show, of all steps."""
+"""Reader of responses that a run learned from: as many as a page can show, of all steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlhf_trainer.run_folder.rollouts import parsed
+from rlhf_trainer.run_folder.rollouts import parse_row
 
 T = TypeVar("T")
 Place = tuple[int, int]
 """Step, and row in it."""
-MOST_ROWS = 1000
+MAX_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Rollouts:
     """Kept responses of a job, of which the page shows some."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """Those that are shown, by step and row."""
+    """Rows that the page shows, by step and row."""
     kept: int = 0
     steps: int = 0
     damaged: int = 0
@@ -29,27 +29,27 @@ class Rollouts:
 
 
 def read_rollouts(file: Path) -> Rollouts:
-    """Some of the rows of a file that may not fit into memory; nothing if there is no file."""
+    """Read some rows of a file that may not fit into memory; nothing if there is no file."""
     if not file.is_file():
         return Rollouts()
     starts: dict[Place, int] = {}
     damaged = start = 0
     with file.open("rb") as lines:
         for line in lines:
-            if row := parsed(line):
+            if row := parse_row(line):
                 starts[row["step"], row["row"]] = start
             elif line.strip():
                 damaged += 1
             start += len(line)
         rows = []
-        for place in evenly(starts, MOST_ROWS):
+        for place in evenly(starts, MAX_ROWS):
             lines.seek(starts[place])
-            rows.append(parsed(lines.readline()))
+            rows.append(parse_row(lines.readline()))
     return Rollouts(rows, len(starts), len({step for step, _ in starts}), damaged)
 
 
 def evenly(places: Collection[Place], most: int) -> list[Place]:
-    """At most so many of the places, the same number of each step where it has as many, spread over its rows."""
+    """Return at most so many of the places: about as many of each step, spread over its rows."""
     by_step: dict[int, list[Place]] = defaultdict(list)
     for place in sorted(places):
         by_step[place[0]].append(place)

@@ -1,4 +1,4 @@
-"""Reads a run folder: finished, unfinished, failed or partly missing."""
+"""Reader of a run folder, which may be unfinished, failed or partly missing."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ INPUT = "job://"
 
 @dataclass
 class JobRecord:
-    """The files of one job's folder; a missing file is an empty value, and `notes` names those that cannot be read."""
+    """Content of one job's folder; a missing file is an empty value, and `notes` names unreadable files."""
 
     name: str
     settings: Mapping[str, Any]
     status: Status
     records: list[dict[str, float]]
-    """Lines of metrics.jsonl by step; of a step that was run twice (a resumed job) the last."""
+    """Lines of metrics.jsonl by step; the later line of a step that ran twice."""
     samples: list[dict[str, Any]]
     events: list[str]
     summary: Mapping[str, Any]
@@ -44,11 +44,11 @@ class JobRecord:
     mapping: Mapping[str, Any] = field(default_factory=dict)
     """Pools, sizes and predictions, as `rlhf plan --json` prints them."""
     trace: list[Event] = field(default_factory=list)
-    """What ranks and controller did in some steps."""
+    """Events of ranks and controller in the traced steps."""
     notes: list[str] = field(default_factory=list)
 
     def metrics(self) -> DataFrame:
-        """The records as a pandas DataFrame with a row for each step; a metric that a step lacks is NaN."""
+        """Return the records as a pandas DataFrame with a row a step; a metric that a step lacks is NaN."""
         from pandas import DataFrame
 
         return DataFrame(self.records or {"step": []}).set_index("step")
@@ -63,14 +63,14 @@ class JobRecord:
 
     @property
     def inputs(self) -> list[str]:
-        """Names of the jobs whose output this one reads."""
+        """Return the names of the jobs whose output this job reads."""
         models = (self.spec.get("models") or {}).values()
         uris = [str(model.get("uri")) for model in models if isinstance(model, dict)]
         return sorted({uri.removeprefix(INPUT) for uri in uris if uri.startswith(INPUT)})
 
     @property
     def warnings(self) -> dict[str, list[int]]:
-        """Sentence of a warning -> the steps at which it was given."""
+        """Return the steps of each warning by its sentence."""
         found: dict[str, list[int]] = {}
         for match in filter(None, map(STEP_WARNING.fullmatch, self.events)):
             found.setdefault(match["message"], []).append(int(match["step"]))
@@ -81,20 +81,20 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder."""
+    """Content of a run folder."""
 
     name: str
     jobs: list[JobRecord]
-    """In the chain's order: each after the jobs that it reads."""
+    """Jobs in the order of the chain: each job after its inputs."""
     environment: Mapping[str, Any]
 
     def __getitem__(self, job: str) -> JobRecord:
-        """The job of this name; KeyError if there is none."""
+        """Return the job of this name; KeyError if there is none."""
         return {each.name: each for each in self.jobs}[job]
 
 
 def read_run(folder: Path) -> Run:
-    """Everything that the report shows of a run folder. Raises ConfigError if it is none."""
+    """Read a run folder for the report. ConfigError if `folder` is no run folder."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: is no run folder: there is no such folder")
     paths = sorted(path.parent for path in folder.glob("*/job.yaml"))
@@ -110,7 +110,7 @@ def read_run(folder: Path) -> Run:
 
 @contextmanager
 def reading_and_writing(path: Path) -> Iterator[None]:
-    """A file in the block that cannot be read or written is an EnvironmentProblem that names it, or `path`."""
+    """Turn errors of files in the block into an EnvironmentProblem that names the file, or `path`."""
     try:
         yield
     except OSError as error:
@@ -146,7 +146,7 @@ def _in_chain_order(jobs: list[JobRecord]) -> list[JobRecord]:
 
 
 def _read(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
-    """A parsed file; None if it is missing, and with a note if it is damaged."""
+    """Return a parsed file; None if the file is missing, or damaged, which adds a note."""
     if not path.is_file():
         return None
     try:
@@ -169,7 +169,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """The objects of a file with one a line; a run that still goes on may have written half of the last."""
+    """Return the objects of a file with one a line; a run in progress may have written half of the last line."""
     rows, damaged = [], 0
     for line in _lines(path):
         try:
@@ -186,7 +186,7 @@ def _left_out(name: str, damaged: int, whole: int) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file that are not empty. Not by str.splitlines, which splits at more characters than newlines."""
+    """Return the lines of a file that are not empty; str.splitlines would split at more characters than newlines."""
     return [line for line in _text(path).split("\n") if line]
 
 

@@ -15,7 +15,7 @@ from rlhf_trainer.report.run_record import JobRecord
 from rlhf_trainer.report.trace_events import Event
 
 MAX_LANES = 8
-"""With more ranks than that, only the first of each pool is drawn."""
+"""Ranks that are all drawn; of more ranks only the first of each pool is drawn."""
 MAX_NAME = 22
 """Letters of a lane's name; a longer one is cut."""
 CONTROLLER, TRANSFER = "controller", "transfer"
@@ -24,7 +24,7 @@ CONTROLLER, TRANSFER = "controller", "transfer"
 
 @dataclass(frozen=True)
 class Lane:
-    """A rank: its name, its bars, the longest first, and the share of the step in which it does nothing."""
+    """Row of a rank: name, bars with the longest first, and the share of the step in which the rank waits."""
 
     name: str
     bars: Sequence[Bar]
@@ -33,7 +33,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """A step with the lanes of its ranks, and the picture of them."""
+    """Traced step with the lanes of its ranks."""
 
     step: int
     seconds: float

@@ -1,4 +1,4 @@
-"""Fills a template: texts of models and users are escaped, and a page may load nothing."""
+"""Pages from templates: texts of models and users are escaped, and a page loads nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILTERS = (duration, number, shortened, step_list)
 
 
 def rendered(template: str, variables: Mapping[str, Any], *, filters: tuple[Callable[..., Any], ...] = ()) -> str:
-    """The page by a template, which has functions as filters by their names."""
+    """Return the page of a template; `filters` are available in it under their names."""
     environment = Environment(
         loader=PackageLoader("rlhf_trainer.report"),
         autoescape=True,
@@ -30,7 +30,7 @@ def rendered(template: str, variables: Mapping[str, Any], *, filters: tuple[Call
 
 
 def script(name: str) -> dict[str, str]:
-    """For a page that runs one of our scripts: its text, and its digest, by which a browser runs no other."""
+    """Return text and digest of one of our scripts; by the digest a browser runs no other script."""
     text = (files("rlhf_trainer.report") / "templates" / name).read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return {"script": Markup(text), "digest": digest}  # safe: it is ours

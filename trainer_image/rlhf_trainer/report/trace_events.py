@@ -1,4 +1,4 @@
-"""Reads `trace.json`, which a run writes for Chrome's trace viewers."""
+"""Reader of `trace.json`, the file of a run for Chrome's trace viewers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from rlhf_trainer.run_folder.attempt import from_json
 
 
 class Event(NamedTuple):
-    """What one rank did; times in seconds after the begin of the first step."""
+    """Event of one rank; times in seconds after the begin of the first step."""
 
     pool: str
-    """Empty for the controller."""
+    """Name of the pool; empty for the controller."""
     rank: int
     phase: str
     name: str
     step: int
-    """The one that it was done for."""
+    """Step for which the work was done."""
     start: float
     end: float
 
 
 def events(text: str) -> list[Event]:
-    """The events of a file. ValueError, TypeError or LookupError if it is damaged."""
+    """Return the events of a file. ValueError, TypeError or LookupError if the file is damaged."""
     rows = from_json(text)["traceEvents"]
     processes = {row["pid"]: row["args"]["name"] for row in rows if row["name"] == "process_name"}
     return [

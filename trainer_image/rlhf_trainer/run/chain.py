@@ -12,8 +12,9 @@ from rlhf_api.names import Role
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listeners import OutputOptions, opened
+from rlhf_trainer.outputs.listeners import OutputOptions
 from rlhf_trainer.outputs.live import display_for
+from rlhf_trainer.outputs.opening import open_listeners
 from rlhf_trainer.run.context import RunContext
 from rlhf_trainer.run.machine import gpu_count, write_environment
 from rlhf_trainer.run.placement import Placed, place_job
@@ -30,7 +31,7 @@ from rlhf_trainer.run_folder.folder import (
     load_with_finished,
     model_folders,
     read_summary,
-    written,
+    writing,
 )
 from rlhf_trainer.run_folder.lock import only_run_in
 
@@ -58,7 +59,7 @@ def run_file(
     cpu_slots = max((sum(pool.size for pool in placed.mapping.pools) for placed in own.values()), default=0)
     display = display_for(jobs)
     stop = StopSignals(display.say)
-    with only_run_in(output), opened(options, output, display.warn) as listeners:
+    with only_run_in(output), open_listeners(options, output, display.warn) as listeners:
         if restart:
             clear(output, jobs)
         starts = from_the_start(jobs, output) if restart else unfinished(jobs, output)
@@ -141,7 +142,7 @@ def skip_finished(job: Job, output: Path, display: Display) -> None:
 
 def clear(output: Path, jobs: Sequence[Job]) -> None:
     """Forget what earlier runs of the jobs left in the run folder."""
-    with written(output):
+    with writing(output):
         (output / SUMMARY).unlink(missing_ok=True)
     for job in jobs:
         JobFolder(output, job).clear()
@@ -149,7 +150,7 @@ def clear(output: Path, jobs: Sequence[Job]) -> None:
 
 def make_ready(output: Path, pending: Sequence[Job]) -> None:
     """What can be known to fail before anybody has trained for hours does so here: disks and object stores."""
-    with written(output):
+    with writing(output):
         (output / SAVE_REQUEST).unlink(missing_ok=True)
         write_environment(output)
     for job in pending:

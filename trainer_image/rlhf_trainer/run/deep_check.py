@@ -24,7 +24,7 @@ from rlhf_trainer.data.loaders import Loader
 from rlhf_trainer.environments.of_job import try_environment
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem, NoRowLeftError, TrainerError, together
 from rlhf_trainer.generation.families import why_not_generated
-from rlhf_trainer.outputs.trackers import require_trackers
+from rlhf_trainer.outputs.opening import require_trackers
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.run.assembly import data_of

@@ -11,7 +11,7 @@ from rlhf_api.status import Phase
 from rlhf_trainer.errors import TrainerError, reason_of, user_error
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.listeners import Listener
-from rlhf_trainer.run_folder.folder import JobFolder, written
+from rlhf_trainer.run_folder.folder import JobFolder, writing
 from rlhf_trainer.telemetry import StepReport
 
 
@@ -42,7 +42,7 @@ class Publisher:
             self.folder.event(message)
             self._display.warn(f"{self._job.name} {message}")
         self.folder.record(report.record, total_steps=self._total_steps, stage=self._job.spec.algorithm.name)
-        with written(self.folder.path):
+        with writing(self.folder.path):
             for listener in self._listeners:
                 listener.step(report)
 

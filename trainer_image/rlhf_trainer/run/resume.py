@@ -14,7 +14,7 @@ from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.checkpoint import Checkpoint
-from rlhf_trainer.run_folder.folder import INPUTS, JOB_FILE, JobFolder, finished_jobs, understood
+from rlhf_trainer.run_folder.folder import INPUTS, JOB_FILE, JobFolder, finished_jobs, reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
     for job in jobs:
         folder, read = JobFolder(output, job), inputs(job, made)
         newest = folder.newest_checkpoint()
-        with understood(newest.uri if newest else folder.path):
+        with reading(newest.uri if newest else folder.path):
             if not (newest or folder.finished()) or json.loads(folder.saved(INPUTS, newest)) != read:
                 pending[job.name] = Start(checkpoint=None, inputs=read)
                 continue

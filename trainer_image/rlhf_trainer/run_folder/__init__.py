@@ -1,1 +1,1 @@
-"""The run folder: what a run leaves in it, whose it is, and what can be asked of it during the run or after."""
+"""The run folder: the files of a run, its lock and its attempts, and the commands that read a run folder."""

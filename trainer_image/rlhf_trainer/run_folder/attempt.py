@@ -1,10 +1,10 @@
-"""Attempts: on a cluster a job is tried more than once, and all its pods share one run folder.
+"""Attempts of a job on a cluster; the pods of all attempts share one run folder.
 
-The mark in the run folder says which attempt it belongs to, the sign of life that its trainer lives, and exit.json how
-that ended. A pod of an older attempt, which nobody may know to be alive, writes nothing any more. A folder may outlive
-its RLHFJob and be given to a new one of the same name, whose attempts begin with 1 again; the uid tells them apart.
+The mark in the run folder names the attempt that owns the folder. The sign of life shows that its trainer runs, and
+exit.json says how the trainer ended. A pod of an older attempt may still run, but writes nothing more. A folder may
+outlive its RLHFJob and serve a new job of the same name, whose attempts begin with 1 again; the uid differs.
 
-Standard library only, for the side-car's sake.
+The module imports the standard library only, for the side-car's sake.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from typing import Any, Final
 
 VARIABLE: Final = "RLHF_ATTEMPT"
 JOB_UID_VARIABLE: Final = "RLHF_JOB_UID"
-LONGEST = 300
-"""Digits of a whole number that each float has room for."""
+MAX_DIGITS = 300
+"""Digits of a whole number that fits into a float in any case."""
 MARK, EXIT, LIFE, LOCK, STATUS = ".attempt", "exit.json", ".alive", ".lock", "status.json"
 BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 20.0
-"""Without a beat for so long a trainer is dead; a volume may show another machine's writes some seconds late."""
+"""Silence after which a trainer is dead; a volume may show another machine's writes some seconds late."""
 FREED_SECONDS: Final = 5.0
-"""Without a beat for so long it is dead if nobody holds its lock; it frees that before it writes exit.json."""
+"""Silence after which a trainer without its lock is dead; a trainer frees the lock before it writes exit.json."""
 
 
 class WrongAttempt(ValueError):  # noqa: N818 a sentence for a user, like the trainer's other errors
-    """RLHF_ATTEMPT is no number."""
+    """Error for an RLHF_ATTEMPT that is no number."""
 
     exit_code = 4
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try of one RLHFJob."""
+    """One attempt of one RLHFJob."""
 
     number: int
     job_uid: str = ""
 
     def __str__(self) -> str:
-        """As a mark shows it."""
+        """Return the attempt as a mark shows it."""
         return f"{self.number} {self.job_uid}".strip()
 
 
 def own_attempt() -> Attempt | None:
-    """The attempt that this process belongs to; None for a run without an operator. Raises WrongAttempt."""
+    """Return the attempt of this process; None for a run without an operator. Raises WrongAttempt."""
     text = os.environ.get(VARIABLE)
     if not text:
         return None
@@ -61,7 +61,7 @@ def own_attempt() -> Attempt | None:
 
 
 def marked_attempts(folder: Path) -> list[Attempt]:
-    """The last attempt of each RLHFJob that has had a folder, oldest first: to the last one it belongs."""
+    """Return the last attempt of each RLHFJob that has used a folder, oldest first; the last one owns the folder."""
     try:
         lines = [line.split() for line in (folder / MARK).read_text().splitlines()]
     except OSError:
@@ -70,35 +70,35 @@ def marked_attempts(folder: Path) -> list[Attempt]:
 
 
 def owner(folder: Path) -> Attempt | None:
-    """The attempt that a folder belongs to."""
+    """Return the attempt that owns a folder; None if there is none."""
     return next(reversed(marked_attempts(folder)), None)
 
 
 def newer_attempt(output: Path, attempt: Attempt) -> Attempt | None:
-    """The attempt to which the run folder belongs where this one's time in it is over.
+    """Return the owner of the run folder if it is newer than this attempt, else None.
 
     An RLHFJob that has left no mark yet counts as the newest.
     """
-    marked = marked_attempts(output)
-    if all(each.job_uid != attempt.job_uid for each in marked):
+    attempts = marked_attempts(output)
+    if all(each.job_uid != attempt.job_uid for each in attempts):
         return None
-    is_over = marked[-1].job_uid != attempt.job_uid or marked[-1].number > attempt.number
-    return marked[-1] if is_over else None
+    is_over = attempts[-1].job_uid != attempt.job_uid or attempts[-1].number > attempt.number
+    return attempts[-1] if is_over else None
 
 
 def mark(folder: Path, attempt: Attempt) -> None:
-    """From now on the folder belongs to this attempt."""
+    """Make this attempt the owner of a folder."""
     earlier = [each for each in marked_attempts(folder) if each.job_uid != attempt.job_uid]
     replace(folder / MARK, "".join(f"{each}\n" for each in (*earlier, attempt)))
 
 
 def lock_file(output: Path, attempt: Attempt | None) -> Path:
-    """What the trainer of an attempt, or that of a run without an operator, has locked as long as it runs."""
+    """Return the file that the trainer of an attempt, or of a run without an operator, keeps locked while it runs."""
     return output / "-".join((LOCK, *str(attempt or "").split()))
 
 
 def write_exit(output: Path, code: int, *, reason: str, message: str) -> None:
-    """Say in the run folder how the trainer of this attempt ended, if the disk lets it."""
+    """Write exit.json, which says how the trainer of this attempt ended; a full disk is ignored."""
     with suppress(OSError, WrongAttempt):
         attempt = own_attempt()
         if attempt is None or newer_attempt(output, attempt):
@@ -108,25 +108,25 @@ def write_exit(output: Path, code: int, *, reason: str, message: str) -> None:
 
 
 def read_exit(output: Path, attempt: Attempt) -> Mapping[str, Any] | None:
-    """What `write_exit` of an attempt left; None while it has left nothing that can be read."""
+    """Return the exit.json of an attempt; None while there is none that can be read."""
     found = read_object(output / EXIT)
     is_its = (found.get("attempt"), found.get("jobUid", "")) == (attempt.number, attempt.job_uid)
     return found if is_its and isinstance(found.get("exitCode"), int) else None
 
 
 def read_status(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
-    """The status that the trainer of an attempt has left in the folder of its job; empty while there is none.
+    """Return the status that the trainer of an attempt has written into its job's folder; empty while there is none.
 
-    The folder has a mark of its own, written after the status: it says of which RLHFJob that is.
+    The mark of the job's folder, written after the status, names the RLHFJob of the status.
     """
-    last = owner(job_folder)  # first: a status that is read after it is that one's, or a later one
+    last = owner(job_folder)  # first: a status read later belongs to this owner or to a later one
     status = read_object(job_folder / STATUS)
     is_its = (status.get("attempt"), last.job_uid if last else "") == (attempt.number, attempt.job_uid)
     return status if is_its else {}
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is none, or half of one."""
+    """Return the JSON object in a file; empty if there is none, or half of one."""
     try:
         found = from_json(path.read_bytes())
     except (OSError, ValueError):
@@ -135,27 +135,27 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def from_json(text: str | bytes) -> Any:
-    """JSON, in which a whole number beyond all floats is infinite, as 1e400 is. Raises ValueError."""
-    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < LONGEST else float(digits))
+    """Parse JSON; a whole number beyond all floats becomes infinite, as 1e400 does. Raises ValueError."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < MAX_DIGITS else float(digits))
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file in one piece, so that neither a reader nor a crash ever leaves half of it."""
+    """Write a file in one piece: neither a reader nor a crash ever sees half of it."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     unfinished.write_text(text)
     unfinished.rename(path)
 
 
 class Watch:
-    """Whether the trainer of an attempt is alive, as any pod can see it: it leaves a sign of life every few seconds."""
+    """Observer of the trainer of an attempt from any pod; the trainer leaves a sign of life every few seconds."""
 
     def __init__(self, output: Path, attempt: Attempt, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` in seconds: what counts is when this process sees a beat, for machines' clocks differ."""
+        """Start to observe; `clock`, in seconds, says when this process sees a beat, for machines' clocks differ."""
         self._output, self._attempt, self._clock = output, attempt, clock
         self._seen, self._since = "", clock()
 
     def is_alive(self) -> bool:
-        """True until it says that it has ended, or has been silent for too long; ask often."""
+        """Return False once the trainer has written exit.json or has been silent for too long; call this often."""
         if owner(self._output) != self._attempt or read_exit(self._output, self._attempt):
             return False
         with suppress(OSError):
@@ -165,7 +165,7 @@ class Watch:
         return self._clock() - self._since < (FREED_SECONDS if self.has_freed_its_lock() else SILENCE_SECONDS)
 
     def has_freed_its_lock(self) -> bool:
-        """Whether the trainer is dead for sure; False on other machines, to which a volume may not tell of locks."""
+        """Return True if the trainer is surely dead; False on other machines, where a volume may not show locks."""
         if self._seen.split()[-1:] != [socket.gethostname()]:
             return False
         try:

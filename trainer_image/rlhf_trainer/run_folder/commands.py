@@ -1,4 +1,4 @@
-"""What can be asked of a run folder, during the run or after it: its checkpoints, and one more of them."""
+"""Commands `rlhf checkpoints` and `rlhf save-now` about a run folder, during the run or after it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rlhf_trainer.run_folder.folder import (
     JobFolder,
     read_job,
     read_summary,
-    understood,
-    written,
+    reading,
+    writing,
 )
 from rlhf_trainer.run_folder.lock import is_running
 
@@ -32,7 +32,7 @@ KILLED = 128 + signal.SIGKILL
 
 
 def job_folders(output: Path) -> list[JobFolder]:
-    """The jobs of a run folder in the order in which they began; SpecError if there are none."""
+    """Return the jobs of a run folder in the order in which they began. SpecError if there are none."""
     files = sorted(output.glob(f"*/{JOB_FILE}"), key=lambda file: (file.stat().st_mtime, file))
     if not files:
         raise SpecError([Problem(str(output), "is no run folder: no job has begun in it")])
@@ -56,21 +56,21 @@ def show_checkpoints(output: Path) -> None:
 
 
 def _best_step(folder: JobFolder, found: Sequence[Checkpoint]) -> int | None:
-    """The step that was best by checkpoint.keepBest: of a finished job by summary.json, else so far."""
+    """Return the best step by checkpoint.keepBest: from summary.json for a finished job, else the best so far."""
     newest = next((each for each in reversed(found) if each.is_whole), None)
     if not (folder.best_by and newest):
         return None
     if folder.finished():
-        with understood(folder.path.parent / SUMMARY):
+        with reading(folder.path.parent / SUMMARY):
             step = read_summary(folder.path.parent).get(folder.path.name, {}).get("best_step")
             return None if step is None else int(step)
-    with understood(newest.uri):
+    with reading(newest.uri):
         best = newest.state().get("best")
         return int(best[0]) if best and best[2] == folder.best_by else None
 
 
 def age_of(checkpoint: Checkpoint) -> str:
-    """How long a checkpoint has been whole, such as `4 min`; `-` for one that is not."""
+    """Return the age of a checkpoint, such as `4 min`; `-` for one that is not whole."""
     if checkpoint.saved_at is None:
         return "-"
     seconds = (datetime.now(UTC) - checkpoint.saved_at).total_seconds()
@@ -81,10 +81,10 @@ def age_of(checkpoint: Checkpoint) -> str:
 
 
 def save_now(output: Path | None) -> str:
-    """Ask the run that uses a folder for a checkpoint, wait until it is whole, and say what there is now.
+    """Request a checkpoint of the run that uses a folder, wait until it is whole, and return its URI.
 
-    Without a folder it is the one below runs/ that a run is using. Raises SpecError where none runs, or several, and
-    EnvironmentProblem if the run ends first. In a pod, which waits for this before it ends, these are no errors.
+    None means the folder below runs/ that a run is using. Raises SpecError if no run uses it, or several folders are in
+    use, and EnvironmentProblem if the run ends first. A pod waits for this before it ends; there these are no errors.
     """
     attempt = own_attempt()
     if attempt is not None and output is not None:
@@ -103,9 +103,9 @@ def save_now(output: Path | None) -> str:
 
 
 def _save_before_the_end(output: Path, attempt: Attempt) -> str:
-    """Wait until every step that this attempt has done now is saved, or its trainer has ended; returns a sentence.
+    """Wait until every step of this attempt so far is saved, or its trainer has ended; return a sentence.
 
-    Other pods may ask at the same time: whoever asked, what counts is the step of the newest checkpoint.
+    Other pods may request a checkpoint at the same time, so only the step of the newest checkpoint counts.
     """
     watch = Watch(output, attempt)
     if not watch.is_alive():
@@ -113,7 +113,7 @@ def _save_before_the_end(output: Path, attempt: Attempt) -> str:
     done, saved = _steps(output, attempt)
     if saved >= done:
         return f"{output}: every step of attempt {attempt.number} is saved"
-    with written(output):
+    with writing(output):
         (output / SAVE_REQUEST).touch()
     while saved < done:
         time.sleep(POLL_SECONDS)
@@ -127,7 +127,7 @@ def _save_before_the_end(output: Path, attempt: Attempt) -> str:
 
 
 def _steps(output: Path, attempt: Attempt) -> tuple[int, int]:
-    """(steps done, steps saved) by the status of the job of this attempt; zeros while it has done none."""
+    """Return (steps done, steps saved) by the status of this attempt's job; zeros before its first step."""
     for file in output.glob(f"*/{STATUS}"):
         status = read_status(file.parent, attempt)
         if "progress" in status:

@@ -1,4 +1,4 @@
-"""A Hugging Face directory from any checkpoint."""
+"""Export of a checkpoint's model as a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
-from rlhf_trainer.run_folder.folder import JOB_FILE, understood
+from rlhf_trainer.run_folder.folder import JOB_FILE, reading
 from rlhf_trainer.storage import open_storage, storage_errors
 from rlhf_trainer.stored_tensors import TensorSource
 from rlhf_trainer.training.adapters import CONFIG as ADAPTER_CONFIG
@@ -24,11 +24,10 @@ from rlhf_trainer.training.saving import CONFIG_FOLDER, atomic_folder, saved_wei
 
 
 def export(uri: str, folder: Path, *, merges: bool) -> None:
-    """Write the model that the job of a checkpoint trains, as it was then, to a folder that is not there yet.
+    """Write the trained model of a checkpoint to a new folder.
 
-    An adapter becomes a PEFT directory or, with `merges`, one model with the weights that it adds to. Raises SpecError
-    for an address that is no whole checkpoint, for one without an adapter that shall be merged, and for a folder that
-    holds something.
+    An adapter becomes a PEFT directory or, with `merges`, one model together with its base weights. Raises SpecError
+    for an address that is no whole checkpoint, for `merges` without an adapter, and for a folder that is not empty.
     """
     store, slash, name = uri.rstrip("/").rpartition("/")
     found = {checkpoint.name: checkpoint for checkpoint in CheckpointStore(store or slash or ".").all()}
@@ -60,8 +59,8 @@ def export(uri: str, folder: Path, *, merges: bool) -> None:
 
 
 def _adapter_of(checkpoint: Checkpoint, role: Role) -> Adapter | None:
-    """The adapter of a checkpoint's model; None if it has none."""
-    with understood(checkpoint.uri):
+    """Return the adapter of a checkpoint's model; None if there is none."""
+    with reading(checkpoint.uri):
         source = Job.parse(kubectl_yaml.read(checkpoint.text(JOB_FILE), "")[0]).models()[role]
         if source.lora is None:
             return None

@@ -1,4 +1,4 @@
-"""The run folder: everything that a run leaves behind, a folder a job."""
+"""Files that a run writes into its run folder, which has a folder for each job."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ from rlhf_trainer.run_folder.pace import Steps
 P = ParamSpec("P")
 JOB = "job://"
 MADE = ("model", "data")
-"""What a job leaves: a folder of this name."""
+"""Names of the folder with a job's output."""
 SUMMARY, METRICS, JOB_FILE, INPUTS = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json"
 MAPPING = "mapping.json"
-LONGEST_REASON = 300
+MAX_REASON = 300
+"""Characters of the reason in an error."""
 SAVE_REQUEST = "save-now"
-"""A file of this name in the run folder asks the running job for a checkpoint; it goes when that is whole."""
+"""Name of the file that requests a checkpoint of the running job; the job deletes the file when it is whole."""
 
 
 def model_folders(job: Job, output: Path) -> dict[Role, str]:
-    """Where each model of a job is on this machine; a name on the hub stays a name. DataError if there is nothing."""
+    """Return the local folder of each model of a job, or its name on the hub. DataError if there is no such model."""
     folders: dict[Role, str] = {}
     for role, model in job.models().items():
         field = f"{job.name}: spec.models.{job.spec.models.source_field(role)}.uri"
@@ -56,49 +57,49 @@ def model_folders(job: Job, output: Path) -> dict[Role, str]:
 
 
 def model_folder(uri: str, output: Path) -> str:
-    """The local folder of a model, or its name on the hub."""
+    """Return the local folder of a model, or its name on the hub."""
     if uri.startswith(JOB):
         return str((output / uri.removeprefix(JOB) / "model").resolve())
     return uri.removeprefix(HUB) if uri.startswith(HUB) else str(local_path(uri))
 
 
 def read_summary(output: Path) -> dict[str, Any]:
-    """summary.json of a run folder; empty if there is none yet."""
+    """Return summary.json of a run folder; empty if there is none yet."""
     path = output / SUMMARY
-    with understood(path):
+    with reading(path):
         return dict(from_json(path.read_text())) if path.is_file() else {}
 
 
 def add_to_summary(output: Path, name: str, summary: Mapping[str, Any]) -> None:
-    """Put what a job measured into summary.json of the run folder."""
+    """Put the measurements of a job into summary.json of the run folder."""
     require_newest(output)
     everything = {**read_summary(output), name: dict(summary)}
-    with written(output / SUMMARY):
+    with writing(output / SUMMARY):
         replace(output / SUMMARY, json.dumps(everything, indent=2) + "\n")
 
 
 def saved_state(checkpoint: Checkpoint) -> SavedState:
-    """A whole checkpoint as the status shows it."""
+    """Return a whole checkpoint as the status shows it."""
     saved_at = checkpoint.saved_at or datetime.now(UTC)
     return SavedState(step=checkpoint.step, uri=checkpoint.uri, time=rfc3339(saved_at))
 
 
 class FinishedJob(NamedTuple):
-    """A job that has succeeded in a run folder: its algorithm, and the identity of what it made."""
+    """Job that has succeeded in a run folder: its algorithm, and the identity of its output."""
 
     algorithm: str
     identity: str
 
 
 def finished_jobs(output: Path) -> dict[str, FinishedJob]:
-    """The jobs that have succeeded in a run folder, by name."""
+    """Return the jobs that have succeeded in a run folder, by name."""
     found = {}
     for status in output.glob(f"*/{STATUS}"):
         job, inputs = (status.parent / name for name in (JOB_FILE, INPUTS))
         has_output = any((status.parent / folder).is_dir() for folder in MADE)
         if not (job.is_file() and inputs.is_file() and has_output):
             continue
-        with understood(status.parent):
+        with reading(status.parent):
             if json.loads(status.read_text())["phase"] == "Succeeded":
                 (document,) = kubectl_yaml.read(job.read_text(), "")
                 made = identity(document, json.loads(inputs.read_text()))
@@ -107,12 +108,12 @@ def finished_jobs(output: Path) -> dict[str, FinishedJob]:
 
 
 def load_with_finished(output: Path, manifest: Path | str, overrides: Sequence[str]) -> list[Job]:
-    """The jobs of a manifest that is run in `output`, whose finished jobs they may read. Raises SpecError."""
+    """Return the jobs of a manifest for the run folder `output`, whose finished jobs they may read. SpecError."""
     return load(manifest, overrides, {name: job.algorithm for name, job in finished_jobs(output).items()})
 
 
 def progress_of(record: Mapping[str, float], *, total_steps: int, stage: str, pace: Pace | None) -> Progress:
-    """How far the job is after the step of a record, and what that took as far as it was measured."""
+    """Return the progress of a job after the step of a record."""
     step, seconds, tokens = int(record["step"]), record.get("time/step"), record.get("tokens_per_second")
     return Progress(
         step=step,
@@ -127,44 +128,44 @@ def progress_of(record: Mapping[str, float], *, total_steps: int, stage: str, pa
 
 
 def own_number() -> int | None:
-    """The number of this process's attempt."""
+    """Return the number of this process's attempt; None for a run without an operator."""
     own = own_attempt()
     return own.number if own else None
 
 
 def now() -> str:
-    """The time, RFC 3339, in UTC."""
+    """Return the time in UTC (RFC 3339)."""
     return rfc3339(datetime.now(UTC))
 
 
 def rfc3339(moment: datetime) -> str:
-    """A time in UTC as Kubernetes writes it."""
+    """Format a time in UTC as Kubernetes does."""
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 @contextmanager
-def understood(path: Path | str) -> Iterator[None]:
-    """A file in the block that is not as a run left it is an EnvironmentProblem that names it, or the folder `path`."""
+def reading(path: Path | str) -> Iterator[None]:
+    """Turn errors of damaged files in the block into an EnvironmentProblem that names `path`."""
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        reason = one_line(f"{type(error).__name__}: {error}", LONGEST_REASON)
+        reason = one_line(f"{type(error).__name__}: {error}", MAX_REASON)
         raise EnvironmentProblem(f"{path}: is not as a run left it: {reason}") from error
 
 
 def read_job(file: Path) -> Job:
-    """The job of a JOB_FILE. EnvironmentProblem if it was damaged."""
-    with understood(file):
+    """Return the job of a JOB_FILE. EnvironmentProblem if the file was damaged."""
+    with reading(file):
         documents = kubectl_yaml.read(file.read_text(), "")
     if not documents:
         raise EnvironmentProblem(f"{file}: is not as a run left it: it is empty")
-    with understood(file):
+    with reading(file):
         return Job.parse(documents[0])
 
 
 @contextmanager
-def written(path: Path) -> Iterator[None]:
-    """What the disk refuses in the block is an EnvironmentProblem that names the file, or `path`."""
+def writing(path: Path) -> Iterator[None]:
+    """Turn errors of the disk in the block into an EnvironmentProblem that names the file, or `path`."""
     try:
         yield
     except OSError as error:
@@ -174,25 +175,25 @@ def written(path: Path) -> Iterator[None]:
 def writes(
     method: Callable[Concatenate[JobFolder, P], None],
 ) -> Callable[Concatenate[JobFolder, P], None]:
-    """Mark a method of JobFolder that writes: EnvironmentProblem when the disk refuses or the folder is not ours."""
+    """Mark a method of JobFolder that writes: EnvironmentProblem if the disk refuses or the folder is not ours."""
 
     @wraps(method)
     def write(folder: JobFolder, /, *arguments: P.args, **options: P.kwargs) -> None:
         folder.require_ours()
-        with written(folder.path):
+        with writing(folder.path):
             method(folder, *arguments, **options)
 
     return write
 
 
 class JobFolder:
-    """`DIR/<job>/`: the job as resolved, its mapping, status, metrics, events and samples, and what it makes."""
+    """Folder `DIR/<job>/`: resolved job, mapping, status, metrics, events, samples, and the output of the job."""
 
     def __init__(self, output: Path, job: Job) -> None:
         self.path = output / job.name
         self.made = self.path / job.spec.algorithm.makes
         self.best_by = job.spec.checkpoint.keep_best
-        """The measure by which a checkpoint is the best; None if none is kept for it."""
+        """Measure by which a checkpoint is the best; None if no best checkpoint is kept."""
         self._job = job
         self._status = Status(phase="Pending", attempt=own_number())
         self._steps = Steps()
@@ -200,19 +201,19 @@ class JobFolder:
     def finished(self) -> bool:
         """Whether a job of this name has succeeded here before."""
         status = self.path / STATUS
-        with understood(status):
+        with reading(status):
             return status.is_file() and self.made.is_dir() and json.loads(status.read_text())["phase"] == "Succeeded"
 
     @property
     def checkpoints(self) -> CheckpointStore:
-        """The job's checkpoints: in this folder, or at `checkpoint.storage` under the name of the run folder."""
+        """Return the job's checkpoints: in this folder, or at `checkpoint.storage` under the name of the run folder."""
         storage = self._job.spec.checkpoint.storage
         if storage is None:
             return CheckpointStore(str(self.path.resolve() / "checkpoints"))
         return CheckpointStore(f"{storage.rstrip('/')}/{self.path.resolve().parent.name}/{self._job.name}")
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """The newest whole one, where the manifest says now or where the run that was here kept them."""
+        """Return the newest whole checkpoint, of the manifest's place or of the earlier run's place."""
         stores = [self.checkpoints]
         if (self.path / JOB_FILE).is_file():
             stores.append(JobFolder(self.path.parent, read_job(self.path / JOB_FILE)).checkpoints)
@@ -220,18 +221,18 @@ class JobFolder:
         return max(found, key=lambda checkpoint: checkpoint.step, default=None)
 
     def saved(self, name: str, checkpoint: Checkpoint | None) -> str:
-        """The text of JOB_FILE or INPUTS of the job that a checkpoint belongs to, or that has finished here."""
+        """Return the text of JOB_FILE or INPUTS from a checkpoint, or from this folder."""
         return checkpoint.text(name) if checkpoint else (self.path / name).read_text()
 
     @writes
     def clear(self) -> None:
-        """Forget whatever was here, and the checkpoints wherever they are."""
+        """Delete this folder, and the job's checkpoints wherever they are."""
         self.checkpoints.clear()
         shutil.rmtree(self.path, ignore_errors=True)
 
     @writes
     def begin(self, checkpoint: Checkpoint | None, *, inputs: Mapping[str, str]) -> None:
-        """Make ready for a run from the start, or from a checkpoint on: forget whatever comes after it."""
+        """Prepare for a run from the start, or from a checkpoint: records after it are deleted."""
         saved = None
         if checkpoint:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -247,7 +248,7 @@ class JobFolder:
         self._write_status(phase="Running", start_time=now(), checkpoint=saved)
 
     def keep_code(self, *, first_step: int) -> str:
-        """Keep the source of an own algorithm's module; a sentence if a run goes on with another than before."""
+        """Keep the source of an own algorithm's module; return a sentence if the code differs from the last run's."""
         algorithm = self._job.spec.algorithm
         if not algorithm.is_own:
             return ""
@@ -255,41 +256,41 @@ class JobFolder:
         last = max(self.path.glob("algorithm-from-*.py"), default=None)
         if last and last.read_text(encoding="utf-8") == text:
             return ""
-        with written(self.path):
+        with writing(self.path):
             (self.path / f"algorithm-from-{first_step:06d}.py").write_text(text, encoding="utf-8")
         return f"goes on with other code of the algorithm than before, which is {last.name}" if last else ""
 
     @writes
     def write_mapping(self, placed: DeviceMapping) -> None:
-        """Write mapping.json: where the models live, and what a step is predicted to take."""
+        """Write mapping.json: the placement of the models, and the predicted step."""
         replace(self.path / MAPPING, json.dumps(as_json(placed), indent=2) + "\n")
 
     def texts_for_checkpoint(self, *, up_to: int) -> dict[str, str]:
-        """The files of this folder that belong to the checkpoint of step `up_to`, by name."""
+        """Return the files of this folder that belong to the checkpoint of step `up_to`, by name."""
         lines = (self.path / METRICS).read_text().splitlines(keepends=True)
         records = "".join(line for line in lines if json.loads(line)["step"] <= up_to)
         return {METRICS: records, **{name: (self.path / name).read_text() for name in (JOB_FILE, INPUTS)}}
 
     @writes
     def record_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint is whole: say where."""
+        """Record the place of a whole checkpoint in the status."""
         self._write_status(checkpoint=saved_state(checkpoint))
         self.event(f"checkpoint of step {checkpoint.step}: {checkpoint.uri}")
 
     def require_ours(self) -> None:
-        """EnvironmentProblem if a newer attempt of the job has begun, to which all that is here belongs now."""
+        """Raise EnvironmentProblem if a newer attempt of the job owns this folder now."""
         require_newest(self.path.parent)
 
     @writes
     def adopt(self) -> None:
-        """The job has succeeded here in an earlier attempt: its status is now that of this one, too."""
-        with understood(self.path / STATUS):
+        """Take over the status of an earlier attempt in which the job has succeeded."""
+        with reading(self.path / STATUS):
             self._status = Status.model_validate_json((self.path / STATUS).read_text(), by_alias=True, by_name=False)
         self._write_status(attempt=own_number())
 
     @property
     def save_request(self) -> Path:
-        """The file that is there while somebody waits for a checkpoint."""
+        """Return the path of the file that requests a checkpoint."""
         return self.path.parent / SAVE_REQUEST
 
     @writes
@@ -300,7 +301,7 @@ class JobFolder:
 
     @writes
     def record(self, record: Mapping[str, float], *, total_steps: int, stage: str) -> None:
-        """Add a step to metrics.jsonl and show it in the status."""
+        """Add a step to metrics.jsonl and to the status."""
         with (self.path / METRICS).open("a") as file:
             file.write(json.dumps(dict(record), allow_nan=False) + "\n")
         shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if name != "step")
@@ -309,7 +310,7 @@ class JobFolder:
 
     @writes
     def samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write samples.jsonl, if there are any."""
+        """Write samples.jsonl, if there are rows."""
         if not (rows := list(rows)):
             return
         text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
@@ -317,15 +318,15 @@ class JobFolder:
 
     @writes
     def succeed(self) -> None:
-        """The model, or the data set, is there: say where."""
+        """Record success and the place of the output in the status."""
         self._write_status(phase="Succeeded", completion_time=now(), output=Output(uri=self.made.resolve().as_uri()))
 
     def fail(self, *, reason: str, exit_code: ExitCode, message: str, host: str = "") -> None:
-        """Say in the status why the run ended, if the disk lets it; host: the machine that is to blame."""
+        """Record in the status why the run ended, if the disk permits; host: the machine that is to blame."""
         if not self.path.is_dir():
             return
         stopped = reason == "Stopped"
-        with suppress(OSError, EnvironmentProblem):  # the reason that is told matters more
+        with suppress(OSError, EnvironmentProblem):  # the reason in the terminal matters more
             self.require_ours()
             self._write_status(
                 phase="Stopped" if stopped else "Failed",
@@ -342,7 +343,7 @@ class JobFolder:
             self.event(message)
 
     def _write_status(self, **changes: Any) -> None:
-        """Replace status.json in one piece, so that a reader never sees half of it."""
+        """Replace status.json in one piece: a reader never sees half of it."""
         self._status = self._status.model_copy(update=changes)
         replace(self.path / STATUS, json.dumps(self._status.document(), indent=2) + "\n")
         own = own_attempt()

@@ -1,4 +1,4 @@
-"""A run folder belongs to one run at a time, and to the newest attempt of its job.
+"""Lock of a run folder: one run at a time uses the folder, on a cluster the newest attempt of the job.
 
 The trainer of an older attempt stops before it writes more.
 """
@@ -33,16 +33,16 @@ from rlhf_trainer.run_folder.attempt import (
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 LOOK_SECONDS: Final = 0.1
-"""Longer than `is_running` holds a lock."""
+"""Time before a second try to lock; `is_running` holds a lock for less."""
 SETTLE_SECONDS: Final = 1.0
-"""An older attempt that looked at the mark just before it changed has written by then."""
+"""Time in which an older attempt that saw the old mark finishes a write."""
 
 
 @contextmanager
 def only_run_in(output: Path) -> Iterator[None]:
-    """Keep other runs out of the run folder while the block runs; the kernel frees it however the process ends.
+    """Keep other runs out of the run folder during the block; the kernel frees the lock however the process ends.
 
-    An attempt of a cluster has a lock of its own, for that of a dead one may live on: the file server was not told.
+    Each attempt of a cluster has its own lock: a file server may keep the lock of a dead attempt.
     """
     attempt = own_attempt()
     try:
@@ -63,12 +63,12 @@ def only_run_in(output: Path) -> Iterator[None]:
         for older in output.glob(f"{LOCK}-*"):
             if older != Path(lock.name):  # its attempt is over
                 older.unlink(missing_ok=True)
-        with marked(output):
+        with owned(output):
             yield
 
 
 def _lock(lock: IO[str]) -> None:
-    """Lock a file, or raise BlockingIOError; who only asks whether it is locked (`is_running`) is in nobody's way."""
+    """Lock a file, or raise BlockingIOError; a second try ignores the short lock of `is_running`."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -89,7 +89,7 @@ def is_running(output: Path) -> bool:
 
 
 def require_newest(output: Path) -> None:
-    """EnvironmentProblem if a newer attempt than that of this process has begun in the run folder."""
+    """Raise EnvironmentProblem if a newer attempt than this process's has begun in the run folder."""
     mine = own_attempt()
     newer = newer_attempt(output, mine) if mine else None
     if mine and newer:
@@ -99,10 +99,11 @@ def require_newest(output: Path) -> None:
 
 
 @contextmanager
-def marked(output: Path) -> Iterator[None]:
-    """The run folder belongs to this process's attempt, and shows that it is alive while the block runs.
+def owned(output: Path) -> Iterator[None]:
+    """Make this process's attempt the owner of the run folder, and write its sign of life during the block.
 
-    What an older attempt has left of the kind is replaced. Raises EnvironmentProblem where there is a newer one.
+    The mark, exit.json and sign of life of an older attempt are replaced. Raises EnvironmentProblem if there is a newer
+    attempt.
     """
     attempt = own_attempt()
     if attempt is None:
@@ -126,10 +127,10 @@ def marked(output: Path) -> Iterator[None]:
 
 
 def _beat(output: Path, attempt: Attempt, ended: Event) -> None:
-    """Show again and again that this process lives, until it ends or its attempt is over."""
+    """Write the sign of life of this process again and again, until the block or the attempt is over."""
     count = 0
     while not newer_attempt(output, attempt):
-        with suppress(OSError):  # a full disk is told by whoever has something to write
+        with suppress(OSError):  # a full disk is reported where something is written
             replace(output / LIFE, f"{attempt} {count} {socket.gethostname()}\n")
         count += 1
         if ended.wait(BEAT_SECONDS):

@@ -1,4 +1,4 @@
-"""`rlhf logs`: what the jobs of a run folder have told, and what failed, in order of time."""
+"""`rlhf logs`: events, failures and stacks of the jobs of a run folder, in order of time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlhf_trainer.run_folder.top import read_status
 POLL_SECONDS = 0.5
 EVENTS, STACKS = "events.log", "stacks.txt"
 Line = tuple[str, Text]
-"""When (RFC 3339), and what."""
+"""Time (RFC 3339) and text of a line."""
 
 
 def show_logs(output: Path, *, job: str | None, follow: bool) -> None:
-    """Print the events of a run's jobs by time, and of a hang what each rank was doing.
+    """Print the events of a run's jobs by time, and after a hang the stacks of its ranks.
 
-    follow: go on with what comes, until Ctrl-C. SpecError for what is no run folder, or has no such job.
+    follow: go on with new lines until Ctrl-C. SpecError if `output` is no run folder or has no such job.
     """
     console, shown = Console(highlight=False, soft_wrap=True), dict[Path, int]()
     with suppress(KeyboardInterrupt):
@@ -53,7 +53,7 @@ def _chosen(output: Path, job: str | None) -> Sequence[Path]:
 
 
 def _lines_of(folder: Path) -> Iterator[Line]:
-    """The events of a job, and last the stacks that its latest hang has left."""
+    """Yield the events of a job, and last the stacks of its latest hang."""
     status = read_status(folder)
     failure = status and status.last_failure
     for line in _text(folder / EVENTS).splitlines():
@@ -67,7 +67,7 @@ def _lines_of(folder: Path) -> Iterator[Line]:
 
 
 def _text(file: Path) -> str:
-    """A file's whole lines; a last one that is just being written comes the next time."""
+    """Return the whole lines of a file, without a last line that is still being written."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:

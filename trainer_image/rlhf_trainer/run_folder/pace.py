@@ -1,4 +1,4 @@
-"""What the steps of this process take, few numbers of it, for whoever compares them with what was predicted."""
+"""Pace of a process: medians of its latest steps, for comparison with a prediction."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from rlhf_api.status import Pace, PhaseSeconds
 from rlhf_mapper.calibration import WARM_UP
 from rlhf_mapper.mapping import PHASES
 
-FEWEST, LATEST = 5, 10
-"""Steps of which medians are told: at least, and at most."""
+MIN_STEPS, MAX_STEPS = 5, 10
+"""Numbers of steps of which medians are reported."""
 
 
 class Steps:
-    """The latest steps of a process, without its first ones: they compile, allocate and fill caches."""
+    """Latest steps of a process, without the first ones, which compile, allocate and fill caches."""
 
     def __init__(self) -> None:
         self._cold = WARM_UP
-        self._latest: deque[Mapping[str, float]] = deque(maxlen=LATEST)
+        self._latest: deque[Mapping[str, float]] = deque(maxlen=MAX_STEPS)
 
     def pace(self, record: Mapping[str, float]) -> Pace | None:
-        """That of the job with one more step, whose record this is; None as long as there are too few."""
+        """Add the record of a step and return the pace; None while there are too few steps."""
         if self._cold:
             self._cold -= 1
             return None
         self._latest.append(record)
-        if len(self._latest) < FEWEST or (step := self._median("time/step")) is None:
+        if len(self._latest) < MIN_STEPS or (step := self._median("time/step")) is None:
             return None
         phases = ((phase, self._median(f"time/{phase}")) for phase in PHASES)
         return Pace(
@@ -37,6 +37,6 @@ class Steps:
         )
 
     def _median(self, name: str) -> float | None:
-        """None of what was not measured."""
-        known = [record[name] for record in self._latest if name in record]
-        return float(f"{median(known):.4g}") if known else None
+        """Return the median of a metric with four digits; None if no step measured it."""
+        values = [record[name] for record in self._latest if name in record]
+        return float(f"{median(values):.4g}") if values else None

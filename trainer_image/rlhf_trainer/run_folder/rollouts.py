@@ -1,4 +1,4 @@
-"""rollouts.jsonl of a job: responses of the training that were kept, and `rlhf samples`, which shows some."""
+"""Kept training responses of a job (rollouts.jsonl), and `rlhf samples`, which shows some of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBERS = ("reward", "cost", "advantage", "prompt_tokens", "response_tokens", "p
 
 
 def show_samples(output: Path, *, job: str | None, step: int | None, count: int, best: bool) -> None:
-    """Print the kept responses of a step (the last by default) with the lowest rewards, or the highest.
+    """Print the kept responses of a step (by default the last) with the lowest rewards, or with the highest.
 
     SpecError if there are none.
     """
@@ -38,27 +38,27 @@ def show_samples(output: Path, *, job: str | None, step: int | None, count: int,
     order = "highest" if best else "lowest"
     console.print(f"step {rows[0]['step']}: the {len(chosen)} of {len(rows)} kept responses with the {order} reward")
     for row in chosen:
-        console.print(Text(f"\n{described(row)}", style="bold"))
+        console.print(Text(f"\n{describe(row)}", style="bold"))
         for name in ("prompt", "response"):
             console.print(Text.assemble((f"{name}: ", "dim"), row[name]))
 
 
 def read_step(file: Path, step: int | None) -> list[dict[str, Any]]:
-    """The rows of a step, the last by default; of a step that was run twice (a resumed job) the last of each."""
+    """Return the rows of a step, by default the last step; of a step that ran twice the later rows."""
     found: dict[int, dict[str, Any]] = {}
-    wanted = -1 if step is None else step
+    chosen = -1 if step is None else step
     with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            row = parsed(line)
-            if step is None and row.get("step", -1) > wanted:
-                wanted, found = row["step"], {}
-            if row.get("step") == wanted:
+            row = parse_row(line)
+            if step is None and row.get("step", -1) > chosen:
+                chosen, found = row["step"], {}
+            if row.get("step") == chosen:
                 found[row["row"]] = row
     return [found[row] for row in sorted(found)]
 
 
-def described(row: Mapping[str, Any]) -> str:
-    """The numbers of a row in one line; what somebody has made no number of is left out."""
+def describe(row: Mapping[str, Any]) -> str:
+    """Return the numbers of a row in one line; a value that is no number is left out."""
     numbers, parts = {name: row.get(name) for name in NUMBERS}, row.get("reward_parts")
     numbers |= {f"reward_part/{name}": value for name, value in parts.items()} if isinstance(parts, dict) else {}
     shown = (f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float))
@@ -67,7 +67,7 @@ def described(row: Mapping[str, Any]) -> str:
 
 
 def _file(output: Path, job: str | None) -> Path:
-    """The rollouts of a job, by default of the last that has some."""
+    """Return the file of a job's rollouts, by default of the last job that has some."""
     folders = [folder.path for folder in job_folders(output) if job in (None, folder.path.name)]
     files: Sequence[Path] = [file for folder in folders if (file := folder / ROLLOUTS).is_file()]
     if not files:
@@ -76,8 +76,8 @@ def _file(output: Path, job: str | None) -> Path:
     return files[-1]
 
 
-def parsed(line: str | bytes) -> dict[str, Any]:
-    """A line; empty for one that a run is just writing, or whoever edited the file."""
+def parse_row(line: str | bytes) -> dict[str, Any]:
+    """Return the row of a line; empty if the line is not a whole row, such as one that is still being written."""
     try:
         row = dict(from_json(line))
     except (ValueError, TypeError):

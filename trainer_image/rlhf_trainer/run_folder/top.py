@@ -1,4 +1,4 @@
-"""`rlhf top`: how the jobs of run folders are doing."""
+"""`rlhf top`: table of the jobs of run folders."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rlhf_trainer.run_folder.lock import is_running
 
 RUNS = Path("runs")
 DIED, DAMAGED = "Died", "Damaged"
-"""Shown as phases: Running where no process of the run is left; a status.json that cannot be read."""
+"""Words instead of a phase: the status is Running but the run's process is gone; status.json cannot be read."""
 
 
 def show_jobs(folders: Sequence[Path], *, once: bool) -> None:
-    """Show a table of the jobs of run folders, by default of all below runs/. SpecError for what is no run folder."""
+    """Show a table of the jobs of run folders, by default of all below runs/. SpecError for another folder."""
     for folder in folders:
         if not any(folder.glob(f"*/{JOB_FILE}")):
             raise SpecError([Problem(str(folder), "is no run folder: no job has begun in it")])
@@ -31,23 +31,23 @@ def show_jobs(folders: Sequence[Path], *, once: bool) -> None:
 
 
 def _jobs(folders: Sequence[Path]) -> Iterator[JobLine]:
-    """The jobs of each folder in the order in which they began."""
+    """Yield the rows of each folder's jobs in the order in which they began."""
     for folder in folders:
         files = sorted(folder.glob(f"*/{JOB_FILE}"), key=lambda file: (file.stat().st_mtime, file))
         for file in files:
-            known = read_status(file.parent)
-            status = known or Status()
+            readable = read_status(file.parent)
+            status = readable or Status()
             yield JobLine(
                 name=f"{folder.name}/{file.parent.name}" if len(folders) > 1 else file.parent.name,
                 algorithm=_algorithm(file, file.stat().st_mtime),
-                phase=DAMAGED if not known else DIED if _has_died(folder, known) else known.phase,
+                phase=DAMAGED if not readable else DIED if _has_died(folder, readable) else readable.phase,
                 status=status,
                 began=status.start_time,
             )
 
 
 def read_status(job_folder: Path) -> Status | None:
-    """What a job says of itself; Pending before it says anything, None where that cannot be read."""
+    """Return the status of a job; Pending before there is a file, None if the file cannot be read."""
     try:
         return Status.model_validate_json((job_folder / STATUS).read_bytes(), by_alias=True, by_name=False)
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def read_status(job_folder: Path) -> Status | None:
 
 
 def _has_died(folder: Path, status: Status) -> bool:
-    """Whether a run of this machine that its status still shows as Running is gone; of pods nothing can be said."""
+    """Whether a run of this machine is gone although its status is Running; False for runs in pods."""
     return status.phase == "Running" and owner(folder) is None and not is_running(folder)
 
 

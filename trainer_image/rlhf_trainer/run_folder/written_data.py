@@ -1,4 +1,4 @@
-"""Where the data sets are that earlier jobs of a run folder wrote."""
+"""Data sets that earlier jobs of a run folder wrote."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_trainer.run_folder.folder import finished_jobs
 
 
 def with_written_data(job: Job, output: Path) -> Job:
-    """The job with data sets that lie in the run folder instead of job://; DataError for one that is not whole yet."""
+    """Return the job with the URIs of written data sets instead of job://. DataError for one that is not whole yet."""
     finished = finished_jobs(output)
     for field, name in data_from_jobs(job).items():
         if name not in finished:
@@ -28,12 +28,12 @@ def with_written_data(job: Job, output: Path) -> Job:
 
 
 def is_written(job: Job, output: Path, made: Mapping[str, str]) -> bool:
-    """Whether every data set that another job writes for this one is there: one that is begun may lack rows.
+    """Whether every data set that another job writes for this job is whole.
 
-    made: the identities of the jobs, by name; what another experiment wrote will be written again.
+    made: identity of each job by name; a data set of another experiment will be written again.
     """
-    there = {name: finished.identity for name, finished in finished_jobs(output).items()}
-    return all(name in there and there[name] == made[name] for name in data_from_jobs(job).values())
+    written = {name: finished.identity for name, finished in finished_jobs(output).items()}
+    return all(name in written and written[name] == made[name] for name in data_from_jobs(job).values())
 
 
 def _folder(output: Path, name: str) -> Path:

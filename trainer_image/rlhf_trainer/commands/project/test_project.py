@@ -1,4 +1,4 @@
-"""What the project says holds: the manifest, the advantage and the reward, without running a job."""
+"""Tests of the project's manifest, advantage and reward; no test runs a job."""
 
 from pathlib import Path
 

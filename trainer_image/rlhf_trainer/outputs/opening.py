@@ -1,0 +1,92 @@
+"""Outputs of a run and of its jobs; a module of an output that nobody requested is not imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rlhf_api.job import Job
+from rlhf_api.status import Phase
+from rlhf_trainer.errors import EnvironmentProblem, TrainerError, together
+from rlhf_trainer.outputs.callbacks import Callback
+from rlhf_trainer.outputs.listeners import Listener, OutputOptions
+from rlhf_trainer.outputs.trace import LATEST_STEPS, Trace
+from rlhf_trainer.outputs.trackers import Service, Tracker
+from rlhf_trainer.run_folder.folder import JobFolder
+from rlhf_trainer.telemetry import StepReport
+
+
+@contextmanager
+def open_listeners(options: OutputOptions, output: Path, warn: Callable[[str], None]) -> Iterator[Sequence[Listener]]:
+    """Open the listeners of a run into the folder `output` during the block; listeners may call `warn`.
+
+    Raises EnvironmentProblem if the port cannot be opened.
+    """
+    listeners: list[Listener] = []
+    with ExitStack() as stack:
+        if options.metrics_port is not None:
+            from rlhf_trainer.outputs.metrics import serve_metrics
+
+            listeners.append(stack.enter_context(serve_metrics(options.metrics_port)))
+        listeners.append(JobOutputs(output, tensorboard=options.tensorboard, warn=warn))
+        listeners.append(Trace(output, latest=LATEST_STEPS if options.trace else 0))
+        yield listeners
+
+
+class JobOutputs:
+    """Listener that passes the steps of a job to the outputs of its manifest, and to the event files of all jobs."""
+
+    def __init__(self, output: Path, *, tensorboard: bool, warn: Callable[[str], None]) -> None:
+        self._output, self._tensorboard, self._warn = output, tensorboard, warn
+        self._listeners: list[Listener] = []
+
+    def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:
+        if self._tensorboard or job.spec.outputs.tensorboard:
+            from rlhf_trainer.outputs.event_files import EventFiles
+
+            self._listeners.append(EventFiles(self._output / "tensorboard"))
+        folder = JobFolder(self._output, job)
+        self._listeners += [Tracker(service, folder, self._warn) for service in services(job, folder.path)]
+        for listener in self._listeners:
+            listener.begin(job, first_step=first_step, total_steps=total_steps)
+
+    def step(self, report: StepReport) -> None:
+        for listener in self._listeners:
+            listener.step(report)
+
+    def end(self, phase: Phase) -> None:
+        ending, self._listeners = self._listeners, []
+        for listener in ending:
+            listener.end(phase)
+
+
+def services(job: Job, folder: Path) -> list[Service]:
+    """Return the trackers of a job's manifest; `folder` is for their local files."""
+    found: list[Service] = []
+    if wandb := job.spec.outputs.wandb:
+        from rlhf_trainer.outputs.wandb_runs import WandBRuns
+
+        found.append(WandBRuns(f"{job.name}: spec.outputs.wandb", wandb, folder))
+    if mlflow := job.spec.outputs.mlflow:
+        from rlhf_trainer.outputs.mlflow_runs import MLflowRuns
+
+        found.append(MLflowRuns(f"{job.name}: spec.outputs.mlflow", mlflow))
+    for place, callback in enumerate(job.spec.outputs.callbacks):
+        found.append(Callback(f"{job.name}: spec.outputs.callbacks.{place}", callback, folder))
+    return found
+
+
+def require_trackers(job: Job, output: Path) -> None:
+    """Raise EnvironmentProblem for all trackers of a job whose package is missing, or that do not answer."""
+    found: list[TrainerError] = []
+    for service in services(job, output / job.name):
+        try:
+            service.check()
+        except ModuleNotFoundError as error:
+            package = f"the Python package {error.name} is not installed; it is in rlhf-operator[trackers]"
+            found.append(EnvironmentProblem(f"{service.field}: {package}"))
+        except TrainerError as error:
+            found.append(error)
+    if found:
+        raise together(found)
