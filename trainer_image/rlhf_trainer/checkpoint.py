@@ -151,7 +151,7 @@ class CheckpointStore:
             found = self._files.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{key}/")
             for upload in found.get("Uploads", ()):
                 self._files.abort_mpu(bucket, upload["Key"], upload["UploadId"])
-        except OSError as error:  # a store without this call, or a key without the right to it
+        except OSError as error:  # the store lacks this call, or the key its permission
             logger.warning("%s: parts of unfinished uploads may be left: %s", self.uri, error)
 
     def _remove(self, name: str) -> None:

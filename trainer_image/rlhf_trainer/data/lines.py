@@ -75,7 +75,7 @@ def copy_rows(place: Path, copy: Path) -> tuple[int, list[Line]]:
                 opened.writelines(good)
         else:
             shutil.copy(file, unfinished)
-        shutil.copystat(file, unfinished)  # `datasets` knows by the time whether it has read a file before
+        shutil.copystat(file, unfinished)  # `datasets` finds its cache of a file by the time
         unfinished.replace(target)
     return rows, left_out
 

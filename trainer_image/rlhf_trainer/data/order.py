@@ -58,7 +58,7 @@ def shares(positions: Examples, weights: Sequence[float]) -> tuple[Examples, Exa
     """
     share = np.asarray(weights, dtype=np.float64) / sum(weights)
     first, last = int(positions.min()), int(positions.max())
-    before = max(0, first - len(share) - 1)  # the rows whose place is up to here all have lower positions
+    before = max(0, first - len(share) - 1)  # all rows with places up to here have lower positions
     skipped = np.maximum(0, np.floor(before * share - 0.5)).astype(np.int64)
     ends = np.ceil((last + len(share) + 2) * share + 0.5).astype(np.int64)
     turns = [np.arange(start, end) for start, end in zip(skipped, ends, strict=True)]

@@ -24,7 +24,7 @@ def own_rows(source: OwnRows, path: str) -> datasets.Dataset:
 
     path: the source's place in the manifest. UserCodeError if the function fails or gives no rows.
     """
-    import datasets  # pandas: seconds that a process without data does not need
+    import datasets  # imports pandas: seconds that a process without data does not need
     import pyarrow as pa
 
     subject = f"{path}.entrypoint: {source.entrypoint}"

@@ -74,7 +74,7 @@ class Reader:
         Raises DataError, naming field and row, when the data cannot be read (see `open_rows`) or when no row is left.
         A bad (see `Encoder`) or over-long row is a DataError if the limits say so.
         """
-        from rlhf_trainer.data.source import open_rows  # pandas: seconds that a process without data does not need
+        from rlhf_trainer.data.source import open_rows  # imports pandas: seconds
 
         rows = open_rows(self.source, path=self.path, keys=self.fields(), columns=self.columns, verified=self._verified)
         for line in rows.left_out_before_limit(self.source.limit):

@@ -70,7 +70,7 @@ class OpenedRows:
         except ValueError as error:  # `datasets` has not decoded the texts of a Parquet file before
             with _named(path):
                 for file in filter(are_rows, self.files):
-                    deque(lines_of(file), maxlen=0)  # it says which line is not UTF-8
+                    deque(lines_of(file), maxlen=0)  # raises DataError with the line that is not UTF-8
             raise DataError(f"{path}.uri: rows {first} and later cannot be read: {error}") from error
         return found
 
@@ -223,7 +223,7 @@ def _load(address: str, source: DataSource, path: str, **options: Any) -> Opened
             files = (builder.config.data_files or {}).get(source.split, [])
             here = [Path(file) for file in files if Path(file).is_absolute()]
             return OpenedRows(builder.as_dataset(source.split), here)
-    except StopIteration as error:  # of a folder whose files are all empty
+    except StopIteration as error:  # a folder whose files are all empty
         raise DataError(f"{path}.uri: {source.uri} has no rows") from error
     except ConnectionError as error:
         raise DataError(f"{path}.uri: the Hugging Face Hub cannot be reached for {source.uri}") from error

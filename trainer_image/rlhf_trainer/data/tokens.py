@@ -203,7 +203,11 @@ class Encoder:
             text = self._tokenizer.apply_chat_template(
                 chat, tools=tools or None, tokenize=False, add_generation_prompt=is_prompt
             )
-        except (TemplateError, TypeError, ValueError) as error:  # of tools, or of what the template does with a message
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+        ) as error:  # by bad tools or the template itself
             raise BadValueError(f"is refused by the tokenizer's chat template: {error}") from error
         return str(text)
 

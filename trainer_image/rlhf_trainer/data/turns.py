@@ -62,6 +62,6 @@ class TurnEncoder:
         return str(text)
 
     def _encoded(self, text: str) -> Ids:
-        whole = text.encode(errors="backslashreplace").decode()  # JSON may hold half a character, which has no ids
+        whole = text.encode(errors="backslashreplace").decode()  # JSON may hold a lone surrogate, which has no ids
         ids: Ids = self._tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"]
         return ids

@@ -7,7 +7,7 @@ crashes or hangs ends alone, and the content of a module is in memory once.
 
 from __future__ import annotations
 
-import asyncio  # here, as rlhf_api.own_code, and not in each episode's process: tens of milliseconds
+import asyncio  # imported before the forks: tens of milliseconds in each episode
 import inspect
 import json
 import os
@@ -66,7 +66,7 @@ class Environments:
     def ready(self) -> None:
         """Wait until the modules are imported; UserCodeError if they cannot be."""
         if failure := self._process.await_import():
-            from rlhf_trainer.errors import UserCodeError  # pydantic: seconds that no episode needs
+            from rlhf_trainer.errors import UserCodeError  # imports pydantic: seconds in the process of episodes
 
             raise UserCodeError(f"{self._path}: {failure.what}")
 
@@ -84,7 +84,7 @@ class Environments:
     def ask(self, number: int, method: str, given: Any) -> None:
         """Call a method of an episode; its answer comes by `answers`."""
         if number not in self._episodes:
-            return  # it has failed, and `answers` says so
+            return  # the episode has failed, and `answers` says so
         episode = self._episodes[number]
         episode.until = time.monotonic() + self._seconds
         try:
@@ -192,7 +192,7 @@ def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[st
             end_with_parent()
             _seed(command["seed"])
             _play(theirs, make, command["arguments"])
-    with suppress(OSError):  # the child does it too, whichever is first
+    with suppress(OSError):  # the child sets its group, too; one of the two is first
         os.setpgid(process, process)
     return process
 
@@ -220,7 +220,7 @@ def _play(channel: socket.socket, make: Callable[..., Any], arguments: Mapping[s
         with suppress(EOFError, OSError):
             _answer_all(channel, EpisodeServer(make, arguments))
         code = 0
-    finally:  # else this process would go on as the one that has forked it
+    finally:  # otherwise this process would continue as a copy of its parent
         os._exit(code)
 
 

@@ -26,7 +26,7 @@ class Tools:
 
     def schemas(self, _: None) -> list[dict[str, Any]]:
         """JSON schemas for chat templates, made from the signature and docstring of each function."""
-        from transformers.utils import get_json_schema  # seconds that no episode needs
+        from transformers.utils import get_json_schema  # a slow import that no episode needs
 
         found = []
         for function in self._functions.values():

@@ -15,6 +15,6 @@ def bit_sum(tensor: Tensor) -> Tensor:
     Sums of disjoint slices add up to the whole's, modulo 2^64. float32, bfloat16 or float16.
     """
     bits = tensor.detach().view(_BITS[tensor.element_size()])
-    if bits.device.type == "cpu":  # numpy is faster; by `bits.numpy()` it would forbid the storage to be resized
+    if bits.device.type == "cpu":  # numpy is faster, but `bits.numpy()` would forbid to resize the storage
         return torch.as_tensor(np.from_dlpack(bits).sum(dtype="int64"))
     return bits.sum(dtype=torch.int64)

@@ -240,7 +240,7 @@ class Endpoints:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(respond(number)) for number in range(len(prompts))]
             except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None  # the first one has cancelled the others
+                raise errors.exceptions[0] from None  # the first error has cancelled the other requests
         return [task.result() for task in tasks]
 
     async def _respond(self, client: httpx.AsyncClient, prompt: Sequence[int], sampling: Mapping[str, Any]) -> Response:

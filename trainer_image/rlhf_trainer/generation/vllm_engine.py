@@ -318,7 +318,7 @@ class GenerationEngine:
 
 def _import_vllm(variables: Mapping[str, str]) -> Any:
     """Import vLLM under environment variables. It takes seconds, and only the actor of an RL job needs it."""
-    os.environ.pop(STAGE_LAYERS, None)  # of an engine that this process had before
+    os.environ.pop(STAGE_LAYERS, None)  # set for an earlier engine of this process
     os.environ.update(variables)
     try:
         with collector_off():

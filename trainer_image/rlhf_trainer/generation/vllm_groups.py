@@ -30,7 +30,7 @@ def groups_on(tensor_groups: Sequence[Sequence[int]]) -> Iterator[None]:
 
     def on_our_ranks(vllm_ranks: list[list[int]], *arguments: Any, **options: Any) -> Any:
         os.environ["VLLM_DIST_IDENT"] = job
-        options["use_message_queue_broadcaster"] = False  # shared memory for a driver that sends work; here is none
+        options["use_message_queue_broadcaster"] = False  # shared memory for a driver, which we lack
         ours = [[ranks[number] for number in group] for group in vllm_ranks]
         assert all(group == sorted(group) for group in ours), f"torch numbers the ranks of {ours} in ascending order"
         group = original(ours, *arguments, **options)

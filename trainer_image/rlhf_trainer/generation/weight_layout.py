@@ -102,7 +102,7 @@ def _locations_in(
         return
     parts = row_ranges(module)
     names = fused.get(leaf, [leaf])
-    if len(parts) > 1 and len(names) == 1 and module.tp_size == 1:  # it is one parameter of Hugging Face as well
+    if len(parts) > 1 and len(names) == 1 and module.tp_size == 1:  # Hugging Face has one parameter, too
         parts = [RowRange.shard(sum(part.total for part in parts), 0, 1)]
     if len(parts) != len(names):
         raise EnvironmentProblem(

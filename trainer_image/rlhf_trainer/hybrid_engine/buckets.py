@@ -102,7 +102,7 @@ def _parts(
     """Parts by bucket: (needed by this rank, exchanged across nodes, exchanged within its node)."""
     names = list(plan.moves)
 
-    @cache  # layers are cut alike
+    @cache  # all layers are cut in the same way
     def cut_move(moves: tuple[Move, ...], index: int, count: int) -> list[Move]:
         return [part for move in moves for part in _cut(move, index, count)]
 
@@ -111,7 +111,7 @@ def _parts(
         rounds: tuple[list[Part], list[Part]] = ([], [])
         for parameter, index, count in bucket:
             name, moves = names[parameter], plan.moves[names[parameter]]
-            if moves.own and index == 0:  # it is in no bucket's buffer, and cut only for that in which it is cast
+            if moves.own and index == 0:  # own parts need no bucket; they are cut to fit the buffer for casting
                 pieces = -(-moves.own.slice.numel // limit)
                 needed += [(name, part) for piece in range(pieces) for part in _cut(moves.own, piece, pieces)]
             for each, found in zip((moves.across, moves.within), rounds, strict=True):

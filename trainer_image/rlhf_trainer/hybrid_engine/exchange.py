@@ -159,7 +159,7 @@ class Exchange:
         if self._changes:
             work, moved, self.stats.is_whole = self._changes.exchange(number, sent, received, sizes)
         else:
-            # as bytes: gloo knows fewer types than generators do
+            # sent as bytes, as gloo supports fewer types than generators
             work = dist.all_to_all_single(
                 received.view(torch.uint8), sent.view(torch.uint8), sizes[1], sizes[0], group=self._group, async_op=True
             )

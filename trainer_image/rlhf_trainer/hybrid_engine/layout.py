@@ -86,7 +86,7 @@ def _split(parameter: Parameter, styles: dict[str, str], config: Any) -> Paramet
     if style not in TENSOR_DIMS:
         return replace(parameter, unknown_style=style)
     dim = TENSOR_DIMS[style]
-    if dim == 1 and kind == "bias":  # it is added after the sum over ranks
+    if dim == 1 and kind == "bias":  # a bias is added after the sum over ranks
         dim = None
     is_key_or_value = module.endswith((".k_proj", ".v_proj"))
     return replace(parameter, tensor_dim=dim, heads=config.num_key_value_heads if is_key_or_value else None)

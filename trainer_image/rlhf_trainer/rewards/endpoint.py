@@ -77,11 +77,11 @@ class Endpoint:
         return UserCodeError(f"{self.path}: {self.url} {what}; the sample is {about}")
 
     def _headers(self) -> dict[str, str]:
-        headers = {"Accept-Encoding": "identity"}  # so that the limit in bytes is that of the answer as sent
+        headers = {"Accept-Encoding": "identity"}  # so the limit in bytes applies to the answer as sent
         if self.token_variable is None:
             return headers
         variable = f"{self.path}.tokenVariable: the environment variable {self.token_variable}"
-        token = os.environ.get(self.token_variable, "").rstrip("\r\n")  # files end with one
+        token = os.environ.get(self.token_variable, "").rstrip("\r\n")  # files end with a line break
         if not token:
             raise EnvironmentProblem(f"{variable} is not set")
         if not (token.isascii() and token.isprintable()) or " " in token:
@@ -101,7 +101,7 @@ class Endpoint:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(ask(*request)) for request in requests]
             except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None  # the first one has cancelled the others
+                raise errors.exceptions[0] from None  # the first error has cancelled the other requests
         return [task.result() for task in tasks]
 
     async def _answer(self, client: httpx.AsyncClient, request: Any, about: object) -> Answer:

@@ -91,7 +91,7 @@ class UserFunction:
         self._process.close()
 
     def _error(self, sentence: str) -> Exception:
-        from rlhf_trainer.errors import UserCodeError  # pydantic: seconds that the function's process does not need
+        from rlhf_trainer.errors import UserCodeError  # imports pydantic: seconds in the function's process
 
         return UserCodeError(f"{self._name} {sentence}")
 
@@ -115,7 +115,7 @@ class UserFunction:
         if failure.index is not None or len(samples) == 1:
             return failure, f"the sample is {samples[failure.index or 0]}"
         first = f"the first of the {len(samples)} is {samples[0]}"
-        self._process.await_import()  # starting another process does not count for the search
+        self._process.await_import()  # the time of a new start does not count for the search
         last_start = min(until - self._seconds, time.monotonic() + SEARCH_LIMITS * self._seconds)
         for sample in samples:
             if time.monotonic() >= last_start:
@@ -237,7 +237,7 @@ def number_of(value: Any) -> float | None:
     if value is None:
         return None
     number = None
-    with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # the last one is a tensor's
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # tensors raise RuntimeError
         number = None if isinstance(value, str | bytes) else float(value)
     if number is None:
         raise ValueError(f"{kind_of(value)}, expected a number")
@@ -268,7 +268,7 @@ def place_of(what: object) -> str:
     """` (file:line)` where a function or class of the user's begins, ` (file)` of a module; empty for our own."""
     if str(getattr(what, "__module__", None)).startswith("rlhf_trainer."):
         return ""
-    from rlhf_api.own_code import defined_at  # its import takes longer than this process has, if all goes well
+    from rlhf_api.own_code import defined_at  # a slow import, which only a failure needs
 
     return defined_at(what)
 

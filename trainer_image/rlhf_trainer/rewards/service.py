@@ -27,7 +27,7 @@ class ServiceClient(Endpoint):
         if len(answer.body) > self.longest:
             raise self.refused(f"answered more than {self.longest} bytes", about)
         score = number_in(answer.body)
-        if score is None:  # the answer is not shown, for it may repeat the token
+        if score is None:  # the message does not show the answer, which may repeat the token
             raise self.refused(f'answered something else than {{"score": {EXPECTED}}}', about)
         return Score(score)
 

@@ -189,8 +189,8 @@ def guard(serve: Serve) -> None:
     server = os.fork()
     if server == 0:
         end_with_parent()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # handled, so that programs that it starts do
-            signal.signal(number, lambda *_: None)  # not inherit that they are ignored
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)  # SIG_IGN would be inherited by programs that the server starts
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         serve(channel, sys.argv[2])
         os._exit(0)
@@ -213,7 +213,7 @@ def _prctl(option: int, *values: Any) -> None:
 def _await_end(server: int, channel: socket.socket) -> int:
     """Wait until the trainer closes its socket (0) or the server ends (its status)."""
     events = select.poll()
-    events.register(channel, 0)  # nothing but POLLHUP
+    events.register(channel, 0)  # only POLLHUP
     events.register(os.pidfd_open(server), select.POLLIN)
     while True:
         is_closed = any(kind & select.POLLHUP for _, kind in events.poll(REAP_MILLISECONDS))
@@ -377,7 +377,7 @@ def enter_sandbox() -> None:
     steps: list[Step] = [
         *((LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, AUDIT_ARCH_X86_64), (RETURN, 0, 0, KILL)),
         *((LOAD, 0, 0, NUMBER_AT), (EQUAL, 0, 1, CLONE3)),
-        (RETURN, 0, 0, NO_SUCH_CALL),  # C libraries then call clone, whose flags can be read
+        (RETURN, 0, 0, NO_SUCH_CALL),  # C libraries then call clone, whose flags a filter can read
         *_by_bits(CLONE, 0, CLONE_THREAD, ALLOW, REFUSE),
         *_by_bits(OPEN, 1, WRITES, REFUSE, ALLOW),
         *_by_bits(OPENAT, 2, WRITES, REFUSE, ALLOW),

@@ -130,7 +130,7 @@ def _words(text: str) -> list[str]:
 
 def _by_value(verifier: Math) -> Callable[[str, Sequence[str]], float]:
     """Equality by math-verify; the time limit is that of the process."""
-    from math_verify import parse, verify  # here and not in each child
+    from math_verify import parse, verify  # imported in the parent, not in each child
 
     def same_value(given: str, answer: str) -> float:
         gold = parse(answer if "$" in answer or "\\boxed" in answer else f"${answer}$", parsing_timeout=None)
@@ -144,7 +144,7 @@ def _by_schema(verifier: JSONSchema) -> Callable[[str, Sequence[str]], float]:
     from referencing import Registry
 
     Draft202012Validator.check_schema(verifier.json_schema)
-    validator = Draft202012Validator(verifier.json_schema, registry=Registry())  # which fetches nothing
+    validator = Draft202012Validator(verifier.json_schema, registry=Registry())  # an empty registry fetches nothing
 
     def judge(response: str, _: Sequence[str]) -> float:
         document = json.loads(_last_block(response), parse_constant=_refuse)

@@ -50,7 +50,7 @@ class AdaptedLinear(nn.Linear):
         self.weight, self.bias, self.scale, self.is_on = adapted.weight, adapted.bias, scale, True
         self.lora_a = nn.Parameter(torch.empty(rank, self.in_features))
         self.lora_b = nn.Parameter(torch.empty(self.out_features, rank))
-        nn.init.kaiming_uniform_(self.lora_a, a=5**0.5)  # as PEFT begins
+        nn.init.kaiming_uniform_(self.lora_a, a=5**0.5)  # the initial values of PEFT
         nn.init.zeros_(self.lora_b)
 
     def forward(self, given: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 def shard_adapted(module: AdaptedLinear, axis: DeviceMesh, style: ParallelStyle) -> None:
     """Cut a layer with its adapter over tensor-parallel ranks: B like the rows of W, or A like its columns."""
-    by_rows = isinstance(style, ColwiseParallel)  # it means the columns of the transposed matrix
+    by_rows = isinstance(style, ColwiseParallel)  # "columns" are those of the transposed matrix
     own = {name: module._parameters.pop(name) for name in (A, B)}  # noqa: SLF001 else the style would cut them as W
     parallelize_module(module, axis, style)
     cuts: dict[str, Placement] = {A: Replicate() if by_rows else Shard(1), B: Shard(0) if by_rows else Replicate()}

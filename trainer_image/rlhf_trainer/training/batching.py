@@ -31,15 +31,11 @@ def micro_batches(lengths: Tensor, *, token_budget: int, at_least: int = 1) -> l
         return []
     count = max(at_least, -(-int(lengths.clamp(max=token_budget).sum()) // token_budget))
     while True:
-        groups = _balanced(lengths, count)
+        found = torch.tensor(longest_first(lengths.tolist(), count))
+        groups = [(found == group).nonzero()[:, 0] for group in range(count)]
         if all(len(rows) == 1 or int(lengths[rows].sum()) <= token_budget for rows in groups):
             return groups
         count += 1
-
-
-def _balanced(lengths: Tensor, count: int) -> list[Tensor]:
-    found = torch.tensor(longest_first(lengths.tolist(), count))
-    return [(found == group).nonzero()[:, 0] for group in range(count)]
 
 
 def longest_first(costs: Sequence[int], count: int) -> list[int]:
@@ -221,7 +217,7 @@ class RowAssignment:
         packed = torch.cat([table[self._order].view(torch.uint8) for table in tables], dim=1)
         sizes = [width * table.element_size() for table, width in zip(tables, widths, strict=True)]
         parts = torch.split(self._mesh.exchange_rows(packed, self._sent, self._received), sizes, dim=1)
-        dense = torch.contiguous_format  # as a view of another type must be
+        dense = torch.contiguous_format  # a view of another type needs it
         arrived = [part.clone(memory_format=dense).view(table.dtype) for part, table in zip(parts, tables, strict=True)]
         return {
             name: table if field.dim() > 1 else table[:, 0]

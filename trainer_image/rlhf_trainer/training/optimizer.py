@@ -126,7 +126,7 @@ class GradientSync:
         self._module = model.module
         held = [local_shard(each) for each in model.module.parameters() if each.requires_grad]
         whole = model.mesh.layout.shards * sum(each.nbytes for each in held)
-        shards = sum(each.nbytes for each in held if each.device == device_here())  # else gradients wait in host memory
+        shards = sum(each.nbytes for each in held if each.device == device_here())  # others have gradients on the host
         fits = whole - shards <= MEMORY_SHARE * device_memory()
         self._reduces_once = model.mesh.largest(int(not fits)) == 0
 

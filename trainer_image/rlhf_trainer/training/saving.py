@@ -103,7 +103,7 @@ def save_config_and_tokenizer(model: ShardedModel, tokenizer: PreTrainedTokenize
     pretrained = inner(model.module)
     pretrained.config.architectures = [type(pretrained).__name__]
     if pretrained.config.pad_token_id is None:
-        pretrained.config.pad_token_id = tokenizer.pad_token_id  # transformers needs it to score more than one row
+        pretrained.config.pad_token_id = tokenizer.pad_token_id  # transformers needs the id to score more than one row
     pretrained.config.save_pretrained(folder)
     if pretrained.can_generate() and pretrained.generation_config is not None:
         pretrained.generation_config.save_pretrained(folder)
@@ -202,7 +202,7 @@ class TrainerState:
             with ThreadPoolExecutor(READERS) as pool:
                 list(pool.map(lambda name: read_shard(tensors[name], stored[name]), tensors))
             random = random_file(folder)
-            if files.exists(random):  # a checkpoint has none for a rank beyond those that saved it
+            if files.exists(random):  # a checkpoint of fewer ranks has no state for this one
                 set_random_state(load(files.cat_file(random)))
 
     def _tensors(self) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class TrainerState:
         for name, parameter in trained_parameters(self._model).items():
             moments = self._optimizer.state[parameter]
             if not moments:
-                moments["step"] = torch.zeros((), device=parameter.device)  # fused AdamW wants it beside the moments
+                moments["step"] = torch.zeros((), device=parameter.device)  # fused AdamW wants it there
                 moments["exp_avg"], moments["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
             tensors[f"{WEIGHT}{name}"] = parameter.detach()
             tensors.update({f"{MOMENT}{moment}.{name}": value for moment, value in moments.items()})

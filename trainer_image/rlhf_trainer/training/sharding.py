@@ -106,7 +106,7 @@ def shard(
     sharded = ShardedModel(model.eval(), mesh, compute_dtype)  # no dropout: updates compute as scoring did
     if model.weights is not None:
         _fill(sharded, model.weights)
-        model.weights = None  # it holds the files open
+        model.weights = None  # the sources hold files open
     return sharded
 
 
@@ -138,7 +138,7 @@ def _compile(layers: Sequence[nn.Module], mesh: ModelMesh) -> None:
     """Make layers compile themselves in their first passes, once for any number of tokens."""
     if mesh.layout.tensor > 1:  # AOTAutograd of torch 2.13 recurses without end on DTensors of dynamic shapes
         raise ConfigError(f"spec.training.compile: layers cannot be compiled with tensor {mesh.layout.tensor}, only 1")
-    from torch._inductor.cpp_builder import get_cpp_compiler  # it takes seconds
+    from torch._inductor.cpp_builder import get_cpp_compiler  # a slow import
     from torch._inductor.exc import InvalidCxxCompiler
 
     try:
@@ -214,7 +214,7 @@ def _fill(model: ShardedModel, weights: Weights) -> None:
     """Give this rank's shards their values; DataError if they cannot be read."""
     for name, parameter in named_parameters(model):
         if name not in weights:
-            continue  # it has them from the making of the model
+            continue  # the parameter got its values when the model was made
         try:
             read_shard(parameter, weights[name])
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:

@@ -102,7 +102,7 @@ class ModelRunner:
         stages, device, texts = self.mesh.layout.pipeline, device_here(), self._texts(fields, texts_of)
         lengths = torch.stack([text.lengths for text in texts]).amax(0)
         bundles = Bundles.of(texts, token_budget=self._token_budget)
-        if stages > 1:  # that wait for each other where they have fewer micro-batches
+        if stages > 1:  # with fewer micro-batches than stages, stages wait for each other
             largest = max(1, -(-int(bundles.tokens.sum()) // stages))
             bundles = Bundles.of(texts, token_budget=min(self._token_budget, largest))
         self._count(bundles, texts, phase)
@@ -153,7 +153,7 @@ def widest(fields: Fields) -> Tensor:
 def _of_rows(fields: Fields, micros: Sequence[MicroBatch], outputs: Sequence[Tensor]) -> Tensor:
     """Put the outputs [b, t] of micro-batches in the order of the fields' rows, on the CPU; 0 without outputs."""
     result = torch.zeros(widest(fields).shape, dtype=torch.float32)
-    kept = [  # of t columns each, cut or filled up to T
+    kept = [  # t columns, cut or padded to T
         pad(output[: len(micro.rows)].float(), (0, result.shape[1] - output.shape[1]))
         for micro, output in zip(micros, outputs, strict=False)
     ]
@@ -247,7 +247,7 @@ class Trainer(ModelRunner):
 
         with self._gradients.root_gathered():
             shares = self._passes.forward_backward(micros, times_ranks, self._gradients.before_backward)
-        read = torch.stack(shares).tolist() if shares else []  # all at once, for it waits for the device
+        read = torch.stack(shares).tolist() if shares else []  # one read for all, as each read waits for the device
         total = self.mesh.from_last_stage(torch.tensor(sum(read) / ranks, dtype=torch.float64))
         copied = self._tied_embedding()
         sum_tied_gradients(copied, self.mesh)
