@@ -34,7 +34,7 @@ NOTHING_TO_DO = {
     *("Accepted", "InputsReady", "Mapped", "ManualPlacement", "NotQueued", "QuotaReserved", "AllPodsReady"),
     *("Training", "JobComplete", "Ended", "Suspended", "Finished", "Progressing", "Resumed", "FailureRule"),
 }
-TO_DO = [row[:3] for row in DOCUMENTED if row[2] not in NOTHING_TO_DO]
+TO_DO = [row for row in DOCUMENTED if row[2] not in NOTHING_TO_DO]
 FAILURE = Failure(
     reason="Hang", exit_code=8, message="rank 3 of pool all hangs", attempt=2, pod="p-1", node="n-7", time=BEFORE
 )

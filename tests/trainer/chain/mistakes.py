@@ -1,4 +1,4 @@
-"""What can go wrong, as a user meets it: the one list behind docs/troubleshooting.md and the tests that cause it."""
+"""What can go wrong, as a user meets it: the one list behind docs/messages.md and the tests that cause it."""
 
 from __future__ import annotations
 
@@ -628,8 +628,17 @@ KINDS = {
 
 
 def messages() -> str:
-    """The tables of docs/troubleshooting.md: by exit code, the messages that need a remedy."""
-    return "".join(map(_table, KINDS))
+    """docs/messages.md: by exit code, the messages that need a remedy."""
+    return HEAD + "".join(map(_table, KINDS))
+
+
+HEAD = """\
+# Messages
+
+For whoever met an error of a run. Most messages say what to do; these need more
+([troubleshooting](troubleshooting.md) has the rest). `…` stands for text that varies. The tests cause each
+of them; `python -m tests.trainer.chain.mistakes > docs/messages.md` writes this page.
+"""
 
 
 def _table(code: ExitCode) -> str:
@@ -638,7 +647,7 @@ def _table(code: ExitCode) -> str:
         for mistake in MISTAKES.values()
         if mistake.code == code and mistake.remedy
     )
-    return f"\n### Exit code {int(code)}: {KINDS[code]}\n\n| message | what to do |\n|---|---|\n{''.join(rows)}"
+    return f"\n## Exit code {int(code)}: {KINDS[code]}\n\n| message | what to do |\n|---|---|\n{''.join(rows)}"
 
 
 if __name__ == "__main__":

@@ -117,13 +117,12 @@ def test_a_manifest_is_checked_against_the_run_folder_that_run_would_take(
     assert CliRunner().invoke(app, ["validate", "job.yaml", *sets]).stdout == "ok\n"
 
 
-def test_the_troubleshooting_page_ends_with_this_list() -> None:
-    """`python -m tests.trainer.chain.mistakes` prints what belongs there."""
-    assert (ROOT / "docs" / "troubleshooting.md").read_text().endswith(messages())
+def test_the_page_of_messages_is_this_list() -> None:
+    assert (ROOT / "docs" / "messages.md").read_text() == messages()
 
 
 def test_every_remedy_is_under_its_exit_code() -> None:
-    tables = dict(part.split(":", 1) for part in messages().split("### Exit code ")[1:])
+    tables = dict(part.split(":", 1) for part in messages().split("## Exit code ")[1:])
     for mistake in MISTAKES.values():
         listed = f"| `{mistake.sentence}` | {mistake.remedy} |" in tables[str(int(mistake.code))]
         assert listed == bool(mistake.remedy)
