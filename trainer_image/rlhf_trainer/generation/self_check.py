@@ -62,7 +62,10 @@ def check(model: Any) -> None:
 
 
 def probe(name: str, shape: tuple[int, ...]) -> Tensor:
-    """A random byte for each index of each dim, xor of all, by the name: uint8, exact in every dtype of a weight."""
+    """Test values of a parameter, seeded by its name: uint8, which every dtype of a weight holds exactly.
+
+    An element is the xor of one random byte for its index in each dim, so a moved element has another value.
+    """
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     axes = [torch.randint(256, (size,), dtype=torch.uint8, generator=generator, device="cpu") for size in shape]
     return reduce(torch.bitwise_xor, torch.meshgrid(axes, indexing="ij"))

@@ -363,7 +363,7 @@ Step = tuple[int, int, int, int]
 
 
 def require_sandbox() -> None:
-    """OSError on a processor whose system calls have other numbers."""
+    """Raise OSError unless the processor is x86-64, whose system calls the filter knows by number."""
     if platform.machine() != "x86_64":
         raise OSError(errno.ENOSYS, f"code is only run on x86_64, and this is {platform.machine()}")
 

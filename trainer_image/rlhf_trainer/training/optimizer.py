@@ -143,7 +143,7 @@ class GradientSync:
             self._module.set_reshard_after_forward(True, recurse=False)
 
     def before_backward(self, is_last: bool) -> None:
-        """Set whether the next backward pass reduces gradients."""
+        """Set the collectives of the next backward pass; is_last: whether it is the last one of the update."""
         if self._reduces_once:
             self._module.set_requires_gradient_sync(is_last)
         else:
