@@ -258,7 +258,7 @@ def lives(count: int) -> settings:
 
 
 def test_any_history_keeps_the_promises() -> None:
-    run_state_machine_as_test(Life, settings=lives(60))
+    run_state_machine_as_test(Life, settings=lives(25))
 
 
 @pytest.mark.slow

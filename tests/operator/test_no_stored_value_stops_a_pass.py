@@ -169,7 +169,7 @@ def heartbeats() -> st.SearchStrategy[Heartbeat]:
     )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     status=statuses(),
     seen_rayjobs=st.lists(rayjobs(), max_size=3, unique_by=lambda each: each.name),

@@ -48,7 +48,7 @@ anything = st.recursive(
 objects = st.dictionaries(st.sampled_from(KEYS), anything, max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(objects)
 def test_no_object_is_too_strange_to_be_read(document: dict[str, Any]) -> None:
     parse.job(document)
@@ -63,7 +63,7 @@ def test_no_object_is_too_strange_to_be_read(document: dict[str, Any]) -> None:
         cache.remove(kind, document)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(anything)
 def test_a_status_that_was_read_can_be_written_and_read_again(document: object) -> None:
     status = parse.status(document)
