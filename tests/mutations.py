@@ -166,7 +166,7 @@ MUTATIONS = (
         "loading",
         "append(Piece(file, name, place))",
         "append(Piece(file, own, place))",
-        f"{LOADING}::test_weights_saved_without_the_head_are_found_by_their_names_in_the_model",
+        f"{LOADING}::test_weights_saved_without_the_head_are_found_by_name",
     ),
     training(
         "loading",
@@ -219,8 +219,8 @@ MUTATIONS = (
     Mutation(f"{TRAINER}/run/wiring.py", '"training": training.model_copy(update=tokens), ', "", MAPPED),
     Mutation(
         "operator/rlhf_planning/mapped_fields.py",
-        "ENGINE_SHARE, MOST_SHARE = 0.05",
-        "ENGINE_SHARE, MOST_SHARE = 0.15",
+        "ENGINE_SHARE, MAX_SHARE = 0.05",
+        "ENGINE_SHARE, MAX_SHARE = 0.15",
         MAPPED,
     ),
     Mutation(
@@ -264,13 +264,13 @@ MUTATIONS = (
         f"{OPERATOR}/cluster/leader_election.py",
         "self._renewed = begun",
         "self._renewed = self._clock()",
-        f"{ELECTION}::test_the_deadline_counts_from_the_renewal_that_the_server_has_and_not_from_its_answer",
+        f"{ELECTION}::test_the_deadline_counts_from_the_servers_renewal",
     ),
     Mutation(
         f"{OPERATOR}/cluster/leader_election.py",
         "self._seen_at < claimed",
         "self._seen_at < 0",
-        f"{ELECTION}::test_a_leader_that_was_killed_is_followed_after_the_duration_and_not_before",
+        f"{ELECTION}::test_a_killed_leader_is_followed_after_the_duration",
     ),
     Mutation(
         f"{OPERATOR}/work_queue.py",

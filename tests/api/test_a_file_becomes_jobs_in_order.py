@@ -62,7 +62,7 @@ def test_the_reference_is_the_actor_untrained_unless_given(chain: str) -> None:
         ("OptimizerInHost", "Parameters"),
     ],
 )
-def test_the_reference_leaves_the_device_as_far_as_the_actor_does(chain: str, actor: str, reference: str) -> None:
+def test_the_reference_leaves_the_device_as_the_actor_does(chain: str, actor: str, reference: str) -> None:
     assert (
         _job(chain, "helpful-ppo", f"helpful-ppo:models.actor.offload={actor}").models()["reference"].offload
         == reference

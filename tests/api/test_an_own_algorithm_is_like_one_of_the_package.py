@@ -188,7 +188,7 @@ def test_a_module_that_is_nowhere_is_named() -> None:
         Job.parse(document("nowhere:Own", {}), Path())
 
 
-def test_without_a_folder_nothing_is_imported_and_nothing_is_said_of_the_step() -> None:
+def test_without_a_folder_nothing_is_imported() -> None:
     """So an API server and the operator take it, whose image does not have the class."""
     found = Job.parse(document("nowhere:Own", {"any": [1, None]}, "models.critic={uri: hf://c}"))
     assert isinstance(found.spec.algorithm, Custom)

@@ -72,7 +72,7 @@ def broken(document: dict[str, Any]) -> set[int]:
     return in_python
 
 
-def test_every_case_is_judged_alike_and_every_rule_is_broken_by_one() -> None:
+def test_every_case_is_judged_alike_every_rule_broken_once() -> None:
     seen: set[int] = set()
     for case in [*RIGHT.values(), *WRONG.values()]:
         try:

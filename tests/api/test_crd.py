@@ -97,7 +97,7 @@ def test_defaults_are_those_of_the_typed_spec() -> None:
             assert schema["default"] == field.default.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def test_a_default_that_only_some_algorithms_have_is_told_and_not_given() -> None:
+def test_a_default_of_only_some_algorithms_is_not_given() -> None:
     algorithm = SPEC["spec.algorithm"]["properties"]
     assert not [name for name, each in algorithm.items() if "default" in each]
     assert "Default: 0.2 (CISPO 0.99). For PPO" in algorithm["clipRange"]["description"]

@@ -72,7 +72,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_the_patience_with_code_may_change_wherever_it_is_and_its_arguments_may_not(place: str) -> None:
+def test_the_patience_with_code_may_change_not_its_arguments(place: str) -> None:
     before, patient, other = (
         resolved("helpful-ppo", place % (CODE % numbers)) for numbers in ((1, 10), (1, 20), (2, 10))
     )
@@ -93,13 +93,13 @@ def test_a_sum_with_another_part_is_another_experiment() -> None:
     assert problem.path == "spec.models.reward.sum"
 
 
-def test_the_length_may_not_change_under_a_schedule_that_depends_on_it() -> None:
+def test_the_length_may_not_change_under_its_schedule() -> None:
     (problem,) = changes(resolved("helpful-sft"), resolved("helpful-sft", "training.totalSteps=99"))
     assert problem.path == "spec.training.totalSteps"
     assert "a schedule depends on it" in problem.message
 
 
-def test_what_a_job_makes_is_named_by_its_experiment_and_by_what_it_reads() -> None:
+def test_what_a_job_makes_is_named_by_experiment_and_inputs() -> None:
     made = identity(resolved("helpful-rm"), {"helpful-sft": "one"})
     assert made == identity(resolved("helpful-rm", "checkpoint.everySteps=3"), {"helpful-sft": "one"})
     assert made != identity(resolved("helpful-rm", "training.seed=1"), {"helpful-sft": "one"})

@@ -34,7 +34,7 @@ def test_what_restricts_nothing_is_no_restriction() -> None:
     assert Later(temperature=0.5, samples_per_prompt=4, max_staleness=1).samples_everything
 
 
-def test_a_new_restriction_is_in_the_rule_of_the_generators_log_probabilities() -> None:
+def test_a_new_restriction_is_in_the_log_probs_rule() -> None:
     spec = Job.parse(made("PPO", ("training.oldLogProbs=Generator",))).spec
     rule = [each for each in _old_log_probs(Later) if each.path == "training.oldLogProbs"][1]
     for rollout, expected in ((Later(), []), (Later(min_p=0.1), ["training.oldLogProbs"])):

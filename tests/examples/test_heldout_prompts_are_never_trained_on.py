@@ -91,7 +91,7 @@ def test_the_tokenizer_gives_any_text_back_and_adds_nothing(text: str) -> None:
     assert not set(ids) & set(tokenizer.all_special_ids)
 
 
-def test_the_model_folder_holds_a_small_llama_that_fits_its_tokenizer() -> None:
+def test_the_model_folder_holds_a_small_llama() -> None:
     tokenizer, config = AutoTokenizer.from_pretrained(MODEL), AutoConfig.from_pretrained(MODEL)
     special = (config.pad_token_id, config.bos_token_id, config.eos_token_id)
     assert special == (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)

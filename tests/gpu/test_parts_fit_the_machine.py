@@ -24,7 +24,7 @@ def test_a_file_that_fits_no_part_is_named() -> None:
         ("vllm/cumem_allocator.abi3.so", True),
     ],
 )
-def test_of_vllms_libraries_only_those_of_a_dense_model_are_carried(name: str, carried: bool) -> None:
+def test_of_vllm_only_a_dense_models_libraries_are_carried(name: str, carried: bool) -> None:
     assert LEFT_OUT.search(name)
     assert bool(LIBRARIES.search(name)) == carried
 

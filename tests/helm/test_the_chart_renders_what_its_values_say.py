@@ -155,7 +155,7 @@ def test_the_token_is_in_the_operators_pod_only(helm: Helm) -> None:
     assert the(manifests, "Deployment")["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
 
 
-def test_the_pod_starts_anew_when_its_settings_change_and_only_then(helm: Helm) -> None:
+def test_the_pod_starts_anew_only_when_its_settings_change(helm: Helm) -> None:
     def checksum(values: Values) -> str:
         metadata = the(helm.template(values), "Deployment")["spec"]["template"]["metadata"]
         return str(metadata["annotations"]["checksum/config"])
@@ -204,7 +204,7 @@ def test_selectors_find_the_operators_pod_and_those_of_jobs(helm: Helm) -> None:
     assert head.LOG_PORTS[jobs["podMetricsEndpoints"][0]["port"]] == names.METRICS_PORT
 
 
-def test_the_policy_lets_metrics_in_and_what_the_operator_asks_for_out(helm: Helm) -> None:
+def test_the_policy_lets_metrics_in_and_questions_out(helm: Helm) -> None:
     policy = the(helm.template(ALL_ON), "NetworkPolicy")["spec"]
     assert policy["ingress"] == [{"ports": [{"port": port, "protocol": "TCP"} for port in (9090, 8081)]}]
     server, dns, progress = policy["egress"]
@@ -214,7 +214,7 @@ def test_the_policy_lets_metrics_in_and_what_the_operator_asks_for_out(helm: Hel
     assert progress["to"][0]["podSelector"]["matchLabels"] == {names.ROLE: names.CONTROLLER}
 
 
-def test_the_pods_of_jobs_admit_this_operator_kuberay_and_prometheus(helm: Helm) -> None:
+def test_pods_of_jobs_admit_operator_kuberay_and_prometheus(helm: Helm) -> None:
     manifests = helm.template()
     given = yaml.safe_load(the(manifests, "ConfigMap")["data"]["config.yaml"])["jobNetworkPolicy"]
     (operator,) = given["operator"]
@@ -253,7 +253,7 @@ def test_the_crd_is_rendered_as_it_is(helm: Helm, keep: bool) -> None:
     assert kept == ("keep" if keep else None)
 
 
-def test_alerts_have_the_labels_and_thresholds_that_the_values_say(helm: Helm) -> None:
+def test_alerts_have_the_values_labels_and_thresholds(helm: Helm) -> None:
     def memory(**alerts: Any) -> tuple[Any, str]:
         rule = the(helm.template({"monitoring": {"alerts": {"enabled": True, **alerts}}}), "PrometheusRule")
         rules = {each["alert"]: each["expr"] for group in rule["spec"]["groups"] for each in group["rules"]}

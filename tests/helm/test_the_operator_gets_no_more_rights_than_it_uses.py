@@ -110,7 +110,7 @@ def test_every_kind_that_the_code_knows_is_allowed_and_no_other() -> None:
     assert used == allowed
 
 
-def test_users_with_view_see_jobs_and_those_with_edit_change_them(helm: Helm) -> None:
+def test_users_see_jobs_with_view_and_change_them_with_edit(helm: Helm) -> None:
     manifests = helm.template()
     group = "rlhf.hybridflow.io"
     view, edit = (the(manifests, "ClusterRole", f"{CLUSTER_ROLE}-{name}") for name in ("view", "edit"))

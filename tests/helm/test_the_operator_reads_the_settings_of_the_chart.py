@@ -142,6 +142,6 @@ def test_the_values_of_a_small_cluster_are_taken(helm: Helm, tmp_path: Path) -> 
     assert found["storage"].items() >= small["trainer"]["storage"].items()
 
 
-def test_a_template_with_what_is_the_operator_s_is_refused_by_its_path(helm: Helm, tmp_path: Path) -> None:
+def test_a_template_with_the_operators_own_is_refused(helm: Helm, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"worker\.template\.spec\.restartPolicy: is the operator's"):
         read(helm, tmp_path, {"trainer": {"worker": {"template": {"spec": {"restartPolicy": "Always"}}}}})

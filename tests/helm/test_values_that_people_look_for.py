@@ -63,7 +63,7 @@ def test_tls_of_metrics_is_a_secret_in_the_pod_and_a_flag(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("values", [{}, TLS], ids=["plain", "tls"])
-def test_probes_and_service_use_the_ports_that_the_operator_opens(helm: Helm, values: Values) -> None:
+def test_probes_and_service_use_the_operators_ports(helm: Helm, values: Values) -> None:
     (operator,) = pod(helm, values)["containers"]
     assert {each["name"]: each["containerPort"] for each in operator["ports"]} == {
         "metrics": METRICS_PORT,

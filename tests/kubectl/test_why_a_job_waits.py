@@ -89,7 +89,7 @@ def said(of: Status, *pods: ObservedPod, events: tuple[JobEvent, ...] = (), **fi
 
 
 @pytest.mark.parametrize(("kind", "truth", "reason"), TO_DO, ids=" ".join)
-def test_every_reason_about_which_something_is_to_be_done_says_what(kind: str, truth: str, reason: str) -> None:
+def test_every_reason_with_a_remedy_says_it(kind: str, truth: str, reason: str) -> None:
     remedy = CONDITIONS[kind, reason].format(job="ppo")
     told = said(status(condition(kind, truth, reason)))
     assert remedy in told
@@ -123,7 +123,7 @@ def test_a_job_that_waits_says_since_when() -> None:
     assert "it is the second of 5 in line." in told
 
 
-def test_a_wait_begins_when_a_suspension_ends_or_when_pods_are_told_to_end() -> None:
+def test_a_wait_begins_at_a_suspensions_end_or_a_pods() -> None:
     resumed = condition("Suspended", "False", "Resumed").model_copy(
         update={"last_transition_time": timestamp(NOW - timedelta(seconds=7))}
     )
@@ -173,7 +173,7 @@ def test_a_running_job_waits_for_nothing() -> None:
     assert "Step 2 was saved 3 min 05 s ago." in told
 
 
-def test_a_job_between_two_attempts_says_what_failed_and_when_it_goes_on() -> None:
+def test_a_job_between_attempts_says_what_failed() -> None:
     waits = status(condition("Training", "False", "Restarting"), last_failure=FAILURE).model_copy(
         update={"next_attempt_time": timestamp(NOW + timedelta(seconds=30))}
     )
@@ -183,7 +183,7 @@ def test_a_job_between_two_attempts_says_what_failed_and_when_it_goes_on() -> No
     assert "No attempt begins in the next 30 s." in told
 
 
-def test_a_job_that_failed_for_good_lists_its_attempts_and_how_it_goes_on() -> None:
+def test_a_failed_job_lists_its_attempts_and_how_it_goes_on() -> None:
     reasons: tuple[Reason, ...] = ("Hang", "OutOfMemory")
     attempts = tuple(
         Attempt(attempt=number, start_time=BEFORE, slots=2, outcome="Failed", reason=reason)

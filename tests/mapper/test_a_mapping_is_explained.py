@@ -57,7 +57,7 @@ def test_the_bars_of_the_slowest_pool_fill_a_stage(mapping: DeviceMapping) -> No
 
 
 @each_mapping
-def test_models_of_a_pool_work_in_turn_and_every_phase_has_its_bar(mapping: DeviceMapping) -> None:
+def test_models_of_a_pool_take_turns_and_every_phase_has_a_bar(mapping: DeviceMapping) -> None:
     drawn = timeline(mapping)
     for pool in mapping.pools:
         bars = sorted((bar.start, bar.end) for bar in drawn.bars if bar.pool == pool.name)
@@ -76,7 +76,7 @@ def test_a_pool_waits_for_slower_ones() -> None:
     assert timeline(COLOCATED).idle("all") == []
 
 
-def test_generation_that_works_ahead_overlaps_the_rest_of_the_step() -> None:
+def test_generation_ahead_overlaps_the_rest_of_the_step() -> None:
     ahead = replace(SPLIT, prediction=replace(predicted(SPLIT), works_ahead=True))
     drawn = timeline(ahead)
     of_generation = [bar for bar in drawn.bars if STAGE_OF[bar.phase] == "generation"]

@@ -80,14 +80,14 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("product", "row"), LABELS.items())
-def test_a_product_is_recognised_by_node_label_and_by_driver_name(product: str, row: str) -> None:
+def test_a_product_is_known_by_node_label_and_driver_name(product: str, row: str) -> None:
     found = gpu_of_product(product)
     assert found
     assert found.name == row
 
 
 @pytest.mark.parametrize("product", OTHERS)
-def test_a_product_that_the_table_lacks_is_not_taken_for_one_like_it(product: str) -> None:
+def test_an_unknown_product_is_not_taken_for_one_like_it(product: str) -> None:
     """Nor a GPU that pods use in turn for one of their own."""
     assert gpu_of_product(product) is None
 

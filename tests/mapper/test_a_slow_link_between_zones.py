@@ -40,7 +40,7 @@ def sent(zones: tuple[str, ...], r: int, ring: int, hand_over: int) -> int:
 
 
 @pytest.mark.parametrize("number", [4, 6, 8, 10])
-def test_one_of_the_orders_sends_as_few_bytes_as_the_best_of_all_node_sets(number: int) -> None:
+def test_one_order_sends_as_few_bytes_as_the_best_node_set(number: int) -> None:
     draw = random.Random(number)
     every = {
         size: [
@@ -90,7 +90,7 @@ def seconds(mapping: DeviceMapping) -> float:
 
 
 @pytest.mark.parametrize(("size", "gbps"), [("7B", 800), ("7B", 20), ("34B", 100), ("34B", 2)])
-def test_a_pool_over_two_zones_is_as_fast_as_on_the_best_of_all_node_sets(size: str, gbps: float) -> None:
+def test_a_pool_over_two_zones_is_as_fast_as_the_best_nodes(size: str, gbps: float) -> None:
     """All models together on all four nodes, which the search may not have: it takes one zone where that is faster."""
     job = job_of("ReMax", models={"actor": {"parallelism": {"pipeline": 2, "tensor": 4}}})
     shapes = shapes_of(job, MODELS[size])  # type: ignore[index]
@@ -116,7 +116,7 @@ def test_a_slow_link_keeps_pools_in_one_zone() -> None:
     assert {pool.where for pool in slow.pools} <= {"4 a", "4 b", "2 a", "2 b", "1 a", "1 b"}
 
 
-def test_where_a_model_needs_both_zones_the_link_is_between_its_pipeline_stages() -> None:
+def test_a_model_over_both_zones_is_linked_between_stages() -> None:
     """A 70B model that fits on no zone alone: rings of its gradients would send more than hidden states do."""
     job = job_of("SFT", training={"batchSize": 64}, models={"actor": {"gradientCheckpointing": True}})
     mapping = planned(job, Cluster((nodes("aaaabbbb", 25, host_memory=1 * GB),)), "70B")
@@ -134,7 +134,7 @@ def drawn(seed: int) -> tuple[Job, NodeGroup]:
 
 
 @pytest.mark.parametrize("seed", [*QUICK_SEEDS, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5))])
-def test_a_faster_link_another_node_or_another_zone_never_makes_a_plan_slower(seed: int) -> None:
+def test_more_links_nodes_or_zones_never_make_a_plan_slower(seed: int) -> None:
     job, group = drawn(seed)
     less = [
         replace(group.in_zones[0], zone_bandwidth=None),
@@ -157,7 +157,7 @@ def test_zones_make_no_plan_faster_than_one_network() -> None:
     assert seconds(planned(job, Cluster((one,)))) <= seconds(planned(job, Cluster((nodes("aabb", 1e6),))))
 
 
-def test_pools_made_by_hand_are_predicted_where_they_lie_or_as_if_nodes_took_turns() -> None:
+def test_pools_by_hand_are_predicted_where_they_lie() -> None:
     job, cluster = job_of("ReMax"), Cluster((nodes("aabb", 5),))
     best = planned(job, Cluster((replace(nodes("aabb"), zones=(), zone_bandwidth=None),)))
     (pool,) = best.pools

@@ -27,7 +27,7 @@ from tests.trainer.families import FAMILIES
 LORA: dict[str, object] = {"lora": {}}
 
 
-def test_an_optimizer_of_an_adapter_is_less_than_three_percent_of_a_models() -> None:
+def test_an_adapters_optimizer_is_less_than_three_percent() -> None:
     """Rank 16 of all linear layers of Llama-7B: 40.0 million parameters, as PEFT counts them."""
     model = MODELS["7B"]
     trained = model.trained_parameters(Lora())

@@ -53,12 +53,12 @@ def test_a_phase_is_compared_by_its_median_step() -> None:
 @pytest.mark.parametrize(
     ("seconds", "median"), [((50.0, 70.0, 3.0, 1.0, 2.0), 2.0), ((50.0, 70.0, 3.0, 1.0), 26.5)], ids=["five", "four"]
 )
-def test_the_first_two_steps_warm_up_where_there_are_more_than_four(seconds: list[float], median: float) -> None:
+def test_the_first_two_of_more_than_four_steps_warm_up(seconds: list[float], median: float) -> None:
     (compared,) = compare_phases({"generation": 0.5}, steps("generation", *seconds))
     assert compared.measured == median
 
 
-def test_a_factor_is_measured_over_predicted_times_the_one_before() -> None:
+def test_a_factor_is_measured_over_predicted_times_the_last() -> None:
     rows = [{"step": 1.0, "time/update": 3.0, "time/generation": 1.0, "time/scoring": 0.5, "time/reshard": 0.2}]
     predicted: dict[Phase, float] = {"update": 2.0, "generation": 4.0, "scoring": 0.5, "reshard": 0.1}
     assert correction_of(predicted, rows).factors == {

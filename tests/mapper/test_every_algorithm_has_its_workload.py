@@ -117,7 +117,7 @@ def of_the_graph(one: Job) -> dict[str, Row]:
 
 
 @pytest.mark.parametrize("name", CRITIC_FREE)
-def test_without_a_critic_the_work_is_that_of_the_calls_of_the_trainer(name: str) -> None:
+def test_without_a_critic_the_work_is_the_trainers_calls(name: str) -> None:
     samples = {"rollout": {"samplesPerPrompt": 4}} if ALGORITHMS[name].comparing == {} else {}
     one = job_of(name, **samples)
     assert rows_of(one) == of_the_graph(one)
@@ -201,7 +201,7 @@ TOGETHER_AND_APART: dict[str, list[tuple[Role, ...]]] = {
 @pytest.mark.parametrize(
     ("places", "epochs", "reads"), [("together", 1, False), ("together", 2, True), ("apart", 1, True)]
 )
-def test_a_critic_beside_the_actor_finds_the_values_in_its_only_update(places: str, epochs: int, reads: bool) -> None:
+def test_a_critic_beside_the_actor_finds_values_in_its_update(places: str, epochs: int, reads: bool) -> None:
     one = job_of("SafeRLHF", training={"updateEpochs": epochs})
     pools = tuple(
         MappedPool(name=models[0], models=models, slots_per_machine=(8,)) for models in TOGETHER_AND_APART[places]

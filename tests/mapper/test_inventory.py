@@ -28,7 +28,7 @@ def told(text: str) -> list[str]:
     return str(found.value).splitlines()
 
 
-def test_figures_are_bytes_a_second_whatever_the_unit_in_the_file() -> None:
+def test_figures_are_bytes_a_second_whatever_the_unit() -> None:
     cluster = read(f"nodes: [{NODES}, intraNodeGBps: 600, interNodeGbps: 400, pricePerGpuHour: 1.5}}]")
     (group,) = cluster.groups
     assert (group.gpu, group.count, group.gpus_per_node) == (GPUS["a100-80g"], 16, 8)

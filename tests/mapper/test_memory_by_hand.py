@@ -42,7 +42,7 @@ def held(
     return float(memory.fullest(memory.updating(model, software, layouts, tokens, chosen), tokens))
 
 
-def test_of_whole_replicas_activations_are_those_of_flash_attention() -> None:
+def test_whole_replicas_activations_are_flash_attentions() -> None:
     h, logits = SMALL.hidden, 100 * 1000 * 8
     one = 100 * h * 34
     reads = memory.fullest(memory.reading(SMALL, WHOLE, layout(), 100), 100)
@@ -141,7 +141,7 @@ def test_gradients_of_an_optimizer_in_the_host_leave_the_gpu() -> None:
     assert here - there > 4 * large.layers * large.layer_parameters / 2 / 2, "most of the shards"
 
 
-def test_gradients_of_a_layer_are_summed_while_the_next_has_its_backward_pass() -> None:
+def test_gradients_are_summed_during_the_next_layers_pass() -> None:
     deep = replace(SMALL, layers=64, scores=True)
     h, parameters, root = deep.hidden, deep.layer_parameters, 1001 * deep.hidden
     gathered = 2 * (root + 2 * parameters + h)

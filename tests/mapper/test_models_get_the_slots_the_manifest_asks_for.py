@@ -58,7 +58,7 @@ def test_a_model_is_cut_as_the_manifest_says() -> None:
     assert str(sizes["critic"]) == "1-1-8"
 
 
-def test_a_reference_of_its_own_pool_does_not_take_the_sizes_of_the_actor() -> None:
+def test_a_reference_in_its_own_pool_has_its_own_sizes() -> None:
     models = cut({"pipeline": 2})
     pools = [
         {"name": "actor", "models": ["actor"], "slotsPerNode": 2},

@@ -145,7 +145,7 @@ def test_batches_divide_over_every_pool(seed: int) -> None:
 
 
 @each_seed()
-def test_a_step_is_the_sum_of_its_stages_and_each_waits_for_the_slowest_pool(seed: int) -> None:
+def test_a_step_is_the_sum_of_its_stages(seed: int) -> None:
     job, _, mapping, prediction = planned(seed)
     assert sum(prediction.stages.values()) == pytest.approx(prediction.step_seconds)
     sequences = job.sequences_per_step * (2 if job.spec.algorithm.name == "DPO" else 1)
@@ -241,7 +241,7 @@ def test_nor_do_they_in_five_hundred_cases(first: int) -> None:
         never_worse(seed)
 
 
-def test_a_batch_that_few_numbers_divide_uses_some_gpus_of_a_node() -> None:
+def test_a_batch_with_few_divisors_uses_some_gpus_of_a_node() -> None:
     """The issue's case: 8 GPUs, whose number does not divide 500, do no worse than 4, whose number does."""
     job = job_of("PPO", training={"promptBatchSize": 500, "miniBatchSize": 500}, data={"maxResponseTokens": 8192})
     four, eight = (seconds_of(job, cluster_of(("h100-80g", 1, gpus)), shapes_of(job)) for gpus in (4, 8))
@@ -382,9 +382,7 @@ def test_an_objective_changes_the_plan() -> None:
 
 
 @pytest.mark.parametrize(("change", "reshards"), [("models.reward=", False), ("models.reward.uri=hf://r", True)])
-def test_weights_that_never_change_are_resharded_only_where_the_generator_makes_room(
-    change: str, *, reshards: bool
-) -> None:
+def test_unchanging_weights_are_resharded_only_to_make_room(change: str, *, reshards: bool) -> None:
     job = Job.parse(made("Generate", (change,)))
     mapping = auto_map(job, cluster_of(("a100-80g", 1, 8)), shapes_of(job), device="GPU")
     assert isinstance(mapping, DeviceMapping)

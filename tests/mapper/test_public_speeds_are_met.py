@@ -21,7 +21,7 @@ FORWARDS = 3.5
 """Of a training step, in FLOPs: forward, twice as many backward, and every second layer once more."""
 
 
-def test_steps_with_long_uneven_responses_are_within_forty_percent_on_average() -> None:
+def test_long_uneven_responses_are_within_forty_percent() -> None:
     off = [abs(public.step_seconds(step, TRAINER.efficiency) / step.seconds - 1) for step in public.STEPS.values()]
     assert mean(off) <= MOST_OFF
     assert max(off) <= MOST_OFF + 0.1
@@ -43,7 +43,7 @@ def test_training_is_as_fast_as_it_is_honest(name: str) -> None:
     assert OF_PEAK[0] <= FORWARDS * flops / seconds / PEAK <= OF_PEAK[1]
 
 
-def test_a_prediction_says_whose_coefficients_it_has_and_how_long_responses_are() -> None:
+def test_a_prediction_says_coefficients_and_lengths() -> None:
     job = job_of("PPO", data={"maxResponseTokens": 1000})
 
     def predicted(given: Job, *responses: float) -> tuple[str, float]:
@@ -57,7 +57,7 @@ def test_a_prediction_says_whose_coefficients_it_has_and_how_long_responses_are(
     assert testbed.SOFTWARE.name != TRAINER.name
 
 
-def test_lengths_of_a_lognormal_have_its_mean_and_its_99th_of_100() -> None:
+def test_a_lognormal_has_its_mean_and_its_99th_of_100() -> None:
     lengths = Lengths(lognormal(1000, 4000, most=100_000))
     assert lengths.mean == pytest.approx(1000, rel=0.02)
     assert sum(each > 4000 for each in lengths.sample) == pytest.approx(4, abs=1), "of 400"

@@ -25,7 +25,7 @@ def test_placements_are_all_set_partitions(models: tuple[str, ...], count: int) 
     assert all(all(sets) for sets in found)
 
 
-def test_placements_are_ordered_by_sets_and_names_whatever_the_input() -> None:
+def test_placements_are_ordered_whatever_the_input() -> None:
     expected = placements(PPO)
     assert [len(sets) for sets in expected] == [1] + [2] * 7 + [3] * 6 + [4]
     assert expected[1] == (frozenset({"actor"}), frozenset({"critic", "reference", "reward"}))
@@ -81,7 +81,5 @@ def test_allocations_of_two_sets() -> None:
     ],
     ids=["split", "colocated", "standalone"],
 )
-def test_models_of_a_set_take_turns_and_sets_work_at_the_same_time(
-    sets: list[list[tuple[int, int, int]]], seconds: float
-) -> None:
+def test_a_sets_models_take_turns_and_sets_work_at_once(sets: list[list[tuple[int, int, int]]], seconds: float) -> None:
     assert d_cost(sets) == seconds

@@ -163,7 +163,7 @@ def test_ties_go_to_fewer_gpus_and_then_to_fewer_sets(search: Search) -> None:
     assert fewer == [apart, [(both, 0, 3)]]
 
 
-def test_a_tie_with_the_last_answer_kept_goes_to_the_earlier_placement() -> None:
+def test_a_tie_with_the_last_kept_goes_to_the_earlier() -> None:
     both = frozenset({"actor", "critic"})
     seconds = np.array([[2.0, 1.0]] * 3)
     costs = Tables([8], {**flat([8]).tables, (both, 0): StageTable(np.array([1, 4]), seconds)})

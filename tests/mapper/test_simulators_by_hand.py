@@ -77,7 +77,7 @@ def forward_flops(model: Architecture, sequences: int, tokens: int) -> float:
 
 
 @pytest.mark.parametrize(("micro_batch", "tokens"), [(1, 160), (2, 50 + 60), (8, 25 + 60)])
-def test_sequences_of_a_micro_batch_with_one_prompt_compute_it_once(micro_batch: int, tokens: int) -> None:
+def test_sequences_with_one_prompt_compute_it_once(micro_batch: int, tokens: int) -> None:
     """Prompts of 100 tokens, of which 4 responses of 60 have one."""
     model, size = passes(bf16=1e12), np.array(float(micro_batch))
     one = model.compute(layout(), size, tokens) * 64 / micro_batch
@@ -161,7 +161,7 @@ def test_few_kv_heads_are_copied_over_the_shards() -> None:
     assert cached == [cached[0], cached[0] / 2, cached[0] / 2, cached[0] / 2]
 
 
-def test_an_old_generator_reads_the_cache_once_for_each_query_head() -> None:
+def test_an_old_generator_rereads_the_cache_for_each_head() -> None:
     model = replace(SMALL, kv_heads=2)
     work, load = Work(generated=1, passes=1), a_step()
     once, often = (
@@ -184,7 +184,7 @@ def test_a_transition_receives_what_table_2_says(size: Size) -> None:
     assert received / whole == pytest.approx(TABLE_2[size])
 
 
-def test_where_ranks_share_weights_a_gpu_receives_its_generation_shard_less_its_own_part() -> None:
+def test_a_gpu_receives_its_shard_less_its_own_part() -> None:
     whole = SMALL.parameters * 2
     received = generation.received_bytes(passes(software=SHARDED), Work(), layout(1, 2, 4), layout(1, 2))
     assert received == pytest.approx(whole / 2 - whole / 8)
@@ -223,7 +223,7 @@ def test_recomputing_costs_a_forward_pass_more() -> None:
     assert again / kept == pytest.approx(4 / 3)
 
 
-def test_data_ranks_divide_the_sequences_of_a_mini_batch_and_the_slowest_counts() -> None:
+def test_data_ranks_divide_a_mini_batch_the_slowest_counts() -> None:
     model, load = passes(bf16=1e12), a_step()
     one, ten = (
         training.training_seconds(model, Work(trained=20, updates=2), load, layout(d=d), np.array(1.0)) for d in (1, 4)
@@ -307,7 +307,7 @@ def test_what_ends_makes_room_for_the_next() -> None:
     assert seconds - prefilled(model, layout(), 8) == pytest.approx((20 + last) / 1000)
 
 
-def test_the_cache_has_room_for_sequences_as_long_as_they_are_when_they_hold_most() -> None:
+def test_the_cache_has_room_for_sequences_at_their_fullest() -> None:
     assert Lengths((1000.0,)).held(100) == 1100
     assert Lengths((1.0,) * 9 + (1000.0,)).held(0) == pytest.approx(100_000.9 / (2 * 100.9)), "those that run are long"
     assert Lengths((10.0, 20.0)).held(100) == pytest.approx(110), "at their end none is short any more"

@@ -32,7 +32,7 @@ def off(size: Size, gpus: int, *, layout: bool) -> float:
     return abs(TOKENS / best.seconds / THROUGHPUT[size, gpus] - 1)
 
 
-def test_throughput_with_layouts_as_the_mapper_likes_is_within_a_twelfth_on_average() -> None:
+def test_throughput_is_within_a_twelfth_on_average() -> None:
     found = [off(size, gpus, layout=False) for size, gpus in THROUGHPUT]
     assert mean(found) <= 0.08
     assert max(found) <= 0.18
@@ -69,7 +69,7 @@ def test_the_placement_that_won_wins(gpus: int) -> None:
     assert 1 - published[winner] / best <= MOST_REGRET
 
 
-def test_small_clusters_put_all_models_together_and_large_ones_do_not() -> None:
+def test_small_clusters_put_models_together_large_do_not() -> None:
     pools = {gpus: len(pruned(costs_of_13b(gpus), testbed.roles("PPO"), keep=1)[0].sets) for gpus in (16, 32, 96, 128)}
     assert pools[16] == pools[32] == 1
     assert min(pools[96], pools[128]) > 1
@@ -85,7 +85,7 @@ def test_the_smallest_clusters_of_ppo_are_the_published_ones(size: Size) -> None
     assert max(8, 2 ** math.ceil(math.log2(least))) == PUBLISHED_SMALLEST[size]
 
 
-def test_a_step_fits_on_the_smallest_cluster_and_on_no_smaller_one() -> None:
+def test_a_step_fits_on_the_smallest_cluster_and_no_smaller() -> None:
     for size, gpus in PUBLISHED_SMALLEST.items():
         costs = testbed.costs_of(size, gpus, layout=False)
         assert pruned(costs, testbed.roles("PPO"), keep=1), size

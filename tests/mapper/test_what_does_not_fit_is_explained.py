@@ -156,7 +156,7 @@ def test_slots_of_a_cpu_are_of_no_other_type() -> None:
     assert found.options == ()
 
 
-def test_what_is_known_of_models_without_a_shape_is_a_lower_bound() -> None:
+def test_models_without_a_shape_have_a_lower_bound() -> None:
     job, node = job_of("PPO"), cluster_of(("cpu-slot", 1, 8))
     assert short_of_states(job, node, {}) is None
     assert short_of_states(job, node, {"actor": 1e8, "critic": 0.0}) is None
@@ -213,7 +213,7 @@ def test_what_is_offloaded_needs_room_in_the_nodes() -> None:
     assert isinstance(little, Infeasible)
 
 
-def test_an_optimizer_steps_in_the_host_where_its_memory_is_known_and_nothing_else_fits() -> None:
+def test_an_optimizer_steps_in_the_host_if_nothing_else_fits() -> None:
     job, (group,) = job_of("SFT"), cluster_of(("h100-80g", 1, 1)).groups
     shapes = shapes_of(job, MODELS["7B"])
     known = auto_map(job, Cluster((replace(group, host_memory=1e12),)), shapes, device="GPU")
@@ -306,7 +306,7 @@ def test_a_mapping_is_predicted_on_the_gpus_that_it_names() -> None:
         assert again.prediction.step_seconds == pytest.approx(best.prediction.step_seconds)
 
 
-def test_models_that_do_not_fit_in_a_pool_made_by_hand_are_refused() -> None:
+def test_models_too_large_for_a_pool_by_hand_are_refused() -> None:
     job = by_hand(("left", LEFT, 1, 8), ("right", RIGHT, 1, 1))
     found = prediction_of(job, TWO_NODES, size="34B")
     assert isinstance(found, Infeasible)

@@ -58,9 +58,7 @@ def world(claim: ObservedClaim, *, status: Status = NEW, **checkpoint: Any) -> W
     ],
     ids=["its own", "the one that was made"],
 )
-def test_a_claim_that_is_too_small_is_told_with_the_size_that_would_do(
-    claim: ObservedClaim, checkpoint: dict[str, Any]
-) -> None:
+def test_a_claim_that_is_too_small_is_told_what_would_do(claim: ObservedClaim, checkpoint: dict[str, Any]) -> None:
     small = world(claim, **checkpoint)
     accepted = next(each for each in small.status.conditions if each.type == "Accepted")
     assert (small.phase, accepted.reason) == ("Pending", "ClaimTooSmall")

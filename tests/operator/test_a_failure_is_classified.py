@@ -149,7 +149,7 @@ def test_a_worker_that_kuberay_replaced_is_a_lost_worker() -> None:
     assert failed(world).reason == "WorkerLost"
 
 
-def test_a_head_that_is_gone_is_noticed_though_kuberay_says_running() -> None:
+def test_a_lost_head_is_noticed_though_kuberay_says_running() -> None:
     world = running()
     del world.pods[world.head().name]
     assert world.live is not None
@@ -228,7 +228,7 @@ def test_a_claim_that_is_missing_for_a_pod_is_named() -> None:
     assert "models" in failed(world).message
 
 
-def test_pods_without_nodes_are_waited_for_and_the_deadline_runs_from_when_all_have_one() -> None:
+def test_the_deadline_runs_from_when_all_pods_have_nodes() -> None:
     world = World(spec={**SFT, "runPolicy": {"startupDeadlineSeconds": 600}})
     world.settle()
     world.make_pods()
@@ -246,7 +246,7 @@ def test_pods_without_nodes_are_waited_for_and_the_deadline_runs_from_when_all_h
     assert failed(world).reason == "StartupTimeout"
 
 
-def test_a_claim_that_is_not_bound_ends_in_a_timeout_with_the_schedulers_words() -> None:
+def test_an_unbound_claim_ends_in_a_timeout_with_its_reason() -> None:
     world = World(spec={**SFT, "runPolicy": {"startupDeadlineSeconds": 600}})
     world.settle()
     world.make_pods()
@@ -277,7 +277,7 @@ def test_silence_between_two_steps_is_a_hang() -> None:
 
 
 @pytest.mark.parametrize("hours", [-10, 10])
-def test_a_wrong_clock_in_the_pod_neither_makes_a_hang_nor_hides_one(hours: int) -> None:
+def test_a_wrong_clock_in_the_pod_makes_or_hides_no_hang(hours: int) -> None:
     world = running(spec={**SFT, "runPolicy": {"progressDeadlineSeconds": 600}})
     assert world.trainer
     for _ in range(3):
@@ -294,7 +294,7 @@ def test_a_wrong_clock_in_the_pod_neither_makes_a_hang_nor_hides_one(hours: int)
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_a_head_pod_that_is_heard_now_and_then_does_not_put_a_hang_off(steps: int) -> None:
+def test_a_head_pod_heard_now_and_then_puts_no_hang_off(steps: int) -> None:
     policy = {"startupDeadlineSeconds": 300, "progressDeadlineSeconds": 600}
     world = World(spec={**SFT, "runPolicy": policy})
     world.run_to(0)
@@ -340,7 +340,7 @@ def test_a_silent_head_pod_makes_training_unknown_and_no_more() -> None:
     assert (training.status, training.reason, world.phase) == ("Unknown", "HeartbeatMissing", "Running")
 
 
-def test_a_restarted_operator_has_heard_nothing_yet_and_waits_before_it_says_so() -> None:
+def test_a_restarted_operator_waits_before_it_says_silent() -> None:
     world = running()
     world.is_reachable = False
     world.restart_operator()
@@ -355,7 +355,7 @@ def test_a_restarted_operator_has_heard_nothing_yet_and_waits_before_it_says_so(
     assert (training.status, training.reason) == ("Unknown", "HeartbeatMissing")
 
 
-def test_a_rayjob_that_somebody_deleted_is_made_again_as_another_attempt() -> None:
+def test_a_deleted_rayjob_is_made_again_as_another_attempt() -> None:
     world = running()
     assert world.live
     del world.rayjobs[world.live.name]

@@ -53,7 +53,7 @@ def test_the_phases_follow_each_other() -> None:
     ]
 
 
-def test_a_job_that_waits_for_nothing_takes_two_writes_before_its_pods() -> None:
+def test_a_job_that_need_not_wait_takes_two_writes() -> None:
     world = World()
     world.settle()
     assert (world.writes, world.made) == (2, ["job-a1"])
@@ -82,7 +82,7 @@ def test_success_is_written_before_the_rayjob_is_deleted() -> None:
     assert plan.status.progress.step == 50
 
 
-def test_success_waits_a_little_for_the_trainers_last_words_and_not_for_ever() -> None:
+def test_success_waits_a_little_for_the_last_words() -> None:
     world = World()
     world.run_to(49)
     world.is_reachable = False
@@ -170,7 +170,7 @@ def test_a_rayjob_of_somebody_else_is_left_alone() -> None:
     assert world.made == ["job-a1"]
 
 
-def test_a_foreign_rayjob_is_looked_for_again_since_no_event_tells_of_its_end() -> None:
+def test_a_foreign_rayjob_is_looked_for_again() -> None:
     foreign = ObservedRayJob(name="job-a1", uid="x", attempt=0, owned=False, created=START, deleting=False)
     world = World(rayjobs={"job-a1": foreign})
     world.settle()
@@ -218,7 +218,7 @@ def test_the_claim_of_an_earlier_job_of_the_name_is_gone_on_in() -> None:
     assert (other.made, reason(other, "Accepted")) == ([], "NameConflict")
 
 
-def test_a_claim_that_an_earlier_job_of_the_name_has_left_is_not_deleted_with_a_later_one() -> None:
+def test_a_claim_of_an_earlier_namesake_is_not_deleted() -> None:
     left = ObservedClaim(name="job-output", kept_for="job", maker="of an earlier job")
     world = World(spec={**SFT, "storage": {"retain": "Never"}}, claims={"job-output": left})
     world.run_to(3)
@@ -243,7 +243,7 @@ def test_the_claim_is_deleted_with_the_job_as_the_spec_says(retain: str, at_firs
     assert (world.phase, world.claims["job-output"].owned) == ("Succeeded", in_the_end)
 
 
-def test_what_is_kept_of_a_job_may_be_changed_when_it_has_ended_and_before_it_is_deleted() -> None:
+def test_what_is_kept_may_change_between_end_and_deletion() -> None:
     world = World(spec={**SFT, "storage": {"retain": "OnFailure"}, "runPolicy": {"backoffLimit": 0}})
     world.run_to(3)
     world.end(1)
@@ -347,7 +347,7 @@ def test_a_job_that_is_suspended_from_the_start_makes_nothing() -> None:
     assert (world.phase, world.made, world.claims) == ("Suspended", [], {})
 
 
-def test_a_finished_job_stays_as_it_is_whatever_the_spec_says_then() -> None:
+def test_a_finished_job_stays_as_it_is_whatever_the_spec() -> None:
     world = World()
     world.run_to(50)
     world.end(0)
@@ -384,7 +384,7 @@ def test_a_deleted_job_is_left_to_the_garbage_collector() -> None:
 
 
 @pytest.mark.parametrize("done", [-1, 0, 1, 2, 3])
-def test_an_operator_that_dies_while_it_begins_an_attempt_does_no_harm(done: int) -> None:
+def test_an_operator_that_dies_while_it_begins_does_no_harm(done: int) -> None:
     world = World()
     world.operate(dies_after=done)
     world.restart_operator()
@@ -405,7 +405,7 @@ def test_a_status_that_was_lost_is_found_again_by_the_rayjob() -> None:
     assert (world.status.attempt, world.phase, world.made) == (2, "Running", ["job-a1", "job-a2"])
 
 
-def test_the_manifests_come_from_the_attempt_that_the_status_names() -> None:
+def test_manifests_come_from_the_attempt_in_the_status() -> None:
     world = World()
     plan = decide(world.observe(fresh=True), world.now, world.settings)
     assert plan.status.attempt == 1

@@ -22,14 +22,14 @@ def test_a_queue_that_nobody_manages_is_told_as_such() -> None:
     assert reason(world, "QuotaReserved") == "QueueIgnored"
 
 
-def test_without_kueue_the_label_of_a_queue_is_waited_for_by_nobody() -> None:
+def test_without_kueue_nobody_waits_for_a_queues_label() -> None:
     world = World(labels={names.QUEUE: "team"}, has_kueue=False, nodes=nodes(1, 8))
     world.operate()
     assert world.status.attempt == 1
     assert "waits to be admitted" not in message(world, "QuotaReserved")
 
 
-def test_kueue_is_believed_by_its_deeds_where_its_workloads_cannot_be_read() -> None:
+def test_kueue_is_believed_by_its_deeds_without_workloads() -> None:
     world = World(labels={names.QUEUE: "team"})
     world.operate()
     world.quota = None

@@ -75,7 +75,7 @@ def test_a_rule_says_whether_the_mapper_is_asked_anew(action: str, expected: int
     assert (len(world.made), slots(world)) == (2, expected)
 
 
-def test_a_lost_node_and_a_suspension_make_the_mapper_be_asked_anew() -> None:
+def test_a_lost_node_or_a_suspension_asks_the_mapper_anew() -> None:
     world = interrupted()
     world.nodes = fleet(5)[1:]
     world.settle()

@@ -104,7 +104,7 @@ def test_what_cannot_be_read_is_told_and_the_job_runs() -> None:
     assert f"spec.models.actor.uri: {HUB}: its config.json cannot be fetched: 401" in message(world, "Mapped")
 
 
-def test_on_gpus_nothing_is_placed_without_a_shape_which_is_read_again() -> None:
+def test_on_gpus_nothing_is_placed_without_a_shape() -> None:
     job = {**SFT, "models": {"actor": {"uri": HUB}}, "resources": {"device": "GPU", "slotsPerNode": 8}}
     world = World(spec=job, nodes=nodes(1, 8, A100))
     world.settle()
@@ -126,7 +126,7 @@ def test_on_gpus_nothing_is_placed_without_a_shape_which_is_read_again() -> None
     assert (reason(world, "Mapped"), world.made) == ("Mapped", ["job-a1"])
 
 
-def test_what_could_not_be_read_is_tried_again_for_another_mapping() -> None:
+def test_what_could_not_be_read_is_tried_for_another_mapping() -> None:
     world = reading()
     world.edit(runPolicy={"failureRules": [{"name": "all", "action": "Remap"}]})
     world.told(json.dumps([{"problem": "the hub does not answer"}]))
@@ -187,7 +187,7 @@ def test_a_pod_that_fails_leaves_the_shapes_unknown(words: str, fields: dict[str
     assert f"failed: {why}" in message(world, "Mapped").replace("ModuleNotFoundError: ", "")
 
 
-def test_what_others_put_beside_the_reader_neither_hides_nor_holds_up_its_words() -> None:
+def test_what_is_beside_the_reader_hides_none_of_its_words() -> None:
     world = reading()
     (pod,) = world.readers
     beside = ObservedContainer(name="istio-proxy", running=True)
@@ -360,7 +360,7 @@ STEP = {
     "placement",
     [{}, {"mode": "Manual", "pools": [{"name": "a", "models": ["actor", "reward"], "slotsPerNode": 1}]}],
 )
-def test_an_own_algorithm_is_read_in_the_job_s_image_and_then_mapped(placement: dict[str, Any]) -> None:
+def test_an_own_algorithm_is_read_in_the_image_then_mapped(placement: dict[str, Any]) -> None:
     world = World(spec={**OWN, "placement": placement})
     world.settle()
     assert (reason(world, "Mapped"), world.made) == ("ReadingShapes", [])
@@ -378,7 +378,7 @@ def test_an_own_algorithm_is_read_in_the_job_s_image_and_then_mapped(placement: 
     assert (world.phase, len(world.asked)) == ("Running", 1)
 
 
-def test_what_the_step_needs_is_asked_of_the_spec_once_it_is_known() -> None:
+def test_what_the_step_needs_is_asked_of_the_spec() -> None:
     spec = {**OWN, "models": {**OWN["models"], "critic": {"uri": HUB, "shape": SMALL}}}  # type: ignore[dict-item]
     world = World(spec=spec)
     world.settle()

@@ -44,7 +44,7 @@ def test_containers_and_what_is_in_them_are_merged_by_their_keys() -> None:
     assert [each["name"] for each in found["volumes"]] == ["scratch", "data"]
 
 
-def test_entries_without_a_key_are_added_once_and_plain_values_replaced() -> None:
+def test_entries_without_a_key_are_added_values_replaced() -> None:
     one, other = {"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Exists"}
     assert merged({"tolerations": [one]}, {"tolerations": [one, other]}) == {"tolerations": [one, other]}
     assert merged({"drop": ["ALL"]}, {"drop": ["NET_RAW"]}) == {"drop": ["NET_RAW"]}

@@ -80,7 +80,7 @@ def test_the_back_off_limit_ends_the_job() -> None:
     assert next(each.reason for each in world.status.conditions if each.type == "Failed") == "BackoffLimitExceeded"
 
 
-def test_the_pods_of_a_job_that_fails_are_kept_for_debugging_as_long_as_that_is_wanted() -> None:
+def test_pods_of_a_failed_job_are_kept_as_long_as_asked() -> None:
     policy = {"backoffLimit": 1, "keepPodsOnFailure": True}
     world = World(spec={**SFT, "runPolicy": policy})
     for _ in range(2):
@@ -131,7 +131,7 @@ def test_pods_that_train_are_not_kept_when_the_jobs_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("action", ["Restart", "Remap"])
-def test_what_had_no_memory_on_a_device_is_tried_with_half_the_micro_batch_down_to_a_sequence(action: str) -> None:
+def test_no_memory_on_a_device_halves_the_micro_batch(action: str) -> None:
     policy = {"failureRules": [{"name": "all", "action": action}], "backoffLimit": 9}
     resources = {"device": "GPU", "nodes": 1, "slotsPerNode": 1}
     world = World(spec={**SFT, "resources": resources, "runPolicy": policy}, nodes=nodes(2, 1, A100))
@@ -152,7 +152,7 @@ def test_what_had_no_memory_on_a_device_is_tried_with_half_the_micro_batch_down_
     assert "no memory for micro-batches of 4096 tokens; they have 2048 now" in told[2]
 
 
-def test_memory_that_another_option_would_save_says_nothing_of_micro_batches() -> None:
+def test_memory_saved_otherwise_says_no_micro_batches() -> None:
     resources = {"device": "GPU", "nodes": 1, "slotsPerNode": 1}
     world = World(spec={**SFT, "resources": resources}, nodes=nodes(1, 1, A100))
     world.run_to(5)
@@ -208,7 +208,7 @@ def test_a_new_attempt_waits_for_its_pause_where_nothing_is_left() -> None:
     assert world.made == ["job-a1", "job-a2"]
 
 
-def test_pauses_double_up_to_five_minutes_and_differ_from_job_to_job() -> None:
+def test_pauses_double_up_to_five_minutes_and_differ_by_job() -> None:
     def pause(failures: int, uid: str) -> float:
         world = running()
         ended = [
@@ -241,7 +241,7 @@ def replace_attempt(world: World, number: int) -> Attempt:
     return world.status.attempts[-1].model_copy(update={"attempt": number})
 
 
-def test_all_attempts_together_have_a_deadline_and_a_queue_does_not_count() -> None:
+def test_all_attempts_share_a_deadline_without_the_queue() -> None:
     spec = {**SFT, "runPolicy": {"activeDeadlineSeconds": 1000, "restartBackoffSeconds": 0}}
     world = World(spec=spec, labels={names.QUEUE: "team"})
     world.settle()

@@ -9,9 +9,7 @@ from rlhf_operator.cluster.client import ApiError
 from tests.operator.test_writes_to_a_failing_server import Parts, run
 
 
-def test_a_new_token_in_the_kubeconfig_is_taken_when_the_server_refuses_the_old_one(
-    tmp_path: Path, pauses: list[float]
-) -> None:
+def test_a_new_token_is_taken_when_the_old_is_refused(tmp_path: Path, pauses: list[float]) -> None:
     async def test(parts: Parts) -> None:
         config = tmp_path / "kubeconfig"
         for number in range(3):
@@ -36,7 +34,7 @@ def test_credentials_that_stay_refused_are_an_error(tmp_path: Path, pauses: list
     run(tmp_path, test)
 
 
-def test_requests_that_are_refused_together_renew_the_credentials_once(
+def test_refusals_together_renew_credentials_once(
     tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(parts: Parts) -> None:

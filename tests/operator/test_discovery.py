@@ -57,7 +57,7 @@ def test_pods_of_others_are_watched_where_nodes_may_be_read(
     run(tmp_path, test)
 
 
-def test_a_cluster_without_our_jobs_is_an_error_that_says_what_to_install(tmp_path: Path) -> None:
+def test_a_cluster_without_our_jobs_says_what_to_install(tmp_path: Path) -> None:
     async def test(parts: Parts) -> None:
         parts.server.will("GET", JOBS, 404)
         with pytest.raises(NoClusterError, match=r"crds\.enabled=true"):

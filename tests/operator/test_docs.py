@@ -147,7 +147,7 @@ def test_every_reason_of_a_condition_is_told_and_no_other() -> None:
     assert {reason for _, _, reason in documented} - DOCUMENTED_ELSEWHERE == known
 
 
-def test_reasons_of_failure_and_their_default_actions_are_documented() -> None:
+def test_reasons_and_default_actions_are_documented() -> None:
     assert {row[0]: row[1] for row in rows("reason", "default")} == DEFAULT_ACTIONS
     assert list(DEFAULT_ACTIONS) == list(get_args(Reason))
 
@@ -179,7 +179,7 @@ def test_the_example_of_templates_is_right() -> None:
     assert (made.node_selector, made.host_network) == ({"example.com/pool": "h100"}, True)
 
 
-def test_the_pod_that_hands_out_files_mounts_the_claim_that_a_job_gets() -> None:
+def test_the_pod_that_hands_out_files_mounts_the_jobs_claim() -> None:
     (text,) = re.findall(r"```yaml\n(apiVersion:.*?)```", STORAGE, re.DOTALL)
     pod = yaml.safe_load(text)
     (volume,) = pod["spec"]["volumes"]

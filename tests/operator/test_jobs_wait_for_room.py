@@ -70,7 +70,7 @@ def outcomes(cluster: SharedCluster, name: str) -> list[str]:
     return [each.outcome for each in cluster.status(name).attempts]
 
 
-def test_two_jobs_of_two_pods_with_room_for_two_run_one_after_the_other() -> None:
+def test_two_jobs_of_two_pods_run_one_after_the_other() -> None:
     cluster = SharedCluster([node("a", 1 + HEAD), node("b", 1 + HEAD)])
     first, second = submitted(cluster, spec(2), spec(2))
     cluster.settle()
@@ -84,7 +84,7 @@ def test_two_jobs_of_two_pods_with_room_for_two_run_one_after_the_other() -> Non
     assert [outcomes(cluster, name) for name in (first, second)] == [["Succeeded"]] * 2
 
 
-def test_twelve_jobs_with_room_for_two_finish_in_order_and_none_loses_an_attempt() -> None:
+def test_twelve_jobs_with_room_for_two_finish_in_order() -> None:
     cluster = SharedCluster([node("a", 2 * (1 + HEAD))])
     made = submitted(cluster, *[spec()] * 12)
     run_all(cluster, made)
@@ -95,7 +95,7 @@ def test_twelve_jobs_with_room_for_two_finish_in_order_and_none_loses_an_attempt
 @pytest.mark.parametrize(
     ("count", "seed"), [(40, 0), *(pytest.param(200, seed, marks=pytest.mark.slow) for seed in range(6))]
 )
-def test_of_random_jobs_none_waits_for_ever_and_none_is_overtaken(count: int, seed: int) -> None:
+def test_of_random_jobs_none_starves_or_is_overtaken(count: int, seed: int) -> None:
     cluster = SharedCluster([node(name, 8 + HEAD) for name in ("a", "b", "c")], seed)
     waiting = names_of(count)
     made = list(waiting)
@@ -125,7 +125,7 @@ def test_of_random_jobs_none_waits_for_ever_and_none_is_overtaken(count: int, se
     assert ends["Withdrawn"] <= len(made) / 10, "a scheduler that spreads pods at random seldom leaves room in pieces"
 
 
-def test_a_waiting_job_says_its_place_and_what_it_lacks_and_has_no_deadline() -> None:
+def test_a_waiting_job_says_its_place_and_what_it_lacks() -> None:
     cluster = SharedCluster([node("a", 2 + HEAD)])
     first, second, third = submitted(
         cluster, spec(2, runPolicy=PATIENT), spec(2), spec(runPolicy={"startupDeadlineSeconds": 5})
@@ -154,7 +154,7 @@ def test_a_job_waits_no_longer_than_it_wants_to() -> None:
     assert cluster.condition(second, "Failed").reason == "QueueDeadlineExceeded"
 
 
-def test_a_small_job_does_not_overtake_a_large_one_on_the_same_nodes_but_on_others() -> None:
+def test_a_small_job_overtakes_a_large_one_on_other_nodes() -> None:
     cluster = SharedCluster([node("a", 4 + HEAD, kind="a"), node("b", 1 + HEAD, kind="b")])
     on_a, on_b = {"kind": "a"}, {"kind": "b"}
     small, large, behind, beside = submitted(cluster, spec(on=on_a), spec(4, on=on_a), spec(on=on_a), spec(on=on_b))
@@ -169,7 +169,7 @@ def test_a_small_job_does_not_overtake_a_large_one_on_the_same_nodes_but_on_othe
     assert not decide(seen, cluster.now, cluster.settings).actions, "who waits reads nothing live"
 
 
-def test_of_those_that_wait_the_highest_priority_has_its_turn_first_and_of_one_priority_the_oldest() -> None:
+def test_priority_goes_first_and_then_age() -> None:
     cluster = SharedCluster([node("a", 1 + HEAD)])
     for name, value, is_default in (("low", -1, False), ("usual", 10, True), ("high", 1000, False)):
         metadata = {"name": name, "uid": name}
@@ -187,7 +187,7 @@ def test_of_those_that_wait_the_highest_priority_has_its_turn_first_and_of_one_p
     assert cluster.begun == ["runs-a1", *(f"{made[place]}-a1" for place in (4, 6, 1, 2, 5, 0, 3))]
 
 
-def test_a_job_for_which_the_nodes_are_too_small_is_in_nobodys_way() -> None:
+def test_a_job_too_large_for_the_nodes_is_in_nobodys_way() -> None:
     cluster = SharedCluster([node("a", 1 + HEAD)])
     large, small = submitted(cluster, spec(2), spec())
     cluster.settle()
@@ -210,7 +210,7 @@ def test_what_a_template_requests_may_be_a_number() -> None:
     assert "(1.5 CPUs, 1Gi, 4 rdma/hca)" in cluster.condition(job, "Mapped").message
 
 
-def test_who_finds_the_room_taken_after_all_gives_back_what_it_has_and_loses_no_attempt() -> None:
+def test_who_finds_the_room_taken_loses_no_attempt() -> None:
     cluster = SharedCluster([node("a", 1, to="workers"), node("b", HEAD), node("c", 1, to="workers")])
     first, second = submitted(cluster, spec(2, on={"to": "workers"}), spec(1, on={"to": "workers"}))
     cluster.pass_over_all()
@@ -267,7 +267,7 @@ def test_a_job_in_a_queue_of_kueue_waits_in_no_line() -> None:
     assert cluster.status("queued").reserved == ()
 
 
-def test_the_label_of_a_queue_overtakes_nobody_where_there_is_no_kueue() -> None:
+def test_a_queues_label_overtakes_nobody_without_kueue() -> None:
     cluster = SharedCluster([node("a", 1 + HEAD), node("b", 1 + HEAD)])
     for name in ("first", "second"):
         cluster.submit(name, spec(2), **{names.QUEUE: "team"})
@@ -277,7 +277,7 @@ def test_the_label_of_a_queue_overtakes_nobody_where_there_is_no_kueue() -> None
     assert cluster.begun == ["first-a1"]
 
 
-def test_room_is_held_from_the_status_on_and_not_from_the_first_pod_on() -> None:
+def test_room_is_held_from_the_status_on_not_the_first_pod() -> None:
     cluster = SharedCluster([node("a", 1 + HEAD), node("b", 1 + HEAD)])
     submitted(cluster, *[spec()] * 3)
     cluster.pass_over_all()
@@ -320,7 +320,7 @@ def test_what_the_scheduler_counts_is_counted(of_pods: dict[str, Any], has: dict
     assert cluster.begun == [f"{first}-a1", f"{second}-a1"]
 
 
-def test_the_pods_that_a_failed_job_leaves_hold_up_no_job_that_they_leave_room() -> None:
+def test_pods_of_a_failed_job_hold_up_no_job_with_room() -> None:
     cluster = SharedCluster([node("a", 1 + HEAD), node("b", 1 + HEAD)])
     failing, large, small = submitted(
         cluster, spec(runPolicy={"backoffLimit": 0, "keepPodsOnFailure": True}), spec(2), spec()
@@ -335,7 +335,7 @@ def test_the_pods_that_a_failed_job_leaves_hold_up_no_job_that_they_leave_room()
     assert cluster.begun == [f"{failing}-a1", f"{small}-a1"]
 
 
-def test_the_first_in_line_is_not_overtaken_at_the_node_of_its_head_pod() -> None:
+def test_the_first_is_not_overtaken_at_its_heads_node() -> None:
     cluster = SharedCluster([node("a", 1, kind="a"), node("b", 1, kind="b"), node("heads", HEAD, kind="heads")])
     wanted = [spec(on={"kind": kind}) for kind in ("b", "a", "b")]
     for each in wanted:
@@ -381,7 +381,7 @@ def test_who_holds_room_takes_no_more_of_it_before_its_elders() -> None:
     assert [pool.nodes for pool in again.pools] == [pool.nodes for pool in failed.mapping.pools]
 
 
-def test_an_attempt_without_a_reservation_has_one_as_soon_as_its_pods_have_nodes() -> None:
+def test_an_attempt_reserves_once_its_pods_have_nodes() -> None:
     cluster = SharedCluster([node("a", 1 + HEAD)])
     (job,) = submitted(cluster, spec())
     cluster.pass_over_all()
@@ -408,7 +408,7 @@ def test_withdrawn_attempts_hide_no_failure_and_put_none_off() -> None:
     assert [each.attempt for each in cluster.status(job).attempts] == [1, *range(3, 12)]
 
 
-def test_a_job_that_is_being_deleted_gives_its_room_to_the_next_at_once() -> None:
+def test_a_deleted_job_gives_its_room_to_the_next_at_once() -> None:
     cluster = SharedCluster([node("a", 1 + HEAD)])
     first, second = submitted(cluster, spec(), spec())
     cluster.pass_over_all()
@@ -418,7 +418,7 @@ def test_a_job_that_is_being_deleted_gives_its_room_to_the_next_at_once() -> Non
     assert cluster.begun == [f"{first}-a1", f"{second}-a1"]
 
 
-def test_what_a_job_has_reserved_where_others_came_first_counts_where_its_pods_can_go() -> None:
+def test_a_reservation_counts_where_its_pods_can_go() -> None:
     cordoned = {**node("b", 1 + HEAD), "spec": {"unschedulable": True}}
     cluster = SharedCluster([cordoned, node("a", 1 + HEAD), node("c", 2.1 + HEAD)])
     submitted(cluster, spec())
@@ -455,7 +455,7 @@ def test_a_job_that_cannot_be_read_holds_up_none_behind_it(wrong: dict[str, Any]
     assert cluster.begun == [f"{second}-a1"]
 
 
-def test_a_long_line_is_not_written_anew_for_each_job_that_leaves_it() -> None:
+def test_a_long_line_is_not_rewritten_for_each_job() -> None:
     cluster = SharedCluster([node("a", 1 + HEAD)])
     made = submitted(cluster, *[spec()] * 40)
     cluster.settle()

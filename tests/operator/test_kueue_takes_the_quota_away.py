@@ -76,7 +76,7 @@ def test_a_preemption_is_no_fault_of_a_running_job(is_free: bool) -> None:
     assert world.status.attempts[-1].counted is False
 
 
-def test_a_job_that_was_preempted_goes_on_when_it_is_admitted_again() -> None:
+def test_a_preempted_job_goes_on_when_it_is_admitted_again() -> None:
     world = preempted()
     world.settle()
     world.start_again()
@@ -113,7 +113,7 @@ def suspended_before_kueue_says_why() -> World:
     return world
 
 
-def test_a_suspension_whose_reason_is_seen_a_little_later_is_a_preemption() -> None:
+def test_a_suspension_explained_later_is_a_preemption() -> None:
     world = suspended_before_kueue_says_why()
     world.wait(EVICTION_SECONDS - 1)
     world.settle()
@@ -130,7 +130,7 @@ def test_a_suspension_whose_reason_is_never_seen_is_an_eviction() -> None:
     assert (failed(world).reason, world.status.failed_attempts, world.phase) == ("Evicted", 0, "Restarting")
 
 
-def test_where_workloads_cannot_be_read_nobody_waits_for_their_word() -> None:
+def test_unreadable_workloads_are_not_waited_for() -> None:
     world = running(labels=QUEUED)
     world.take_quota()
     world.quota = None
@@ -139,7 +139,7 @@ def test_where_workloads_cannot_be_read_nobody_waits_for_their_word() -> None:
 
 
 @pytest.mark.parametrize("why", ["Preempted", "PodsReadyTimeout"])
-def test_an_eviction_before_the_pods_were_ready_only_queues_again(why: str) -> None:
+def test_an_eviction_before_pods_were_ready_queues_again(why: str) -> None:
     world = starting()
     world.take_quota()
     assert world.quota
@@ -154,7 +154,7 @@ def test_an_eviction_before_the_pods_were_ready_only_queues_again(why: str) -> N
     assert (world.phase, world.made, world.status.failed_attempts) == ("Running", ["job-a1"], 0)
 
 
-def test_a_job_that_is_admitted_again_waits_until_its_old_pods_are_gone() -> None:
+def test_a_job_admitted_again_waits_for_its_old_pods() -> None:
     world = admitted_beside_its_old_pods()
     old = old_pods(world)
     world.settle()
@@ -169,7 +169,7 @@ def test_a_job_that_is_admitted_again_waits_until_its_old_pods_are_gone() -> Non
     assert (world.phase, world.made, world.status.failed_attempts) == ("Running", ["job-a1"], 0)
 
 
-def test_it_waits_for_a_pod_that_does_not_go_until_that_would_be_forced() -> None:
+def test_it_waits_for_a_stuck_pod_until_that_is_forced() -> None:
     world = admitted_beside_its_old_pods()
     limit = world.pods[old_pods(world)[0]].grace_seconds + 300
     world.settle()
@@ -189,7 +189,7 @@ def test_a_pod_that_is_deleted_under_its_quota_is_lost_at_once() -> None:
     assert (failed(world).reason, world.phase) == ("HeadLost", "Restarting")
 
 
-def test_a_job_that_fails_before_it_is_whole_does_not_wait_for_the_quota_that_kueue_has_taken_back() -> None:
+def test_a_job_that_fails_early_waits_for_no_taken_quota() -> None:
     world = starting()
     world.restart_operator()
     world.rayjobs["job-a1"] = replace(world.rayjobs["job-a1"], deployment_status="Failed", job_status="FAILED")

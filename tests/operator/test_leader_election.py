@@ -219,7 +219,7 @@ def test_a_standby_that_ends_leaves_the_lease_to_the_leader() -> None:
     simulated(history)
 
 
-def test_a_leader_that_was_killed_is_followed_after_the_duration_and_not_before() -> None:
+def test_a_killed_leader_is_followed_after_the_duration() -> None:
     async def history(loop: SimulatedLoop) -> None:
         store = Store()
         first = Replica(loop, store, "first")
@@ -253,7 +253,7 @@ def test_a_leader_outlives_an_outage_shorter_than_the_deadline(error: Exception)
     simulated(history)
 
 
-def test_a_leader_without_the_server_stops_at_the_deadline_before_another_begins() -> None:
+def test_a_leader_without_server_stops_before_the_next() -> None:
     async def history(loop: SimulatedLoop) -> None:
         store = Store()
         first = Replica(loop, store, "first")
@@ -273,7 +273,7 @@ def test_a_leader_without_the_server_stops_at_the_deadline_before_another_begins
     simulated(history)
 
 
-def test_the_deadline_counts_from_the_renewal_that_the_server_has_and_not_from_its_answer() -> None:
+def test_the_deadline_counts_from_the_servers_renewal() -> None:
     async def history(loop: SimulatedLoop) -> None:
         store = Store()
         leader = Replica(loop, store, "leader")
@@ -288,7 +288,7 @@ def test_the_deadline_counts_from_the_renewal_that_the_server_has_and_not_from_i
     simulated(history)
 
 
-def test_a_leader_that_stalled_writes_nothing_when_it_wakes_and_ends() -> None:
+def test_a_leader_that_stalled_writes_nothing_and_ends() -> None:
     async def history(loop: SimulatedLoop) -> None:
         store = Store()
         first = Replica(loop, store, "first")
@@ -362,7 +362,7 @@ def test_clocks_that_differ_between_machines_do_not_matter() -> None:
     simulated(history)
 
 
-def test_a_container_that_starts_again_takes_its_own_lease_at_once() -> None:
+def test_a_restarted_container_takes_its_lease_at_once() -> None:
     async def history(loop: SimulatedLoop) -> None:
         store = Store()
         before = Replica(loop, store, "pod")
@@ -376,7 +376,7 @@ def test_a_container_that_starts_again_takes_its_own_lease_at_once() -> None:
     simulated(history)
 
 
-def test_what_the_leading_task_raises_ends_the_run_and_frees_the_lease() -> None:
+def test_what_the_leading_task_raises_frees_the_lease() -> None:
     async def broken() -> None:
         await asyncio.sleep(1)
         raise KeyError("a bug")

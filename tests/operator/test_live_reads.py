@@ -100,14 +100,14 @@ def test_a_job_that_had_one_is_listed_whatever_the_cache_knows(is_cached: bool) 
     assert [each for each in server.asked if each.startswith("list")] == ["list pods", "list rayjobs"]
 
 
-def test_a_job_whose_status_was_lost_is_listed_where_the_cache_knows_of_an_attempt() -> None:
+def test_a_job_of_lost_status_is_listed_by_its_attempt() -> None:
     server, cache = Server({}, rayjob("8")), Cache()
     cache.put("rayjobs", rayjob("7"))
     assert [each.name for each in looked(server, cache).rayjobs] == ["a-a1"]
     assert "list rayjobs" in server.asked
 
 
-def test_what_others_hold_on_a_node_is_seen_and_not_what_the_job_itself_holds() -> None:
+def test_what_others_hold_on_a_node_counts_and_not_its_own() -> None:
     cache = Cache()
     cache.put("jobs", job({"attempt": 1}))
     labels = {names.JOB_NAME: "a", names.JOB_UID: "u", names.ATTEMPT: "1"}

@@ -87,7 +87,7 @@ def go_on(world: World, steps: int) -> None:
     world.settle()
 
 
-def test_the_mapping_shows_what_a_step_takes_and_the_attempt_what_it_took_beside_the_prediction() -> None:
+def test_mapping_and_attempt_show_predicted_and_measured() -> None:
     world = trained(2.0)
     (phase,) = measured(world).phases
     assert (phase.phase, phase.seconds, measured(world).step) == ("update", 2.0, 12)
@@ -99,7 +99,7 @@ def test_the_mapping_shows_what_a_step_takes_and_the_attempt_what_it_took_beside
     assert measured(world).step_seconds == 2.0, "once an attempt"
 
 
-def test_the_next_attempt_is_predicted_as_the_last_one_was_measured() -> None:
+def test_the_next_attempt_is_predicted_as_the_last_measured() -> None:
     world = trained(2.0)
     assert mapping(world).predicted_step_seconds != pytest.approx(2.0)
     world.edit(suspend=True)
@@ -115,7 +115,7 @@ def test_the_next_attempt_is_predicted_as_the_last_one_was_measured() -> None:
     assert measured(world, 2).phases == measured(world, 1).phases, "predictions beside it are not corrected"
 
 
-def test_a_job_is_corrected_by_another_one_with_the_same_models_only() -> None:
+def test_a_job_is_corrected_only_by_one_with_its_models() -> None:
     (attempt,) = trained(2.0).status.attempts
     alone = World(nodes=fleet(2))
     same, other = (World(nodes=fleet(2), others=(each,)) for each in (attempt, _with(attempt, models="others")))
@@ -130,7 +130,7 @@ def _with(attempt: Attempt, **changes: object) -> Attempt:
     return attempt.model_copy(update={"measured": attempt.measured.model_copy(update=changes)})
 
 
-def test_the_newest_attempt_on_such_gpus_corrects_and_without_one_the_newest() -> None:
+def test_the_newest_attempt_on_such_gpus_corrects() -> None:
     def took(seconds: float, gpu: str) -> Measured:
         phases = (MeasuredPhase(phase="update", seconds=seconds, predicted_seconds=1.0),)
         return Measured(step=9, step_seconds=seconds, gpus=(gpu,), phases=phases)
@@ -152,7 +152,7 @@ def after(seen: Snapshot, took: Measured) -> Snapshot:
     return replace(seen, job=replace(seen.job, status=status))
 
 
-def test_responses_are_taken_to_be_as_long_as_in_the_last_attempt() -> None:
+def test_responses_are_as_long_as_in_the_last_attempt() -> None:
     job, seen = example_jobs()[PPO], snapshot(example_jobs()[PPO], nodes(1))
     answers = []
     for tokens in (None, 10.0, 1e6):
@@ -175,7 +175,7 @@ def slowed(job: Job, have: MappedPlacement, seen: Snapshot, phase: str) -> tuple
     return after(seen, measure(job, have, told, 9, seen, SETTINGS)), told.step_seconds
 
 
-def test_the_phases_that_took_longest_show_which_placement_is_better() -> None:
+def test_the_slowest_phases_show_the_better_placement() -> None:
     job = changed(PPO, {"resources.nodes": 4, "resources.slotsPerNode": 1, "resources.device": "CPU"})
     seen = snapshot(job, nodes(4))
     first = map_job(job, seen, SETTINGS).mapping
@@ -202,7 +202,7 @@ def test_a_better_placement_is_named_and_not_taken_unasked() -> None:
     assert (named(world), world.made, mapping(world).slots) == (1, ["job-a1"], 2)
 
 
-def test_a_better_placement_is_taken_at_the_next_checkpoint_where_that_is_wanted() -> None:
+def test_a_better_placement_waits_for_the_next_checkpoint() -> None:
     world = outgrown("AtCheckpoint")
     assert mapped(world)[1].endswith("it is taken at the next checkpoint.")
     assert world.status.checkpoint
@@ -288,6 +288,6 @@ def test_a_fault_of_the_mapper_does_not_stop_the_job(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("seconds", [0.001, 1.0, 1000.0])
-def test_the_speed_of_the_steps_alone_makes_no_other_placement_better(seconds: float) -> None:
+def test_the_steps_speed_alone_recommends_no_placement(seconds: float) -> None:
     world = trained(seconds, spec=GROWS)
     assert (mapped(world)[0], named(world)) == ("Mapped", 0)

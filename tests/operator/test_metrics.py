@@ -191,7 +191,7 @@ def test_a_job_with_pods_holds_gpus(phase: str) -> None:
     assert values(families["rlhf_job_gpus"]) == {("held", "team"): 16}
 
 
-def test_a_job_that_has_ended_holds_no_gpus_and_its_checkpoint_does_not_age() -> None:
+def test_an_ended_job_holds_no_gpus_and_its_save_ages_not() -> None:
     families = scraped(metrics_of([job("over", {**WHOLE, "phase": "Succeeded"})]))
     assert not families["rlhf_job_gpus"].samples
     assert not families["rlhf_job_checkpoint_age_seconds"].samples
@@ -215,7 +215,7 @@ def test_a_job_is_charged_for_the_time_with_pods() -> None:
     }
 
 
-def test_a_job_without_prices_has_no_cost_and_one_that_is_made_anew_begins_at_nothing() -> None:
+def test_a_job_without_prices_has_no_cost_a_new_one_begins_at_0() -> None:
     spent = Spent()
     mapping = {name: value for name, value in WHOLE["mapping"].items() if name != "pricePerHour"}
     unpriced = job("full", {**WHOLE, "mapping": mapping})
@@ -261,7 +261,7 @@ def test_nothing_in_a_job_breaks_the_scrape_of_the_others() -> None:
     assert ("odd-text", "team", 'a"b\n\\c') in values(families["rlhf_job_last_failure"])
 
 
-def test_only_the_leader_tells_of_jobs_so_that_a_sum_counts_each_once() -> None:
+def test_only_the_leader_tells_of_jobs() -> None:
     leads = True
     metrics = OperatorMetrics(
         version="1", jobs=lambda: [job("full", WHOLE)], queue_depth=lambda: 0, leads=lambda: leads, now=lambda: NOW

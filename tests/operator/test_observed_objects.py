@@ -82,7 +82,7 @@ def pod(**status: Any) -> dict[str, Any]:
     return {"metadata": metadata, "spec": {"nodeName": "node", "terminationGracePeriodSeconds": 300}, "status": status}
 
 
-def test_a_pod_that_is_told_to_end_has_been_so_since_the_beginning_of_its_grace() -> None:
+def test_a_pod_told_to_end_ends_since_its_grace_began() -> None:
     document = pod(phase="Running")
     document["metadata"] |= {"deletionTimestamp": "2026-01-31T12:10:00Z", "deletionGracePeriodSeconds": 600}
     found = parse.pod(document)
@@ -167,7 +167,7 @@ def test_only_the_controlling_owner_owns_a_rayjob() -> None:
         ({"QuotaReserved": ("False", "Pending"), "Finished": ("False", "x")}, False, "", "QuotaReserved says Pending"),
     ],
 )
-def test_a_quota_is_held_until_kueue_has_it_back_from_a_job_that_goes_on(
+def test_a_quota_is_held_until_kueue_has_it_back(
     told: dict[str, tuple[str, str]], reserved: bool, evicted: str, message: str
 ) -> None:
     found = [
@@ -197,7 +197,7 @@ def test_a_job_names_its_inputs_and_claims() -> None:
     assert claims_named(spec) == {"c", "store"}
 
 
-def test_a_change_of_a_job_is_news_for_all_that_read_it_even_through_others() -> None:
+def test_a_change_of_a_job_is_news_for_all_its_readers() -> None:
     cache = Cache()
     cache.put("jobs", job("c", actor="job://b"))
     cache.put("jobs", job("b", actor="job://a"))
@@ -224,7 +224,7 @@ def test_an_earlier_version_never_replaces_a_later_one() -> None:
     assert entry.value.status.phase == "Running"
 
 
-def test_what_was_deleted_does_not_come_back_but_its_successor_does() -> None:
+def test_what_was_deleted_stays_away_but_its_successor() -> None:
     cache = Cache()
     cache.put("jobs", job("a", 10))
     cache.remove("jobs", job("a", 11))
@@ -318,7 +318,7 @@ def test_a_claim_that_outlives_its_job_says_whose_it_was() -> None:
     assert seen(labels={names.JOB_NAME: "a"}) == (False, "")
 
 
-def test_a_claim_belongs_to_the_job_that_writes_to_it_whoever_else_owns_it() -> None:
+def test_a_claim_belongs_to_the_job_that_writes_to_it() -> None:
     owners = [{"kind": "RLHFJob", "name": name, "uid": f"uid of {name}"} for name in ("b", "a")]
     metadata = {"namespace": "n", "name": "a-output", "uid": "k", "resourceVersion": "9", "ownerReferences": owners}
     cache = Cache()
@@ -326,7 +326,7 @@ def test_a_claim_belongs_to_the_job_that_writes_to_it_whoever_else_owns_it() -> 
     assert [entry.owner for _, entry in cache.claims] == ["uid of a"]
 
 
-def test_a_claim_says_who_made_it_and_what_size_it_has_unless_that_means_nothing() -> None:
+def test_a_claim_says_its_maker_and_its_size() -> None:
     labels = {names.JOB_UID: "of a job"}
     claim = {"metadata": {"labels": labels}, "status": {"capacity": {"storage": "5Gi"}}}
     assert (parse.claim(claim).maker, parse.claim(claim).size) == ("of a job", "5Gi")
@@ -344,7 +344,7 @@ def container(gpu: str = "0", **requests: str) -> dict[str, Any]:
     return {"resources": {"requests": {"nvidia.com/gpu": gpu, **requests}}}
 
 
-def test_a_pod_holds_what_its_containers_request_together_or_one_before_them() -> None:
+def test_a_pod_holds_its_containers_sum_or_an_earlier_one() -> None:
     before = [container(memory="9Gi"), {**container(memory="1Gi"), "restartPolicy": "Always"}]
     document = holding(
         "a",
@@ -360,7 +360,7 @@ def test_a_pod_holds_what_its_containers_request_together_or_one_before_them() -
     assert parse.pod(document).requests == {}
 
 
-def test_what_the_pods_of_a_node_hold_is_known_whoever_they_belong_to() -> None:
+def test_what_all_pods_of_a_node_hold_is_known() -> None:
     cache = Cache()
     two = [container(gpu="2", memory="1Gi")]
     assert cache.put("pods", holding("a", 1, containers=two)) == set()
@@ -389,7 +389,7 @@ def test_of_a_pod_that_is_of_no_job_little_is_kept() -> None:
     assert parse.slim_pod(document) is document
 
 
-def test_why_a_pod_ended_is_known_after_kuberay_has_taken_it_away() -> None:
+def test_a_pods_end_is_explained_after_kuberay_took_it() -> None:
     cache, labels = Cache(), {names.JOB_NAME: "j", names.JOB_UID: "u", names.ATTEMPT: "2"}
 
     def job(attempt: int, version: int, uid: str = "u") -> ObservedJob:
@@ -421,7 +421,7 @@ def test_why_a_pod_ended_is_known_after_kuberay_has_taken_it_away() -> None:
     assert [each.name for each in cache.lost_pods(job(3, 11))] == ["later", "too-late"]
 
 
-def test_the_dead_pods_of_a_deleted_job_say_nothing_of_the_next_one_of_its_name() -> None:
+def test_dead_pods_of_a_deleted_job_say_nothing_of_the_next() -> None:
     cache = Cache()
     owner = {"namespace": "n", "name": "j", "uid": "old", "resourceVersion": "1"}
     cache.put("jobs", {"metadata": owner, "status": {"attempt": 1}})

@@ -35,7 +35,7 @@ def test_every_example_is_mapped_onto_cpu_slots(name: str) -> None:
     assert answer.mapping.predicted_step_seconds
 
 
-def test_on_cpu_slots_the_models_of_the_golden_path_share_one_pool() -> None:
+def test_on_cpu_the_golden_paths_models_share_a_pool() -> None:
     (pool,) = mapped(example_jobs()[PPO], nodes(1)).pools
     assert (pool.name, pool.nodes, pool.slots_per_node) == ("all", 1, 2)
     assert pool.models == ("actor", "critic", "reference", "reward")
@@ -87,7 +87,7 @@ def test_the_least_price_is_that_of_the_chart(price: float, expected: str) -> No
     assert {pool.gpu for pool in mapped(changed(PPO, fast), there, priced).pools} == {"h100-80g"}
 
 
-def test_a_mapping_says_what_its_gpus_cost_an_hour_where_all_have_a_price() -> None:
+def test_a_mapping_says_its_price_where_all_have_one() -> None:
     there = [node("a", gpus=8, product=A100, labels={"type": "a"})]
     groups = [{"matchLabels": {"type": "a"}, "pricePerGpuHour": 1.5}]
     priced = Settings.model_validate({"nodeGroups": groups}, by_alias=True, by_name=False)
@@ -159,7 +159,7 @@ def requires(*terms: dict[str, Any]) -> Job:
         ("rack", "Lt", ["1"], False),
     ],
 )
-def test_a_node_that_the_template_s_affinity_leaves_out_does_not_count(
+def test_a_node_left_out_by_the_affinity_does_not_count(
     key: str, operator: str, values: list[str], suits: bool
 ) -> None:
     there = [node("n", gpus=8, product=A100, labels={"zone": "a", "cards": "8"})]
@@ -189,7 +189,7 @@ def test_the_taint_of_gpu_nodes_needs_no_toleration() -> None:
     assert mapped(example_jobs()[PPO], [node("n", gpus=8, product=A100, taints=taints)]).device == "GPU"
 
 
-def test_gpus_of_another_name_count_where_the_job_or_the_installation_says_so() -> None:
+def test_gpus_of_another_name_count_where_it_is_said() -> None:
     there = [node("n", gpus=8, product=A100, resource="example.com/gpu")]
     assert mapped(example_jobs()[PPO], there).device == "CPU"
     assert mapped(changed(PPO, {"runtime.gpuResourceName": "example.com/gpu"}), there).device == "GPU"
@@ -323,7 +323,7 @@ def test_nodes_of_two_types_are_both_used() -> None:
     ), "two of the faster type are there"
 
 
-def test_a_product_that_the_table_lacks_is_used_without_a_prediction() -> None:
+def test_a_product_not_in_the_table_has_no_prediction() -> None:
     answer = place(changed(PPO, {"resources.slotsPerNode": 8}), nodes(1, 8, "NVIDIA-X9000"))
     assert answer.reason == "ShapesUnknown"
     assert answer.mapping
@@ -332,7 +332,7 @@ def test_a_product_that_the_table_lacks_is_used_without_a_prediction() -> None:
     assert "the figures of GPU NVIDIA-X9000 are not known" in answer.message
 
 
-def test_a_product_that_the_table_lacks_is_named_where_it_is_one_of_several_or_placed_by_hand() -> None:
+def test_an_unknown_product_is_named_among_others() -> None:
     job = changed(PPO, {"resources.nodes": 2, "resources.slotsPerNode": 8})
     mixed = (*nodes(1, 8, A100, "a"), *nodes(1, 8, "NVIDIA-X9000", "x"))
     assert "GPU NVIDIA-X9000 are not known; cluster.gpus" in place(job, mixed).message
@@ -352,7 +352,7 @@ def test_models_of_the_hub_live_together() -> None:
     assert "spec.models.actor.uri: hf://someone/model: its config.json has not been read" in answer.message
 
 
-def test_with_unknown_shapes_the_most_nodes_that_divide_the_batch_are_taken() -> None:
+def test_with_unknown_shapes_the_most_fitting_nodes_are_taken() -> None:
     job = changed("helpful-sft", {"models.actor.uri": "hf://someone/model", "resources.maxNodes": 3} | CPU_SLOTS)
     assert mapped(job, nodes(3)).slots == 4, "6 slots do not divide the batch of 32"
     odd = changed("helpful-sft", {"models.actor.uri": "hf://someone/model", "resources.slotsPerNode": 3})
@@ -367,7 +367,7 @@ def test_an_input_that_is_not_there_leaves_shapes_unknown() -> None:
     assert map_job(job, seen, SETTINGS).reason == "ShapesUnknown"
 
 
-def test_without_the_right_to_list_nodes_the_manifest_is_believed() -> None:
+def test_without_rights_to_nodes_the_manifest_is_believed() -> None:
     answer = place(changed(PPO, {"resources.device": "GPU", "resources.slotsPerNode": 4, "resources.nodes": 2}), None)
     assert answer.mapping
     assert answer.mapping.device == "GPU"
@@ -376,7 +376,7 @@ def test_without_the_right_to_list_nodes_the_manifest_is_believed() -> None:
     assert mapped(changed(PPO, {"resources.device": "CPU"}), None).device == "CPU"
 
 
-def test_without_the_right_to_list_nodes_the_manifest_says_the_device() -> None:
+def test_without_rights_to_nodes_the_manifest_says_the_device() -> None:
     for job in (example_jobs()[PPO], changed(PPO, {"placement": {"mode": "Manual", "pools": POOLS}})):
         answer = place(job, None)
         assert answer.reason == "NoFeasiblePlacement"
@@ -414,7 +414,7 @@ def test_pools_by_hand_that_no_node_can_take_are_refused() -> None:
     assert place(changed(PPO, {"placement": {"mode": "Manual", "pools": POOLS}}), ()).reason == "NoFeasiblePlacement"
 
 
-def test_nodes_that_are_there_are_told_where_more_of_them_would_do() -> None:
+def test_nodes_are_told_where_more_of_them_would_do() -> None:
     large = {f"models.{role}.shape": {"name": "llama-3-70b"} for role in ("actor", "critic", "reward")}
     asked = {"resources.slotsPerNode": 8, "training.promptBatchSize": 256, "training.miniBatchSize": None}
     job = changed(PPO, {**large, **asked})
@@ -449,7 +449,7 @@ def test_a_fault_of_the_mapper_is_one_job_s_trouble(monkeypatch: pytest.MonkeyPa
     assert (answer.reason, answer.message) == ("MapperError", "ZeroDivisionError: of the test")
 
 
-def test_the_answer_and_its_hash_do_not_depend_on_the_order_or_the_names_of_nodes() -> None:
+def test_answer_and_hash_depend_on_no_order_or_names() -> None:
     job = changed(PPO, {"resources.nodes": 2, "resources.slotsPerNode": None})
     there = [*nodes(2, 8, A100, "a"), *nodes(2, 4, H100, "h"), *nodes(3, 0, "", "c")]
     first = mapped(job, there)

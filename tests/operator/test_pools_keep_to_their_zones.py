@@ -70,7 +70,7 @@ def test_nodes_are_told_with_their_zones() -> None:
     assert (alike.count, alike.zones, alike.zone_bandwidth) == (4, (), None)
 
 
-def test_nodes_of_one_kind_in_several_zones_are_a_choice_of_their_own() -> None:
+def test_nodes_of_one_kind_in_several_zones_are_a_choice() -> None:
     """Else nodes of another kind could take their places among the most that a job may have."""
     others = [node(f"h{place}", gpus=4, product="NVIDIA-H100-80GB-HBM3", labels={ZONE: "a"}) for place in range(3)]
     job, given = LARGE, zoned()
@@ -83,7 +83,7 @@ def pools_of(zones: str, given: Settings) -> MappedPlacement:
     return mapped(LARGE, there(zones), given)
 
 
-def test_the_workers_of_a_pool_over_two_zones_are_a_group_in_each() -> None:
+def test_workers_of_a_pool_over_two_zones_are_two_groups() -> None:
     (pool,) = pools_of("abab", zoned()).pools
     assert pool.zones
     assert sorted(pool.zones) == list("aabb")

@@ -168,7 +168,7 @@ def test_nothing_is_decided_before_the_first_list_has_worked(monkeypatch: pytest
     run(world, nothing_to_do, test)
 
 
-def test_a_wish_for_a_live_look_is_granted_once_and_nothing_is_applied_before() -> None:
+def test_a_wish_for_a_live_look_is_granted_once() -> None:
     world = World("a")
     asked: list[bool] = []
 
@@ -214,7 +214,7 @@ def test_a_stale_pass_is_repeated_on_a_live_look() -> None:
     run(world, nothing_to_do, test)
 
 
-def test_what_was_refused_is_known_to_the_next_pass_until_it_is_made() -> None:
+def test_a_refusal_is_known_to_the_next_passes() -> None:
     world = World("a")
     refusal = Refusal(reason="CreateRefused", message="exceeded quota")
     world.failures["a"] = [RefusedError(refusal)]
@@ -288,7 +288,7 @@ def test_a_job_for_which_something_was_made_is_looked_at_again() -> None:
     run(world, make_once, test)
 
 
-def test_jobs_are_worked_on_side_by_side_and_a_job_never_twice_at_once() -> None:
+def test_jobs_run_side_by_side_and_none_twice_at_once() -> None:
     world = World(*(f"j{number}" for number in range(40)))
 
     async def test(engine: Reconciler) -> None:
@@ -323,7 +323,7 @@ def test_one_job_at_a_time_looks_at_what_is_free_and_reserves_it() -> None:
     run(world, reserve, test)
 
 
-def test_what_follows_a_reservation_keeps_no_other_job_from_its_own() -> None:
+def test_what_follows_a_reservation_holds_up_no_other() -> None:
     world = World("a", "b")
     goes_on = asyncio.Event()
 
@@ -386,7 +386,7 @@ def test_a_job_that_is_gone_is_not_applied() -> None:
     run(world, nothing_to_do, test)
 
 
-def test_head_pods_are_asked_again_and_again_and_news_brings_a_pass() -> None:
+def test_head_pods_are_polled_and_news_brings_a_pass() -> None:
     world = World("a", "b")
     world.heads = {"a"}
 

@@ -12,7 +12,7 @@ from rlhf_operator.times import ServerClock
 from tests.operator.test_reconciler import World, nothing_to_do, run, until
 
 
-def test_a_head_pod_that_does_not_answer_is_asked_less_and_less_often() -> None:
+def test_a_silent_head_pod_is_asked_less_and_less_often() -> None:
     world = World("a")
     world.heads, world.is_deaf = {"a"}, True
 

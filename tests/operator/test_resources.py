@@ -51,7 +51,7 @@ def worker(changes: Mapping[str, object] | None = None, there: Any = CPUS, **mor
     return pod_of(next(iter(groups(rayjob(changes, there, **more)).values())))
 
 
-def test_things_are_made_in_the_order_in_which_they_need_each_other() -> None:
+def test_things_are_made_in_the_order_of_their_needs() -> None:
     found = made(example_jobs()[PPO], CPUS, attempt=3)
     shown = {kind: each["metadata"]["name"] for kind, each in found.items()}
     assert re.fullmatch("helpful-ppo-[0-9a-f]{10}", shown.pop("ConfigMap"))
@@ -83,7 +83,7 @@ def test_all_pods_have_the_job_file_of_their_mapping() -> None:
         assert named == found["ConfigMap"]["metadata"]["name"]
 
 
-def test_a_pool_of_rollout_has_pods_of_its_own_and_the_job_file_says_so() -> None:
+def test_a_rollout_pool_has_pods_of_its_own() -> None:
     pools = [
         {"name": "train", "models": ["actor", "critic", "reference", "reward"], "slotsPerNode": 2},
         {"name": "writers", "models": ["rollout"], "nodes": 2, "slotsPerNode": 2},
@@ -154,7 +154,7 @@ def test_an_attempt_is_submitted_once_and_ends_with_its_head() -> None:
             assert (told["RLHF_ATTEMPT"], told["RLHF_JOB_UID"]) == ("4", "uid-of-helpful-ppo")
 
 
-def test_each_pool_is_a_group_with_its_gpus_and_a_name_that_kuberay_takes() -> None:
+def test_each_pool_is_a_group_with_its_gpus_and_name() -> None:
     found = groups(rayjob(TWO_POOLS, nodes(4, 8, A100)))
     shown = {
         name: (
@@ -178,7 +178,7 @@ def test_two_pools_never_share_a_group() -> None:
     ]
 
 
-def test_ray_s_containers_come_first_and_the_log_is_beside_the_head() -> None:
+def test_rays_containers_come_first_the_log_beside_the_head() -> None:
     pod = pod_of(head(rayjob()))
     assert [each["name"] for each in pod["containers"]] == [names.HEAD_CONTAINER, names.LOG_CONTAINER]
     ray, log = pod["containers"]
@@ -269,7 +269,7 @@ def test_variables_of_nccl_are_for_gpus() -> None:
     assert not [name for name in variables(worker()["containers"][0]) if "NCCL" in name]
 
 
-def test_the_user_s_variables_are_in_all_containers_and_come_first() -> None:
+def test_the_users_variables_come_first_in_all_containers() -> None:
     env = [
         {"name": "NCCL_DEBUG", "value": "INFO"},
         {"name": "HF_TOKEN", "secret": {"name": "hub", "key": "token"}},
@@ -294,9 +294,7 @@ def test_sizes_come_from_the_job_or_grow_with_the_slots() -> None:
 
 
 @pytest.mark.parametrize(("cpu", "threads"), [(None, "8"), ("5", "2"), ("1500m", "1")])
-def test_the_slots_of_a_pod_share_its_cores_and_the_users_own_setting_comes_first(
-    cpu: str | None, threads: str
-) -> None:
+def test_slots_of_a_pod_share_cores_unless_the_user_says(cpu: str | None, threads: str) -> None:
     changes: dict[str, object] = {"runtime.worker": {"cpu": cpu}}
     (container,) = worker(changes)["containers"]
     assert variables(container)["OMP_NUM_THREADS"] == threads
@@ -307,7 +305,7 @@ def test_the_slots_of_a_pod_share_its_cores_and_the_users_own_setting_comes_firs
     assert variables(container)["RAY_worker_niceness"] == "5"
 
 
-def test_a_pod_that_is_told_to_end_does_not_wait_for_slots_that_somebody_still_has() -> None:
+def test_a_pod_told_to_end_does_not_wait_for_used_slots() -> None:
     """By Ray's own reading of the variables: it waits 30 seconds by default."""
     asked = "from ray._private.ray_constants import RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S as seconds; print(seconds)"
     for pod in (pod_of(head(rayjob())), worker()):
@@ -319,9 +317,7 @@ def test_a_pod_that_is_told_to_end_does_not_wait_for_slots_that_somebody_still_h
 @pytest.mark.parametrize(
     ("asked", "memory", "expected"), [(None, "64Gi", "16384Mi"), ("8Gi", "64Gi", "8192Mi"), ("64Gi", "8Gi", "4096Mi")]
 )
-def test_shared_memory_fits_into_the_pod_and_the_object_store_into_it(
-    asked: str | None, memory: str, expected: str
-) -> None:
+def test_shared_memory_fits_the_pod_and_the_object_store_it(asked: str | None, memory: str, expected: str) -> None:
     found = groups(rayjob({"runtime.sharedMemory": asked, "runtime.worker": {"memory": memory}}))["all"]
     volume = next(each for each in pod_of(found)["volumes"] if each["name"] == "shared-memory")
     assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": expected}

@@ -48,7 +48,7 @@ def _claims(pod: dict[str, Any]) -> dict[str, tuple[str, str, bool]]:
 
 @pytest.mark.parametrize("there", [CPUS, nodes(2, 8, A100), None], ids=["cpu", "gpu", "unseen"])
 @pytest.mark.parametrize("name", sorted(example_jobs()))
-def test_the_job_of_every_example_is_right_as_it_is_given_to_the_trainer(name: str, there: Any) -> None:
+def test_the_job_file_of_every_example_is_right(name: str, there: Any) -> None:
     job = changed(name, {"resources.device": "CPU"} if there is None else {})
     document = given(job, there)
     mapping, parsed = mapped(job, there), Job.parse(document)
@@ -74,7 +74,7 @@ def test_an_attempt_on_other_nodes_is_the_same_experiment(name: str) -> None:
     assert identity(resolved[0], {}) == identity(resolved[1], {})
 
 
-def test_what_the_manifest_says_stays_where_the_mapping_is_silent() -> None:
+def test_the_manifest_stays_where_the_mapping_is_silent() -> None:
     spec = {"rollout.temperature": 0.7, "training.seed": 5, "models.actor.offload": "All"}
     document = given(changed(PPO, spec))
     assert document["spec"]["rollout"]["temperature"] == 0.7
@@ -96,7 +96,7 @@ def test_on_gpus_the_trainer_is_told_what_fits_into_their_memory() -> None:
     assert document["spec"]["rollout"]["tensorParallel"] == 1
 
 
-def test_on_gpus_the_trainer_is_told_which_models_recompute_their_layers() -> None:
+def test_on_gpus_the_mapping_says_which_models_recompute() -> None:
     def told(there: Any, changes: dict[str, Any]) -> list[Any]:
         models = given(changed(PPO, changes), there)["spec"]["models"]
         return [models[role].get("gradientCheckpointing") for role in ("actor", "critic", "reward")]
@@ -149,7 +149,7 @@ def test_a_job_reads_the_claims_of_others_and_writes_its_own() -> None:
     assert claims_named(job.spec.model_dump()) == set()
 
 
-def test_a_claim_of_the_user_s_is_not_made_and_each_job_has_a_folder_in_it() -> None:
+def test_a_users_claim_is_not_made_and_has_a_folder_a_job() -> None:
     job = changed(PPO, {"checkpoint.storage": "pvc://shared/team/runs/"})
     assert list(made(job, CPUS)) == ["ConfigMap", "RayJob"]
     assert mounted(job)["/rlhf/output"] == ("shared", "team/runs/helpful-ppo", False)

@@ -118,7 +118,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_leads_and_gives_the_lease_back_when_it_is_told_to_end(tmp_path: Path, number: int) -> None:
+def test_it_leads_and_gives_the_lease_back_at_its_end(tmp_path: Path, number: int) -> None:
     async def test(server: Server, operating: "asyncio.Task[None]", port: int) -> None:
         await until(lambda: server.holder and server.watches == 3)
         assert await fetched(port, "/readyz") == (200, "ok\n")
@@ -144,9 +144,7 @@ def test_another_leader_makes_it_begin_anew(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_cluster_that_offers_more_than_at_the_start_makes_it_begin_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_offers_more_makes_it_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "COMPARE_SECONDS", 0.3)
 
     async def test(server: Server, operating: "asyncio.Task[None]", _: int) -> None:

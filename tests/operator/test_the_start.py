@@ -17,7 +17,7 @@ from tests.cluster.credentials import kubeconfig
 from tests.operator.test_metrics import fetched, free_ports
 
 
-def test_the_probes_and_sigterm_are_answered_while_the_api_server_is_away(tmp_path: Path) -> None:
+def test_probes_and_sigterm_work_while_the_api_server_is_away(tmp_path: Path) -> None:
     ports = free_ports()
 
     async def start() -> None:
@@ -52,9 +52,7 @@ async def answers(port: int) -> bool:
         return False
 
 
-def test_without_a_way_to_the_server_the_program_says_so_and_ends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_way_to_the_server_the_program_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("{}\n")
     arguments = ["--config", str(config), "--kubeconfig", str(tmp_path / "none"), "--log-format", "text"]

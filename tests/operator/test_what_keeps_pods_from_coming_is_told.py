@@ -57,7 +57,7 @@ def test_a_refusal_is_told_at_once_and_in_every_place(why: str) -> None:
 
 
 @pytest.mark.parametrize("why", [LIMIT, SMALL, FEW, LOW])
-def test_what_would_be_refused_for_ever_fails_the_job_and_nothing_is_tried_again(why: str) -> None:
+def test_what_is_refused_for_ever_fails_the_job(why: str) -> None:
     world = refused(why)
     world.wait(MISSING_SECONDS - 1)
     world.settle()
@@ -83,7 +83,7 @@ def test_a_quota_that_may_have_room_later_is_waited_for(why: str) -> None:
     assert reason(world, "ClusterReady") == "PodsPending"
 
 
-def test_without_kuberay_no_deadline_runs_and_one_begins_when_it_comes() -> None:
+def test_without_kuberay_no_deadline_runs() -> None:
     world = begun(startupDeadlineSeconds=600)
     world.wait(5)
     world.settle()
@@ -115,7 +115,7 @@ def container(why: str, says: str) -> ObservedContainer:
     ],
 )
 @pytest.mark.parametrize("node_is_behind", [0, 600])
-def test_what_keeps_a_pod_is_looked_at_again_when_its_time_is_over(
+def test_what_keeps_a_pod_is_looked_at_when_its_time_is_over(
     fields: dict[str, Any], limit: float, told: str, node_is_behind: int
 ) -> None:
     world = begun()
@@ -169,7 +169,7 @@ def withdrawn(world: World) -> None:
     world.settle()
 
 
-def test_who_is_withdrawn_again_and_again_waits_no_longer_than_it_wants_to() -> None:
+def test_a_withdrawn_job_waits_no_longer_than_it_wants() -> None:
     world = begun(queueDeadlineSeconds=1000)
     withdrawn(world)
     assert (world.phase, reason(world, "QuotaReserved")) == ("Queued", "Withdrawn")
@@ -180,7 +180,7 @@ def test_who_is_withdrawn_again_and_again_waits_no_longer_than_it_wants_to() -> 
     assert world.made == ["job-a1", "job-a2", "job-a3"]
 
 
-def test_who_was_withdrawn_has_its_turn_as_soon_as_all_pods_have_nodes() -> None:
+def test_a_withdrawn_job_goes_once_all_pods_have_nodes() -> None:
     world = begun(queueDeadlineSeconds=1000)
     withdrawn(world)
     world.make_pods()
@@ -205,7 +205,7 @@ def test_a_silent_node_is_looked_at_again_when_its_time_is_over() -> None:
     assert plan.requeue_after <= NODE_SECONDS
 
 
-def test_a_refusal_is_read_from_the_status_that_kuberay_gives_its_rayjob() -> None:
+def test_a_refusal_is_read_from_the_rayjobs_status() -> None:
     said = 'FailedCreateHeadPod\npods "a-a1-x-head" is forbidden: ' + LIMIT
     failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreateHeadPod", "message": said}
     cluster = {"conditions": [failure]}

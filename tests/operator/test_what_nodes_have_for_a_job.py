@@ -85,7 +85,7 @@ def expressions(manifests: Mapping[str, Any]) -> list[dict[str, Any]]:
     ],
     ids=["GPU type", "Karpenter", "EKS", "no number", "settings", "of others", "the first match", "settings first"],
 )
-def test_settings_a_label_or_the_gpu_type_say_what_network_a_node_has(
+def test_labels_settings_or_gpu_type_give_a_nodes_network(
     labels: dict[str, str], said: list[dict[str, Any]], gigabits: float
 ) -> None:
     there = [node(name, gpus=8, product=A100, labels=labels) for name in ("a", "b")]
@@ -115,7 +115,7 @@ def test_nodes_with_other_networks_are_other_groups() -> None:
     assert sorted(group.network for group in nodes_of(there)) == [50e9, 200e9]
 
 
-def test_a_product_that_the_table_lacks_is_known_from_the_settings() -> None:
+def test_a_product_not_in_the_table_is_known_from_settings() -> None:
     there, given = [node("n", gpus=8, product="NVIDIA-X9000")], settings(gpus=[OWN])
     (found,) = nodes_of(there, given)
     assert (found.gpu.name, found.gpu.memory, found.gpu.bf16) == ("mine-96g", 96e9, 148e12)
@@ -159,12 +159,12 @@ def test_gpus_that_pods_of_others_hold_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("asked", [ALL_OF_A_NODE, {"resources.slotsPerNode": 1}], ids=["all", "one"])
-def test_a_node_has_as_many_gpus_as_a_job_may_ask_for_whatever_it_says(asked: dict[str, Any]) -> None:
+def test_a_node_has_no_more_gpus_than_a_job_may_ask_for(asked: dict[str, Any]) -> None:
     capacity = seen(changed(PPO, asked), [node("n0", gpus=2**62, product=A100)])
     assert sum(group.count * group.slots for group in capacity.machines) <= 1024
 
 
-def test_a_job_in_a_queue_is_mapped_onto_gpus_that_others_hold_still() -> None:
+def test_a_queued_job_is_mapped_onto_gpus_others_still_hold() -> None:
     """Else no RayJob of it would be made, and Kueue could not have it wait for its turn."""
     job, there = changed(PPO, ALL_OF_A_NODE), [node("n", gpus=8, product=A100)]
     labelled = dataclasses.replace(
@@ -176,7 +176,7 @@ def test_a_job_in_a_queue_is_mapped_onto_gpus_that_others_hold_still() -> None:
     assert (group.count, group.slots) == (1, 8)
 
 
-def test_of_many_kinds_of_nodes_the_mapper_is_asked_of_the_largest() -> None:
+def test_of_many_node_kinds_the_largest_are_mapped() -> None:
     small = {"runtime.worker": {"memory": "1Gi"}}
     job = changed(PPO, {**ALL_OF_A_NODE, **small, "resources.nodes": 2, "resources.maxNodes": 16})
     there = [node(f"n{gpus}", gpus=gpus, product=A100) for gpus in range(1, 17)]
@@ -224,13 +224,13 @@ def test_a_mapping_says_which_gpus_were_left_out() -> None:
     assert " (pods of others hold 6 GPUs); a step is predicted" in answer(job, there, {"n": {GPU: 6}}).message
 
 
-def test_nodes_that_differ_in_their_network_only_are_told_of_together() -> None:
+def test_nodes_that_differ_only_in_network_are_told_together() -> None:
     labels = {"karpenter.k8s.aws/instance-network-bandwidth": "400000"}
     there = [node("a", gpus=8, product=A100), node("b", gpus=8, product=A100, labels=labels)]
     assert str(seen(changed(PPO, ALL_OF_A_NODE), there)) == f"2 nodes with 8 {A100}"
 
 
-def test_what_would_do_is_looked_for_once_however_many_kinds_of_nodes_there_are(
+def test_what_would_do_is_sought_once_for_all_node_kinds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It takes many searches, and the job asks again every minute."""
@@ -265,9 +265,7 @@ def test_the_network_of_a_single_node_makes_no_difference() -> None:
         ({"nodeGroups": [{"matchLabels": {"a": None}, "interNodeGbps": 100}]}, "valid string"),
     ],
 )
-def test_settings_that_would_mean_other_nodes_or_figures_than_they_say_are_refused(
-    wrong: dict[str, Any], why: str
-) -> None:
+def test_settings_that_mean_other_figures_are_refused(wrong: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         settings(**wrong)
     assert settings(gpus=[OWN, {**OWN, "product": "other"}]).gpus
@@ -324,7 +322,7 @@ def test_slices_are_gpus_of_their_own_size(resource: str, product: str) -> None:
     assert expressions(made(job, there)) == [{**PRODUCT, "values": [product]}]
 
 
-def test_gpus_of_one_name_are_told_apart_by_other_labels_and_pods_keep_to_theirs() -> None:
+def test_gpus_of_one_name_are_told_apart_by_other_labels() -> None:
     """GKE cuts GPUs into slices beside whole ones; Karpenter calls both A100 of AWS a100."""
     accelerator, name = "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name"
     size, memory = "cloud.google.com/gke-gpu-partition-size", "karpenter.k8s.aws/instance-gpu-memory"

@@ -27,13 +27,13 @@ def doors(made_policy: Any) -> dict[tuple[int, ...], Any]:
     return {tuple(port["port"] for port in rule.get("ports", ())): rule["from"] for rule in rules}
 
 
-def test_ray_asks_for_a_token_that_neither_the_operator_nor_the_manifest_knows() -> None:
+def test_ray_asks_for_a_token_that_only_kuberay_knows() -> None:
     rayjob = made(example_jobs()[PPO], nodes(1))["RayJob"]
     assert rayjob["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}, "KubeRay makes one for each attempt"
     assert "Secret" not in made(example_jobs()[PPO], nodes(1))
 
 
-def test_pods_of_a_job_take_connections_from_each_other_and_few_others() -> None:
+def test_pods_of_a_job_admit_each_other_and_few_others() -> None:
     assert policy()["spec"]["podSelector"] == OWN
     assert policy()["spec"]["policyTypes"] == ["Ingress"]
     assert doors(policy()) == {
@@ -52,7 +52,7 @@ def test_all_pods_of_a_job_are_behind_the_policy() -> None:
         assert OWN["matchLabels"].items() <= group["template"]["metadata"]["labels"].items()
 
 
-def test_a_port_without_anybody_to_admit_is_closed_and_not_open_to_all() -> None:
+def test_a_port_with_nobody_to_admit_is_closed() -> None:
     assert list(doors(policy(Settings(job_network_policy=JobNetworkPolicy())))) == [()]
 
 
@@ -66,7 +66,7 @@ def test_a_cluster_with_policies_of_its_own_gets_none() -> None:
     assert "NetworkPolicy" not in made(example_jobs()[PPO], nodes(1), Settings())
 
 
-def test_workers_on_the_network_of_their_node_are_not_shut_out_from_the_head() -> None:
+def test_workers_on_the_host_network_reach_the_head() -> None:
     job = changed(PPO, {"runtime.worker.template.spec.hostNetwork": True})
     assert "NetworkPolicy" not in made(job, nodes(1), SETTINGS)
 

@@ -91,7 +91,7 @@ def test_nothing_comes_at_a_time_after_the_end() -> None:
     run(test)
 
 
-def test_pauses_grow_up_to_a_limit_and_start_anew_after_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_grow_to_a_limit_and_restart_after_success(monkeypatch: pytest.MonkeyPatch) -> None:
     def middle(low: float, high: float) -> float:
         return (low + high) / 2
 

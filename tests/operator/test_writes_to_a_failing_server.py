@@ -294,7 +294,7 @@ def test_a_written_status_is_seen_by_the_next_pass(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_the_jobs_that_wait_for_this_one_are_looked_at_when_its_end_is_written(tmp_path: Path) -> None:
+def test_jobs_that_wait_are_looked_at_when_this_one_ends(tmp_path: Path) -> None:
     async def test(parts: Parts) -> None:
         spec = {"models": {"reward": {"uri": "job://a"}}}
         reader = {"metadata": {"name": "b", "namespace": "n", "uid": "uid-b", "resourceVersion": "5"}, "spec": spec}
@@ -317,7 +317,7 @@ def test_what_is_unset_is_taken_out_of_the_stored_status() -> None:
     assert patch["conditions"] == []
 
 
-def test_a_rayjob_that_is_there_already_is_taken_if_it_is_the_jobs(tmp_path: Path) -> None:
+def test_a_rayjob_that_is_the_jobs_own_is_taken(tmp_path: Path) -> None:
     async def test(parts: Parts) -> None:
         parts.server.will("POST", RAYJOBS, 409)
         parts.server.will("GET", f"{RAYJOBS}/a-a1", 200, rayjob("uid-a"))
@@ -327,7 +327,7 @@ def test_a_rayjob_that_is_there_already_is_taken_if_it_is_the_jobs(tmp_path: Pat
     run(tmp_path, test)
 
 
-def test_somebody_elses_object_ends_the_pass_and_a_person_is_told(tmp_path: Path) -> None:
+def test_somebody_elses_object_ends_the_pass_with_a_word(tmp_path: Path) -> None:
     async def test(parts: Parts) -> None:
         parts.server.will("POST", RAYJOBS, 409)
         parts.server.will("GET", f"{RAYJOBS}/a-a1", 200, rayjob("another"))
@@ -436,7 +436,7 @@ def claim(*owners: str) -> dict[str, Any]:
     return {"metadata": {"namespace": "n", "name": "a-output", "resourceVersion": "9", "ownerReferences": references}}
 
 
-def test_a_claim_is_given_to_the_job_or_taken_from_it_and_other_owners_stay(tmp_path: Path) -> None:
+def test_a_claim_changes_owner_and_keeps_the_other_owners(tmp_path: Path) -> None:
     actions = tuple(SetOwner(claim="a-output", owned=owned) for owned in (True, False, True))
 
     async def test(parts: Parts) -> None:
@@ -455,7 +455,7 @@ def test_a_claim_is_given_to_the_job_or_taken_from_it_and_other_owners_stay(tmp_
     run(tmp_path, test)
 
 
-def test_a_claim_that_may_not_be_changed_is_told_and_stops_nothing(tmp_path: Path) -> None:
+def test_a_claim_that_may_not_be_changed_stops_nothing(tmp_path: Path) -> None:
     set_owner = SetOwner(claim="a-output", owned=False)
     why = "cannot set an ownerRef on a resource you can't delete"
 

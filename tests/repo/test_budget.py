@@ -1,4 +1,4 @@
-"""Files, functions and nesting stay small, and no module is a catch-all."""
+"""Files, functions, nesting and the names of tests stay small, and no module is a catch-all."""
 
 import ast
 from collections.abc import Iterator
@@ -9,6 +9,8 @@ import pytest
 from tests.repo.tree import PARTS, ROOT, product_files
 
 FILE_LINES, FUNCTION_LINES, NESTING = 400, 60, 3
+TEST_NAME = 60
+"""Characters of the name of a test or of its file."""
 CATCH_ALLS = {"utils", "util", "common", "helpers", "helper", "misc"}
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -97,6 +99,22 @@ def test_a_breach_is_found(source: str, complaint: str) -> None:
 def test_what_fits_is_no_breach() -> None:
     fits = "def long():\n" + "    x = 1\n" * (FUNCTION_LINES - 1)
     assert not [*breaches(FLAT, "planted"), *breaches(fits, "planted"), *breaches("x = 1\n" * FILE_LINES, "planted")]
+
+
+def long_names(path: Path, source: str) -> list[str]:
+    """The names in a module of tests that are longer than TEST_NAME, its own with them."""
+    functions = [node.name for node in ast.walk(ast.parse(source)) if isinstance(node, FUNCTIONS)]
+    names = [path.stem, *(name for name in functions if name.startswith("test_"))]
+    return [name for name in names if len(name) > TEST_NAME]
+
+
+def test_the_name_of_a_test_is_short() -> None:
+    assert not [name for path in (ROOT / "tests").rglob("*.py") for name in long_names(path, path.read_text())]
+
+
+def test_a_long_name_is_found() -> None:
+    name = "test_" + "x" * (TEST_NAME - 4)
+    assert long_names(Path(f"{name}.py"), f"def {name}(): ...\ndef {name[1:]}(): ...\n") == [name, name]
 
 
 def test_a_catch_all_is_found() -> None:

@@ -108,7 +108,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not [f"{place}: there is no {target}" for place, target in broken]
 
 
-def test_the_floors_in_the_architecture_page_are_those_of_the_tree() -> None:
+def test_the_architecture_page_has_the_trees_floors() -> None:
     page = read(ROOT / "docs/architecture.md")
     assert len(list(documents.floors(page))) > 30
     assert not no_floors(page)

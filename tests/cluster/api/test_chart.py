@@ -145,9 +145,7 @@ def test_the_server_takes_every_object(api_server: Cluster, namespace: str, helm
     assert said.count("server dry run") == len(manifests)
 
 
-def test_the_pods_of_the_chart_are_let_into_a_restricted_namespace(
-    api_server: Cluster, namespace: str, helm: Helm
-) -> None:
+def test_the_charts_pods_are_let_into_a_restricted_namespace(api_server: Cluster, namespace: str, helm: Helm) -> None:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     api_server.expect("PATCH", f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}})
     manifests = of_this_namespace(helm.template(), namespace)

@@ -23,7 +23,7 @@ def test_twelve_jobs_with_room_for_two_finish_in_order(lives: Lives) -> None:
     assert turns(lives) == {"outcomes": [["Succeeded"]] * JOBS, "in_order": True, "most_at_once": ROOM}
 
 
-def test_of_jobs_that_need_the_whole_room_those_that_wait_hold_nothing_and_the_highest_priority_is_next(
+def test_waiting_jobs_hold_nothing_and_priority_is_next(
     lives: Lives,
 ) -> None:
     found = pairs(lives)

@@ -129,7 +129,7 @@ def test_a_suspended_job_leaves_the_queue(lives: Lives, queue: str) -> None:
     assert [each["outcome"] for each in final["attempts"]] == ["Suspended", "Succeeded"]
 
 
-def test_a_job_that_is_preempted_goes_on_when_there_is_room_again(lives: Lives, queue: str) -> None:
+def test_a_preempted_job_goes_on_when_there_is_room_again(lives: Lives, queue: str) -> None:
     lives.apply(queued_job(lives, "minor", queue))
     lives.train("minor")
     lives.apply(queued_job(lives, "major", queue, "high"))
@@ -147,7 +147,7 @@ def test_a_job_that_is_preempted_goes_on_when_there_is_room_again(lives: Lives, 
     assert (final["failedAttempts"], final["lastFailure"]["reason"]) == (0, "Preempted")
 
 
-def test_a_job_that_is_preempted_before_it_is_whole_waits_until_its_old_pods_are_gone(lives: Lives, queue: str) -> None:
+def test_a_job_preempted_early_waits_for_its_old_pods(lives: Lives, queue: str) -> None:
     lives.apply(unplaceable_job(lives, "partial", queue))
     path = f"{PODS.format(lives.jobs.namespace)}/{wait_for_head(lives, 'partial')}"
     lives.jobs.server.expect("PATCH", path, {"metadata": {"finalizers": ["test.invalid/slow-to-end"]}})
@@ -169,9 +169,7 @@ def test_a_job_that_is_preempted_before_it_is_whole_waits_until_its_old_pods_are
     assert (status["phase"], status["attempt"], status["failedAttempts"]) == ("Provisioning", 1, 0)
 
 
-def test_a_job_that_fails_before_it_is_whole_is_not_taken_for_one_that_waits(
-    played: tuple[Lives, OperatorProcess], queue: str
-) -> None:
+def test_a_job_that_fails_early_is_not_taken_for_waiting(played: tuple[Lives, OperatorProcess], queue: str) -> None:
     lives, process = played
     lives.apply(unplaceable_job(lives, "never-whole", queue, backoffLimit=0))
     wait_for_head(lives, "never-whole")

@@ -61,7 +61,7 @@ def test_faults_and_cut_watches_cost_time_but_no_job(
         assert "Traceback" not in process.log()
 
 
-def test_a_job_goes_on_while_the_api_server_and_kuberay_come_and_go(
+def test_a_job_goes_on_while_servers_come_and_go(
     rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
 ) -> None:
     with operator(rlhf_server, namespace, tmp_path, **ROOM_FOR_ALL) as process:
@@ -84,7 +84,7 @@ def test_a_job_goes_on_while_the_api_server_and_kuberay_come_and_go(
         assert "Traceback" not in process.log()
 
 
-def test_the_operator_lives_on_without_api_server_or_etcd_and_knows_at_once_what_has_come(
+def test_the_operator_outlives_the_api_server_and_etcd(
     rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
 ) -> None:
     with (
@@ -129,7 +129,7 @@ def test_a_clock_that_goes_wrong_decides_nothing(
         assert [each["outcome"] for each in lives.jobs.status("slow")["attempts"]] == ["Running"]
 
 
-def test_the_next_operator_takes_over_from_one_that_is_stuck_or_killed(
+def test_the_next_operator_takes_over_from_a_stuck_one(
     rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
 ) -> None:
     def leader() -> str:

@@ -184,7 +184,7 @@ def test_the_next_attempt_keeps_off_the_node_that_failed_it(hands: Hands) -> Non
     jobs.server.remove_node("another")
 
 
-def test_the_pods_of_a_job_that_has_failed_stay_as_long_as_that_is_wanted(hands: Hands) -> None:
+def test_pods_of_a_failed_job_stay_as_long_as_asked(hands: Hands) -> None:
     name, jobs = "kept", hands.jobs
     hands.lives.apply(small_job(name, jobs.namespace, keepPodsOnFailure=True, backoffLimit=0))
     hands.lives.train(name)

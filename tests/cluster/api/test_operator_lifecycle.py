@@ -95,7 +95,7 @@ def test_the_status_loses_what_no_longer_holds(operated: Jobs, job: str, trainer
     assert "stepSeconds" not in operated.status(job)["progress"]
 
 
-def test_a_job_is_predicted_as_another_one_with_the_same_models_was_measured(operated: Jobs, trainer: Trainer) -> None:
+def test_a_job_is_predicted_as_one_with_its_models_measured(operated: Jobs, trainer: Trainer) -> None:
     first, second = (f"measured-{secrets.token_hex(2)}" for _ in range(2))
     operated.server.offer_volumes(2)
     operated.apply(small_job(first, operated.namespace))
@@ -146,9 +146,7 @@ def test_an_operator_that_is_killed_in_every_phase_goes_on(
     assert final["progress"]["step"] == 10
 
 
-def test_a_suspended_job_frees_its_pods_and_goes_on_as_the_next_attempt(
-    operated: Jobs, job: str, trainer: Trainer
-) -> None:
+def test_a_suspended_job_frees_its_pods_and_goes_on(operated: Jobs, job: str, trainer: Trainer) -> None:
     operated.provision(job)
     operated.initialize(job, trainer)
     operated.train(job, trainer, step=4, checkpoint=4)

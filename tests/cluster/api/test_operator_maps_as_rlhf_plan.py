@@ -39,7 +39,7 @@ def test_on_a_node_that_is_too_small_the_remedy_is_named(found: Document) -> Non
     assert not status.get("mapping")
 
 
-def test_a_claim_is_made_for_the_checkpoints_and_one_that_is_too_small_is_refused(found: Document) -> None:
+def test_a_claim_for_checkpoints_is_made_or_refused_as_small(found: Document) -> None:
     assert found["large"]["claim"] == "493Gi", "1.1 x 3 checkpoints of 12 bytes for each of 1.33e10 parameters"
     why = found["large"]["tight"]
     assert why.startswith("ClaimTooSmall: spec.checkpoint.storage: PersistentVolumeClaim models has ")

@@ -27,7 +27,7 @@ def release(rlhf_server: Cluster, request: pytest.FixtureRequest) -> Iterator[tu
         chart.uninstall(rlhf_server, namespace=namespace)
 
 
-def test_a_whole_life_needs_no_right_that_the_chart_does_not_give(
+def test_a_whole_life_needs_only_the_charts_rights(
     rlhf_server: Cluster, release: tuple[str, bool], tmp_path: Path
 ) -> None:
     namespace, is_narrow = release

@@ -99,9 +99,7 @@ def test_the_cause_is_in_condition_event_and_column(told: dict[str, Jobs], case:
     assert expected.reason in jobs.server.kubectl("get", "rlhf", case, "-n", jobs.namespace, "-o", "wide")
 
 
-def test_without_kuberay_that_is_said_and_a_deleted_job_leaves_no_pods(
-    rlhf_server: Cluster, namespace: str, tmp_path: Any
-) -> None:
+def test_without_kuberay_it_is_said_and_no_pods_are_left(rlhf_server: Cluster, namespace: str, tmp_path: Any) -> None:
     with stage(rlhf_server, namespace, tmp_path) as (lives, _):
         lives.apply(small_job("deleted", namespace))
         lives.train("deleted")
@@ -119,7 +117,7 @@ def test_without_kuberay_that_is_said_and_a_deleted_job_leaves_no_pods(
         lives.through("deleted")
 
 
-def test_a_quota_that_is_too_small_for_all_pods_together_fails_the_job(told: dict[str, Jobs]) -> None:
+def test_a_quota_too_small_for_all_pods_fails_the_job(told: dict[str, Jobs]) -> None:
     status = told["full-quota"].wait_for("full-quota", "Failed")
     assert (status["reason"], len(status["attempts"])) == ("PodsRefused", 1)
     assert "the whole job needs more pods than that" in status["lastFailure"]["message"]

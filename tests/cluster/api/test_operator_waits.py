@@ -48,7 +48,7 @@ def test_a_chain_that_is_created_at_once_is_run_in_order(lives: Lives) -> None:
     assert [lives.jobs.phase(name) for name in names] == ["Succeeded"] * 3
 
 
-def test_a_job_whose_input_failed_fails_and_one_whose_input_is_missing_waits(lives: Lives) -> None:
+def test_a_failed_input_fails_a_job_and_a_missing_one_waits(lives: Lives) -> None:
     sft, rm, _ = example(1, lives.jobs.namespace)
     for each, name in ((sft, "broken"), (rm, "reader")):
         each["metadata"]["name"] = name
@@ -69,7 +69,7 @@ def test_a_job_whose_input_failed_fails_and_one_whose_input_is_missing_waits(liv
     assert not lives.jobs.rayjobs("reader")
 
 
-def test_a_job_whose_object_a_quota_refuses_says_so_and_goes_on_when_it_may(lives: Lives) -> None:
+def test_a_quotas_refusal_is_told_until_it_may_go_on(lives: Lives) -> None:
     quotas = QUOTAS.format(lives.jobs.namespace)
     claims = len(lives.jobs.server.items(CLAIMS.format(lives.jobs.namespace)))
     quota = {"metadata": {"name": "no-more"}, "spec": {"hard": {"persistentvolumeclaims": str(claims)}}}
@@ -88,7 +88,7 @@ def test_a_job_whose_object_a_quota_refuses_says_so_and_goes_on_when_it_may(live
     assert (final["attempt"], lives.jobs.condition("refused", "Accepted")["status"]) == (1, "True")
 
 
-def test_a_template_with_a_field_that_kubernetes_does_not_know_is_told(lives: Lives) -> None:
+def test_a_template_with_an_unknown_field_is_told(lives: Lives) -> None:
     job = small_job("unknown-field", lives.jobs.namespace)
     job["spec"]["runtime"] = {"worker": {"template": {"spec": {"nodeSelectr": {"zone": "a"}}}}}
     lives.apply(job)
@@ -96,7 +96,7 @@ def test_a_template_with_a_field_that_kubernetes_does_not_know_is_told(lives: Li
     assert 'unknown field "spec.rayClusterSpec.workerGroupSpecs[0].template.spec.nodeSelectr"' in message
 
 
-def test_a_template_with_what_is_the_operator_s_is_told_by_its_path(lives: Lives) -> None:
+def test_a_template_with_the_operators_own_is_told_by_path(lives: Lives) -> None:
     job = small_job("owned-field", lives.jobs.namespace)
     job["spec"]["runtime"] = {"worker": {"template": {"spec": {"restartPolicy": "Always"}}}}
     lives.apply(job)
@@ -235,7 +235,7 @@ def leftovers(lives: Lives, job: str) -> list[str]:
     return found + [job] * (server.request("GET", f"{JOBS.format(namespace)}/{job}")[0] == 200)
 
 
-def test_a_job_that_is_deleted_in_any_phase_leaves_its_claim_or_nothing(lives: Lives) -> None:
+def test_a_job_deleted_in_any_phase_leaves_its_claim_or_nothing(lives: Lives) -> None:
     def delete_in(phase: str) -> int:
         reach, spec = PHASES[phase]
         job = small_job(f"deleted-{phase}", lives.jobs.namespace)
@@ -255,7 +255,7 @@ def test_a_job_that_is_deleted_in_any_phase_leaves_its_claim_or_nothing(lives: L
     assert there["running"] >= 6
 
 
-def test_a_claim_that_a_job_has_left_is_not_deleted_with_a_later_one_of_its_name(lives: Lives) -> None:
+def test_an_earlier_namesakes_claim_is_not_deleted(lives: Lives) -> None:
     name, server = "again", lives.jobs.server
     claim = f"{CLAIMS.format(lives.jobs.namespace)}/{name}-output"
     for retain in ("Always", "Never"):

@@ -115,7 +115,7 @@ def examples_there(rlhf_server: Cluster) -> Iterator[dict[tuple[str, str], tuple
 
 @pytest.mark.parametrize("kind", NODES)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_every_example_becomes_pods_that_obey_the_restricted_profile(
+def test_every_examples_pods_obey_the_restricted_profile(
     rlhf_server: Cluster,
     examples_there: dict[tuple[str, str], tuple[str, list[Manifest]]],
     example: Path,
@@ -261,7 +261,7 @@ def test_the_cluster_of_an_attempt_keeps_its_head_for_one_life(rlhf_server: Clus
     assert live["status"]["jobId"] == rayjob["metadata"]["name"]
 
 
-def test_kuberay_makes_a_token_that_goes_with_the_cluster_of_an_attempt(rlhf_server: Cluster, namespace: str) -> None:
+def test_kuberay_makes_a_token_that_goes_with_the_attempt(rlhf_server: Cluster, namespace: str) -> None:
     (job, *_) = load(EXAMPLES[0])
     pods = pods_of(rlhf_server, namespace, applied(rlhf_server, namespace, job, CPUS))
     (cluster,) = rlhf_server.items(f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters")

@@ -121,7 +121,7 @@ def test_the_reward_model_was_trained_on_two_hosts(chain: Chain) -> None:
     assert (pool["nodes"], pool["slotsPerNode"]) == (2, 1)
 
 
-def test_a_job_whose_driver_is_killed_goes_on_from_the_last_checkpoint(chain: Chain) -> None:
+def test_a_job_with_a_killed_driver_goes_on_from_its_save(chain: Chain) -> None:
     first, second = chain.ended[SFT]["attempts"]
     assert (first["outcome"], first["counted"]) == ("Failed", True)
     assert first["message"]

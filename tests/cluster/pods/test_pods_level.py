@@ -50,7 +50,7 @@ def phase(server: Cluster, namespace: str, seconds: float = PATIENCE_SECONDS) ->
     )
 
 
-def test_a_restricted_pod_runs_the_trainer_and_writes_to_a_volume(pods_cluster: Cluster, pods_namespace: str) -> None:
+def test_a_restricted_pod_runs_the_trainer(pods_cluster: Cluster, pods_namespace: str) -> None:
     pods_cluster.offer_volumes()
     pods_cluster.expect("POST", f"/api/v1/namespaces/{pods_namespace}/persistentvolumeclaims", CLAIM)
     script = "id -u; python -c 'import rlhf_trainer.run, torch' && rlhf --help | head -3 && echo written > /data/file"

@@ -9,7 +9,7 @@ from rlhf_trainer.run.graph import graph_of
 from tests.trainer.chain.conftest import MANIFEST, SHORT, records
 
 
-def test_every_rank_makes_the_calls_of_the_graph_and_fetches_no_more(chain: tuple[Path, str]) -> None:
+def test_every_rank_makes_the_graphs_calls_and_no_more(chain: tuple[Path, str]) -> None:
     folder = chain[0] / "helpful-ppo"
     job = next(
         job for job in load(MANIFEST, [each.removeprefix("--set=") for each in SHORT]) if job.name == folder.name

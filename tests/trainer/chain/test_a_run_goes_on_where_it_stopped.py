@@ -140,9 +140,7 @@ def goes_on_as_it_would(stopped: Path, whole: Path, output: Path, *options: str)
     return shown
 
 
-def test_it_goes_on_on_two_pools_whose_models_leave_their_devices(
-    chain: tuple[Path, str], stopped: Path, tmp_path: Path
-) -> None:
+def test_it_goes_on_on_two_pools_whose_models_leave(chain: tuple[Path, str], stopped: Path, tmp_path: Path) -> None:
     """The actor and the reward model leave theirs while they are not in use."""
     output = tmp_path / "run"
     offload = ("--set=helpful-ppo:models.actor.offload=All", "--set=helpful-ppo:models.reward.offload=Parameters")
@@ -199,7 +197,7 @@ def test_a_run_whose_disk_is_gone_goes_on_from_s3(chain: tuple[Path, str], s3: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGHUP", 143)])
-def test_a_terminal_in_which_ctrl_c_is_pressed_or_that_is_closed_has_the_run_save(
+def test_ctrl_c_or_a_closed_terminal_has_the_run_save(
     chain: tuple[Path, str], tmp_path: Path, name: str, code: int
 ) -> None:
     output = only_ppo_left(chain, tmp_path / "run")
@@ -212,7 +210,7 @@ def test_a_terminal_in_which_ctrl_c_is_pressed_or_that_is_closed_has_the_run_sav
 
 
 @pytest.mark.slow
-def test_a_second_signal_stops_at_once_and_leaves_nothing_running(chain: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_second_signal_stops_at_once_and_leaves_nothing(chain: tuple[Path, str], tmp_path: Path) -> None:
     output = only_ppo_left(chain, tmp_path / "run")
     with running(output) as process:
         family = psutil.Process(process.pid).children(recursive=True)

@@ -135,9 +135,7 @@ def when(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
-def test_one_of_two_servers_is_killed_while_it_generates_and_no_row_differs(
-    manifest: Path, servers: list[Server]
-) -> None:
+def test_one_of_two_servers_is_killed_and_no_row_differs(manifest: Path, servers: list[Server]) -> None:
     in_place, elsewhere = manifest.parent / "in-place", manifest.parent / "elsewhere"
     done = rlhf("run", manifest, f"--output={in_place}")
     assert done.returncode == 0, done.stderr

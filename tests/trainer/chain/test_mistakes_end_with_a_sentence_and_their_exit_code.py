@@ -101,9 +101,7 @@ def test_windows_line_ends_and_a_byte_order_mark_are_no_mistake(tmp_path: Path) 
     assert CliRunner().invoke(app, ["validate", str(manifest)]).stdout == "ok\n"
 
 
-def test_a_manifest_is_checked_against_the_run_folder_that_run_would_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_is_checked_against_its_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its finished jobs may be read by job://."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(SFT)

@@ -132,7 +132,7 @@ def test_damaged_files_are_found_and_named_and_leave_no_trace(
 
 
 @pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_rank_of_a_rollout_pool_is_replaced_while_the_trainers_live_on(
+def test_a_lost_rank_of_a_rollout_pool_is_replaced(
     home: Path, undisturbed: Path, tmp_path: Path, staleness: int
 ) -> None:
     """Without staleness the losses are those of a run in which nobody died."""

@@ -95,9 +95,7 @@ def test_p_t_d_gives_the_losses_of_data_parallelism(chain: tuple[Path, str], tmp
         assert record["idle_bytes/generator"] < record["idle_bytes/actor"]
 
 
-def test_generation_in_a_pool_of_its_own_gives_the_losses_of_the_actors(
-    chain: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_an_own_generating_pool_gives_the_actors_losses(chain: tuple[Path, str], tmp_path: Path) -> None:
     """A pool of two tensor-parallel ranks trains, and sends the whole model to the generator in the other one.
 
     Rows are scored as they end.

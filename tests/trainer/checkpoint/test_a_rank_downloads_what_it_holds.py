@@ -122,9 +122,7 @@ def test_a_stack_out_of_the_matrices_of_a_file_gives_them_back(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_a_bit_that_has_flipped_is_found_where_a_piece_is_read_as_it_was_written(
-    is_remote: bool, tmp_path: Path
-) -> None:
+def test_a_flipped_bit_is_found_where_a_piece_is_read(is_remote: bool, tmp_path: Path) -> None:
     path, whole = tmp_path / "piece.safetensors", TensorSlice.whole((5, 4))
     stored_tensors.write_piece(path, {"weight": (torch.ones(5, 4), whole)}, torch.float32)
     written = bytearray(path.read_bytes())

@@ -110,7 +110,7 @@ def test_a_step_saved_again_forgets_what_a_torn_one_left(store: CheckpointStore)
     assert sorted(files_below(f"{uri}/actor")) == ["random/rank-0", "random/rank-1"]
 
 
-def test_pruning_keeps_the_last_whole_ones_and_what_is_being_written(store: CheckpointStore) -> None:
+def test_pruning_keeps_the_last_whole_and_the_written_one(store: CheckpointStore) -> None:
     for step in (1, 2, 4, 5):
         write(store, step)
     write(store, 3, complete=False)
@@ -131,7 +131,7 @@ def test_a_ranks_files_come_back_from_wherever_they_are(store: CheckpointStore) 
     assert files_below(f"{uri}/actor") == {"random/rank-0": b"x" * 7, "random/rank-1": b"x" * 7}
 
 
-def test_parts_that_killed_ranks_had_uploaded_are_forgotten_and_those_of_other_jobs_stay(s3: str) -> None:
+def test_parts_of_killed_ranks_are_forgotten_others_stay(s3: str) -> None:
     place = f"{s3}/{uuid.uuid4()}"
     files, folder = open_storage(place)
     for key in ("job/step-000005/actor/shard-0", "job/step-000006/actor/shard-0", "job-2/step-000005/actor/shard-0"):
@@ -142,7 +142,7 @@ def test_parts_that_killed_ranks_had_uploaded_are_forgotten_and_those_of_other_j
     assert unfinished(files, folder) == ["job-2/step-000005/actor/shard-0"]
 
 
-def test_a_store_that_does_not_list_unfinished_uploads_takes_checkpoints(
+def test_a_store_that_lists_no_uploads_takes_checkpoints(
     s3: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = CheckpointStore(f"{s3}/{uuid.uuid4()}/job")

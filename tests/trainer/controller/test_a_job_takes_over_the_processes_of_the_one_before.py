@@ -96,7 +96,7 @@ def test_the_next_job_finds_the_process_as_if_it_were_new(slots: Slots, tmp_path
         assert process_of(actor, "sixth") != fifth
 
 
-def test_the_first_job_finds_the_process_that_was_prepared_for_it(
+def test_the_first_job_finds_the_prepared_process(
     slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = tmp_path / "prepared"

@@ -122,7 +122,7 @@ def group(own_ray: None) -> Iterator[Group]:  # noqa: ARG001
     assert not alive, "a rank lingers"
 
 
-def test_the_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it(group: Group, tmp_path: Path) -> None:
+def test_the_rank_that_hangs_is_named_not_the_one_that_waits(group: Group, tmp_path: Path) -> None:
     """Before that, calls that are sent together take longer than the deadline of one, and nobody hangs."""
     for _ in range(3):
         group.actor.nap(seconds=0.6 * group.deadline)
@@ -138,7 +138,7 @@ def test_the_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it(group: G
     assert "dist.all_reduce(torch.ones(1))" in stacks
 
 
-def test_a_rank_that_dies_is_named_at_once_and_the_others_do_not_linger(group: Group, tmp_path: Path) -> None:
+def test_a_dead_rank_is_named_at_once_and_no_other_lingers(group: Group, tmp_path: Path) -> None:
     group.deadline = FOREVER  # the test would end in a timeout if it were waited for
     sentence, _ = error_of(group, "die", tmp_path / "stacks.txt")
     assert (

@@ -229,7 +229,7 @@ def test_the_controller_holds_none_of_it(models: Models) -> None:
         assert meter.read() == 0
 
 
-def test_micro_replicas_sums_and_a_users_own_protocol_reach_a_reader(models: Models) -> None:
+def test_micro_replicas_sums_and_own_protocols_reach_a_reader(models: Models) -> None:
     batch = models.models["actor"].generate(blank(7))
     batch = models.models["actor"].partial_sums(batch)
     batch = models.models["critic"].mirror(batch)
@@ -261,7 +261,7 @@ def test_a_protocol_that_gives_rows_twice_can_add_no_field(models: Models) -> No
         models.models["actor"].broken(blank(4))
 
 
-def test_calls_on_one_pool_run_in_the_order_in_which_they_were_made(models: Models) -> None:
+def test_calls_on_one_pool_run_in_their_order(models: Models) -> None:
     calls = [models.models["actor"].note(number=number) for number in range(20)]
     assert calls[-1].result() == [list(range(20))] * ACTOR.world_size
 

@@ -75,7 +75,7 @@ def test_ranks_follow_torchruns_contract(models: Models) -> None:
     assert models.source.rank().result() == [0, 1]
 
 
-def test_rows_of_two_producers_reach_one_consumer_padded_on_the_right(models: Models) -> None:
+def test_rows_of_two_producers_reach_one_consumer_padded(models: Models) -> None:
     batch = models.source.make(BatchFuture(step=1, size=5))
     ((start_row, shape, sums),) = models.far.read_ragged(batch).result()
     assert (start_row, shape) == (0, [5, 5])  # rank 0 held rows 0-2, 3 wide; rank 1 rows 3-4, 5 wide
@@ -89,7 +89,7 @@ def test_fields_go_there_and_back_between_pools(models: Models) -> None:
     assert models.near.read_sum(batch).result() == [[0, 11, 22], [33, 44]]
 
 
-def test_a_call_returns_at_once_and_waits_only_for_the_fields_it_reads(models: Models) -> None:
+def test_a_call_waits_only_for_the_fields_it_reads(models: Models) -> None:
     batch = models.source.make(BatchFuture(step=1, size=4))
     models.far.read_number(batch).result()
     called = time.time()
@@ -145,7 +145,7 @@ def test_a_workers_own_error_arrives_as_itself(models: Models) -> None:
         models.log.drain(deadline=DEADLINE)
 
 
-def test_a_call_that_reads_what_another_failed_to_make_fails_with_its_error(models: Models) -> None:
+def test_a_call_that_reads_a_failed_field_has_its_error(models: Models) -> None:
     batch = models.source.make_in_vain(BatchFuture(step=1, size=4))
     reading = models.far.read_number(batch)
     with pytest.raises(NumericsError, match="the loss of 2 rows is nan"):
@@ -167,7 +167,7 @@ def test_what_a_process_makes_for_itself_never_leaves_it(models: Models) -> None
         models.log.drain(deadline=DEADLINE)
 
 
-def test_a_call_that_reads_what_failed_in_its_own_process_fails_with_its_error(models: Models) -> None:
+def test_a_call_that_reads_its_own_failure_has_its_error(models: Models) -> None:
     batch = models.near.double_in_vain(models.source.make(BatchFuture(step=1, size=4)))
     reading = models.near.read_double(batch)
     with pytest.raises(NumericsError, match="the double of 2 rows is nan"):
@@ -213,7 +213,7 @@ def test_a_pool_that_ray_cannot_hold_is_one_sentence() -> None:
         pool.reserve(deadline=2)
 
 
-def test_a_dead_worker_is_a_communication_error_also_for_those_who_wait_for_its_fields(models: Models) -> None:
+def test_a_dead_worker_is_an_error_for_all_who_wait(models: Models) -> None:
     lonely = ResourcePool([1], name="lonely", device="CPU")
     lonely.reserve(deadline=DEADLINE)
     log = CallLog()

@@ -55,7 +55,7 @@ def test_a_game_is_played_until_it_is_won_or_its_time_is_over(games: Environment
     assert [asked(games, {1: ("step", "x")})[1][2] for _ in range(3)] == [False, False, True]
 
 
-def test_responses_to_a_prompt_play_the_same_game_where_the_data_has_its_seed(games: Environments) -> None:
+def test_responses_to_a_prompt_play_the_same_game(games: Environments) -> None:
     rows = [{"seed": 4}, {"seed": 4}, {}, {}]
     for number in range(4):
         games.begin(number, seed=number)

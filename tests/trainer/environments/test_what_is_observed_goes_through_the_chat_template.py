@@ -31,7 +31,7 @@ def text_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
-def test_what_follows_an_answer_is_what_the_template_writes_there(chatting: PreTrainedTokenizerBase) -> None:
+def test_what_follows_an_answer_is_the_templates(chatting: PreTrainedTokenizerBase) -> None:
     encoder = TurnEncoder(chatting, chat_template="Auto")
     said = [{"role": "tool", "content": "4"}, {"role": "user", "content": "And now?"}]
     assert text_of(chatting, encoder.observation(said)) == "\n<tool>4\n<user>And now?\n<assistant>"

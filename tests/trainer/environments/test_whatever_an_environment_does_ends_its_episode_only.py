@@ -159,7 +159,7 @@ def test_what_dies_after_its_answer_fails_when_it_is_asked_again() -> None:
         assert asked(made, {0: ("step", "go")}) == {0: Failure("was ended by signal 9 (SIGKILL)")}
 
 
-def test_episodes_fail_where_the_process_has_died_and_cannot_be_started_again(tmp_path: Path) -> None:
+def test_episodes_fail_where_no_process_can_be_started(tmp_path: Path) -> None:
     module = tmp_path / "once.py"
     module.write_text(inspect.getsource(user_environments))
     with pytest.MonkeyPatch.context() as patch:

@@ -30,7 +30,7 @@ def one_engine_after_another(folder: str) -> list[list[list[int]]]:
     return written
 
 
-def test_the_next_engine_writes_the_same_and_the_ranks_own_groups_stay(tmp_path: Path, vllm_ranks: RunRanks) -> None:
+def test_the_next_engine_writes_the_same_groups_stay(tmp_path: Path, vllm_ranks: RunRanks) -> None:
     folder = save_config(tmp_path, "llama")
     for written in vllm_ranks(2, one_engine_after_another, folder):
         assert all(texts == written[0] for texts in written)

@@ -166,7 +166,7 @@ def refusal_of_experts(folder: str) -> str:
     return str(refused.value)
 
 
-def test_experts_of_a_kernel_that_is_not_known_are_refused_at_the_start(tmp_path: Path, vllm_ranks: RunRanks) -> None:
+def test_unknown_expert_kernels_are_refused_at_the_start(tmp_path: Path, vllm_ranks: RunRanks) -> None:
     (said,) = vllm_ranks(1, refusal_of_experts, save_config(tmp_path, "qwen3 moe"))
     assert re.match(r"vLLM \S+ keeps model\.layers\.0\.mlp\.experts\.\w+ in a RoutedExperts, and this trainer", said)
 

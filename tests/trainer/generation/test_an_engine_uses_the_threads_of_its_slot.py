@@ -25,6 +25,6 @@ def generate(folder: str) -> tuple[int, set[frozenset[int]]]:
     return torch.get_num_threads(), {frozenset(os.sched_getaffinity(task)) for task in tasks}
 
 
-def test_ranks_that_generate_keep_their_threads_and_share_all_cores(tmp_path: Path, vllm_ranks: RunRanks) -> None:
+def test_generating_ranks_keep_threads_and_share_all_cores(tmp_path: Path, vllm_ranks: RunRanks) -> None:
     everywhere = frozenset(os.sched_getaffinity(0))
     assert vllm_ranks(2, generate, save_config(tmp_path, "llama")) == [(THREADS, {everywhere})] * 2

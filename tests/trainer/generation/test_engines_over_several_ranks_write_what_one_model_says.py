@@ -166,7 +166,7 @@ def test_an_engine_holds_every_element(case: Any) -> None:
                 assert count.max() == 1
 
 
-def test_an_engine_sleeps_when_it_is_built_and_gives_its_memory_back(case: Any) -> None:
+def test_an_engine_sleeps_when_built_and_frees_its_memory(case: Any) -> None:
     for rank in case[2]:
         assert rank["built"] == 0
         assert rank["asleep"] == 0

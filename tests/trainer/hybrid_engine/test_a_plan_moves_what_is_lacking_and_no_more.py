@@ -77,13 +77,13 @@ def test_replicated_weights_cost_what_the_paper_says(sizes: ParallelSizes) -> No
     assert {received(each, weights.__contains__) for each in made} == {expected}
 
 
-def test_without_stages_that_holds_for_the_embedding_and_head_too_and_norms_cost_nothing() -> None:
+def test_without_stages_embedding_and_head_count_too() -> None:
     sizes = layout(1, 4, 2, 1, 2)
     total = sum(TensorSlice.whole(parameter.shape).numel for parameter in UNTIED if parameter.tensor_dim is not None)
     assert {made.received() for made in colocated(UNTIED, sizes)} == {total // 4}
 
 
-def test_with_stages_the_norms_and_ends_of_other_stages_are_counted_apart() -> None:
+def test_with_stages_other_stages_ends_are_counted_apart() -> None:
     """2-4-1 to 1-2: a rank of the last stage lacks the norms of two layers and half of the embedding."""
     sizes = layout(2, 4, 1, 1, 2)
     made, weights = colocated(UNTIED, sizes), sharded_layers(UNTIED)
@@ -96,7 +96,7 @@ def test_with_stages_the_norms_and_ends_of_other_stages_are_counted_apart() -> N
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("model", [UNTIED, TIED, ODD], ids=["untied", "tied", "odd sizes"])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_rank_receives_its_generation_shard_but_for_what_it_holds(
+def test_a_rank_receives_its_shard_but_for_what_it_holds(
     sizes: ParallelSizes, model: list[Parameter], sharded: bool
 ) -> None:
     plans = colocated(model, sizes, shards=sizes.data if sharded else 1)
@@ -271,7 +271,7 @@ def test_what_a_rank_plans_does_not_grow_with_the_replicas(monkeypatch: pytest.M
     assert few == many
 
 
-def test_what_a_rank_plans_grows_with_the_ranks_and_not_with_their_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ranks_plan_grows_with_ranks_and_not_with_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """FSDP over 16 times as many ranks: by pairs it would be 256 times the work."""
     (few, _), (many, _) = (counted_slices(monkeypatch, ParallelSizes(data=d)) for d in (8, 128))
     assert many < 20 * few

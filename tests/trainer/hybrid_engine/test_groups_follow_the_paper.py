@@ -117,7 +117,7 @@ def test_every_group_list_holds_every_rank_once(method: Method) -> None:
     ],
     ids=str,
 )
-def test_the_vanilla_rule_holds_a_shard_for_nothing_on_these_ranks(sizes: ParallelSizes, redundant: list[int]) -> None:
+def test_the_vanilla_rule_holds_a_needless_shard(sizes: ParallelSizes, redundant: list[int]) -> None:
     """M / (tp) on each GPU whose training cell is no part of its generation shard."""
     ranks = range(sizes.world_size)
     found = [rank + 1 for rank in ranks if trained(sizes, rank) not in generated(sizes, rank, "consecutive")]

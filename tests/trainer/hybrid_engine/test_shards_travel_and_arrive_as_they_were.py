@@ -98,7 +98,7 @@ CASES: dict[str, tuple[list[Parameter], ParallelSizes, int, int]] = {
 
 @pytest.mark.parametrize(("model", "sizes", "shards", "per_node"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_a_rank_gets_its_generation_shard_in_the_bytes_of_the_plan(
+def test_a_rank_gets_its_shard_in_the_bytes_of_the_plan(
     model: list[Parameter], sizes: ParallelSizes, shards: int, per_node: int, dtype: torch.dtype
 ) -> None:
     plans = transition("HybridFlow", model, sizes, shards=shards, per_node=per_node).plans
@@ -198,7 +198,7 @@ def allocated(
     return operations.largest, operations.new, exchange.stats
 
 
-def test_no_rank_makes_a_tensor_that_is_larger_than_its_shards_or_its_buffers() -> None:
+def test_no_rank_makes_a_tensor_larger_than_its_shards() -> None:
     """2-2-2 sharded to 1-2: the whole embedding has 16 KB in bfloat16; a rank generates with half of it."""
     plans = plans_of(UNTIED, replace(layout(2, 2, 2, 1, 2), replicas=1))
     for largest, new, traffic in run_ranks(8, allocated, UNTIED, plans, torch.bfloat16, 4096):
@@ -243,7 +243,7 @@ def values_read(model: list[Parameter], plans: Plans) -> int:
     return int(operations.reads)
 
 
-def test_one_value_is_read_from_the_device_however_many_layers_there_are() -> None:
+def test_one_value_is_read_from_the_device_for_all_layers() -> None:
     plans = plans_of(UNTIED, replace(layout(1, 2, 2, 1, 1), replicas=1), per_node=2)
     assert run_kept_ranks(4, values_read, UNTIED, plans) == [1] * 4
 
@@ -274,7 +274,7 @@ def corrupted(model: list[Parameter], plans: Plans, corrupt_rank: int, what: str
     return ""
 
 
-def test_a_flipped_bit_is_named_with_its_parameter_and_ranks_on_all_ranks() -> None:
+def test_a_flipped_bit_is_named_on_all_ranks() -> None:
     """1-2-2 to 1-1: ranks 0 and 1 trade, and 2 and 3 do."""
     plans = plans_of(UNTIED, layout(1, 2, 2, 1, 1))
     sentence = "what rank 2 received of it is not what rank 3 sent (checksum)"
@@ -284,7 +284,7 @@ def test_a_flipped_bit_is_named_with_its_parameter_and_ranks_on_all_ranks() -> N
     assert rest == sentence
 
 
-def test_a_bit_that_a_generator_does_not_keep_is_named_with_its_parameter_and_rank_on_all_ranks() -> None:
+def test_a_bit_that_a_generator_loses_is_named_on_all_ranks() -> None:
     plans = plans_of(UNTIED, layout(1, 2, 2, 1, 1))
     sentence = "model.norm.weight: the generator of rank 3 keeps other bits than arrived (checksum)"
     assert run_kept_ranks(4, corrupted, UNTIED, plans, 3, "kept") == [sentence] * 4
@@ -345,7 +345,7 @@ QWEN_7B: dict[str, Any] = {
 }
 
 
-def test_a_reshard_of_7b_takes_64_collectives_at_most_and_bounded_buffers() -> None:
+def test_a_reshard_of_7b_takes_64_collectives_at_most() -> None:
     """8 ranks on one node and on two; the last two collectives compare checksums."""
     model = describe(config("qwen2", tied=False, vocabulary=152064, **QWEN_7B))
     least, most = (size // 2 for size in BUCKET_BYTES)  # elements of bfloat16

@@ -86,7 +86,7 @@ def received(steps: int, sends_changes: bool) -> list[tuple[int, dict[str, list[
     return found
 
 
-def test_a_pool_has_the_same_bits_whether_all_or_changes_are_sent() -> None:
+def test_a_pool_has_the_same_bits_from_all_or_from_changes() -> None:
     whole, changes = (run_kept_ranks(3, received, 3, each)[2] for each in (False, True))
     assert [weights for _, weights in changes] == [weights for _, weights in whole]
     assert changes[0][0] > whole[0][0]

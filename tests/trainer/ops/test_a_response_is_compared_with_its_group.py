@@ -81,7 +81,7 @@ COMPARING: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", COMPARING)
-def test_a_response_without_a_return_changes_nothing_for_the_others(name: str) -> None:
+def test_a_response_without_a_return_changes_no_other(name: str) -> None:
     more, fewer = (torch.tensor(returns, dtype=torch.float64) for returns in SCORED_BY_ALL_BUT_ONE)
     found = COMPARING[name](more, 4)
     assert found[1].isnan()

@@ -44,7 +44,7 @@ def test_values_by_hand() -> None:
     assert_close(returns, torch.tensor([[0.0, 0.2625, 0.45, 1.0]]))
 
 
-def test_every_row_is_the_sum_of_the_definition_over_its_masked_tokens() -> None:
+def test_every_row_is_the_definition_over_its_masked_tokens() -> None:
     rewards, values, mask = random_case()
     advantages, returns = gae(rewards, values, mask, gamma=GAMMA, lam=LAM)
     for row in range(len(mask)):
@@ -60,7 +60,7 @@ def test_both_are_zero_outside_the_mask() -> None:
         assert result[mask == 0].tolist() == [0.0] * int((mask == 0).sum())
 
 
-def test_lam_1_gives_discounted_rewards_to_go_and_lam_0_the_one_step_error() -> None:
+def test_lam_1_gives_returns_and_lam_0_the_one_step_error() -> None:
     rewards, values, _ = random_case()
     mask = torch.ones_like(rewards)
     _, returns = gae(rewards, values, mask, gamma=GAMMA, lam=1.0)
@@ -85,7 +85,7 @@ def test_a_perfect_critic_leaves_no_advantage() -> None:
 
 
 @pytest.mark.parametrize("junk", [1e6, math.nan, math.inf])
-def test_what_stands_outside_the_mask_and_how_far_rows_are_padded_is_not_read(junk: float) -> None:
+def test_what_is_outside_the_mask_or_padding_is_not_read(junk: float) -> None:
     rewards, values, mask = random_case()
     expected = gae(rewards, values, mask, gamma=GAMMA, lam=LAM)
     wide = torch.full((len(mask), 3), junk, dtype=torch.float64)
@@ -114,7 +114,7 @@ def test_rewards_per_token_by_hand() -> None:
     assert found.tolist() == [[0.0, -0.5, -1.0, 8.0], [0.0, 0.5, -11.5, 0.0], [0.0, 0.0, 0.0, 0.0]]
 
 
-def test_rewards_of_a_row_add_up_to_its_score_less_its_kl_whatever_stands_in_the_padding() -> None:
+def test_rewards_of_a_row_add_up_to_score_less_kl() -> None:
     _, kl, mask = random_case()
     scores = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
     expected = scores - 0.3 * (kl * mask).sum(dim=1)

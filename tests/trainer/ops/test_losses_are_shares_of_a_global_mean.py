@@ -81,7 +81,7 @@ def test_the_gradient_is_that_of_finite_differences(name: str) -> None:
 
 @every_loss
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_nan_and_inf_under_the_mask_reach_neither_loss_nor_gradient(name: str, poison: float) -> None:
+def test_nan_and_inf_under_the_mask_reach_no_gradient(name: str, poison: float) -> None:
     *inputs, mask = random_case()
     clean = with_gradient(LOSSES[name], random_case())
     dirty = [torch.where(mask > 0, x, poison) for x in inputs]
@@ -119,7 +119,7 @@ def test_micro_batches_in_any_order_add_up_to_the_whole_batch(name: str) -> None
 
 
 @every_loss
-def test_an_empty_mask_gives_zero_that_can_still_be_differentiated(name: str) -> None:
+def test_an_empty_mask_gives_a_differentiable_zero(name: str) -> None:
     trained, other, target, mask = random_case()
     value, gradient = with_gradient(LOSSES[name], (trained, other, target, torch.zeros_like(mask)))
     assert value.item() == 0.0
@@ -197,7 +197,7 @@ def test_the_clip_may_be_wider_above_than_below() -> None:
     assert found.clipped_tokens.item() == 2.0
 
 
-def test_the_ratio_of_a_response_is_the_geometric_mean_of_its_tokens() -> None:
+def test_a_responses_ratio_is_its_tokens_geometric_mean() -> None:
     """GSPO: ratios 2 and 1/2 make 1, and 1.2 and 1.2^3 make 1.44, which is cut off at 1.2 as a whole."""
     log_ratios = torch.tensor([[math.log(2.0), -math.log(2.0), 9.0], [math.log(1.2), 3 * math.log(1.2), 9.0]])
     log_ratios.requires_grad_()
@@ -279,7 +279,7 @@ def test_the_pair_loss_by_hand() -> None:
     assert found.item() == pytest.approx((-math.log(0.75) + 0.5 * math.log(2.0)) / 4)
 
 
-def test_the_pair_loss_is_logistic_regression_on_the_margin_and_its_shares_add_up() -> None:
+def test_the_pair_loss_is_logistic_and_its_shares_add_up() -> None:
     chosen, rejected, weight = torch.rand(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 4
     expected = binary_cross_entropy_with_logits(chosen - rejected, torch.ones_like(chosen), weight, reduction="sum") / 8
     assert_close(pair_loss(chosen, rejected, weight, num_pairs=8), expected)
@@ -300,7 +300,7 @@ def test_a_pair_of_weight_zero_reaches_neither_loss_nor_gradient() -> None:
     assert by_rejected.tolist() == [0.5, 0.0]
 
 
-def test_the_pair_loss_stays_finite_for_margins_beyond_the_range_of_exp() -> None:
+def test_the_pair_loss_stays_finite_for_large_margins() -> None:
     found = pair_loss(torch.tensor([-500.0]), torch.tensor([500.0]), torch.ones(1), num_pairs=1)
     assert found.item() == 1000.0
 

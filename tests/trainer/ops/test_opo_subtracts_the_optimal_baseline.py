@@ -28,7 +28,7 @@ def test_a_prompt_without_a_response_gives_numbers() -> None:
     assert advantage([0.0, 0.0], [0.0, 0.0], 2) == [0.0, 0.0]
 
 
-def test_the_baseline_has_the_least_variance_where_gradients_grow_with_length() -> None:
+def test_the_baseline_has_the_least_variance() -> None:
     """sum_i l_i (R_i - b)^2 is least at b, as section 3.2 derives it."""
     returns, lengths = torch.tensor([1.0, 4.0, -2.0, 0.5]), torch.tensor([3.0, 1.0, 6.0, 2.0])
     best = float(returns[0] - OURS.advantage(returns, lengths, group_size=4)[0])

@@ -55,7 +55,7 @@ def test_std_is_one_until_two_numbers_were_seen() -> None:
     assert merged([7.0, 7.0]).std == 0.0
 
 
-def test_an_empty_batch_changes_nothing_and_merging_does_not_change_the_old_value() -> None:
+def test_an_empty_batch_and_merging_change_nothing_old() -> None:
     assert RunningMoments().merge(0, 0.0, 0.0) == RunningMoments()
     before = merged([4.0, 6.0])
     assert before.merge(0, 0.0, 0.0) == before

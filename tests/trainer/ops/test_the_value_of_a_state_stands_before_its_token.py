@@ -5,6 +5,6 @@ import torch
 from rlhf_trainer.ops.values import shift_values
 
 
-def test_the_value_of_the_state_before_token_t_comes_from_position_t_minus_1() -> None:
+def test_the_value_before_token_t_is_at_position_t_minus_1() -> None:
     x = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     assert shift_values(x).tolist() == [[0.0, 1.0, 2.0], [0.0, 4.0, 5.0]]

@@ -34,7 +34,7 @@ def test_whitening_takes_the_mean_and_std_it_is_given() -> None:
     assert_close(whiten(X, MASK, mean=2.0, std=2.0), torch.tensor([[0.0, 0.0, 1.0], [0.0, 7.0, 0.0]]))
 
 
-def test_whitening_with_the_masked_moments_gives_mean_zero_and_std_one() -> None:
+def test_whitening_gives_mean_zero_and_std_one() -> None:
     chosen = X[MASK > 0]
     white = whiten(X, MASK, mean=chosen.mean(), std=chosen.std(correction=0))[MASK > 0]
     assert_close(white.mean(), torch.tensor(0.0), atol=1e-6, rtol=0)
@@ -63,7 +63,7 @@ def test_the_last_token_of_a_row(mask: list[float], expected: list[float]) -> No
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
-def test_nan_and_inf_outside_the_mask_reach_neither_value_nor_gradient(poison: float) -> None:
+def test_nan_and_inf_outside_the_mask_reach_nothing(poison: float) -> None:
     x = poisoned(X, MASK, poison).requires_grad_()
     total = (
         masked_sum(x, MASK)
@@ -80,7 +80,7 @@ def test_what_is_kept_is_unchanged_and_the_rest_is_exactly_zero() -> None:
     assert keep(X, MASK).tolist() == [[0.0, 2.0, 4.0], [0.0, 16.0, 0.0]]
 
 
-def test_shares_of_micro_batches_and_padding_leave_the_mean_alone() -> None:
+def test_micro_batches_and_padding_leave_the_mean_alone() -> None:
     whole = masked_mean(X, MASK, count=3)
     shares = [masked_mean(X[row : row + 1], MASK[row : row + 1], count=3) for row in (0, 1)]
     assert_close(torch.stack(shares).sum(), whole)

@@ -93,7 +93,7 @@ def to_mlflow(server: str, request: pytest.FixtureRequest) -> Documents:
     return {"mlflow": {"uri": server, "experiment": request.node.name}}
 
 
-def test_wandb_keeps_every_step_and_the_manifest_but_no_variable_of_pods(tmp_path: Path) -> None:
+def test_wandb_keeps_steps_and_manifest_without_variables(tmp_path: Path) -> None:
     run_steps(made(tmp_path, {"wandb": WANDB}), tmp_path / "run", {1: 3.0, 2: 2.5})
     (run,) = offline_runs(tmp_path / "run" / "tiny")
     assert (run.name, run.project, run.has_ended) == ("tiny", "tests", True)
@@ -102,7 +102,7 @@ def test_wandb_keeps_every_step_and_the_manifest_but_no_variable_of_pods(tmp_pat
     assert "never-told" not in json.dumps(run.config)
 
 
-def test_wandb_goes_on_in_the_same_run_without_the_steps_that_it_has(tmp_path: Path) -> None:
+def test_wandb_goes_on_in_the_same_run_without_known_steps(tmp_path: Path) -> None:
     job = made(tmp_path, {"wandb": WANDB})
     run_steps(job, tmp_path / "run", {1: 3.0, 2: 2.5, 3: 2.0})
     time.sleep(1.1)  # W&B names its folders by the second
@@ -135,7 +135,7 @@ def test_a_callback_is_told_every_step_once_and_the_end(tmp_path: Path) -> None:
     assert told(file)[0] == records(run / "tiny")[0]
 
 
-def test_a_callback_that_fails_is_tried_again_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_failing_callback_is_retried_and_training_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "told"
     shown = run_steps(made(tmp_path, callback(file, fails_at=2, fails=1)), tmp_path / "run", {1: 3.0, 2: 2.5, 3: 2.0})
     assert [line.get("step") for line in told(file)] == [1, 2, 3, None], "what came before is not told twice"
@@ -171,9 +171,7 @@ def test_another_experiment_is_given_all_steps(server: str, tmp_path: Path, requ
     assert Stored(server, "other").curve("loss/sft") == [(1, 3.0), (2, 2.5), (3, 2.0)]
 
 
-def test_a_server_that_is_away_is_told_once_and_its_steps_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_server_is_told_once_its_steps_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "LAST_SECONDS", 3.0)
     job = made(tmp_path, {"mlflow": {"uri": NOBODY, "experiment": "x"}})
     shown = run_steps(job, tmp_path / "run", {1: 3.0, 2: 2.5}, until="it is tried again")
@@ -293,7 +291,7 @@ def test_a_package_that_is_missing_is_a_sentence(package: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_run_and_the_one_that_goes_on_are_one_run_in_all_trackers(server: str, tmp_path: Path) -> None:
+def test_a_resumed_run_is_one_run_in_all_trackers(server: str, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     outputs = {"tensorboard": True, "wandb": WANDB, "mlflow": {"uri": server, "experiment": "whole"}}

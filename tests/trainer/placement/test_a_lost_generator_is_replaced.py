@@ -131,7 +131,7 @@ def test_what_was_generated_ahead_is_generated_again(
     [("generate", 3), ("load_weights", 2)],
     ids=["during generation", "during an exchange of weights"],
 )
-def test_responses_that_go_on_with_new_weights_are_generated_again(
+def test_responses_with_new_weights_are_generated_again(
     folders: Mapping[Role, str], tmp_path: Path, dies_in: str, number: int
 ) -> None:
     """An exchange that the actor has begun, in the middle of responses or not, is given up and made anew."""

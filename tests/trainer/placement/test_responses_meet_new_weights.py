@@ -68,9 +68,7 @@ def test_responses_go_on_or_begin_again(
         assert record["kl/rollout"] < 0.1
 
 
-def test_weights_are_not_waited_for_by_responses_that_are_two_steps_ahead(
-    folders: Mapping[Role, str], tmp_path: Path
-) -> None:
+def test_responses_two_steps_ahead_wait_for_no_weights(folders: Mapping[Role, str], tmp_path: Path) -> None:
     """Step 2 trains while those of step 3 are written; without `partial` its weights would come after them."""
     rollout = {"maxStaleness": 2, "partial": "Continue", "weightSync": "Delta"}
     records = outcome(tmp_path, folders, rollout, [], generators=1).records

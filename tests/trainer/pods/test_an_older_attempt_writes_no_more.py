@@ -43,7 +43,7 @@ def folder(tmp_path: Path, attempt: Become) -> JobFolder:
     return begun
 
 
-def test_a_newer_attempt_takes_the_folder_and_an_older_one_does_not_begin(tmp_path: Path, attempt: Become) -> None:
+def test_a_newer_attempt_takes_the_folder_an_older_does_not(tmp_path: Path, attempt: Become) -> None:
     begin(tmp_path, attempt, 2)
     assert owner(tmp_path) == Attempt(2)
     begin(tmp_path, attempt, 3)
@@ -56,7 +56,7 @@ def test_a_newer_attempt_takes_the_folder_and_an_older_one_does_not_begin(tmp_pa
     assert owner(tmp_path) == Attempt(3)
 
 
-def test_the_lock_of_an_older_attempt_is_none_but_one_attempt_runs_once(tmp_path: Path, attempt: Become) -> None:
+def test_an_older_attempts_lock_is_none_and_each_runs_once(tmp_path: Path, attempt: Become) -> None:
     attempt(1)
     with only_run_in(tmp_path):
         with pytest.raises(EnvironmentProblem, match="another rlhf run"):
@@ -133,7 +133,7 @@ def test_a_status_says_whose_it_is_and_at_what_pace(folder: JobFolder) -> None:
     assert (failure["attempt"], failure["exitCode"], failure["time"][-1]) == (1, 3, "Z")
 
 
-def test_a_job_that_has_succeeded_belongs_to_the_attempt_that_finds_it_so(folder: JobFolder, attempt: Become) -> None:
+def test_a_succeeded_job_belongs_to_the_finding_attempt(folder: JobFolder, attempt: Become) -> None:
     folder.made.mkdir()
     folder.succeed()
     attempt(2)
@@ -223,7 +223,7 @@ def test_a_trainer_that_ends_while_a_pod_asks_has_the_last_word(
     assert save_now(output).endswith("step 3 is saved")
 
 
-def test_a_pod_that_ends_asks_for_what_is_not_saved_and_waits_for_it(folder: JobFolder) -> None:
+def test_a_pod_that_ends_waits_for_what_is_not_saved(folder: JobFolder) -> None:
     status = folder.path / "status.json"
     saved = {**json.loads(status.read_text()), "checkpoint": {"step": 3}}
     program = (

@@ -133,7 +133,7 @@ def test_an_end_is_told_with_its_code_and_its_reason(side_car: SideCar, monkeypa
     assert side_car.answers()["exitCode"] == 0, "an older attempt has nothing to say"
 
 
-def test_the_driver_log_is_shown_from_its_beginning_and_a_newer_one_after_it(side_car: SideCar) -> None:
+def test_the_driver_log_is_shown_from_its_beginning(side_car: SideCar) -> None:
     side_car.logs.mkdir(parents=True)
     first, second = side_car.logs / "job-driver-a.log", side_car.logs / "job-driver-b.log"
     first.write_bytes(b"one\ntw")

@@ -26,7 +26,7 @@ def test_a_job_that_stopped_after_three_steps(tmp_path: Path) -> None:
     assert page.row("helpful-sft", "loss")[3] == "0.5"
 
 
-def test_a_job_that_failed_says_why_and_the_warnings_before_it_are_counted(tmp_path: Path) -> None:
+def test_a_failed_job_says_why_and_counts_its_warnings(tmp_path: Path) -> None:
     folder = run_job(tmp_path, PPO, map(ppo_record, (1, 2)))
     for step in (1, 2):
         folder.event(f"step {step}: generator and trainer disagree")
@@ -115,7 +115,7 @@ def test_a_missing_file_leaves_a_page_without_it(chain: Chain, file: str) -> Non
     assert "helpful-ppo" in page_of(folder).sections
 
 
-def test_jobs_come_in_the_order_of_their_inputs_whatever_their_names_and_times(tmp_path: Path) -> None:
+def test_jobs_come_in_the_order_of_their_inputs(tmp_path: Path) -> None:
     for job in (PPO, SFT, RM):
         folder = run_job(tmp_path, job, []).path
         status = json.loads((folder / "status.json").read_text())
@@ -136,7 +136,7 @@ def test_a_folder_that_is_no_run_folder_is_a_mistake_of_usage(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_a_page_that_cannot_be_written_is_a_mistake_of_the_environment(chain: Chain) -> None:
+def test_a_page_that_cannot_be_written_is_the_environments(chain: Chain) -> None:
     folder = chain([sample(1)])
     (folder / "report.html").mkdir()
     done = report(folder)

@@ -61,7 +61,7 @@ def test_pools_that_take_turns_do_not_overlap(tmp_path: Path) -> None:
     assert picture.later == picture.step
 
 
-def test_the_next_steps_responses_are_written_while_a_step_trains(tmp_path: Path) -> None:
+def test_responses_of_the_next_step_come_while_one_trains(tmp_path: Path) -> None:
     traced(tmp_path, AHEAD, ahead=True)
     picture = drawn(tmp_path)
     assert times(picture) == {

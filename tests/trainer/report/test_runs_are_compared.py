@@ -65,7 +65,7 @@ def test_a_file_that_is_damaged_or_missing_is_no_difference(runs: tuple[Path, Pa
     assert "environment" not in page.sections
 
 
-def test_a_metric_that_is_constant_in_each_run_but_not_the_same_is_drawn(tmp_path: Path) -> None:
+def test_a_metric_constant_in_each_run_but_unequal_is_drawn(tmp_path: Path) -> None:
     for name, value in (("a", 1.0), ("b", 2.0)):
         run_job(tmp_path / name, PPO, [{"step": step, "entropy": value, "padding/waste": 0.5} for step in (1, 2)])
     _, html, _ = compared(tmp_path / "a", tmp_path / "b")
@@ -74,7 +74,7 @@ def test_a_metric_that_is_constant_in_each_run_but_not_the_same_is_drawn(tmp_pat
     assert "the manifests, with their defaults, are the same" in html
 
 
-def test_three_runs_of_one_folder_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+def test_three_runs_of_one_name_are_told_apart_by_path(tmp_path: Path) -> None:
     folders = [tmp_path / name / "run" for name in ("x", "y", "z")]
     for folder in folders:
         run_job(folder, PPO, map(ppo_record, (1, 2)))

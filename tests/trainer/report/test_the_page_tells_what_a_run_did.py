@@ -27,7 +27,7 @@ def test_every_job_has_a_section_in_the_order_of_the_chain(chain: Chain) -> None
     assert page.row("helpful-ppo", "PPO")[2:5] == ["Succeeded", "25 of 25", "2 s"]
 
 
-def test_before_and_after_stand_side_by_side_with_the_interval_of_the_change(chain: Chain) -> None:
+def test_before_and_after_have_the_interval_of_the_change(chain: Chain) -> None:
     gains = [0, 1, 2, 5]
     page = page_of(chain([sample(gain) for gain in gains]))
     margin = 1.96 * statistics.stdev(gains) / 2
@@ -49,7 +49,7 @@ def test_a_change_has_a_colour_only_if_it_is_surely_no_chance(chain: Chain, gain
     assert row[: row.index("</tr>")].count(f'class="n {colour}"') == 1
 
 
-def test_every_changing_metric_is_a_plot_and_a_constant_one_is_a_number(chain: Chain) -> None:
+def test_a_changing_metric_is_a_plot_a_constant_a_number(chain: Chain) -> None:
     folder = chain([sample(1)])
     page_of(folder)
     html = (folder / "report.html").read_text()
@@ -60,7 +60,7 @@ def test_every_changing_metric_is_a_plot_and_a_constant_one_is_a_number(chain: C
     assert "bytes/controller <b>0</b>" in ppo
 
 
-def test_costs_their_multiplier_and_the_margin_of_pairs_are_drawn_where_learning_is(tmp_path: Path) -> None:
+def test_costs_multiplier_and_margin_are_drawn(tmp_path: Path) -> None:
     measured = ("margin/pairs", "lagrange/multiplier", "cost/mean", "entropy")
     run_job(tmp_path, PPO, [{**ppo_record(step), **dict.fromkeys(measured, step / 2)} for step in (1, 2, 3)])
     page_of(tmp_path)
@@ -82,7 +82,7 @@ def test_the_phases_of_a_step_are_shares_of_its_time(chain: Chain) -> None:
     assert "add up to more" not in page.sections["helpful-ppo"]
 
 
-def test_phases_that_ran_at_the_same_time_are_not_called_parts_of_the_step(tmp_path: Path) -> None:
+def test_phases_at_the_same_time_are_no_parts_of_the_step(tmp_path: Path) -> None:
     run_job(tmp_path, PPO, [{**ppo_record(1), "time/scoring": 1.0}])
     assert "add up to more than the step" in page_of(tmp_path).sections["helpful-ppo"]
 
@@ -94,7 +94,7 @@ def test_the_best_the_middle_and_the_worst_samples_come_first(chain: Chain) -> N
     assert all(f"How? {number}\n" in text for number in range(100))
 
 
-def test_thousands_of_long_samples_leave_a_small_page_that_says_what_it_leaves_out(chain: Chain) -> None:
+def test_thousands_of_samples_leave_a_small_page(chain: Chain) -> None:
     folder = chain([sample(number, after="words" * 2000) for number in range(4000)])
     text = page_of(folder).sections["helpful-ppo"]
     assert "250 more; another 3741 are only in samples.jsonl" in text

@@ -57,7 +57,7 @@ def rollouts_page(folder: Path) -> tuple[Page, list[dict[str, Any]]]:
     return page, json.loads(page.scripts[0])["rows"]
 
 
-def test_a_row_has_its_texts_every_part_of_the_reward_the_advantage_and_lengths(run: Write) -> None:
+def test_a_row_has_its_texts_reward_parts_and_advantage(run: Write) -> None:
     folder = run([rollout(1, 0), rollout(2, 1), rollout(2, 1, reward=9.0, cost=0.5, finished=False)])
     report = page_of(folder)
     _, rows = rollouts_page(folder)
@@ -75,7 +75,7 @@ def test_a_row_has_its_texts_every_part_of_the_reward_the_advantage_and_lengths(
     assert {"rollouts.html", "rollouts.html#helpful-ppo"} <= set(links)
 
 
-def test_an_episode_is_a_conversation_of_which_the_models_part_is_told(run: Write) -> None:
+def test_an_episode_is_a_conversation_with_the_models_part(run: Write) -> None:
     turns = [
         {"text": "<tool_call>2+2", "written": True, "reward": 0.0},
         {"text": NASTY, "written": False, "reward": 0.0},
@@ -90,7 +90,7 @@ def test_an_episode_is_a_conversation_of_which_the_models_part_is_told(run: Writ
     assert "Indented" not in rollouts_page(folder)[0].sections[""]
 
 
-def test_a_job_without_rollouts_has_no_such_page_and_an_old_one_goes(run: Write) -> None:
+def test_a_job_without_rollouts_has_no_such_page(run: Write) -> None:
     folder = run([rollout(1, 0)])
     page_of(folder)
     (folder / "helpful-ppo" / "rollouts.jsonl").unlink()
@@ -117,7 +117,7 @@ def test_texts_end_no_script_and_no_other_script_may_run(run: Write) -> None:
     assert "innerHTML" not in ours
 
 
-def test_torn_lines_are_counted_and_numbers_that_no_browser_reads_are_left_out(run: Write) -> None:
+def test_torn_lines_are_counted_and_bad_numbers_left_out(run: Write) -> None:
     folder = run(
         [rollout(1, 0, reward=float("nan"), reward_parts={"right": float("inf")}), {**rollout(1, 1), "step": "one"}]
     )
@@ -129,7 +129,7 @@ def test_torn_lines_are_counted_and_numbers_that_no_browser_reads_are_left_out(r
     assert "rollouts.jsonl: 2 of 3 lines cannot be read" in report.sections["helpful-ppo"]
 
 
-def test_of_many_rows_the_page_has_as_many_of_each_step_and_says_so(run: Write) -> None:
+def test_of_many_rows_the_page_has_some_of_each_step(run: Write) -> None:
     folder = run(rollout(step, row, response="words " * 1000) for step in range(1, 51) for row in range(40))
     page_of(folder)
     page, rows = rollouts_page(folder)

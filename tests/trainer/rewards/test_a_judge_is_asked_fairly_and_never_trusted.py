@@ -51,7 +51,7 @@ def longer(handler: Handler, call: dict[str, Any]) -> None:
     handler.say(f"I think, so I am sure. [[{verdict}]]")
 
 
-def test_the_question_holds_prompt_response_and_columns_as_they_stand(server: Server) -> None:
+def test_the_question_holds_texts_and_columns_as_they_stand(server: Server) -> None:
     says(server, "[[10]]")
     assert scores(client(server), sample(0, "{answer} {prompt}", answer=[1, "ü"])) == [1.0]
     (call,) = server.seen
@@ -87,14 +87,12 @@ def test_arguments_replace_those_that_are_sent_otherwise(server: Server) -> None
         "no content": (None, None),
     }.values(),
 )
-def test_a_number_is_read_from_its_brackets_and_becomes_a_share_of_the_range(
-    server: Server, said: str, score: float | None
-) -> None:
+def test_a_number_in_brackets_is_a_share_of_the_range(server: Server, said: str, score: float | None) -> None:
     says(server, said)
     assert scores(client(server, minimum=1, maximum=9, maxUnreadShare=1), sample(0, "x")) == [score]
 
 
-def test_a_group_is_compared_in_both_orders_and_the_share_of_wins_is_the_score(server: Server) -> None:
+def test_a_group_is_compared_in_both_orders(server: Server) -> None:
     server.behave = longer
     group = [sample(row, "x" * length) for row, length in enumerate((1, 2, 3))]
     asked = client(server, PAIR)
@@ -137,7 +135,7 @@ def test_a_pair_counts_only_with_a_verdict_in_each_order(server: Server) -> None
     assert (asked.counts.questions, asked.counts.unread) == (2, 1)
 
 
-def test_no_question_is_asked_twice_but_for_those_without_a_verdict(server: Server) -> None:
+def test_no_question_with_a_verdict_is_asked_twice(server: Server) -> None:
     asked = client(server)
     says(server, "[[1]]")
     assert scores(asked, sample(0, "x"), sample(1, "x"), sample(2, "y")) == [0.0] * 3
@@ -215,9 +213,7 @@ def test_what_cannot_be_read_leaves_its_response_out(server: Server, body: bytes
     assert (asked.counts.questions, asked.counts.unread) == (3, 1)
 
 
-def test_more_unread_answers_than_may_be_end_the_run_with_one_sentence(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_unread_answers_end_the_run(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
     says(server, f"I cannot. {TOKEN}")
     with pytest.raises(UserCodeError) as raised:
@@ -233,7 +229,7 @@ def test_more_unread_answers_than_may_be_end_the_run_with_one_sentence(
 @pytest.mark.parametrize(
     ("code", "told"), [(401, "401 Unauthorized"), (404, "404 Not Found"), (307, "307 Temporary Redirect")]
 )
-def test_an_answer_that_any_question_would_get_ends_the_run_at_once(server: Server, code: int, told: str) -> None:
+def test_an_answer_to_any_question_ends_the_run_at_once(server: Server, code: int, told: str) -> None:
     server.behave = lambda handler, _: handler.answer(TOKEN.encode(), code)
     with pytest.raises(UserCodeError) as raised:
         scores(client(server, maxUnreadShare=1), sample(0, "x"))

@@ -97,9 +97,7 @@ def test_a_model_that_gives_no_verdict_ends_the_run(url: str, monkeypatch: pytes
         asked.scores(samples("Yes.", "No."))
 
 
-def test_a_question_longer_than_the_model_reads_leaves_its_response_out(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_too_long_leaves_its_response_out(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = judge(url, monkeypatch, prompt="Rate {response}", arguments=held_to("[[1]]", "[[10]]"))
     first, second = asked.scores(samples("Yes.", "No. " * 300))
     assert first.value is not None

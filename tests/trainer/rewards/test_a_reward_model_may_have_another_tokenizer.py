@@ -123,7 +123,7 @@ def expected(reward: str, prompts: str = "messages") -> list[float]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_score_is_transformers_own_on_the_text_in_the_models_template(tmp_path: Path, ranks: int) -> None:
+def test_a_score_is_transformers_own_in_its_template(tmp_path: Path, ranks: int) -> None:
     actor, reward = save_tiny(tmp_path / "actor", seed=1), save_other(tmp_path / "reward")
     job = job_with(tmp_path, f"{{uri: 'file://reward', label: {LABEL}}}")
     results = run_kept_ranks(ranks, scores, job, actor, reward, RetokenizingRewardWorker)
@@ -132,7 +132,7 @@ def test_a_score_is_transformers_own_on_the_text_in_the_models_template(tmp_path
     assert len({round(value, 3) for value in found[:3]}) == 3
 
 
-def test_without_a_template_it_reads_prompt_and_response_as_a_text(tmp_path: Path) -> None:
+def test_without_a_template_prompt_and_response_are_a_text(tmp_path: Path) -> None:
     actor, reward = save_tiny(tmp_path / "actor", seed=1), save_other(tmp_path / "reward", template=None)
     job = job_with(tmp_path, f"{{uri: 'file://reward', label: {LABEL}}}")
     (found,) = run_kept_ranks(1, scores, job, actor, reward, RetokenizingRewardWorker, "texts")
@@ -147,7 +147,7 @@ def test_messages_need_a_template(tmp_path: Path) -> None:
     assert told == f"ppo: spec.models.reward: {expected}"
 
 
-def test_it_may_be_a_part_of_a_sum_whose_functions_read_the_actors_text(tmp_path: Path) -> None:
+def test_it_may_be_a_part_of_a_sum_beside_functions(tmp_path: Path) -> None:
     actor, reward = save_tiny(tmp_path / "actor", seed=1), save_other(tmp_path / "reward")
     terms = f"{{name: model, reward: {{uri: 'file://reward', label: {LABEL}}}}}"
     terms += f", {{name: length, reward: {{entrypoint: '{FUNCTIONS}:lengths'}}}}"

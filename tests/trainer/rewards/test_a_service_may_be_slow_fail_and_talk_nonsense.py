@@ -79,9 +79,7 @@ def test_a_service_that_recovers_is_forgiven(server: Server) -> None:
         "drips": (lambda handler, _: handler.drip(), "did not answer within 0.3 s (3 attempts)", 3),
     }.values(),
 )
-def test_a_service_that_stays_away_is_a_problem_of_the_environment(
-    server: Server, behave: Any, told: str, requests: int
-) -> None:
+def test_a_service_that_stays_away_is_the_environments(server: Server, behave: Any, told: str, requests: int) -> None:
     server.behave = behave
     asked = client(server, seconds=0.3)
     with pytest.raises(EnvironmentProblem) as raised:
@@ -150,7 +148,7 @@ def test_the_token_is_sent_and_never_shown(server: Server, monkeypatch: pytest.M
     assert TOKEN not in str(raised.value) + repr(asked)
 
 
-def test_a_token_that_is_not_there_is_told_before_the_first_request(server: Server) -> None:
+def test_a_missing_token_is_told_before_the_first_request(server: Server) -> None:
     with pytest.raises(EnvironmentProblem) as raised:
         client(server, token_variable="NO_SUCH_TOKEN").ready()
     sentence = "job: spec.models.reward.tokenVariable: the environment variable NO_SUCH_TOKEN is not set"
@@ -165,7 +163,7 @@ def test_a_token_from_a_file_loses_its_last_newline(server: Server, monkeypatch:
 
 
 @pytest.mark.parametrize("token", [f"{TOKEN}é", f"{TOKEN} x", f"{TOKEN}\nx", f"{TOKEN}\x7f"])
-def test_a_token_that_cannot_be_sent_is_told_before_the_first_request(
+def test_an_unsendable_token_is_told_before_the_request(
     server: Server, monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
     monkeypatch.setenv("SCORER_TOKEN", token)

@@ -266,7 +266,7 @@ def test_a_response_without_a_score_becomes_padding(folder: Path, ranks: int) ->
     assert record == {"reward/left_out": 2.0, "reward_part/size": 3.0, "reward_part_std/size": 0.0}
 
 
-def test_a_response_is_left_out_if_any_part_of_a_sum_has_no_score(folder: Path) -> None:
+def test_a_sum_leaves_out_a_response_without_a_score(folder: Path) -> None:
     terms = f"[{{name: a, reward: {{{LENGTHS}}}}}, {{name: b, reward: {{entrypoint: '{FUNCTIONS}:every_other'}}}}]"
     ((found, report),) = run_kept_ranks(1, score_by_column, job_with(folder, f"models.reward={{sum: {terms}}}"), folder)
     assert [score > 0 for score in found["scores"]] == [False, True, False, True, False]
@@ -289,7 +289,7 @@ def is_cheap(mistake: Mistake) -> bool:
 
 
 @pytest.mark.parametrize("name", [name for name, mistake in MISTAKES.items() if is_cheap(mistake)])
-def test_the_mistakes_of_rewards_are_told_as_troubleshooting_says(
+def test_mistakes_of_rewards_are_told_as_the_page_says(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole runs of tests/trainer/chain take a minute each; this is the part of them that tells."""

@@ -83,7 +83,7 @@ def test_the_same_share_is_kept_on_any_number_of_ranks(folder: Path) -> None:
     assert 0.3 < len(rows) / (20 * (ROWS - 1)) < 0.7
 
 
-def test_a_line_that_a_killed_run_has_not_ended_takes_no_other_with_it(folder: Path) -> None:
+def test_an_unfinished_line_takes_no_other_with_it(folder: Path) -> None:
     job, file = job_with(folder, SUM, "rollout.keep=1.0"), folder / "torn.jsonl"
     file.write_text('{"step": 1, "row": 0, "prom')
     run_kept_ranks(1, keep, job, folder, str(file), 1)

@@ -77,7 +77,7 @@ def sentence(name: str, given: list[Sample]) -> str:
     return text.removeprefix(f"job: spec.models.reward: {HERE}:{name} ")
 
 
-def test_a_number_comes_back_for_each_sample_and_arguments_are_passed() -> None:
+def test_each_sample_gets_a_number_arguments_are_passed() -> None:
     with function("lengths", scale=2.0) as made:
         made.ready()
         assert numbers(made, samples("a", "bcd")) == [2.0 * (2 + 1 + 1), 2.0 * (2 + 3 + 1)]
@@ -171,7 +171,7 @@ def test_a_wrong_answer_to_all_of_them_is_told(name: str, told: str) -> None:
         f"{HERE}:not_a_function": f"cannot be imported: TypeError: it is a value of type int, not a function ({PATH})",
     }.items(),
 )
-def test_a_function_that_is_not_there_is_told_before_the_first_call(entrypoint: str, told: str) -> None:
+def test_a_missing_function_is_told_before_the_first_call(entrypoint: str, told: str) -> None:
     made = UserFunction(entrypoint, arguments={}, seconds=SECONDS, deadline=PATIENT, path="spec.evaluation.functions")
     with pytest.raises(UserCodeError) as raised:
         made.ready()
@@ -179,12 +179,12 @@ def test_a_function_that_is_not_there_is_told_before_the_first_call(entrypoint: 
     assert str(raised.value) == f"spec.evaluation.functions: {entrypoint} {told}"
 
 
-def test_a_function_that_shuts_its_connection_and_goes_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_shuts_its_connection_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "GUARD_SECONDS", 0.5)
     assert sentence("shuts_its_sockets", WITH_ONE_BAD) == f"closed its connection to the trainer; {OFFENDER}"
 
 
-def test_a_function_that_comes_back_in_two_processes_answers_each_call_once() -> None:
+def test_a_function_in_two_processes_answers_each_call_once() -> None:
     with function("comes_back_twice") as made:
         for length in (1, 2, 3):
             assert numbers(made, samples("x" * length)) == [float(length)]

@@ -272,7 +272,7 @@ def test_a_model_made_from_the_seed_is_the_same_on_any_layout() -> None:
         assert peak <= held + 2 * largest + SMALL
 
 
-def test_weights_saved_without_the_head_are_found_by_their_names_in_the_model(tmp_path: Path) -> None:
+def test_weights_saved_without_the_head_are_found_by_name(tmp_path: Path) -> None:
     """As transformers' base model saves them: `layers.0...` is `model.layers.0...`."""
     base = AutoModel.from_pretrained(save_tiny(tmp_path / "model", seed=1))
     base.save_pretrained(tmp_path / "base")

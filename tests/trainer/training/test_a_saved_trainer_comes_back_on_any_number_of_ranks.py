@@ -103,7 +103,7 @@ def test_training_goes_on_as_if_never_stopped(saved: Saved, layout: ParallelSize
         assert drawn == then
 
 
-def test_the_weights_can_be_read_without_ranks_and_without_pickle(saved: Saved) -> None:
+def test_weights_are_read_without_ranks_and_pickle(saved: Saved) -> None:
     _, folder, _, before = saved
     found = whole_weights(folder)
     assert sorted(found) == sorted(before[0][0])

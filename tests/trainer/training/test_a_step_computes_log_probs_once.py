@@ -56,7 +56,7 @@ def assert_same(found: dict[str, float], expected: dict[str, float], *, without:
 
 
 @pytest.mark.parametrize("overrides", [(), (TRUNCATED,)], ids=["plain", "with weights of the generator's error"])
-def test_the_only_update_of_a_step_finds_the_old_log_probabilities(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+def test_a_steps_only_update_finds_the_old_log_probs(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     overrides = (ONE_UPDATE, *overrides)
     (first, second), count, warned = measured(GRPO, "helpful-grpo", tmp_path, overrides)
     recompute = [*overrides, "training.oldLogProbs=Recompute"]
@@ -75,7 +75,7 @@ def test_several_updates_and_a_penalty_in_the_reward_need_a_pass(tmp_path: Path)
     assert measured(GRPO, "helpful-grpo", tmp_path, in_reward)[1] == 2
 
 
-def test_the_generators_log_probabilities_are_taken_where_the_manifest_says_so(tmp_path: Path) -> None:
+def test_the_generators_log_probs_are_taken_where_asked(tmp_path: Path) -> None:
     overrides = ["training.oldLogProbs=Generator", "algorithm.kl.applyTo=Reward"]
     (first, _), count, warned = measured(GRPO, "helpful-grpo", tmp_path, overrides)
     assert count == 0
@@ -85,7 +85,7 @@ def test_the_generators_log_probabilities_are_taken_where_the_manifest_says_so(t
     assert first["kl/reference"] != pytest.approx(by_pass["kl/reference"], rel=1e-2)
 
 
-def test_there_is_no_reference_without_a_penalty_but_the_one_that_is_named(tmp_path: Path) -> None:
+def test_without_a_penalty_there_is_no_unnamed_reference(tmp_path: Path) -> None:
     named = ["models.reference={uri: 'job://helpful-sft'}"]
     alone, compared = (
         next(job for job in load(DAPO, overrides, FINISHED) if job.name == "helpful-dapo") for overrides in ([], named)
@@ -113,7 +113,7 @@ def test_the_prompt_of_a_group_is_computed_once(tmp_path: Path) -> None:
     assert computed() < 0.8 * computed("training.sharePrompts=false")
 
 
-def test_prompts_that_are_drawn_and_not_learned_from_need_no_update() -> None:
+def test_prompts_not_learned_from_need_no_update() -> None:
     (job,) = load(DAPO, [ONE_UPDATE], FINISHED)
     assert (job.sequences_per_step, job.updates_per_step, job.old_log_probs_by_update) == (128, 1, True)
 

@@ -224,7 +224,7 @@ def test_the_kl_penalty_counts_from_its_token_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("baseline", ["None", "Group"])
-def test_reinforce_pp_normalises_over_the_tokens_of_the_batch_by_hand(baseline: str, tmp_path: Path) -> None:
+def test_reinforce_pp_normalises_over_the_batch_by_hand(baseline: str, tmp_path: Path) -> None:
     found, _ = advantages(tmp_path, {"name": "REINFORCEPP", "kl": NO_KL, "baseline": baseline})
     mask = batch(0)["response_mask"] > 0
     means = torch.tensor([3.0] * 3 + [2.0] * 6) if baseline == "Group" else torch.zeros(ROWS)

@@ -68,7 +68,7 @@ def run(folder: str, kinds: list[str], most: int = 1) -> tuple[list[float], dict
     return skipped, weights, warnings, [ended, also]
 
 
-def test_what_is_skipped_leaves_weights_and_optimizer_as_they_were(tmp_path: Path) -> None:
+def test_what_is_skipped_leaves_weights_and_optimizer(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", seed=3)
     skipped, weights, warnings, ended = run(folder, ["right", "loss", "right", "gradient", "right"])
     _, expected, _, _ = run(folder, ["right", "right", "right"])

@@ -125,7 +125,7 @@ def test_a_response_without_a_score_is_in_no_pair(tmp_path: Path) -> None:
     assert found["rejected_tokens"][0].tolist() == [1, 2]
 
 
-def test_a_response_that_has_not_ended_is_worse_than_each_that_has(tmp_path: Path) -> None:
+def test_an_unfinished_response_is_worse_than_a_finished_one(tmp_path: Path) -> None:
     """Of 1, 5, 3 the 5 was cut off, of 2, 2, 2 the last, and of -1, 0, -2 all."""
     (found,) = run_kept_ranks(1, choose, str(tmp_path), (), (1, 5, 6, 7, 8))
     assert found["valid"].tolist() == [1.0, 0.0, 0.0, 1.0] + [0.0] * 8

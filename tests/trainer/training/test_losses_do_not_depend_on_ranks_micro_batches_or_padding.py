@@ -296,7 +296,7 @@ MIXTURES = ("Qwen3-MoE", *(pytest.param(name, marks=pytest.mark.slow) for name i
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_a_mixture_learns_the_same_on_two_ranks_and_every_expert_learns(family: str, tmp_path: Path) -> None:
+def test_every_expert_learns_the_same_on_two_ranks(family: str, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", seed=3, config=copy.deepcopy(MODELS[family]))
     one = measured("SFT", folder, share=False)
     require_same("two ranks", measured("SFT", folder, ranks=2, budget=40, recompute=True), one)

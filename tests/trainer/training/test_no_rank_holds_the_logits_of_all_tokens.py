@@ -99,7 +99,7 @@ def test_the_peak_does_not_grow_with_tokens_times_vocabulary(passes: dict[int, A
             assert many.peak - few.peak < 0.05 * (512 - 64) * VOCABULARY * 4
 
 
-def test_a_tensor_as_wide_as_the_vocabulary_has_the_rows_of_a_chunk(passes: dict[int, Any]) -> None:
+def test_a_tensor_as_wide_as_the_vocabulary_has_a_chunks_rows(passes: dict[int, Any]) -> None:
     [[_, (alone, _, _)]] = passes[1]
     assert alone.wide == {VOCABULARY: CHUNK}
     for rank, (_, (shared, _, _)) in enumerate(passes[2]):

@@ -121,7 +121,7 @@ def varlen_attention_by_definition(
 @pytest.mark.parametrize(
     ("name", "by"), [*((name, "SDPA") for name in CONFIGS), ("llama", "Flash"), ("a window of 4 tokens", "Flash")]
 )
-def test_log_probs_entropies_and_gradients_are_those_of_each_text_alone(
+def test_log_probs_and_gradients_are_those_of_each_text(
     name: str, by: str, batch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, other = pair(CONFIGS[name])
@@ -205,7 +205,7 @@ def test_a_batch_of_groups_is_three_quarters_of_its_tokens() -> None:
     assert ModelInput.of([replace(whole, prompts=torch.full((64,), 32))]).tokens.numel() == 4608
 
 
-def test_a_micro_batch_without_text_is_one_token_that_nothing_reads() -> None:
+def test_a_micro_batch_without_text_is_one_unread_token() -> None:
     nothing = Text(tokens=torch.zeros(1, 1, dtype=torch.int64), lengths=torch.zeros(1, dtype=torch.int64))
     given = ModelInput.of([nothing])
     assert given.tokens.tolist() == [[0]]

@@ -72,7 +72,7 @@ def save_after_a_bfloat16_forward(folder: str, output: str) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_computing_in_bfloat16_leaves_the_saved_weights_in_float32(tied: bool, tmp_path: Path) -> None:
+def test_bfloat16_leaves_the_saved_weights_in_float32(tied: bool, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "before", seed=1, tied=tied)
     run_kept_ranks(2, save_after_a_bfloat16_forward, folder, str(tmp_path / "after"))
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("before", "after"))

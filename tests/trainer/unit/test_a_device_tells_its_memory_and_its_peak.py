@@ -9,9 +9,7 @@ from rlhf_mapper.hardware import FoundGpu
 from rlhf_trainer import device
 
 
-def test_a_container_with_a_limit_counts_without_the_cache_of_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_containers_memory_is_counted_without_file_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "CONTAINER", tmp_path)
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")
@@ -27,7 +25,7 @@ def test_without_a_limit_the_machine_counts(tmp_path: Path, monkeypatch: pytest.
     assert device.memory_in_use() == (60 * 1024, 100 * 1024)
 
 
-def test_the_peak_of_a_gpu_is_that_of_the_mapper_for_the_type_that_it_computes_in(
+def test_a_gpus_peak_is_the_mappers_for_its_type(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = FoundGpu(

@@ -34,7 +34,7 @@ def test_a_cpu_cache_has_room_for_as_many_responses() -> None:
     assert (few, many) == (2 * 10 + 1, 2 * 200 + 1), "256 tokens are two blocks; one block is vLLM's own"
 
 
-def test_an_engine_is_eager_on_cpu_and_where_the_manifest_says_so() -> None:
+def test_an_engine_is_eager_on_cpu_and_where_asked() -> None:
     assert not arguments(on_gpu=True)["enforce_eager"]
     assert arguments(on_gpu=True, enforce_eager=True)["enforce_eager"]
     assert arguments(on_gpu=False)["enforce_eager"]

@@ -365,7 +365,7 @@ def test_models_that_score_have_a_head_of_one_value(manifest: Path) -> None:
     assert shapes["actor"].parameters == 6_738_415_616, "as published, 6.7B"
 
 
-def test_a_shape_in_the_manifest_stands_in_the_place_of_config_json(tmp_path: Path) -> None:
+def test_a_shape_in_the_manifest_replaces_config_json(tmp_path: Path) -> None:
     known = [f"{field}.shape.name=llama-3-8b" for field in MODELS[:3]]
     uris = [f"{field}.uri=hf://no/{field}" for field in MODELS[:3]]
     (job,) = load(JOB, [*uris, *known])
@@ -397,7 +397,7 @@ def test_a_plan_and_a_check_say_what_checkpoints_take(manifest: Path) -> None:
     assert CliRunner().invoke(app, ["validate", str(manifest), shapes[0]]).stdout == "ok\n", "not all is known"
 
 
-def test_a_job_that_reads_another_has_the_shape_that_this_was_told(tmp_path: Path) -> None:
+def test_a_job_that_reads_another_has_its_told_shape(tmp_path: Path) -> None:
     chain = load(EXAMPLES[0], ["helpful-sft:models.actor.shape.name=qwen2.5-0.5b"])
     assert shapes_of(chain, chain[1], tmp_path)["reward"].layers == 24
     assert shapes_of(chain, chain[2], tmp_path)["actor"].layers == 24
@@ -411,7 +411,7 @@ def test_a_chain_of_jobs_ends_at_the_model_that_it_began_with(tmp_path: Path) ->
     assert second["reward"].layers == first["actor"].layers
 
 
-def test_a_job_that_another_manifest_ran_is_read_from_the_run_folder(tmp_path: Path) -> None:
+def test_a_job_of_another_manifest_is_read_from_the_folder(tmp_path: Path) -> None:
     (job,) = load(JOB, [f"{field}.uri=job://before" for field in MODELS[:1]], finished={"before": "SFT"})
     with pytest.raises(DataError, match=r"^ppo: spec\.models\.actor\.uri: .*before/model: is not there$"):
         shapes_of([job], job, tmp_path)
@@ -508,9 +508,7 @@ RTX_5090 = FoundGpu(
 )
 
 
-def test_a_gpu_that_is_in_no_table_is_planned_by_what_its_driver_says(
-    manifest: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_in_no_table_is_planned_by_its_driver(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (plan_command, placement):
         monkeypatch.setattr(module, "gpus_here", lambda: [RTX_5090] * 64)
     config = json.loads(LLAMA_7B) | {"model_type": "llama"}
@@ -582,7 +580,7 @@ def test_a_job_for_cpu_slots_is_not_planned_for_gpus(manifest: Path) -> None:
     assert plan(manifest, *TWO_NODES, "--set=resources.device=CPU")[0] == 2
 
 
-def test_the_cpu_slots_of_a_node_share_the_memory_of_this_machine() -> None:
+def test_cpu_slots_of_a_node_share_the_machines_memory() -> None:
     one, four = (local_cluster(load(JOB, [f"resources.slotsPerNode={slots}"])[0], list) for slots in (1, 4))
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert one.groups[0].gpu.memory == 4 * four.groups[0].gpu.memory == there

@@ -65,7 +65,7 @@ def test_top_shows_each_job_in_one_line(run: Path, columns: int) -> None:
     assert "Failed" in found["helpful-rm"]
 
 
-def test_names_too_long_for_the_terminal_are_cut_and_nothing_else(run: Path) -> None:
+def test_names_too_long_for_the_terminal_are_cut(run: Path) -> None:
     (run / "helpful-sft").rename(run / ("a-very-long-name-" * 4)[:60])
     with only_run_in(run):
         shown = rlhf("top", run, run)

@@ -11,7 +11,7 @@ from tests.examples.test_every_example_is_right import EXAMPLES
 RECORD = {"step": 3, "reward/mean": 0.5, "entropy": 1.25, "clip_fraction": 0.125, "time/step": 2.0}
 
 
-def test_a_metric_is_in_the_status_whether_or_not_its_name_has_a_slash(tmp_path: Path) -> None:
+def test_a_metric_is_in_the_status_with_or_without_slash(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path, next(job for job in load(EXAMPLES[0]) if job.name == "helpful-ppo"))
     folder.begin(None, inputs={})
     folder.record(RECORD, total_steps=4, stage="PPO")
@@ -26,7 +26,7 @@ def steps(*seconds: float) -> list[dict[str, float]]:
     return [{"step": n, "time/step": each, "time/update": each / 2, **lengths} for n, each in enumerate(seconds, 1)]
 
 
-def test_what_steps_take_is_the_median_of_the_latest_without_the_first_two() -> None:
+def test_a_steps_seconds_are_the_median_of_the_latest() -> None:
     taken = Steps()
     first = [taken.pace(record) for record in steps(90.0, 80.0, 4.0, 1.0, 2.0, 70.0, 3.0)]
     assert first[:-1] == [None] * 6

@@ -68,7 +68,7 @@ def test_calls_of_one_pool_are_one_after_another() -> None:
     ]
 
 
-def test_calls_of_two_pools_share_a_level_where_neither_waits_for_the_other() -> None:
+def test_calls_of_independent_pools_share_a_level() -> None:
     assert levels(traced(ppo(*SPLIT))) == [
         {"data.load_batch"},
         {"actor.generate_sequences"},
@@ -262,9 +262,7 @@ APART = [
     ],
     ids=["one pool", "two pools", "a rollout pool"],
 )
-def test_what_scores_responses_in_another_pool_may_begin_before_the_last_is_there(
-    places: list[str], scorers: list[str]
-) -> None:
+def test_scoring_elsewhere_may_begin_before_the_last_row(places: list[str], scorers: list[str]) -> None:
     assert scorers_of(traced(ppo(*places))) == [[tuple(each.split(".")) for each in scorers]]
 
 

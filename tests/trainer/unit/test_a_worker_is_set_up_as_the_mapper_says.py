@@ -152,9 +152,7 @@ def settings(job: Job, placed: DeviceMapping, patch: pytest.MonkeyPatch, folder:
     return {role: found[role]["setting"] for role in ROLES}
 
 
-def test_micro_batch_offload_recomputation_and_generations_share_are_the_mappers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_micro_batch_offload_and_shares_are_the_mappers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = settings(ppo(tmp_path), mapping("GPU"), monkeypatch, tmp_path)
     tokens = {role: each.job.spec.training.micro_batch_tokens for role, each in found.items()}
     assert tokens == {"actor": 3 * SEQUENCE, "critic": SEQUENCE, "reference": MOST_TOKENS, "reward": 2 * SEQUENCE}
@@ -179,9 +177,7 @@ def test_on_cpu_nothing_of_the_prediction_is_used(tmp_path: Path, monkeypatch: p
     assert found["actor"].job.spec.rollout.gpu_memory_utilization is None
 
 
-def test_a_manifest_that_says_nothing_has_smaller_micro_batches_on_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_manifest_has_smaller_micro_batches_on_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = settings(ppo(tmp_path, tokens=None), mapping("CPU"), monkeypatch, tmp_path)
     sizes = {hidden: found["actor"].job.micro_batch_tokens("CPU", hidden=hidden) for hidden in (32, 128, 512, 4096)}
     assert sizes == {32: 16384, 128: 8192, 512: 2048, 4096: 2048}
@@ -190,9 +186,7 @@ def test_a_manifest_that_says_nothing_has_smaller_micro_batches_on_cpu(
     assert on_gpus["actor"].job.micro_batch_tokens("GPU", hidden=128) == 3 * SEQUENCE
 
 
-def test_columns_that_another_vocabulary_needs_are_not_for_the_rows_that_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_for_another_vocabulary_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = {
         "algorithm": {"name": "Generate"},
         "models": {role: {"uri": "hf://of/model"} for role in ("actor", "reward")},

@@ -34,7 +34,7 @@ def test_only_online_dpo_chooses_pairs() -> None:
     assert [name for name, each in ALGORITHMS.items() if each.chooses_pairs] == ["OnlineDPO"]
 
 
-def test_calls_stand_in_their_order_those_of_a_model_that_may_be_left_out_too() -> None:
+def test_calls_stand_in_their_order_left_out_ones_too() -> None:
     calls = [".".join(call) for call in ALGORITHMS["SafeRLHF"].calls]
     assert calls[:4] == [
         "actor.generate_sequences",

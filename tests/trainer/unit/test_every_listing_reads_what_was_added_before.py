@@ -57,7 +57,7 @@ def test_every_field_that_is_read_was_added_before(name: str) -> None:
     assert asked == set(ALGORITHMS[name].models)
 
 
-def test_safe_rlhf_runs_with_one_critic_and_ppo_with_pretraining_rows() -> None:
+def test_safe_rlhf_with_one_critic_and_ppo_with_pretraining() -> None:
     assert "cost_critic.update_critic" not in calls_of("SafeRLHF", without=("cost_critic",))
     assert calls_of("PPO", PromptAndPretrainData) == calls_of("PPO")
 

@@ -53,7 +53,7 @@ def test_overlapping_spans_count_once() -> None:
     assert covered(spans) == pytest.approx(4.0)
 
 
-def test_controller_and_transfer_get_the_time_in_which_no_model_computes() -> None:
+def test_controller_and_transfer_get_the_idle_time() -> None:
     spans = [
         Span("generation", "", 0, 0.0, 2.0),
         Span(TRANSFER, "", 1, 1.5, 3.0),  # half a second of it under generation
@@ -98,7 +98,7 @@ def test_a_phase_says_how_much_memory_was_in_use_at_its_end() -> None:
     assert 0 < maxima["memory_used"] < 1
 
 
-def test_idle_shares_are_those_of_the_pool_that_generates_and_of_the_actors() -> None:
+def test_idle_shares_are_of_the_generating_and_actor_pools() -> None:
     record = {"busy/a": 9.0, "idle/a": 1.0, "busy/b": 6.0, "idle/b": 2.0, "busy/c": 1.0, "idle/c": 3.0}
     trains = [Span("update", "critic.update_critic", 0, 0, 1, "a"), Span("update", "actor.update_actor", 0, 0, 1, "b")]
     generates = [

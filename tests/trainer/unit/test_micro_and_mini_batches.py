@@ -14,7 +14,7 @@ LENGTHS = torch.tensor([3, 9, 1, 9, 4, 2, 7])
 
 
 @pytest.mark.parametrize(("budget", "at_least"), [(1, 1), (9, 1), (12, 1), (18, 1), (1000, 1), (1000, 4), (1000, 9)])
-def test_every_row_is_in_exactly_one_micro_batch_within_the_budget(budget: int, at_least: int) -> None:
+def test_every_row_is_in_one_micro_batch_in_the_budget(budget: int, at_least: int) -> None:
     groups = micro_batches(LENGTHS, token_budget=budget, at_least=at_least)
     assert sorted(torch.cat(groups).tolist()) == list(range(len(LENGTHS)))
     assert len(groups) >= at_least
@@ -63,7 +63,7 @@ class OneRank:
 
 
 @pytest.mark.parametrize("trained", ["0111", "0001", "1011", "0000"])
-def test_a_row_that_is_left_out_is_in_no_mini_batch_wherever_it_is(trained: str) -> None:
+def test_a_left_out_row_is_in_no_mini_batch(trained: str) -> None:
     rows = torch.tensor([each == "1" for each in trained])
     batch = Batch(step=1, start=0, size=4, fields={})
     mesh: Any = OneRank()

@@ -69,9 +69,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("rows", [8, 5, 1])
 @pytest.mark.parametrize(("made", "read"), list(product(LAYOUTS, LAYOUTS)))
-def test_what_no_process_keeps_for_itself_is_sent_and_nothing_else(
-    made: ParallelSizes, read: ParallelSizes, rows: int
-) -> None:
+def test_what_no_process_keeps_is_sent_and_nothing_else(made: ParallelSizes, read: ParallelSizes, rows: int) -> None:
     """Producer and reader on one pool, by any p-t-d: every rank gets its rows, from its process or from blocks."""
     readers = Readers()
     readers.add("all", read, transfer(THREE_D_PROTO, reads=("tokens",)))
@@ -121,6 +119,6 @@ def test_ranks_that_do_not_call_the_users_code_fetch_its_scores() -> None:
     assert dealt.parts[0].cuts["scores"] == [range(4, 8)], "what rank 1 reads"
 
 
-def test_reading_a_field_that_is_not_there_names_the_method_and_the_field() -> None:
+def test_reading_a_missing_field_names_method_and_field() -> None:
     with pytest.raises(KeyError, match=r"critic\.update_critic reads returns; the batch holds nothing"):
         BatchFuture(step=1, size=2).slice(range(2), ["returns"], pool="a", rank=0, reader="critic.update_critic")

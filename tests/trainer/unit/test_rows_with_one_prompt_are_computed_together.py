@@ -43,7 +43,7 @@ def bundled(texts: list[Text], budget: int) -> tuple[list[list[int]], list[int]]
     return [each.tolist() for each in rows], bundles.tokens.tolist()
 
 
-def test_rows_with_equal_prompts_are_a_bundle_and_rows_without_one_are_alone() -> None:
+def test_equal_prompts_are_a_bundle_others_are_alone() -> None:
     assert bundled([text()], 1000) == ([[0, 1, 3], [2], [4], [5], [6]], [3 + 4 + 2 + 6, 8, 5, 4, 2])
 
 
@@ -53,7 +53,7 @@ def test_rows_of_an_unknown_prompt_are_alone() -> None:
     assert bundled([alone], 1000) == ([[row] for row in range(7)], whole.lengths.tolist())
 
 
-def test_more_tokens_than_the_budget_are_several_bundles_that_compute_the_prompt_each() -> None:
+def test_too_many_tokens_are_several_bundles() -> None:
     assert bundled([text()], 9) == ([[0, 1], [2], [3], [4], [5], [6]], [3 + 4 + 2, 8, 3 + 6, 5, 4, 2])
     assert bundled([text()], 1) == ([[row] for row in range(7)], text().lengths.tolist())
 
@@ -68,7 +68,7 @@ def test_what_a_second_text_shares_by_itself_counts_once_too() -> None:
     assert bundled([text(), other], 1000)[1] == [15 + 4 + 4 + 2, 8 + 4, 5 + 2, 4 + 2, 2 + 2]
 
 
-def test_a_prompt_that_is_next_to_nothing_of_its_row_is_not_shared() -> None:
+def test_a_prompt_small_beside_its_row_is_not_shared() -> None:
     first_token = text(([1], [1], [1]), [15, 16, 16])
     assert bundled([first_token], 1000) == ([[0], [1], [2]], [16, 17, 17])
     assert bundled([text(([1], [1]), [15, 15])], 1000) == ([[0, 1]], [16 + 15])

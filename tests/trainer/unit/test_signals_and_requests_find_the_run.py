@@ -18,7 +18,7 @@ from rlhf_trainer.run_folder.lock import is_running, only_run_in
 from tests.patience import PATIENCE_SECONDS
 
 
-def test_a_signal_outside_of_steps_stops_at_once_and_one_in_a_step_waits() -> None:
+def test_a_signal_outside_of_steps_stops_at_once() -> None:
     said: list[str] = []
     before, stop = signal.getsignal(signal.SIGTERM), StopSignals(said.append)
     with stop.handled():
@@ -33,7 +33,7 @@ def test_a_signal_outside_of_steps_stops_at_once_and_one_in_a_step_waits() -> No
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_closed_terminal_stops_like_sigterm_unless_nohup_has_had_it_ignored() -> None:
+def test_a_closed_terminal_stops_like_sigterm() -> None:
     stop = StopSignals(lambda message: None)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started these tests
     try:
@@ -48,7 +48,7 @@ def test_a_closed_terminal_stops_like_sigterm_unless_nohup_has_had_it_ignored() 
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_stop_is_no_error_that_something_on_the_way_could_take_for_its_own() -> None:
+def test_a_stop_is_no_error_that_others_could_catch() -> None:
     assert not issubclass(Stopped, Exception)
 
 

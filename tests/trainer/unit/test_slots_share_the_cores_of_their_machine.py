@@ -67,7 +67,7 @@ def test_an_own_ray_has_no_processes_that_nobody_asks(monkeypatch: pytest.Monkey
     assert answers == [None] * len(before)
 
 
-def test_in_a_pod_the_threads_are_those_that_the_operator_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_pod_the_operator_sets_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLHF_ATTEMPT", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Ray gives the process that submits a job
     assert slots.threads_told([pool(("a", 1)), pool(("b", 1))]) == [{}, {}]

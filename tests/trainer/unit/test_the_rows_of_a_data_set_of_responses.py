@@ -149,9 +149,7 @@ def writer(file: Path) -> ResponseWriter:
     return found
 
 
-def test_rows_after_a_checkpoint_go_also_if_there_were_none_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_after_a_checkpoint_go_also_without_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     file = tmp_path / "responses.jsonl"
     writer(file).set_counters(counters={"bytes": 0, "sums": {}})

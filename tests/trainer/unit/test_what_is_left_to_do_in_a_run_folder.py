@@ -65,7 +65,7 @@ def finish(output: Path, *overrides: str) -> None:
         run(output, name, *overrides, saved_at=9, ends=True)
 
 
-def test_a_job_goes_on_from_its_newest_checkpoint_and_a_finished_one_not_at_all(tmp_path: Path) -> None:
+def test_a_job_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
     assert starts(tmp_path) == dict.fromkeys(NAMES)
     for name in ("helpful-sft", "helpful-rm"):
         run(tmp_path, name, saved_at=9, ends=True)
@@ -93,7 +93,7 @@ def resumed(folder: JobFolder, *, digest: str) -> KeptCheckpoints:
     return KeptCheckpoints(jobs()[0], folder, {"actor": Damaged()}, data=data, stop=stop, resumed=newest)
 
 
-def test_a_checkpoint_that_turns_out_to_be_damaged_is_not_chosen_again(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_not_chosen_again(tmp_path: Path) -> None:
     folder = run(tmp_path, "helpful-sft", saved_at=5)
     with pytest.raises(NumericsError, match=r"checksum\); a run goes on from the checkpoint before it"):
         resumed(folder, digest="abc").restore()
@@ -129,7 +129,7 @@ def marked_best(output: Path) -> list[str]:
     return [line.split()[0] for line in lines if line.endswith("whole, best by loss")]
 
 
-def test_the_best_checkpoint_is_kept_beside_the_last_and_known_after_a_resume(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
     folder = run(tmp_path, "helpful-sft", *BEST)
 
     def measure(kept: KeptCheckpoints, step: int, loss: float, *, is_last: bool = False) -> list[int]:
@@ -154,7 +154,7 @@ def test_the_best_checkpoint_is_kept_beside_the_last_and_known_after_a_resume(tm
     assert marked_best(tmp_path) == ["step-000006"]
 
 
-def test_a_measure_that_is_not_taken_is_named_before_the_first_step() -> None:
+def test_an_unknown_measure_is_named_before_the_first_step() -> None:
     job = jobs(*BEST)[0]
     require_measure(job, ["loss"])
     with pytest.raises(
@@ -163,9 +163,7 @@ def test_a_measure_that_is_not_taken_is_named_before_the_first_step() -> None:
         require_measure(job, ["a", "b"])
 
 
-def test_a_damaged_checkpoint_that_cannot_be_marked_is_still_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_checkpoint_without_mark_is_still_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise EnvironmentProblem("the disk is read-only")
 
@@ -229,7 +227,7 @@ def test_what_read_a_job_that_only_ends_once_more_goes_on(tmp_path: Path) -> Non
     assert starts(tmp_path) == {"helpful-sft": 9, "helpful-ppo": 7}
 
 
-def test_a_finished_job_can_be_made_longer_while_it_has_a_checkpoint(tmp_path: Path) -> None:
+def test_a_finished_job_can_be_made_longer(tmp_path: Path) -> None:
     finish(tmp_path)
     longer = "helpful-ppo:training.totalSteps=99"
     assert starts(tmp_path, longer) == {"helpful-ppo": 9}
@@ -252,7 +250,7 @@ def test_checkpoints_are_found_where_the_last_run_kept_them(tmp_path: Path) -> N
     assert starts(output, storage) == {"helpful-ppo": 6}, "the disk is gone, the storage is not"
 
 
-def test_another_run_folder_has_a_place_of_its_own_in_the_storage(tmp_path: Path) -> None:
+def test_another_run_folder_has_its_own_place_in_storage(tmp_path: Path) -> None:
     storage = f"checkpoint.storage=file://{tmp_path}/storage"
     run(tmp_path / "one", "helpful-sft", storage, saved_at=5)
     assert starts(tmp_path / "two", storage) == dict.fromkeys(NAMES)
@@ -260,7 +258,7 @@ def test_another_run_folder_has_a_place_of_its_own_in_the_storage(tmp_path: Path
     assert starts(tmp_path / "one", storage)["helpful-sft"] == 5
 
 
-def test_another_experiment_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+def test_another_experiment_is_refused_at_once(tmp_path: Path) -> None:
     finish(tmp_path)
     with pytest.raises(SpecError) as refused:
         starts(tmp_path, "helpful-sft:training.seed=3", "helpful-sft:data.train.limit=5")

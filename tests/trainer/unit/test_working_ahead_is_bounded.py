@@ -120,7 +120,7 @@ def test_no_response_is_staler_than_allowed(schedules: int) -> None:
     assert not met[None]
 
 
-def test_what_is_finished_ahead_is_counted_in_whole_batches_and_in_tokens() -> None:
+def test_what_is_finished_ahead_is_counted() -> None:
     """Step 4 is whole, one of two ranks has written its part of step 5, and nobody anything of step 6."""
 
     def message(step: int, tokens: float | None) -> Message:

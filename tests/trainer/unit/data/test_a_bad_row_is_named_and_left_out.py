@@ -137,18 +137,14 @@ def test_a_file_that_is_one_list_is_whole_or_nothing(load: Load) -> None:
         load("rows.json", f"[{GOOD}, {GOOD}")
 
 
-def test_a_broken_line_after_the_last_row_that_is_read_is_nobodys(
-    tmp_path: Path, plain: PreTrainedTokenizerFast
-) -> None:
+def test_a_broken_line_after_the_last_row_read_is_nobodys(tmp_path: Path, plain: PreTrainedTokenizerFast) -> None:
     (tmp_path / "rows.jsonl").write_text(f"broken\n{GOOD}\n{GOOD}\nbroken\n{GOOD}")
     source = DataSource(uri=f"file://{tmp_path}/rows.jsonl", limit=2)
     made = PairLoader(source, plain, path="spec.data.train", spec=SPEC)
     assert (len(made), made.readers[0].bad) == (2, 1)
 
 
-def test_a_file_that_is_taken_out_of_a_folder_is_not_read_any_more(
-    tmp_path: Path, plain: PreTrainedTokenizerFast
-) -> None:
+def test_a_file_taken_out_of_a_folder_is_not_read_any_more(tmp_path: Path, plain: PreTrainedTokenizerFast) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.jsonl").write_text(f"broken\n{GOOD}\n")
 

@@ -233,7 +233,7 @@ def test_no_row_left(write: Write, plain: PreTrainedTokenizerFast) -> None:
     )
 
 
-def test_rows_keep_their_numbers_beyond_one_call_of_the_tokenizer(
+def test_rows_keep_their_numbers_beyond_a_tokenizers_call(
     write: Write, plain: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlhf_trainer.data.reading.ROWS_AT_ONCE", 2)

@@ -228,7 +228,7 @@ def of_model() -> object:
 
 
 @pytest.mark.parametrize(("read", "field"), [(of_data, "spec.x.uri"), (of_model, "j: spec.models.actor.uri")])
-def test_a_hub_that_does_not_answer_is_told_with_the_number_of_the_try(
+def test_a_silent_hub_is_told_with_the_number_of_the_try(
     read: Callable[[], object], field: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pauses: list[float] = []

@@ -45,7 +45,7 @@ def test_a_job_tells_rows_lengths_and_what_it_learns(manifest: Path) -> None:
     assert "helpful-rm" not in text
 
 
-def test_every_job_of_a_chain_is_told_before_its_models_are_there(manifest: Path) -> None:
+def test_every_job_of_a_chain_is_told_before_its_models(manifest: Path) -> None:
     text = shown(manifest)
     assert "helpful-rm: spec.data.train: package://" in text
     assert "chosen_tokens: " in text

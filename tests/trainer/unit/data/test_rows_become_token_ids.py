@@ -163,7 +163,7 @@ def test_a_tool_that_is_none_is_a_fault_of_its_row(chat: PreTrainedTokenizerFast
     assert encoder.faults[0].what.startswith("is refused by the tokenizer's chat template: ")
 
 
-def test_a_call_of_a_tool_needs_no_content_and_tools_reach_the_template(chat: PreTrainedTokenizerFast) -> None:
+def test_a_tool_call_needs_no_content(chat: PreTrainedTokenizerFast) -> None:
     chat.chat_template = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}" + str(
         chat.chat_template
     ).replace("{{ message.content }}", "{{ message.tool_calls or message.content }}")
