@@ -1,4 +1,4 @@
-"""What an asynchronous checkpoint costs a PPO step, for two sizes of Llama on CPU.
+"""Cost of an asynchronous checkpoint in PPO steps, for two sizes of Llama on CPU.
 
     python benchmarks/checkpoint.py [--json PATH]
 

@@ -1,9 +1,11 @@
-"""What a PPO step costs the controller, by workers and by bytes: python benchmarks/controller.py [--json PATH].
+"""Cost of a PPO step for the controller, by workers and by bytes: python benchmarks/controller.py [--json PATH].
 
 Workers that only give zeros of the declared shapes, on one pool: the time of a step is that of dispatch and collection.
 Up to 16 are Ray's (each a process), and up to 1,024 simulated: objects in this process in the place of Ray's module,
 which answer at once, so that what is left is the controller's own code. In the same run actors without anything of ours
-are sent the same calls, results and references (benchmarks/bare_ray.py): what that costs is Ray's.
+are sent the same calls, results and references: calls only; with results of the same shapes; with references as
+arguments;
+and with references inside a list. The cost of that is Ray's.
 
 CPU seconds are those of all threads of this process; the first steps of each setting are left out and of the others the
 median counts.
@@ -18,13 +20,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import ray
 import torch
-from bare_ray import PARTS, PlainCall, Result, Script, cpu_of
 from rich.console import Console
 from rich.table import Table
 
@@ -48,6 +50,70 @@ TIMES = (1, 16, 256)
 REAL, SIMULATED = (2, 4, 8, 16), (2, 4, 8, 16, 64, 256, 1024)
 WARM_UP, STEPS = 3, 7
 Figures = dict[str, float]
+CALLS, RESULTS, ARGUMENTS, NESTED = PARTS = ("calls", "+ results", "+ arguments", "nested instead")
+"""How a step is played."""
+Shapes = Sequence[Sequence[int]]
+Result = tuple[int, int, int]
+"""(number of the call, rank, number of the result)."""
+
+
+@dataclass(frozen=True)
+class PlainCall:
+    """Call of a step on one rank: shapes of the returned tensors, and earlier results that are sent along."""
+
+    shapes: Shapes
+    reads: Sequence[Result]
+
+
+Script = Sequence[Sequence[PlainCall]]
+"""[number of the call][rank], in the order in which they are made."""
+
+
+class Plain:
+    """An actor that returns zeros."""
+
+    def __init__(self, shapes: Sequence[Shapes]) -> None:
+        self._shapes = shapes
+
+    def call(self, number: int, has_results: bool, *given: Any) -> Any:
+        if given and isinstance(given[0], list):
+            ray.get(given[0])
+        pieces = [torch.zeros(*shape) for shape in self._shapes[number]] if has_results else []
+        return (*pieces, None) if pieces else None
+
+
+def play(actors: Sequence[Any], script: Script, part: str) -> None:
+    """One step, until all its calls have ended."""
+    results: dict[Result, ray.ObjectRef] = {}
+    reports = []
+    for number, calls in enumerate(script):
+        for rank, (actor, call) in enumerate(zip(actors, calls, strict=True)):
+            has_results = part != CALLS and bool(call.shapes)
+            references = [results[each] for each in call.reads] if part in (ARGUMENTS, NESTED) else []
+            given = [references] if part == NESTED else references
+            method = actor.call.options(num_returns=len(call.shapes) + 1 if has_results else 1)
+            sent = method.remote(number, has_results, *given)
+            made = sent if has_results else [sent]
+            reports.append(made[-1])
+            results.update({(number, rank, index): one for index, one in enumerate(made[:-1])})
+    ray.get(reports)
+
+
+def cpu_of(script: Script, *, warm_up: int, steps: int) -> Mapping[str, float]:
+    """CPU seconds of this process, in all its threads, for a step of each kind; Ray is running."""
+    process = ray.remote(num_cpus=1)(Plain)
+    actors = [process.remote([call.shapes for call in mine]) for mine in zip(*script, strict=True)]
+    found = {}
+    for part in PARTS:
+        samples = []
+        for _ in range(warm_up + steps):
+            began = time.process_time()
+            play(actors, script, part)
+            samples.append(time.process_time() - began)
+        found[part] = median(samples[warm_up:])
+    for actor in actors:
+        ray.kill(actor)
+    return found
 
 
 def stand_in(worker_class: type, tokens: int) -> type:
@@ -69,7 +135,7 @@ def standing_in(transfer: Transfer, tokens: int) -> Callable[..., Fields]:
 
 
 def shape(name: str, rows: int, tokens: int) -> list[int]:
-    """That of so many rows of a field."""
+    """Return the shape of so many rows of a field."""
     return [rows] if FIELDS[name].width is Width.ONE else [rows, tokens]
 
 
@@ -123,7 +189,7 @@ class Worker:
 
 
 class Simulated:
-    """What the controller uses of Ray's module."""
+    """Stand-in for the part of Ray's module that the controller uses."""
 
     exceptions = ray.exceptions
     ObjectRef = Reference

@@ -1,4 +1,4 @@
-"""What the outputs of a run cost, as a share of its steps: python benchmarks/display.py [--json PATH] [--steps N].
+"""Cost of the outputs of a run, as a share of its steps: python benchmarks/display.py [--json PATH] [--steps N].
 
 The demo's chain runs once with everything on (a terminal, TensorBoard files, a metrics port, a timeline); its steps are
 the shortest there are. In that one run the time of each output is measured beside that of the steps. The terminal is

@@ -1,4 +1,4 @@
-"""What benchmarks/operators.py compares our operator with: the same work in kopf's usual style.
+"""Operator in kopf's usual style that does the same work as ours, for benchmarks/operators.py.
 
 Handlers of create, update and resume and a timer, which bring a finalizer and kopf's annotations with them. What is to
 be done about a job, the requests and their number at once are our operator's own; watching, queueing, retries and the
@@ -29,14 +29,14 @@ from rlhf_operator.snapshot import Document, ObservedClaim, ObservedJob, Snapsho
 
 PLURAL = "rlhfjobs"
 TIMER_SECONDS = 15.0
-MOST_PASSES = 8
-"""Of one call of a handler, until nothing is left to do at once."""
+MAX_PASSES = 8
+"""Limit of passes in one call of a handler; the handler stops earlier when nothing is left to do."""
 BEGAN = datetime.now(UTC)
 
 
 @dataclass
 class Means:
-    """What the handlers share."""
+    """State that the handlers share."""
 
     client: Client
     settings: Settings
@@ -67,7 +67,7 @@ async def reconcile(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
     """Passes until nothing is left to do at once; kopf writes the status."""
     means = MEANS[0]
     document: dict[str, Any] = dict(body)
-    for _pass in range(MOST_PASSES):
+    for _pass in range(MAX_PASSES):
         job = parse.job(document)
         plan = decide(await look(means.client, job), datetime.now(UTC), means.settings)
         for event in plan.events:
@@ -114,7 +114,7 @@ async def act(client: Client, namespace: str, plan: Plan) -> bool:
 
 
 async def create(client: Client, namespace: str, manifest: Document) -> bool:
-    """Whether it was not there yet."""
+    """Create an object, and return True if it did not exist before."""
     kind = CREATED[manifest["apiVersion"], manifest["kind"]]
     try:
         await client.call("POST", kind.path(namespace), kind=kind.plural, body=manifest)

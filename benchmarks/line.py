@@ -1,4 +1,4 @@
-"""What a long line of jobs costs the operator while it drains: status writes, passes, and their CPU time.
+"""Cost of a long queue of jobs for the operator while it drains: status writes, passes, and their CPU time.
 
     python benchmarks/line.py [--jobs N] [--room M]
 

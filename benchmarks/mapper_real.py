@@ -44,7 +44,7 @@ class Case:
     size: Mapping[str, int] = field(default_factory=lambda: SIZES["0.7M"])
     prompts: int = PROMPTS
     parallelism: Mapping[str, int] = field(default_factory=dict)
-    """Of actor and critic."""
+    """Parallel sizes of actor and critic."""
 
 
 CASES = (
@@ -60,7 +60,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """A case: what the mapper said before it ran, and what it took."""
+    """Result of a case: predicted seconds by phase, and the measured steps."""
 
     case: Case
     predicted: Mapping[Phase, float]

@@ -2,13 +2,12 @@
 
     python benchmarks/operators.py [--json PATH] [--jobs N]
 
-Each has a control plane of its own (tests/cluster, level api), one after the other. KubeRay and Kubernetes' controllers
-are off: what is measured is how soon an operator does its part about a new RLHFJob, and what that costs. A job counts
-as reconciled when its RayJob is there and its status tells of the attempt, as a watch sees it, from the moment at which
-the API server had answered that the job was made. Writes are the API server's own count. The other operator
-(benchmarks/handlers_operator.py) does the same work by handlers and a timer. The API server runs on the same machine:
-how many jobs a second that can serve at most follows from its CPU time per job. Exit code 1: a target was missed, or
-the other operator was better in most.
+Each operator has its own control plane (tests/cluster, level api), one after the other. KubeRay and Kubernetes'
+controllers are off, so only the operator's part in a new RLHFJob is measured: its delay and its cost. A job counts as
+reconciled when a watch sees its RayJob and the attempt in its status. The delay begins with the API server's answer to
+the creation of the job. Writes are counted by the API server. The other operator (benchmarks/handlers_operator.py) does
+the same work by handlers and a timer. The API server runs on the same machine; its CPU time per job bounds the jobs a
+second. Exit code 1: a target was missed, or the other operator was better in most figures.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ CREATORS = 4
 
 @dataclass(frozen=True)
 class Target:
-    """What our operator has to reach."""
+    """Bound that our operator has to keep."""
 
     figure: str
     most: float
@@ -72,7 +71,7 @@ TARGETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What one operator did and took; smaller is better."""
+    """Figures of one operator; smaller is better."""
 
     lag_p50_seconds: float
     lag_p99_seconds: float
@@ -299,7 +298,7 @@ def measured(name: str, jobs: int, rate: float, idle_seconds: float) -> Figures:
 
 
 def missed(ours: Figures, other: Figures) -> list[str]:
-    """What was not reached, in sentences."""
+    """Return a sentence for each missed target."""
     mine, its = asdict(ours), asdict(other)
     found = [
         f"{MEANINGS[target.figure]}: {mine[target.figure]:.2f}, at most {target.most:g} wanted"

@@ -64,7 +64,7 @@ def our_seconds(inputs: Path, column: Column, steps: int) -> float:
 
 
 def trl_steps(inputs: Path, column: Column, steps: int) -> dict[str, Any]:
-    """What `trl_steps.py` prints, without the first steps; SystemExit if TRL did other work than is measured."""
+    """Return the output of `trl_steps.py` without the first steps; SystemExit if TRL did other work than ours."""
     command = [PEERS / "bin" / "python", "-W", "ignore", Path(__file__).with_name("trl_steps.py")]
     done = subprocess.run(
         [*map(str, command), column.algorithm, str(inputs), str(column.warm_up + steps)],

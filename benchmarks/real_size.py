@@ -46,7 +46,7 @@ SAMPLES = {"GRPO": 4, "PPO": 1}
 RULE = "rlhf_examples.helpful.rule:score"
 WATCH_SECONDS = 0.2
 LIBRARIES = "import rlhf_trainer.run.wiring, rlhf_trainer.generation.vllm_extension; from vllm import LLM"
-"""What a slot's process imports before it holds a model."""
+"""Modules that a slot's process imports before it holds a model."""
 SLOT, CONTROLLER, RAY = "slot", "controller", "Ray's own processes"
 
 
@@ -82,7 +82,7 @@ def _tokens_of_slot() -> int:
 
 
 def mapped_bytes(job: dict[str, Any]) -> int:
-    """What the mapper says that a slot holds in the fullest moment of a step (`rlhf plan`): no libraries."""
+    """Return the mapper's bytes of a slot in the fullest moment of a step (`rlhf plan`), without libraries."""
     parsed = Job.parse(job)
     shapes = shapes_of([parsed], parsed, Path())
     mapping = plan_job(parsed, local_cluster(parsed, lambda: ()), shapes, device="CPU")
@@ -93,7 +93,7 @@ def mapped_bytes(job: dict[str, Any]) -> int:
 
 
 def counted_bytes(algorithm: str) -> int:
-    """What the product's own workers allocate on a slot in a step, counted on fake tensors (`tests/real_size`)."""
+    """Return the bytes that the workers allocate on a slot in a step, counted on fake tensors (`tests/real_size`)."""
     case = Case(
         shape=SHAPE,
         ranks=SLOTS,
@@ -145,7 +145,7 @@ def watched(process: subprocess.Popen[bytes]) -> dict[str, int]:
 
 
 def _name_and_peak(process: psutil.Process, root: psutil.Process) -> tuple[str, int] | None:
-    """What a process is and the most bytes that it ever held; None if it has ended."""
+    """Return the kind of a process and its peak bytes; None if it has ended."""
     try:
         title = " ".join(process.cmdline())
         status = Path(f"/proc/{process.pid}/status").read_text()

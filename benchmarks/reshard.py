@@ -1,4 +1,4 @@
-"""What a transition from training to generation takes: python benchmarks/reshard.py [--plan] [--json PATH].
+"""Time and bytes of a transition from training to generation: python benchmarks/reshard.py [--plan] [--json PATH].
 
 The three modes side by side on 8 ranks (1-4-2 to 1-2-2-2), growth over the data-parallel replicas (1-2-d to 1-1), and
 the copy limit of one rank. Ranks are processes of this machine, joined by gloo; weights are float32 in training and
@@ -139,7 +139,7 @@ def drop(pieces: Iterable[WeightSlice], scratch: Tensor) -> None:
 
 
 def consumer(trial: Trial, way: Transition, rank: int, device: torch.device) -> Callable[[Iterable[WeightSlice]], None]:
-    """What the generator does with the pieces; its memory is allocated before anything is measured."""
+    """Copy the pieces as the generator does; its memory is allocated before the measurement."""
     slices = way.plans[rank].wanted
     if not trial.keeps:
         scratch = torch.ones(max(part.numel for part in slices.values()), dtype=WIRE, device=device)
@@ -245,7 +245,7 @@ def one_rank(size: str, device: str) -> Figures:
 
 
 def planned(model: Sequence[Parameter], sizes: ParallelSizes) -> Figures:
-    """What one rank plans and how long that takes it; what enters its node. The last rank of the first replica."""
+    """Plan for one rank, the last of the first replica; return the plan's seconds and the bytes that enter its node."""
     nodes = [rank // PER_MACHINE for rank in range(sizes.world_size)]
     size = sizes.shards * sizes.pipeline * sizes.tensor
     parties = Parties.replica(sizes, nodes, size - 1)
@@ -272,7 +272,7 @@ def planned(model: Sequence[Parameter], sizes: ParallelSizes) -> Figures:
 
 
 def plans(name: str) -> dict[str, Figures]:
-    """What is planned for a model on 8 to 1,024 ranks, 8 a node."""
+    """Print the plan for a model on 8 to 1,024 ranks, 8 a node."""
     model = describe(LlamaConfig(**SIZES[name]))
     found = {
         f"{sizes} over {sizes.shards} to {sizes.generation_pipeline}-{sizes.generation_tensor}": (

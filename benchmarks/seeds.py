@@ -21,7 +21,7 @@ FIGURES: dict[str, dict[str, tuple[str, ...]]] = {
     "11-helpful-online-dpo": {"helpful-online-dpo": PPO},
     "12-arithmetic-grpo": {"arithmetic-grpo": ("reward_before", "reward_after")},
 }
-"""What the table shows of each job of an example."""
+"""Figures of each job of an example in the table."""
 BEFORE = {"11-helpful-online-dpo": "01-helpful-ppo"}
 """The example whose models another one uses."""
 

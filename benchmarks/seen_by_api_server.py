@@ -1,4 +1,4 @@
-"""What happens to RLHFJobs, seen from the API server: benchmarks/operators.py measures operators by it."""
+"""Observer of RLHFJobs through the API server, for benchmarks/operators.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRITES = ("PATCH", "PUT", "APPLY")
 
 
 class Watched:
-    """When the jobs were first seen to be reconciled; a watch in threads of this process."""
+    """Times at which jobs were first seen as reconciled, by watches in threads of this process."""
 
     def __init__(self, server: Cluster) -> None:
         self._server = server

@@ -84,7 +84,7 @@ def watch(run: psutil.Popen, metrics: Path, file: TextIO) -> None:
 
 
 def looks(run: psutil.Process) -> Iterator[Look]:
-    """What each process of a run holds now, and the machine's shared memory."""
+    """Return the memory of each process of a run, and the machine's shared memory."""
     numbered: Counter[str] = Counter()
     for process in [run, *sorted(run.children(recursive=True), key=lambda child: child.pid)]:
         with suppress(psutil.Error):
@@ -114,7 +114,7 @@ def slopes(found: Sequence[Look]) -> dict[str, dict[str, tuple[float, float]]]:
 
 
 def slope(pieces: Sequence[Sequence[tuple[float, float]]]) -> float:
-    """What is won in 1,000 steps: the slopes of the pieces, by their steps."""
+    """Return the growth in 1,000 steps: the slopes of the pieces, weighted by their steps."""
     weights = [piece[-1][0] - piece[0][0] for piece in pieces]
     each = [linear_regression(*zip(*piece, strict=True)).slope for piece in pieces]
     return 1000 * sum(weight * found for weight, found in zip(weights, each, strict=True)) / sum(weights)

@@ -1,34 +1,46 @@
-"""Seconds of a step beside what this machine needs at least, and what each change brings: python benchmarks/step.py.
+"""Seconds of a step beside the limit of this machine, and the effect of each change.
 
     python benchmarks/step.py [--json PATH] [--columns COLUMN ...] [--changes CHANGE ...] [--rounds N] [--steps N]
                               [--precision BF16]
 
-The work is that of `work`; everything is real (Ray, FSDP2, vLLM). In each round `rlhf run` trains one job with the
-defaults and one for each change that is taken back, one after the other, and then `limit` measures. Ratios are made
-within a round; what stands behind them is their range over the rounds. The table is printed after each round.
+`benchmarks/work.py` defines the work; everything is real (Ray, FSDP2, vLLM). In each round `rlhf run` trains one job
+with the defaults and one job without each change; then the limit is measured. A ratio is the median over the rounds,
+with its range. The table is printed after each round.
+
+The limit is the time of the unavoidable work: generation by vLLM alone, the reference's forward pass, and the actor's
+(for PPO also the critic's) training pass in bare transformers with as many rows at once as are fastest. Each part has
+all cores. Shared prompts save a part of the work.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from limit import limit_of, unavoidable
+import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from work import (
     COLUMNS,
+    LEARNING_RATE,
     PHASES,
     PROMPT_TOKENS,
     RESPONSE_TOKENS,
     RESPONSES,
     SIZES,
     Column,
+    apart,
     changed,
     host,
     make_inputs,
@@ -38,7 +50,10 @@ from work import (
     records_of,
     run,
     spread,
+    tokenizer,
 )
+
+from rlhf_trainer.run.machine import cores
 
 DEFAULT = "default"
 WITHOUT: dict[str, dict[str, dict[str, Any]]] = {
@@ -47,7 +62,7 @@ WITHOUT: dict[str, dict[str, dict[str, Any]]] = {
     "one-scoring": {"training": {"oldLogProbs": "Recompute"}},
     "shared-prompts": {"training": {"sharePrompts": False}},
 }
-"""Each change, and what a manifest says to go without it: 2 slots of a thread each instead of one slot with a thread a
+"""Fields of a manifest that undo each change: 2 slots of a thread each instead of one slot with a thread a
 core; a forward pass over all rows of a step; old log-probabilities computed a second time; the prompt of a group
 computed for each of its responses.
 """
@@ -136,6 +151,115 @@ def show(results: Mapping[str, Mapping[str, Any]], precision: str) -> None:
         if any(found):
             table.add_row(f"without {change} / step", *(ratio(each) if each else "-" for each in found))
     Console(width=120).print(table)
+
+
+ROWS_AT_ONCE = (4, 8, 16)
+REPEATS = 3
+UNAVOIDABLE = {
+    "GRPO": ("generation", "forward", "training"),
+    "PPO": ("generation", "forward", "training", "critic's training"),
+}
+Work = Callable[[int], object]
+"""Function that does the work with so many rows at once."""
+Loss = Callable[[Tensor], Tensor]
+
+
+def limit_of(folder: Path, precision: str) -> dict[str, float]:
+    """Seconds of each part on the models and prompts in this folder."""
+    parts: list[dict[str, float]] = [apart(each, folder, precision) for each in (_generation, _passes)]
+    return parts[0] | parts[1]
+
+
+def unavoidable(algorithm: str, parts: Mapping[str, float]) -> float:
+    """Seconds of the work that a step of this algorithm cannot do without."""
+    return sum(parts[part] for part in UNAVOIDABLE[algorithm])
+
+
+def _passes(folder: Path, precision: str) -> dict[str, float]:
+    actor = AutoModelForCausalLM.from_pretrained(folder / "actor")
+    scorer = AutoModelForSequenceClassification.from_pretrained(folder / "scorer")
+    tokens = torch.randint(3, actor.config.vocab_size, (RESPONSES, PROMPT_TOKENS + RESPONSE_TOKENS))
+
+    def policy_loss(rows: Tensor) -> Tensor:
+        logits = actor(rows, use_cache=False, logits_to_keep=RESPONSE_TOKENS + 1).logits[:, :-1]
+        return cross_entropy(logits.flatten(0, 1), rows[:, PROMPT_TOKENS:].flatten())
+
+    def value_loss(rows: Tensor) -> Tensor:
+        hidden = scorer.model(rows, use_cache=False).last_hidden_state[:, PROMPT_TOKENS:]
+        loss: Tensor = scorer.score(hidden).square().mean()
+        return loss
+
+    torch.set_num_threads(cores())
+    return {
+        "forward": _best(partial(_forward, policy_loss, tokens, precision)),
+        "training": _best(partial(_train, policy_loss, _optimizer(actor), tokens, precision)),
+        "critic's training": _best(partial(_train, value_loss, _optimizer(scorer), tokens, precision)),
+    }
+
+
+def _optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+
+
+def _computing(precision: str) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "BF16")
+
+
+@torch.no_grad()
+def _forward(loss: Loss, tokens: Tensor, precision: str, at_once: int) -> None:
+    with _computing(precision):
+        for rows in torch.split(tokens, at_once):
+            loss(rows)
+
+
+def _train(loss: Loss, optimizer: torch.optim.Optimizer, tokens: Tensor, precision: str, at_once: int) -> None:
+    for rows in torch.split(tokens, at_once):
+        with _computing(precision):
+            share = loss(rows)
+        torch.autograd.backward(share)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _best(work: Work) -> float:
+    """Seconds of the work with as many rows at once as are fastest; there the median of some repeats."""
+    work(max(ROWS_AT_ONCE))  # warms up
+    seconds = {at_once: _seconds(work, at_once) for at_once in ROWS_AT_ONCE}
+    at_once = min(seconds, key=lambda each: seconds[each])
+    return median([seconds[at_once], *(_seconds(work, at_once) for _ in range(REPEATS - 1))])
+
+
+def _seconds(work: Callable[..., object], *arguments: Any) -> float:
+    began = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - began
+
+
+def _generation(folder: Path, precision: str) -> dict[str, float]:
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    torch.set_num_threads(cores())
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        str(folder / "actor"),
+        dtype="bfloat16" if precision == "BF16" else "float32",
+        max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS,
+        max_num_seqs=RESPONSES,
+        kv_cache_memory_bytes=2**30,
+        enable_prefix_caching=False,
+    )
+    sampling = SamplingParams(max_tokens=RESPONSE_TOKENS, ignore_eos=True, detokenize=False)
+    encode = tokenizer().encode
+    texts = [json.loads(line)["prompt"] for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    prompts: list[Any] = [{"prompt_token_ids": encode(text)} for text in texts[:RESPONSES]]
+
+    def generate() -> None:
+        outputs = engine.generate(prompts, sampling, use_tqdm=False)
+        assert {len(each.outputs[0].token_ids) for each in outputs} == {RESPONSE_TOKENS}
+
+    generate()
+    return {"generation": median(_seconds(generate) for _ in range(REPEATS))}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

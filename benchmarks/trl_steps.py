@@ -27,7 +27,7 @@ from work import KL, LEARNING_RATE, PROMPT_TOKENS, RESPONSE_TOKENS, RESPONSES, S
 from rlhf_trainer.run.machine import cores
 
 ROWS_AT_ONCE = 16
-"""Of a forward and backward pass; several of them make one optimizer step."""
+"""Rows of a forward and backward pass; several passes make one optimizer step."""
 COMMON: dict[str, Any] = {
     "per_device_train_batch_size": ROWS_AT_ONCE,
     "gradient_accumulation_steps": RESPONSES // ROWS_AT_ONCE,
@@ -46,7 +46,7 @@ COMMON: dict[str, Any] = {
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
-    """What each step took and did."""
+    """Recorder of the time and the work of each step."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []

@@ -70,7 +70,7 @@ COLUMNS = {str(column): column for column in (Column(name, size) for size in SIZ
 
 
 def tokenizer() -> Tokenizer:
-    """That of the example, with 512 tokens."""
+    """Return the tokenizer of the example, with 512 tokens."""
     return AutoTokenizer.from_pretrained(str(files("rlhf_examples") / "helpful" / "model"))
 
 
@@ -189,12 +189,12 @@ def ratio(figures: Sequence[float]) -> str:
 
 
 def apart(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a process of its own, so that what it held is free again before anything is measured."""
+    """Call a function in a process of its own, whose memory is free again afterwards."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *arguments).result()
 
 
 def host() -> str:
-    """What a reader has to know of this machine's CPU."""
+    """Return a description of this machine's CPU."""
     flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
     return f"{cores()} cores, {'with' if 'amx_bf16' in flags else 'without'} AMX"

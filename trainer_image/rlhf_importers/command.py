@@ -1,4 +1,4 @@
-"""`rlhf import`: reads another project's configuration and writes a manifest that says what became of each key."""
+"""`rlhf import`: conversion of another project's configuration into a manifest with the outcome of each key."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlhf_importers.errors import ConversionError
 from rlhf_importers.table import Draft, NoCounterpartError, Values, fill
 
 PROJECTS = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
-"""A module each, with `read`, `algorithm`, `table_of` and `combine`."""
+"""Module of each project, with `read`, `algorithm`, `table_of` and `combine`."""
 
-LONGEST = 60
-"""Characters of a value that are shown."""
+MAX_VALUE = 60
+"""Characters of a value in an error."""
 
 
-def imported(text: str, project: str, *, source: str, algorithm: str | None = None) -> Draft:
-    """The manifest that a configuration of a project comes to. Raises ConversionError where it is none."""
+def convert(text: str, project: str, *, source: str, algorithm: str | None = None) -> Draft:
+    """Convert a configuration of a project. ConversionError for text that is no such configuration."""
     its, values = PROJECTS[project], Values()
     try:
         given = values = Values(its.read(text, source))
@@ -34,13 +34,13 @@ def imported(text: str, project: str, *, source: str, algorithm: str | None = No
     except SpecError:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError):
-        found = one_line(repr(values[values.last]), LONGEST)
+        found = one_line(repr(values[values.last]), MAX_VALUE)
         raise ConversionError(f"{source}: {values.last}: {found} is not what {project} takes") from None
     return draft
 
 
-def told(draft: Draft, source: str, project: str) -> str:
-    """The manifest, below comments that say what became of each key."""
+def manifest_text(draft: Draft, source: str, project: str) -> str:
+    """Return the manifest, below comments with the outcome of each key."""
     lines = [f"Imported from {source} ({project}) by `rlhf import`; it is a draft: read it before it runs."]
     parts: tuple[tuple[str, Mapping[str, str]], ...] = (
         ("Check:", dict.fromkeys(draft.checks, "")),
@@ -57,7 +57,7 @@ def told(draft: Draft, source: str, project: str) -> str:
 
 
 def import_file(file: Path, project: str, *, output: Path | None, algorithm: str | None) -> Iterator[tuple[str, bool]]:
-    """Write the manifest to `output`, or yield it with True; then yield sentences about what to look at, with False.
+    """Write the manifest to `output`, or yield (manifest, True); then yield (sentence, False) about checks and keys.
 
     Raises ConversionError if the file cannot be read or the manifest is not valid, after it was written.
     """
@@ -67,8 +67,8 @@ def import_file(file: Path, project: str, *, output: Path | None, algorithm: str
         raise ConversionError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if project not in PROJECTS:
         raise ConversionError(f"--from: there is no {project}; expected {', '.join(PROJECTS)}")
-    draft = imported(text, project, source=str(file), algorithm=algorithm)
-    manifest = told(draft, file.name, project)
+    draft = convert(text, project, source=str(file), algorithm=algorithm)
+    manifest = manifest_text(draft, file.name, project)
     if output:
         try:
             output.write_text(manifest)

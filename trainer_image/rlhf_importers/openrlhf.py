@@ -31,7 +31,7 @@ min_lr_ratio                                        lost  Cosine ends at a tenth
 muon.*                                              lost  the optimizer is AdamW
 optim                                               skip  the optimizer is AdamW
 """
-"""Names of 0.9 are those of the actor, which so comes after the critic."""
+"""Rows of an optimizer. The older names, of 0.9, belong to the actor, whose rows therefore follow the critic's."""
 COMMON = """
 (program)                                           skip  says the algorithm
 data.max_len|max_len=2048                           with  data.maxPromptTokens and data.maxResponseTokens
@@ -173,7 +173,7 @@ train.max_epochs|max_epochs=1                       to    training.totalEpochs
 
 
 def read(text: str, source: str) -> dict[str, Any]:
-    """Flags of the last call, and under PROGRAM which program it is."""
+    """Return the flags of the last call, and its program under PROGRAM."""
     script = words(text, source)
     calls = [number for number, word in enumerate(script) if word.startswith("openrlhf.cli.train_")]
     if not calls:
@@ -182,7 +182,7 @@ def read(text: str, source: str) -> dict[str, Any]:
 
 
 def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
-    """The algorithm of the program or, in RL, of the advantage estimator."""
+    """Return the algorithm of the program or, in RL, of the advantage estimator."""
     if (program := given[PROGRAM]) in OFFLINE:
         return {"name": OFFLINE[program]}
     estimator = given.get("algo.advantage.estimator", given.get("advantage_estimator", "gae"))
@@ -192,12 +192,12 @@ def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
 
 
 def table_of(name: str) -> Table:
-    """The table of the program that trains by an algorithm."""
+    """Return the table of the program that trains by an algorithm."""
     return table(COMMON + (OFFLINE_KEYS if name in OFFLINE.values() else RL))
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
-    """What several keys say together."""
+    """Put the fields that depend on several keys."""
     draft.name = draft.algorithm.lower()
     rank, alpha, targets = (values[f"ds.lora.{key}"] for key in ("rank", "alpha", "target_modules"))
     several.adapters(draft, ALGORITHMS[draft.algorithm].trained, rank=rank, alpha=alpha, targets=targets)

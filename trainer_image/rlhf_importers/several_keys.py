@@ -1,4 +1,4 @@
-"""What several keys say together, where more than one project says it: the pieces of their `combine`."""
+"""Conversions of several keys together that more than one project's `combine` uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FUNCTION = "models.reward: a function gets prompts, responses and columns by nam
 
 
 def adapters(draft: Draft, roles: Sequence[str], *, rank: Any, alpha: Any, targets: Any) -> None:
-    """Adapters of all linear layers, or of some, where there is a rank."""
+    """Put adapters of all linear layers, or of `targets`, if there is a rank."""
     names = [targets] if isinstance(targets, str) else list(targets)
     every = names == ["all-linear"]
     for role in roles if rank else ():
@@ -19,13 +19,13 @@ def adapters(draft: Draft, roles: Sequence[str], *, rank: Any, alpha: Any, targe
 
 
 def no_ring(draft: Draft, ring: int) -> None:
-    """What is not here: texts that several ranks share."""
+    """Add a check for ring attention, which shares a text between ranks and has no counterpart here."""
     if ring != 1:
         draft.checks.append("there is no sequence parallelism here: a text is read by one data-parallel rank")
 
 
 def outputs(draft: Draft, loggers: Any, project: str) -> None:
-    """Curves in Weights & Biases and TensorBoard; `loggers` is a list of names, or one."""
+    """Put the outputs Weights & Biases and TensorBoard; `loggers` is a list of names, or one name."""
     if "wandb" in (loggers or ()):
         draft.put("outputs.wandb.project", project)
     if "tensorboard" in (loggers or ()):
@@ -33,7 +33,7 @@ def outputs(draft: Draft, loggers: Any, project: str) -> None:
 
 
 def train_on(draft: Draft, sets: Sequence[dict[str, Any]]) -> None:
-    """One data set, with what the table says of its rows, or a mix of several."""
+    """Put one data set, with the fields of its rows that the table has set, or a mix of several."""
     if len(sets) == 1:
         draft.put("data.train", sets[0] | (draft.get("data.train") or {}))
     elif sets:
@@ -42,28 +42,28 @@ def train_on(draft: Draft, sets: Sequence[dict[str, Any]]) -> None:
 
 
 def evaluate_on(draft: Draft, held_out: dict[str, Any], every: Any) -> None:
-    """Held-out data, and after how many steps it is measured; 0 and less are never."""
+    """Put held-out data, and the steps between two measurements; 0 and less mean never."""
     draft.put("evaluation.data", held_out)
     if every and int(every) > 0:
         draft.put("evaluation.everySteps", int(every))
 
 
 def halve(draft: Draft, key: str, total: int) -> None:
-    """Prompt and response bounded together."""
+    """Put half of a common bound of prompt and response to each."""
     draft.put("data.maxPromptTokens", total // 2)
     draft.put("data.maxResponseTokens", total // 2)
     draft.checks.append(f"{key} {total} bounded both together; here half is for the prompt, half for the response")
 
 
 def kl(draft: Draft, coefficient: Any, *, in_loss: bool, target: Any = None, horizon: Any = None) -> None:
-    """The penalty; with a target its coefficient is steered."""
+    """Put the KL penalty; with a target its coefficient is adaptive."""
     draft.put("algorithm.kl", {"coefficient": coefficient, "applyTo": "Loss" if in_loss else "Reward"})
     if target:
         draft.spec["algorithm"]["kl"] |= {"controller": "Adaptive", "target": target, "horizon": horizon or 10000}
 
 
 def whole_responses(draft: Draft) -> None:
-    """GSPO's ratio."""
+    """Put GSPO's ratio of whole responses."""
     if draft.has("algorithm.ratio"):
         draft.spec["algorithm"] |= {"ratio": "Sequence", "aggregation": "SequenceMean"}
     else:
@@ -71,7 +71,7 @@ def whole_responses(draft: Draft) -> None:
 
 
 def warmup(draft: Draft, role: str, key: str, ratio: Any, steps: int | None) -> None:
-    """Warm-up as a share of the steps, where their number is known."""
+    """Put the warm-up steps for a share of all steps, if the number of steps is known."""
     place = f"models.{role}.optimizer.warmupSteps"
     if ratio and steps:
         draft.put(place, round(float(ratio) * steps))
@@ -80,16 +80,16 @@ def warmup(draft: Draft, role: str, key: str, ratio: Any, steps: int | None) -> 
 
 
 def entrypoint(file: Any, function: str) -> str:
-    """A function of a Python file."""
+    """Return the entry point of a function in a Python file."""
     return f"{str(file).rsplit('/', 1)[-1].removesuffix('.py')}:{function}"
 
 
-def listed(value: Any) -> list[Any]:
-    """A list as it is, one value as a list, nothing as none."""
+def as_list(value: Any) -> list[Any]:
+    """Return a list unchanged, a value as a list of one, and nothing as an empty list."""
     return value if isinstance(value, list) else [value] if value else []
 
 
 def critic_from(draft: Draft, model: Any) -> None:
-    """Where nothing says what the critic starts from."""
+    """Put the critic's initial model, if the draft has none."""
     if draft.has("models.critic") and not draft.get("models.critic.uri") and model:
         draft.put("models.critic.uri", uri_of(model))

@@ -1,4 +1,4 @@
-"""The words of a shell script, with the variables that it sets itself; nothing is run."""
+"""Reader of a shell script: its words, with the variables that the script sets itself; nothing is run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE_DOCUMENT = re.compile(r"read [^\n]*?(\w+)\s*<<-?\s*['\"]?(\w+)['\"]?\n(.*?)
 
 
 def words(script: str, source: str) -> list[str]:
-    """The words of all commands in a script, in order. Raises ConversionError where a quote is not closed."""
+    """Return the words of all commands of a script, in order. ConversionError if a quote is not closed."""
     script = HERE_DOCUMENT.sub(lambda found: f"{found[1]}=({found[3]})", script.replace("\\\n", " "))
     known: dict[str, str] = {}
     found: list[str] = []
@@ -37,7 +37,7 @@ def words(script: str, source: str) -> list[str]:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """Lines, and arrays of several lines as one; comments are gone."""
+    """Yield lines without comments; an array of several lines becomes one line."""
     gathered: list[str] = []
     for line in script.splitlines():
         bare = re.sub(r"(^|\s)#.*", "", line).rstrip()
@@ -58,7 +58,7 @@ def _split(text: str, known: dict[str, str]) -> list[str]:
 
 
 def only_document(text: str, source: str) -> Any:
-    """What a YAML file holds; None where it is empty. SpecError where it is no YAML, or holds several documents."""
+    """Return the document of a YAML file; None if it is empty. SpecError for other text, or several documents."""
     documents = read(text, f"{source}: ")
     if len(documents) > 1:
         raise SpecError([Problem(source, f"holds {len(documents)} YAML documents, expected one")])
@@ -66,7 +66,7 @@ def only_document(text: str, source: str) -> Any:
 
 
 def scalar(text: str) -> Any:
-    """A word as YAML reads it: a number, a boolean, a list or text."""
+    """Return a word as YAML reads it: a number, a boolean, a list or text."""
     try:
         return read(text, "")[0]
     except (SpecError, IndexError):
@@ -74,7 +74,7 @@ def scalar(text: str) -> Any:
 
 
 def flags(script: list[str]) -> dict[str, Any]:
-    """`--name value ...` of all words: without a value true, with several a list; `--name=value` too."""
+    """Return `--name value ...` and `--name=value` by name; without a value True, with several values a list."""
     found: dict[str, list[str]] = {}
     name = ""
     for word in script:
@@ -83,5 +83,5 @@ def flags(script: list[str]) -> dict[str, Any]:
             found[name] = [value] if is_set else []
         elif name:
             found[name].append(word)
-    values = {name: [scalar(word) for word in listed] for name, listed in found.items()}
-    return {name: True if not listed else listed[0] if len(listed) == 1 else listed for name, listed in values.items()}
+    values = {name: [scalar(word) for word in given] for name, given in found.items()}
+    return {name: True if not each else each[0] if len(each) == 1 else each for name, each in values.items()}

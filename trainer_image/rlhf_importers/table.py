@@ -1,15 +1,15 @@
-"""A table of what the keys of another project become here, and the manifest that it makes of a configuration.
+"""Table of another project's keys, and the conversion of a configuration by the table.
 
-A row is `KEYS OUTCOME TEXT`; the keys below a row `[PREFIX]` begin with it. The outcomes:
+A row is `KEYS OUTCOME TEXT`. All keys below a row `[PREFIX]` begin with PREFIX. The outcomes:
 
-    to      the value goes to the field TEXT below spec: as it is, as a function in brackets makes it, or what `=` says
-    with    it goes to the field TEXT together with other keys, by the project's `combine`
-    skip    nothing here has to say it; TEXT says why
-    lost    nothing here can say it, and training differs without it; TEXT says why
+    to      the value goes to the field TEXT below spec; a function in brackets changes it, `= VALUE` replaces it
+    with    the value goes to TEXT together with other keys, by the project's `combine`.
+    skip    the key is not needed here; TEXT says why
+    lost    the key has no counterpart here, and training differs without it; TEXT says why
 
-`lr|learning_rate=0.1` is a key with an older name of it, and the project's default, where ours is another. `*` in a
-key stands for anything; a key without it goes first, then the first row that fits. `<role>` is the model that the job
-is for. A field that the algorithm does not have is left out.
+`lr|learning_rate=0.1` is a key with its older name, and the project's default if ours differs. `*` in a key stands for
+any text; an exact key goes before a pattern, and an earlier pattern before a later one. `<role>` is the trained model
+of the job. A field that the algorithm lacks is left out.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from rlhf_importers.shell import scalar
 
 ROW = re.compile(r"(?P<keys>\S.*?) +(?P<outcome>to|with|skip|lost) +(?P<text>.*)")
 SCHEDULES = {"constant": "Constant", "constant_with_warmup": "Constant", "cosine": "Cosine"}
-"""Names of transformers' schedules; those of other names that end at a part of the peak are Cosine here, too."""
+"""Our schedule for names of transformers' schedules; every other name that begins with cosine is Cosine."""
 SECTIONS = ("algorithm", "models", "data", "rollout", "training", "evaluation", "outputs", "checkpoint", "resources")
 FILES = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
 class NoCounterpartError(Exception):
-    """A value that nothing here stands for; the text says why."""
+    """Error for a value without a counterpart here; the text says why."""
 
 
 class OffError(NoCounterpartError):
-    """A value that turns something off which is off here where nothing is said."""
+    """Error for a value that turns an option off which is off here by default."""
 
 
 Change = Callable[[Any], Any]
@@ -48,28 +48,28 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True)
 class Table:
-    """The rows by key or pattern, each key by its older name, and defaults that are not the defaults here."""
+    """Rows by key or pattern, keys by their older names, and defaults that differ from ours."""
 
     changes: Mapping[str, Change]
-    """What stands in brackets."""
+    """Functions that the brackets of rows name."""
     rows: dict[str, Row] = field(default_factory=dict)
     newer: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
 
     def row(self, key: str) -> Row | None:
-        """The row of a key, or of the first pattern that it fits."""
+        """Return the row of a key, or of the first pattern that matches the key."""
         fitting = (pattern for pattern in self.rows if "*" in pattern and fnmatchcase(key, pattern))
         return self.rows.get(key) or next((self.rows[pattern] for pattern in fitting), None)
 
     def changed(self, value: Any, how: str) -> Any:
-        """The value as the brackets of a row make it, or what stands behind its `=`."""
+        """Return the value after the function in a row's brackets, or the text behind the row's `=`."""
         if how.startswith("= "):
             return scalar(how.removeprefix("= "))
         return self.changes[how.strip("()")](value) if how else value
 
 
 def table(text: str, **changes: Change) -> Table:
-    """Read a table; its brackets name functions of `changes` and of CHANGES."""
+    """Parse a table, whose brackets name functions of `changes` and of CHANGES."""
     read = Table({**CHANGES, **changes})
     prefix = ""
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -90,7 +90,7 @@ def table(text: str, **changes: Change) -> Table:
 
 @dataclass
 class Draft:
-    """A manifest in the making, and what became of each key that was given."""
+    """Unfinished manifest, and the outcome of each given key."""
 
     name: str = "imported"
     spec: dict[str, Any] = field(default_factory=dict)
@@ -102,16 +102,16 @@ class Draft:
 
     @property
     def algorithm(self) -> str:
-        """Name of the algorithm."""
+        """Return the name of the algorithm."""
         return str(self.spec["algorithm"]["name"])
 
     @property
     def role(self) -> str:
-        """The model that the job is for."""
+        """Return the trained model of the job."""
         return ALGORITHMS[self.algorithm].trained[0]
 
     def put(self, path: str, value: Any) -> None:
-        """Set a field below spec; None says nothing."""
+        """Set a field below spec; None only makes the fields above it."""
         *above, last = path.replace("<role>", self.role).split(".")
         place = self.spec
         for part in above:
@@ -120,7 +120,7 @@ class Draft:
             place[last] = value
 
     def get(self, path: str) -> Any:
-        """A field below spec, or None."""
+        """Return a field below spec, or None."""
         place: Any = self.spec
         for part in path.replace("<role>", self.role).split("."):
             place = place.get(part, {}) if isinstance(place, dict) else {}
@@ -135,13 +135,13 @@ class Draft:
         return top != "algorithm" or part in {each.alias or name for name, each in algorithm.model_fields.items()}
 
     def document(self) -> dict[str, Any]:
-        """The manifest."""
+        """Return the manifest."""
         spec = {part: self.spec[part] for part in SECTIONS if part in self.spec}
         return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.name}, "spec": spec}
 
 
 class Values(dict[str, Any]):
-    """Values by their keys; None where nothing was said. An error names the one that was read last."""
+    """Values by key, None for a missing key; `last` is the key that was read last, for errors."""
 
     last = ""
 
@@ -154,9 +154,9 @@ class Values(dict[str, Any]):
 
 
 def fill(draft: Draft, table: Table, given: Mapping[str, Any]) -> Values:
-    """Put each key where the table says, and give all values by their newer names, the defaults with them.
+    """Put each key into the draft by the table, and return all values, with defaults, by their newer names.
 
-    The defaults stand behind what is given, and are not told of. A newer name goes before an older one.
+    Given values go before defaults, which the draft does not report. A newer name goes before an older one.
     """
     given = dict(sorted(given.items(), key=lambda item: item[0] not in table.newer))
     values = {table.newer.get(key, key): value for key, value in given.items()}
@@ -168,42 +168,42 @@ def fill(draft: Draft, table: Table, given: Mapping[str, Any]) -> Values:
     return Values(table.defaults | values)
 
 
-def _fill_one(draft: Draft, told: Draft, key: str, value: Any, table: Table) -> None:
+def _fill_one(draft: Draft, report: Draft, key: str, value: Any, table: Table) -> None:
     outcome, text = table.row(table.newer.get(key, key)) or ("", "")
     text = text.replace("<role>", draft.role)
     if not outcome:
-        told.unknown.append(key)
+        report.unknown.append(key)
     elif outcome == "lost" and value not in OFF:
-        told.lost[key] = text
+        report.lost[key] = text
     elif outcome == "lost":
-        told.not_needed[key] = "is off there, as here"
+        report.not_needed[key] = "is off there, as here"
     elif outcome == "skip":
-        told.not_needed[key] = text
+        report.not_needed[key] = text
     elif value is None:
-        told.not_needed[key] = "is null, as if it were not there"
+        report.not_needed[key] = "is null, as if it were not there"
     elif outcome == "with":
-        told.mapped[key] = text
+        report.mapped[key] = text
     else:
-        _put(draft, told, key, value, table, *text.split(" ", 1))
+        _put(draft, report, key, value, table, *text.split(" ", 1))
 
 
-def _put(draft: Draft, told: Draft, key: str, value: Any, table: Table, path: str, how: str = "") -> None:
+def _put(draft: Draft, report: Draft, key: str, value: Any, table: Table, path: str, how: str = "") -> None:
     try:
         if not draft.has(path):
             raise OffError(f"{draft.algorithm} has no such option")
         draft.put(path, table.changed(value, how))
     except OffError as why:
-        told.not_needed[key] = str(why)
+        report.not_needed[key] = str(why)
     except NoCounterpartError as why:
-        told.lost[key] = str(why)
+        report.lost[key] = str(why)
     except (TypeError, ValueError, OverflowError):
-        told.lost[key] = f"{value!r} is not what spec.{path} takes"
+        report.lost[key] = f"{value!r} is not what spec.{path} takes"
     else:
-        told.mapped[key] = path
+        report.mapped[key] = path
 
 
 def one_of(choices: Mapping[Any, str]) -> Callable[[Any], str]:
-    """A change that takes one of several values to ours."""
+    """Return a function that maps one of several values to ours."""
 
     def change(value: Any) -> str:
         if value not in choices:
@@ -214,7 +214,7 @@ def one_of(choices: Mapping[Any, str]) -> Callable[[Any], str]:
 
 
 def schedule(value: Any) -> str:
-    """Constant, or a schedule that falls: Cosine."""
+    """Return Constant, or Cosine for a schedule that falls."""
     name = str(value).lower()
     if name in SCHEDULES or name.startswith("cosine"):
         return SCHEDULES.get(name, "Cosine")
@@ -222,7 +222,7 @@ def schedule(value: Any) -> str:
 
 
 def above_zero(value: Any) -> int:
-    """A number of steps or rows; 0 and less mean never, or all."""
+    """Return a number of steps or rows. OffError for 0 and less, which mean never or all."""
     if float(value) <= 0:
         raise OffError(f"{value} is none, or all; here nothing says so")
     return int(value)
@@ -234,7 +234,7 @@ def flag(value: Any) -> bool:
 
 
 def uri_of(place: Any) -> str:
-    """`org/name` is on the hub; what looks like a path is a file."""
+    """Return a URI: `org/name` is on the hub, a path is a file."""
     text = str(place)
     if "://" in text:
         return text

@@ -20,10 +20,10 @@ MARKS = {
     "RewardModel": ("center_rewards_coefficient",),
     "DPO": ("precompute_ref_log_probs", "ld_alpha", "label_smoothing", "loss_weights", "beta"),
 }
-"""Keys that only one of the programs has, the first that fits decides."""
+"""Keys that only one of the programs has; the first matching program decides."""
 AGGREGATIONS = {"grpo": "SequenceMean", "dapo": "TokenMean", "dr_grpo": "FixedLength"}
 PEFT_TARGETS = ("q_proj", "v_proj")
-"""What PEFT adapts of most models, unless it is told otherwise."""
+"""Layers of most models that PEFT adapts by default."""
 VERIFIERS = {
     "accuracy_reward": {"name": "Math", "answerKey": "solution"},
     "think_format_reward": {"name": "Format", "tags": ["think"]},
@@ -136,7 +136,7 @@ TABLES = {
 
 
 def table_of(name: str) -> Table:
-    """The table of the program that trains by an algorithm."""
+    """Return the table of the program that trains by an algorithm."""
     changes = {"aggregation": one_of(AGGREGATIONS), "scale": _scale, "top_k": lambda value: value or -1}
     return table(TABLES[name], **changes)
 
@@ -148,7 +148,7 @@ def _scale(value: Any) -> bool:
 
 
 def read(text: str, source: str) -> dict[str, Any]:
-    """Keys of a configuration file, or flags of a script that calls `trl`, with the program under PROGRAM."""
+    """Return the keys of a configuration file, or the flags of a script that calls `trl` and PROGRAM."""
     if called := re.search(r"\btrl\s+(\w+)", re.sub(r"#.*", "", text)):
         return {PROGRAM: called[1], **flags(words(text, source))}
     document = only_document(text, source)
@@ -158,7 +158,7 @@ def read(text: str, source: str) -> dict[str, Any]:
 
 
 def algorithm(given: Mapping[str, Any], chosen: str | None) -> dict[str, Any]:
-    """The algorithm of the program; in a file the keys that only one program has tell it."""
+    """Return the algorithm of the program; for a file, keys that only one program has decide."""
     if program := given.get(PROGRAM):
         if program not in PROGRAMS:
             raise NoCounterpartError(f"trl {program} is no algorithm here; expected {', '.join(PROGRAMS)}")
@@ -170,7 +170,7 @@ def algorithm(given: Mapping[str, Any], chosen: str | None) -> dict[str, Any]:
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
-    """What several keys say together."""
+    """Put the fields that depend on several keys."""
     draft.name = draft.algorithm.lower()
     rank, targets = flag(values["use_peft"]) and values["lora_r"], values["lora_target_modules"] or PEFT_TARGETS
     trained = ALGORITHMS[draft.algorithm].trained
@@ -202,7 +202,7 @@ def _optimizer(draft: Draft, values: Mapping[str, Any]) -> None:
 
 
 def _steps(draft: Draft, values: Mapping[str, Any]) -> int | None:
-    """Batch sizes and steps; gives the number of steps, where it is said."""
+    """Put batch sizes and steps, and return the number of steps if it is given."""
     each, times, processes = (
         int(values[key]) for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
     )
@@ -264,7 +264,7 @@ def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
 def _reward(draft: Draft, values: Mapping[str, Any]) -> None:
     model = values["reward_model_name_or_path"]
     parts: list[dict[str, Any]] = [{"uri": uri_of(model)}] if model else []
-    for function in map(str, several.listed(values["reward_funcs"])):
+    for function in map(str, several.as_list(values["reward_funcs"])):
         module, _, name = function.rpartition(".")
         if function == "get_soft_overlong_punishment":
             draft.put("algorithm.rewards.overlongPenalty", {"bufferTokens": 256})

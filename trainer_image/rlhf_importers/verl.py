@@ -180,7 +180,7 @@ defaults* hydra*                      skip  is Hydra's
 
 
 def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
-    """The algorithm of an advantage estimator."""
+    """Return the algorithm of an advantage estimator."""
     estimator = given.get("algorithm.adv_estimator", "gae")
     if estimator not in ESTIMATORS:
         raise NoCounterpartError(f"algorithm.adv_estimator {estimator} is no algorithm here")
@@ -188,12 +188,12 @@ def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
 
 
 def table_of(_: str) -> Table:
-    """The table, which is one for all algorithms."""
+    """Return the table, which is the same for all algorithms."""
     return table(KEYS, aggregation=one_of(AGGREGATIONS))
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
-    """What several keys say together."""
+    """Put the fields that depend on several keys."""
     draft.name = dns_label(values["trainer.experiment_name"] or "")
     several.critic_from(draft, values[MODEL + "path"])
     rank, alpha, targets = (values[MODEL + key] for key in ("lora.rank", "lora.alpha", "target_modules"))
@@ -262,7 +262,7 @@ def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
 
 
 def _data(draft: Draft, values: Mapping[str, Any]) -> None:
-    files = [{"uri": uri_of(each)} for each in several.listed(values["data.train_files"])]
+    files = [{"uri": uri_of(each)} for each in several.as_list(values["data.train_files"])]
     rows = {"promptKey": values["data.prompt_key"]} if len(files) > 1 else {}
     several.train_on(draft, [each | rows for each in files])
     is_cut = values["data.truncation"] != "error"
@@ -272,7 +272,7 @@ def _data(draft: Draft, values: Mapping[str, Any]) -> None:
 
 
 def _evaluation(draft: Draft, values: Mapping[str, Any]) -> None:
-    files = several.listed(values["data.val_files"])
+    files = several.as_list(values["data.val_files"])
     if not files:
         return
     rows = [{"uri": uri_of(each), "promptKey": values["data.prompt_key"]} for each in files]
@@ -314,11 +314,11 @@ def _offload(draft: Draft, values: Mapping[str, Any]) -> None:
 
 
 def _set_name(file: Any) -> str:
-    """Folder and file, as in gsm8k_test."""
+    """Return folder and file of a data set, as in gsm8k_test."""
     return dns_label("-".join(str(file).split(".")[0].split("/")[-2:])).replace("-", "_")
 
 
 def dns_label(name: Any) -> str:
-    """A name that a job may have: lower-case letters, digits and dashes, a letter first, 40 at most."""
+    """Return a valid name of a job: lower-case letters, digits and dashes, a letter first, at most 40 characters."""
     kept = "".join(each if each.isascii() and each.isalnum() else "-" for each in str(name).lower())
     return kept.strip("-0123456789")[:40].rstrip("-") or "imported"

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
-from rlhf_importers.command import PROJECTS, imported
+from rlhf_importers.command import PROJECTS, convert
 from rlhf_importers.hydra import read as read_hydra
 from rlhf_importers.shell import flags, words
 from rlhf_importers.table import Draft
@@ -125,7 +125,7 @@ CONFIGURATIONS = {
 
 def draft_of(name: str) -> Draft:
     project, text = CONFIGURATIONS[name]
-    return imported(text, project, source="FILE")
+    return convert(text, project, source="FILE")
 
 
 def fields(draft: Draft, *paths: str) -> dict[str, Any]:

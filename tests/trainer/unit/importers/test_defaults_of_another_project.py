@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_api.checks.resume import leaves
-from rlhf_importers.command import imported
+from rlhf_importers.command import convert
 
 VERL = "python3 -m verl.trainer.main_ppo data.train_files=a.parquet actor_rollout_ref.model.path=org/sft "
 OPENRLHF = "deepspeed --module openrlhf.cli."
@@ -160,6 +160,6 @@ MEANS = {
 @pytest.mark.parametrize("case", LEAST)
 def test_what_is_not_said_is_the_default(case: str) -> None:
     project, text = LEAST[case]
-    draft = imported(f"{text}\n", project, source="FILE")
+    draft = convert(f"{text}\n", project, source="FILE")
     found = [f"{path}={str(value).replace(' ', '')}" for path, value in leaves(draft.document()["spec"])]
     assert sorted(found) == sorted(MEANS[case].split())
