@@ -71,7 +71,7 @@ def _import_trainer() -> None:
     from rlhf_trainer.training import sharding
 
     get_checkpoint_conversion_mapping("llama")
-    sharding.ONE_UNIT = 0  # tiny models too are gathered layer by layer, as large ones are
+    sharding.MAX_SINGLE_UNIT_BYTES = 0  # tiny models too are gathered layer by layer, as large ones are
 
 
 def _serve(door: Connection, prepare: Callable[[], None]) -> None:

@@ -18,9 +18,9 @@ USABLE_SHARE = 0.92
 """Of a GPU's memory, what states, activations and the KV cache may fill together."""
 HOST_SHARE = 0.5
 """Of a GPU's part of the host memory, what states may fill that wait there; a prior: Ray and the programs need some."""
-ONE_UNIT = 32 * 2**20
+MAX_SINGLE_UNIT_BYTES = 32 * 2**20
 """Bytes of a stage up to which FSDP2 gathers it at once (`rlhf_trainer.training.sharding`)."""
-LOGITS_AT_ONCE = 2**26
+MAX_CHUNK_LOGITS = 2**26
 """The most logits of a chunk on a rank (`rlhf_trainer.training.head`)."""
 WHOLE_GRADIENTS = 0.1
 """Of a GPU's memory, what whole gradients may take beyond their shards (`rlhf_trainer.training.optimizer`)."""
@@ -178,13 +178,13 @@ def _stages(model: Architecture, software: Software, layouts: Layouts, longest: 
     tied = model.tied and not model.scores
     one = model.layer_parameters * size / layouts.t
     layers = one * np.ceil(model.layers / layouts.p)
-    logits = np.minimum(0 if model.scores else longest * model.vocabulary / layouts.t, LOGITS_AT_ONCE)
+    logits = np.minimum(0 if model.scores else longest * model.vocabulary / layouts.t, MAX_CHUNK_LOGITS)
     chunk = (2 * layer.FLOAT + size) * logits
     found = []
     for first in (True, False):
         has_head = alone if first else 1 + 0 * alone
         root = embedding * (1 if first else alone) + head * has_head * (1 - alone * tied)
-        large = root + layers > ONE_UNIT
+        large = root + layers > MAX_SINGLE_UNIT_BYTES
         found.append(
             _Stage(
                 root=np.where(large, root, root + layers),

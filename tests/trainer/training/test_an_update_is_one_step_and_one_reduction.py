@@ -103,7 +103,7 @@ Learnt = tuple[Counter[str], list[float], dict[str, Tensor]]
 def learnt(folder: str, layout: ParallelSizes, token_budget: int, memory_share: float, one_unit: int = 0) -> Learnt:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optimizer, "MEMORY_SHARE", memory_share)
-        patch.setattr(sharding, "ONE_UNIT", one_unit)
+        patch.setattr(sharding, "MAX_SINGLE_UNIT_BYTES", one_unit)
         trainer = trainer_of(folder, layout, token_budget=token_budget)
     norms = [update(trainer, 1)]
     operations = Operations()
@@ -164,7 +164,7 @@ def reductions(folder: str, device: torch.device) -> int:
         patch.setattr(optimizer, "MEMORY_SHARE", 1.5)
         patch.setattr(optimizer, "device_memory", lambda: shards)
         patch.setattr(optimizer, "device_here", lambda: device)
-        patch.setattr(sharding, "ONE_UNIT", 0)
+        patch.setattr(sharding, "MAX_SINGLE_UNIT_BYTES", 0)
         trainer = trainer_of(folder, ParallelSizes(data=2), token_budget=1)
     operations = Operations()
     with operations:

@@ -21,7 +21,7 @@ NAMES = {"SDPA": "documents_by_sdpa", "Flash": "documents_by_varlen"}
 """`training.attention` -> name of its attention function in transformers, where names with "flash" are reserved."""
 PACKED_LAYERS = {"full_attention", "sliding_attention"}
 """The `layer_types` of config.json that keep packed texts apart; convolutions and recurrent layers do not."""
-FLASH_CAPABILITY = (8, 0)
+MIN_FLASH_CAPABILITY = (8, 0)
 """Minimum compute capability for FlashAttention: Ampere."""
 
 FEWER_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
@@ -46,7 +46,7 @@ def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch
         )
     capped = getattr(config, "attn_logit_softcapping", None) is not None
     runs_flash = device.type == "cuda" and dtype is not torch.float32 and not capped
-    runs_flash = runs_flash and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
+    runs_flash = runs_flash and torch.cuda.get_device_capability(device) >= MIN_FLASH_CAPABILITY
     if attention == "Flash" and not runs_flash:
         raise ConfigError(
             "spec.training.attention: Flash needs BF16 on GPUs from Ampere on, and a model that does not bound the "

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
-LOGITS_AT_ONCE = 2**26
+MAX_CHUNK_LOGITS = 2**26
 """Limit of the logits of a chunk on a rank: 256 MiB in float32; two copies are alive at a time."""
 
 
@@ -62,7 +62,7 @@ def likelihood(
     Logits have the type of hidden and weight, everything after them is float32. softcap: logits are first bounded to
     softcap * tanh(logits / softcap), as by Gemma 2 (arXiv:2408.00118, section 2).
 
-    Forward and backward pass go through the tokens in chunks of at most `LOGITS_AT_ONCE` logits, which the backward
+    Forward and backward pass go through the tokens in chunks of at most `MAX_CHUNK_LOGITS` logits, which the backward
     pass computes again. Ranks that share the vocabulary exchange four numbers a token (as Megatron-LM does,
     arXiv:1909.08053, section 3). The gradient of the weight is added up over the chunks in float32.
     """
@@ -142,7 +142,7 @@ class _Likelihood(torch.autograd.Function):
 
 
 def _chunks(count: int, vocabulary: int) -> Iterator[slice]:
-    size = max(1, LOGITS_AT_ONCE // max(1, vocabulary))
+    size = max(1, MAX_CHUNK_LOGITS // max(1, vocabulary))
     return (slice(start, start + size) for start in range(0, count, size))
 
 

@@ -48,7 +48,7 @@ from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.passes import keep_stage
 
 _CHECKPOINT_PART = "_checkpoint_wrapped_module."
-ONE_UNIT = 32 * 2**20
+MAX_SINGLE_UNIT_BYTES = 32 * 2**20
 """Bytes of a stage, in its compute type, up to which it is gathered as a whole; many small collectives cost more."""
 
 
@@ -80,7 +80,7 @@ def shard(
     """Cut a float32 model into pipeline stages, each stage into tensor-parallel shards, and these into FSDP2 shards.
 
     A collective. layout: of all ranks; None: all are data-parallel. An FSDP2 unit is a decoder layer, or a whole stage
-    of up to `ONE_UNIT` bytes. The model computes in `compute_dtype` and reduces gradients in float32. Parameters
+    of up to `MAX_SINGLE_UNIT_BYTES`. The model computes in `compute_dtype` and reduces gradients in float32. Parameters
     without gradient are held in `compute_dtype`. A model on the meta device gets memory for this rank's shards only,
     and then its values from `model.weights`. steps_in_host: shards, their gradients and so the optimizer's moments are
     in host memory (pinned for a GPU); FSDP2 copies a layer at a time to the device. compile_layers: by torch.compile,
@@ -126,7 +126,7 @@ def _shard_data_parallel(
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=device_here().type == "cuda") if steps_in_host else OffloadPolicy()
     size = sum(parameter.numel() for parameter in model.parameters()) * compute_dtype.itemsize
-    for layer in layers if size > ONE_UNIT else ():
+    for layer in layers if size > MAX_SINGLE_UNIT_BYTES else ():
         fully_shard(layer, mesh=mesh.data_axes, mp_policy=policy, offload_policy=offload)
     # the root is resharded after a forward pass too (but see `GradientSync.root_gathered`), so that no gathered copy in
     # compute_dtype stays; its inputs keep their types, for a float32 temperature makes log-probabilities float32
