@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from rlhf_api import Job, SpecError, dump, load
+from rlhf_api.files import dump, load
+from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import read
+from rlhf_api.problems import SpecError
 from rlhf_api.spec.algorithms import KL
 from rlhf_api.spec.job_spec import Optimizer
 from rlhf_trainer.algorithms.ppo import PPO

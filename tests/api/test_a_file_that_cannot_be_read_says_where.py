@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_api import SpecError, load
+from rlhf_api.files import load
+from rlhf_api.problems import SpecError
 
 # sentence -> manifest, expected text of the error
 FILES = {

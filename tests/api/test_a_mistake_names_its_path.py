@@ -4,8 +4,10 @@ import re
 
 import pytest
 
-from rlhf_api import ExitCode, Job, SpecError, load
-from rlhf_api.problems import choice
+from rlhf_api.exit_codes import ExitCode
+from rlhf_api.files import load
+from rlhf_api.job import Job
+from rlhf_api.problems import SpecError, choice
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from tests.api.cases import FUNCTION, made
 

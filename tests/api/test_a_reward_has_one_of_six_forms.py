@@ -2,7 +2,8 @@
 
 import pytest
 
-from rlhf_api import SpecError, dump, load
+from rlhf_api.files import dump, load
+from rlhf_api.problems import SpecError
 from rlhf_api.spec.job_spec import RewardSum
 
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"

@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from rlhf_api import ExitCode, Status
-from rlhf_api.status import Failure, Metric, Output, Progress
+from rlhf_api.exit_codes import ExitCode
+from rlhf_api.status import Failure, Metric, Output, Progress, Status
 
 STATUS = Status(
     phase="Failed",

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rlhf_api import Job, load
+from rlhf_api.files import load
+from rlhf_api.job import Job
 
 POOLS = "helpful-sft:placement={mode: Manual, pools: [{name: a, models: [actor], slotsPerNode: 2}]}"
 

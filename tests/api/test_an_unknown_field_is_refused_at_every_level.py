@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from rlhf_api import Job, SpecError, dump, load
+from rlhf_api.files import dump, load
+from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import read
+from rlhf_api.problems import SpecError
 
 FULL = [
     "helpful-ppo:models.reference={uri: hf://gpt2}",

@@ -2,8 +2,9 @@
 
 import pytest
 
-from rlhf_api import Job, SpecError
 from rlhf_api.checks.resume import changes
+from rlhf_api.job import Job
+from rlhf_api.problems import SpecError
 from tests.api.cases import ONLY_VALIDATE, RIGHT, UPDATES, WRONG, Case, Update, made
 
 

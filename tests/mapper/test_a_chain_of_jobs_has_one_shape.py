@@ -1,6 +1,6 @@
 """The shape of a model is that of the model from which a chain of jobs makes it."""
 
-from rlhf_api import Job
+from rlhf_api.job import Job
 from rlhf_mapper.config_file import made_from
 from tests.api.cases import made
 

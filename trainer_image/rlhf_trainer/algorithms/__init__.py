@@ -2,5 +2,3 @@
 
 The files import without torch: `rlhf_api.spec.algorithm_table` makes the table of algorithms from them.
 """
-
-import rlhf_api as rlhf_api  # first: it imports these files, so that the table is whole whichever is asked for first
