@@ -47,7 +47,7 @@ def _repeated_names(jobs: Sequence[Job]) -> Iterator[Problem]:
 
 def _references(job: Job) -> dict[Role, str]:
     """Return the job that each model comes from, by role, for models with a job:// URI."""
-    given = job.spec.models.given().items()
+    given = job.spec.models.by_role().items()
     return {role: model.uri.removeprefix(SCHEME) for role, model in given if model.uri.startswith(SCHEME)}
 
 
@@ -70,8 +70,8 @@ def data_from_jobs(job: Job) -> dict[str, str]:
 def with_sources(spec: JobSpec, change: SourceChange) -> JobSpec:
     """The spec with each data source changed."""
     data, evaluation = spec.data, spec.evaluation
-    sources = {"train": data.train.changed(change), "pretrain": data.pretrain and change(data.pretrain)}
-    measured = evaluation and evaluation.model_copy(update={"data": evaluation.data.changed(change)})
+    sources = {"train": data.train.map_sources(change), "pretrain": data.pretrain and change(data.pretrain)}
+    measured = evaluation and evaluation.model_copy(update={"data": evaluation.data.map_sources(change)})
     return spec.model_copy(update={"data": data.model_copy(update=sources), "evaluation": measured})
 
 

@@ -60,9 +60,9 @@ FORMS = {
 }
 """Words for each pattern in error messages."""
 
-DEEPEST = 16
+MAX_DEPTH = 16
 """Most levels of mappings and lists in free JSON."""
-LARGEST = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
 """Largest whole number of a field: the API server can multiply two of them without overflow."""
 
 
@@ -71,20 +71,20 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def shallow(value: object) -> object:
+def check_depth(value: object) -> object:
     """Refuse free JSON with more than `MAX_DEPTH` levels. A loop is used, since recursion could fail on deep input."""
     level = [value]
-    for _ in range(DEEPEST + 1):
+    for _ in range(MAX_DEPTH + 1):
         containers = {id(each): each for each in level if isinstance(each, dict | list)}  # YAML may name one often
         level = [child for each in containers.values() for child in (each.values() if isinstance(each, dict) else each)]
     if any(isinstance(each, dict | list) for each in level):
-        raise ValueError(f"holds more than {DEEPEST} mappings and lists within each other")
+        raise ValueError(f"holds more than {MAX_DEPTH} mappings and lists within each other")
     return value
 
 
 WHOLE = BeforeValidator(_whole)
-Whole = Annotated[int, Field(ge=0, le=LARGEST), WHOLE]
-Count = Annotated[int, Field(ge=1, le=LARGEST), WHOLE]
+Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER), WHOLE]
+Count = Annotated[int, Field(ge=1, le=MAX_INTEGER), WHOLE]
 NodeCount = Annotated[int, Field(ge=1, le=100_000), WHOLE]
 SlotCount = Annotated[int, Field(ge=1, le=1024), WHOLE]
 """Slots of one node."""

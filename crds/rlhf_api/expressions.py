@@ -126,7 +126,7 @@ class Field(Expression):
         return tests
 
     @property
-    def given(self) -> Expression:
+    def is_given(self) -> Expression:
         """Whether the field has a value."""
         return Expression(
             lambda values: self.of(values) is not None,
@@ -138,7 +138,7 @@ class Field(Expression):
         other = default if isinstance(default, Expression) else _constant(default)
         return Expression(
             lambda values: other.of(values) if self.of(values) is None else self.of(values),
-            lambda places: f"({self.given.cel(places)} ? {self.cel(places)} : {other.cel(places)})",
+            lambda places: f"({self.is_given.cel(places)} ? {self.cel(places)} : {other.cel(places)})",
         )
 
     def where(self, test: Expression) -> Expression:
@@ -147,7 +147,7 @@ class Field(Expression):
         def cel(places: Places) -> str:
             entry = entries(places[self._root][1], ".".join(self._parts))
             chosen = test.cel({**places, "one": ("one", entry)})
-            return f"({self.given.cel(places)} ? {self.cel(places)}.filter(one, {chosen}) : [])"
+            return f"({self.is_given.cel(places)} ? {self.cel(places)}.filter(one, {chosen}) : [])"
 
         return Expression(
             lambda values: [each for each in self.of(values) or () if test.of({**values, "one": each})], cel

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from rlhf_api.checks.pod_template import PodRole, template_problems
-from rlhf_api.checks.rules import broken, reads_reference, reference_is_actor, used_roles
+from rlhf_api.checks.rules import reads_reference, reference_is_actor, rule_problems, used_roles
 from rlhf_api.contract import DNS_LABEL, JOB_NAME, LabelKey, LabelValue, Spec
 from rlhf_api.names import Role
-from rlhf_api.own_code import importable
+from rlhf_api.own_code import add_search_path
 from rlhf_api.problems import SpecError
 from rlhf_api.pydantic_errors import explain
 from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient
@@ -24,14 +24,14 @@ from rlhf_api.spec.job_spec import (
 )
 from rlhf_api.spec.runtime import PodSize
 
-LONGEST_NAME = 40
+MAX_NAME_LENGTH = 40
 """Longest name of a job; names that the operator derives from it have to fit into 63 characters."""
 
 
 class Metadata(Spec):
     """The part of Kubernetes' object metadata that a manifest may set."""
 
-    name: Annotated[str, Field(pattern=JOB_NAME, max_length=LONGEST_NAME, description="Name of the job.")]
+    name: Annotated[str, Field(pattern=JOB_NAME, max_length=MAX_NAME_LENGTH, description="Name of the job.")]
     namespace: Annotated[str, Field(pattern=DNS_LABEL, max_length=63, description="Namespace of the job.")] = "default"
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="Kept and not read.")
     annotations: dict[LabelKey, str] = Field(default_factory=dict, description="Kept and not read.")
@@ -55,7 +55,7 @@ class Job(Spec):
         context: dict[str, Any] = {"step": step}
         if folder is not None:
             context = {"folder": folder}
-            importable(folder)
+            add_search_path(folder)
         try:
             return cls.model_validate(document, by_alias=True, by_name=False, context=context)
         except ValidationError as found:
@@ -70,7 +70,7 @@ class Job(Spec):
             for role, pod in pods
             for problem in template_problems(pod.template or {}, role)
         )
-        if problems := [*broken(self.spec), *in_templates]:
+        if problems := [*rule_problems(self.spec), *in_templates]:
             raise SpecError(problems)
         return self
 
@@ -80,7 +80,7 @@ class Job(Spec):
 
     def models(self) -> dict[Role, Model]:
         """Return the models that the algorithm uses; trained ones have an optimizer, and the reference is filled in."""
-        models = self.spec.models.given()
+        models = self.spec.models.by_role()
         if "actor" in models:
             models.setdefault("reference", _untrained(models["actor"]))  # only used if `used_roles` says so
         for role in self.spec.algorithm.trained:
@@ -99,7 +99,7 @@ class Job(Spec):
         """The models that are trained, and so have an optimizer."""
         return tuple(role for role, model in self.models().items() if model.optimizer)
 
-    def residents(self) -> tuple[Role, ...]:
+    def placed_roles(self) -> tuple[Role, ...]:
         """Return the roles that live in pools: the models, and a generator that has its own pool."""
         has_pool = self.generates_apart and not self.generates_elsewhere
         return (*self.models(), "rollout") if has_pool else tuple(self.models())

@@ -16,7 +16,7 @@ try:
 except ImportError:  # PyYAML was built without libyaml: the same text, four times as slowly
     from yaml import SafeDumper  # type: ignore[assignment]
 
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """Most values of a document; a few lines of nested aliases could stand for any number."""
 TAG = "tag:yaml.org,2002:"
 SCALARS = {
@@ -95,8 +95,8 @@ def read(text: str, source: str) -> list[Any]:
     try:
         documents = list(yaml.load_all(text, _Loader))
         for number, document in enumerate(documents, start=1):
-            if _values(document, {}) > MOST_VALUES:
-                sentence = f"its aliases stand for more than {MOST_VALUES:,} values"
+            if _values(document, {}) > MAX_VALUES:
+                sentence = f"its aliases stand for more than {MAX_VALUES:,} values"
                 raise SpecError([Problem(f"{source}document {number}", sentence)])
         return documents
     except RecursionError:

@@ -12,7 +12,7 @@ POOL_RESOURCE = "rlhf-pool-"
 
 PlacedRole = Literal["actor", "critic", "reference", "reward", "cost"]
 """Models that a manifest may name."""
-Resident = Literal[PlacedRole, "rollout"]
+PoolRole = Literal[PlacedRole, "rollout"]
 """Content of a pool: models, or a generator alone, whose weights come from the actor's pool."""
-Role = Literal[Resident, "cost_critic"]
+Role = Literal[PoolRole, "cost_critic"]
 """Roles of all models. No manifest names `cost_critic`: it comes with SafeRLHF's critic and lives in its pool."""

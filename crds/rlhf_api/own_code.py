@@ -22,7 +22,7 @@ class OwnCodeError(Exception):
     exit_code: ClassVar[ExitCode] = ExitCode.USER_CODE
 
 
-def importable(folder: Path) -> None:
+def add_search_path(folder: Path) -> None:
     """Make Python search modules in this folder and in the current one, after all other places."""
     for each in (folder, Path()):
         if (path := str(each.resolve())) not in sys.path:
@@ -56,7 +56,7 @@ def defined_at(what: object) -> str:
     return ""
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error as one line."""
     told: object = error
     if isinstance(error, SyntaxError) and error.filename:

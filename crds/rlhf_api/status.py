@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlhf_api.contract import TIMESTAMP, Count, Spec
-from rlhf_api.names import PlacedRole, Resident
+from rlhf_api.names import PlacedRole, PoolRole
 from rlhf_api.spec.custom_algorithm import ReadStep
 from rlhf_api.spec.model_shape import Shape
 from rlhf_api.spec.parallel_sizes import Parallelism
@@ -150,7 +150,7 @@ class MappedPool(Spec):
     """Slots that some models share."""
 
     name: Annotated[str, Field(description="Name of the pool, and of its worker group.")]
-    models: Annotated[tuple[Resident, ...], Field(strict=False, description="Roles that live here.")]
+    models: Annotated[tuple[PoolRole, ...], Field(strict=False, description="Roles that live here.")]
     nodes: Annotated[int, Field(ge=1, description="Worker pods.")]
     slots_per_node: Annotated[int, Field(ge=1, description="GPUs or CPU slots of each.")]
     gpu: Annotated[str | None, Field(description="Type of GPU, where the nodes say.")] = None

@@ -169,10 +169,10 @@ def task_of(
 ) -> MappingProblem:
     """What is to be mapped for a job on a kind of device. SpecError for sizes that a model cannot be cut into."""
     shapes = {**shapes, "rollout": shapes["actor"]} if job.generates_apart else shapes
-    if problems := [problem for role in job.residents() for problem in _impossible(job, role, shapes[role])]:
+    if problems := [problem for role in job.placed_roles() for problem in _impossible(job, role, shapes[role])]:
         raise SpecError(problems)
     load = workload_of(job, responses=responses)
-    wanted = {role: _wanted(job, role, shapes[role], load.work[role], device) for role in job.residents()}
+    wanted = {role: _wanted(job, role, shapes[role], load.work[role], device) for role in job.placed_roles()}
     software = software_for(device, job.spec.training.precision, job.spec.training.attention)
     return MappingProblem(wanted=wanted, load=load, software=software, correction=correction or Correction())
 

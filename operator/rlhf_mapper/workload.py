@@ -157,7 +157,7 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
         most_response_tokens=data.max_response_tokens,
         works_ahead=job.spec.rollout.max_staleness > 0 and not job.generates_elsewhere,
         streams=job.spec.rollout.stream,
-        work={role: _work(job, role) for role in job.residents()},
+        work={role: _work(job, role) for role in job.placed_roles()},
         pool_divides=tuple(number for number in divided if number),
     )
 

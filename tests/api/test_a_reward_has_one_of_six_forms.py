@@ -190,7 +190,7 @@ MISTAKES = {
 def test_a_job_has_a_reward_model_only_if_its_reward_holds_one(chain: str, reward: str, has_model: bool) -> None:
     job = load(chain, [f"{PPO}:models.reward={reward}"])[-1]
     assert ("reward" in job.models()) is has_model
-    assert ("reward" in job.spec.models.given()) is has_model
+    assert ("reward" in job.spec.models.by_role()) is has_model
 
 
 @pytest.mark.parametrize(("reward", "has_model"), FORMS.values(), ids=FORMS)

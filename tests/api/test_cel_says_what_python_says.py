@@ -15,14 +15,14 @@ from rlhf_api.checks import rule as one_rule
 from rlhf_api.checks import rules
 from rlhf_api.checks.rules import RULES
 from rlhf_api.crd.definition import in_cel
-from rlhf_api.crd.schema import structural
+from rlhf_api.crd.schema import structural_schema
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_trainer.algorithms.reinforce_pp import REINFORCEPP
 from rlhf_trainer.algorithms.rloo import RLOO
 from tests.api.cases import RIGHT, ROLES, SPECS, WRONG, made
 
-SCHEMA = structural(JobSpec)
+SCHEMA = structural_schema(JobSpec)
 ENV = cel.NewEnv(variables={"self": cel.Type.DYN})
 
 

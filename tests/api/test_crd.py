@@ -10,7 +10,7 @@ import pytest
 from rlhf_api.checks.resume import LENGTHS, MAY_CHANGE
 from rlhf_api.crd.__main__ import generated
 from rlhf_api.crd.definition import COLUMNS, definition, root
-from rlhf_api.crd.schema import flat
+from rlhf_api.crd.schema import merge_union
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_api.status import Metric, Status
 
@@ -110,7 +110,7 @@ def test_a_default_of_only_some_algorithms_is_not_given() -> None:
 def test_a_field_of_two_types_is_no_union() -> None:
     number, text = ({"properties": {"x": {"type": kind, "description": "X."}}} for kind in ("number", "string"))
     with pytest.raises(TypeError, match="two types"):
-        flat({"a": number, "b": text}, "x")
+        merge_union({"a": number, "b": text}, "x")
 
 
 def test_the_status_is_that_of_the_typed_status() -> None:

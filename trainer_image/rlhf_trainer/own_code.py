@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from rlhf_api.own_code import defined_at, line_of, package_of, said
+from rlhf_api.own_code import defined_at, describe_error, line_of, package_of
 from rlhf_trainer.errors import TrainerError, UserCodeError
 
 
@@ -28,4 +28,4 @@ def own_code(entrypoint: str, path: str) -> Iterator[Callable[..., Any]]:
         raise
     except Exception as error:
         where = line_of(error, [package_of(module)]) or defined_at(at)
-        raise UserCodeError(f"{path}: {entrypoint} {failed} {said(error)}{where}") from error
+        raise UserCodeError(f"{path}: {entrypoint} {failed} {describe_error(error)}{where}") from error

@@ -13,7 +13,7 @@ from rlhf_api.spec.verifiers import RewardVerifier
 OWN_VARIABLES = "RLHF_"
 OWN_MEASURES = ("reward", "cost", "win_rate", "win_rate_null", "response_tokens", "response_finished")
 """Measures of every evaluation with responses."""
-ENVIRONMENT, TOOLS = (Field(path).given for path in ("rollout.environment", "rollout.tools"))
+ENVIRONMENT, TOOLS = (Field(path).is_given for path in ("rollout.environment", "rollout.tools"))
 SAMPLES = Field("rollout.samplesPerPrompt")
 
 
@@ -29,10 +29,10 @@ def user_code() -> Iterator[Rule]:
     for form in ("models.reward", "models.reward.sum[].reward"):
         default: Expression | float = 0.0
         for key, seconds in defaults.items():
-            default = Field(f"{form}.{key}").given.then(seconds, default)
+            default = Field(f"{form}.{key}").is_given.then(seconds, default)
         times[f"{form}.timeoutSeconds"] = Field(f"{form}.timeoutSeconds").or_else(default)
         times[f"{form}.judge.timeoutSeconds"] = Field(f"{form}.judge.timeoutSeconds")
-        alone = Field(f"{form}.judge.prompt").matches(COMPARES) & ~Field(f"{form}.judge.referenceKey").given
+        alone = Field(f"{form}.judge.prompt").matches(COMPARES) & ~Field(f"{form}.judge.referenceKey").is_given
         message = "compares the responses to a prompt, but rollout.samplesPerPrompt is 1"
         yield Rule(f"{form}.judge.prompt", alone.implies(SAMPLES >= 2), message)
     judges = ("evaluation.functions[]", "evaluation.verifiers[]")
@@ -41,7 +41,7 @@ def user_code() -> Iterator[Rule]:
     times["rollout.stepTimeoutSeconds"] = (ENVIRONMENT | TOOLS).then(step, 0.0)
     yield Rule("rollout.tools", ~(TOOLS & ENVIRONMENT), "are an environment themselves; rollout.environment is another")
     for path in ("data.train", "data.train.mix[]", "evaluation.data", "evaluation.data.sets[]"):
-        named = Field(f"{path}.toolsKey").given
+        named = Field(f"{path}.toolsKey").is_given
         yield Rule(f"{path}.toolsKey", named.implies(~TOOLS), "names tools, and so does rollout.tools")
     deadline = Field("training.callDeadlineSeconds")
     message = "is {value:g}, expected less than training.callDeadlineSeconds ({deadline})"
@@ -56,7 +56,7 @@ def user_code() -> Iterator[Rule]:
 
 
 def pods() -> Iterator[Rule]:
-    exactly_one = Field("runtime.env[].value").given != Field("runtime.env[].secret").given
+    exactly_one = Field("runtime.env[].value").is_given != Field("runtime.env[].secret").is_given
     yield Rule("runtime.env[]", exactly_one, "expected exactly one of value and secret")
     message = f'is "{{value}}"; names that begin with {OWN_VARIABLES} are the operator\'s own'
     yield Rule("runtime.env[].name", ~Field("runtime.env[].name").starts_with(OWN_VARIABLES), message)

@@ -156,7 +156,7 @@ class Metadata(Spec):
     annotations: dict[LabelKey, str] = Field(default_factory=dict)
 
 
-class Whole(Spec):
+class Template(Spec):
     """Pod template."""
 
     metadata: Metadata = Metadata()
@@ -166,9 +166,9 @@ class Whole(Spec):
 def template_problems(template: Mapping[str, Any], role: PodRole) -> list[Problem]:
     """Return the problems of a template; the paths begin in the template."""
     try:
-        read = Whole.model_validate(template, by_alias=True, by_name=False)
+        read = Template.model_validate(template, by_alias=True, by_name=False)
     except ValidationError as found:
-        return explain(Whole, found).problems
+        return explain(Template, found).problems
     spec = template.get("spec") or {}
     return [
         *_without_keys(spec, "spec"),

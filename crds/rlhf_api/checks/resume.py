@@ -66,7 +66,7 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Problem]:
     """
     models = (model for model in (after["spec"]["models"] or {}).values() if model and model.get("optimizer"))
     fixed_length = any(model["optimizer"]["schedule"] != "Constant" for model in models)
-    fields = (field for field in differing(before, after) if fixed_length or field not in LENGTHS)
+    fields = (field for field in differing_paths(before, after) if fixed_length or field not in LENGTHS)
     return [Problem(field, _sentence(field)) for field in fields if not may_change(field)]
 
 
@@ -79,7 +79,7 @@ def identity(document: dict[str, Any], inputs: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps([values, dict(inputs)], sort_keys=True).encode()).hexdigest()
 
 
-def differing(one: Any, other: Any, path: str = "") -> list[str]:
+def differing_paths(one: Any, other: Any, path: str = "") -> list[str]:
     """Return the paths at which two documents differ; lists of different lengths differ as a whole."""
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         one, other = _by_name(one), _by_name(other)
@@ -88,7 +88,7 @@ def differing(one: Any, other: Any, path: str = "") -> list[str]:
     return [
         found
         for name in dict.fromkeys((*one, *other))
-        for found in differing(one.get(name), other.get(name), f"{path}.{name}" if path else name)
+        for found in differing_paths(one.get(name), other.get(name), f"{path}.{name}" if path else name)
     ]
 
 
@@ -100,10 +100,10 @@ def _by_name(value: Any) -> Any:
 @lru_cache(maxsize=4096)
 def may_change(path: str) -> bool:
     """Whether a change of this field, or of fields below it, leaves the job the same experiment."""
-    return any(each.count(".") <= path.count(".") and alike(each, path) for each in MAY_CHANGE)
+    return any(each.count(".") <= path.count(".") and is_prefix(each, path) for each in MAY_CHANGE)
 
 
-def alike(one: str, other: str) -> bool:
+def is_prefix(one: str, other: str) -> bool:
     """Whether the shorter path is a prefix of the longer one (`*` matches any name)."""
     return all(a == b or "*" in (a, b) for a, b in zip(one.split("."), other.split("."), strict=False))
 

@@ -22,7 +22,7 @@ from rlhf_api.spec.rollout import Rollout
 ROLES: tuple[PlacedRole, ...] = get_args(PlacedRole)
 
 
-def broken(spec: JobSpec) -> list[Problem]:
+def rule_problems(spec: JobSpec) -> list[Problem]:
     """Every problem of every rule, with paths that start at `spec`."""
     problems = [*(problem for rule in RULES for problem in rule.problems(spec)), *_repeated(spec), *_taken(spec)]
     return [_in_manifest(problem, spec).within("spec.") for problem in problems]
@@ -40,7 +40,7 @@ def used_roles(spec: JobSpec) -> tuple[Role, ...]:
     roles, models = spec.algorithm.trained + spec.algorithm.frozen, spec.models
     no_model = models.reward is not None or spec.algorithm.may_lack_reward or spec.rollout.environment is not None
     is_left_out = {
-        "reward": no_model and "reward" not in models.given(),
+        "reward": no_model and "reward" not in models.by_role(),
         "reference": reference_is_actor(spec) or not reads_reference(spec),
     }
     return tuple(role for role in roles if not is_left_out.get(role))
@@ -68,26 +68,26 @@ def _uses(role: str) -> Expression:
 
     coefficient = Field("algorithm.kl.coefficient").or_else(algorithm(asks).then(1.0, 0.0))
     penal = Expression(lambda known: known["spec"].algorithm.needs_reference, (coefficient > 0.0).cel)
-    return has & (Field("models.reference").given | penal)
+    return has & (Field("models.reference").is_given | penal)
 
 
 OFFLINE, ONLINE = algorithm(lambda each: each.offline), algorithm(lambda each: not each.offline)
 MAKES_DATA, MAY_LACK_REWARD = algorithm(lambda each: each.makes == "data"), algorithm(lambda each: each.may_lack_reward)
-REWARD = Field("models.reward").given
-MODELS_OF_SUM = Field("models.reward.sum").where(Field("reward.uri", "one").given)
-REWARD_MODEL = Field("models.reward.uri").given | (MODELS_OF_SUM.size() > 0)
+REWARD = Field("models.reward").is_given
+MODELS_OF_SUM = Field("models.reward.sum").where(Field("reward.uri", "one").is_given)
+REWARD_MODEL = Field("models.reward.uri").is_given | (MODELS_OF_SUM.size() > 0)
 FORM = {"form": Field("models.reward.form").or_else("the environment's")}
 MODE = Field("placement.mode")
 SAME_SOURCE = (
     Field(f"models.reference.{field}").or_else("") == Field(f"models.actor.{field}").or_else("")
     for field in ("uri", "revision")
 )
-REFERENCE_IS_ACTOR = Field("models.actor.lora").given & (
-    ~Field("models.reference").given | reduce(operator.and_, SAME_SOURCE)
+REFERENCE_IS_ACTOR = Field("models.actor.lora").is_given & (
+    ~Field("models.reference").is_given | reduce(operator.and_, SAME_SOURCE)
 )
 ROLLOUT_POOLS = Field("placement.pools").where(Field("models", "one").contains("rollout")).size()
 STALE = Field("rollout.maxStaleness") > 0
-ELSEWHERE = Field("rollout.endpoints").given
+ELSEWHERE = Field("rollout.endpoints").is_given
 APART = (ROLLOUT_POOLS > 0) | ((MODE == "Auto") & STALE) | ELSEWHERE
 OF_OWN_ENGINES = ("tensorParallel", "pipelineParallel", "gpuMemoryUtilization", "partial")
 TRAIN_COLUMNS = ("data.train.columns", "data.train.mix[].columns")
@@ -96,22 +96,22 @@ TRAIN_COLUMNS = ("data.train.columns", "data.train.mix[].columns")
 def _models() -> Iterator[Rule]:
     used = {"used": Expression(lambda known: choice(used_roles(known["spec"]) or known["spec"].algorithm.trained), str)}
     for role in ROLES:
-        given = REWARD_MODEL if role == "reward" else Field(f"models.{role}").given
+        given = REWARD_MODEL if role == "reward" else Field(f"models.{role}").is_given
         yield Rule(f"models.{role}", given.implies(_uses(role)), f"{{name}} has no {role}; it uses {{used}}", used)
     for role in ROLES:
-        given = Field(f"models.{role}").given
+        given = Field(f"models.{role}").is_given
         if role != "reference":
             needed = _uses(role) if role != "reward" else _uses(role) & ~MAY_LACK_REWARD & ~ENVIRONMENT
             yield Rule(f"models.{role}", needed.implies(given), "is missing, {name} needs it")
     rows, least = Field("algorithm.rows"), Field("algorithm.minReward")
-    for option, asks in (("rows", rows.given & ~(rows == "Responses")), ("minReward", least.given)):
+    for option, asks in (("rows", rows.is_given & ~(rows == "Responses")), ("minReward", least.is_given)):
         yield Rule(f"algorithm.{option}", asks.implies(REWARD), "is {value}, but models.reward is missing")
     trains = algorithm(lambda each: "reward" in each.trained)
     message = "is {form}; {name} trains a model, which has a uri"
-    yield Rule("models.reward", (trains & REWARD).implies(Field("models.reward.uri").given), message, FORM)
+    yield Rule("models.reward", (trains & REWARD).implies(Field("models.reward.uri").is_given), message, FORM)
     yield Rule("models.reward", (REWARD & ~REWARD_MODEL).implies(_uses("reward")), "{name} has no reward")
     model, name = Field("models.reward.sum[].reward.uri"), Field("models.reward.sum[].name")
-    is_first = model.given.implies(MODELS_OF_SUM.first_name() == name)
+    is_first = model.is_given.implies(MODELS_OF_SUM.first_name() == name)
     yield Rule("models.reward.sum[].reward", is_first, "is the second model of the sum")
     for path in ("models.actor", "models.reference", "models.reward", "models.reward.sum[].reward", "models.cost"):
         yield from _only_read(path, path.rpartition(".")[2])
@@ -121,7 +121,7 @@ def _only_read(path: str, role: str) -> Iterator[Rule]:
     """Rules for a model that is not trained: options of training are refused."""
     read, untrained = algorithm(lambda each: role in each.frozen), f"{{name}} does not train the {role}"
     for part in ("optimizer", "lora"):
-        yield Rule(f"{path}.{part}", read.implies(~Field(f"{path}.{part}").given), untrained)
+        yield Rule(f"{path}.{part}", read.implies(~Field(f"{path}.{part}").is_given), untrained)
     yield Rule(f"{path}.gradientCheckpointing", read.implies(~Field(f"{path}.gradientCheckpointing")), untrained)
     kept = Field(f"{path}.offload").one_of(("None", "Parameters"))
     message = f"is {{value}}, but {untrained}; expected None or Parameters"
@@ -132,13 +132,13 @@ def _shapes() -> Iterator[Rule]:
     """A shape is a known one, or has the numbers without which a model has no size."""
     needed = ("hiddenSize", "numHiddenLayers", "numAttentionHeads", "intermediateSize", "vocabSize")
     for path in (*(f"models.{role}.shape" for role in ROLES), "models.reward.sum[].reward.shape"):
-        numbers = reduce(operator.and_, (Field(f"{path}.{number}").given for number in needed))
-        whole = Field(path).given.implies(Field(f"{path}.name").given | numbers)
+        numbers = reduce(operator.and_, (Field(f"{path}.{number}").is_given for number in needed))
+        whole = Field(path).is_given.implies(Field(f"{path}.name").is_given | numbers)
         yield Rule(path, whole, f"expected a name, or {', '.join(needed[:-1])} and {needed[-1]}")
 
 
 def _algorithm() -> Iterator[Rule]:
-    adaptive, target = Field("algorithm.kl.controller") == "Adaptive", Field("algorithm.kl.target").given
+    adaptive, target = Field("algorithm.kl.controller") == "Adaptive", Field("algorithm.kl.target").is_given
     default = algorithm(
         lambda each: issubclass(each, PolicyGradient) and each.model_fields["kl"].default.apply_to == "Loss"
     ).then("Loss", "Reward")
@@ -153,10 +153,10 @@ def _algorithm() -> Iterator[Rule]:
 
 
 def _batches() -> Iterator[Rule]:
-    one_length = Field("training.totalSteps").given != Field("training.totalEpochs").given
+    one_length = Field("training.totalSteps").is_given != Field("training.totalEpochs").is_given
     yield Rule("training", one_length, "expected exactly one of totalSteps and totalEpochs")
     for size, other, used in (("promptBatchSize", "batchSize", ONLINE), ("batchSize", "promptBatchSize", OFFLINE)):
-        given = Field(f"training.{size}").given
+        given = Field(f"training.{size}").is_given
         yield Rule(f"training.{size}", used.implies(given), "is missing, {name} needs it")
         yield Rule(f"training.{size}", given.implies(used), f"is not for {{name}}; use {other}")
     mini, sequences = Field("training.miniBatchSize"), Field("training.promptBatchSize") * SAMPLES
@@ -172,7 +172,7 @@ def _batches() -> Iterator[Rule]:
 
 def _sampling() -> Iterator[Rule]:
     for path, unused in {
-        "training.miniBatchSize": ~Field("training.miniBatchSize").given,
+        "training.miniBatchSize": ~Field("training.miniBatchSize").is_given,
         "training.updateEpochs": Field("training.updateEpochs") == Training.model_fields["update_epochs"].default,
         "rollout": _has_its_defaults("rollout", Rollout),
         "evaluation.functions": Field("evaluation.functions").size() == 0,
@@ -184,15 +184,15 @@ def _sampling() -> Iterator[Rule]:
     }.items():
         yield Rule(path, OFFLINE.implies(unused), "is for RL only, {name} generates no responses")
     for path, unused in {
-        "training.miniBatchSize": ~Field("training.miniBatchSize").given,
+        "training.miniBatchSize": ~Field("training.miniBatchSize").is_given,
         "training.updateEpochs": Field("training.updateEpochs") == Training.model_fields["update_epochs"].default,
-        "evaluation": ~Field("evaluation").given,
+        "evaluation": ~Field("evaluation").is_given,
         "rollout.keep": Field("rollout.keep") == 0.0,
-        "checkpoint.keepBest": ~Field("checkpoint.keepBest").given,
+        "checkpoint.keepBest": ~Field("checkpoint.keepBest").is_given,
         "rollout.endpoints": ~ELSEWHERE,
         "rollout.environment": ~ENVIRONMENT,
         "rollout.tools": ~TOOLS,
-        "data.order": ~Field("data.order").given,
+        "data.order": ~Field("data.order").is_given,
     }.items():
         yield Rule(path, MAKES_DATA.implies(unused), "is not for {name}, which trains nothing and keeps what it writes")
     alone = (Field("evaluation.greedy") == True).implies(Field("evaluation.samplesPerPrompt") == 1)  # noqa: E712
@@ -203,9 +203,9 @@ def _sampling() -> Iterator[Rule]:
     for path in ("algorithm.rewards.overlongPenalty.bufferTokens", "rollout.minResponseTokens"):
         message = "is {value}, more than data.maxResponseTokens ({longest})"
         yield Rule(path, Field(path) <= longest, message, {"longest": longest})
-    measured = MAKES_DATA | Field("checkpoint.keepBest").given.implies(Field("evaluation.everySteps").given)
+    measured = MAKES_DATA | Field("checkpoint.keepBest").is_given.implies(Field("evaluation.everySteps").is_given)
     yield Rule("checkpoint.keepBest", measured, "is {value}, but evaluation.everySteps is missing")
-    mapped = (MODE == "Auto") & Field("models.actor").given & ~Field("models.actor.parallelism").given
+    mapped = (MODE == "Auto") & Field("models.actor").is_given & ~Field("models.actor.parallelism").is_given
     for size in ("tensor", "pipeline"):  # a rank's training shard lies in its generation shard (HybridFlow section 5.3)
         whole = Field(f"models.actor.parallelism.{size}").or_else(1)
         divides = whole % Field(f"rollout.{size}Parallel") == 0
@@ -222,7 +222,7 @@ def _old_log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
     *words, last = (f"{name} {value:g}" for name, value in neutral.items())
     message = f"is Generator, which gives them only with {', '.join(words)} and {last}"
     yield Rule(path, by_generator.implies(sampled), message)
-    corrected = Field("algorithm.rolloutCorrection").given
+    corrected = Field("algorithm.rolloutCorrection").is_given
     message = "compares them with the generator's, but training.oldLogProbs is Generator"
     yield Rule("algorithm.rolloutCorrection", by_generator.implies(~corrected), message)
 
@@ -240,7 +240,7 @@ def _compares() -> Expression:
 def _has_its_defaults(path: str, model: type[BaseModel]) -> Expression:
     """Whether every field of an object has its default."""
     fields = ((Field(f"{path}.{info.alias}"), info.default) for info in model.model_fields.values())
-    return reduce(operator.and_, (~each.given if default is None else each == default for each, default in fields))
+    return reduce(operator.and_, (~each.is_given if default is None else each == default for each, default in fields))
 
 
 def _lengths() -> Iterator[Rule]:
@@ -248,7 +248,7 @@ def _lengths() -> Iterator[Rule]:
         least, longest = f"data.min{kind}Tokens", Field(f"data.max{kind}Tokens")
         message = f"is {{value}}, more than data.max{kind}Tokens ({{longest}})"
         yield Rule(least, Field(least) <= longest, message, {"longest": longest})
-    reads = OFFLINE | Field("data.pretrain").given | (Field("data.minResponseTokens") == 1)
+    reads = OFFLINE | Field("data.pretrain").is_given | (Field("data.minResponseTokens") == 1)
     message = "is for responses that are read, {name} reads none; use rollout.minResponseTokens"
     yield Rule("data.minResponseTokens", reads, message)
 
@@ -257,7 +257,7 @@ def _pretraining() -> Iterator[Rule]:
     def can(each: type[Algorithm]) -> bool:
         return "pretrain_coefficient" in each.model_fields
 
-    rows, weight = Field("data.pretrain").given, Field("algorithm.pretrainCoefficient").given
+    rows, weight = Field("data.pretrain").is_given, Field("algorithm.pretrainCoefficient").is_given
     names = choice(name for name, each in ALGORITHMS.items() if can(each))
     yield Rule("data.pretrain", rows.implies(algorithm(can)), f"is for {names} only, not for {{name}}")
     needed = (rows & algorithm(can)).implies(weight)
@@ -271,7 +271,7 @@ def _placement() -> Iterator[Rule]:
     most, fewest, pools = Field("resources.maxNodes"), Field("resources.nodes"), Field("placement.pools")
     auto = MODE == "Auto"
     yield Rule("resources.maxNodes", most >= fewest, "is {value}, fewer than resources.nodes ({few})", {"few": fewest})
-    yield Rule("resources.maxNodes", most.given.implies(auto), "is for placement.mode Auto only")
+    yield Rule("resources.maxNodes", most.is_given.implies(auto), "is for placement.mode Auto only")
     yield Rule("resources.nodes", auto | (fewest == 1), "is for placement.mode Auto only; pools have their own")
     yield Rule("placement.pools", auto.implies(pools.size() == 0), "is for mode Manual only")
     yield Rule("placement.pools", auto | (pools.size() > 0), "is missing, mode Manual needs it")
@@ -316,7 +316,7 @@ def _apart() -> Iterator[Rule]:
     message = "and a pool of placement.pools that holds the rollout; expected one of the two"
     yield Rule("rollout.endpoints", ~(ELSEWHERE & (ROLLOUT_POOLS > 0)), message)
     own = {
-        **{f"rollout.{name}": ~Field(f"rollout.{name}").given for name in OF_OWN_ENGINES},
+        **{f"rollout.{name}": ~Field(f"rollout.{name}").is_given for name in OF_OWN_ENGINES},
         "rollout.enforceEager": ~(Field("rollout.enforceEager") == True),  # noqa: E712 an expression
         "rollout.environment": ~ENVIRONMENT,
         "rollout.tools": ~TOOLS,
@@ -326,7 +326,7 @@ def _apart() -> Iterator[Rule]:
     message = "is {value}, but no pool of placement.pools holds the rollout, which works ahead"
     yield Rule("rollout.maxStaleness", STALE.implies(APART), message)
     yield Rule("rollout.maxStaleness", STALE.implies(~MAKES_DATA), "is {value}, but {name} trains nothing meanwhile")
-    partial = Field("rollout.partial").given
+    partial = Field("rollout.partial").is_given
     message = "is {value}, but with rollout.maxStaleness 0 no weights come while responses are written"
     yield Rule("rollout.partial", partial.implies(STALE), message)
     message = "is Delta, but no pool of placement.pools holds the rollout, and a shard in place is whole"
@@ -351,7 +351,7 @@ def _taken(spec: JobSpec) -> Iterator[Problem]:
     if not isinstance(spec.algorithm, Writing):
         return
     sources = spec.data.train.sources("data.train")
-    own = spec.algorithm.own
+    own = spec.algorithm.own_columns
     taken = [(f"{path}.toolsKey", source.tools_key) for path, source in sources.items() if source.tools_key in own]
     if {source.messages_key or source.prompt_key for source in sources.values()} == {"prompt"}:
         own -= {"prompt"}  # the output's `prompt` is that column
@@ -361,7 +361,7 @@ def _taken(spec: JobSpec) -> Iterator[Problem]:
 
 def _columns_read(spec: JobSpec) -> dict[str, str]:
     """Return the columns that verifiers and functions read of the training data: name -> field that names it."""
-    columns = {name: path.removeprefix("spec.") for name, path in spec.verified(spec.data.train).items()}
+    columns = {name: path.removeprefix("spec.") for name, path in spec.verifier_columns(spec.data.train).items()}
     for path, source in spec.data.train.sources("data.train").items():
         columns |= dict.fromkeys(source.columns, f"{path}.columns")
     return columns

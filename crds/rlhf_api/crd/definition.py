@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.checks.resume import LENGTHS, MAY_CHANGE, alike, may_change
+from rlhf_api.checks.resume import LENGTHS, MAY_CHANGE, is_prefix, may_change
 from rlhf_api.checks.rule import Rule
 from rlhf_api.checks.rules import ROLES, RULES
 from rlhf_api.contract import FORMS, JOB_NAME
-from rlhf_api.crd.schema import Schema, structural
+from rlhf_api.crd.schema import Schema, structural_schema
 from rlhf_api.expressions import Field, as_cel, entries, validation, without_values
-from rlhf_api.job import LONGEST_NAME
+from rlhf_api.job import MAX_NAME_LENGTH
 from rlhf_api.names import GROUP, KIND, VERSION
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_api.status import Status
@@ -87,9 +87,9 @@ def _version() -> dict[str, Any]:
 
 def root() -> Schema:
     """The schema of the resource, with its rules."""
-    spec = structural(JobSpec)
+    spec = structural_schema(JobSpec)
     shape = f"self.metadata.name.matches('{JOB_NAME}')"
-    message = f"metadata.name: expected at most {LONGEST_NAME} characters: {FORMS[JOB_NAME]}"
+    message = f"metadata.name: expected at most {MAX_NAME_LENGTH} characters: {FORMS[JOB_NAME]}"
     schema: Schema = {
         "type": "object",
         "description": "A job of RLHF, such as SFT, RewardModel or PPO, run by the rlhf-operator.",
@@ -99,10 +99,10 @@ def root() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": spec,
-            "status": structural(Status),
+            "status": structural_schema(Status),
         },
     }
-    _add(schema, [("", validation(f"size(self.metadata.name) <= {LONGEST_NAME} && {shape}", message))])
+    _add(schema, [("", validation(f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && {shape}", message))])
     _add(schema, (in_cel(rule, spec) for rule in RULES))
     _add(schema, _rules_of_changes(spec))
     return schema
@@ -148,7 +148,7 @@ def _experiment(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, str]
         if below in LENGTHS or may_change(pattern):
             continue
         chosen = f"self.{field} == oldSelf.{field}"
-        if any(alike(pattern, each) for each in MAY_CHANGE):
+        if any(is_prefix(pattern, each) for each in MAY_CHANGE):
             if field not in needed and "default" not in each:
                 yield path, validation(f"has(self.{field}) == has(oldSelf.{field})", ANOTHER, field)
             yield from _parts(each, below)

@@ -42,7 +42,7 @@ JSON_VALUE = {"$ref": "#/$defs/JsonValue"}
 BOUNDS = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
 
 
-def structural(model: type[BaseModel]) -> Schema:
+def structural_schema(model: type[BaseModel]) -> Schema:
     """The schema of a model, without references."""
     document = model.model_json_schema(by_alias=True)
     return _Converter(document.get("$defs", {})).convert(document)
@@ -89,8 +89,8 @@ class _Converter:
         if discriminator:
             tags = {reference: tag for tag, reference in discriminator["mapping"].items()}
             members = {tags[each["$ref"]]: self.convert(each) for each in node["oneOf"]}
-            return flat(members, discriminator["propertyName"])
-        return flat(_by_key([self.convert(each) for each in node["oneOf"]]), None)
+            return merge_union(members, discriminator["propertyName"])
+        return merge_union(_by_key([self.convert(each) for each in node["oneOf"]]), None)
 
     def _object(self, node: Schema) -> Schema:
         if "properties" in node:
@@ -137,7 +137,7 @@ def _given(value: Any) -> Any:
     return {key: _given(each) for key, each in value.items() if each is not None}
 
 
-def flat(members: Mapping[str, Schema], discriminator: str | None) -> Schema:
+def merge_union(members: Mapping[str, Schema], discriminator: str | None) -> Schema:
     """Return one object schema with the fields of all members of a union, name -> schema.
 
     The discriminator's value selects a member. Without a discriminator a field selects the member of its name.

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Discriminator, SerializeAsAny, ValidationIn
 
 from rlhf_api.contract import null_is_unset, tag_of
 from rlhf_api.spec.algorithms import Algorithm, PolicyGradient, Preference
-from rlhf_api.spec.custom_algorithm import Custom, described, loaded
+from rlhf_api.spec.custom_algorithm import Custom, describe_algorithm, load_algorithm
 
 PACKAGE = "rlhf_trainer.algorithms"
 
@@ -45,8 +45,8 @@ def _with_its_class(algorithm: Algorithm, info: ValidationInfo) -> Algorithm:
     if not isinstance(algorithm, Custom):
         return algorithm
     if "folder" in known:
-        return loaded(algorithm)
-    return described(algorithm, known["step"]) if known.get("step") else algorithm
+        return load_algorithm(algorithm)
+    return describe_algorithm(algorithm, known["step"]) if known.get("step") else algorithm
 
 
 if TYPE_CHECKING:

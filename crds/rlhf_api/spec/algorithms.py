@@ -21,9 +21,9 @@ Ratio = Literal["Token", "Sequence"]
 CorrectionMode = Literal["Truncate", "Mask"]
 MIN_MULTIPLIER = 1e-6
 """Smallest multiplier. A smaller one would have a logarithm near that of 0."""
-OWN = frozenset({"prompt", "response", "reward", "reward_parts", "finished", "response_tokens", "sample"})
+RESPONSE_COLUMNS = frozenset({"prompt", "response", "reward", "reward_parts", "finished", "response_tokens", "sample"})
 """Columns that a job of `Writing` fills in the row of a response."""
-OWN_OF_PAIRS = frozenset({"prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"})
+PAIR_COLUMNS = frozenset({"prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"})
 CUSTOM = "Custom"
 """Name in a manifest of an algorithm from outside this package."""
 ROWS = ("prompts", "completions", "pairs", "safety_pairs")
@@ -101,14 +101,14 @@ class Algorithm(Spec):
         data, *models = inspect.signature(cls.step).parameters
         if data not in ROWS:
             raise TypeError(f"the step's first parameter is {data}, expected the data's rows: {choice(ROWS)}")
-        cls.has_step(data, models, _calls_of(cls.step, models))
+        cls.set_step(data, models, _calls_of(cls.step, models))
         if "advantage" in cls.models and not hasattr(cls, "advantage"):
             raise TypeError(f"the step of {tag_of(cls) or cls.__name__} asks for an advantage, and it has none")
         if others := cls.workers.keys() - set(cls.models):
             raise TypeError(f"workers has {choice(sorted(others))}, which is no parameter of the step")
 
     @classmethod
-    def has_step(cls, data: str, models: Sequence[str], calls: Sequence[Call]) -> None:
+    def set_step(cls, data: str, models: Sequence[str], calls: Sequence[Call]) -> None:
         """Set the attributes that follow from the step's parameters and calls."""
         cls.data, cls.models, cls.calls = data, [*models], tuple(calls)
         updated = _updated(calls)
@@ -125,7 +125,7 @@ class Algorithm(Spec):
         """Whether the algorithm comes from outside this package."""
         return bool(self._entrypoint)
 
-    def found_at(self, entrypoint: str) -> Self:
+    def with_entrypoint(self, entrypoint: str) -> Self:
         """Return self, with the entry point that the manifest gave."""
         self._entrypoint = entrypoint
         return self
@@ -182,9 +182,9 @@ class Writing(Algorithm):
     ] = None
 
     @property
-    def own(self) -> frozenset[str]:
+    def own_columns(self) -> frozenset[str]:
         """Columns that the job fills itself; a row also has columns of the data."""
-        return OWN_OF_PAIRS if self.rows == "Pairs" else OWN
+        return PAIR_COLUMNS if self.rows == "Pairs" else RESPONSE_COLUMNS
 
 
 class KL(Spec):
@@ -348,7 +348,7 @@ class Constrained(ActorCritic):
     cost_limit: Annotated[float, Field(description="Mean cost of a response that is allowed.")] = 0.0
     lagrange: Annotated[Lagrange, Field(description="The multiplier that weighs cost against reward.")] = Lagrange()
 
-    def weighed(self, gain: Any, cost: Any, multiplier: float) -> Any:
+    def weigh(self, gain: Any, cost: Any, multiplier: float) -> Any:
         """(gain - lambda * cost) / (1 + lambda), of rewards or of advantages, tensors of one shape."""
         return (gain - multiplier * cost) / (1.0 + multiplier)
 

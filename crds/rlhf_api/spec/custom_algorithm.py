@@ -18,9 +18,9 @@ from pydantic import (
     model_serializer,
 )
 
-from rlhf_api.contract import DEEPEST, OWN_CLASS, Count, Identifier, Spec, shallow, tag_of
+from rlhf_api.contract import MAX_DEPTH, OWN_CLASS, Count, Identifier, Spec, check_depth, tag_of
 from rlhf_api.names import PlacedRole
-from rlhf_api.own_code import OwnCodeError, defined_at, line_of, package_of, said
+from rlhf_api.own_code import OwnCodeError, defined_at, describe_error, line_of, package_of
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_api.pydantic_errors import explain
 from rlhf_api.spec.algorithms import CUSTOM, ActorCritic, Algorithm, PolicyGradient
@@ -50,8 +50,8 @@ class Custom(Algorithm):
     ]
     options: Annotated[
         dict[Identifier, JsonValue],
-        Field(max_length=64, description=f"Fields of the class, at most {DEEPEST} levels deep."),
-        BeforeValidator(shallow),
+        Field(max_length=64, description=f"Fields of the class, at most {MAX_DEPTH} levels deep."),
+        BeforeValidator(check_depth),
     ] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
@@ -99,7 +99,7 @@ BASES: Mapping[str, type[Algorithm]] = {
 }
 
 
-def read(algorithm: Algorithm) -> ReadStep:
+def read_step(algorithm: Algorithm) -> ReadStep:
     """Return the properties of an algorithm that a pod reports."""
     base = next(name for name, base in BASES.items() if isinstance(algorithm, base))
     return ReadStep.model_validate(
@@ -115,7 +115,7 @@ def read(algorithm: Algorithm) -> ReadStep:
     )
 
 
-def described(given: Custom, step: ReadStep) -> Algorithm:
+def describe_algorithm(given: Custom, step: ReadStep) -> Algorithm:
     """Return an algorithm with the properties that a pod has read, without its class."""
     fields = given.model_dump(by_alias=True)
     return _described_by(step).model_validate(fields, by_alias=True, by_name=False)
@@ -126,7 +126,7 @@ def _described_by(step: ReadStep) -> type[Algorithm]:
     base = BASES[step.base]
     made: type[Algorithm] = type("Described", (Custom,) if base is Algorithm else (Custom, base), {})
     calls = [call.partition(".") for call in step.calls]
-    made.has_step(step.data, step.models, [(model, method) for model, _, method in calls])
+    made.set_step(step.data, step.models, [(model, method) for model, _, method in calls])
     told = {name: name in step.holds for name in HOLDS}
     for name, value in {**told, "prompts_drawn": step.prompts_drawn}.items():
         setattr(made, name, value)
@@ -134,7 +134,7 @@ def _described_by(step: ReadStep) -> type[Algorithm]:
     return made
 
 
-def loaded(given: Custom) -> Algorithm:
+def load_algorithm(given: Custom) -> Algorithm:
     """Return the user's algorithm with its options. Raises OwnCodeError, or SpecError for wrong options."""
     found = algorithm_class(given.entrypoint)
     if "name" in given.options:
@@ -146,11 +146,11 @@ def loaded(given: Custom) -> Algorithm:
         raise SpecError([_in_options(each) for each in explain(found, error).problems]) from None
     except Exception as error:
         where = line_of(error, [package_of(found.__module__)])
-        raise OwnCodeError(f"{OPTIONS}: {given.entrypoint} raised {said(error)}{where}") from error
+        raise OwnCodeError(f"{OPTIONS}: {given.entrypoint} raised {describe_error(error)}{where}") from error
     if isinstance(made, PolicyGradient) and made.kl.coefficient and "reference" not in made.models:
         message = f"is {made.kl.coefficient}, but the step has no reference; expected 0"
         raise SpecError([Problem(f"{OPTIONS}.kl.coefficient", message)])
-    return made.found_at(given.entrypoint)
+    return made.with_entrypoint(given.entrypoint)
 
 
 def _in_options(problem: Problem) -> Problem:
@@ -165,7 +165,7 @@ def algorithm_class(entrypoint: str) -> type[Algorithm]:
         found = getattr(import_module(module), name)
     except Exception as error:
         where = line_of(error, [package_of(module)]) or defined_at(sys.modules.get(module))
-        raise OwnCodeError(f"{FIELD}: {entrypoint} cannot be imported: {said(error)}{where}") from error
+        raise OwnCodeError(f"{FIELD}: {entrypoint} cannot be imported: {describe_error(error)}{where}") from error
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         kind = "another class" if isinstance(found, type) else f"of type {type(found).__name__}"
         raise OwnCodeError(f"{FIELD}: {entrypoint} is {kind}, expected a subclass of rlhf.Algorithm{defined_at(found)}")

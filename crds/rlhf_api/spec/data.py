@@ -59,7 +59,7 @@ class Rows(Spec):
         """The data sets by their fields; `path` is the field of this."""
         return {path: self}
 
-    def changed(self, change: "SourceChange") -> "Rows":
+    def map_sources(self, change: "SourceChange") -> "Rows":
         """Return these rows changed."""
         return change(self)
 
@@ -100,7 +100,7 @@ class SeveralSources(Spec):
         """The data sets by their fields; `path` is the field of this."""
         return {f"{path}.{self.key}.{place}": source for place, source in enumerate(getattr(self, self.key))}
 
-    def changed(self, change: "SourceChange") -> Self:
+    def map_sources(self, change: "SourceChange") -> Self:
         """Return these sources with each data set changed."""
         return self.model_copy(update={self.key: tuple(map(change, getattr(self, self.key)))})
 

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
-from rlhf_api.contract import DEEPEST, ENTRYPOINT, SERVICE_URL, Count, Identifier, Spec, Text, shallow
+from rlhf_api.contract import ENTRYPOINT, MAX_DEPTH, SERVICE_URL, Count, Identifier, Spec, Text, check_depth
 from rlhf_api.expressions import VALUE, Check
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
@@ -28,8 +28,8 @@ class EntryPoint(Spec):
     entrypoint: Annotated[str, Field(pattern=ENTRYPOINT, max_length=256, description="module.path:name.")]
     arguments: Annotated[
         dict[Identifier, JsonValue],
-        Field(max_length=64, description=f"Given to it by name; at most {DEEPEST} levels deep."),
-        BeforeValidator(shallow),
+        Field(max_length=64, description=f"Given to it by name; at most {MAX_DEPTH} levels deep."),
+        BeforeValidator(check_depth),
     ] = Field(default_factory=dict)
 
 
@@ -39,8 +39,8 @@ class Function(Spec):
     entrypoint: Annotated[str, Field(pattern=ENTRYPOINT, max_length=256, description="module.path:function.")]
     arguments: Annotated[
         dict[Argument, JsonValue],
-        Field(max_length=64, description=f"Given to each call by name; at most {DEEPEST} levels deep."),
-        BeforeValidator(shallow),
+        Field(max_length=64, description=f"Given to each call by name; at most {MAX_DEPTH} levels deep."),
+        BeforeValidator(check_depth),
     ] = Field(default_factory=dict)
     timeout_seconds: Annotated[
         float, Field(gt=0, description="Longest time of one call, on the responses of one rank.")

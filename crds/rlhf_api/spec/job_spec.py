@@ -202,7 +202,7 @@ class Models(Spec):
         OnlyScoringModel | None, Field(description="Scores how harmful a response is; above 0 is unsafe.")
     ] = None
 
-    def given(self) -> dict[Role, Model]:
+    def by_role(self) -> dict[Role, Model]:
         """Return the models that the spec names, by role; a reward of another form is left out."""
         roles: dict[Role, Model | None] = {
             "actor": self.actor,
@@ -355,9 +355,9 @@ class JobSpec(Spec):
     def columns(self, data: AnyData) -> tuple[str, ...]:
         """Return the further columns of prompts, named by data sets or read by verifiers and judges."""
         named = [column for source in data.sources("").values() for column in source.columns]
-        return tuple(dict.fromkeys([*named, *self.verified(data)]))
+        return tuple(dict.fromkeys([*named, *self.verifier_columns(data)]))
 
-    def verified(self, data: AnyData) -> dict[str, str]:
+    def verifier_columns(self, data: AnyData) -> dict[str, str]:
         """Return the columns that verifiers and judges read: column -> field that names it.
 
         Verifiers of the evaluation count only if `data` is the evaluation's, or one of its data sets.

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
 
-from rlhf_api.contract import DEEPEST, Count, Identifier, Spec, Text, shallow
+from rlhf_api.contract import MAX_DEPTH, Count, Identifier, Spec, Text, check_depth
 from rlhf_api.spec.functions import ServiceUrl
 
 RESPONSE, RESPONSE_A, RESPONSE_B = "response", "response_a", "response_b"
@@ -60,8 +60,8 @@ class Judge(Spec):
     ] = None
     arguments: Annotated[
         dict[Annotated[Identifier, AfterValidator(_not_the_trainers)], JsonValue],
-        Field(max_length=64, description=f"Further fields of each request; at most {DEEPEST} levels deep."),
-        BeforeValidator(shallow),
+        Field(max_length=64, description=f"Further fields of each request; at most {MAX_DEPTH} levels deep."),
+        BeforeValidator(check_depth),
     ] = {"temperature": 0, "max_tokens": 1024}  # noqa: RUF012 pydantic copies it
     max_unread_share: Annotated[
         float,
@@ -101,7 +101,7 @@ class Judge(Spec):
         named = [name for name in PLACEHOLDER.findall(self.prompt) if name not in GIVEN]
         return tuple(dict.fromkeys([*named, *([self.reference_key] if self.reference_key else [])]))
 
-    def asked(self, **texts: Any) -> str:
+    def fill_prompt(self, **texts: Any) -> str:
         """Return the prompt with the given texts in place of its placeholders."""
         return PLACEHOLDER.sub(lambda match: str(texts[match[1]]), self.prompt)
 

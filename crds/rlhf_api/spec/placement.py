@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlhf_api.contract import OBJECTIVE, Name, NodeCount, SlotCount, Spec
-from rlhf_api.names import Resident
+from rlhf_api.names import PoolRole
 
 
 class Pool(Spec):
@@ -13,7 +13,7 @@ class Pool(Spec):
 
     name: Annotated[Name, Field(description="Name of the pool.")]
     models: Annotated[
-        tuple[Resident, ...],
+        tuple[PoolRole, ...],
         Field(
             strict=False,
             min_length=1,

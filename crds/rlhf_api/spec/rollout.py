@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.contract import ENTRYPOINT, LARGEST, WHOLE, Count, Spec, Whole
+from rlhf_api.contract import ENTRYPOINT, MAX_INTEGER, WHOLE, Count, Spec, Whole
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.spec.functions import EntryPoint, ServiceUrl
 
@@ -49,7 +49,7 @@ class Rollout(Spec):
     ] = 1.0
     top_k: Annotated[
         int,
-        Field(ge=-1, le=LARGEST, description="Sample from this many most likely tokens; -1 means all."),
+        Field(ge=-1, le=MAX_INTEGER, description="Sample from this many most likely tokens; -1 means all."),
         WHOLE,
         Check(VALUE != 0, "is {value}, expected -1 (all tokens) or at least 1"),
         RestrictsSampling(-1, "top_k"),

@@ -14,7 +14,7 @@ from rlhf_api.contract import (
     Identifier,
     LabelKey,
     Spec,
-    shallow,
+    check_depth,
 )
 from rlhf_api.expressions import VALUE, Check
 
@@ -22,7 +22,7 @@ SOME_CPUS = Check(VALUE.quantity_minus("0") > 0, 'is "{value}", expected more th
 SOME_MEMORY = Check(
     VALUE.quantity_minus("1Mi") >= 0, 'is "{value}", expected at least 1Mi; a number without a unit is bytes'
 )
-PodTemplate = Annotated[dict[Identifier, JsonValue], BeforeValidator(shallow)]
+PodTemplate = Annotated[dict[Identifier, JsonValue], BeforeValidator(check_depth)]
 Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=32)]
 Cpus = Annotated[str, Field(pattern=CPUS, max_length=32), SOME_CPUS]
 Memory = Annotated[Quantity, SOME_MEMORY]

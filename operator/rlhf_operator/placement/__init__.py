@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, cast, get_args
 
 from rlhf_api.job import Job
-from rlhf_api.names import PlacedRole, Resident, Role
+from rlhf_api.names import PlacedRole, PoolRole, Role
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.custom_algorithm import Custom
 from rlhf_api.spec.parallel_sizes import ParallelSizes
@@ -160,7 +160,7 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
         pools=tuple(
             MappedPool(
                 name=pool.name,
-                models=_residents(pool.models),
+                models=_pool_roles(pool.models),
                 nodes=len(pool.slots_per_machine),
                 slots_per_node=max(pool.slots_per_machine),
                 gpu=pool.gpu or None if mapping.device == "GPU" else None,
@@ -178,9 +178,9 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
     )
 
 
-def _residents(roles: tuple[Role, ...]) -> tuple[Resident, ...]:
+def _pool_roles(roles: tuple[Role, ...]) -> tuple[PoolRole, ...]:
     """Without those that come with another."""
-    return tuple(cast("Resident", role) for role in roles if role in get_args(Resident))
+    return tuple(cast("PoolRole", role) for role in roles if role in get_args(PoolRole))
 
 
 def _sizes(

@@ -127,7 +127,7 @@ def _together(job: Job, offers: Sequence[Sequence[MachineGroup]], capacity: Capa
     Raises NoPlaceError where the machines differ and slotsPerNode is unset, or the rollout is apart; SpecError where
     the batch never divides.
     """
-    if "rollout" in job.residents():
+    if "rollout" in job.placed_roles():
         raise NoPlaceError("the mapper does not know these models; say in spec.placement.pools where the rollout is")
     equal = [machines for machines in offers if len({each.slots for each in machines}) == 1]
     if not equal:

@@ -33,7 +33,7 @@ def test_reward_less_cost_by_hand(cost_values: torch.Tensor | None) -> None:
     """Responses of one token and values of 0: an advantage is the reward, or the cost."""
     rewards, costs, ones = torch.tensor([[4.0], [1.0]]), torch.tensor([[1.0], [-2.0]]), torch.ones(2, 1)
     safe = SAFE.model_copy(update={"separate_cost_critic": cost_values is not None})
-    rewards = rewards if cost_values is not None else safe.weighed(rewards, costs, 3.0)
+    rewards = rewards if cost_values is not None else safe.weigh(rewards, costs, 3.0)
     found = safe.advantage(
         rewards, 0.0 * ones, costs, ones, multiplier=3.0, whitened=lambda x, _: x, cost_values=cost_values
     )

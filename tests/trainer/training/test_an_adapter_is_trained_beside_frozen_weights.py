@@ -252,7 +252,7 @@ def setting_of(folder: str, algorithm: str, role: Role, lora: dict[str, Any] | N
         "training": {"totalSteps": 1, "batchSize": 2, "precision": "FP32"},
     }
     models = job(Path(folder), algorithm.lower(), spec)
-    model = models.spec.models.given()["actor"] if role == "reference" else models.models()[role]
+    model = models.spec.models.by_role()["actor"] if role == "reference" else models.models()[role]
     return WorkerSetting(job=models, role=role, model=model, folder=folder, total_steps=1)
 
 

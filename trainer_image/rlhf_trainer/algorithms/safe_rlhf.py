@@ -89,5 +89,5 @@ class SafeRLHF(Constrained):
         if self.separate_cost_critic:
             assert cost_values is not None, "the critic of the costs gives them"
             cost_advantages, _ = gae(costs, cost_values, mask, gamma=gamma, lam=lam)
-            advantages = self.weighed(advantages, cost_advantages, multiplier)
+            advantages = self.weigh(advantages, cost_advantages, multiplier)
         return whitened(advantages, mask) if self.whiten_advantages else advantages

@@ -106,7 +106,7 @@ class Loader:
         keeps = {"keeps_rows": spec.algorithm.makes == "data" or bool(spec.data.order and ordered_by)}
         if self.reader.responses:
             return keeps
-        return {**keeps, "columns": spec.columns(source), "verified": spec.verified(source), "tools": tools}
+        return {**keeps, "columns": spec.columns(source), "verified": spec.verifier_columns(source), "tools": tools}
 
     def facts(self) -> list[str]:
         """Sentences on rows that were left out."""

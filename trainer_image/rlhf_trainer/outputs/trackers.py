@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from rlhf_api.job import Job
-from rlhf_api.own_code import said
+from rlhf_api.own_code import describe_error
 from rlhf_api.problems import one_line
 from rlhf_api.status import Phase
 from rlhf_trainer.errors import TrainerError
@@ -154,7 +154,7 @@ class Tracker:
         self._failures += 1
         if self._failures == 1:
             prefix = f"{self._service.field}: "  # in the errors of a callback
-            text = str(error).removeprefix(prefix) if isinstance(error, TrainerError) else said(error)
+            text = str(error).removeprefix(prefix) if isinstance(error, TrainerError) else describe_error(error)
             reason = one_line(text, MAX_REASON)
             self._say(f"{reason}; training goes on, and it is tried again")
 

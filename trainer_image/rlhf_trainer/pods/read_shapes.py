@@ -22,7 +22,7 @@ from typing import Any
 from rlhf_api.own_code import OwnCodeError
 from rlhf_api.problems import SpecError, one_line
 from rlhf_api.spec.algorithms import CUSTOM
-from rlhf_api.spec.custom_algorithm import Custom, loaded, read
+from rlhf_api.spec.custom_algorithm import Custom, load_algorithm, read_step
 from rlhf_mapper.config_file import ConfigError, shape_in
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.hub import HUB
@@ -47,7 +47,7 @@ def step(request: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a ReadStep for a custom algorithm, or the problem."""
     try:
         given = Custom.model_validate({"name": CUSTOM, **request})
-        return read(loaded(given)).model_dump(mode="json", by_alias=True)
+        return read_step(load_algorithm(given)).model_dump(mode="json", by_alias=True)
     except (SpecError, OwnCodeError) as error:
         return {"problem": one_line(str(error), MAX_PROBLEM_BYTES)}
 

@@ -91,7 +91,7 @@ class JudgeClient(Endpoint):
 
     def _question(self, sample: Sample, **responses: str) -> str:
         texts = {name: _text(sample.columns[name]) for name in self.judge.columns}
-        return self.judge.asked(**texts, prompt=sample.prompt, **responses)
+        return self.judge.fill_prompt(**texts, prompt=sample.prompt, **responses)
 
     def _verdicts(self, questions: Sequence[tuple[str, Sample]]) -> list[float | None]:
         """Ask questions; returns the verdict on each, None for an answer without one."""

@@ -52,7 +52,7 @@ def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path
     try:
         shapes, cluster = shapes_of(jobs, job, output), slots_of(together, gpus_here)
     except (TrainerError, UnknownGpuError) as error:
-        if "rollout" in job.residents() and job.spec.placement.mode == "Auto":
+        if "rollout" in job.placed_roles() and job.spec.placement.mode == "Auto":
             raise EnvironmentProblem(
                 f"{job.name}: {error}; say in spec.placement.pools where the rollout is"
             ) from error

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.chain import inputs_of
-from rlhf_api.checks.resume import LENGTHS, changes, differing, identity
+from rlhf_api.checks.resume import LENGTHS, changes, differing_paths, identity
 from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
@@ -50,7 +50,7 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
                 pending[job.name] = Start(checkpoint=None, inputs=read)
                 continue
             before, after = kubectl_yaml.read(folder.saved(JOB_FILE, newest), "")[0], document_of(job)
-            new_length = [field for field in differing(before, after) if field in LENGTHS]
+            new_length = [field for field in differing_paths(before, after) if field in LENGTHS]
             found = changes(before, after) or (shortened(job, newest) if newest else without_checkpoint(new_length))
         problems += [problem.within(f"{job.name}: ") for problem in found]
         if new_length or not folder.finished():

@@ -88,7 +88,7 @@ class AdvantageWorker:
         fields = {"token_rewards": rewards}
         if isinstance(algorithm, Constrained):
             costs, multiplier = self.token_costs(batch), self._follow(batch, algorithm)
-            mixed = rewards if algorithm.has_cost_critic else algorithm.weighed(rewards, costs, multiplier)
+            mixed = rewards if algorithm.has_cost_critic else algorithm.weigh(rewards, costs, multiplier)
             fields = {"token_rewards": mixed, "token_costs": costs}
         self._adapt(batch)
         return fields
