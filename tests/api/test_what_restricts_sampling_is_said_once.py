@@ -1,4 +1,4 @@
-"""A field of the rollout says by its annotation that it restricts sampling; rules, workers and vLLM read that."""
+"""What restricts sampling is said by the field itself; rules, workers, vLLM and importers read it there."""
 
 from typing import Annotated
 
@@ -8,6 +8,7 @@ from pydantic import Field
 from rlhf_api.checks.rules import _old_log_probs
 from rlhf_api.job import Job
 from rlhf_api.spec.rollout import RestrictsSampling, Rollout
+from rlhf_importers.table import sampling_rows, table
 from rlhf_trainer.generation.vllm_arguments import sampling_arguments
 from tests.api.cases import made
 
@@ -49,3 +50,12 @@ def test_a_new_restriction_reaches_vllm(greedy: bool) -> None:
     found = sampling_arguments(rollout, eos_token=2, seed=1, max_tokens=8, greedy=greedy)
     expected = (1.0, -1, 0, 3) if greedy else (0.9, 5, 0.1, 3)
     assert (found["top_p"], found["top_k"], found["min_p"], found["min_tokens"]) == expected
+
+
+def test_a_new_restriction_is_no_longer_lost_by_importers() -> None:
+    keys = {"top_p": "", "min_p": "", "repetition_penalty": ""}
+    now, later = (table(sampling_rows(keys, rollout)) for rollout in (Rollout, Later))
+    assert now.rows["top_p"] == later.rows["top_p"] == ("to", "rollout.topP")
+    assert now.rows["min_p"] == ("lost", "sampling has temperature, topP and topK")
+    assert later.rows["min_p"] == ("to", "rollout.minP")
+    assert later.rows["repetition_penalty"] == ("lost", "sampling has temperature, topP, topK and minP")

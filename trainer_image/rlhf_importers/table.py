@@ -21,8 +21,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args
 
+from pydantic.alias_generators import to_camel
+
 from rlhf_api.names import API_VERSION, KIND, Role
 from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.rollout import Rollout
 from rlhf_importers.shell import scalar
 
 ROW = re.compile(r"(?P<keys>\S.*?) +(?P<outcome>to|with|skip|lost) +(?P<text>.*)")
@@ -86,6 +89,21 @@ def table(text: str, **changes: Change) -> Table:
             if default:
                 read.defaults[prefix + key] = scalar(default)
     return read
+
+
+def sampling_rows(names: Mapping[str, str], rollout: type[Rollout] = Rollout) -> str:
+    """Return a table's rows for keys that are named as vLLM's sampling parameters, each with the brackets of its row.
+
+    A key goes to the field of the rollout that restricts sampling so, and is lost without such a field.
+    """
+    restrictions = rollout.sampling_restrictions().items()
+    fields = {each.parameter: to_camel(name) for name, each in restrictions if each.parameter}
+    *most, last = ("temperature", *fields.values())
+    lost = f"lost  sampling has {', '.join(most)} and {last}"
+    return "\n".join(
+        f"{name}  to  rollout.{fields[name]} {how}".rstrip() if name in fields else f"{name}  {lost}"
+        for name, how in names.items()
+    )
 
 
 @dataclass

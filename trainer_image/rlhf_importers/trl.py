@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_importers import several_keys as several
 from rlhf_importers.shell import flags, only_document, words
-from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
+from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, sampling_rows, schedule, table, uri_of
 
 PROGRAM = "(program)"
 PROGRAMS = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "reward": "RewardModel"}
@@ -78,16 +78,17 @@ activation_offloading                   skip  layers are recomputed where that f
 eos_token pad_token pad_to_multiple_of truncation_mode  skip  the tokenizer's; nothing is cut
 router_aux_loss_coef                    lost  the loss that balances experts is left out
 """
-RL = """
+SAMPLING = sampling_rows(
+    {"top_p": "", "top_k": "(top_k)", "min_p": "", "repetition_penalty": "", "generation_kwargs": ""}
+)
+RL = f"""
+{SAMPLING}
 num_generations_eval                    to    evaluation.samplesPerPrompt
 max_completion_length=512               to    data.maxResponseTokens
 max_prompt_length                       to    data.maxPromptTokens
 generation_batch_size steps_per_generation  with  training
 num_iterations                          to    training.updateEpochs
 temperature                             to    rollout.temperature
-top_p                                   to    rollout.topP
-top_k                                   to    rollout.topK (top_k)
-min_p repetition_penalty generation_kwargs  lost  sampling has temperature, topP and topK
 epsilon                                 to    algorithm.clipRange
 epsilon_high                            to    algorithm.clipRangeHigh
 delta                                   lost  the loss is clipped on one side, as in PPO

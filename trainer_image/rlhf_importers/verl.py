@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_importers import several_keys as several
 from rlhf_importers.hydra import read
-from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, table, uri_of
+from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, sampling_rows, table, uri_of
 
 __all__ = ["algorithm", "combine", "read", "table_of"]
 
@@ -125,8 +125,7 @@ cliprange_value=0.5                   to    algorithm.valueClipRange
 [{ROLLOUT}]
 n                                     to    rollout.samplesPerPrompt
 temperature                           to    rollout.temperature
-top_p                                 to    rollout.topP
-top_k                                 to    rollout.topK
+{sampling_rows({"top_p": "", "top_k": ""})}
 gpu_memory_utilization                to    rollout.gpuMemoryUtilization
 enforce_eager                         to    rollout.enforceEager (flag)
 tensor_model_parallel_size            skip  the mapper chooses; here it divides the training's tensor size
