@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rlhf_api.spec.algorithms import OWN, Algorithm, Writing
+from rlhf_api.spec.algorithms import RESPONSE_COLUMNS, Algorithm, Writing
 from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import EnvironmentProblem, NumericsError
 from rlhf_trainer.ops.advantages import SIGNAL
@@ -160,7 +160,7 @@ def rows_of(asked: Writing, group: Sequence[Row]) -> list[Row]:
     if worst["finished"] and best["reward"] - worst["reward"] <= SIGNAL:
         return []
     sides = {"chosen": best["response"], "rejected": worst["response"]}
-    shared = {name: value for name, value in best.items() if name not in OWN or name == "prompt"}
+    shared = {name: value for name, value in best.items() if name not in RESPONSE_COLUMNS or name == "prompt"}
     return [{**shared, **sides, "chosen_reward": best["reward"], "rejected_reward": worst["reward"]}]
 
 
