@@ -334,7 +334,7 @@ MUTATIONS = (
     Mutation(
         f"{OPERATOR}/reconcile/attempt_status.py",
         "SILENCE_SECONDS: Final = 60.0",
-        "SILENCE_SECONDS: Final = 6.0",
+        "SILENCE_SECONDS: Final = 600.0",
         FAILURES,
     ),
     Mutation(f"{OPERATOR}/placement/__init__.py", "WORSE = 1.15", "WORSE = 1.01", WAITS),
