@@ -23,6 +23,7 @@ COPY crds ./crds
 COPY operator ./operator
 COPY trainer_image/rlhf ./trainer_image/rlhf
 COPY trainer_image/rlhf_trainer ./trainer_image/rlhf_trainer
+COPY trainer_image/rlhf_importers ./trainer_image/rlhf_importers
 COPY examples/rlhf_examples ./examples/rlhf_examples
 # Without a network: a change of the sources builds this layer and no other.
 RUN /opt/tools/bin/pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \

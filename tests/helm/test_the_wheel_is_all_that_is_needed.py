@@ -16,7 +16,8 @@ from tests.repo.tree import ROOT, tracked_files
 
 UV = ROOT / ".venv/bin/uv"
 FILES = ("pyproject.toml", "README.md", "LICENSE")
-SOURCES = (*FILES, "crds", "operator", "trainer_image/rlhf", "trainer_image/rlhf_trainer", "examples/rlhf_examples")
+TRAINERS = ("trainer_image/rlhf", "trainer_image/rlhf_trainer", "trainer_image/rlhf_importers")
+SOURCES = (*FILES, "crds", "operator", *TRAINERS, "examples/rlhf_examples")
 """What the Dockerfiles copy."""
 EXAMPLE = "examples/01-helpful-ppo.yaml"
 TRAINER = {"torch", "ray", "vllm", "transformers", "datasets"}
