@@ -1,4 +1,4 @@
-"""The jobs of one file as a chain: which job's output (`job://`) another one reads, of the file or finished before."""
+"""Order of the jobs of a manifest: a job may read the output (`job://`) of another, or of a finished one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -52,7 +52,7 @@ def _references(job: Job) -> dict[Role, str]:
 
 
 def inputs_of(job: Job) -> set[str]:
-    """Names of the jobs whose output a job reads."""
+    """Return the names of the jobs whose output a job reads."""
     return {*_references(job).values(), *data_from_jobs(job).values()}
 
 
@@ -68,7 +68,7 @@ def data_from_jobs(job: Job) -> dict[str, str]:
 
 
 def with_sources(spec: JobSpec, change: SourceChange) -> JobSpec:
-    """The spec with each data source changed."""
+    """Return the spec with each data source changed."""
     data, evaluation = spec.data, spec.evaluation
     sources = {"train": data.train.map_sources(change), "pretrain": data.pretrain and change(data.pretrain)}
     measured = evaluation and evaluation.model_copy(update={"data": evaluation.data.map_sources(change)})

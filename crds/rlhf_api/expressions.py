@@ -80,7 +80,7 @@ class Expression:
     starts_with = _operation("{}.startsWith({})", str.startswith)
     matches = _operation("{}.matches({})", lambda text, pattern: re.search(pattern, text) is not None)
     quantity_minus = _operation("quantity({}).compareTo(quantity({}))", lambda one, two: amount(one) - amount(two))
-    """Only the sign of the difference means something: CEL gives -1, 0 or 1."""
+    """Difference of two quantities, of which only the sign counts: CEL gives -1, 0 or 1."""
 
 
 def _constant(value: object) -> Expression:
@@ -109,7 +109,7 @@ class Field(Expression):
         self._attributes = [*map(to_snake, self._parts)]
 
     def _value(self, values: Values) -> Any:
-        """None where the field, or something above it, is not given."""
+        """Return the value; None where the field, or a field above it, is unset."""
         value = values[self._root]
         for name in self._attributes:
             value = getattr(value, name, None)
@@ -159,7 +159,7 @@ VALUE = Field("", "value")
 
 
 def entries(schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """The schema of the entries of the list at a path."""
+    """Return the schema of the entries of the list at a path."""
     for part in path.split("."):
         schema = schema["properties"][part]
     return dict(schema["items"])
@@ -177,12 +177,12 @@ def as_cel(test: Expression, places: Places) -> str:
 
 
 def validation(rule: str, message: str, field: str = "") -> dict[str, str]:
-    """An entry of x-kubernetes-validations; `field`, below the place of the rule, is what the message is about."""
+    """Return an entry of x-kubernetes-validations; the message is about `field`, below the rule's place."""
     return {"rule": rule, "message": message} | ({"fieldPath": f".{field}"} if field else {})
 
 
 def without_values(message: str) -> str:
-    """A message without its {values}, for the API server, whose messages are fixed texts."""
+    """Return a message without its {values}, since the API server's messages are fixed texts."""
     for pattern, words in WITHOUT_VALUES:
         message = re.sub(pattern, words, message)
     return message

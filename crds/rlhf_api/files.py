@@ -48,7 +48,7 @@ def document_of(job: Job) -> dict[str, Any]:
 
 
 def dump(job: Job) -> str:
-    """The resolved job, defaults included, as YAML that `load` reads back."""
+    """Return the resolved job, defaults included, as YAML that `load` reads back."""
     return kubectl_yaml.write(document_of(job))
 
 
@@ -76,9 +76,9 @@ class _NoSuchParentError(LookupError):
 
 
 def apply(texts: Sequence[str], documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The documents with the overrides `[NAME:]path=value` applied in order, the given ones left as they are.
+    """Return the documents with the overrides `[NAME:]path=value` applied in order; the given ones stay unchanged.
 
-    An override applies where its path can exist; one that applies nowhere is an error.
+    An override applies where its path can exist; an override that applies nowhere is an error.
     """
     for label, name, path, value in [_override(text) for text in texts]:
         names = [_name_of(document) for document in documents]
@@ -115,14 +115,14 @@ def _override(text: str) -> tuple[str, str, tuple[str, ...], Any]:
 
 
 def _name_of(document: dict[str, Any]) -> str:
-    """The name in the metadata of a document; empty if there is none."""
+    """Return the name in the metadata of a document; empty if it has none."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) else ""
 
 
 def _replaced(node: Any, path: tuple[str, ...], value: Any) -> Any:
-    """`node` with `value` at `path`; copies what it changes, because YAML aliases share nodes."""
+    """Return `node` with `value` at `path`; changed parts are copied, because YAML aliases share nodes."""
     if not path:
         return value
     part, rest = path[0], path[1:]

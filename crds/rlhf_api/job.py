@@ -96,7 +96,7 @@ class Job(Spec):
         return self.spec.models.reward is not None or self.spec.rollout.environment is not None
 
     def trained(self) -> tuple[Role, ...]:
-        """The models that are trained, and so have an optimizer."""
+        """Return the roles of the trained models, which have an optimizer."""
         return tuple(role for role, model in self.models().items() if model.optimizer)
 
     def placed_roles(self) -> tuple[Role, ...]:

@@ -36,7 +36,7 @@ BOUNDS = MappingProxyType(
 
 
 def explain(root: type[BaseModel], found: ValidationError) -> SpecError:
-    """An error that holds every mistake in `found`, which validating a `root` raised."""
+    """Return an error with every mistake in `found`, which the validation of a `root` raised."""
     return SpecError([problem for error in found.errors() for problem in _problems(root, error)])
 
 
@@ -61,9 +61,9 @@ def _problems(root: type[BaseModel], error: ErrorDetails) -> list[Problem]:
 
 
 def _locate(root: type[BaseModel], location: tuple[int | str, ...]) -> tuple[str, Models, str]:
-    """The path of a location without discriminator tags, the models that may be there, and the last tag.
+    """Return the path of a location without discriminator tags, the models that may be there, and the last tag.
 
-    A field that no model has leaves the models of its parent.
+    An unknown field leaves the models of its parent.
     """
     path: list[str] = []
     models: Models = (root,)

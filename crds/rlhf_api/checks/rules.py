@@ -23,7 +23,7 @@ ROLES: tuple[PlacedRole, ...] = get_args(PlacedRole)
 
 
 def rule_problems(spec: JobSpec) -> list[Problem]:
-    """Every problem of every rule, with paths that start at `spec`."""
+    """Return every problem of every rule, with paths that start at `spec`."""
     problems = [*(problem for rule in RULES for problem in rule.problems(spec)), *_repeated(spec), *_taken(spec)]
     return [_in_manifest(problem, spec).within("spec.") for problem in problems]
 
@@ -129,7 +129,7 @@ def _only_read(path: str, role: str) -> Iterator[Rule]:
 
 
 def _shapes() -> Iterator[Rule]:
-    """A shape is a known one, or has the numbers without which a model has no size."""
+    """Rules for shapes: a known name, or all numbers that determine the size of a model."""
     needed = ("hiddenSize", "numHiddenLayers", "numAttentionHeads", "intermediateSize", "vocabSize")
     for path in (*(f"models.{role}.shape" for role in ROLES), "models.reward.sum[].reward.shape"):
         numbers = reduce(operator.and_, (Field(f"{path}.{number}").is_given for number in needed))

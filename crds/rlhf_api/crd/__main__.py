@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def generated() -> Mapping[Path, str]:
-    """Every generated file and what belongs in it."""
+    """Return the text of every generated file."""
     chart = ROOT / "helm/rlhf-operator"
     return {
         ROOT / "crds/rlhfjobs.yaml": definition.text(),
@@ -28,7 +28,7 @@ def with_version(chart: str) -> str:
 
 
 def main() -> None:
-    """Write them."""
+    """Write the generated files."""
     for path, text in generated().items():
         path.write_text(text, encoding="utf-8")
 

@@ -42,7 +42,7 @@ ANOTHER = "is not what it was when the job was made, and would make it another e
 
 
 def definition() -> dict[str, Any]:
-    """The whole object."""
+    """Return the CustomResourceDefinition."""
     document = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -65,7 +65,7 @@ def definition() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The object as YAML."""
+    """Return the CustomResourceDefinition as YAML."""
     return HEADER + kubectl_yaml.write(definition())
 
 
@@ -86,7 +86,7 @@ def _version() -> dict[str, Any]:
 
 
 def root() -> Schema:
-    """The schema of the resource, with its rules."""
+    """Return the schema of the resource, with its rules."""
     spec = structural_schema(JobSpec)
     shape = f"self.metadata.name.matches('{JOB_NAME}')"
     message = f"metadata.name: expected at most {MAX_NAME_LENGTH} characters: {FORMS[JOB_NAME]}"

@@ -37,7 +37,7 @@ SIZES = {
 
 
 def text() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     fields = root()["properties"]
     parts = [HEAD, *_section(fields["spec"], "spec", deep=False)]
     for name, schema in fields["spec"]["properties"].items():
@@ -60,7 +60,7 @@ def _section(schema: Schema, path: str, *, deep: bool) -> Iterator[str]:
 
 
 def _fields(schema: Schema, prefix: str, *, deep: bool) -> Iterator[tuple[str, Schema, bool]]:
-    """(path, schema, whether it is needed) of every field below an object, each before those below it."""
+    """Yield (path, schema, is needed) of every field below an object, each before the fields below it."""
     needed = schema.get("required", [])
     for name, each in schema["properties"].items():
         path = prefix + name

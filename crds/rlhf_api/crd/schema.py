@@ -43,7 +43,7 @@ BOUNDS = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """The schema of a model, without references."""
+    """Return the structural schema of a model, without references."""
     document = model.model_json_schema(by_alias=True)
     return _Converter(document.get("$defs", {})).convert(document)
 
@@ -131,7 +131,7 @@ def _default(node: Schema) -> dict[str, Any]:
 
 
 def _given(value: Any) -> Any:
-    """A default without its fields that are null."""
+    """Return a default without its null fields."""
     if not isinstance(value, dict):
         return value
     return {key: _given(each) for key, each in value.items() if each is not None}

@@ -28,7 +28,7 @@ def _found() -> Iterator[type[Algorithm]]:
 
 
 def _place(algorithm: type[Algorithm]) -> tuple[bool, bool, bool, str]:
-    """First those that learn from the data, then from pairs, then from advantages, then from nothing; by the paper."""
+    """Return the sort key: algorithms on given data, on pairs, on advantages, then writers of data; each by paper."""
     kinds = issubclass(algorithm, PolicyGradient), issubclass(algorithm, Preference)
     return (algorithm.makes == "data", *kinds, algorithm.paper)
 
@@ -40,7 +40,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
 
 
 def _with_its_class(algorithm: Algorithm, info: ValidationInfo) -> Algorithm:
-    """An own algorithm's class is looked for where a folder says that the manifest is of this machine."""
+    """Return an own algorithm with its class if the manifest's folder is known, else as a pod described it."""
     known = info.context or {}
     if not isinstance(algorithm, Custom):
         return algorithm
