@@ -64,25 +64,28 @@ def _succeeded(name: str, status: Status, now: datetime) -> Iterator[str]:
 
 def _failed(job: ObservedJob, now: datetime) -> Iterator[str]:
     name, status = job.name, job.status
-    failed = found(status.conditions, "Failed")
+    failed, failure = found(status.conditions, "Failed"), status.last_failure
     when = _ago(parsed(status.completion_time), now)
     yield f"{name} failed {when} ago ({failed.reason})" if failed else f"{name} failed {when} ago"
-    failure = status.last_failure
     is_of_attempt = failed is None or failed.reason in (*FAILURES, "BackoffLimitExceeded", "FailureRule")
-    if failed and not (is_of_attempt and failure):
-        yield failed.message
     if failed:
+        yield "" if is_of_attempt and failure else failed.message
         yield CONDITIONS.get(("Failed", failed.reason), "")
     if failure and is_of_attempt:
         yield from _failure(name, failure, now)
+    yield from _left_behind(status)
+    saved = f"; it goes on from step {status.checkpoint.step}" if status.checkpoint else ""
+    yield f"When that is put right, delete the job and create it again with this name{saved}"
+
+
+def _left_behind(status: Status) -> Iterator[str]:
+    """Yield the attempts of a failed job, and a note on pods that were kept."""
     attempts = [f"{each.attempt} {each.reason or each.outcome}" for each in status.attempts]
     if len(attempts) > 1:
         yield f"Its attempts: {', '.join(attempts)}"
     ready = found(status.conditions, "ClusterReady")
     if ready and ready.reason == "Kept":
         yield f"Its pods were kept. {CONDITIONS['ClusterReady', 'Kept']}"
-    saved = f"; it goes on from step {status.checkpoint.step}" if status.checkpoint else ""
-    yield f"When that is put right, delete the job and create it again with this name{saved}"
 
 
 def _failure(name: str, failure: Failure, now: datetime) -> Iterator[str]:
@@ -138,14 +141,19 @@ def _waiting(
         yield from _failure(name, status.last_failure, now)
     if (ahead := parsed(status.next_attempt_time)) and ahead > now:
         yield f"No attempt begins in the next {duration((ahead - now).total_seconds())}"
-    complaints = [each for pod in pods if (each := complaint(pod, now)) and each not in condition.message]
-    yield from complaints[:MAX_PODS]
-    if len(complaints) > MAX_PODS:
-        yield f"{len(complaints) - MAX_PODS} more of its pods are not ready"
+    yield from _complaints(pods, condition, now)
     if (warned := [each for each in events if each.is_warning]) and warned[-1].note not in condition.message:
         last = warned[-1]
         yield f"The latest warning, {_ago(parsed(last.time), now)} ago, about {last.about}: {last.note}"
     yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name)
+
+
+def _complaints(pods: Sequence[ObservedPod], condition: Condition, now: datetime) -> Iterator[str]:
+    """Yield what keeps pods from running, except what the condition says already."""
+    complaints = [each for pod in pods if (each := complaint(pod, now)) and each not in condition.message]
+    yield from complaints[:MAX_PODS]
+    if len(complaints) > MAX_PODS:
+        yield f"{len(complaints) - MAX_PODS} more of its pods are not ready"
 
 
 def _explaining(status: Status) -> Condition | None:
@@ -178,15 +186,22 @@ def complaint(pod: ObservedPod, now: datetime) -> str:
         return f"{pod_is} was told to end {_ago(pod.deleting_since, now)} ago and is still there"
     if pod.unschedulable:
         return f"{pod_is} has no node: {pod.unschedulable}"
-    for each in pod.containers:
-        if each.waiting_reason not in ON_THEIR_WAY:
-            detail = f": {each.waiting_message}" if each.waiting_message else ""
-            return f"{pod_is}: its container {each.name} waits, {each.waiting_reason}{detail}"
+    if stuck := _stuck_container(pod):
+        return f"{pod_is}: {stuck}"
     if pod.phase == "Failed":
         return f"{pod_is} failed: {pod.message or pod.reason or 'nothing says why'}"
     if pod.node and not pod.ready and pod.phase == "Pending":
         return f"{pod_is} starts on node {pod.node} since {_ago(pod.scheduled or pod.created, now)}"
     return ""
+
+
+def _stuck_container(pod: ObservedPod) -> str:
+    """Return why a container waits for another reason than every container; empty if none does."""
+    stuck = next((each for each in pod.containers if each.waiting_reason not in ON_THEIR_WAY), None)
+    if not stuck:
+        return ""
+    detail = f": {stuck.waiting_message}" if stuck.waiting_message else ""
+    return f"its container {stuck.name} waits, {stuck.waiting_reason}{detail}"
 
 
 def _ago(moment: datetime | None, now: datetime) -> str:

@@ -101,11 +101,7 @@ def _calibration_of(record: JobRecord, types: set[str]) -> RunCalibration:
     used = {pool.gpu for pool in mapping.pools}
     if not used <= types:
         raise ValueError(f" ran on {', '.join(sorted(used))}, and this plan is for {', '.join(sorted(types))}")
-    for row in record.records:
-        for name, value in row.items():
-            if name.startswith("time/") and not 0 <= value < MAX_SECONDS:
-                wrong = f"{name} of step {row['step']} is {str(value)[:20]}, expected seconds"
-                raise ValueError(f"/metrics.jsonl: {wrong}")
+    _require_seconds(record)
     predicted = mapping.predicted
     phases = [each for each in compare_phases(predicted.phases, record.records) if each.measured]
     if not phases:
@@ -116,3 +112,12 @@ def _calibration_of(record: JobRecord, types: set[str]) -> RunCalibration:
             raise ValueError(f"/metrics.jsonl: {each.phase} took {wrong}")
     correction = correction_of(predicted.phases, record.records, before=Correction(predicted.correction))
     return RunCalibration(job=record.name, phases=phases, correction=correction)
+
+
+def _require_seconds(record: JobRecord) -> None:
+    """Raise ValueError for a time of a step that is no number of seconds."""
+    for row in record.records:
+        for name, value in row.items():
+            if name.startswith("time/") and not 0 <= value < MAX_SECONDS:
+                wrong = f"{name} of step {row['step']} is {str(value)[:20]}, expected seconds"
+                raise ValueError(f"/metrics.jsonl: {wrong}")

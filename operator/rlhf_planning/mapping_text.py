@@ -90,12 +90,7 @@ def explain(
             "taken to be PCIe 4.0 x16."
         )
     if prediction := mapping.prediction:
-        writer.head("models")
-        tables: tuple[Columns, ...] = ("all",) if writer.columns >= NARROW else ("cuts", "seconds")
-        for columns in tables:
-            writer.table(_models(mapping, prediction, columns, gap=writer.gap))
-        if again := [role for role in _roles(mapping) if prediction.models[role].recomputes]:
-            writer.line(f"  layers are recomputed in the backward pass (gradientCheckpointing): {', '.join(again)}")
+        _predicted_models(writer, mapping, prediction)
         _memory(writer, mapping, prediction)
         _times(writer, mapping, prediction, prices or {})
         _rejected(writer, mapping.rejected, prediction.step_seconds, prices or {})
@@ -104,6 +99,16 @@ def explain(
         writer.table(_cuts(mapping))
         writer.console.print()
         writer.line("No time or memory is predicted: the shapes of the models are not known.")
+
+
+def _predicted_models(writer: Writer, mapping: DeviceMapping, prediction: Prediction) -> None:
+    """Print the sizes and seconds of the models, in two tables where there is little room."""
+    writer.head("models")
+    tables: tuple[Columns, ...] = ("all",) if writer.columns >= NARROW else ("cuts", "seconds")
+    for columns in tables:
+        writer.table(_models(mapping, prediction, columns, gap=writer.gap))
+    if again := [role for role in _roles(mapping) if prediction.models[role].recomputes]:
+        writer.line(f"  layers are recomputed in the backward pass (gradientCheckpointing): {', '.join(again)}")
 
 
 def step_price(pools: Iterable[tuple[str, int]], seconds: float, prices: Mapping[str, float]) -> float:
@@ -209,8 +214,7 @@ def _memory(writer: Writer, mapping: DeviceMapping, prediction: Prediction) -> N
     """Print a table a pool: the fullest moment of a slot in each stage, against its limit."""
     stages = [stage for stage in STAGES if prediction.stages.get(stage)]
     held = {pool.name: {stage: prediction.peak(pool.models, stage) for stage in stages} for pool in mapping.pools}
-    most = max(sum(parts.values()) for stages in held.values() for parts in stages.values())
-    power, unit = next(((power, unit) for power, unit in UNITS if most >= 10**power), UNITS[-1])
+    power, unit = _memory_unit(sum(parts.values()) for stages in held.values() for parts in stages.values())
     slot = "GPU" if mapping.device == "GPU" else "CPU slot"
     writer.head(f"memory of a {slot} in {unit} of 1e{power} bytes")
     for pool in mapping.pools:
@@ -221,6 +225,12 @@ def _memory(writer: Writer, mapping: DeviceMapping, prediction: Prediction) -> N
         writer.table(table)
     if any("generation" in model.seconds for model in prediction.models.values()):
         writer.line(f"  gpu_memory_utilization of the generator: {prediction.gpu_memory_utilization:.2f}")
+
+
+def _memory_unit(sizes: Iterable[float]) -> tuple[int, str]:
+    """Return power of ten and name of the unit for the largest of some sizes."""
+    most = max(sizes)
+    return next(((power, unit) for power, unit in UNITS if most >= 10**power), UNITS[-1])
 
 
 def _bar_cells(columns: int) -> int:

@@ -202,6 +202,20 @@ def combine(draft: Draft, values: Mapping[str, Any]) -> None:
     rank, alpha, targets = (values[f"ds.lora.{key}"] for key in ("rank", "alpha", "target_modules"))
     several.adapters(draft, ALGORITHMS[draft.algorithm].trained, rank=rank, alpha=alpha, targets=targets)
     several.no_ring(draft, values["ds.ring_attn_size"])
+    _data(draft, values)
+    if draft.algorithm in OFFLINE.values():
+        several.warmup(draft, draft.role, "lr_warmup_ratio", values["lr_warmup_ratio"], None)
+        return
+    several.critic_from(
+        draft, str(values["reward.model_name_or_path"] or values["actor.model_name_or_path"]).split(",")[0]
+    )
+    for role in draft.spec.get("models", {}):
+        several.warmup(draft, role, f"{role}.lr_warmup_ratio", values[f"{role}.lr_warmup_ratio"], None)
+    _loss(draft, values)
+    _reward(draft, values)
+
+
+def _data(draft: Draft, values: Mapping[str, Any]) -> None:
     if dataset := values["data.prompt_dataset"] or values["data.dataset"]:
         several.train_on(draft, [{"uri": uri_of(dataset)}])
         if "," in str(dataset):
@@ -213,16 +227,6 @@ def combine(draft: Draft, values: Mapping[str, Any]) -> None:
         several.halve(draft, "data.max_len", total)
     draft.put("data.maxResponseTokens", response or None)
     draft.put("data.maxPromptTokens", values["data.prompt_max_len"] or (max(total - response, 1) if response else None))
-    if draft.algorithm in OFFLINE.values():
-        several.warmup(draft, draft.role, "lr_warmup_ratio", values["lr_warmup_ratio"], None)
-        return
-    several.critic_from(
-        draft, str(values["reward.model_name_or_path"] or values["actor.model_name_or_path"]).split(",")[0]
-    )
-    for role in draft.spec.get("models", {}):
-        several.warmup(draft, role, f"{role}.lr_warmup_ratio", values[f"{role}.lr_warmup_ratio"], None)
-    _loss(draft, values)
-    _reward(draft, values)
 
 
 def _loss(draft: Draft, values: Mapping[str, Any]) -> None:

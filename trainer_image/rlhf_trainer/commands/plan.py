@@ -149,8 +149,13 @@ def _lengths(text: str, job: Job) -> tuple[float, ...]:
             return lognormal(mean, p99, most=most) if p99 else (float(mean),)
         except ValueError as error:
             raise SpecError([Problem(path, f"cannot be: {error}")]) from None
+    return _past_lengths(Path(text), path, most)
+
+
+def _past_lengths(file: Path, path: str, most: int) -> tuple[float, ...]:
+    """Return the lengths in a file, one a line. SpecError, which names `path`, for other lines."""
     try:
-        lines = Path(text).read_text(encoding="utf-8").split()
+        lines = file.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError([Problem(path, f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}")]) from None
     wrong = next((line for line in lines if not (line.isdecimal() and 1 <= int(line) <= most)), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,20 +77,37 @@ def _job(jobs: Mapping[int, JobRecord], names: Sequence[str]) -> dict[str, Any]:
 
 def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:
     """Return rows with the status, the time and the held-out measures of each job."""
-    taken = {place: metrics.times(job) for place, job in jobs.items()}
-    walls = {place: between(job.status.start_time, job.status.completion_time) for place, job in jobs.items()}
-    rows = [
-        _row("status", {place: job.status.phase for place, job in jobs.items()}, count),
-        _row("steps", {place: f"{len(job.records):,}" for place, job in jobs.items()}, count),
-        _row("mean step", {place: found.step for place, found in taken.items() if found}, count),
-        _row("in all", {place: duration(wall) for place, wall in walls.items() if wall is not None}, count),
+
+    def row(name: str, text: Callable[[JobRecord], str | None]) -> Row:
+        texts = {place: text(job) for place, job in jobs.items()}
+        return _row(name, {place: each for place, each in texts.items() if each is not None}, count)
+
+    return [
+        row("status", lambda job: job.status.phase),
+        row("steps", lambda job: f"{len(job.records):,}"),
+        row("mean step", _mean_step),
+        row("in all", _whole_time),
+        *_measures(jobs, count),
     ]
+
+
+def _measures(jobs: Mapping[int, JobRecord], count: int) -> Iterator[Row]:
+    """Yield a row for each held-out measure."""
     for name in dict.fromkeys(name for job in jobs.values() for name in job.summary if name not in NO_FIGURES):
         found = {place: job.summary.get(name) for place, job in jobs.items()}
         known = {place: value for place, value in found.items() if isinstance(value, int | float)}
         change = signed(known[1] - known[0]) if count == len(known) == 2 else ""
-        rows.append(_row(name, {place: number(value) for place, value in known.items()}, count, change))
-    return rows
+        yield _row(name, {place: number(value) for place, value in known.items()}, count, change)
+
+
+def _mean_step(job: JobRecord) -> str | None:
+    times = metrics.times(job)
+    return times.step if times else None
+
+
+def _whole_time(job: JobRecord) -> str | None:
+    seconds = between(job.status.start_time, job.status.completion_time)
+    return None if seconds is None else duration(seconds)
 
 
 def differences(documents: Mapping[int, Mapping[str, Any]], count: int) -> list[Row]:

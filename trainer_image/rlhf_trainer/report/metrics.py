@@ -93,10 +93,7 @@ def constants(job: JobRecord) -> list[tuple[str, str, str]]:
 
 def times(job: JobRecord) -> Times | None:
     """Return the time of each phase; None without a step."""
-    rows = [{**dict.fromkeys(PHASES, 0.0), **_phase_times(record)} for record in job.records]
-    known = {colour: [row[name] for row in rows] for colour, name in enumerate(PHASES)}
-    known[len(PHASES)] = [sum(seconds for name, seconds in row.items() if name not in PHASES) for row in rows]
-    series = {colour: seconds for colour, seconds in known.items() if any(seconds)}
+    series = _phase_series(job)
     total, together = sum(record.get("time/step", 0.0) for record in job.records), sum(map(sum, series.values()))
     if not total or not together:
         return None
@@ -112,6 +109,14 @@ def times(job: JobRecord) -> Times | None:
         total=total,
         overlapping=together > 1.02 * total,
     )
+
+
+def _phase_series(job: JobRecord) -> dict[int, list[float]]:
+    """Return the seconds of each phase by step, without phases that took no time; key: number of the phase's colour."""
+    rows = [{**dict.fromkeys(PHASES, 0.0), **_phase_times(record)} for record in job.records]
+    series = {colour: [row[name] for row in rows] for colour, name in enumerate(PHASES)}
+    series[len(PHASES)] = [sum(seconds for name, seconds in row.items() if name not in PHASES) for row in rows]
+    return {colour: seconds for colour, seconds in series.items() if any(seconds)}
 
 
 def _phase_times(record: Mapping[str, float]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,25 +101,25 @@ def _sizes(role: str, sizes: Mapping[str, Any]) -> str:
 
 def _facts(job: JobRecord) -> list[tuple[str, str]]:
     """Return the most important settings."""
-    spec = job.spec
-    training, data = spec.get("training") or {}, spec.get("data") or {}
-    facts: list[tuple[str, str]] = []
-    for role, model in (spec.get("models") or {}).items():
-        optimizer = (model or {}).get("optimizer") or {}
-        rate = f", learning rate {optimizer['learningRate']:g}" if "learningRate" in optimizer else ""
-        if model:
-            facts.append((role, f"{model.get('uri')}{rate}"))
-    facts.append(("data", str((data.get("train") or {}).get("uri", ""))))
+    training, data = job.spec.get("training") or {}, job.spec.get("data") or {}
+    facts = [*_models(job), ("data", str((data.get("train") or {}).get("uri", "")))]
     if "maxPromptTokens" in data:
         facts.append(("tokens", f"{data['maxPromptTokens']} prompt + {data.get('maxResponseTokens')} response at most"))
     for name, text in (("promptBatchSize", "prompts a step"), ("batchSize", "rows a step"), ("seed", "seed")):
-        if training.get(name) is not None:
-            facts.append((text, str(training[name])))
-    if kl := (spec.get("algorithm") or {}).get("kl"):
-        facts.append(
-            ("KL penalty", f"{kl.get('coefficient')} ({kl.get('controller')}, in the {str(kl.get('applyTo')).lower()})")
-        )
+        facts.append((text, str(training[name]) if training.get(name) is not None else ""))
+    if kl := (job.spec.get("algorithm") or {}).get("kl"):
+        place = str(kl.get("applyTo")).lower()
+        facts.append(("KL penalty", f"{kl.get('coefficient')} ({kl.get('controller')}, in the {place})"))
     return [(name, text) for name, text in facts if text]
+
+
+def _models(job: JobRecord) -> Iterator[tuple[str, str]]:
+    """Yield role, URI and learning rate of each model."""
+    for role, model in (job.spec.get("models") or {}).items():
+        optimizer = (model or {}).get("optimizer") or {}
+        rate = f", learning rate {optimizer['learningRate']:g}" if "learningRate" in optimizer else ""
+        if model:
+            yield role, f"{model.get('uri')}{rate}"
 
 
 def _without_unset(value: Any) -> Any:

@@ -78,21 +78,13 @@ def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str
     shares = [len(models) for models in pools.values()]
     (*plots,) = figure.subplots(len(pools), squeeze=False, sharex=True, height_ratios=shares)[:, 0]
     for axes, (pool, models) in zip(plots, pools.items(), strict=True):
-        axes.set(ylim=(len(models) - 0.5, -0.5), xlim=(0, timeline.seconds or 1))
-        axes.set_yticks(range(len(models)), models)
-        axes.set_ylabel(_cut(pool, MAX_NAME), rotation=0, ha="right", va="center", weight="bold")
-        for start, end in timeline.idle(pool):
-            axes.axvspan(start, end, facecolor="none", edgecolor=RULE, hatch="//", linewidth=0)
-        for begin, _ in timeline.stages.values():
-            axes.axvline(begin, color=RULE, linestyle=(0, (4, 3)), linewidth=1)
+        _draw_band(axes, timeline, pool, models)
         axes.tick_params(bottom=axes is plots[-1])
     figure.align_ylabels(plots)
     plots[-1].set_xticks(*zip(*marks_of(timeline.seconds, most=MAX_MARKS), strict=True), fontsize="small")
-    phases = {bar.phase for bar in timeline.bars}
-    keys = [Patch(color=PHASE_COLOURS[phase], label=phase) for phase in PHASES if phase in phases]
-    if any(map(timeline.idle, pools)):
-        keys.append(Patch(facecolor=WHITE, edgecolor=RULE, hatch="///", linewidth=0, label="the pool waits"))
-    figure.legend(handles=keys, loc="outside lower left", ncols=5, frameon=False, fontsize="small", handlelength=1.2)
+    figure.legend(
+        handles=_keys(timeline), loc="outside lower left", ncols=5, frameon=False, fontsize="small", handlelength=1.2
+    )
     said = f"predicted: a step of {seconds_text(timeline.seconds)}{timeline.ahead}"
     plots[0].set_title(said, loc="left", color=FAINT, fontsize="medium", pad=LINE * len(timeline.stages))
     figure.draw_without_rendering()
@@ -104,6 +96,26 @@ def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str
             bars = [_bar(bar) for bar in timeline.of(pool, model)]
             hovers |= draw_bars(axes, row, bars, width=width, beside=True)
     return figure, hovers
+
+
+def _keys(timeline: Timeline) -> list[Patch]:
+    """Return the legend: the colours of the phases, and the hatch of waiting if a pool waits."""
+    phases = {bar.phase for bar in timeline.bars}
+    keys = [Patch(color=PHASE_COLOURS[phase], label=phase) for phase in PHASES if phase in phases]
+    if any(timeline.idle(pool) for pool, _ in timeline.rows):
+        keys.append(Patch(facecolor=WHITE, edgecolor=RULE, hatch="///", linewidth=0, label="the pool waits"))
+    return keys
+
+
+def _draw_band(axes: Axes, timeline: Timeline, pool: str, models: Sequence[str]) -> None:
+    """Draw the band of a pool with its names, the times in which it waits, and the barriers of the stages."""
+    axes.set(ylim=(len(models) - 0.5, -0.5), xlim=(0, timeline.seconds or 1))
+    axes.set_yticks(range(len(models)), models)
+    axes.set_ylabel(_cut(pool, MAX_NAME), rotation=0, ha="right", va="center", weight="bold")
+    for start, end in timeline.idle(pool):
+        axes.axvspan(start, end, facecolor="none", edgecolor=RULE, hatch="//", linewidth=0)
+    for begin, _ in timeline.stages.values():
+        axes.axvline(begin, color=RULE, linestyle=(0, (4, 3)), linewidth=1)
 
 
 def _name_stages(axes: Axes, timeline: Timeline, width: float) -> None:

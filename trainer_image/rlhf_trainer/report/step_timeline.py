@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -51,42 +52,52 @@ class StepTimeline:
 
 def step_timeline(job: JobRecord) -> StepTimeline | None:
     """Return a traced step of median length, not the first if there are others; None if no step was traced whole."""
-    spans = {event.step: event for event in job.trace if event.phase == CONTROLLER and event.name.startswith("step ")}
-    ahead = int((job.spec.get("rollout") or {}).get("maxStaleness") or 0)
-    whole = [step for step in spans if step + ahead in spans]
-    if not whole:
+    span = _median_step(job)
+    if not span:
         return None
-    by_length = sorted(whole[1:] or whole, key=lambda step: spans[step].end - spans[step].start)
-    step = by_length[len(by_length) // 2]
-    start, end = spans[step].start, spans[step].end
-    there = [
-        event._replace(start=max(event.start, start) - start, end=min(event.end, end) - start)
+    length = span.end - span.start
+    events = [
+        event._replace(start=max(event.start, span.start) - span.start, end=min(event.end, span.end) - span.start)
         for event in job.trace
-        if event.phase != CONTROLLER and event.start < end and event.end > start
+        if event.phase != CONTROLLER and event.start < span.end and event.end > span.start
     ]
-    done = [event for event in there if event.phase != TRANSFER]
+    done = [event for event in events if event.phase != TRANSFER]
     drawn = {_colour(event.phase): event.phase if event.phase in PHASES else "other" for event in done}
     return StepTimeline(
-        step=step,
-        seconds=end - start,
-        lanes=list(_lanes(done, [event for event in there if event.phase == TRANSFER], step, end - start)),
+        step=span.step,
+        seconds=length,
+        lanes=list(_lanes(events, span.step, length)),
         phases=[(drawn[colour], colour) for colour in sorted(drawn)],
-        later=max((event.step for event in done), default=step),
+        later=max((event.step for event in done), default=span.step),
     )
 
 
-def _lanes(done: Sequence[Event], waits: Sequence[Event], step: int, seconds: float) -> Iterator[Lane]:
-    ranks = sorted({(event.pool, event.rank) for event in done})
-    shown = ranks if len(ranks) <= MAX_LANES else [(pool, rank) for pool, rank in ranks if rank == 0]
-    for pool, rank in shown:
-        own, waited = ([each for each in some if (each.pool, each.rank) == (pool, rank)] for some in (done, waits))
-        pool_size = sum(other == pool for other, _ in ranks)
-        worked = _covered([*own, *waited]) - _covered(waited)
-        yield Lane(
-            name=pool[:MAX_NAME] if pool and pool_size == 1 else f"{pool[: MAX_NAME - 8]} rank {rank}".strip(),
-            bars=[_bar(event, step) for event in sorted(own, key=lambda each: each.start - each.end)],
-            waits=f"{1 - worked / seconds:.0%}",
-        )
+def _median_step(job: JobRecord) -> Event | None:
+    """Return the controller's event of the step to draw; the steps for which it works ahead must be traced, too."""
+    spans = {event.step: event for event in job.trace if event.phase == CONTROLLER and event.name.startswith("step ")}
+    ahead = int((job.spec.get("rollout") or {}).get("maxStaleness") or 0)
+    whole = [span for step, span in spans.items() if step + ahead in spans]
+    by_length = sorted(whole[1:] or whole, key=lambda span: span.end - span.start)
+    return by_length[len(by_length) // 2] if by_length else None
+
+
+def _lanes(events: Sequence[Event], step: int, seconds: float) -> Iterator[Lane]:
+    """Yield a lane for each rank that worked, or with many ranks for the first of each pool."""
+    ranks = sorted({(event.pool, event.rank) for event in events if event.phase != TRANSFER})
+    sizes = Counter(pool for pool, _ in ranks)
+    for pool, rank in ranks:
+        if len(ranks) > MAX_LANES and rank:
+            continue
+        name = pool[:MAX_NAME] if pool and sizes[pool] == 1 else f"{pool[: MAX_NAME - 8]} rank {rank}".strip()
+        yield _lane(name, [event for event in events if (event.pool, event.rank) == (pool, rank)], step, seconds)
+
+
+def _lane(name: str, events: Sequence[Event], step: int, seconds: float) -> Lane:
+    """Return the lane of a rank; `events`: what the rank did and where it waited."""
+    waited = [event for event in events if event.phase == TRANSFER]
+    done = sorted((event for event in events if event.phase != TRANSFER), key=lambda each: each.start - each.end)
+    worked = _covered(events) - _covered(waited)
+    return Lane(name=name, bars=[_bar(event, step) for event in done], waits=f"{1 - worked / seconds:.0%}")
 
 
 def _covered(events: Sequence[Event]) -> float:

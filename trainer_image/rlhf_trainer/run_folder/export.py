@@ -29,20 +29,15 @@ def export(uri: str, folder: Path, *, merges: bool) -> None:
     An adapter becomes a PEFT directory or, with `merges`, one model together with its base weights. Raises SpecError
     for an address that is no whole checkpoint, for `merges` without an adapter, and for a folder that is not empty.
     """
-    store, slash, name = uri.rstrip("/").rpartition("/")
-    found = {checkpoint.name: checkpoint for checkpoint in CheckpointStore(store or slash or ".").all()}
-    if name not in found:
-        raise SpecError([Problem(uri, "is no checkpoint; `rlhf checkpoints RUN_DIR` lists them")])
-    if found[name].problem:
-        raise SpecError([Problem(uri, f"is not whole: {found[name].problem}")])
+    checkpoint = _whole_checkpoint(uri)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError([Problem(str(folder), "is not an empty folder")])
-    role = found[name].state()["model"]
+    role = checkpoint.state()["model"]
     if role is None:
         raise SpecError([Problem(uri, "is of a job that trains no model")])
-    saved = f"{found[name].uri}/{role}"
+    saved = f"{checkpoint.uri}/{role}"
     weights: Mapping[str, TensorSource] = saved_weights(saved)
-    adapter = _adapter_of(found[name], role)
+    adapter = _adapter_of(checkpoint, role)
     if merges and not adapter:
         raise SpecError([Problem(uri, "is of a job without an adapter, so there is nothing to merge")])
     with atomic_folder(folder.resolve()) as unfinished:
@@ -56,6 +51,17 @@ def export(uri: str, folder: Path, *, merges: bool) -> None:
         config = PreTrainedConfig.from_dict(PreTrainedConfig.get_config_dict(unfinished)[0])
         weights = merged_weights(adapter, weights) if adapter else weights
         write_weights(as_stored(config.model_type, weights), config.dtype or torch.float32, unfinished)
+
+
+def _whole_checkpoint(uri: str) -> Checkpoint:
+    """Return the checkpoint of an address. SpecError if there is none, or it is not whole."""
+    store, slash, name = uri.rstrip("/").rpartition("/")
+    found = {checkpoint.name: checkpoint for checkpoint in CheckpointStore(store or slash or ".").all()}
+    if name not in found:
+        raise SpecError([Problem(uri, "is no checkpoint; `rlhf checkpoints RUN_DIR` lists them")])
+    if found[name].problem:
+        raise SpecError([Problem(uri, f"is not whole: {found[name].problem}")])
+    return found[name]
 
 
 def _adapter_of(checkpoint: Checkpoint, role: Role) -> Adapter | None:
