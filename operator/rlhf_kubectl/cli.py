@@ -7,10 +7,8 @@ import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import wraps
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import Annotated
 
 import typer
 from typer._completion_classes import completion_init
@@ -21,10 +19,10 @@ from rlhf_kubectl.jobs import events_of, find_job, head_of, line_of, list_jobs, 
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator import names
 from rlhf_operator.snapshot import ObservedJob
+from rlhf_planning.command_line import Follow, Once, exits_by, print_errors, version_option
 from rlhf_planning.job_table import show
 from rlhf_planning.numbers import size_text
 
-P = ParamSpec("P")
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
@@ -50,35 +48,24 @@ FILES, NO_FILES = ":0", ":4"
 ENDED = ("Succeeded", "Failed")
 
 
-def exits(command: Callable[P, None]) -> Callable[P, None]:
-    """Mark a command whose errors are sentences on stderr, and that ends with their exit code."""
-
-    @wraps(command)
-    def run_and_exit(*arguments: P.args, **options: P.kwargs) -> None:
-        try:
-            command(*arguments, **options)
-        except (KubectlError, SpecError) as error:
-            for line in str(error).splitlines():
-                typer.echo(f"error: {line}", err=True)
-            sys.exit(int(error.exit_code))
-        except KeyboardInterrupt:
-            sys.exit(int(ExitCode.SIGINT))
-
-    return run_and_exit
+def exit_code_of(work: Callable[[], None], _debug: bool) -> int:
+    """Run `work`; an error becomes sentences on stderr and the exit code of its kind."""
+    try:
+        work()
+    except (KubectlError, SpecError) as error:
+        print_errors([f"error: {line}" for line in str(error).splitlines()])
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return int(ExitCode.SIGINT)
+    return int(ExitCode.OK)
 
 
-def show_version(asked: bool) -> None:
-    """Print the version of the distribution, and end."""
-    if asked:
-        typer.echo(f"kubectl-rlhf {version('rlhf-operator')}")
-        raise typer.Exit
+exits = exits_by(exit_code_of)
 
 
 @app.callback()
 def about(
-    _version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
-    ] = False,
+    _version: Annotated[bool, version_option("kubectl-rlhf")] = False,
 ) -> None:
     """Show and steer the RLHFJobs of a Kubernetes cluster, and copy their output."""
 
@@ -88,7 +75,7 @@ def about(
 def top(
     namespace: Namespace = None,
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, as where stdout is no terminal.")] = False,
+    once: Once = False,
     context: Context = None,
 ) -> None:
     """Show how jobs are doing, again every two seconds: phase, step, reward or loss, speed, time left, checkpoint."""
@@ -119,7 +106,7 @@ def why(job: JobName, namespace: Namespace = None, context: Context = None) -> N
 @exits
 def logs(
     job: JobName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    follow: Follow = False,
     attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt; default the latest.")] = None,
     image: Image = None,
     namespace: Namespace = None,

@@ -69,13 +69,13 @@ def test_lines_that_nobody_reads_any_more_do_not_end_a_run(tmp_path: Path) -> No
 
 def test_a_terminal_that_was_closed_does_not_end_a_run() -> None:
     program = (
-        "import fcntl, signal, sys, termios; from rlhf_trainer.commands.ending import tell\n"
+        "import fcntl, signal, sys, termios; from rlhf_planning.command_line import print_errors\n"
         "from rlhf_trainer.outputs.display import Display, LastingConsole\n"
         "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})\n"
         "display = Display(LastingConsole()); display.say('here')\n"
         "signal.sigwait({signal.SIGHUP})\n"
-        "display.say('nobody reads this'); tell(['nor this']); sys.exit(143)"
+        "display.say('nobody reads this'); print_errors(['nor this']); sys.exit(143)"
     )
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", program]

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ import typer
 
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
+from rlhf_planning.command_line import Follow, Once, version_option
 from rlhf_trainer.commands.ending import ending, exit_code_of, exits
 from rlhf_trainer.errors import reason_of
 from rlhf_trainer.run.stopping import Stopped, heeded
@@ -32,18 +32,9 @@ Sets = Annotated[
 ]
 
 
-def show_version(asked: bool) -> None:
-    """Print the version of the distribution, and end."""
-    if asked:
-        typer.echo(f"rlhf {version('rlhf-operator')}")
-        raise typer.Exit
-
-
 @app.callback()
 def about(
-    _version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
-    ] = False,
+    _version: Annotated[bool, version_option("rlhf")] = False,
 ) -> None:
     """RLHF of language models: one manifest, on this machine or on a cluster."""
 
@@ -109,7 +100,7 @@ def generate(
 
         write_manifest(output, model=model, data=data, samples=samples, batch=batch)
 
-    if code := exit_code_of(manifest, debug=debug):
+    if code := exit_code_of(manifest, debug):
         sys.exit(code)
     run(output / "generate.yaml", output, sets=sets, debug=debug)
 
@@ -247,7 +238,7 @@ def top(
     run_dirs: Annotated[
         list[Path] | None, typer.Argument(metavar="RUN_DIR", help="Folders of runs; default all below runs/.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, as where stdout is no terminal.")] = False,
+    once: Once = False,
 ) -> None:
     """Show how jobs are doing, again every two seconds: phase, step, reward or loss, speed, time left, checkpoint."""
     from rlhf_trainer.run_folder.top import show_jobs
@@ -260,7 +251,7 @@ def top(
 def logs(
     run_dir: RunDir,
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One of its jobs; default all.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    follow: Follow = False,
 ) -> None:
     """Show what happened in a run, in order of time: events, failures, and of a hang the stacks of its ranks."""
     from rlhf_trainer.run_folder.logs import show_logs

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
+from rlhf_planning.command_line import silence
 from rlhf_trainer.telemetry import StepReport
 
 SHOWN = {
@@ -40,12 +40,6 @@ class LastingConsole(Console):
     def on_broken_pipe(self) -> None:
         self.quiet = True
         silence(sys.stdout)
-
-
-def silence(stream: TextIO) -> None:
-    """Redirect a stream whose reader is gone to the null device, also for the end of the program."""
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 a device
-        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 class Display:
