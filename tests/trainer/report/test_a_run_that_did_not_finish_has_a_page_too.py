@@ -55,7 +55,9 @@ def test_updates_that_were_skipped_are_seen(tmp_path: Path) -> None:
     records = [{**ppo_record(n), "skipped_updates": float(n in (4, 5))} for n in range(1, 10)]
     del records[3]["loss/policy"]  # it was not finite
     run_job(tmp_path, PPO, records)
-    assert "updates skipped for a loss or gradient that was not finite" in page_of(tmp_path).sections["helpful-ppo"]
+    assert (
+        "Updates that were skipped because loss or gradient was not finite" in page_of(tmp_path).sections["helpful-ppo"]
+    )
 
 
 def test_the_last_record_of_a_step_that_ran_twice_counts(tmp_path: Path) -> None:
