@@ -31,17 +31,20 @@ from rich.console import Console
 from rich.table import Table
 
 from rlhf_api.spec.algorithm_table import ALGORITHMS
+from rlhf_api.spec.algorithms import PolicyGradient
 from rlhf_trainer.controller import worker_group
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import Outcome
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
+from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
-from rlhf_trainer.run.assembly import DATA, workers_of
 from rlhf_trainer.run.session import ray_session
+from rlhf_trainer.run.worker_specs import DATA, workers_of
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.types import TRANSFER_MARK, Batch, Fields, Transfer, transfers_of
+from rlhf_trainer.workers.advantage import AdvantageWorker, advantage_transfers
 
 ROWS, TOKENS, DEADLINE = 4, 16, 300.0
 """Rows of a worker, and tokens of a row where the batch is the smallest."""
@@ -117,9 +120,11 @@ def cpu_of(script: Script, *, warm_up: int, steps: int) -> Mapping[str, float]:
 
 
 def stand_in(worker_class: type, tokens: int) -> type:
-    """A worker with the same marked methods, which add nothing but zeros."""
-    marks = transfers_of(worker_class).items()
-    return type("StandIn", (), {name: standing_in(transfer, tokens) for name, transfer in marks})
+    """Make a worker with the same marked methods, which add nothing but zeros."""
+    algorithm = ALGORITHMS["PPO"]
+    assert issubclass(algorithm, PolicyGradient)
+    marks = advantage_transfers(algorithm) if worker_class is AdvantageWorker else transfers_of(worker_class)
+    return type("StandIn", (), {name: standing_in(transfer, tokens) for name, transfer in marks.items()})
 
 
 def standing_in(transfer: Transfer, tokens: int) -> Callable[..., Fields]:

@@ -47,7 +47,7 @@ def measure(repeats: int) -> dict[str, float]:
         job = job_in(Path(temporary))
         folders = model_folders(job, Path(temporary))
         placed = place(job, (0,))
-        runtime = RayRuntime(job, placed, folders, slots=Slots(), stacks=Path(temporary) / "stacks.txt")
+        runtime = RayRuntime(job, job.models(), placed, folders, slots=Slots(), path=Path(temporary))
         with runtime.running():
             return seconds_of(runtime, job, repeats)
 

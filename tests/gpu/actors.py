@@ -54,3 +54,9 @@ def read(batch: Batch) -> Tensor:
 def largest_difference(one: Tensor, other: Tensor) -> float:
     """Of two tensors, elementwise."""
     return float((one - other).abs().max()) if len(one) else torch.nan
+
+
+def engine_of(actor: ActorWorker) -> Any:
+    """The generation engine beside an actor."""
+    assert actor.generation, "another pool generates"
+    return actor.generation.engine

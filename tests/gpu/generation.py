@@ -16,8 +16,8 @@ from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers.actor import ActorWorker
-from rlhf_trainer.workers.rollout import ROLLOUT_KL_LIMIT
-from tests.gpu.actors import actor_of, random_model
+from rlhf_trainer.workers.generating_actor import ROLLOUT_KL_LIMIT
+from tests.gpu.actors import actor_of, engine_of, random_model
 from tests.gpu.rung import Rung, main
 from tests.real_size.step import Case
 from tests.trainer.generation.test_vllm_writes_what_the_trained_weights_say import (
@@ -51,7 +51,7 @@ def measure(rung: Rung) -> None:
         folders = random_model(case, rung.folder / "model")
         share = {} if rung.rehearse else {"gpuMemoryUtilization": 0.2}
         actor = actor_of(case, folders, learning_rate=3e-3, rollout=share)
-        found["bytes_asleep"] = actor._generator.bytes_held()
+        found["bytes_asleep"] = engine_of(actor).bytes_held()
         found["driver_bytes"] = bytes_used(device_here()) - used
     if rung.failed:
         return
@@ -69,7 +69,7 @@ def measure(rung: Rung) -> None:
 
 def _round(actor: ActorWorker, found: dict[str, Any], close: float, before: list[list[int]]) -> list[list[int]]:
     """Reshard, generate, sleep, wake, score and learn; returns the likeliest responses."""
-    engine = actor._generator
+    engine = engine_of(actor)
     recorder.drain()
     actor.reshard()
     found["reshard_seconds"] = round(sum(span.end - span.start for span in recorder.drain().spans), 3)
@@ -81,7 +81,8 @@ def _round(actor: ActorWorker, found: dict[str, Any], close: float, before: list
     found["rows_changed"] = sum(one != other for one, other in zip(tokens, before, strict=False))
     found["bytes_freed"] = engine.sleep()
     found["bytes_asleep"] = engine.bytes_held()
-    actor.generator_version = -1
+    assert actor._weights
+    actor._weights.held_version = -1
     actor.reshard()
     again = [list(each.tokens) for each in _responses(actor, greedy=True)]
     sampled, same = (_responses(actor, greedy=False) for _ in range(2))
@@ -99,7 +100,8 @@ def _round(actor: ActorWorker, found: dict[str, Any], close: float, before: list
 def _responses(actor: ActorWorker, *, greedy: bool) -> list[Response]:
     asked = prompts()
     seeds = [response_seed(7, 1, row) for row in range(len(asked))]
-    return actor._generator.generate(asked, seeds, max_tokens=NEW_TOKENS, greedy=greedy)
+    found: list[Response] = engine_of(actor).generate(asked, seeds, max_tokens=NEW_TOKENS, greedy=greedy)
+    return found
 
 
 def _apart(actor: ActorWorker, greedy: list[Response]) -> tuple[int, float]:

@@ -11,7 +11,7 @@ from rlhf_mapper.architecture import architecture_of
 from rlhf_trainer.generation.device_memory import bytes_used
 from rlhf_trainer.generation.vllm_engine import response_seed
 from rlhf_trainer.training.distributed import device_here
-from tests.gpu.actors import actor_of
+from tests.gpu.actors import actor_of, engine_of
 from tests.gpu.device_bytes import DeviceBytes, randomise
 from tests.gpu.rung import Rung, main
 from tests.real_size.model_folder import model_folder
@@ -55,11 +55,11 @@ def measure(rung: Rung) -> None:
         with rung.part(f"{turn} reshard") as found, live.measured(f"{turn} reshard"):
             actor.put_generator_to_sleep()
             actor.reshard()
-            found["bytes_of_generator"] = actor._generator.bytes_held()
+            found["bytes_of_generator"] = engine_of(actor).bytes_held()
     with rung.part("generate") as found, live.measured("generate"):
         asked = batch["tokens"][:, :prompt].repeat(8, 1).tolist()
         seeds = [response_seed(0, 1, row) for row in range(len(asked))]
-        found["tokens"] = sum(len(each.tokens) for each in actor._generator.generate(asked, seeds, max_tokens=response))
+        found["tokens"] = sum(len(each.tokens) for each in engine_of(actor).generate(asked, seeds, max_tokens=response))
     for turn in ("first", "second"):
         with rung.part(f"{turn} score"), live.measured(f"{turn} score"):
             batch = batch.with_fields(actor.compute_log_prob(batch))

@@ -4,7 +4,8 @@ A worker is what one rank of a model does. Its methods that are marked by `rlhf.
 """
 
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup, WorkerSpec
+from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, log_probs_by, text_of, whole_texts

@@ -24,6 +24,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.parallel_sizes import Parallelism, ParallelSizes
+from rlhf_mapper.mapping import Device, DeviceMapping, MappedPool
 from rlhf_mapper.place import device_of
 from rlhf_trainer.commands.ending import exit_code_of
 from rlhf_trainer.errors import TrainerError
@@ -32,18 +33,20 @@ from rlhf_trainer.outputs.display import Display, LastingConsole
 from rlhf_trainer.outputs.listeners import OutputOptions
 from rlhf_trainer.outputs.opening import open_listeners
 from rlhf_trainer.protocols import THREE_D_PROTO
-from rlhf_trainer.run.assembly import data_of, setting_of, stand_ins, worker_of
 from rlhf_trainer.run.checkpoints import Checkpoints
 from rlhf_trainer.run.deep_check import require_no_problems
 from rlhf_trainer.run.job_run import run_job
 from rlhf_trainer.run.preconditions import require_no_cluster, require_possible
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import from_the_start
+from rlhf_trainer.run.step_models import connected
+from rlhf_trainer.run.worker_specs import data_spec, worker_specs
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, load_with_finished, model_folders
 from rlhf_trainer.run_folder.lock import only_run_in
 from rlhf_trainer.run_folder.written_data import with_written_data
 from rlhf_trainer.telemetry import Report, recorder
 from rlhf_trainer.training import distributed
+from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.types import Batch, Transfer, transfers_of
 
 PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel", "cost_model": "CostModel", "dpo": "DPO"}
@@ -66,8 +69,9 @@ class RankValues:
 class LocalModel:
     """A worker with the interface of a `ModelHandle`, whose calls run at once, in this process, on this rank's rows."""
 
-    def __init__(self, worker: Any, layout: ParallelSizes) -> None:
-        for name, transfer in transfers_of(type(worker)).items():
+    def __init__(self, worker: Any, layout: ParallelSizes, transfers: Mapping[str, Transfer] | None = None) -> None:
+        """transfers: the marks of the worker's methods, if they are not those of its class."""
+        for name, transfer in (transfers or transfers_of(type(worker))).items():
             setattr(self, name, partial(self._call, getattr(worker, name), transfer, layout))
 
     @staticmethod
@@ -170,19 +174,18 @@ def run_rank(
     job: Job, folders: Mapping[Role, str], publisher: Publisher | None, *, layout: ParallelSizes, made: Path
 ) -> dict[str, Any]:
     """Build this rank's workers and run the job."""
-    data = data_of(job)(setting_of(job, job.saved, folders), slots=dist.get_world_size())
+    pool = MappedPool(name="ranks", models=tuple(job.models()), slots_per_machine=(dist.get_world_size(),))
+    device: Device = "GPU" if device_here().type == "cuda" else "CPU"
+    placed = DeviceMapping(device=device, pools=(pool,), sizes=dict.fromkeys(job.models(), layout))
+    data = data_spec(job, job.models(), placed, folders)[1].build()
     shape = data.describe()
     if publisher:
         for fact in shape.facts:
             publisher.say(fact)
-    total_steps = job.total_steps_for(shape.rows)
-    models: dict[str, LocalModel] = {
-        role: LocalModel(
-            worker_of(job, role)(setting_of(job, role, folders, total_steps=total_steps, layout=layout)), layout
-        )
-        for role in job.models()
-    }
-    runtime = SpmdRuntime({"data": LocalModel(data, layout), **models, **stand_ins(job, models)}, layout)
+    specs = worker_specs(job, job.models(), placed, folders, shape, path=made.parent)[pool.name]
+    models = {"data": LocalModel(data, layout)}
+    models |= {role: LocalModel(specs[role].build(), layout, specs[role].transfers) for role in job.models()}
+    runtime = SpmdRuntime(connected(job, models), layout)
     return run_job(
         job,
         runtime,

@@ -125,10 +125,20 @@ def register(
     return mark
 
 
-def transfers_of(worker_class: type) -> dict[str, Transfer]:
-    """Return the marked methods of a worker class: name -> mark."""
+Marks = dict[str, Transfer]
+"""Marks of a worker's methods by their names."""
+
+
+def transfers_of(worker_class: type, arguments: Mapping[str, Any] | None = None) -> Marks:
+    """Return the marks of a worker's methods by their names.
+
+    arguments: those of its constructor. Where the marks depend on them the class has a class method
+    `change_transfers(marks, **arguments)`, which returns the changed marks.
+    """
     found = {name: getattr(getattr(worker_class, name), TRANSFER_MARK, None) for name in dir(worker_class)}
-    return {name: mark for name, mark in found.items() if mark is not None}
+    marks = {name: mark for name, mark in found.items() if mark is not None}
+    change: Callable[..., Marks] | None = getattr(worker_class, "change_transfers", None)
+    return marks if change is None or arguments is None else change(marks, **arguments)
 
 
 def concatenate(parts: Sequence[Tensor]) -> Tensor:

@@ -9,27 +9,31 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.step_graph import Edge, Graph
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
+from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, stand_ins, training_batch, worker_of
 from rlhf_trainer.run.graph import graph_of
+from rlhf_trainer.run.step_models import connected, inputs_of, training_batch
+from rlhf_trainer.run.worker_specs import worker_specs
 from rlhf_trainer.telemetry import Report, Span, merge
 from rlhf_trainer.training.distributed import start
-from rlhf_trainer.types import TRANSFER_MARK, Batch, Fields, Transfer, transfers_of
-from rlhf_trainer.workers.keeper import RolloutKeeper
+from rlhf_trainer.types import TRANSFER_MARK, Batch, Fields, Transfer
+from rlhf_trainer.workers.data import DataShape
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 from tests.patience import PATIENCE_SECONDS
 
@@ -40,9 +44,9 @@ SMALL = ["data.maxPromptTokens=3", "data.maxResponseTokens=8"]
 JOBS = {job.name: job for path in EXAMPLES for job in load(path, SMALL, FINISHED)}
 
 
-def stand_in(worker_class: type) -> type:
+def stand_in(spec: WorkerSpec) -> type:
     """A worker with the same marked methods, which add nothing but zeros, as wide as they can be."""
-    return type("StandIn", (), {name: standing_in(transfer) for name, transfer in transfers_of(worker_class).items()})
+    return type("StandIn", (), {name: standing_in(transfer) for name, transfer in spec.transfers.items()})
 
 
 def standing_in(transfer: Transfer) -> Any:
@@ -66,11 +70,19 @@ def standing_in(transfer: Transfer) -> Any:
 
 def placed(job: Job) -> DeviceMapping:
     """The saved model on the left, and every other one of the rest."""
-    saved = job.saved
-    others = [role for role in job.models() if role != saved]
-    pools = (
-        MappedPool(name="left", models=(saved, *others[1::2]), slots_per_machine=(SLOTS["left"],)),
-        MappedPool(name="right", models=tuple(others[::2]), slots_per_machine=(SLOTS["right"],)),
+    others = [role for role in job.models() if role != job.saved]
+    return placed_at(job, dict.fromkeys(others[::2], "right"))
+
+
+def placed_at(job: Job, pool_of: Mapping[str, str]) -> DeviceMapping:
+    """The models on these pools, on the left those of which no other is told."""
+    pools = tuple(
+        MappedPool(
+            name=name,
+            models=tuple(role for role in job.models() if pool_of.get(role, "left") == name),
+            slots_per_machine=(slots,),
+        )
+        for name, slots in SLOTS.items()
     )
     by_data = {"pipeline": 1, "tensor": 1, "replicas": 1, "generation_pipeline": 1, "generation_tensor": 1}
     sizes = {role: ParallelSizes(data=pool.size, **by_data) for pool in pools for role in pool.models}
@@ -98,17 +110,13 @@ class Pools:
 
     def models(self, job: Job, pool_of: Mapping[str, str]) -> dict[str, Any]:
         """A job's models, on the left pool those of which no other is told."""
-        workers: dict[str, type] = {"data": data_of(job), **helpers_of(job)}
-        for held in job.models():
-            beside = [each for each in job.models() if pool_of.get(each, "left") == pool_of.get(held, "left")]
-            workers[held] = worker_of(job, held, beside)
-        if "reward" in job.spec.algorithm.frozen:
-            workers.setdefault("reward", worker_of(job, "reward"))
-        if job.spec.rollout.keep:
-            workers["rollouts"] = RolloutKeeper
+        placed = placed_at(job, pool_of)
+        folders: dict[Role, str] = dict.fromkeys(get_args(Role), "")
+        shape = DataShape(rows=1, evaluation_rows=0, facts=())
+        specs = worker_specs(job, job.models(), placed, folders, shape, path=Path())
         models: dict[str, Any] = {}
-        for name, worker_class in workers.items():
-            group, role, each = self.groups[pool_of.get(name, "left")], f"{job.name}.{name}", stand_in(worker_class)
+        for pool, name, spec in [(pool, *each) for pool, workers in specs.items() for each in workers.items()]:
+            group, role, each = self.groups[pool], f"{job.name}.{name}", stand_in(spec)
             group.build({role: WorkerSpec(each, {})})
             models[name] = ModelHandle(group, role, each)
         for group in self.groups.values():
@@ -133,7 +141,7 @@ def pools(own_ray: None) -> Iterator[Pools]:  # noqa: ARG001
 def run_step(pools: Pools, job: Job, pool_of: Mapping[str, str]) -> list[Report]:
     """Run a step: the reports of each call on each rank, in the order in which they were made, and the controller's."""
     models = pools.models(job, pool_of)
-    models |= stand_ins(job, models)
+    models = connected(job, models)
     batch = training_batch(job, models.pop("data"), BatchFuture(step=1, size=job.sequences_per_step))
     job.spec.algorithm.step(batch, **inputs_of(job, models))
     return pools.log.drain(deadline=DEADLINE)

@@ -16,7 +16,8 @@ from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
+from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import Width
 from rlhf_trainer.protocols import (
     ALL_TO_ALL,
@@ -217,7 +218,8 @@ def test_each_consumer_fetches_its_share_and_no_more(
 def traced_bytes(source: str, target: str, rows: int) -> int:
     """What the graph of these two calls says."""
     tracer = Tracer(rows=rows, widths={Width.TEXT: WIDTH})
-    producer, consumer = (tracer.model(name, Consumer, ModelLocation(name, LAYOUTS[name])) for name in (source, target))
+    spec = WorkerSpec(Consumer, {})
+    producer, consumer = (tracer.model(name, spec, ModelLocation(name, LAYOUTS[name])) for name in (source, target))
     consumer.read_tokens(producer.forward(ShapeFuture()))
     return tracer.graph().bytes
 

@@ -12,11 +12,12 @@ import torch
 from rlhf_api.spec.rollout import stream_groups
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup, WorkerSpec
+from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.protocols import DP_PROTO
 from rlhf_trainer.row_groups import Outlet, RowGroup
-from rlhf_trainer.run.streaming import StreamingActor
+from rlhf_trainer.run.step_models import StreamingRollout
 from rlhf_trainer.training.distributed import start
 from rlhf_trainer.types import Batch, Fields, register
 from tests.patience import PATIENCE_SECONDS
@@ -103,7 +104,9 @@ class Pools:
         self.reader: Any = ModelHandle(right, "reader", Reader)
         self.log.streams.are_on = True
         scorers = [[("reader", "score")]]
-        self.actor = StreamingActor(self.writer, {"reader": self.reader}, scorers, self.log.streams)
+        models = {"reader": self.reader}
+        rollout = StreamingRollout(partial(self.writer.call, "generate_sequences"), models, scorers, self.log.streams)
+        self.actor: Any = self.writer.with_calls(generate_sequences=rollout.generate_sequences)
 
     def stop(self) -> None:
         for group, pool in zip(self.groups, self.pools, strict=True):

@@ -21,7 +21,8 @@ from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.fields import FIELDS
-from rlhf_trainer.run.assembly import data_of, helpers_of, inputs_of, setting_of, training_batch, worker_of
+from rlhf_trainer.run.step_models import inputs_of, training_batch
+from rlhf_trainer.run.worker_specs import data_of, helper_specs, model_spec, setting_of
 from rlhf_trainer.spmd import LocalModel
 from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.training.models import inner
@@ -86,15 +87,14 @@ def step(asked: Job, folders: dict[Role, str]) -> tuple[dict[str, Tensor], dict[
     """(the fields that one step's update has, the actor's weights after it, what was measured) on one rank."""
     setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
     alone = ParallelSizes(data=1)
-    setting = setting_of(asked, asked.saved, folders)
+    setting = setting_of(asked, asked.models(), asked.saved, folders)
     data = LocalModel(data_of(asked)(setting, slots=1), alone)
-    models: dict[str, Any] = {name: LocalModel(each(asked), alone) for name, each in helpers_of(asked).items()}
-    models["reward"] = LocalModel(worker_of(asked, "reward")(setting), alone)
-    workers = {}
+    specs = helper_specs(setting, path=Path(folders["actor"]))
+    specs.pop("judge")
     for role in asked.models():
-        options = {"max_sequences": 64} if role == "actor" else {}
-        workers[role] = worker_of(asked, role)(setting_of(asked, role, folders, total_steps=2), **options)
-        models[role] = LocalModel(workers[role], alone)
+        specs[role] = model_spec(setting_of(asked, asked.models(), role, folders, total_steps=2), role, sequences=64)
+    workers = {name: spec.build() for name, spec in specs.items()}
+    models: dict[str, Any] = {name: LocalModel(each, alone, specs[name].transfers) for name, each in workers.items()}
     models["actor"] = seeing = Seeing(models["actor"])
     recorder.drain()
     blank = Batch(step=1, start=0, size=asked.sequences_per_step)
@@ -132,7 +132,7 @@ def test_tools_need_a_chat_template(folder: Path) -> None:
     models = {"actor": actor, "reward": {"entrypoint": "brief:score"}}
     rollout = {"samplesPerPrompt": SAMPLES, "tools": [f"{HERE}:add"]}
     asked = episodes_job(folder, "GRPO", models=models, rollout=rollout)
-    setting = setting_of(asked, asked.saved, {"actor": str(folder / "actor")})
+    setting = setting_of(asked, asked.models(), asked.saved, {"actor": str(folder / "actor")})
     with pytest.raises(ConfigError, match=r"grpo: spec\.rollout\.tools: the tokenizer of file://.*no chat template"):
         data_of(asked)(setting, slots=1)
 

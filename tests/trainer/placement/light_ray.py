@@ -23,8 +23,7 @@ from typing import Any
 import pytest
 import ray
 
-from rlhf_trainer.controller import resource_pool
-from rlhf_trainer.run import wiring
+from rlhf_trainer.controller import resource_pool, worker_group
 from rlhf_trainer.workers import rollout
 from tests.trainer.placement.sampler import PlainSampler
 
@@ -34,7 +33,7 @@ BESIDE = "beside"
 FORK_SERVER = multiprocessing.get_context("forkserver")
 """Workers are not forked from the test's own process: that may have threads, and torch refuses to train after them."""
 FORK_SERVER.set_forkserver_preload(
-    [__name__, "datasets", "rlhf_trainer.run.assembly", "transformers.models.llama.modeling_llama"]
+    [__name__, "datasets", "rlhf_trainer.run.worker_specs", "transformers.models.llama.modeling_llama"]
 )
 
 
@@ -81,7 +80,7 @@ class LightRay:
             patch.setattr(resource_pool, "placement_group", lambda *_, **__: SimpleNamespace(wait=lambda _: True))
             patch.setattr(resource_pool, "remove_placement_group", lambda _: None)
             meter = SimpleNamespace(watching=nullcontext, read=lambda: 0)
-            patch.setattr(wiring, "PayloadMeter", lambda: meter)
+            patch.setattr(worker_group, "PayloadMeter", lambda: meter)
             try:
                 yield
             finally:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from rlhf_api.files import load
 from rlhf_api.job import Job
+from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary
 
@@ -99,10 +100,12 @@ def sample(number: int, *, prompt: str = "How?", before: str = "Why?", after: st
     return {"prompt": f"{prompt} {number}", "response_before": before, "response_after": after, **scores}
 
 
-def run_job(output: Path, job: Job, records: Iterable[dict[str, float]]) -> JobFolder:
+def run_job(
+    output: Path, job: Job, records: Iterable[dict[str, float]], mapping: DeviceMapping | None = None
+) -> JobFolder:
     """A job's folder after some steps."""
     folder = JobFolder(output, job)
-    folder.begin(None, inputs={})
+    folder.begin(None, inputs={}, mapping=mapping)
     folder.event(f"{job.spec.algorithm.name} on 2 CPU slots")
     for record in records:
         folder.record(record, total_steps=max(25, int(record["step"])), stage=job.spec.algorithm.name)

@@ -10,8 +10,7 @@ from rich.console import Console
 from rlhf_mapper.as_json import as_json
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.run.on_ray import report_mapping
-from rlhf_trainer.run.publisher import Publisher
+from rlhf_trainer.run.publisher import Publisher, prediction_of
 from rlhf_trainer.run_folder.folder import JobFolder
 from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, UNKNOWN
 from tests.trainer.report.conftest import PPO, page_of, ppo_record, run_job
@@ -22,7 +21,7 @@ TITLE = "Predicted and measured"
 def told(folder: JobFolder, mapping: DeviceMapping) -> str:
     """What the terminal shows when a job with this mapping starts."""
     console = Console(file=StringIO(), width=200)
-    report_mapping(mapping, Publisher(PPO, folder, Display(console)))
+    Publisher(PPO, folder, Display(console)).say(*prediction_of(mapping))
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
@@ -31,8 +30,7 @@ def told(folder: JobFolder, mapping: DeviceMapping) -> str:
     "mapping", [COLOCATED, SPLIT, LAPTOP, UNKNOWN], ids=["colocated", "split", "laptop", "unknown"]
 )
 def test_every_job_leaves_its_mapping(tmp_path: Path, mapping: DeviceMapping) -> None:
-    folder = run_job(tmp_path, PPO, [])
-    told(folder, mapping)
+    folder = run_job(tmp_path, PPO, [], mapping)
     assert json.loads((folder.path / "mapping.json").read_text()) == as_json(mapping)
 
 
@@ -45,8 +43,8 @@ def test_a_prediction_is_told_in_a_line_of_terminal_and_events(tmp_path: Path) -
 
 
 def test_the_page_compares_each_phase_and_the_step(tmp_path: Path) -> None:
-    folder = run_job(tmp_path, PPO, [{**ppo_record(1), "time/step": 40.0}, *map(ppo_record, range(2, 4))])
-    told(folder, COLOCATED)
+    records = [{**ppo_record(1), "time/step": 40.0}, *map(ppo_record, range(2, 4))]
+    run_job(tmp_path, PPO, records, COLOCATED)
     page = page_of(tmp_path)
     assert COLOCATED.prediction
     assert COLOCATED.prediction.phases["update"] == pytest.approx(48.6)
@@ -60,13 +58,13 @@ def test_the_page_compares_each_phase_and_the_step(tmp_path: Path) -> None:
 
 
 def test_pools_are_told_apart(tmp_path: Path) -> None:
-    told(run_job(tmp_path, PPO, [ppo_record(1)]), SPLIT)
+    run_job(tmp_path, PPO, [ppo_record(1)], SPLIT)
     assert page_of(tmp_path).sections["helpful-ppo"].count(" | ") == 3
 
 
 @pytest.mark.parametrize("steps", [[], [1]], ids=["before the first step", "without a prediction"])
 def test_without_both_sides_there_is_nothing_to_compare(tmp_path: Path, steps: list[int]) -> None:
-    told(run_job(tmp_path, PPO, map(ppo_record, steps)), UNKNOWN if steps else COLOCATED)
+    run_job(tmp_path, PPO, map(ppo_record, steps), UNKNOWN if steps else COLOCATED)
     assert TITLE not in page_of(tmp_path).sections["helpful-ppo"]
 
 

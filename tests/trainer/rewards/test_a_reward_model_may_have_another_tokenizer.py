@@ -23,7 +23,7 @@ from rlhf_trainer.training.loading import load_scorer
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.retokenized import with_prompts
-from rlhf_trainer.workers.reward import RetokenizingRewardWorker
+from rlhf_trainer.workers.reward import RewardWorker
 from rlhf_trainer.workers.samples import as_bytes
 from rlhf_trainer.workers.scoring import ScoringWorker
 from tests.trainer.chain.mistakes import FUNCTIONS, PPO
@@ -126,7 +126,7 @@ def expected(reward: str, prompts: str = "messages") -> list[float]:
 def test_a_score_is_transformers_own_in_its_template(tmp_path: Path, ranks: int) -> None:
     actor, reward = save_tiny(tmp_path / "actor", seed=1), save_other(tmp_path / "reward")
     job = job_with(tmp_path, f"{{uri: 'file://reward', label: {LABEL}}}")
-    results = run_kept_ranks(ranks, scores, job, actor, reward, RetokenizingRewardWorker)
+    results = run_kept_ranks(ranks, scores, job, actor, reward, RewardWorker)
     found = [value for part in results for value in part]
     assert found[: len(RESPONSES)] == pytest.approx(expected(reward), abs=1e-5)
     assert len({round(value, 3) for value in found[:3]}) == 3
@@ -135,7 +135,7 @@ def test_a_score_is_transformers_own_in_its_template(tmp_path: Path, ranks: int)
 def test_without_a_template_prompt_and_response_are_a_text(tmp_path: Path) -> None:
     actor, reward = save_tiny(tmp_path / "actor", seed=1), save_other(tmp_path / "reward", template=None)
     job = job_with(tmp_path, f"{{uri: 'file://reward', label: {LABEL}}}")
-    (found,) = run_kept_ranks(1, scores, job, actor, reward, RetokenizingRewardWorker, "texts")
+    (found,) = run_kept_ranks(1, scores, job, actor, reward, RewardWorker, "texts")
     assert found[: len(RESPONSES)] == pytest.approx(expected(reward, "texts"), abs=1e-5)
 
 
@@ -167,7 +167,7 @@ def test_a_text_that_is_longer_than_the_model_reads_is_named(tmp_path: Path) -> 
 
 def sentence(job: Job, actor: str, reward: str) -> str:
     with pytest.raises(DataError) as raised:
-        scores(job, actor, reward, RetokenizingRewardWorker)
+        scores(job, actor, reward, RewardWorker)
     return str(raised.value)
 
 
@@ -175,10 +175,10 @@ def test_only_models_that_score_may_have_another_vocabulary(tmp_path: Path) -> N
     actor, reward = save_tiny(tmp_path / "actor", seed=1), save_other(tmp_path / "reward")
     job = job_with(tmp_path, f"{{uri: 'file://reward', label: {LABEL}}}")
     folders: Any = dict.fromkeys(job.models(), actor)
-    assert other_vocabularies(job, folders) == set()
-    assert other_vocabularies(job, {**folders, "reward": reward}) == {"reward"}
+    assert other_vocabularies(job, job.models(), folders) == set()
+    assert other_vocabularies(job, job.models(), {**folders, "reward": reward}) == {"reward"}
     with pytest.raises(ConfigError, match=r"^ppo: spec\.models\.critic: its tokenizer is not the actor's \(2"):
-        other_vocabularies(job, {**folders, "critic": reward})
+        other_vocabularies(job, job.models(), {**folders, "critic": reward})
 
 
 @pytest.mark.parametrize(

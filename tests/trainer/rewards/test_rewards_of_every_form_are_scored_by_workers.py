@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.run.assembly import worker_of
+from rlhf_trainer.run.worker_specs import model_spec
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers.base import WorkerSetting
@@ -73,7 +72,7 @@ def batch_here(step: int = 1) -> Batch:
 def score(job: Job, folder: Path, sampled: float = 1.0) -> tuple[list[float], dict[str, tuple[float, float]]]:
     """(scores of this rank's rows, what was measured)."""
     role: Role = "reward" if "reward" in job.models() else "actor"
-    worker = worker_of(job, "reward")(setting(job, folder, role))
+    worker = model_spec(setting(job, folder, role), "reward").build()
     batch = batch_here()
     batch = batch.with_fields({"sampled": torch.full((batch.size,), sampled)})
     scores = worker.compute_reward(batch)["scores"].tolist()
@@ -85,8 +84,9 @@ def all_scores(ranks: int, job: Job, folder: Path) -> list[float]:
 
 
 def test_a_bare_model_keeps_its_own_worker(folder: Path) -> None:
-    assert worker_of(job_with(folder), "reward") is RewardWorker
-    assert worker_of(job_with(folder, f"models.reward={{{LENGTHS}}}"), "reward") is ScoringWorker
+    bare, function = job_with(folder), job_with(folder, f"models.reward={{{LENGTHS}}}")
+    found = [model_spec(setting(each, folder, "actor"), "reward").worker_class for each in (bare, function)]
+    assert found == [RewardWorker, ScoringWorker]
 
 
 @ANSWERING
@@ -106,7 +106,7 @@ def with_columns(batch: Batch) -> Batch:
 
 def score_by_column(job: Job, folder: Path) -> tuple[dict[str, Any], Report]:
     """(what is added to this rank's rows, what was measured)."""
-    worker = worker_of(job, "reward")(setting(job, folder, "actor"))
+    worker = model_spec(setting(job, folder, "actor"), "reward").build()
     found = worker.compute_reward(with_columns(batch_here()))
     return {name: field.tolist() for name, field in found.items()}, recorder.drain()
 
@@ -136,7 +136,7 @@ def test_a_sum_weighs_its_parts(folder: Path, ranks: int) -> None:
 
 def score_thrice(job: Job, folder: Path) -> tuple[list[list[float]], list[float]]:
     """Scores of this rank's rows in two steps, the second after a resume, and in an evaluation."""
-    made = partial(worker_of(job, "reward"), setting(job, folder, "actor"))
+    made = model_spec(setting(job, folder, "actor"), "reward").build
     first, second = made(), made()
 
     def scores(worker: Any, step: int) -> list[float]:
@@ -225,7 +225,7 @@ def score_one_group(job: Job, folder: Path) -> tuple[list[float], list[float], R
     """(scores of this rank's rows, which got one, what was measured) of responses to one prompt, cut over the ranks."""
     batch = batch_here()
     batch["tokens"][:, :PROMPT] = 20
-    found = worker_of(job, "reward")(setting(job, folder, "actor")).compute_reward(batch)
+    found = model_spec(setting(job, folder, "actor"), "reward").build().compute_reward(batch)
     return found["scores"].tolist(), found["valid"].tolist(), recorder.drain()
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from rlhf_api.job import Job
-from rlhf_trainer.run.assembly import inputs_of, worker_of
+from rlhf_trainer.run.step_models import inputs_of
+from rlhf_trainer.run.worker_specs import model_spec
 from rlhf_trainer.workers.keeper import RolloutKeeper
 from rlhf_trainer.workers.samples import as_bytes, from_bytes
-from rlhf_trainer.workers.scoring import NotingScoringWorker, ScoringWorker
 from tests.trainer.chain.mistakes import FUNCTIONS
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.rewards.test_rewards_of_every_form_are_scored_by_workers import (
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def keep(job: Job, folder: Path, file: str, steps: int) -> None:
     """Keep the responses of some steps; the last row is padding."""
     keeper = RolloutKeeper(setting(job, folder, "actor"), file=file)
-    scorer = worker_of(job, "reward")(setting(job, folder, "actor"))
+    scorer = model_spec(setting(job, folder, "actor"), "reward").build()
     for step in range(1, steps + 1):
         batch = with_columns(batch_here(step))
         batch = batch.with_fields({"response_mask": batch["response_mask"] * batch["valid"][:, None]})
@@ -92,8 +92,12 @@ def test_an_unfinished_line_takes_no_other_with_it(folder: Path) -> None:
 
 
 def test_a_job_that_keeps_none_has_no_more_calls(folder: Path) -> None:
-    assert worker_of(job_with(folder, SUM), "reward") is ScoringWorker
-    assert worker_of(job_with(folder, SUM, "rollout.keep=0.1"), "reward") is NotingScoringWorker
+    plain, keeping = job_with(folder, SUM), job_with(folder, SUM, "rollout.keep=0.1")
+    added = [
+        model_spec(setting(each, folder, "actor"), "reward").transfers["compute_reward"].adds
+        for each in (plain, keeping)
+    ]
+    assert added == [("scores", "valid", "response_mask"), ("scores", "valid", "response_mask", "reward_parts")]
     models = {name: object() for name in ("actor", "critic", "reference", "reward", "advantage")}
     assert inputs_of(job_with(folder), models)["actor"] is models["actor"]
 
@@ -107,6 +111,11 @@ def test_the_actor_learns_after_its_responses_are_kept(folder: Path) -> None:
 
         def __getattr__(self, method: str) -> Any:
             return lambda batch: calls.append(f"{self._name}.{method}({batch})")
+
+        def with_calls(self, **changed: Any) -> Any:
+            copied = Called(self._name)
+            vars(copied).update(changed)
+            return copied
 
     names = ("actor", "critic", "reference", "reward", "advantage", "rollouts")
     actor = inputs_of(job_with(folder), {name: Called(name) for name in names})["actor"]

@@ -15,11 +15,10 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.protocols import THREE_D_PROTO
-from rlhf_trainer.run.assembly import setting_of, worker_of
+from rlhf_trainer.run.worker_specs import model_spec, setting_of
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import Batch
-from rlhf_trainer.workers.critic import CriticWorker, SingleUpdateCostCriticWorker, SingleUpdateCriticWorker
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import divisible_config, save_tiny
@@ -92,13 +91,15 @@ def test_the_only_update_of_a_step_finds_the_values(
 
 
 def learned(
-    folder: str, worker_class: type[CriticWorker], name: str, role: Role, layout: ParallelSizes
+    folder: str, beside: Sequence[str], name: str, role: Role, layout: ParallelSizes
 ) -> tuple[dict[str, Tensor], Report, dict[str, Tensor]]:
     """The fields that a critic adds to this rank's rows in a step, what it measured, and on rank 0 its weights."""
     import torch.distributed as dist
 
     job = job_of(name, ONE_UPDATE, "training.microBatchTokens=40")
-    worker = worker_class(setting_of(job, role, {role: folder}, total_steps=2, layout=layout))
+    worker = model_spec(
+        setting_of(job, job.models(), role, {role: folder}, total_steps=2, layout=layout), role, beside=beside
+    ).build()
     fields = {key: field for key, field in sequences(1, 3).items() if "values" not in key}
     fields["response_mask"][5] = 0.0  # a row that nothing is learned from
     rows = THREE_D_PROTO.distribute(layout, ROWS)[dist.get_rank()]
@@ -129,9 +130,7 @@ def test_values_and_weights_are_those_of_a_pass_and_an_update(
 ) -> None:
     folder = save_tiny(tmp_path / "model", seed=3, labels=1, config=divisible_config())
     plain, single = (
-        run_kept_ranks(
-            layout.world_size, learned, folder, worker_of(job_of(name, ONE_UPDATE), role, pool), name, role, layout
-        )
+        run_kept_ranks(layout.world_size, learned, folder, pool, name, role, layout)
         for pool in ([role], ["actor", role])
     )
     for (added, _, _), (expected, _, _) in zip(single, plain, strict=True):
@@ -146,8 +145,14 @@ def test_several_updates_and_pools_of_their_own_need_a_pass() -> None:
     once = job_of("PPO", ONE_UPDATE)
     everywhere = list(once.models())
     for several in ("training.updateEpochs=2", "training.miniBatchSize=32"):
-        assert worker_of(job_of("PPO", ONE_UPDATE, several), "critic", everywhere) is CriticWorker
-    assert worker_of(once, "critic", ["critic", "reward"]) is CriticWorker
-    assert worker_of(once, "critic", everywhere) is SingleUpdateCriticWorker
+        assert added(job_of("PPO", ONE_UPDATE, several), "critic", everywhere) == [("values",), ()]
+    assert added(once, "critic", ["critic", "reward"]) == [("values",), ()]
+    assert added(once, "critic", everywhere) == [(), ("values",)]
     safe = job_of("SafeRLHF", ONE_UPDATE)
-    assert worker_of(safe, "cost_critic", list(safe.models())) is SingleUpdateCostCriticWorker
+    assert added(safe, "cost_critic", list(safe.models())) == [(), ("cost_values",)]
+
+
+def added(job: Job, role: Role, beside: Sequence[str]) -> list[Any]:
+    """The fields that a critic adds by its two calls."""
+    marks = model_spec(setting_of(job, job.models(), role, {role: ""}), role, beside=beside).transfers
+    return [marks[call].adds for call in ("compute_values", "update_critic")]

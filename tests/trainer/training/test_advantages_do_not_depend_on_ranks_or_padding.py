@@ -13,9 +13,9 @@ from torch.nn.functional import pad
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import PolicyGradient
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.run.assembly import helpers_of
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.types import Batch, transfers_of
+from rlhf_trainer.workers.advantage import AdvantageWorker
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_kept_ranks
 
@@ -64,13 +64,15 @@ def compute(
         "training": {"totalSteps": 1, "promptBatchSize": 1 if "oversampling" in algorithm else 3},
     }
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
-    worker = helpers_of(made)["advantage"](made)
+    worker = AdvantageWorker(made)
     all_fields = with_padding_rows(batch(extra) | (changes or {}), more * GROUP)
     rows = blocks(ROWS + more * GROUP, dist.get_world_size())[dist.get_rank()]
     here = {name: field[rows.start : rows.stop] for name, field in all_fields.items()}
     recorder.drain()
     found: dict[str, Tensor] = {}
-    for method, transfer in sorted(transfers_of(type(worker)).items(), reverse=True):  # rewards before advantages
+    for method, transfer in sorted(
+        transfers_of(type(worker), {"job": made}).items(), reverse=True
+    ):  # rewards before advantages
         if transfer.adds:
             fields = {name: here[name] for name in transfer.fields_read(here)}
             found = getattr(worker, method)(Batch(step=1, start=rows.start, size=len(rows), fields=fields))
@@ -293,7 +295,7 @@ def resumed(folder: str) -> tuple[Any, Any]:
         "training": {"totalSteps": 1, "promptBatchSize": ROWS},
     }
     made = job(Path(folder), "job", spec)
-    first, second = (helpers_of(made)["advantage"](made) for _ in range(2))
+    first, second = (AdvantageWorker(made) for _ in range(2))
     first.compute_rewards(Batch(step=1, start=0, size=ROWS, fields=batch(0)))
     second.set_counters(counters=json.loads(json.dumps(first.counters())))
     return first.counters(), second.counters()

@@ -15,21 +15,14 @@ from rlhf_api.spec.judges import RewardJudge
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.run.assembly import (
-    data_of,
-    helpers_of,
-    inputs_of,
-    setting_of,
-    stand_ins,
-    training_batch,
-    worker_of,
-)
+from rlhf_trainer.run.step_models import connected, inputs_of, training_batch
+from rlhf_trainer.run.worker_specs import data_of, helper_specs, model_spec, setting_of
 from rlhf_trainer.run_folder.step_metrics import metric_of
 from rlhf_trainer.spmd import LocalModel
 from rlhf_trainer.telemetry import Report, merge, recorder
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers import rollout
-from rlhf_trainer.workers.rollout import GeneratingActor
+from rlhf_trainer.workers.generating_actor import GeneratingActor
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.stand_in import GeneratorStandIn
@@ -66,18 +59,17 @@ def steps(
     setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
     world = dist.get_world_size()
     job = next(job for job in load(path, [*SMALL, *overrides], FINISHED) if job.name == name)
-    by_data, setting = ParallelSizes(data=world), setting_of(job, job.saved, folders)
+    by_data, setting = ParallelSizes(data=world), setting_of(job, job.models(), job.saved, folders)
     data = LocalModel(data_of(job)(setting, slots=world), by_data)
-    models: dict[str, Any] = {name: LocalModel(each(job), by_data) for name, each in helpers_of(job).items()}
-    if "reward" in job.spec.algorithm.frozen and "reward" not in job.models():
-        models["reward"] = LocalModel(worker_of(job, "reward")(setting), by_data)
+    specs = helper_specs(setting, path=path)
+    specs.pop("judge", None)
     for role in job.models():
-        worker_class = worker_of(job, role, [role] if apart else list(job.models()))
-        options = {"max_sequences": 64} if issubclass(worker_class, GeneratingActor) else {}
-        models[role] = LocalModel(
-            worker_class(setting_of(job, role, folders, total_steps=2), **options), ParallelSizes(data=world)
-        )
-    models |= stand_ins(job, models)
+        of_role = setting_of(job, job.models(), role, folders, total_steps=2)
+        specs[role] = model_spec(of_role, role, beside=[role] if apart else list(job.models()), sequences=64)
+    models: dict[str, Any] = {
+        name: LocalModel(spec.build(), ParallelSizes(data=world), spec.transfers) for name, spec in specs.items()
+    }
+    models = connected(job, models)
     rows = blocks(job.sequences_per_step, world)[dist.get_rank()]
     reports = []
     for step in (1, 2):
@@ -127,7 +119,7 @@ def drawn(path: Path, folder: str) -> list[list[float]]:
     """Which responses of a batch say that they were sampled, of a sampled batch and of a greedy one."""
     setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
     (job,) = load(path, SMALL, FINISHED)
-    actor = GeneratingActor(setting_of(job, "actor", {"actor": folder}), max_sequences=2)
+    actor = GeneratingActor(setting_of(job, job.models(), "actor", {"actor": folder}), max_sequences=2)
     fields = {
         "prompt_ids": torch.ones(2, 3, dtype=torch.int64),
         "prompt_mask": torch.ones(2, 3),

@@ -22,10 +22,10 @@ from rlhf_trainer.types import Batch, transfers_of
 from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker, SingleUpdateCriticWorker
+from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker
+from rlhf_trainer.workers.generating_actor import GeneratingActor
 from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PreferenceActorWorker
 from rlhf_trainer.workers.reward import CostTrainer, RewardTrainer
-from rlhf_trainer.workers.rollout import GeneratingActor
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from tests.trainer.families import FAMILIES as MODELS
 from tests.trainer.jobs import job
@@ -121,6 +121,7 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 TRAINED = dict.fromkeys(("PPO", "SafeRLHF"), ("actor", "critic"))
 FROZEN = dict.fromkeys(("PPO", "GRPO", "RLOO", "OnlineDPO"), ("reward",)) | {"SafeRLHF": ("reward", "cost")}
+FINDS_VALUES = "PPO critic that finds the values"
 CASES: dict[str, tuple[str, Role, type, str]] = {
     "SFT": ("SFT", "actor", SupervisedActorWorker, "update_actor"),
     "reward model": ("RewardModel", "reward", RewardTrainer, "update_reward"),
@@ -135,7 +136,7 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     "PPO-ptx report": ("PPO-ptx", "actor", ActorWorker, "compute_loss"),
     "cost critic": ("SafeRLHF", "cost_critic", CostCriticWorker, "update_critic"),
     "PPO critic": ("PPO", "critic", CriticWorker, "update_critic"),
-    "PPO critic that finds the values": ("PPO", "critic", SingleUpdateCriticWorker, "update_critic"),
+    FINDS_VALUES: ("PPO", "critic", CriticWorker, "update_critic"),
 }
 WARM_UP: dict[str, tuple[str, Role, type, str]] = {
     "actor that waits": ("warm-up", "actor", ActorWorker, "update_actor"),
@@ -172,6 +173,7 @@ def update(
         spec["training"]["miniBatchSize"] = mini_batch
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)
     arguments: dict[str, Any] = {"max_sequences": 8} if issubclass(worker_class, GeneratingActor) else {}
+    arguments |= {"values_by_update": True} if case == FINDS_VALUES else {}
     setting = WorkerSetting(job=made, role=role, model=made.models()[role], folder=folder, total_steps=4, layout=layout)
     worker = worker_class(setting, **arguments)
     fields = pairs(extra) if name in ("RewardModel", "CostModel", "DPO", "OnlineDPO") else sequences(1, extra)
@@ -182,7 +184,7 @@ def update(
     rows = THREE_D_PROTO.distribute(layout, ROWS)[dist.get_rank()]
     if name == "GRPO":
         fields["response_mask"][5] = 0.0  # a response that dynamic sampling leaves out
-    reads = transfers_of(worker_class)[method].fields_read(fields)
+    reads = transfers_of(worker_class, {"setting": setting, **arguments})[method].fields_read(fields)
     here = {name: fields[name][rows.start : rows.stop] for name in reads}
     recorder.drain()
     with recorder.counting((dist.get_rank(),) in THREE_D_PROTO.collect(layout)):

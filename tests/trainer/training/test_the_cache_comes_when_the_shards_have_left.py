@@ -10,12 +10,12 @@ from torch import Tensor
 
 from rlhf_api.files import load
 from rlhf_trainer.generation.vllm_engine import Response
-from rlhf_trainer.run.assembly import setting_of
+from rlhf_trainer.run.worker_specs import setting_of
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers import rollout
-from rlhf_trainer.workers.rollout import GeneratingActor
+from rlhf_trainer.workers.generating_actor import GeneratingActor
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 from tests.trainer.ranks import run_ranks
 from tests.trainer.stand_in import GeneratorStandIn
@@ -57,8 +57,9 @@ def life(path: Path, folder: str, offload: str) -> tuple[list[Event], int]:
     """Two batches of one policy version, an update, and a batch of the next."""
     setattr(rollout, "GenerationEngine", Watching)  # noqa: B010
     (job,) = load(path, ["training.totalSteps=2", f"models.actor.offload={offload}"], FINISHED)
-    actor = GeneratingActor(setting_of(job, "actor", {"actor": folder}), max_sequences=2)
-    generator: Any = actor._generator
+    actor = GeneratingActor(setting_of(job, job.models(), "actor", {"actor": folder}), max_sequences=2)
+    assert actor.generation
+    generator: Any = actor.generation.engine
     generator.actor = actor
     prompts = {
         "prompt_ids": torch.ones(2, 3, dtype=torch.int64),

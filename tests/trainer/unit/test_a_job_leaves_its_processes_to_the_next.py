@@ -10,6 +10,7 @@ import pytest
 
 from rlhf_mapper.mapping import Device, DeviceMapping
 from rlhf_trainer.collector import collector_off
+from rlhf_trainer.controller import worker_group
 from rlhf_trainer.controller.slot_process import SlotProcess
 from rlhf_trainer.run import wiring
 from tests.trainer.jobs import job
@@ -32,16 +33,16 @@ class Slots:
 def test_processes_without_a_gpu_stay_for_another_job(
     device: Device, is_last: bool, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wiring, "PayloadMeter", lambda: SimpleNamespace(watching=nullcontext))
+    monkeypatch.setattr(worker_group, "PayloadMeter", lambda: SimpleNamespace(watching=nullcontext))
     spec = {
         "algorithm": {"name": "SFT"},
         "models": {"actor": {"uri": "hf://of/model"}},
         "data": {"train": {"uri": "hf://of/data"}, "maxPromptTokens": 10, "maxResponseTokens": 22},
         "training": {"totalSteps": 1, "batchSize": 8},
     }
-    placed = DeviceMapping(device=device, pools=(), sizes={})
+    made, placed = job(tmp_path, "one", spec), DeviceMapping(device=device, pools=(), sizes={})
     slots: Any = Slots()
-    runtime = wiring.RayRuntime(job(tmp_path, "one", spec), placed, {}, slots=slots, stacks=tmp_path / "stacks.txt")
+    runtime = wiring.RayRuntime(made, made.models(), placed, {}, slots=slots, path=tmp_path)
     with pytest.raises(AskedError) as asked, runtime.running(is_last=is_last):
         pass
     assert asked.value.args == (stays,)

@@ -18,8 +18,8 @@ from rlhf_mapper.place import place
 from rlhf_trainer.controller.batch import BatchSlice
 from rlhf_trainer.controller.slot_process import CallRequest, SlotProcess
 from rlhf_trainer.errors import UserCodeError
-from rlhf_trainer.run.assembly import workers_of
 from rlhf_trainer.run.graph import graph_of
+from rlhf_trainer.run.worker_specs import workers_of
 from rlhf_trainer.workers.actor import ActorWorker
 from tests.trainer.jobs import job as job_of
 

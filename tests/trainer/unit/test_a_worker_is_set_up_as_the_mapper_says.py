@@ -12,9 +12,11 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import Device, DeviceMapping, MappedPool, ModelPrediction, Prediction
+from rlhf_trainer.controller import worker_group
 from rlhf_trainer.run import slots, wiring
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataShape
+from rlhf_trainer.workers.retokenized import with_prompts
 from tests.trainer.jobs import job
 
 ROLES: tuple[Role, ...] = ("actor", "critic", "reference", "reward")
@@ -131,17 +133,18 @@ def mapping(device: Device) -> DeviceMapping:
 
 
 def arguments(
-    job: Job, placed: DeviceMapping, patch: pytest.MonkeyPatch, folder: Path, strangers: Sequence[Role] = ()
+    job: Job, placed: DeviceMapping, patch: pytest.MonkeyPatch, folder: Path, retokenized: Sequence[Role] = ()
 ) -> dict[str, Any]:
     """Role, or what else works on the batch -> what its workers are built from when the job starts."""
     patch.setenv("OMP_NUM_THREADS", "1")
     patch.setattr(slots, "WorkerGroup", Group)
     patch.setattr(slots, "ResourcePool", Pool)
-    patch.setattr(wiring, "PayloadMeter", Meter)
+    patch.setattr(worker_group, "PayloadMeter", Meter)
     patch.setattr(Group, "built", {})
     folders: dict[Role, str] = dict.fromkeys(get_args(Role), "of/model")
-    stacks = folder / "stacks.txt"
-    runtime = wiring.RayRuntime(job, placed, folders, slots=slots.Slots(), stacks=stacks, strangers=strangers)
+    columns = job.spec.columns(job.spec.data.train)
+    options: dict[str, Any] = {"slots": slots.Slots(), "path": folder, "columns": columns, "retokenized": retokenized}
+    runtime = wiring.RayRuntime(with_prompts(job) if retokenized else job, job.models(), placed, folders, **options)
     with runtime.running():
         return {name: spec.arguments for name, spec in Group.built.items()}
 
@@ -195,6 +198,6 @@ def test_columns_for_another_vocabulary_are_not_written(tmp_path: Path, monkeypa
     }
     pool = MappedPool(name="all", models=("actor", "reward"), slots_per_machine=(2,))
     placed = replace(mapping("CPU"), pools=(pool,))
-    found = arguments(job(tmp_path, "rows", spec), placed, monkeypatch, tmp_path, strangers=["reward"])
+    found = arguments(job(tmp_path, "rows", spec), placed, monkeypatch, tmp_path, retokenized=["reward"])
     assert found["reward"]["setting"].job.spec.data.train.columns == ("answer", "question")
     assert found["responses"]["columns"] == ("answer",)

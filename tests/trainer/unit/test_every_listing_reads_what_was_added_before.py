@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from rlhf_api.spec.algorithm_table import ALGORITHMS
-from rlhf_trainer.run.assembly import DATA, workers_of
+from rlhf_api.spec.algorithms import PolicyGradient
+from rlhf_trainer.run.worker_specs import DATA, workers_of
 from rlhf_trainer.types import Transfer, prefixed, transfers_of
+from rlhf_trainer.workers.advantage import AdvantageWorker, advantage_transfers
 from rlhf_trainer.workers.data import PromptAndPretrainData, PromptsAsWritten
 
 
@@ -28,8 +31,8 @@ class Names:
 class Declared:
     """A model whose methods do what their marks say, and are written down."""
 
-    def __init__(self, name: str, worker_class: type, calls: list[str]) -> None:
-        for method, transfer in transfers_of(worker_class).items():
+    def __init__(self, name: str, marks: Mapping[str, Transfer], calls: list[str]) -> None:
+        for method, transfer in marks.items():
             setattr(self, method, partial(self._call, f"{name}.{method}", transfer, calls))
 
     @staticmethod
@@ -40,11 +43,19 @@ class Declared:
         return Names({**batch.fields, **dict.fromkeys(transfer.adds, name)}) if transfer.adds is not None else None
 
 
+def marks_of(worker_class: type, algorithm: type) -> dict[str, Transfer]:
+    """The marks of a worker; those of an advantage follow from the algorithm's parameters."""
+    if worker_class is not AdvantageWorker:
+        return transfers_of(worker_class)
+    assert issubclass(algorithm, PolicyGradient)
+    return advantage_transfers(algorithm)
+
+
 def calls_of(name: str, load: type | None = None, *, without: tuple[str, ...] = ()) -> list[str]:
     """The calls that one step of an algorithm makes."""
     algorithm = ALGORITHMS[name]
     calls: list[str] = []
-    models = {name: Declared(name, each, calls) for name, each in workers_of(algorithm).items()}
+    models = {name: Declared(name, marks_of(each, algorithm), calls) for name, each in workers_of(algorithm).items()}
     loaded = Names(dict.fromkeys(transfers_of(load or DATA[algorithm.data])["load_batch"].adds or (), "data"))
     algorithm.step(loaded, **{name: model for name, model in models.items() if name not in without})
     return calls

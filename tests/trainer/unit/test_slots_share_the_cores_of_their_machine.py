@@ -9,11 +9,11 @@ import pytest
 import ray
 from ray._private.node import Node
 
-from rlhf_trainer.controller.resource_pool import threads_of
+from rlhf_trainer.controller.resource_pool import RayNode, threads_of
 from rlhf_trainer.run import machine, session, slots
 
 
-def node(name: str, *, alive: bool = True, **resources: float) -> dict[str, Any]:
+def node(name: str, *, alive: bool = True, **resources: float) -> RayNode:
     return {"NodeID": name, "Alive": alive, "Resources": resources}
 
 

@@ -13,9 +13,10 @@ import pytest
 from rlhf_api.job import Job
 from rlhf_trainer.controller.message import Message
 from rlhf_trainer.controller.slot_process import Outcome
-from rlhf_trainer.run.assembly import ActorApart, RolloutPool
 from rlhf_trainer.run.evaluation import Runtime
 from rlhf_trainer.run.lookahead import Lookahead, queue
+from rlhf_trainer.run.rollout_pool import RolloutPool
+from rlhf_trainer.run.step_models import ApartRollout
 from rlhf_trainer.telemetry import Report
 
 SCHEDULES, MANY_SCHEDULES = 500, 10_000
@@ -77,7 +78,7 @@ def run(draw: random.Random) -> tuple[Pools, int, int, int]:
     staleness, done, total = draw.randint(0, 5), draw.randint(0, 20), draw.randint(1, 40)
     total += done
     pools = Pools(draw, version=done, partial=draw.choice((None, "Continue", "Restart")) if staleness else None)
-    actor = ActorApart(pools, pools, pools, interrupts=pools.partial is not None)
+    actor = ApartRollout(pools, pools, pools, interrupts=pools.partial is not None)
     data = SimpleNamespace(load_batch=lambda batch: batch)
     runtime = SimpleNamespace(
         models={"data": data, "actor": actor}, blank=lambda step, size: SimpleNamespace(step=step, size=size)

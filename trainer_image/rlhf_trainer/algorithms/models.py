@@ -1,6 +1,6 @@
 """Protocols of the models in a step; `B` is a batch, of references (controller) or of tensors (torchrun).
 
-The name of a step's parameter is the model's role, and its protocol selects the worker (`run/assembly.py`).
+The name of a step's parameter is the model's role, and its protocol selects the worker (`run/worker_specs.py`).
 """
 
 from collections.abc import Callable

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.data.loaders import Loader
-from rlhf_trainer.run.assembly import data_of
 from rlhf_trainer.run.deep_check import origin_of
+from rlhf_trainer.run.worker_specs import data_of
 from rlhf_trainer.run_folder.written_data import with_written_data
 
 EXAMPLES, BINS, MAX_BAR = 3, 8, 40

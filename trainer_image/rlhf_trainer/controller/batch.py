@@ -1,4 +1,4 @@
-"""A batch as the controller sees it: where its rows lie, in slots' processes or Ray's object store; never the bytes."""
+"""Batch as the controller sees it: its rows lie in slots' processes or Ray's object store, never the bytes here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows [start, stop) of one field, as the worker that computed them put them into Ray's object store.
+    """Rows [start, stop) of one field in Ray's object store, put there by the worker that computed the rows.
 
     Blocks of the same rows are partial sums: a reader adds them up.
     """
@@ -35,18 +35,18 @@ class Kept:
 
     call: int
     name: str
-    """As the call named it."""
+    """Name of the field in the call."""
     rows: range
-    """Of the step's batch."""
+    """Rows of the step's batch."""
 
 
 @dataclass(frozen=True)
 class Holders:
-    """Which processes of a pool keep which rows of what a call adds, until the next step."""
+    """Processes of a pool and the rows of an added field that each keeps until the next step."""
 
     pool: str
     rows: tuple[range | None, ...]
-    """By rank; None: it keeps nothing that can be read."""
+    """Rows by rank; None: the rank keeps nothing that can be read."""
 
     def keep(self, rows: range, *, pool: str, rank: int) -> bool:
         """Whether a reader finds all its rows in its own process."""
@@ -60,7 +60,7 @@ class FieldFuture:
 
     call: int
     name: str
-    """As the call that added it named it."""
+    """Name of the field in the call that added it."""
     holders: Holders
     blocks: Sequence[RowBlock] = ()
 
@@ -85,7 +85,7 @@ class BatchSlice:
     kept: Mapping[str, Kept]
     """The fields that this process keeps."""
     blocks: Mapping[str, Sequence[range]]
-    """For each other field the rows of its blocks, in the order of the tensors."""
+    """Rows of the blocks of each other field, in the order of the tensors."""
 
     def filled(self, tensors: Sequence[Tensor], kept: Callable[[Kept], Tensor]) -> Batch:
         """This rank's rows of all fields, from what its process keeps and from the blocks; runs in the worker."""
@@ -129,7 +129,7 @@ class BatchFuture:
     def slice(
         self, rows: range, names: Sequence[str], *, pool: str, rank: int, reader: str
     ) -> tuple[BatchSlice, list[ray.ObjectRef]]:
-        """What a rank of a pool is sent of the named fields for its rows, and the references to their blocks.
+        """Return the slice of the named fields for a rank's rows, and the references to its blocks.
 
         KeyError for a field that the batch lacks, which is a mistake of the algorithm.
         """

@@ -20,18 +20,18 @@ INNERMOST = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessState:
-    """What a process does at this moment."""
+    """State of a process at this moment."""
 
     call: str
     """The method of a worker that it runs; empty between calls."""
     line: str
     """File and line, function: the innermost frame of that call."""
     waits: bool
-    """Whether it waits for other ranks."""
+    """Whether the process waits for other ranks."""
     stacks: str
     """The Python stacks of all its threads."""
     quiet_seconds: float
-    """How long ago it last ended a call."""
+    """Seconds since the process last ended a call."""
 
 
 def inspect_process(call: str, thread: int, *, quiet_seconds: float) -> ProcessState:
@@ -62,13 +62,13 @@ class RankState:
     host: str
     """The machine, on a cluster the pod; empty where it has not joined yet."""
     last_call: str
-    """The first call of the step that it has not finished, or the calls among which that is; empty if there is none."""
+    """Oldest unfinished call of the step, or the candidates for it; empty if all calls have ended."""
     process: ProcessState | None
-    """Its answer; None if there was none in time."""
+    """Answer of the process; None if there was none in time."""
     is_dead: bool = False
 
     def __str__(self) -> str:
-        """What it does, as part of a sentence."""
+        """Return what the rank does, as part of a sentence."""
         where = f" in {self.last_call}" if self.last_call else ""
         if self.is_dead:
             return f"{self.name} died{where}"
@@ -78,7 +78,7 @@ class RankState:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it does not answer, or does something other than waiting for others."""
+        """Whether the rank does not answer, or does something other than waiting for others."""
         return self.process is None or bool(self.process.call and not self.process.waits)
 
     @property

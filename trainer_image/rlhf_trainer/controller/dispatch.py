@@ -1,4 +1,4 @@
-"""What each rank of a group is sent of a call's batch, and how the ranks' outputs become the call's result."""
+"""Dispatch of a call: the rows and fields for each rank, and the result of the call from the ranks' outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Batches = BatchFuture | Sequence[BatchFuture]
 
 @dataclass(frozen=True)
 class Fetched:
-    """What is read of a field from other processes."""
+    """Rows of a field that other processes read."""
 
     pieces: Sequence[range]
     """In order, cut where a reader's rows begin or end."""
@@ -56,7 +56,7 @@ class Readers:
             self._by_field.setdefault(name, set()).add((transfer.protocol, layout, pool))
 
     def fetched(self, name: str, holders: Holders, *, rows: int) -> Fetched:
-        """What ranks of other processes read of a field of a batch of `rows`; asked once a call, not for each rank."""
+        """Return the rows that other processes read of a field of a batch of `rows`; computed once a call."""
         key = (name, holders, rows)
         if key not in self._known:
             self._known[key] = self._fetched(*key)
@@ -91,10 +91,10 @@ class RankPart:
     rows: range
     """The rows of the batch that the rank gets."""
     cuts: Mapping[str, Sequence[range]]
-    """For each field that the rank adds to the result, the rows of the blocks that it sends."""
+    """Rows of the blocks that the rank sends, for each field that it adds to the result."""
 
     def inputs(self, transfer: Transfer, *, reader: str) -> tuple[BatchSlice, list[ray.ObjectRef]]:
-        """What the rank is sent, and the references to the blocks of the fields that it reads."""
+        """Return the slice for the rank, and the references to the blocks of the fields that it reads."""
         names = transfer.fields_read(self.batch.fields)
         return self.batch.slice(self.rows, names, pool=self.pool, rank=self.rank, reader=reader)
 
@@ -120,11 +120,11 @@ class Dispatch:
     """A call's batch as it is dealt to the ranks of a group."""
 
     call: int
-    """Its number in the job."""
+    """Number of the call in the job."""
     parts: Sequence[RankPart]
-    """By rank."""
+    """Parts by rank."""
     holders: Holders
-    """Of what the call adds."""
+    """Holders of the fields that the call adds."""
 
     def collect(
         self, batch: Batches, transfer: Transfer, layout: ParallelSizes, outputs: Sequence[Sequence[ray.ObjectRef]]

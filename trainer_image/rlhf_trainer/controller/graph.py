@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import NoReturn
 
 from rlhf_api.problems import suggestion
 from rlhf_api.spec.custom_algorithm import own_place
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_planning.step_graph import Call, Edge, FieldTransfer, Graph
+from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import FIELDS, UNDECLARED, FieldType, Widths
 from rlhf_trainer.protocols import TransferProtocol
-from rlhf_trainer.types import Transfer, prefixed, transfers_of
+from rlhf_trainer.types import Transfer, prefixed
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,21 @@ class ShapeFuture:
 class NoValue:
     """The value of a call that does not run."""
 
-    def result(self) -> Any:
+    def result(self) -> NoReturn:
         raise TypeError("the step waits for a value of a call, so what it calls is not known before it runs")
 
 
 class Recording:
     """A model whose calls are recorded."""
 
-    def __init__(self, name: str, worker_class: type, calls: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, worker_class: type, calls: Mapping[str, Callable[..., object]]) -> None:
         self._name, self._worker_class, self._calls = name, worker_class, calls
 
-    def __getattr__(self, method: str) -> Any:
+    def with_calls(self, **calls: Callable[..., object]) -> Recording:
+        """Return a copy in which other functions make these calls."""
+        return Recording(self._name, self._worker_class, {**self._calls, **calls})
+
+    def __getattr__(self, method: str) -> Callable[..., object]:
         if method in self._calls:
             return self._calls[method]
         if unmarked := getattr(self._worker_class, method, None):
@@ -62,14 +67,14 @@ class Recording:
 
 @dataclass(frozen=True)
 class ModelLocation:
-    """Where a model lives."""
+    """Pool and layout of a model."""
 
     pool: str
     layout: ParallelSizes
 
 
 class Tracer:
-    """Records the calls that a step makes on its models, for batches of `rows` rows that are as wide as they can be."""
+    """Records the calls of a step on its models, for batches of `rows` rows of the largest width."""
 
     def __init__(self, *, rows: int, widths: Widths) -> None:
         self._rows = rows
@@ -78,27 +83,27 @@ class Tracer:
         self._edges: list[Edge] = []
         self._last: dict[str, int] = {}
 
-    def model(self, name: str, worker_class: type, location: ModelLocation) -> Any:
-        """A handle like `ModelHandle`'s, whose calls are recorded."""
+    def model(self, name: str, spec: WorkerSpec, location: ModelLocation) -> Recording:
+        """Return a model like a `ModelHandle`, whose calls are recorded."""
         calls = {
-            key: partial(self._call, f"{name}.{key}", getattr(worker_class, key), each, location)
-            for key, each in transfers_of(worker_class).items()
+            key: partial(self._call, f"{name}.{key}", spec.code_of(key), each, location)
+            for key, each in spec.transfers.items()
         }
-        return Recording(name, worker_class, calls)
+        return Recording(name, spec.worker_class, calls)
 
     def graph(self) -> Graph:
-        """What was recorded."""
+        """Return the recorded graph."""
         return Graph(rows=self._rows, calls=tuple(self._calls), edges=tuple(self._edges))
 
     def _call(
         self,
         name: str,
-        method: Callable[..., Any],
+        method: Callable[..., object],
         transfer: Transfer,
         location: ModelLocation,
         batch: ShapeFuture | None = None,
-        **arguments: Any,
-    ) -> Any:
+        **arguments: object,
+    ) -> ShapeFuture | NoValue:
         """Record a call; KeyError if it reads a field that nobody has added, with the line of an own method."""
         number, fields = len(self._calls), batch.fields if batch else {}
         if missing := [key for key in transfer.reads if key not in fields]:

@@ -1,10 +1,10 @@
-"""What one rank is sent at once."""
+"""Messages of the controller: the calls that one rank is sent at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import ray
 
@@ -22,17 +22,17 @@ class Message:
     pool: str
     rank: int
     inputs: Sequence[ray.ObjectRef]
-    """What the first call reads from other processes."""
+    """References to the fields that the first call reads from other processes."""
     calls: list[str] = field(default_factory=list)
     requests: list[CallRequest] = field(default_factory=list)
-    """Of the calls, until they are sent."""
+    """Requests of the calls, until they are sent."""
     step: int = 0
-    """The last one whose batch they are about; 0 where they are about none, or an evaluation's."""
+    """Latest step of the calls' batches; 0 for calls without a batch and for evaluations."""
     ended: ray.ObjectRef | None = None
     """The outcomes, once the message is sent."""
 
     def __str__(self) -> str:
-        """Its calls, as part of a sentence."""
+        """Return the calls, as part of a sentence."""
         first, last = self.calls[0], self.calls[-1]
         return first if len(self.calls) == 1 else f"one of {len(self.calls)} calls from {first} to {last}"
 
@@ -42,7 +42,7 @@ class Message:
         self.requests.append(request)
         self.step = max(self.step, request.batch.step if request.batch else 0)
 
-    def send(self, handle: Any) -> list[ray.ObjectRef]:
+    def send(self, handle: ray.actor.ActorHandle) -> list[ray.ObjectRef]:
         """Send it to its rank; references to the blocks of the last call."""
         results = 1 + self.requests[-1].blocks
         method = handle.run.options(num_returns=results) if results > 1 else handle.run
@@ -52,7 +52,7 @@ class Message:
         return blocks
 
     def outcomes(self) -> Sequence[Outcome] | None:
-        """Of all its calls, if they have ended without an error."""
+        """Return the outcomes of all calls; None unless all have ended without an error."""
         try:
             return cast("Sequence[Outcome]", ray.get(self.ended, timeout=0))
         except ray.exceptions.RayError:

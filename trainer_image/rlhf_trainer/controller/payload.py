@@ -21,9 +21,10 @@ def field_names(kind: type) -> tuple[str, ...]:
     return tuple(part.name for part in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
 
-def tensor_bytes(value: Any) -> int:
+def tensor_bytes(value: object) -> int:
     """Bytes of the tensors and arrays inside a value, through containers and dataclasses."""
-    counted, rest = 0, [value]
+    counted = 0
+    rest: list[Any] = [value]
     while rest:
         each = rest.pop()
         kind = each.__class__
@@ -62,11 +63,11 @@ class PayloadMeter:
         context = ray._private.worker.global_worker.get_serialization_context()  # noqa: SLF001 there is no public hook
         serialize, deserialize = context.serialize, context.deserialize_objects
 
-        def counted_serialize(value: Any) -> Any:
+        def counted_serialize(value: object) -> object:
             self._bytes += tensor_bytes(value)
             return serialize(value)
 
-        def counted_deserialize(*args: Any, **kwargs: Any) -> Any:
+        def counted_deserialize(*args: object, **kwargs: object) -> object:
             values = deserialize(*args, **kwargs)
             self._bytes += tensor_bytes(values)
             return values

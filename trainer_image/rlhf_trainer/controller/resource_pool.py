@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
@@ -19,7 +19,15 @@ LOOK_SECONDS = 1
 """How long Ray is waited for at a time: in between, Python sees signals."""
 
 
-def threads_of(pools: Sequence[ResourcePool], nodes: Sequence[Mapping[str, Any]]) -> list[int]:
+class RayNode(TypedDict):
+    """Machine of a Ray, as `ray.nodes()` describes it."""
+
+    NodeID: str
+    Alive: bool
+    Resources: Mapping[str, float]
+
+
+def threads_of(pools: Sequence[ResourcePool], nodes: Sequence[RayNode]) -> list[int]:
     """Threads of a slot of each pool: the cores of its machine by the slots of all pools there, or on GPUs by the GPUs.
 
     nodes: as `ray.nodes()` describes them. Ranks of a pool wait for each other, so the machine on which each gets
@@ -78,7 +86,7 @@ class ResourcePool:
                     )
 
     def slots(self) -> list[tuple[PlacementGroupSchedulingStrategy, int]]:
-        """For each rank: where Ray shall put it, and its rank on its machine."""
+        """Return for each rank (Ray's scheduling strategy, rank on its machine)."""
         return [
             (PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index), index)
             for group, slots in zip(self._groups, self.slots_per_machine, strict=True)

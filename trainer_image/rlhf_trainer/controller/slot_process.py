@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 
@@ -22,10 +22,11 @@ from rlhf_trainer.collector import collector_off
 from rlhf_trainer.controller.batch import BatchSlice, Kept
 from rlhf_trainer.controller.diagnosis import ProcessState, inspect_process
 from rlhf_trainer.controller.payload import tensor_bytes
+from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, MemoryProblem, TrainerError, UserCodeError
 from rlhf_trainer.row_groups import Gathered, Outlet, RowGroup
 from rlhf_trainer.telemetry import TRANSFER, Report, recorder
-from rlhf_trainer.types import Batch, Fields, Transfer, transfers_of
+from rlhf_trainer.types import Batch, Fields, Transfer
 
 if TYPE_CHECKING:  # the process starts without torch, which it imports while the controller does the same
     from torch import Tensor
@@ -33,7 +34,7 @@ if TYPE_CHECKING:  # the process starts without torch, which it imports while th
 INSPECTION = "inspection"
 """The concurrency group, and so the thread, in which Ray runs `inspect` while another thread runs a call."""
 OUTLETS = "outlets"
-"""That of `row_group`."""
+"""Concurrency group of `row_group`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,26 +47,26 @@ class CallRequest:
     """
 
     number: int
-    """Of the call, in the job."""
+    """Number of the call in the job."""
     role: str
     method: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, object]
     batch: BatchSlice | None = None
     cuts: Mapping[str, Sequence[slice]] = field(default_factory=dict)
-    """For each field that the rank adds, the rows of the blocks that other processes read, from its first row."""
+    """Rows of the blocks that other processes read, for each field that the rank adds; counted from its first row."""
     keeps: int = 0
-    """How many steps before its own may still be read of what calls have added."""
+    """Earlier training steps whose added fields can still be read."""
     in_groups: bool = False
     """Whether other processes take the rows of what it adds as they end, by `row_group`."""
     groups: int = 0
-    """How many groups of rows, of as many ranks, are the last inputs; the method is run on them alone."""
+    """Groups of rows that are the last inputs, one of each rank; the method runs on them alone."""
     groups_of: int | None = None
     """Number of the call that gave these groups. Without `groups`: of the one whose groups the method has been run on,
     whose results are now this call's."""
     counts: bool
-    """Whether this rank's measurements are kept; see `Recorder.counting`."""
+    """Whether the measurements of this rank are kept; see `Recorder.counting`."""
     sent: float
-    """When the controller recorded it, in seconds of the controller's clock."""
+    """Seconds of the controller's clock when it recorded the call."""
 
     @property
     def name(self) -> str:
@@ -79,7 +80,7 @@ class CallRequest:
 
 @dataclass(frozen=True)
 class Added:
-    """What a call added."""
+    """Fields that a call added."""
 
     step: int
     first: int
@@ -89,12 +90,12 @@ class Added:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank tells of a call."""
+    """Outcome of a call on a rank."""
 
     number: int
-    """Of the call, in the job."""
+    """Number of the call in the job."""
     value: Any
-    """What the method returned; None if it adds fields."""
+    """Value that the method returned; None if it adds fields."""
     report: Report
 
 
@@ -107,13 +108,14 @@ class SlotProcess:
         recorder.pool = pool
         resource_tracker._HAVE_SIGMASK = False  # type: ignore[attr-defined]  # noqa: SLF001 it would let SIGTERM through
         self._workers: dict[str, Any] = {}
+        self._specs: dict[str, WorkerSpec] = {}
         self._step: int | None = None
         self._kept: dict[int, Added | TrainerError] = {}
         """Number of a call -> what it added, or why it failed; of this step, and of those that are ahead."""
         self._outlets: dict[int, Outlet] = {}
         """Number of a call -> its groups of rows."""
         self._gathered: dict[tuple[int, str], Gathered] = {}
-        """(number of such a call, name of another) -> what the latter gave for its groups."""
+        """(number of a call that gives groups, name of the scoring call) -> results for these groups."""
         self._running, self._thread = "", 0
         self._free_since = time.time()
 
@@ -123,7 +125,7 @@ class SlotProcess:
             imports()
 
     def inspect(self) -> ProcessState:
-        """What this process does now; answers also while a call runs."""
+        """Return the state of this process; answers also while a call runs."""
         return inspect_process(self._running, self._thread, quiet_seconds=time.time() - self._free_since)
 
     def row_group(self, call: int, number: int) -> RowGroup:
@@ -152,13 +154,14 @@ class SlotProcess:
         self._seed = torch.initial_seed()
         return os.getpid(), socket.gethostname()
 
-    def build(self, role: str, worker_class: type, arguments: Mapping[str, Any]) -> None:
+    def build(self, role: str, worker_class: type, arguments: Mapping[str, object]) -> None:
         """Make the worker of a role in this process."""
         init: Callable[..., Any] = worker_class.__init__  # type: ignore[misc]  # only for a message about it
         with (
             self._running_call(f"{role}.__init__"),
             translated_errors(role, worker_class if init is object.__init__ else init),
         ):
+            self._specs[role] = WorkerSpec(worker_class, arguments)
             self._workers[role] = worker_class(**arguments)
 
     def clear(self) -> None:
@@ -175,6 +178,7 @@ class SlotProcess:
                 if hasattr(worker, "close"):
                     worker.close()
                 del worker
+            self._specs.clear()
             self._kept.clear()
             self._outlets.clear()
             self._gathered.clear()
@@ -182,7 +186,7 @@ class SlotProcess:
             gc.collect()
             torch.manual_seed(self._seed)
 
-    def run(self, requests: Sequence[CallRequest], *tensors: Tensor | RowGroup) -> Any:
+    def run(self, requests: Sequence[CallRequest], *tensors: Tensor | RowGroup) -> list[Outcome] | tuple[object, ...]:
         """Run calls, one after the other. Ray starts this when what the first one reads is here.
 
         Returns the blocks of each field of the last call that other processes read, and last the outcome of each call.
@@ -202,22 +206,22 @@ class SlotProcess:
         return (*blocks, outcomes) if blocks else outcomes
 
     def _fail(self, request: CallRequest, error: TrainerError) -> None:
-        """Let calls that read what this one was to add fail with its error."""
+        """Have calls fail with this error if they read the fields of the failed call."""
         self._kept[request.number] = error
         if request.in_groups:
             self._outlet(request.number).fail(error)
         if request.groups:
             self._gathered_by(request).error = error
 
-    def _run(self, request: CallRequest, tensors: Sequence[Any]) -> tuple[Outcome, list[Tensor]]:
-        """Run a method of a worker; its outcome, and the blocks of what it adds that other processes read."""
-        worker = type(self._workers[request.role])
-        transfer = transfers_of(worker)[request.method]
-        with self._running_call(request.name), translated_errors(request.name, getattr(worker, request.method)):
+    def _run(self, request: CallRequest, tensors: Sequence[Tensor | RowGroup]) -> tuple[Outcome, list[Tensor]]:
+        """Run a method of a worker; return its outcome, and the blocks of the added fields that others read."""
+        spec = self._specs[request.role]
+        transfer = spec.transfers[request.method]
+        with self._running_call(request.name), translated_errors(request.name, spec.code_of(request.method)):
             result = self._call(request, transfer, tensors)
             if request.batch is None or transfer.adds is None or request.groups:
                 return Outcome(request.number, result, recorder.drain()), []
-            blocks = self._keep(request, request.batch, transfer.adds, result)
+            blocks = self._keep(request, request.batch, transfer.adds, cast("Fields", result))
             return Outcome(request.number, None, recorder.drain()), blocks
 
     def _keep(self, request: CallRequest, batch: BatchSlice, names: Sequence[str], result: Fields) -> list[Tensor]:
@@ -258,7 +262,7 @@ class SlotProcess:
         finally:
             self._running, self._free_since = "", time.time()
 
-    def _call(self, request: CallRequest, transfer: Transfer, given: Sequence[Any]) -> Any:
+    def _call(self, request: CallRequest, transfer: Transfer, given: Sequence[Tensor | RowGroup]) -> object:
         positional, arguments = [], dict(request.arguments)
         if request.batch is not None:
             if request.batch.step != self._step:
@@ -279,18 +283,18 @@ class SlotProcess:
             return None
         return result
 
-    def _batch(self, request: CallRequest, given: Sequence[Any]) -> Batch:
-        """What a call reads; `given`: from other processes, groups of rows last."""
+    def _batch(self, request: CallRequest, given: Sequence[Tensor | RowGroup]) -> Batch:
+        """Return the batch of a call; given: tensors from other processes, groups of rows last."""
         assert request.batch
         if not request.groups:
-            return request.batch.filled(given, self._read_kept)
+            return request.batch.filled(cast("Sequence[Tensor]", given), self._read_kept)
         count = len(given) - request.groups
-        groups = given[count:]
+        groups, tensors = cast("Sequence[RowGroup]", given[count:]), cast("Sequence[Tensor]", given[:count])
         recorder.add("bytes/transfer", tensor_bytes(groups))
-        return self._gathered_by(request).batch_of(request.batch.filled(given[:count], self._read_kept), groups)
+        return self._gathered_by(request).batch_of(request.batch.filled(tensors, self._read_kept), groups)
 
     def _outlet(self, call: int) -> Outlet:
-        """Of a call; whoever of two threads comes first makes it."""
+        """Return the outlet of a call; the first of two threads that asks makes it."""
         return self._outlets.setdefault(call, Outlet())
 
     def _gathered_by(self, request: CallRequest) -> Gathered:
@@ -300,7 +304,7 @@ class SlotProcess:
 
 
 @contextmanager
-def translated_errors(where: str, method: Callable[..., Any] | None = None) -> Iterator[None]:
+def translated_errors(where: str, method: Callable[..., object] | None = None) -> Iterator[None]:
     """Turn any error of the block into a TrainerError whose sentence says in which call and rank it was raised.
 
     method: of a call; if it is the user's own, or the error is of code that it runs, the file and line are said, too.

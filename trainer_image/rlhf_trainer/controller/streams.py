@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import ray
 
@@ -16,22 +15,22 @@ from rlhf_trainer.types import Transfer
 
 
 class Streams:
-    """Those of a job, by their numbers."""
+    """Streams of row groups of a job, by the number of the call that gives them."""
 
     def __init__(self) -> None:
         self.are_on = False
-        """Whether groups are asked for."""
-        self._ranks: dict[int, Sequence[Any]] = {}
+        """Whether calls give groups."""
+        self._ranks: dict[int, Sequence[ray.actor.ActorHandle]] = {}
         """The handles of the ranks that give them."""
         self._scored: set[tuple[int, str]] = set()
-        """(such a call, name of another one that has been made on its groups and not yet on all rows)."""
+        """(call that gives groups, name of a scoring call made on its groups and not yet on all rows)."""
 
-    def begin(self, call: int, ranks: Sequence[Any]) -> None:
+    def begin(self, call: int, ranks: Sequence[ray.actor.ActorHandle]) -> None:
         """The rows of a call leave these ranks in groups."""
         self._ranks[call] = ranks
 
     def forget(self) -> None:
-        """Another step begins."""
+        """Forget the scoring calls of the last step."""
         self._scored.clear()
 
     def groups(self, batch: BatchFuture) -> Iterator[list[ray.ObjectRef]]:
@@ -44,10 +43,10 @@ class Streams:
     def read(
         self, name: str, batch: Batches | None, transfer: Transfer, *, in_groups: bool
     ) -> tuple[int | None, Transfer]:
-        """What a call `name` has to do with the groups of another one: (the number of that, what it still reads).
+        """Return (number of the call whose groups a call `name` reads or has read, fields that it still reads).
 
-        in_groups: it is made on a group, which brings some of its fields along. Else, if it was made on all groups
-        before, its results are there, and it reads nothing.
+        in_groups: the call is made on a group, which brings some of its fields along. Otherwise, if the call was made
+        on all groups before, its results are there, and nothing is read.
         """
         if not isinstance(batch, BatchFuture) or not transfer.row_by_row:
             return None, transfer
@@ -62,9 +61,3 @@ class Streams:
                 self._scored.remove((stream, name))
                 return stream, replace(transfer, reads=(), reads_if_there=())
         return None, transfer
-
-
-def begin_on(groups: Sequence[ray.ObjectRef], batch: BatchFuture, model: Any, method: str) -> None:
-    """Call a method of a `ModelHandle` on rows of the batch that have left the call which makes them."""
-    group, *call = getattr(model, method).args
-    group.call(*call, batch, {}, groups=groups)

@@ -21,8 +21,8 @@ def get(
     *,
     deadline: float,
     quiet_seconds: Callable[[], float] = lambda: math.inf,
-) -> list[Any]:
-    """The values, as `ray.get` gives them, as long as one more of them arrives every `deadline` seconds.
+) -> list[Any]:  # a reference does not say the type of its object
+    """Return the values, as `ray.get` gives them, as long as one more of them arrives every `deadline` seconds.
 
     quiet_seconds: how long no call ended of those that bring a value together.
     Failures are ours: the worker's own error, or CommunicationError for a lost or silent worker.
@@ -57,7 +57,7 @@ def get(
 
 
 def wait(references: list[ray.ObjectRef], *, seconds: float) -> tuple[list[ray.ObjectRef], list[ray.ObjectRef]]:
-    """As `ray.wait`, which raises what the handler of a signal raised only when its time is over."""
+    """Wait as `ray.wait` does, but in short intervals: between them Python runs the handlers of signals."""
     until = time.monotonic() + seconds
     while True:
         left = max(0.0, until - time.monotonic())

@@ -12,9 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import Any
+from typing import Any, Self
 
 import ray
 
@@ -23,24 +24,15 @@ from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.diagnosis import RankState
 from rlhf_trainer.controller.dispatch import Batches, Dispatch, Readers, dispatch
 from rlhf_trainer.controller.message import Message
+from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import INSPECTION, OUTLETS, CallRequest, Outcome, SlotProcess
 from rlhf_trainer.controller.streams import Streams
 from rlhf_trainer.controller.waiting import get, wait
+from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.telemetry import CONTROLLER, Recorder, Report
 from rlhf_trainer.types import Transfer, transfers_of
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """The worker class of a role, and the arguments with which every rank of a group builds it."""
-
-    worker_class: type
-    arguments: Mapping[str, Any]
-    layout: ParallelSizes | None = None
-    """Of the model over the group's ranks; None: the group's own."""
-
 
 INSPECT_SECONDS = 10.0
 """How long a rank may take to say what it does; a thread of its own answers."""
@@ -54,11 +46,11 @@ class ValueFuture:
 
     parts: Sequence[Sequence[Message]]
     place: int
-    """Of the call in its messages."""
+    """Position of the call among the calls of its messages."""
     log: CallLog
     deadline: float
 
-    def result(self) -> list[Any]:
+    def result(self) -> list[Any]:  # a method of the user's returns any value
         """Wait for the values, in the order of the ranks; the deadline starts again whenever an earlier call ends."""
         self.log.wait(deadline=self.deadline)
         outcomes = iter(get([each.ended for part in self.parts for each in part], deadline=self.deadline))
@@ -66,7 +58,7 @@ class ValueFuture:
 
 
 class CallLog:
-    """What all groups of a job share: the readers of each field, and the messages of the step."""
+    """State that all groups of a job share: the readers of each field, and the messages of the step."""
 
     def __init__(self, *, keeps: int = 0) -> None:
         """keeps: how many steps before that of a call may still be read."""
@@ -74,13 +66,14 @@ class CallLog:
         self.recorder = Recorder()
         self.readers = Readers()
         self.numbers = itertools.count()
-        """Of the calls of the job."""
+        """Numbers of the calls of the job."""
         self.groups: list[WorkerGroup] = []
         self.streams = Streams()
+        self.meter = PayloadMeter()
         self._messages: list[Message] = []
         self._drained: list[Message] = []
         self._aside: list[Message] = []
-        """Those that only `settle` waits for."""
+        """Messages that only `settle` waits for."""
 
     def add(self, messages: Sequence[Message]) -> None:
         """Add messages that were sent."""
@@ -135,7 +128,7 @@ class CallLog:
         return [*(outcome.report for outcome in in_order), self.recorder.drain()]
 
     def undrained(self) -> Sequence[Message]:
-        """What was sent and is still to be drained."""
+        """Return the messages that were sent and are not drained yet."""
         return [*self._messages, *self._aside]
 
     def send(self) -> None:
@@ -144,7 +137,7 @@ class CallLog:
             group.send()
 
     def _outcomes(self, messages: Sequence[Message], deadline: float) -> list[Sequence[Outcome]]:
-        """Of the calls of each message, as soon as all have ended."""
+        """Return the outcomes of the calls of each message, once all have ended."""
         return get([message.ended for message in messages], deadline=deadline, quiet_seconds=self._quiet_seconds)
 
     def unfinished_calls(self, pool: str, rank: int) -> str:
@@ -154,7 +147,7 @@ class CallLog:
         return next((str(each) for each in mine if each.outcomes() is None), "")
 
     def _quiet_seconds(self) -> float:
-        """How long no rank that answers has ended a call."""
+        """Return the seconds since a rank that answers last ended a call."""
         ranks = [rank.process for group in self.groups for rank in group.inspect()]
         return min((process.quiet_seconds for process in ranks if process), default=math.inf)
 
@@ -185,7 +178,7 @@ class WorkerGroup:
         self._deadline = deadline
         self._pool, self._start = pool, start
         self._open: list[Message] = []
-        """What each rank is sent next."""
+        """Message for each rank that is sent next."""
         self._processes: list[int] = []
         self.hosts: list[str] = []
         """The machine of each rank, once the workers are built."""
@@ -193,7 +186,7 @@ class WorkerGroup:
         self._environment = {**RAY_SETTINGS, **environment}
         self._ranks = self._started()
 
-    def _started(self) -> list[Any]:
+    def _started(self) -> list[ray.actor.ActorHandle]:
         """A new process for each slot."""
         pool, process = self._pool, ray.remote(concurrency_groups={INSPECTION: 1, OUTLETS: 1})(SlotProcess)
         return [
@@ -263,14 +256,14 @@ class WorkerGroup:
         transfer: Transfer,
         layout: ParallelSizes,
         batch: Batches | None,
-        arguments: Any,
+        arguments: Mapping[str, object],
         *,
         groups: Sequence[ray.ObjectRef] = (),
-    ) -> Any:
-        """Record a call of every rank; returns the batch with the fields that the method adds, or its `ValueFuture`.
+    ) -> Batches | ValueFuture:
+        """Record a call on every rank; return the batch with the added fields, or a `ValueFuture`.
 
-        Recorded calls are sent before one that reads from other processes, with one that other processes read, and
-        when somebody waits. groups: rows of the batch, on which alone the method is run; see `row_groups`.
+        A call that reads from other processes begins a message, and a call that other processes read ends one; waiting
+        sends the rest. groups: rows of the batch, on which alone the method is run; see `row_groups`.
         """
         name, number = f"{role}.{method}", next(self._log.numbers)
         stream, transfer = self._log.streams.read(name, batch, transfer, in_groups=bool(groups))
@@ -341,7 +334,7 @@ class WorkerGroup:
         return blocks
 
     def inspect(self) -> list[RankState]:
-        """What every rank does at this moment."""
+        """Return the state of every rank at this moment."""
         answers = [handle.inspect.options(concurrency_group=INSPECTION).remote() for handle in self._ranks]
         ray.wait(answers, num_returns=len(answers), timeout=INSPECT_SECONDS)
         return [self._rank_state(rank, answer) for rank, answer in enumerate(answers)]
@@ -375,25 +368,35 @@ class WorkerGroup:
 
 
 class ModelHandle:
-    """A model of a worker group: each marked method of its worker class is a method here, and returns futures."""
+    """Model of a worker group: each marked method of its worker class is a method here, and returns futures."""
 
     def __init__(
-        self, group: WorkerGroup, role: str, worker_class: type, *, layout: ParallelSizes | None = None
-    ) -> None:
-        """`layout`: of the model over the group's ranks, if it is not the group's."""
-        layout = layout or group.layout
-        for name, transfer in transfers_of(worker_class).items():
-            group.add_reader(transfer, layout)
-            setattr(self, name, partial(self._call, group, role, name, transfer, layout))
-
-    @staticmethod
-    def _call(
+        self,
         group: WorkerGroup,
         role: str,
-        name: str,
-        transfer: Transfer,
-        layout: ParallelSizes,
-        batch: Batches | None = None,
-        **arguments: Any,
-    ) -> Any:
-        return group.call(role, name, transfer, layout, batch, arguments)
+        worker_class: type,
+        *,
+        layout: ParallelSizes | None = None,
+        transfers: Mapping[str, Transfer] | None = None,
+    ) -> None:
+        """layout: of the model over the group's ranks, if not the group's; transfers: marks, if not the class's."""
+        self._group, self._role, self._layout = group, role, layout or group.layout
+        self._transfers = transfers_of(worker_class) if transfers is None else transfers
+        for name, transfer in self._transfers.items():
+            group.add_reader(transfer, self._layout)
+            setattr(self, name, partial(self.call, name))
+
+    def call(self, method: str, batch: Batches | None = None, **arguments: object) -> Any:  # what the mark says
+        """Record a call of a method on every rank; see `WorkerGroup.call`."""
+        return self._group.call(self._role, method, self._transfers[method], self._layout, batch, arguments)
+
+    def call_on_groups(self, method: str, batch: BatchFuture, groups: Sequence[ray.ObjectRef]) -> None:
+        """Call a method on rows of the batch that have left the call which makes them; see `row_groups`."""
+        transfer = self._transfers[method]
+        self._group.call(self._role, method, transfer, self._layout, batch, {}, groups=groups)
+
+    def with_calls(self, **calls: Callable[..., object]) -> Self:
+        """Return a copy in which other functions make these calls."""
+        changed = copy(self)
+        vars(changed).update(calls)
+        return changed

@@ -45,9 +45,9 @@ def run_file(
     address: str | None,
     options: OutputOptions,
 ) -> None:
-    """Run the jobs of a manifest (a file, or its text) from their newest checkpoints on, but for those that succeeded.
+    """Run the jobs of a manifest (a file, or its text) from their newest checkpoints; finished jobs are skipped.
 
-    Raises SpecError, TrainerError or Stopped; the folder of the job that failed says why.
+    Raises SpecError, TrainerError or Stopped; the folder of the failed job says why.
     """
     require_packages()
     jobs = load_with_finished(output, manifest, overrides)
@@ -149,7 +149,7 @@ def clear(output: Path, jobs: Sequence[Job]) -> None:
 
 
 def make_ready(output: Path, pending: Sequence[Job]) -> None:
-    """What can be known to fail before anybody has trained for hours does so here: disks and object stores."""
+    """Try the disks and object stores before anything trains: a run fails now rather than after hours."""
     with writing(output):
         (output / SAVE_REQUEST).unlink(missing_ok=True)
         write_environment(output)

@@ -1,4 +1,4 @@
-"""When the state of a job is saved, by whom, and how it comes back."""
+"""Checkpoints of a job: when they are written, by which workers, and how a job is restored."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_trainer.checkpoint import STATE, Checkpoint
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NumericsError
+from rlhf_trainer.run.step_models import Handle
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.workers.data import DataShape
@@ -18,7 +20,7 @@ from rlhf_trainer.workers.data import DataShape
 LOWEST = ("loss", "cost")
 """Measures that are best when they are lowest."""
 State = dict[str, Any]
-"""What the controller knows after a step besides the step's number: JSON values."""
+"""State of the controller after a step, besides the step's number: JSON values."""
 
 
 def require_measure(job: Job, names: Collection[str]) -> None:
@@ -48,7 +50,7 @@ class Checkpoints:
         """
 
     def best_step(self, last: int, summary: Mapping[str, float]) -> dict[str, int]:  # noqa: ARG002
-        """For summary.json: the step of the best checkpoint, of those that were measured and the last one."""
+        """Return the step of the best checkpoint for summary.json, among the measured ones and the last one."""
         return {}
 
     def before_model(self) -> None:
@@ -67,19 +69,20 @@ class KeptCheckpoints(Checkpoints):
         self,
         job: Job,
         folder: JobFolder,
-        models: Mapping[str, Any],
+        models: Mapping[str, Handle],
         *,
+        trained: Collection[Role],
         data: DataShape,
         stop: StopSignals,
         resumed: Checkpoint | None,
     ) -> None:
-        """models: all of the job, of which the trained ones and those that count are saved.
+        """models: of the job, of which the trained ones and those with counters are saved.
 
-        Raises DataError when the data is not what it was.
+        Raises DataError when the data differs from that of the checkpoint.
         """
         self._settings, self._folder, self._stop, self._resumed = job.spec.checkpoint, folder, stop, resumed
         self._store, self._data = folder.checkpoints, data
-        self._trained = [models[role] for role in job.trained()]
+        self._trained = [models[role] for role in trained]
         self._counting = {role: model for role, model in models.items() if hasattr(model, "counters")}
         self._under_way: tuple[str, State] | None = None
         self._begun_step = 0

@@ -1,4 +1,4 @@
-"""What the jobs of a run have in common."""
+"""Output, display, listeners and stop signals that the jobs of a run share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_trainer.run.stopping import StopSignals
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """Where the jobs write to, who is told, and who may stop them."""
+    """Run folder, outputs and stop signals of a run."""
 
     output: Path
     display: Display

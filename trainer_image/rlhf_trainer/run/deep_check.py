@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import ParamSpec, TypedDict, TypeVar
 
 from rlhf_api.chain import with_sources
 from rlhf_api.job import Job
@@ -27,7 +27,6 @@ from rlhf_trainer.generation.families import why_not_generated
 from rlhf_trainer.outputs.opening import require_trackers
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
-from rlhf_trainer.run.assembly import data_of
 from rlhf_trainer.run.checkpoints import require_measure
 from rlhf_trainer.run.evaluation import measures_of
 from rlhf_trainer.run.graph import graph_of
@@ -35,6 +34,7 @@ from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.resume import identities
 from rlhf_trainer.run.shapes import shapes_of
+from rlhf_trainer.run.worker_specs import data_of
 from rlhf_trainer.run_folder.folder import JobFolder, model_folders
 from rlhf_trainer.run_folder.written_data import is_written, with_written_data
 from rlhf_trainer.training.loading import load_config, try_config
@@ -46,16 +46,18 @@ from rlhf_trainer.workers.judge import evaluation_code
 from rlhf_trainer.workers.retokenized import Retokenized, prompt_of, with_prompts
 from rlhf_trainer.workers.scoring import UserCode, reward_code
 
+P = ParamSpec("P")
+T = TypeVar("T")
 FIRST_ROWS = 64
 """Rows of a data set that go through tokenizer and template."""
 RESPONSE, OTHER_RESPONSE = "This is a response.", "This is another response."
 
 
 def problems(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Iterator[tuple[Job, TrainerError]]:
-    """What would end each of these jobs; jobs: those of the manifest, whose models they may read.
+    """Yield (job, error) for each error that would end a job; jobs: all of the manifest.
 
-    Models of this machine are looked at, of those that a job before makes the config.json that they come from. The
-    first rows go through tokenizer and template, and each function, service and judge is called once on one of them.
+    Models of this machine are read; a model that an earlier job makes is checked by the config.json of its origin.
+    First rows go through tokenizer and template, and each function, service and judge is called once on one of them.
     """
     by_name = {job.name: job for job in jobs}
     for job in pending:
@@ -87,8 +89,8 @@ class JobCheck:
         """Every error, each found once."""
         for role in self._job.models():
             self._tried(self._try_model, role)
-        strangers = set() if self._found else self._tried(self._strangers)
-        if strangers:
+        retokenized: set[Role] = (set() if self._found else self._tried(self._retokenized_roles)) or set()
+        if retokenized:
             self._job = with_prompts(self._job)
         if self._job.generates_elsewhere and not self._found:
             self._try_endpoints()
@@ -97,15 +99,15 @@ class JobCheck:
         self._tried(self._try_measure)
         if data := self._tried(self._data):
             self._tried(partial(data.train.batch, 1, batch_size=1))  # in an order that may be the user's
-            self._tried(self._try_tokens, strangers or set(), data)
+            self._tried(self._try_tokens, retokenized, data)
             self._tried(self._try_code, data)
         self._tried(require_trackers, self._job, self._output)
         return list({str(error): error for error in self._found}.values())
 
-    def _tried(self, check: Callable[..., Any], *arguments: Any) -> Any:
-        """What the check returns; None after an error, which is kept."""
+    def _tried(self, check: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T | None:
+        """Return the result of the check; None after an error, which is kept."""
         try:
-            return check(*arguments)
+            return check(*arguments, **options)
         except TrainerError as error:
             self._found.append(error)
             return None
@@ -146,7 +148,7 @@ class JobCheck:
         """Record the calls of an algorithm that is not of this package."""
         if not self._job.spec.algorithm.is_own:
             return
-        pool = MappedPool(name="one", models=tuple(self._job.models()), slots_per_machine=(1,))
+        pool = MappedPool(name="one", models=self._job.placed_roles(), slots_per_machine=(1,))
         sizes = dict.fromkeys(pool.models, ParallelSizes(data=1))
         graph_of(self._job, DeviceMapping(device="CPU", pools=(pool,), sizes=sizes))
 
@@ -166,22 +168,22 @@ class JobCheck:
         if not wanted.rpartition("/")[2].startswith(parts):  # what a function names itself is known when it is called
             require_measure(self._job, measures_of(self._job))
 
-    def _strangers(self) -> set[Role]:
-        """The models whose tokenizer is not the actor's."""
+    def _retokenized_roles(self) -> set[Role]:
+        """Return the models whose tokenizer is not the actor's."""
         roles = self._job.models()
-        return other_vocabularies(self._job, {role: self._origin(role).folder for role in roles})
+        return other_vocabularies(self._job, roles, {role: self._origin(role).folder for role in roles})
 
     def _origin(self, role: Role) -> WorkerSetting:
         return origin_of(self._job, role, self._jobs, self._output)[0]
 
-    def _try_tokens(self, strangers: set[Role], data: DataWorker) -> None:
+    def _try_tokens(self, retokenized: set[Role], data: DataWorker) -> None:
         """Write a row in the tokens of each model that has its own."""
-        if not strangers:
+        if not retokenized:
             return
         actor = self._origin("actor")
         assert isinstance(data, PromptData), "only models of RL score what the actor writes"
         loaders = [data.train, *([data.held_out] if self._job.spec.evaluation else [])]
-        for role in sorted(strangers):
+        for role in sorted(retokenized):
             other = Retokenized(replace(self._origin(role), actor=(actor.model, actor.folder)))
             for sample in (_sample(data, loader) for loader in loaders):
                 other.encoded([prompt_of(self._job.spec, sample.columns)], [sample.response], [True])
@@ -217,7 +219,7 @@ class JobCheck:
 
 
 def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tuple[WorkerSetting, bool]:
-    """What a worker of the role would be made from, and whether another job is yet to make its model from that."""
+    """Return (setting of the role's worker, whether another job is yet to make the model from that origin)."""
     maker, made = made_from(job, role, jobs)
     source, folder = maker.models()[made], model_folders(maker, output)[made]
     model = source.model_copy(update={"lora": job.models()[role].lora})
@@ -270,7 +272,7 @@ def _without_room(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> 
 
 
 def _sizes(job: Job, jobs: Sequence[Job], output: Path) -> Iterator[tuple[Path, int, int]]:
-    """(a folder of this machine, bytes that the job still needs there at most, bytes of them that it leaves)."""
+    """Yield (local folder, most bytes that the job still needs there, bytes that it leaves there)."""
     folder = JobFolder(output, job)
     store = folder.checkpoints
     try:

@@ -1,4 +1,4 @@
-"""What `spec.evaluation` measures on held-out data: a loss, the pair accuracy, or responses before and after."""
+"""Evaluation on held-out data: a loss, the pair accuracy, or responses before and after training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rlhf_api.spec.data import DataSets
 from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
+from rlhf_trainer.run.step_models import Handle, Rows
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgedRow
@@ -20,17 +21,17 @@ FIRST_DRAW, SECOND_DRAW = 0, -1
 """Numbers that stand for a step where responses are drawn for an evaluation; each gives every row a seed of its own."""
 
 OFFLINE = {True: ("evaluate_completions", "loss"), False: ("evaluate_pairs", "pair_accuracy")}
-"""Of jobs that generate nothing, whether they learn completions (SFT) -> the method that measures, and what."""
+"""Evaluation of offline jobs: whether completions are learned (SFT) -> (method that measures, name of the measure)."""
 
 
 class Runtime(Protocol):
     """A job's models brought to life, by the controller on Ray or in one rank under torchrun."""
 
     @property
-    def models(self) -> Mapping[str, Any]:
+    def models(self) -> Mapping[str, Handle]:
         """The models by role, and the workers `data`, `advantage` and `judge`."""
 
-    def blank(self, step: int, size: int) -> Any:
+    def blank(self, step: int, size: int) -> Rows:
         """A batch of `size` rows that has no fields yet."""
 
     def send(self) -> None:
@@ -58,15 +59,15 @@ class Evaluation:
         """Measure after the last step: what summary.json says."""
         return {}
 
-    def samples(self) -> list[dict[str, Any]]:
+    def samples(self) -> list[dict[str, object]]:
         """Rows of samples.jsonl."""
         return []
 
-    def state(self) -> Any:
-        """What `before` measured, as JSON, for a checkpoint."""
+    def state(self) -> object:
+        """Return the measurements of `before` as JSON, for a checkpoint."""
         return None
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: Any) -> None:  # JSON of a checkpoint
         """Take back what `before` measured in the run that is resumed."""
 
 
@@ -99,11 +100,12 @@ class HeldOut(Evaluation):
 
 
 class Rollouts(Evaluation):
-    """Responses to the held-out prompts before and after, with the same seeds, judged by reward, functions, verifiers.
+    """Responses to the held-out prompts before and after training, with the same seeds.
 
-    Measures are means over all responses to all prompts (avg@k). win_rate is the share of responses after that score
-    higher than that before of the same prompt and number, by the first function (without one the first verifier, then
-    the reward), a tie counting 0.5; win_rate_null compares two draws before training the same way.
+    Reward, functions and verifiers judge them. Measures are means over all responses to all prompts (avg@k). A response
+    wins if it scores higher than the earlier one of the same prompt and number; a tie counts 0.5. The first function
+    gives the score, without functions the first verifier, then the reward. win_rate_null compares two draws before
+    training.
     """
 
     def __init__(self, runtime: Runtime, data: DataShape, *, job: Job) -> None:
@@ -140,7 +142,7 @@ class Rollouts(Evaluation):
         summary["win_rate_null"] = win_rate(self._again, self._before, self._decider)
         return summary
 
-    def samples(self) -> list[dict[str, Any]]:
+    def samples(self) -> list[dict[str, object]]:
         names = [name for name, rows in self._slices().items() for _ in range(len(self._before))[rows] if name]
         return [
             {
@@ -154,10 +156,10 @@ class Rollouts(Evaluation):
             for place, (before, after) in enumerate(zip(self._before, self._after, strict=True))
         ]
 
-    def state(self) -> Any:
+    def state(self) -> object:
         return [[asdict(row) for row in rows] for rows in (self._before, self._again)]
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: Any) -> None:  # JSON of a checkpoint
         self._before, self._again = ([JudgedRow(**row) for row in rows] for rows in state)
 
     def _slices(self) -> dict[str, slice]:
@@ -205,7 +207,7 @@ class Rollouts(Evaluation):
 
 
 class Written(Evaluation):
-    """Of a job that makes a data set: what it has written."""
+    """Evaluation of a job that makes a data set: counts of the written rows."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -1,35 +1,38 @@
-"""The graph of a job's step: which worker lives on which pool, and what the algorithm's listing calls on them."""
+"""Graph of a job's step: the calls of the algorithm's listing, each on the pool of its worker."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import get_args
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.custom_algorithm import own_line
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_mapper.mapping import DeviceMapping, MappedPool
-from rlhf_planning.step_graph import Graph
+from rlhf_mapper.mapping import DeviceMapping
+from rlhf_planning.step_graph import Call, Graph
 from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
+from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.fields import Width
-from rlhf_trainer.run.assembly import (
-    data_of,
-    helpers_of,
-    inputs_of,
-    stand_ins,
-    training_batch,
-    worker_of,
-)
-from rlhf_trainer.telemetry import ENDPOINTS
-from rlhf_trainer.workers.keeper import RolloutKeeper
+from rlhf_trainer.run.step_models import Scorers, connected, inputs_of, training_batch
+from rlhf_trainer.run.worker_specs import worker_specs
+from rlhf_trainer.workers.data import DataShape
+from rlhf_trainer.workers.rollout import ROLLOUT_FIELDS
+
+NO_DATA = DataShape(rows=0, evaluation_rows=0, facts=())
+"""A graph does not depend on the number of rows, nor on where the models' files are."""
 
 
 def graph_of(job: Job, placed: DeviceMapping) -> Graph:
-    """One step of a job on these pools, the loading of its batch included; nothing runs.
+    """Return the graph of one step of a job on these pools, with the loading of its batch; nothing runs.
 
     Columns count no bytes, nor do fields of own workers. UserCodeError for an own algorithm whose step cannot be.
     """
     try:
-        return _recorded(job, placed)
+        folders: dict[Role, str] = dict.fromkeys(get_args(Role), "")
+        return recorded_step(job, placed, worker_specs(job, job.models(), placed, folders, NO_DATA, path=Path()))
     except Exception as error:
         if not job.spec.algorithm.is_own:
             raise
@@ -38,29 +41,38 @@ def graph_of(job: Job, placed: DeviceMapping) -> Graph:
         raise UserCodeError(f"{job.name}: spec.algorithm.entrypoint: {what}{line}") from error
 
 
-def _recorded(job: Job, placed: DeviceMapping) -> Graph:
+def recorded_step(job: Job, placed: DeviceMapping, specs: Mapping[str, Mapping[str, WorkerSpec]]) -> Graph:
+    """Return the graph of one step with these workers, pool -> role -> spec."""
     data = job.spec.data
     text = data.max_prompt_tokens + data.max_response_tokens
     widths = {Width.ONE: 1, Width.BYTES: 0, Width.PROMPT: data.max_prompt_tokens, Width.TEXT: text}
-    algorithm, tracer = job.spec.algorithm, Tracer(rows=job.sequences_per_step, widths=widths)
-    workers: dict[str, type] = {"data": data_of(job), **helpers_of(job)}
-    home = next(pool for pool in placed.pools if job.saved in pool.models)
-    pools: dict[str, MappedPool] = {role: pool for pool in placed.pools for role in pool.models}
-    roles: tuple[Role, ...] = (*job.models(), *(("reward",) if job.has_reward else ()))
-    roles += ("rollout",) if job.generates_apart else ()
-    workers |= {"rollouts": RolloutKeeper} if job.spec.rollout.keep else {}
-    workers |= {role: worker_of(job, role, pools.get(role, home).models) for role in roles}
-    places = {name: _place(placed, name, pools.get(name, home)) for name in workers}
-    if job.generates_elsewhere:
-        places["rollout"] = ModelLocation(pool=ENDPOINTS, layout=ParallelSizes(data=1))
-    models = {name: tracer.model(name, each, places[name]) for name, each in workers.items()}
-    models |= stand_ins(job, models)
-    batch = training_batch(job, models.pop("data"), ShapeFuture())
-    algorithm.step(batch, **inputs_of(job, models))
+    tracer = Tracer(rows=job.sequences_per_step, widths=widths)
+    slots = {pool.name: pool.size for pool in placed.pools}
+    handles = {
+        role: tracer.model(role, spec, ModelLocation(pool, spec.layout or ParallelSizes(data=slots.get(pool, 1))))
+        for pool, workers in specs.items()
+        for role, spec in workers.items()
+    }
+    models = connected(job, handles)
+    batch, take_step = training_batch(job, models.pop("data"), ShapeFuture()), job.spec.algorithm.step
+    take_step(batch, **inputs_of(job, models))
     return tracer.graph()
 
 
-def _place(placed: DeviceMapping, worker: str, pool: MappedPool) -> ModelLocation:
-    """Where a worker lives; one that holds no model is data-parallel on its pool."""
-    sizes = {str(role): each for role, each in placed.sizes.items()}.get(worker)
-    return ModelLocation(pool=pool.name, layout=sizes or ParallelSizes(data=pool.size))
+def scorers_of(graph: Graph) -> Scorers:
+    """Return the scorers of a step: each reads rows of one generation, and else only what was there before."""
+    generations = [call for call in graph.calls if call.in_groups]
+    return [[_method(call) for call in graph.calls if _may_begin(graph, call, made)] for made in generations]
+
+
+def _may_begin(graph: Graph, call: Call, made: Call) -> bool:
+    read = [edge for edge in graph.edges if edge.consumer == call.number]
+    rows = [field for edge in read if edge.producer == made.number for field in edge.fields]
+    are_in_groups = all(field.name == field.added_as and field.name in ROLLOUT_FIELDS for field in rows)
+    is_ready = call.row_by_row and not call.arguments and all(edge.producer <= made.number for edge in read)
+    return is_ready and call.pool != made.pool and bool(rows) and are_in_groups
+
+
+def _method(call: Call) -> tuple[str, str]:
+    model, _, method = call.name.partition(".")
+    return model, method

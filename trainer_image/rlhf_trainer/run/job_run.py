@@ -1,4 +1,4 @@
-"""One job from its first step, or from its newest checkpoint, to its saved model or data set, on any runtime."""
+"""Run of one job, on any runtime: evaluation, steps, checkpoints and the saved model or data set."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rlhf_api.job import Job
-from rlhf_trainer.run.assembly import inputs_of
 from rlhf_trainer.run.checkpoints import Checkpoints, State, require_measure
 from rlhf_trainer.run.evaluation import Runtime, evaluation_of
 from rlhf_trainer.run.lookahead import Lookahead
 from rlhf_trainer.run.publisher import Publisher
+from rlhf_trainer.run.step_models import inputs_of
 from rlhf_trainer.telemetry import (
     CONTROLLER,
     Report,
@@ -37,7 +36,7 @@ def run_job(
     made: Path,
     publisher: Publisher | None,
     checkpoints: Checkpoints,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Evaluate, train, evaluate and save; returns the job's part of summary.json.
 
     data: what was found in it; made: the folder for the model, or of the data set.

@@ -1,10 +1,10 @@
-"""The batches of a job's steps, of which the next ones are generated while a step trains (`rollout.maxStaleness`).
+"""Batches of a job's steps; those of the next steps are generated while a step trains (`rollout.maxStaleness`).
 
 With N = 1, and P the policy after so many updates:
 
     step 1               step 2               step 3
     train on rows of P0  train on rows of P0  train on rows of P1  ...
-    generate for 1, 2 with P0  3 with P1            4 with P2
+    generate for 1, 2 with P0  3 with P1            4 with P2.
 
 So the rows of step s are of policy s - 1 - N at least, where 0 stands for what is less.
 """
@@ -12,11 +12,11 @@ So the rows of step s are of policy s - 1 - N at least, where 0 stands for what 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlhf_api.job import Job
-from rlhf_trainer.run.assembly import training_batch
 from rlhf_trainer.run.evaluation import Runtime
+from rlhf_trainer.run.step_models import Rows, training_batch
 
 if TYPE_CHECKING:  # without Ray there is no rollout pool
     from rlhf_trainer.controller.message import Message
@@ -41,9 +41,9 @@ class Lookahead:
         self._job, self._runtime, self._total_steps = job, runtime, total_steps
         self._staleness = job.spec.rollout.max_staleness
         self._next = first_step
-        self._batches: dict[int, Any] = {}
+        self._batches: dict[int, Rows] = {}
 
-    def batch(self, step: int) -> Any:
+    def batch(self, step: int) -> Rows:
         """The prompts of a step; the actor has been asked for the responses of those that are stale when read."""
         last = min(step + self._staleness, self._total_steps)
         for number in range(self._next, last + 1):

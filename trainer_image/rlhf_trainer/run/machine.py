@@ -1,4 +1,4 @@
-"""This machine: its cores and GPUs, and environment.json, which says what a run ran on without a name or path of it."""
+"""Cores and GPUs of this machine, and environment.json, which describes a run's machine without names or paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GPU_FILES = ("nvidia*", "kfd", "dxg")
 """In /dev of a machine that has GPUs: NVIDIA's, AMD's, and either's under Windows."""
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-"""Of a container: microseconds in which it may run, of so many; or `max` and these."""
+"""File with the CPU limit of a container: microseconds of run time, or `max`, and the period."""
 
 
 def write_environment(output: Path) -> None:
@@ -33,7 +33,7 @@ def write_environment(output: Path) -> None:
 
 
 def cores() -> int:
-    """The cores that this process may use: those that it is bound to, or fewer where its container has a limit."""
+    """Return the cores that this process may use: its affinity, or fewer if its container has a limit."""
     bound = len(os.sched_getaffinity(0))
     try:
         quota, period = map(int, CPU_LIMIT.read_text().split())

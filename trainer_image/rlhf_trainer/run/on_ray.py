@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_mapper.mapping import DeviceMapping
-from rlhf_planning.numbers import duration
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.context import RunContext
 from rlhf_trainer.run.job_run import run_job
@@ -19,6 +17,7 @@ from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary
 from rlhf_trainer.run_folder.written_data import with_written_data
+from rlhf_trainer.workers.retokenized import with_prompts
 
 
 def run_jobs(
@@ -52,43 +51,38 @@ def run_on_ray(
     is_last: bool,
     context: RunContext,
 ) -> None:
-    """Run one job into its folder and add what it measured to summary.json."""
-    folder = JobFolder(context.output, job)
-    publisher = Publisher(job, folder, context.display, context.listeners)
-    mapping = placed.mapping
+    """Run one job into its folder and add its measures to summary.json."""
+    publisher = Publisher(job, JobFolder(context.output, job), context.display, context.listeners)
+    folder, checkpoint, mapping = publisher.folder, start.checkpoint, placed.mapping
     with publisher.recording_the_end():
-        folder.begin(start.checkpoint, inputs=start.inputs)
-        publisher.say(f"{job.spec.algorithm.name} on {' | '.join(map(mapping.described, mapping.pools))}")
-        report_mapping(mapping, publisher)
-        if placed.unmapped:
-            publisher.say(f"not mapped: {placed.unmapped}")
-        if changed := folder.keep_code(first_step=1 + (start.checkpoint.step if start.checkpoint else 0)):
-            publisher.say(changed)
-        if start.checkpoint:
-            publisher.say(f"goes on after step {start.checkpoint.step}, from {start.checkpoint.uri}")
-        strangers = other_vocabularies(job, folders)
+        folder.begin(checkpoint, inputs=start.inputs, mapping=mapping)
+        code = folder.keep_code(first_step=1 + (checkpoint.step if checkpoint else 0))
+        publisher.open(mapping, unmapped=placed.unmapped, code=code, checkpoint=checkpoint)
+        models = job.models()
+        retokenized = other_vocabularies(job, models, folders)
         running = with_written_data(job, context.output)
-        stacks = folder.path / "stacks.txt"
-        runtime = RayRuntime(running, mapping, folders, slots=slots, stacks=stacks, strangers=strangers)
+        runtime = RayRuntime(
+            with_prompts(running) if retokenized else running,
+            models,
+            mapping,
+            folders,
+            slots=slots,
+            path=folder.path,
+            columns=job.spec.columns(job.spec.data.train),
+            retokenized=retokenized,
+        )
         with runtime.running(is_last=is_last) as shape:
-            for fact in shape.facts:
-                publisher.say(fact)
+            publisher.say(*shape.facts)
+            trained = [role for role, model in models.items() if model.optimizer]
+            checkpoints = KeptCheckpoints(
+                job, folder, runtime.models, trained=trained, data=shape, stop=context.stop, resumed=checkpoint
+            )
             summary = run_job(
                 runtime.job,
                 runtime,
                 shape,
                 made=folder.made.resolve(),
                 publisher=publisher,
-                checkpoints=KeptCheckpoints(
-                    job, folder, runtime.models, data=shape, stop=context.stop, resumed=start.checkpoint
-                ),
+                checkpoints=checkpoints,
             )
         add_to_summary(context.output, job.name, summary)
-
-
-def report_mapping(placed: DeviceMapping, publisher: Publisher) -> None:
-    """Leave the mapping in the job's folder, and say what a step is predicted to take."""
-    publisher.folder.write_mapping(placed)
-    if prediction := placed.prediction:
-        pools = "1 pool" if len(placed.pools) == 1 else f"{len(placed.pools)} pools"
-        publisher.say(f"mapped: {pools}, predicted {duration(prediction.step_seconds)} a step")

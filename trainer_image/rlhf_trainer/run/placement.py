@@ -1,4 +1,4 @@
-"""Where the models of a job live; asked of the mapper and checked before anything starts."""
+"""Placement of a job's models by the mapper, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlhf_trainer.run_folder.folder import model_folder
 
 
 class Placed(NamedTuple):
-    """Where the models of a job live."""
+    """Placement of the models of a job."""
 
     mapping: DeviceMapping
     unmapped: str = ""
@@ -31,10 +31,10 @@ class Placed(NamedTuple):
 
 
 def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], output: Path) -> Placed:
-    """Where the models of a job live; jobs: those of the manifest, which may make its models.
+    """Return the placement of a job's models; jobs: all of the manifest, as one may make another's model.
 
-    SpecError if that cannot be, or a model cannot be cut into its stages and shards; EnvironmentProblem if the mapper
-    finds no way to place them.
+    SpecError if the placement is impossible, or a model cannot be cut into its stages and shards. EnvironmentProblem if
+    the mapper finds no placement.
     """
     placed = _mapped(job, place(job, gpus_per_machine), jobs, output)
     by_name = {each.name: each for each in jobs}
@@ -44,10 +44,10 @@ def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], ou
 
 
 def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path) -> Placed:
-    """What the mapper makes of a job on the slots of a placement: of all models together, or one made by hand.
+    """Return the mapper's choice for a job on the slots of a placement.
 
-    The placement as it is, and the reason, where the mapper does not know the shape of a model or the figures of the
-    GPUs, or where by its figures a placement made by hand does not fit.
+    together: all models in one pool, or pools made by hand. This placement is kept, with the reason, in two cases: the
+    mapper does not know a model's shape or the GPU, or pools made by hand do not fit.
     """
     try:
         shapes, cluster = shapes_of(jobs, job, output), slots_of(together, gpus_here)

@@ -1,4 +1,4 @@
-"""What must be so before a job starts; each function raises the error of what is not."""
+"""Preconditions of a job; each function raises the error of a broken one."""
 
 from __future__ import annotations
 
@@ -72,9 +72,11 @@ def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Ma
         raise SpecError(problems)
 
 
-def other_vocabularies(job: Job, folders: Mapping[Role, str]) -> set[Role]:
-    """The reward and cost models that read other tokens than the actor writes; ConfigError for any other model."""
-    models = job.models()
+def other_vocabularies(job: Job, models: Mapping[Role, Model], folders: Mapping[Role, str]) -> set[Role]:
+    """Return the reward and cost models with other tokens than the actor; ConfigError for any other model.
+
+    models, folders: of the job, by role.
+    """
     if "actor" not in models:
         return set()
     origins = {role: (folders[role], model.trust_remote_code, model.revision) for role, model in models.items()}

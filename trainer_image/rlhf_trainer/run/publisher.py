@@ -1,4 +1,4 @@
-"""Tells people and files what a run does: every sentence and every step goes to the terminal and the run folder."""
+"""Publisher of a run: every sentence and every step goes to the terminal, the run folder and the outputs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from contextlib import contextmanager, suppress
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
+from rlhf_mapper.mapping import DeviceMapping
+from rlhf_planning.numbers import duration
+from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import TrainerError, reason_of, user_error
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.listeners import Listener
@@ -15,8 +18,16 @@ from rlhf_trainer.run_folder.folder import JobFolder, writing
 from rlhf_trainer.telemetry import StepReport
 
 
+def prediction_of(mapping: DeviceMapping) -> list[str]:
+    """Return a sentence about the predicted seconds of a step, if there is a prediction."""
+    if not mapping.prediction:
+        return []
+    pools = "1 pool" if len(mapping.pools) == 1 else f"{len(mapping.pools)} pools"
+    return [f"mapped: {pools}, predicted {duration(mapping.prediction.step_seconds)} a step"]
+
+
 class Publisher:
-    """The folder of one job, the terminal, and the outputs that were asked for."""
+    """Publisher of one job, to its folder, the terminal and the outputs of the run."""
 
     def __init__(self, job: Job, folder: JobFolder, display: Display, outputs: Sequence[Listener] = ()) -> None:
         self.folder = folder
@@ -24,19 +35,31 @@ class Publisher:
         self._listeners: Sequence[Listener] = (display, *outputs)
         self._total_steps = 0
 
-    def say(self, message: str) -> None:
-        """A line for the terminal and events.log."""
-        self.folder.event(message)
-        self._display.say(f"{self._job.name}: {message}")
+    def say(self, *messages: str) -> None:
+        """Write a line for each message to the terminal and events.log."""
+        for message in messages:
+            self.folder.event(message)
+            self._display.say(f"{self._job.name}: {message}")
+
+    def open(self, mapping: DeviceMapping, *, unmapped: str, code: str, checkpoint: Checkpoint | None) -> None:
+        """Say on which pools the job runs, what a step is predicted to take, and where the job resumes.
+
+        unmapped: the reason why the mapper was not used; code: a sentence about changed code; both may be empty.
+        """
+        lines = [f"{self._job.spec.algorithm.name} on {' | '.join(map(mapping.described, mapping.pools))}"]
+        lines += prediction_of(mapping)
+        lines += [f"not mapped: {unmapped}"] * bool(unmapped) + [code] * bool(code)
+        lines += [f"goes on after step {checkpoint.step}, from {checkpoint.uri}"] if checkpoint else []
+        self.say(*lines)
 
     def begin(self, *, first_step: int, total_steps: int) -> None:
-        """The first step of this run starts now."""
+        """Tell the listeners that the first step of this run starts now."""
         self._total_steps = total_steps
         for listener in self._listeners:
             listener.begin(self._job, first_step=first_step, total_steps=total_steps)
 
     def step(self, report: StepReport) -> None:
-        """A step is done: its record, its warnings, and what the listeners make of it."""
+        """Write the record and the warnings of a finished step, and give the report to the listeners."""
         for warning in report.warnings:
             message = f"step {report.record['step']:.0f}: {warning}"
             self.folder.event(message)
@@ -48,7 +71,7 @@ class Publisher:
 
     @contextmanager
     def recording_the_end(self) -> Iterator[None]:
-        """The job's status says Succeeded when the block ends, or why it did not."""
+        """Set the job's status when the block ends: Succeeded, or the reason of its failure."""
         try:
             yield
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""What is left to do in a run folder: which jobs have not finished, and where each goes on."""
+"""Resumption in a run folder: the unfinished jobs, and the checkpoint of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlhf_trainer.run_folder.folder import INPUTS, JOB_FILE, JobFolder, finished
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where a job that has not finished begins."""
+    """Beginning of an unfinished job."""
 
     checkpoint: Checkpoint | None
     """The checkpoint it goes on from; None for the start."""
@@ -34,10 +34,10 @@ def from_the_start(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
 
 
 def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
-    """The jobs that have not succeeded in this folder, by name.
+    """Return the start of each job that has not succeeded in this folder, by name.
 
-    A job that read what another experiment had made starts over. Raises SpecError when a job itself is another
-    experiment than the one of that name which was begun here.
+    A job starts over if another experiment made an input. SpecError if a job itself is another experiment than the job
+    of its name that was begun here.
     """
     made = identities(jobs, output)
     pending: dict[str, Start] = {}
@@ -61,7 +61,7 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
 
 
 def identities(jobs: Sequence[Job], output: Path) -> dict[str, str]:
-    """What each job makes, by name, and each that has finished in the folder; the jobs come after those they read."""
+    """Return the identity of each job's output by name, and of all finished jobs; jobs: each after those it reads."""
     made = {name: finished.identity for name, finished in finished_jobs(output).items()}
     for job in jobs:
         made[job.name] = identity(document_of(job), inputs(job, made))

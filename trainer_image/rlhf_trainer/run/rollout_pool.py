@@ -1,26 +1,52 @@
-"""What becomes of generators that are lost, while the pools that train live on."""
+"""Processes that generate apart from the actor.
+
+    RolloutPool       A lost process ends the attempt.
+    ReplaceablePool   Lost processes are replaced while the pools that train live on.
+    Servers           Servers run elsewhere and may come and go.
+
+`step_models.ApartRollout` makes the calls on them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
-from rlhf_trainer.controller.worker_group import CallLog, WorkerGroup
 from rlhf_trainer.errors import CommunicationError
-from rlhf_trainer.run.assembly import RolloutPool
 from rlhf_trainer.telemetry import CONTROLLER, Report
 
+if TYPE_CHECKING:  # a graph of a step is made without Ray
+    from rlhf_trainer.controller.worker_group import CallLog, WorkerGroup
+
 REPLACEMENTS = "rollout_replacements"
-MOST_IN_A_ROW = 3
-"""Replacements without responses in between; then something is wrong that new processes do not mend."""
+MAX_REPLACEMENTS = 3
+"""Replacements without responses in between; after these something is wrong that new processes do not mend."""
 
 
-class ReplaceableRolloutPool(RolloutPool):
-    """A pool whose processes are replaced together: ranks of one engine cannot do without each other."""
+class RolloutPool:
+    """Processes of the generators in a pool of their own; the loss of one ends the attempt."""
+
+    def calls(self) -> AbstractContextManager[None]:
+        """Make the calls of the block on these processes, or calls that wait for them."""
+        return nullcontext()
+
+    def settle(self, step: int | None = None) -> None:
+        """Wait for such calls, all or up to the last one of a step; CommunicationError if a rank is lost."""
+
+    def gather(self) -> None:
+        """Join all that are to get the actor's weights and the actor's ranks in one group."""
+
+    def replace(self, error: CommunicationError) -> None:
+        """Replace the processes by new ones, in which nothing has been called; raise the error if that is no help."""
+        raise error
+
+
+class ReplaceablePool(RolloutPool):
+    """Pool whose processes are replaced together: ranks of one engine cannot do without each other."""
 
     def __init__(self, group: WorkerGroup, log: CallLog, *, deadline: float, build: Callable[[], None]) -> None:
-        """build: makes the workers of the group, and joins them with the actor's ranks."""
+        """build: builds the workers of the group, and joins them with the actor's ranks."""
         self._group, self._log, self._deadline, self._build = group, log, deadline, build
         self._in_a_row = 0
         self._report = Report(sums={REPLACEMENTS: 0.0})
@@ -34,14 +60,14 @@ class ReplaceableRolloutPool(RolloutPool):
             self._in_a_row = 0
 
     def drain(self) -> Report:
-        """What happened since the last call, which may have been between two steps."""
+        """Return the replacements since the last call, which may have been between two steps."""
         report, self._report = self._report, Report(sums={REPLACEMENTS: 0.0})
         return report
 
     def replace(self, error: CommunicationError) -> None:
-        """As the base says; there can be none where no rank has died, or too many have."""
+        """Replace the processes; raise the error if no rank has died, or if too many have."""
         lost = [str(rank) for rank in self._group.inspect() if rank.is_dead]
-        if not lost or self._in_a_row == MOST_IN_A_ROW:
+        if not lost or self._in_a_row == MAX_REPLACEMENTS:
             raise error
         self._in_a_row += 1
         self._report.sums[REPLACEMENTS] += 1
@@ -57,13 +83,18 @@ class ReplaceableRolloutPool(RolloutPool):
 
 
 class Servers(RolloutPool):
-    """Servers that run elsewhere, of which those that are there when weights are sent get them."""
+    """External servers. Weights go to the servers that are reachable at that moment."""
 
-    def __init__(self, rollout: Any, join: Callable[[list[tuple[str, int]]], None]) -> None:
-        """join: forms the group of these, each a machine and its ranks, and of the actor's ranks."""
-        self._rollout, self._join = rollout, join
+    def __init__(
+        self, found: Callable[[], list[tuple[str, int]]], join: Callable[[list[tuple[str, int]]], None]
+    ) -> None:
+        """found: gives the servers that are to join, each (machine, ranks); none if they have joined.
+
+        join: forms the group of these servers and of the actor's ranks.
+        """
+        self._found, self._join = found, join
 
     def gather(self) -> None:
-        """A new group, whose first exchange brings all weights, if others are there than before."""
-        if servers := self._rollout.found().result()[0]:
+        """Form a new group if other servers are reachable than before; its first exchange brings all weights."""
+        if servers := self._found():
             self._join(servers)

@@ -1,4 +1,4 @@
-"""The Ray that a run uses: the one it was told, or one of its own that ends with it."""
+"""Ray of a run: a running one at a given address, or an own one that ends with the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONNECT_SECONDS = 10.0
 START_TIMEOUT = "timed out during startup"
 """Words of Ray's error when its own processes were too slow."""
 MONITORS = ("start_api_server", "start_monitor", "start_log_monitor")
-"""What starts processes of Ray that a Ray of our own does without; there is no public way to say so."""
+"""Functions that start processes of Ray; an own Ray does without them, and there is no public way to say so."""
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def _init_ray(address: str, options: Mapping[str, Any]) -> None:
 
 
 def how_ray_ended() -> str:
-    """Which process of a Ray of our own has ended before its time, in a sentence; empty if none has."""
+    """Return a sentence about a process of our own Ray that has ended early; empty if none has."""
     for name, process in own_processes():
         if (code := process.poll()) is not None and not process.was_killed:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -103,18 +103,20 @@ def own_processes() -> list[tuple[str, OwnProcess]]:
 
 
 class OwnProcess(subprocess.Popen[bytes]):
-    """A process of a Ray of our own, in which, and in all that it starts, the signals that stop a run are blocked.
+    """Process of our own Ray, which blocks the signals that stop a run, as do all its children.
 
-    Terminals and `timeout` send them to a process group, service managers to every process; but a run that stops needs
-    Ray for its checkpoint.
+    Terminals and `timeout` send the signals to a process group, service managers to every process; but a run that stops
+    needs Ray for its checkpoint.
     """
 
     started: ClassVar[list[OwnProcess]] = []
     """All processes of this class."""
     was_killed = False
-    """By `kill`."""
+    """Whether `kill` has ended the process."""
 
-    def __init__(self, command: Sequence[str], *, preexec_fn: Callable[[], None], **options: Any) -> None:
+    def __init__(
+        self, command: Sequence[str], *, preexec_fn: Callable[[], None], **options: Any
+    ) -> None:  # those of Popen
         def prepare() -> None:
             preexec_fn()
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

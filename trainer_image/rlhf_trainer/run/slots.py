@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import ray
 
@@ -32,7 +31,7 @@ By itself glibc soon keeps all that is smaller than 32 MiB, which the weights of
 
 THREADS = "OMP_NUM_THREADS"
 WAITING = {"GOMP_SPINCOUNT": "1000"}
-"""How often a thread that waits for the others of its process looks, before it gives its core away: some microseconds.
+"""Looks of a waiting thread before it gives its core away: some microseconds.
 
 By itself OpenMP looks for milliseconds. Beside other programs one of the others waits for just that core, and a step
 takes many times as long; without looking at all, each wait costs a wake-up.
@@ -43,8 +42,8 @@ class Slots:
     """A worker group for each pool of a job; one job at a time."""
 
     def __init__(self) -> None:
-        self._like: Any = None
-        """Of the processes that are there: device, deadline and pools."""
+        self._like: object = None
+        """Device, deadline and pools of the processes that are there."""
         self._pools: list[ResourcePool] = []
         self._groups: dict[str, WorkerGroup] = {}
 
@@ -80,7 +79,8 @@ class Slots:
                     group.take_over(log)
             else:
                 self._start(placed, log, deadline)
-            yield self._groups
+            with log.meter.watching():
+                yield self._groups
             stays = may_stay and self._are_clear()
             self._like = like
         except CommunicationError as error:
@@ -105,7 +105,7 @@ class Slots:
         self._like, self._pools, self._groups = None, [], {}
 
     def _are_clear(self) -> bool:
-        """Have all processes forget the job, which has ended well whatever becomes of them; whether they have."""
+        """Clear the workers of the finished job. Return False if a process did not answer."""
         try:
             for group in self._groups.values():
                 group.clear()
@@ -134,18 +134,18 @@ class Slots:
         )
 
 
-def likeness(placed: DeviceMapping, deadline: float) -> Any:
-    """What two jobs have in common when one may serve in the processes of the other."""
+def likeness(placed: DeviceMapping, deadline: float) -> object:
+    """Return the device, deadline and pools; a job may run in the processes of another job with the same."""
     return placed.device, deadline, [(pool.name, tuple(pool.slots_per_machine)) for pool in placed.pools]
 
 
 def import_workers() -> None:
-    """What every rank needs and takes seconds to import."""
-    import rlhf_trainer.run.assembly  # noqa: F401
+    """Import the modules that every rank needs and that take seconds."""
+    import rlhf_trainer.run.worker_specs  # noqa: F401
 
 
 def import_workers_and_data() -> None:
-    """What a rank needs that reads data too."""
+    """Import the modules of a rank that also reads data."""
     import rlhf_trainer.data.source  # noqa: F401
 
     import_workers()
@@ -159,9 +159,9 @@ def join(device: Device, timeout_seconds: float) -> int:
 
 
 def threads_told(pools: Sequence[ResourcePool]) -> list[dict[str, str]]:
-    """The variable that says how many threads a slot of each pool has; the user's own, where that is a number.
+    """Return OMP_NUM_THREADS for each pool; a number set by the user wins.
 
-    In pods it is the operator that knows their cores, and has set it there.
+    In pods the operator, which knows their cores, has set it.
     """
     if own_attempt():
         return [{} for _ in pools]

@@ -30,7 +30,7 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """What signals have asked for."""
+    """State of the signals that stop a run."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         """`say` tells the user that the run will stop."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from rlhf_api import kubectl_yaml
@@ -231,21 +232,20 @@ class JobFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     @writes
-    def begin(self, checkpoint: Checkpoint | None, *, inputs: Mapping[str, str]) -> None:
+    def begin(
+        self, checkpoint: Checkpoint | None, *, inputs: Mapping[str, str], mapping: DeviceMapping | None = None
+    ) -> None:
         """Prepare for a run from the start, or from a checkpoint: records after it are deleted."""
-        saved = None
-        if checkpoint:
-            self.path.mkdir(parents=True, exist_ok=True)
-            replace(self.path / METRICS, checkpoint.text(METRICS))
-            saved = saved_state(checkpoint)
-        else:
+        saved = saved_state(checkpoint) if checkpoint else None
+        texts = {METRICS: checkpoint.text(METRICS)} if checkpoint else {}
+        texts |= {INPUTS: json.dumps(dict(inputs)) + "\n", JOB_FILE: dump(self._job)}
+        texts |= {MAPPING: json.dumps(as_json(mapping), indent=2) + "\n"} if mapping else {}
+        if not checkpoint:
             self.clear()
-            self.path.mkdir(parents=True)
+        self.path.mkdir(parents=True, exist_ok=True)
         if self._job.spec.algorithm.makes == "data":
             self.made.mkdir(exist_ok=True)
-        replace(self.path / INPUTS, json.dumps(dict(inputs)) + "\n")
-        replace(self.path / JOB_FILE, dump(self._job))
-        self._write_status(phase="Running", start_time=now(), checkpoint=saved)
+        self._write_status(texts, phase="Running", start_time=now(), checkpoint=saved)
 
     def keep_code(self, *, first_step: int) -> str:
         """Keep the source of an own algorithm's module; return a sentence if the code differs from the last run's."""
@@ -259,11 +259,6 @@ class JobFolder:
         with writing(self.path):
             (self.path / f"algorithm-from-{first_step:06d}.py").write_text(text, encoding="utf-8")
         return f"goes on with other code of the algorithm than before, which is {last.name}" if last else ""
-
-    @writes
-    def write_mapping(self, placed: DeviceMapping) -> None:
-        """Write mapping.json: the placement of the models, and the predicted step."""
-        replace(self.path / MAPPING, json.dumps(as_json(placed), indent=2) + "\n")
 
     def texts_for_checkpoint(self, *, up_to: int) -> dict[str, str]:
         """Return the files of this folder that belong to the checkpoint of step `up_to`, by name."""
@@ -342,10 +337,11 @@ class JobFolder:
             )
             self.event(message)
 
-    def _write_status(self, **changes: Any) -> None:
-        """Replace status.json in one piece: a reader never sees half of it."""
+    def _write_status(self, texts: Mapping[str, str] = MappingProxyType({}), **changes: Any) -> None:
+        """Replace other files by these texts and then status.json, each in one piece: a reader never sees half."""
         self._status = self._status.model_copy(update=changes)
-        replace(self.path / STATUS, json.dumps(self._status.document(), indent=2) + "\n")
+        for name, text in {**texts, STATUS: json.dumps(self._status.document(), indent=2) + "\n"}.items():
+            replace(self.path / name, text)
         own = own_attempt()
         if own and own != owner(self.path):
             mark(self.path, own)

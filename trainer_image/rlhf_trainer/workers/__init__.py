@@ -1,1 +1,1 @@
-"""What one rank of each model does (SPMD); no module here knows Ray."""
+"""Workers: the part of each model that one rank runs (SPMD). No module here knows Ray."""

@@ -1,9 +1,11 @@
-"""The actor of policy-gradient RL: learns from the advantages of its responses by the clipped loss."""
+"""Actor of policy-gradient RL: it learns from the advantages of its responses by the clipped loss."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,10 +22,10 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.model_input import Text
-from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import WorkerSetting, log_probs_by, text_of
 from rlhf_trainer.workers.data import PRETRAIN_FIELDS
-from rlhf_trainer.workers.rollout import GeneratingActor
+from rlhf_trainer.workers.generating_actor import GeneratingActor
 
 FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """The largest |ratio - 1| of a step's first mini-batch that rounding can explain, by compute type."""
@@ -31,23 +33,62 @@ FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 UPDATE_FIELDS = ("tokens", "attention_mask", "response_mask", "rollout_log_probs", "advantages")
 FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", *PRETRAIN_FIELDS)
 
+OldLogProbs = Literal["Pass", "Update", "Generator"]
+"""Source of the old log-probabilities: a forward pass; the pass of the step's only update; or the generator."""
+OLD_LOG_PROBS: Mapping[OldLogProbs, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "Update": (("response_mask", "policy_version"), ()),
+    "Generator": (("response_mask", "rollout_log_probs", "policy_version"), ("old_log_probs",)),
+}
+"""Fields that `compute_log_prob` (reads, adds) where it makes no forward pass."""
+
 
 class ActorWorker(GeneratingActor):
     """One rank of an actor that is trained by PPO's clipped loss, with the options of GRPO and its variants."""
 
-    has_scored = True
-    """Whether `compute_log_prob` is a forward pass, from which the first update's can only differ by rounding."""
-
-    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
+    def __init__(self, setting: WorkerSetting, *, max_sequences: int, old_log_probs: OldLogProbs = "Pass") -> None:
         """`max_sequences`: the most responses that this rank generates at once."""
         algorithm = setting.job.spec.algorithm
         assert isinstance(algorithm, PolicyGradient)
         self._pretrain = (algorithm.pretrain_coefficient or 0.0) if isinstance(algorithm, ActorCritic) else 0.0
         super().__init__(setting, max_sequences=max_sequences)
+        self._old_log_probs = old_log_probs
+        self.has_scored = old_log_probs == "Pass"
+        """Whether `compute_log_prob` is a forward pass; the first update's can differ from it only by rounding."""
         self._algorithm = algorithm
         stale = setting.job.spec.rollout.max_staleness > 0
         self._correction = algorithm.rollout_correction or (RolloutCorrection() if stale else None)
         self._first_step = 1 + (algorithm.critic_warmup_steps if isinstance(algorithm, ActorCritic) else 0)
+
+    @classmethod
+    def change_transfers(
+        cls,
+        marks: Marks,
+        *,
+        setting: WorkerSetting,
+        old_log_probs: OldLogProbs = "Pass",
+        **_: object,
+    ) -> Marks:
+        """Without a forward pass `compute_log_prob` reads no text and adds what is known already."""
+        marks = super().change_transfers(marks, setting=setting)
+        if old_log_probs == "Pass":
+            return marks
+        reads, adds = OLD_LOG_PROBS[old_log_probs]
+        known = replace(marks["compute_log_prob"], reads=reads, adds=adds, phase="reshard", row_by_row=False)
+        return {**marks, "compute_log_prob": known}
+
+    @register(
+        THREE_D_PROTO,
+        reads=("tokens", "attention_mask", "response_mask", "rollout_log_probs", "policy_version"),
+        adds=("old_log_probs",),
+        phase="scoring",
+        row_by_row=True,
+    )
+    def compute_log_prob(self, batch: Batch) -> Fields:
+        """Return old_log_probs [B, T] from where `OldLogProbs` says; without a pass the generator is put to sleep."""
+        if self._old_log_probs == "Pass":
+            return super().compute_log_prob(batch)
+        self.begin_scoring(batch)
+        return {"old_log_probs": batch["rollout_log_probs"]} if self._old_log_probs == "Generator" else {}
 
     @register(THREE_D_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
     def compute_loss(self, batch: Batch) -> None:
@@ -73,7 +114,7 @@ class ActorWorker(GeneratingActor):
                 self._update(batch, chosen, is_first=number == 0)
 
     def _update(self, batch: Batch, chosen: Tensor, *, is_first: bool) -> None:
-        """One optimizer step on the chosen rows."""
+        """Make one optimizer step on the chosen rows."""
         names = [name for name in (*UPDATE_FIELDS, *FIELDS_IF_THERE) if name in batch.fields]
         fields = {name: batch[name][chosen] for name in names}
         normalizer = self.trainer.mesh.sum([self._weight(fields["response_mask"])])[0]
@@ -103,18 +144,18 @@ class ActorWorker(GeneratingActor):
             self.warn_of_mismatch(torch.stack(differences).sum(0))
 
     def _texts_of(self, micro: Fields) -> list[Text]:
-        """The responses and, below them, the pretraining rows if there are any."""
+        """Return the responses and, below them, the pretraining rows if there are any."""
         temperature = self.setting.job.spec.rollout.temperature
         own = text_of(micro, temperature=temperature, entropy=True)
         return [own, text_of(micro, PRETRAIN_FIELDS)] if self._pretrain else [own]
 
     def _weight(self, mask: Tensor) -> Tensor:
-        """What the loss is divided by for these rows: tokens or responses, as the aggregation says."""
+        """Return the divisor of the loss for these rows: tokens or responses, as the aggregation says."""
         max_tokens = self.setting.job.spec.data.max_response_tokens
         return weight_of(mask, aggregation=self._algorithm.aggregation, max_tokens=max_tokens)
 
     def _loss(self, found: Likelihood, micro: Fields, *, normalizer: float) -> tuple[Tensor, Tensor]:
-        """This micro-batch's part of the loss, and the largest |ratio - 1|.
+        """Return this micro-batch's part of the loss, and the largest |ratio - 1|.
 
         normalizer: `_weight` of the mini-batch on all ranks.
         """
@@ -172,7 +213,7 @@ class ActorWorker(GeneratingActor):
         return checked
 
     def _rollout_weights(self, old: Tensor, micro: Fields) -> Tensor | None:
-        """Importance weights of the tokens, trainer over generator; None unless it is asked for or may be stale."""
+        """Return importance weights of the tokens, trainer over generator; None where the manifest wants none."""
         correction, mask = self._correction, micro["response_mask"]
         if correction is None:
             return None
@@ -182,7 +223,7 @@ class ActorWorker(GeneratingActor):
         return weights
 
     def _measure(self, log_probs: Tensor, micro: Fields) -> Tensor:
-        """Record what the first update's log-probabilities [b, t] tell; returns `mismatch`."""
+        """Record the measures of the first update's log-probabilities [b, t]; return `mismatch`."""
         if "old_log_probs" not in micro and "ref_log_probs" in micro:
             mask, estimator = micro["response_mask"], self._algorithm.kl.resolved_estimator
             kl = masked_sum(kl_estimate(log_probs, micro["ref_log_probs"], estimator=estimator), mask)
@@ -197,32 +238,3 @@ class ActorWorker(GeneratingActor):
                 "ratio/first_max_deviation",
                 f"the first mini-batch's probability ratio is off 1 by {deviation:.2g}, which should be 0",
             )
-
-
-class GeneratorActorWorker(ActorWorker):
-    """An actor whose old log-probabilities are those that the generator has drawn with."""
-
-    has_scored = False
-
-    @register(
-        THREE_D_PROTO,
-        reads=("response_mask", "rollout_log_probs", "policy_version"),
-        adds=("old_log_probs",),
-        phase="reshard",
-    )
-    def compute_log_prob(self, batch: Batch) -> Fields:
-        """old_log_probs [B, T]: the generator's, which then sleeps."""
-        self.begin_scoring(batch)
-        return {"old_log_probs": batch["rollout_log_probs"]}
-
-
-class SingleUpdateActorWorker(ActorWorker):
-    """An actor with one update a step: the old log-probabilities are those of its forward pass, before it learns."""
-
-    has_scored = False
-
-    @register(THREE_D_PROTO, reads=("response_mask", "policy_version"), adds=(), phase="reshard")
-    def compute_log_prob(self, batch: Batch) -> Fields:
-        """No field, for `update_actor` finds them; the generator sleeps."""
-        self.begin_scoring(batch)
-        return {}

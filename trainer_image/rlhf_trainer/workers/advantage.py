@@ -1,7 +1,7 @@
 """Rewards and advantages: pure numbers, computed where the actor lives so that the controller never holds them.
 
-The algorithm's file says what its advantage is; here is what it is computed from, and what needs all ranks or lasts
-longer than a step.
+The algorithm's file defines its advantage. Here are the inputs, and the state that needs all ranks or lasts longer than
+a step.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlhf_api.job import Job
-from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import ActorCritic, Constrained, PolicyGradient
 from rlhf_trainer.ops.advantages import has_signal, on_every_token, overlong_penalty, shape_scores, token_rewards
 from rlhf_trainer.ops.kl import adaptive_coefficient, kl_estimate
@@ -26,11 +24,11 @@ from rlhf_trainer.ops.running import RunningMoments
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import rows_of_all_ranks, sum_over_ranks
-from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.types import Batch, Fields, Marks, Transfer, register
 
 REWARD_FIELDS = ("scores", "finished", "valid", "response_mask")
 KL_FIELDS = ("old_log_probs", "ref_log_probs")
-"""They are there where the rewards depend on them, and mostly else: see `Job.old_log_probs_by_update`."""
+"""Fields of the KL penalty; a batch may lack them if no reward depends on them (`Job.old_log_probs_by_update`)."""
 GREEDY_FIELDS = ("greedy_scores", "greedy_finished", "greedy_response_mask", "greedy_valid")
 READ_FOR = {
     "costs": ("token_costs",),
@@ -40,7 +38,7 @@ READ_FOR = {
     "scores": ("scores", "finished", "valid"),
     "signal": ("scores", "valid"),
 }
-"""What some inputs are made of, besides the fields that the rewards are."""
+"""Fields that some inputs need besides the fields of the rewards."""
 
 
 class AdvantageWorker:
@@ -54,23 +52,35 @@ class AdvantageWorker:
         self.reward_moments = RunningMoments()
         self.multiplier = self._algorithm.lagrange.initial if isinstance(self._algorithm, Constrained) else None
 
+    @classmethod
+    def change_transfers(cls, marks: Marks, *, job: Job, **_: object) -> Marks:
+        """Mark `compute_advantage` and, for critics, `compute_rewards` by the algorithm's advantage."""
+        assert isinstance(job.spec.algorithm, PolicyGradient)
+        return marks | advantage_transfers(type(job.spec.algorithm))
+
+    @classmethod
+    def own_code(cls, *, job: Job) -> Callable[..., Any]:
+        """Return the algorithm's advantage: messages about a call name its line."""
+        assert isinstance(job.spec.algorithm, PolicyGradient)
+        return job.spec.algorithm.advantage
+
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
-        """What a checkpoint holds: JSON values, the same on every rank."""
+        """Return the state that a checkpoint holds: JSON values, the same on every rank."""
         counters = {"kl_coefficient": self.kl_coefficient, "reward_moments": asdict(self.reward_moments)}
         return counters | ({"multiplier": self.multiplier} if self.multiplier else {})
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
-        """Go back to what `counters` gave."""
+        """Restore the state that `counters` returned."""
         self.kl_coefficient = counters["kl_coefficient"]
         self.reward_moments = RunningMoments(**counters["reward_moments"])
         self.multiplier = counters.get("multiplier")
 
-    def estimate(self, batch: Batch) -> Fields:
-        """The fields of the algorithm's advantage; one number a response is put on each of its tokens."""
+    def compute_advantage(self, batch: Batch) -> Fields:
+        """Return the fields of the algorithm's advantage; one number a response is put on each of its tokens."""
         if "token_rewards" not in batch.fields:
-            batch = batch.with_fields(self.rewards(batch))
+            batch = batch.with_fields(self.compute_rewards(batch))
         advantage = self._algorithm.advantage
         names = inspect.signature(advantage).parameters
         found = advantage(
@@ -82,8 +92,11 @@ class AdvantageWorker:
             fields["advantages"] = on_every_token(advantages[_rows(batch)].float(), mask)
         return fields
 
-    def rewards(self, batch: Batch) -> Fields:
-        """The rewards of tokens and, if the algorithm knows costs, theirs, which one critic of both finds in both."""
+    def compute_rewards(self, batch: Batch) -> Fields:
+        """Return token_rewards [B, T] and, if the algorithm knows costs, token_costs [B, T].
+
+        A single critic of both values their mixture, which is then the rewards.
+        """
         algorithm, rewards = self._algorithm, self.token_rewards(batch)
         fields = {"token_rewards": rewards}
         if isinstance(algorithm, Constrained):
@@ -94,9 +107,9 @@ class AdvantageWorker:
         return fields
 
     def token_rewards(self, batch: Batch) -> Tensor:
-        """Rewards [B, T]: the shaped score on the last token of the response, less the KL penalty on each of them.
+        """Return rewards [B, T]: the shaped score on the last token of the response, less the KL penalty on each token.
 
-        Of an episode what the environment gave for a turn is on that turn's last token, and the rest on the last one.
+        In an episode the environment's reward for a turn is on that turn's last token, and the rest on the last token.
         """
         mask, valid, kl = batch["response_mask"], batch["valid"], self.kl_of(batch)
         self._see(batch["scores"], valid)
@@ -111,11 +124,11 @@ class AdvantageWorker:
         return by_turn + token_rewards(scores - by_turn.sum(1), kl, mask, kl_coef=self.kl_in_reward)
 
     def token_costs(self, batch: Batch) -> Tensor:
-        """The cost on the last token, and the KL penalty on each, so that its weight in the mixture stays the same."""
+        """Return the cost on the last token and the KL penalty on each, whose weight in the mixture stays the same."""
         return token_rewards(batch["costs"], self.kl_of(batch), batch["response_mask"], kl_coef=-self.kl_in_reward)
 
     def kl_of(self, batch: Batch) -> Tensor:
-        """The estimate of the KL of each token, [B, T]; 0 where the rewards do not depend on it and it is not there."""
+        """Return the estimate of the KL of each token, [B, T]; 0 where the batch has no log-probabilities for it."""
         if not batch.fields.keys() >= set(KL_FIELDS):
             assert not self._algorithm.rewards_read_log_probs
             return torch.zeros_like(batch["response_mask"])
@@ -186,10 +199,10 @@ class AdvantageWorker:
         )
 
     def gathered(self, here: Tensor, batch: Batch) -> Tensor | None:
-        """A number [B] of each of this rank's rows as those of all rows, float64 [N]; None if they are not compared.
+        """Return a number [B] of each of this rank's rows for all rows, float64 [N]; None if rows are not compared.
 
         The responses to a prompt lie side by side but may be cut over ranks; so every rank sees whole groups. A row
-        that does not count has none: NaN.
+        that does not count is NaN.
         """
         if self._algorithm.comparing and not self._algorithm.compares_responses:
             return None
@@ -232,7 +245,7 @@ INPUTS: Mapping[str, Callable[[AdvantageWorker, Batch], Any]] = {
     "prompts": lambda worker, *_: worker.job.spec.training.prompt_batch_size,
     "whitened": lambda *_: whitened,
 }
-"""What an advantage may ask for, by the names of its parameters; any other name is that of a field of the batch.
+"""Inputs of an advantage by the names of its parameters; any other name is that of a field of the batch.
 
 mask, rewards and costs are those of this rank's tokens [B, T]; returns (sums of rewards), scores (shaped), lengths and
 signal are those of all responses of the step [N], the first three NaN for a response that does not count: one that got
@@ -258,37 +271,26 @@ def _checked(advantages: object, mask: Tensor, batch: Batch) -> Tensor:
     return advantages
 
 
-@cache
-def advantage_worker(algorithm: type[PolicyGradient]) -> type[AdvantageWorker]:
-    """The worker of an algorithm's advantage: its call reads what the advantage asks for, and adds what it gives."""
+def advantage_transfers(algorithm: type[PolicyGradient]) -> Marks:
+    """Marks of an algorithm's AdvantageWorker: its calls read the parameters of the advantage and add what it gives."""
     has_critic, has_costs = issubclass(algorithm, ActorCritic), issubclass(algorithm, Constrained)
-    reads = ["token_rewards", "response_mask"] if has_critic else [*REWARD_FIELDS]
-    reads_if_there = [] if has_critic else [*KL_FIELDS, "turn_rewards"]
-    for name, parameter in list(inspect.signature(algorithm.advantage).parameters.items())[1:]:
-        fields = READ_FOR.get(name, () if name in INPUTS else (name,))
-        (reads if parameter.default is parameter.empty else reads_if_there).extend(fields)
-
-    reads = list(dict.fromkeys(reads))
-
-    @register(DP_PROTO, reads=reads, reads_if_there=reads_if_there, adds=algorithm.estimates, phase="advantage")
-    @wraps(algorithm.advantage, assigned=())  # for a message about it
-    def compute_advantage(self: AdvantageWorker, batch: Batch) -> Fields:
-        return self.estimate(batch)
-
-    @register(
-        DP_PROTO,
+    rewards = Transfer(
+        protocol=DP_PROTO,
         reads=(*REWARD_FIELDS, *("costs",) * has_costs),
         reads_if_there=(*KL_FIELDS, "turn_rewards"),
         adds=("token_rewards", *("token_costs",) * has_costs),
         phase="advantage",
     )
-    def compute_rewards(self: AdvantageWorker, batch: Batch) -> Fields:
-        return self.rewards(batch)
-
-    members = {"compute_advantage": compute_advantage, "__module__": __name__}
-    members |= {"compute_rewards": compute_rewards} if has_critic else {}
-    return type(f"{algorithm.__name__}Advantage", (AdvantageWorker,), members)
-
-
-SHIPPED = [advantage_worker(each) for each in ALGORITHMS.values() if issubclass(each, PolicyGradient)]
-globals().update({each.__name__: each for each in SHIPPED})  # other processes find them by name
+    reads = ["token_rewards", "response_mask"] if has_critic else [*REWARD_FIELDS]
+    reads_if_there = [] if has_critic else [*KL_FIELDS, "turn_rewards"]
+    for name, parameter in list(inspect.signature(algorithm.advantage).parameters.items())[1:]:
+        fields = READ_FOR.get(name, () if name in INPUTS else (name,))
+        (reads if parameter.default is parameter.empty else reads_if_there).extend(fields)
+    advantage = Transfer(
+        protocol=DP_PROTO,
+        reads=tuple(dict.fromkeys(reads)),
+        reads_if_there=tuple(reads_if_there),
+        adds=tuple(algorithm.estimates),
+        phase="advantage",
+    )
+    return {"compute_advantage": advantage} | ({"compute_rewards": rewards} if has_critic else {})

@@ -1,4 +1,4 @@
-"""What every worker is built from, and the base class of those that train a model."""
+"""Setting from which every worker is built, and the base class of workers that train a model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TEXT_FIELDS = ("tokens", "attention_mask", "response_mask")
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSetting:
-    """The job, and which of its models a worker holds."""
+    """Job of a worker, and the model that the worker holds."""
 
     job: Job
     role: Role
@@ -47,9 +47,9 @@ class WorkerSetting:
     """Local folder of the model, or its name on the hub."""
     total_steps: int
     actor: tuple[Model, str] | None = None
-    """The actor and its folder, for a model that scores its responses and has another tokenizer."""
+    """Actor and its folder, for a model that scores the responses with another tokenizer than the actor's."""
     layout: ParallelSizes | None = None
-    """Of the model over the ranks of its pool; None: every rank is a data-parallel one."""
+    """Layout of the model over the ranks of its pool; None: every rank is a data-parallel one."""
 
     @property
     def path(self) -> str:
@@ -58,7 +58,7 @@ class WorkerSetting:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """On the device of this rank."""
+        """Compute type on the device of this rank."""
         return self.dtype(on_gpu=device_here().type == "cuda")
 
     def dtype(self, *, on_gpu: bool) -> torch.dtype:
@@ -195,12 +195,12 @@ class TrainedModel:
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
-        """What a checkpoint holds besides tensors: JSON values, the same on every rank."""
+        """Return the state that a checkpoint holds besides tensors: JSON values, the same on every rank."""
         return {"skipped_in_a_row": self.trainer.skipped_in_a_row}
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
-        """Restore what `counters` returned."""
+        """Restore the state that `counters` returned."""
         self.trainer.skipped_in_a_row = counters["skipped_in_a_row"]
 
     @register(ONE_TO_ALL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from rlhf_trainer.ops.values import shift_values
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.batching import mini_batches
-from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, whole_texts
 
 VALUE_FIELDS = ("values", "token_rewards")
@@ -23,42 +25,59 @@ class CriticWorker(TrainedModel):
     """One rank of the critic."""
 
     value_fields = VALUE_FIELDS
-    """The fields of its values and of what they foresee."""
+    """Field of the values, and field of the rewards whose sum they predict."""
     objective = "value"
-    """What its loss is recorded as: loss/<objective>."""
+    """Name of its loss in the record of a step: loss/<objective>."""
 
-    def __init__(self, setting: WorkerSetting) -> None:
+    def __init__(self, setting: WorkerSetting, *, values_by_update: bool = False) -> None:
+        """values_by_update: the forward pass of the step's only update gives the values, before the critic learns."""
         super().__init__(setting, setting.trainer(setting.scorer(may_add_head=True)))
         assert isinstance(setting.job.spec.algorithm, ActorCritic)
         self._algorithm = setting.job.spec.algorithm
+        self._values_by_update = values_by_update
+
+    @classmethod
+    def change_transfers(cls, marks: Marks, *, values_by_update: bool = False, **_: object) -> Marks:
+        """Mark the update as adding the values if it gives them; `compute_values` then reads and adds nothing."""
+        if not values_by_update:
+            return marks
+        values, rewards = cls.value_fields
+        none = replace(marks["compute_values"], reads=(), adds=(), row_by_row=False)
+        update = replace(marks["update_critic"], reads=(*TEXT_FIELDS, rewards), adds=(values,))
+        return {**marks, "compute_values": none, "update_critic": update}
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("values",), phase="scoring", row_by_row=True)
     def compute_values(self, batch: Batch) -> Fields:
-        """values float32 [B, T]: values[b, t] is that of the state before token t."""
-        return {"values": self.values_of(batch)}
+        """Return values float32 [B, T]: values[b, t] is that of the state before token t."""
+        return self.values_of(batch)
 
     @register(THREE_D_PROTO, reads=(*TEXT_FIELDS, *VALUE_FIELDS), adds=(), phase="update")
     def update_critic(self, batch: Batch) -> Fields:
-        """Several epochs of mini-batch updates by the clipped value loss."""
-        self.learn(batch)
-        return {}
+        """Make several epochs of mini-batch updates by the clipped value loss."""
+        return self.learn(batch)
 
-    def values_of(self, batch: Batch) -> Tensor:
-        """The value [B, T] of the state before each token."""
-        return self.trainer.infer({name: batch[name] for name in TEXT_FIELDS}, whole_texts, _values)
+    def values_of(self, batch: Batch) -> Fields:
+        """Return the value [B, T] of the state before each token; nothing if the update gives it."""
+        if self._values_by_update:
+            return {}
+        texts = {name: batch[name] for name in TEXT_FIELDS}
+        return {self.value_fields[0]: self.trainer.infer(texts, whole_texts, _values)}
 
-    def learn(self, batch: Batch) -> Tensor:
-        """All updates of a step; returns the values [B, T] before them, 0 of rows that are not learned from."""
+    def learn(self, batch: Batch) -> Fields:
+        """Make all updates of a step; return the values [B, T] before them if nothing else has given these.
+
+        Rows that nothing is learned from have the values 0.
+        """
         training = self.setting.job.spec.training
         trained = (batch["response_mask"] > 0).any(1)
         values = torch.zeros_like(batch["response_mask"])
         with self.trainer.offloader.in_use(moments=True):
             for chosen in mini_batches(trained, batch, training, self.trainer.mesh, size=training.mini_batch_size):
                 values[chosen] = self._update(batch, chosen)
-        return values
+        return {self.value_fields[0]: values} if self._values_by_update else {}
 
     def _update(self, batch: Batch, chosen: Tensor) -> Tensor:
-        """One optimizer step on the chosen rows; returns their values before the step's first one."""
+        """Make one optimizer step on the chosen rows; return their values before the first step."""
         values, rewards = self.value_fields
         names = [name for name in (*TEXT_FIELDS, values, rewards) if name in batch.fields]
         fields = {name: batch[name][chosen] for name in names}
@@ -90,42 +109,13 @@ class CostCriticWorker(CriticWorker):
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("cost_values",), phase="scoring", row_by_row=True)
     def compute_values(self, batch: Batch) -> Fields:
-        """cost_values float32 [B, T]: the expected cost of the response from the state before token t on."""
-        return {"cost_values": self.values_of(batch)}
+        """Return cost_values float32 [B, T]: the expected cost of the response from the state before token t on."""
+        return self.values_of(batch)
 
     @register(THREE_D_PROTO, reads=(*TEXT_FIELDS, *COST_VALUE_FIELDS), adds=(), phase="update")
     def update_critic(self, batch: Batch) -> Fields:
-        """Several epochs of mini-batch updates by the clipped value loss."""
-        self.learn(batch)
-        return {}
-
-
-class SingleUpdateCriticWorker(CriticWorker):
-    """A critic with one update a step: the values are those of its forward pass, before it learns."""
-
-    @register(THREE_D_PROTO, adds=(), phase="scoring")
-    def compute_values(self, batch: Batch) -> Fields:  # noqa: ARG002
-        """No field, for `update_critic` finds them."""
-        return {}
-
-    @register(THREE_D_PROTO, reads=(*TEXT_FIELDS, "token_rewards"), adds=("values",), phase="update")
-    def update_critic(self, batch: Batch) -> Fields:
-        """values float32 [B, T], and one update by the value loss."""
-        return {"values": self.learn(batch)}
-
-
-class SingleUpdateCostCriticWorker(CostCriticWorker):
-    """As `SingleUpdateCriticWorker`, of the costs."""
-
-    @register(THREE_D_PROTO, adds=(), phase="scoring")
-    def compute_values(self, batch: Batch) -> Fields:  # noqa: ARG002
-        """No field, for `update_critic` finds them."""
-        return {}
-
-    @register(THREE_D_PROTO, reads=(*TEXT_FIELDS, "token_costs"), adds=("cost_values",), phase="update")
-    def update_critic(self, batch: Batch) -> Fields:
-        """cost_values float32 [B, T], and one update by the value loss."""
-        return {"cost_values": self.learn(batch)}
+        """Make several epochs of mini-batch updates by the clipped value loss."""
+        return self.learn(batch)
 
 
 def _values(output: Tensor, _: Fields) -> Tensor:

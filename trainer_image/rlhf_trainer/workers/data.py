@@ -21,7 +21,7 @@ from rlhf_trainer.workers.samples import as_bytes, from_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class DataShape:
-    """What was found in the data."""
+    """Numbers of rows in the data, and facts about them."""
 
     rows: int
     """Rows to train on, after dropping those that are too long."""
@@ -32,7 +32,7 @@ class DataShape:
     facts: tuple[str, ...]
     """Sentences for the user: how many rows were dropped, and why."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Of each source's rows, by its place in the manifest."""
+    """Digest of each source's rows, by its place in the manifest."""
 
 
 class DataWorker:

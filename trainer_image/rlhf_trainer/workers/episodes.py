@@ -1,7 +1,7 @@
 """Episodes of several turns: the model answers, an environment observes and rewards, token in and token out.
 
-No turn waits for another episode's: what an environment says is asked of the engine at once, beside all that it is
-generating.
+No turn waits for the turn of another episode: the engine gets each answer of an environment at once, beside all other
+prompts that it works on.
 """
 
 from __future__ import annotations
@@ -9,33 +9,32 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Protocol
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.data.turns import TurnEncoder
-from rlhf_trainer.environments.of_job import environments_of, subject_of
+from rlhf_trainer.environments.environments import Environments
+from rlhf_trainer.environments.of_job import subject_of
 from rlhf_trainer.errors import DataError, UserCodeError
-from rlhf_trainer.generation.vllm_engine import Response, response_seed
-from rlhf_trainer.protocols import THREE_D_ALL_MICRO_DP
+from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.rewards.supervision import Failure
-from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.types import Batch, Fields, register
-from rlhf_trainer.workers.leaving import Ended
-from rlhf_trainer.workers.rollout import PROMPT_FIELDS, ROLLOUT_FIELDS, Generating
-from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS, from_bytes
+from rlhf_trainer.types import Batch, Fields
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.responder import ResponseEnded
+from rlhf_trainer.workers.samples import from_bytes
 
 WAIT_SECONDS = 0.05
-"""For environments, at most; then the engine may have new weights to look for."""
-AT_ONCE = 256
-"""Episodes of an engine that are played at a time; each is a process and an open socket."""
+"""Longest wait for environments; then the engine may have new weights to look for."""
+MAX_EPISODES = 256
+"""Most episodes of an engine that are played at a time; each is a process and an open socket."""
 
 
 class Engine(Protocol):
-    """What generates; all ranks of an engine make the same calls."""
+    """Engine that generates; all its ranks make the same calls."""
 
     is_first: bool
 
@@ -46,8 +45,8 @@ class Engine(Protocol):
     def agreed(self, value: Any) -> Any: ...
 
 
-class Answering(Protocol):
-    """Environments, of which each answers in its time."""
+class AsynchronousEnvironments(Protocol):
+    """Environments, each of which answers in its time."""
 
     def begin(self, number: int, seed: int) -> None: ...
     def ask(self, number: int, method: str, given: Any) -> None: ...
@@ -61,9 +60,9 @@ class Episode:
 
     prompt: Ids
     seed: Callable[[int], int]
-    """Of each turn, from 0."""
+    """Seed of each turn, from 0."""
     row: Mapping[str, Any] | None
-    """What its environment is told at its start; None: padding, which is not played."""
+    """Row for `reset` of the environment; None: padding, which is not played."""
     tokens: Ids = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     """0 on the environment's tokens."""
@@ -71,14 +70,14 @@ class Episode:
     versions: list[int] = field(default_factory=list)
     """Policy version of the weights that wrote it; 0 on the environment's."""
     rewards: list[float] = field(default_factory=list)
-    """What a turn was given, on its last token; else 0."""
+    """Reward of a turn on its last token; else 0."""
     turns: int = 0
     is_full: bool = False
     """Whether there is no room for another answer."""
     finished: bool = False
     """Whether the environment said that it is over: no limit cut it."""
     failure: str = ""
-    """What the environment did instead of answering."""
+    """Reason why the environment did not answer, as a predicate of a sentence."""
 
     def answer(self, response: Response) -> None:
         """Tokens of the model."""
@@ -99,7 +98,7 @@ class Episode:
 
     @property
     def response(self) -> Response:
-        """All that came after the prompt."""
+        """Tokens after the prompt, as one response."""
         return Response(
             tokens=self.tokens,
             log_probs=self.log_probs,
@@ -111,7 +110,7 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Of an episode."""
+    """Limits of an episode."""
 
     prompt_tokens: int
     tokens: int
@@ -126,15 +125,15 @@ class Play:
     def __init__(
         self,
         engine: Engine,
-        environments: Answering | None,
+        environments: AsynchronousEnvironments | None,
         encoder: TurnEncoder,
         *,
         limits: Limits,
         ended: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """environments: on the first rank of the engine, whose answers the others are told.
+        """environments: on the first rank of the engine, which sends the answers to the others.
 
-        ended: is told of each episode as it ends, by its number.
+        ended: called with the number of each episode as the episode ends.
         """
         self._engine, self._environments, self._encoder, self._limits = engine, environments, encoder, limits
         self._ended = ended
@@ -146,7 +145,7 @@ class Play:
         self._episodes = episodes
         waiting = deque(number for number, each in enumerate(episodes) if each.row is not None)
         while waiting or self._playing:
-            while waiting and len(self._playing) < AT_ONCE:
+            while waiting and len(self._playing) < MAX_EPISODES:
                 self._begin(waiting.popleft())
             for number, answer in self._answers():
                 self._take(number, answer)
@@ -160,14 +159,14 @@ class Play:
             self._environments.ask(number, "reset", self._episodes[number].row)
 
     def _answers(self) -> list[tuple[int, Any]]:
-        """What environments have said by now; waits a little where nothing is generated."""
+        """Return the answers of environments by now; wait a little if nothing is generated."""
         seconds = 0.0 if self._engine.is_busy else WAIT_SECONDS
         found = self._environments.answers(seconds=seconds) if self._environments else []
         agreed: list[tuple[int, Any]] = self._engine.agreed(found)
         return agreed
 
     def _turn(self, number: int, response: Response) -> None:
-        """An answer of the model; one that the length limit cuts is not shown to the environment."""
+        """Take an answer of the model; the environment does not see an answer that the length limit cuts."""
         episode = self._episodes[number]
         episode.answer(response)
         episode.turns += 1
@@ -177,7 +176,7 @@ class Play:
             self._environments.ask(number, "step", self._encoder.answer(list(response.tokens)))
 
     def _take(self, number: int, answer: Any) -> None:
-        """What the environment of an episode said to its first row, or to the model's last answer."""
+        """Take the environment's answer to the first row of an episode, or to the model's last text."""
         episode = self._episodes[number]
         try:
             if isinstance(answer, Failure):
@@ -200,7 +199,7 @@ class Play:
             )
 
     def _reset(self, episode: Episode, said: Any) -> None:
-        """Begin with what the environment says instead of the prompt, if it says something."""
+        """Replace the prompt by the environment's first observation, if there is one."""
         if said is None:
             return
         episode.prompt = self._encoder.prompt(said)
@@ -211,7 +210,7 @@ class Play:
             raise DataError(f"reset gave {count} tokens, more than data.maxPromptTokens ({self._limits.prompt_tokens})")
 
     def _observe(self, episode: Episode, said: Any, reward: float, is_over: bool) -> None:
-        """Reward the last turn and, if the episode goes on and there is room for an answer, add what is observed."""
+        """Reward the last turn; add the observation if the episode goes on and there is room for an answer."""
         episode.rewards[-1] += reward
         episode.finished = is_over
         if is_over or episode.turns == self._limits.turns:
@@ -232,87 +231,78 @@ class Play:
         self._ended(number)
 
 
-class Playing(Generating):
-    """One rank of a model whose responses are episodes."""
+class EpisodeResponder:
+    """Responder whose responses are episodes of the job's environment."""
 
-    def start_generator(self, *, max_sequences: int) -> None:
-        """Also the environments, whose module is imported meanwhile."""
-        job = self.setting.job
-        environments = environments_of(job)
-        super().start_generator(max_sequences=max_sequences)
-        self._environments = environments if self._generator.is_first else None
+    def __init__(
+        self,
+        setting: WorkerSetting,
+        tokenizer: PreTrainedTokenizerBase,
+        engine: GenerationEngine,
+        environments: Environments,
+    ) -> None:
+        """environments: started; those on the first rank of an engine answer for all its ranks."""
+        self._job, self._tokenizer, self._engine = setting.job, tokenizer, engine
+        self._environments = environments if engine.is_first else None
         if self._environments:
             self._environments.ready()
         else:
             environments.close()
-        self._encoder = TurnEncoder(self.tokenizer, chat_template=job.spec.data.chat_template)
+        self._encoder = TurnEncoder(tokenizer, chat_template=setting.job.spec.data.chat_template)
         self._episodes: list[Episode] = []
 
     def close(self) -> None:
-        """End the generation engine and the environments."""
-        super().close()
+        """End the environments."""
         if self._environments:
             self._environments.close()
 
-    @register(
-        THREE_D_ALL_MICRO_DP,
-        reads=PROMPT_FIELDS,
-        reads_if_there=COLUMNS,
-        adds=(*ROLLOUT_FIELDS, *TURN_FIELDS),
-        in_groups=True,
-    )
-    def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
-        """As of every actor, an episode in each row: response_mask is 1 on the tokens that the model wrote.
-
-        Adds turn_rewards [B, T], what the environment gave for each turn on the last token of that turn, and played
-        [B]: 0 where the environment failed, and nothing is learned from the row.
-        """
-        fields = dict(super().generate_sequences(batch, do_sample=do_sample, outlet=outlet))
+    def turn_fields(self, fields: Fields) -> Fields:
+        """Return turn_rewards [B, T] and played [B] of the last episodes; see `GeneratingActor.generate_sequences`."""
         rewards = torch.zeros_like(fields["response_mask"])
         for row, episode in enumerate(self._episodes):
             start = len(episode.prompt)
             rewards[row, start : start + len(episode.rewards)] = torch.tensor(episode.rewards)
         played = torch.tensor([float(not episode.failure) for episode in self._episodes])
         self._measure_episodes()
-        return {**fields, "turn_rewards": rewards, "played": played}
+        return {"turn_rewards": rewards, "played": played}
 
     def respond(
-        self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: Ended
+        self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: ResponseEnded
     ) -> tuple[list[Ids], list[Response]]:
-        """The prompts of this rank's rows, some of them the environment's, and the episodes after them."""
-        data = self.setting.job.spec.data
+        """Return the prompts of this rank's rows, of which the environment may have changed some, and the episodes."""
+        data = self._job.spec.data
         limits = Limits(
             prompt_tokens=data.max_prompt_tokens,
             tokens=data.max_response_tokens,
-            turns=self.setting.job.spec.rollout.max_turns,
+            turns=self._job.spec.rollout.max_turns,
             greedy=greedy,
         )
         episodes = self._episodes = [self._episode(batch, row, prompt) for row, prompt in enumerate(prompts)]
 
-        def told(row: int) -> None:
+        def report_end(row: int) -> None:
             ended(row, episodes[row].prompt, episodes[row].response)
 
         for row, each in enumerate(episodes):
             if each.row is None:
-                told(row)
-        Play(self._generator, self._environments, self._encoder, limits=limits, ended=told).play(episodes)
+                report_end(row)
+        Play(self._engine, self._environments, self._encoder, limits=limits, ended=report_end).play(episodes)
         self._require_some()
         return [each.prompt for each in episodes], [each.response for each in episodes]
 
     def _episode(self, batch: Batch, row: int, prompt: Ids) -> Episode:
-        seed, place = self.setting.job.spec.training.seed, batch.start + row
-        told = None
+        seed, place = self._job.spec.training.seed, batch.start + row
+        start = None
         if batch["valid"][row] > 0:
             columns = from_bytes(batch["columns"][row]) if "columns" in batch.fields else {}
-            told = {"prompt": self.tokenizer.decode(prompt, skip_special_tokens=True), **columns}
-        return Episode(prompt, lambda turn: response_seed(seed, batch.step, place, turn), told)
+            start = {"prompt": self._tokenizer.decode(prompt, skip_special_tokens=True), **columns}
+        return Episode(prompt, lambda turn: response_seed(seed, batch.step, place, turn), start)
 
     def _require_some(self) -> None:
         """Warn of a failure; UserCodeError if none of several episodes has ended in another way."""
         failures = [each.failure for each in self._episodes if each.failure]
         if not failures:
             return
-        subject, total = subject_of(self.setting.job), sum(each.row is not None for each in self._episodes)
+        subject, total = subject_of(self._job), sum(each.row is not None for each in self._episodes)
         if total == len(failures) > 1:
             raise UserCodeError(f"{subject} failed in all {total} episodes of a rank; in the first it {failures[0]}")
         recorder.warn("episodes/failed", f"{subject} failed in {len(failures)} of {total} episodes: it {failures[0]}")
@@ -321,9 +311,3 @@ class Playing(Generating):
         played = [each for each in self._episodes if each.row is not None]
         recorder.add("episodes/failed", float(sum(bool(each.failure) for each in played)))
         recorder.mean("episodes/turns", float(sum(each.turns for each in played)), float(len(played)))
-
-
-@cache
-def playing(worker: type) -> type:
-    """A worker that generates, whose responses are episodes."""
-    return type(f"Playing{worker.__name__}", (Playing, worker), {"__module__": __name__})

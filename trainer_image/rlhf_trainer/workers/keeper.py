@@ -1,4 +1,4 @@
-"""Keeps a share of the responses that an actor learns from, as texts with all that was found about them."""
+"""Keeps a share of the responses that an actor learns from, as texts with scores, advantages and columns."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rlhf_trainer.workers.samples import from_bytes, sample_of, turns_of
 READS = ("tokens", "attention_mask", "response_mask", "finished", "policy_version", "scores")
 READS_IF_THERE = ("advantages", "costs", "columns", "reward_parts", "turn_rewards")
 SEEDS = 2.0**56
-"""`response_seed` gives one of so many numbers."""
+"""Number of different results of `response_seed`."""
 
 
 class RolloutKeeper:
-    """One rank of it; the first one writes the file, and no text passes through the controller."""
+    """One rank of the keeper; the first rank writes the file, and no text passes through the controller."""
 
     def __init__(self, setting: WorkerSetting, *, file: str) -> None:
         self._tokenizer, self._file = setting.tokenizer(), Path(file)
@@ -49,7 +49,7 @@ class RolloutKeeper:
         return response_seed(self._seed, step, row // self._group) / SEEDS < self._share
 
     def _row(self, batch: Batch, row: int) -> dict[str, Any]:
-        """What is kept of one of this rank's rows."""
+        """Return the line for one of this rank's rows."""
         sample, fields = sample_of(batch, row, self._tokenizer), batch.fields
         response = float(batch["response_mask"][row].sum())
         found: dict[str, Any] = {
@@ -78,7 +78,7 @@ class RolloutKeeper:
         }
 
     def _episode(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Of an episode the prompt and all that comes after it, and that in turns."""
+        """Return an episode's prompt, the text after the prompt, and this text in turns."""
         turns, start = turns_of(batch, row, self._tokenizer), int((batch["response_mask"][row] > 0).int().argmax())
         prompt = self._tokenizer.decode(batch["tokens"][row, :start], skip_special_tokens=True)
         return {"prompt": prompt, "response": "".join(turn["text"] for turn in turns), "turns": turns}

@@ -19,17 +19,23 @@ from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, both_texts, side_log_probs
-from rlhf_trainer.workers.reference import OwnReference
-from rlhf_trainer.workers.rollout import PROMPT_FIELDS, ROLLOUT_FIELDS, GeneratingActor
+from rlhf_trainer.workers.generating_actor import GeneratingActor
+from rlhf_trainer.workers.reference import PAIR_REFERENCE_FIELDS, pair_log_probs_without_adapter
+from rlhf_trainer.workers.rollout import PROMPT_FIELDS, ROLLOUT_FIELDS
 
 UPDATE_FIELDS = (*PairLoader.fields, "ref_chosen", "ref_rejected")
 
 
-class PreferenceActorWorker(OwnReference, TrainedModel):
+class PreferenceActorWorker(TrainedModel):
     """One rank of an actor that learns from the pairs of the data."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__(setting, setting.trainer(setting.language_model()))
+
+    @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
+    def compute_ref_pair_log_prob(self, batch: Batch) -> Fields:
+        """Compute `ReferenceWorker.compute_pair_log_prob` by this model without its adapter."""
+        return pair_log_probs_without_adapter(self.trainer, batch)
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
@@ -51,7 +57,7 @@ class OnlinePreferenceActorWorker(GeneratingActor):
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
-        """As of every actor; then the generator sleeps, for other models score the responses before this one."""
+        """Generate; after sampling the generator sleeps, as other models score the responses before this one."""
         fields = super().generate_sequences(batch, do_sample=do_sample, outlet=outlet)
         if do_sample:
             self.put_generator_to_sleep()

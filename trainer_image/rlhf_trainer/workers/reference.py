@@ -1,4 +1,4 @@
-"""The frozen reference model: its log-probabilities are those of the KL penalty and of DPO."""
+"""Frozen reference model: the KL penalty and DPO read its log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,32 +21,25 @@ class ReferenceWorker:
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring", row_by_row=True)
     def compute_log_prob(self, batch: Batch) -> Fields:
-        """ref_log_probs float32 [B, T] of the response tokens (`compute_ref_log_prob` of HybridFlow Table 4)."""
+        """Return ref_log_probs float32 [B, T] of the response tokens (`compute_ref_log_prob` of HybridFlow Table 4)."""
         return _log_probs(self._model, self.setting, batch)
 
     @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
     def compute_pair_log_prob(self, batch: Batch) -> Fields:
-        """ref_chosen and ref_rejected float32 [B]: of the whole responses."""
+        """Return ref_chosen and ref_rejected float32 [B]: log-probabilities of the whole responses."""
         return _pair_log_probs(self._model, batch)
 
 
-class OwnReference:
-    """One rank of an actor that is its own reference, without its adapter."""
+def ref_log_probs_without_adapter(trainer: Trainer, setting: WorkerSetting, batch: Batch) -> Fields:
+    """Return ref_log_probs [B, T] by an actor that is its own reference, without its adapter."""
+    with without_adapter(trainer.model.module):
+        return _log_probs(trainer, setting, batch)
 
-    setting: WorkerSetting
-    trainer: Trainer
 
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring", row_by_row=True)
-    def compute_ref_log_prob(self, batch: Batch) -> Fields:
-        """As `ReferenceWorker.compute_log_prob`."""
-        with without_adapter(self.trainer.model.module):
-            return _log_probs(self.trainer, self.setting, batch)
-
-    @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
-    def compute_ref_pair_log_prob(self, batch: Batch) -> Fields:
-        """As `ReferenceWorker.compute_pair_log_prob`."""
-        with without_adapter(self.trainer.model.module):
-            return _pair_log_probs(self.trainer, batch)
+def pair_log_probs_without_adapter(trainer: Trainer, batch: Batch) -> Fields:
+    """Return ref_chosen and ref_rejected [B] by an actor that is its own reference, without its adapter."""
+    with without_adapter(trainer.model.module):
+        return _pair_log_probs(trainer, batch)
 
 
 def _log_probs(model: ModelRunner, setting: WorkerSetting, batch: Batch) -> Fields:

@@ -30,11 +30,11 @@ Row = dict[str, Any]
 
 
 class ResponseWriter:
-    """One rank of it; the first one writes the file, and no text passes through the controller."""
+    """One rank of the writer; the first rank writes the file, and no text passes through the controller."""
 
     def __init__(self, setting: WorkerSetting, *, folder: str, columns: Collection[str]) -> None:
         """folder: of the data set; columns: those of the data that its rows also have."""
-        self._algorithm, self._tokenizer = asked_of(setting.job.spec.algorithm), setting.tokenizer()
+        self._algorithm, self._tokenizer = writing_of(setting.job.spec.algorithm), setting.tokenizer()
         self._group, self._file = setting.job.spec.rollout.samples_per_prompt, Path(folder) / FILE
         self._passes = isinstance(setting.job.spec.models.reward, RewardVerifier)
         self._columns = columns
@@ -68,7 +68,7 @@ class ResponseWriter:
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
-        """What a checkpoint holds: JSON values, of the first rank. What is counted is on the disk."""
+        """Return the state that a checkpoint holds: JSON values of the first rank. Counted bytes are on the disk."""
         if dist.get_rank() == 0 and self._file.exists():
             with disk_errors("data set", self._file), self._file.open("ab") as file:
                 os.fsync(file.fileno())
@@ -76,7 +76,7 @@ class ResponseWriter:
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
-        """Go back to what `counters` gave: rows of later steps go. EnvironmentProblem if earlier ones are lost."""
+        """Restore the state of `counters`; cut off rows of later steps. EnvironmentProblem if earlier rows are lost."""
         self._bytes, self._sums = counters["bytes"], defaultdict(float, counters["sums"])
         if dist.get_rank() > 0:
             return
@@ -90,7 +90,7 @@ class ResponseWriter:
 
     @register(ONE_TO_ALL)
     def summary(self) -> dict[str, float]:
-        """What was written, of the first rank: counts, and means over responses and prompts."""
+        """Return counts of the written rows, and means over responses and prompts, on the first rank."""
         found: dict[str, float] = {name: int(self._sums[name]) for name in ("prompts", "responses", "rows")}
         for name in sorted(self._sums.keys() - found.keys()):
             kind, _, measure = name.partition("/")
@@ -98,7 +98,7 @@ class ResponseWriter:
         return found
 
     def _row(self, batch: Batch, row: int) -> Row:
-        """All that is known of one of this rank's responses."""
+        """Return the row of one of this rank's responses."""
         sample, fields = sample_of(batch, row, self._tokenizer), batch.fields
         found: Row = {name: value for name, value in sample.columns.items() if name in self._columns}
         found |= from_bytes(fields["raw_prompts"][row]) | {"response": sample.response}
@@ -128,7 +128,7 @@ class ResponseWriter:
             self._sums[f"prompts/reward_pass_at_{size}"] += pass_at(size, samples=self._group, passed=passed)
 
 
-def asked_of(algorithm: Algorithm) -> Writing:
+def writing_of(algorithm: Algorithm) -> Writing:
     """The options of the job."""
     assert isinstance(algorithm, Writing), "other jobs write no data set"
     return algorithm
@@ -141,20 +141,20 @@ def require_finite(row: Row) -> None:
         raise NumericsError(f"spec.models.reward: gives {reward} to a response: the model is broken")
 
 
-def rows_of(asked: Writing, group: Sequence[Row]) -> list[Row]:
+def rows_of(options: Writing, group: Sequence[Row]) -> list[Row]:
     """The rows of the data set that the responses to a prompt give.
 
     A response that has not ended by itself is the best of none: what it says is cut off. As the worst of a pair it
     comes before each that has ended, as in OnlineDPO.
     """
-    good = [row for row in group if asked.min_reward is None or row["reward"] >= asked.min_reward]
-    if asked.rows == "Responses":
+    good = [row for row in group if options.min_reward is None or row["reward"] >= options.min_reward]
+    if options.rows == "Responses":
         return good
     finished = [row for row in good if row["finished"]]
     if not finished:
         return []
     best = max(finished, key=_reward)
-    if asked.rows == "Best":
+    if options.rows == "Best":
         return [best]
     worst = min(group, key=lambda row: (row["finished"], row["reward"]))
     if worst["finished"] and best["reward"] - worst["reward"] <= SIGNAL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from rlhf_trainer.ops.losses import pair_loss, sign_loss
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.types import Batch, Fields, concatenate, register
+from rlhf_trainer.types import Batch, Fields, Marks, concatenate, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, at_last_token, both_texts, whole_texts
 from rlhf_trainer.workers.retokenized import Retokenized
 from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS
@@ -21,45 +22,42 @@ SAFE_FIELDS = ("chosen_safe", "rejected_safe")
 class RewardWorker:
     """One rank of a frozen reward model."""
 
+    scores_by: ClassVar[str] = "compute_reward"
+    """Name of the method that the step calls."""
+
     def __init__(self, setting: WorkerSetting) -> None:
+        """`setting.actor` is given where the tokenizer is not the actor's: each response is encoded anew."""
         self._model = setting.frozen(setting.scorer(may_add_head=False))
         self._retokenized = Retokenized(setting) if setting.actor else None
 
+    @classmethod
+    def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
+        """A model with its own tokenizer reads what decodes the responses."""
+        if setting.actor is None:
+            return marks
+        retokenizing = replace(marks[cls.scores_by], reads=SAMPLE_FIELDS, reads_if_there=COLUMNS)
+        return {**marks, cls.scores_by: retokenizing}
+
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("scores",), phase="scoring", row_by_row=True)
     def compute_reward(self, batch: Batch) -> Fields:
-        """scores float32 [B]: the score head after the last token of each row."""
+        """Return scores float32 [B]: the score head after the last token of each row."""
+        return {"scores": self.scores(batch)}
+
+    def scores(self, batch: Batch) -> Tensor:
+        """Return the score [B] of the head after the last token of each row."""
         fields = self._retokenized.fields(batch) if self._retokenized else {name: batch[name] for name in TEXT_FIELDS}
-        scores = self._model.infer(fields, whole_texts, _scores)
-        return {"scores": at_last_token(scores, fields["attention_mask"])}
+        return at_last_token(self._model.infer(fields, whole_texts, _scores), fields["attention_mask"])
 
 
 class CostWorker(RewardWorker):
     """One rank of a frozen cost model."""
 
+    scores_by = "compute_cost"
+
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("costs",), phase="scoring", row_by_row=True)
     def compute_cost(self, batch: Batch) -> Fields:
-        """costs float32 [B]: the score head after the last token of each row; above 0 is unsafe."""
-        return {"costs": self.compute_reward(batch)["scores"]}
-
-
-class RetokenizingRewardWorker(RewardWorker):
-    """One rank of a frozen reward model whose tokenizer is not the actor's."""
-
-    @register(
-        THREE_D_PROTO, reads=SAMPLE_FIELDS, reads_if_there=COLUMNS, adds=("scores",), phase="scoring", row_by_row=True
-    )
-    def compute_reward(self, batch: Batch) -> Fields:
-        return super().compute_reward(batch)
-
-
-class RetokenizingCostWorker(CostWorker):
-    """One rank of such a cost model."""
-
-    @register(
-        THREE_D_PROTO, reads=SAMPLE_FIELDS, reads_if_there=COLUMNS, adds=("costs",), phase="scoring", row_by_row=True
-    )
-    def compute_cost(self, batch: Batch) -> Fields:
-        return super().compute_cost(batch)
+        """Return costs float32 [B]: the score head after the last token of each row; above 0 is unsafe."""
+        return {"costs": self.scores(batch)}
 
 
 class PairTrainer(TrainedModel):

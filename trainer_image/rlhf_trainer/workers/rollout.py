@@ -1,38 +1,42 @@
-"""What every actor in RL does besides training: it generates responses and recomputes their log-probabilities."""
+"""Generation of responses on a rank, and the worker of the role `rollout`."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from rlhf_api.job import Job
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.data.tokens import Ids
-from rlhf_trainer.errors import ConfigError, NumericsError
-from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
-from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, engine_groups, stage_layers
-from rlhf_trainer.ops.kl import kl_estimate
-from rlhf_trainer.ops.masks import keep, masked_sum
-from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
+from rlhf_trainer.environments.environments import Environments
+from rlhf_trainer.environments.of_job import environments_of
+from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.generation.endpoints import Endpoints
+from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response
+from rlhf_trainer.hybrid_engine.hybrid_engine import Span, engine_groups, stage_layers
+from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP
 from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.batching import RowCosts
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks
 from rlhf_trainer.training.models import LanguageModel, inner
 from rlhf_trainer.training.trainer import ModelRunner
-from rlhf_trainer.types import Batch, Fields, register
-from rlhf_trainer.workers.across_pools import WeightReceiver, WeightSender
-from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, log_probs_by
-from rlhf_trainer.workers.leaving import Ended, Leaving
-from rlhf_trainer.workers.reference import OwnReference
-
-ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
-"""The largest KL between trainer and generator, per token, that rounding can explain, by compute type."""
+from rlhf_trainer.types import Batch, Fields, Marks, register
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.endpoints import ServersTurn, ServerWeights, servers_of
+from rlhf_trainer.workers.episodes import EpisodeResponder
+from rlhf_trainer.workers.responder import SingleTurn
+from rlhf_trainer.workers.row_stream import RowStream
+from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS
+from rlhf_trainer.workers.weight_links import (
+    InPlaceWeights,
+    InterruptingReceiver,
+    WeightReceiver,
+)
 
 PROMPT_FIELDS = ("prompt_ids", "prompt_mask", "valid")
 ROLLOUT_FIELDS = (
@@ -46,295 +50,207 @@ ROLLOUT_FIELDS = (
 )
 
 
-class Generating:
-    """One rank of a generation engine, which gets each new policy version."""
+Responder = SingleTurn | EpisodeResponder
+WeightLink = WeightReceiver | InterruptingReceiver | ServerWeights
+"""End of a link on a rank whose generator gets weights from another pool."""
 
-    setting: WorkerSetting
-    tokenizer: PreTrainedTokenizerBase
-    config: PreTrainedConfig
-    layout: ParallelSizes
-    costs: RowCosts
-    called = "actor"
-    """As what it is asked for responses."""
-    policy_version = 0
-    generator_version = -1
-    """Of the weights that the engine has; -1: it has none."""
-    wrong_weights = ""
-    """What was wrong with the weights that came last, if anything was."""
 
-    def start_generator(self, *, max_sequences: int) -> None:
-        """Once config, layout and costs are known. `max_sequences`: the most that this rank generates at once."""
-        setting, job, layout = self.setting, self.setting.job.spec, self.layout
-        max_tokens = job.data.max_prompt_tokens + job.data.max_response_tokens
-        layers = int(self.config.num_hidden_layers)
-        self._generator = GenerationEngine(
-            setting.folder,
-            config=self.config,
-            rollout=job.rollout,
-            max_tokens=max_tokens,
-            max_sequences=max_sequences,
-            eos_token=int(self.tokenizer.eos_token_id),
-            device=device_here(),
-            dtype=setting.compute_dtype,
-            trust_remote_code=setting.model.trust_remote_code,
-            revision=setting.model.revision,
-            tensor_groups=engine_groups(layout),
-            stage_layers=stage_layers(layout, layers) if layout.generation_pipeline > 1 else (),
-        )
+class Generation:
+    """Writes the responses to this rank's prompts."""
 
-    def close(self) -> None:
-        """End the generation engine."""
-        self._generator.close()
+    def __init__(
+        self,
+        setting: WorkerSetting,
+        tokenizer: PreTrainedTokenizerBase,
+        responder: Responder,
+        *,
+        agree_on_width: Callable[[int], int] = largest_over_ranks,
+        engine: GenerationEngine | None = None,
+        costs: RowCosts | None = None,
+    ) -> None:
+        """agree_on_width: gives the largest of the widths of all ranks; engine and costs: where this rank has one."""
+        self._tokenizer, self._responder, self._agree_on_width = tokenizer, responder, agree_on_width
+        self.engine, self._costs = engine, costs
+        self._role = "rollout" if setting.job.generates_apart else "actor"
 
-    @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
-    def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
-        """Sample a response to each prompt (HybridFlow Table 4); what row r gets depends on (seed, step, r) only.
+    def generate(self, batch: Batch, *, do_sample: bool, outlet: Outlet | None) -> Fields:
+        """Return the fields of `ROLLOUT_FIELDS` and, of episodes, `TURN_FIELDS`; outlet: gets the rows as they end."""
 
-        Without `do_sample` each token is the likeliest one. outlet: gets the rows as they end.
-        Adds tokens int64 [B, T], attention_mask and response_mask [B, T], rollout_log_probs [B, T], finished [B],
-        sampled [B] (0 without `do_sample`) and policy_version [B, T]: how many steps have trained the weights that
-        wrote a token.
-        """
-        self.reshard()
-        leaving = Leaving(outlet, batch, lambda *rows: self._laid_out(batch, *rows, do_sample=do_sample))
-        with recorder.span("generation", f"{self.called}.generate_sequences"):
-            prompts, responses = self.respond(batch, prompts_in(batch), greedy=not do_sample, ended=leaving.add)
+        def lay_out(
+            rows: Sequence[int], prompts: Sequence[Ids], responses: Sequence[Response], width: int
+        ) -> dict[str, Tensor]:
+            fields = laid_out(prompts, responses, width=width, pad_token=int(self._tokenizer.pad_token_id))
+            fields["response_mask"] = fields["response_mask"] * batch["valid"][rows][:, None]
+            fields["sampled"] = torch.full((len(rows),), float(do_sample))
+            return fields
+
+        stream = RowStream(outlet, batch, lay_out)
+        with recorder.span("generation", f"{self._role}.generate_sequences"):
+            prompts, responses = self._responder.respond(
+                batch, prompts_in(batch), greedy=not do_sample, ended=stream.add
+            )
         longest = max(len(prompt) + len(response.tokens) for prompt, response in zip(prompts, responses, strict=True))
-        width = self.widest(longest)  # so that another pool can join rows of any ranks
-        leaving.end(width)
-        fields = self._laid_out(batch, list(range(batch.size)), prompts, responses, width, do_sample=do_sample)
+        width = self._agree_on_width(longest)  # so that another pool can join rows of any ranks
+        stream.close(width)
+        fields = lay_out(list(range(batch.size)), prompts, responses, width)
         recorder.add("tokens", float((fields["attention_mask"] * batch["valid"][:, None]).sum()))
-        self._measure_generation(fields)
+        self._measure_engine(fields)
         if do_sample:
             recorder.maximum("policy_version", fields["policy_version"].max())
             recorder.mean("response_length/mean", fields["response_mask"].sum(), batch["valid"].sum())
             recorder.mean("response_finished/mean", (fields["finished"] * batch["valid"]).sum(), batch["valid"].sum())
-        return fields
+        return {**fields, **self._responder.turn_fields(fields)}
 
-    def respond(
-        self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: Ended
-    ) -> tuple[list[Ids], list[Response]]:
-        """The prompts of this rank's rows, and a response to each, of which `ended` is told at once."""
-        return prompts, self._generator.generate(
-            prompts,
-            self.seeds(batch),
-            max_tokens=self.setting.job.spec.data.max_response_tokens,
-            greedy=greedy,
-            ended=lambda row, response: ended(row, prompts[row], response),
-        )
+    def _measure_engine(self, fields: Fields) -> None:
+        """Record the FLOPs of the response tokens (a cache may have those of prompts), and the share of the cache used.
 
-    def widest(self, longest: int) -> int:
-        """The largest of any rank."""
-        return largest_over_ranks(longest)
-
-    def seeds(self, batch: Batch) -> list[int]:
-        """Of the response to each of this rank's rows."""
-        seed = self.setting.job.spec.training.seed
-        return [response_seed(seed, batch.step, row) for row in batch.rows.tolist()]
-
-    def _laid_out(
-        self,
-        batch: Batch,
-        rows: list[int],
-        prompts: Sequence[Ids],
-        responses: Sequence[Response],
-        width: int,
-        *,
-        do_sample: bool,
-    ) -> dict[str, Tensor]:
-        """What is added for some rows of the batch."""
-        fields = lay_out(prompts, responses, width=width, pad_token=int(self.tokenizer.pad_token_id))
-        fields["response_mask"] = fields["response_mask"] * batch["valid"][rows][:, None]
-        fields["sampled"] = torch.full((len(rows),), float(do_sample))
-        return fields
-
-    def _measure_generation(self, fields: Fields) -> None:
-        """FLOPs of the response tokens (a cache may have those of prompts), and how full the cache has been."""
-        costs, read = self.costs, fields["response_mask"].sum(1).long()
+        Those of servers are not of the job's devices.
+        """
+        if self.engine is None or self._costs is None:
+            return
+        costs, read = self._costs, fields["response_mask"].sum(1).long()
         whole = fields["attention_mask"].sum(1).long()
         done = float((costs.of(whole) - costs.of(whole - read)).sum())
         recorder.add("flops/generation", costs.flops(done, float(read.sum())))
-        recorder.maximum("kv_cache_used", self._generator.cache_peak())
+        recorder.maximum("kv_cache_used", self.engine.cache_peak())
 
-    def reshard(self) -> None:
-        """Give the generator the weights of the current policy version, unless it has them.
-
-        Here they have come by a call of their own; NumericsError if they were wrong.
-        """
-        if self.wrong_weights:
-            raise NumericsError(self.wrong_weights)
+    def close(self) -> None:
+        """End the engine of this rank and the processes of the responder."""
+        if self.engine:
+            self.engine.close()
+        self._responder.close()
 
 
-class Colocated(Generating):
-    """One rank of a model that generates where its weights are; its shard is `runner`'s."""
+def generation_in_place(
+    setting: WorkerSetting, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner, *, max_sequences: int
+) -> tuple[Generation, InPlaceWeights]:
+    """Start an engine in the processes of the model; max_sequences: the most responses of this rank at once."""
+    environments = started_environments(setting.job)
+    config, layout = inner(runner.model.module).config, runner.model.mesh.layout
+    engine = start_engine(setting, tokenizer, config, layout, max_sequences=max_sequences)
+    weights = InPlaceWeights(setting, runner, engine)
+    responder = local_responder(setting, tokenizer, engine, environments)
+    return Generation(setting, tokenizer, responder, engine=engine, costs=runner.costs), weights
 
-    runner: ModelRunner
 
-    def start_generator(self, *, max_sequences: int) -> None:
-        """Once the model is there."""
-        model = self.runner.model
-        self.config, self.layout, self.costs = inner(model.module).config, model.mesh.layout, self.runner.costs
-        super().start_generator(max_sequences=max_sequences)
-        self._hybrid_engine = HybridEngine(
-            model,
-            self._generator,
-            config=self.config,
-            dtype=model.compute_dtype,
-            trust_remote_code=self.setting.model.trust_remote_code,
+def start_engine(
+    setting: WorkerSetting,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PreTrainedConfig,
+    layout: ParallelSizes,
+    *,
+    max_sequences: int,
+) -> GenerationEngine:
+    """Build this rank's part of a generation engine, without weights."""
+    job, layers = setting.job.spec, int(config.num_hidden_layers)
+    return GenerationEngine(
+        setting.folder,
+        config=config,
+        rollout=job.rollout,
+        max_tokens=job.data.max_prompt_tokens + job.data.max_response_tokens,
+        max_sequences=max_sequences,
+        eos_token=int(tokenizer.eos_token_id),
+        device=device_here(),
+        dtype=setting.compute_dtype,
+        trust_remote_code=setting.model.trust_remote_code,
+        revision=setting.model.revision,
+        tensor_groups=engine_groups(layout),
+        stage_layers=stage_layers(layout, layers) if layout.generation_pipeline > 1 else (),
+    )
+
+
+def started_environments(job: Job) -> Environments | None:
+    """Start the environments of a job with turns, whose module is imported while the engine is built."""
+    return environments_of(job) if job.spec.rollout.has_turns else None
+
+
+def local_responder(
+    setting: WorkerSetting,
+    tokenizer: PreTrainedTokenizerBase,
+    engine: GenerationEngine,
+    environments: Environments | None,
+) -> Responder:
+    """Return the responder of a rank with an engine: episodes where the job has environments, else single texts."""
+    if environments is None:
+        return SingleTurn(setting, engine)
+    return EpisodeResponder(setting, tokenizer, engine, environments)
+
+
+def turn_transfers(marks: Marks, setting: WorkerSetting) -> Marks:
+    """Return the marks of a worker that generates: with turns it also reads columns, and adds `TURN_FIELDS`."""
+    if not setting.job.spec.rollout.has_turns:
+        return marks
+    mark = marks["generate_sequences"]
+    reads, adds = (*mark.reads_if_there, *COLUMNS), (*(mark.adds or ()), *TURN_FIELDS)
+    return {**marks, "generate_sequences": replace(mark, reads_if_there=reads, adds=adds)}
+
+
+class RolloutWorker:
+    """One rank of a generator, an engine or servers, with the weights of an actor in another pool."""
+
+    def __init__(self, setting: WorkerSetting, *, max_sequences: int = 1, on_gpu: bool = False) -> None:
+        """max_sequences: the most responses that an own engine writes at once; on_gpu: the servers are on GPUs."""
+        tokenizer = setting.tokenizer()
+        self._servers: Endpoints | None = None
+        self._weights: WeightLink
+        if setting.job.generates_elsewhere:
+            config = inner(setting.language_model()).config
+            servers = servers_of(setting, config, eos_token=int(tokenizer.eos_token_id), on_gpu=on_gpu)
+            self._servers, self._weights = servers, ServerWeights(setting, servers, config)
+            self.generation = Generation(setting, tokenizer, ServersTurn(setting, servers))
+            return
+        assert setting.layout is not None
+        model = inner(generating_model(setting))
+        environments = started_environments(setting.job)
+        engine = start_engine(setting, tokenizer, model.config, setting.layout, max_sequences=max_sequences)
+        receiver = WeightReceiver(setting, engine, model.config)
+        self._weights = receiver
+        agree_on_width: Callable[[int], int] = largest_over_ranks
+        if setting.job.spec.rollout.partial:
+            self._weights = interrupting = InterruptingReceiver(receiver, engine)
+            agree_on_width = interrupting.agree_on_width
+        self.generation = Generation(
+            setting,
+            tokenizer,
+            local_responder(setting, tokenizer, engine, environments),
+            agree_on_width=agree_on_width,
+            engine=engine,
+            costs=RowCosts(model),
         )
 
-    def put_generator_to_sleep(self) -> None:
-        """Free the generator's cache and weights until the next responses."""
-        self._generator.sleep()
-        self.generator_version = -1
-        recorder.maximum("idle_bytes/generator", self._generator.bytes_held())
+    @classmethod
+    def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
+        """Mark the responses as episodes if the job has turns."""
+        return turn_transfers(marks, setting)
 
-    def reshard(self) -> None:
-        """Unless the generator has them, it gets the weights before its cache."""
-        received = 0
-        with recorder.span("reshard", "actor.reshard"):
-            if self.generator_version != self.policy_version:
-                with self.runner.offloader.in_use():
-                    received = self._hybrid_engine.to_generation().received
-                self._generator.wake_cache()  # after the shards have left: there need not be room for both
-                self.generator_version = self._generator.version = self.policy_version
-        with recorder.counting(True):
-            recorder.add("bytes/reshard", received)
+    @register(ONE_TO_ALL)
+    def span_pools(self, *, span: Span) -> None:
+        """Join the group of the actor's ranks and of all that generate."""
+        self._weights.span_pools(span)
 
+    @register(ONE_TO_ALL)
+    def receive_weights(self) -> None:
+        """Receive the weights that the actor sends."""
+        self._weights.receive()
 
-class GeneratorWorker(Colocated):
-    """One rank of a model that generates and is not trained."""
-
-    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
-        """`max_sequences`: the most responses that this rank generates at once."""
-        self.setting, self.tokenizer = setting, setting.tokenizer()
-        self.runner = setting.frozen(generating_model(setting))
-        self.start_generator(max_sequences=max_sequences)
+    @register(ONE_TO_ALL)
+    def found(self) -> list[tuple[str, int]]:
+        """Return the servers that are to join the actor's group, see `Endpoints.found`; none for an own engine."""
+        return self._servers.found() if self._servers else []
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
-        """As of every actor; then, if a model scores the responses, the generator sleeps."""
-        fields = super().generate_sequences(batch, do_sample=do_sample, outlet=outlet)
-        if "reward" in self.setting.job.models():
-            self.put_generator_to_sleep()
-        return fields
-
-
-class RolloutWorker(Generating, WeightReceiver):
-    """One rank of a pool that generates with the weights of an actor in another pool."""
-
-    called = "rollout"
-
-    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
-        """`max_sequences`: the most responses that this rank generates at once."""
-        assert setting.layout is not None
-        self.setting, self.tokenizer = setting, setting.tokenizer()
-        model = inner(generating_model(setting))
-        self.config, self.layout, self.costs = model.config, setting.layout, RowCosts(model)
-        self.start_generator(max_sequences=max_sequences)
-
-
-class GeneratingActor(Colocated, WeightSender, OwnReference, TrainedModel):
-    """One rank of the actor in RL; it need not be one that generates."""
-
-    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
-        """`max_sequences`: the most responses that this rank generates at once."""
-        super().__init__(setting, setting.trainer(generating_model(setting)))
-        self.runner = self.trainer
-        self.start_generator(max_sequences=max_sequences)
-
-    @property
-    def generates(self) -> bool:
-        """Whether responses are generated here, not in a pool of their own."""
-        return not self.setting.job.generates_apart
-
-    def start_generator(self, *, max_sequences: int) -> None:
-        """If it is here."""
-        if self.generates:
-            super().start_generator(max_sequences=max_sequences)
+        """Generate as `GeneratingActor.generate_sequences` does. NumericsError if the last weights were wrong."""
+        self._weights.require_right_weights()
+        return self.generation.generate(batch, do_sample=do_sample, outlet=outlet)
 
     def close(self) -> None:
-        """End the generation engine, if it is here."""
-        if self.generates:
-            super().close()
-
-    def put_generator_to_sleep(self) -> None:
-        """If it is here."""
-        if self.generates:
-            super().put_generator_to_sleep()
-
-    @register(ONE_TO_ALL)
-    def counters(self) -> dict[str, Any]:
-        """What a checkpoint holds besides tensors: JSON values, the same on every rank."""
-        return {**super().counters(), "policy_version": self.policy_version}
-
-    @register(ONE_TO_ALL)
-    def set_counters(self, *, counters: Mapping[str, Any]) -> None:
-        """Go back to what `counters` gave."""
-        super().set_counters(counters=counters)
-        self.policy_version, self.generator_version = counters["policy_version"], -1
-
-    @contextmanager
-    def next_policy(self) -> Iterator[None]:
-        """The block trains the next policy version; the generator sleeps and the moments are on the device."""
-        self.put_generator_to_sleep()
-        with self.trainer.offloader.in_use(moments=True):
-            yield
-        self.policy_version += 1
-
-    @register(
-        THREE_D_PROTO,
-        reads=("tokens", "attention_mask", "response_mask", "rollout_log_probs", "policy_version"),
-        adds=("old_log_probs",),
-        phase="scoring",
-        row_by_row=True,
-    )
-    def compute_log_prob(self, batch: Batch) -> Fields:
-        """Log-probabilities before the first update, by the trainer's own forward pass: old_log_probs [B, T]."""
-        self.begin_scoring(batch)
-        old = log_probs_by(self.trainer, batch, temperature=self.setting.job.spec.rollout.temperature)
-        if batch.size:  # a group may have none of this rank's rows
-            self.warn_of_mismatch(self.mismatch(old, batch.fields))
-        return {"old_log_probs": old}
-
-    def begin_scoring(self, batch: Batch) -> None:
-        """The generator makes room; its responses should be those of the policy that is to learn from them."""
-        self.put_generator_to_sleep()
-        if not batch.size:
-            return
-        behind = self.policy_version - oldest_version(batch.fields)
-        behind = behind[behind.isfinite()]  # rows without a response are no older than others
-        stalest = int(behind.max()) if len(behind) else 0
-        recorder.maximum("staleness", stalest)
-        for versions, rows in Counter(behind.int().tolist()).items():
-            recorder.add(f"staleness_rows/{versions}", rows)
-        if stalest > self.setting.job.spec.rollout.max_staleness:
-            newest, version = self.policy_version, self.policy_version - stalest
-            recorder.warn("policy_version", f"policy {newest} learns from the responses of policy {version}")
-
-    def mismatch(self, log_probs: Tensor, fields: Fields) -> Tensor:
-        """Record how far the trainer's log-probabilities [b, T] are from the generator's: (KL, tokens), float64 [2]."""
-        mask, generators = fields["response_mask"], fields["rollout_log_probs"]
-        kl = masked_sum(kl_estimate(generators, log_probs, estimator="K3"), mask)
-        recorder.mean("kl/rollout", kl, mask.sum())
-        recorder.maximum("ratio/rollout_max", keep(log_probs - generators, mask).exp().max())
-        return torch.stack([kl.double(), mask.sum().double()])
-
-    def warn_of_mismatch(self, mismatch: Tensor) -> None:
-        """Warn where it is more than rounding; `mismatch`: of rows of this rank, with `stream` of a group of them."""
-        total, tokens = mismatch.tolist()
-        if self._samples_everything() and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
-            message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
-            recorder.warn("kl/rollout", message)
-
-    def _samples_everything(self) -> bool:
-        """Whether responses are drawn from the policy as a whole; else their log-probabilities differ by design."""
-        rollout = self.setting.job.spec.rollout
-        return rollout.samples_everything and not rollout.max_staleness
+        """End the engine; servers go on."""
+        self.generation.close()
 
 
 def generating_model(setting: WorkerSetting) -> LanguageModel:
-    """The model without memory for its weights; ConfigError for a job that it cannot generate in."""
+    """Return the model without memory for its weights; ConfigError for a job that it cannot generate in."""
     job, model = setting.job.spec, setting.language_model()
     max_tokens = job.data.max_prompt_tokens + job.data.max_response_tokens
     longest = getattr(inner(model).config, "max_position_embeddings", max_tokens)
@@ -349,18 +265,18 @@ def generating_model(setting: WorkerSetting) -> LanguageModel:
 
 
 def oldest_version(fields: Fields) -> Tensor:
-    """Policy version [B] of the oldest token of each response; inf where there is none."""
+    """Return the policy version [B] of the oldest token of each response; inf where there is none."""
     return fields["policy_version"].masked_fill(fields["response_mask"] == 0, torch.inf).amin(1)
 
 
 def prompts_in(batch: Batch) -> list[Ids]:
-    """The token ids of each row's prompt."""
+    """Return the token ids of each row's prompt."""
     lengths = batch["prompt_mask"].sum(1).long().tolist()
     return [row[:length].tolist() for row, length in zip(batch["prompt_ids"], lengths, strict=True)]
 
 
-def lay_out(prompts: Sequence[Ids], responses: Sequence[Response], *, width: int, pad_token: int) -> dict[str, Tensor]:
-    """Prompt and response of each row, contiguous from position 0, padded on the right to `width`."""
+def laid_out(prompts: Sequence[Ids], responses: Sequence[Response], *, width: int, pad_token: int) -> dict[str, Tensor]:
+    """Return prompt and response of each row, contiguous from position 0, padded on the right to `width`."""
     shape = (len(prompts), width)
     tokens = torch.full(shape, pad_token, dtype=torch.int64)
     attention_mask, response_mask = torch.zeros(shape), torch.zeros(shape)

@@ -18,7 +18,7 @@ SAMPLE_FIELDS = ("tokens", "attention_mask", "response_mask", "finished", "valid
 COLUMNS = ("columns",)
 """Only in batches of data that names some."""
 TURN_FIELDS = ("turn_rewards", "played")
-"""Only in batches of episodes: see `episodes.Playing`."""
+"""Only in batches of episodes: see `episodes.EpisodeResponder`."""
 
 
 def real_rows(batch: Batch) -> Tensor:
@@ -51,7 +51,7 @@ def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sam
 
 
 def turns_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """What comes after the prompt of one of this rank's episodes, each answer and each observation by itself.
+    """Return the answers and observations after the prompt of one of this rank's episodes, in order.
 
     text; written: whether the model wrote it; reward: what the environment gave for it.
     """

@@ -27,7 +27,7 @@ from rlhf_trainer.rewards.service import ServiceClient
 from rlhf_trainer.rewards.verifiers import OPTIONS
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import sum_over_ranks
-from rlhf_trainer.types import Batch, Fields, register
+from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.reward import RewardWorker
 from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS, TURN_FIELDS, as_bytes, real_rows, samples_of
@@ -38,7 +38,7 @@ SCORED_ONCE = replace(
     THREE_D_PROTO,
     holders=lambda layout: frozenset(rank for ranks in THREE_D_PROTO.collect(layout) for rank in ranks),
 )
-"""Of the ranks with the same rows only the one whose output is collected calls the user's code: the others fetch it."""
+"""Protocol in which one rank of those with the same rows calls the user's code; the other ranks fetch the output."""
 
 
 class UserCode(Protocol):
@@ -50,10 +50,10 @@ class UserCode(Protocol):
 
 
 class ScoringWorker:
-    """One rank of such a reward; a function's process, and so its imported module, lives as long as the worker."""
+    """One rank of a composed reward; a function's process, with its imported module, lives as long as the worker."""
 
     def __init__(self, setting: WorkerSetting) -> None:
-        """`setting`: of the reward's model if there is one, else of any whose tokenizer the actor shares."""
+        """setting: of the reward's model if there is one, else of any model with the actor's tokenizer."""
         self._tokenizer, self._terms = setting.actors_tokenizer(), terms_of(setting.job)
         # at once, so that functions import their modules while the model is loaded
         self._code = reward_code(setting.job, ranks=dist.get_world_size())
@@ -61,19 +61,28 @@ class ScoringWorker:
         self._model = RewardWorker(setting) if len(self._code) < len(self._terms) else None
         layout = setting.layout or ParallelSizes(data=dist.get_world_size())
         self.parts: dict[str, Numbers] = {}
-        """Of the last call: what each part of a sum gave, before its weight, and what functions named beside."""
+        """Numbers of the last call, by part before weighting; functions may name further parts."""
+        self._notes_parts = has_noted_parts(setting.job)
         self._scores_here = dist.get_rank() in SCORED_ONCE.holders(layout)
         for code in self._code.values():
             code.ready()
 
+    @classmethod
+    def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
+        """Mark the reward as adding its parts if the job writes rows to a file."""
+        scoring = marks["compute_reward"]
+        assert scoring.adds is not None
+        noted = ("reward_parts",) if has_noted_parts(setting.job) else ()
+        return {**marks, "compute_reward": replace(scoring, adds=(*scoring.adds, *noted))}
+
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
-        """What a checkpoint holds: JSON values, the same on every rank."""
+        """Return the state that a checkpoint holds: JSON values, the same on every rank."""
         return {name: asdict(moments) for name, moments in self._moments.items()}
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
-        """Go back to what `counters` gave."""
+        """Restore the state that `counters` returned."""
         self._moments = {name: RunningMoments(**moments) for name, moments in counters.items()}
 
     @register(
@@ -84,10 +93,10 @@ class ScoringWorker:
         phase="scoring",
     )
     def compute_reward(self, batch: Batch) -> Fields:
-        """scores float32 [B]: what the environment gave, and the weighted sum of the parts; 0 on padding.
+        """Return scores float32 [B]: the environment's reward and the weighted sum of the parts; 0 on padding.
 
-        A response to which some part gives no score, and an episode whose environment failed, is padding from here on:
-        valid [B] and response_mask [B, T] are 0.
+        A response without a score of some part is padding from here on, and so is an episode whose environment failed:
+        valid [B] and response_mask [B, T] are 0. Noted rewards have reward_parts uint8 [B, C]: `parts` as JSON.
         """
         total, valid, self.parts = torch.zeros(batch.size), batch["valid"], {}
         if "turn_rewards" in batch.fields:
@@ -101,10 +110,18 @@ class ScoringWorker:
             if len(self._terms) > 1:
                 self._measure(term.name, part, batch)
         recorder.add("reward/left_out", float(((valid - kept) * batch["sampled"]).sum()))
-        return {"scores": total * kept, "valid": kept, "response_mask": batch["response_mask"] * kept[:, None]}
+        fields = {"scores": total * kept, "valid": kept, "response_mask": batch["response_mask"] * kept[:, None]}
+        return fields | ({"reward_parts": self._noted(batch.size)} if self._notes_parts else {})
+
+    def _noted(self, size: int) -> Tensor:
+        """Return the parts of each row as JSON, uint8 [B, C]."""
+        rows = range(size)
+        return as_bytes(
+            [{name: float(part.values[row]) for name, part in self.parts.items() if part.given[row]} for row in rows]
+        )
 
     def _normalized(self, term: RewardTerm, part: Numbers, batch: Batch) -> Tensor:
-        """The part's numbers [B] as they enter the sum, in evaluations (no step is above 0) as they are."""
+        """Return the part's numbers [B] as they enter the sum; evaluations (no step is above 0) do not normalize."""
         if term.normalization == "None" or batch.step <= 0:
             return part.values
         counts = part.given * batch["sampled"] * float(self._scores_here)
@@ -117,7 +134,7 @@ class ScoringWorker:
         return (part.values - moments.mean) / (moments.std + WHITEN_EPS)
 
     def _part(self, path: str, batch: Batch, samples: list[Sample]) -> Numbers:
-        """What one part says of each response; the parts that a function names itself are measured at once."""
+        """Return one part's number of each response; parts that a function names itself are measured at once."""
         if path not in self._code:
             assert self._model is not None
             return Numbers(self._model.compute_reward(batch)["scores"].cpu() * batch["valid"], batch["valid"])
@@ -153,26 +170,6 @@ class ScoringWorker:
         recorder.deviation(f"reward_part_std/{name}", total, squares, counts.sum())
 
 
-class NotingScoringWorker(ScoringWorker):
-    """Also notes the parts of each reward, for rollouts that are kept."""
-
-    @register(
-        SCORED_ONCE,
-        reads=(*SAMPLE_FIELDS, "sampled"),
-        reads_if_there=(*COLUMNS, *TURN_FIELDS),
-        adds=("scores", "valid", "response_mask", "reward_parts"),
-        phase="scoring",
-    )
-    def compute_reward(self, batch: Batch) -> Fields:
-        """The fields of ScoringWorker, and reward_parts uint8 [B, C]: each row's `parts`, as JSON."""
-        fields = super().compute_reward(batch)
-        rows = [
-            {name: float(part.values[row]) for name, part in self.parts.items() if part.given[row]}
-            for row in range(batch.size)
-        ]
-        return {**fields, "reward_parts": as_bytes(rows)}
-
-
 @dataclass(frozen=True)
 class Numbers:
     """A number for each row of a batch that has one."""
@@ -189,6 +186,11 @@ class Numbers:
         values[rows] = torch.tensor([0.0 if number is None else number for number in numbers])
         given[rows] = torch.tensor([float(number is not None) for number in numbers])
         return cls(values, given)
+
+
+def has_noted_parts(job: Job) -> bool:
+    """Whether rows of the job are written to a file, with the parts of their rewards."""
+    return bool(job.spec.rollout.keep) or job.spec.algorithm.makes == "data"
 
 
 def terms_of(job: Job) -> dict[str, RewardTerm]:

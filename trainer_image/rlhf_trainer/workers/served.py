@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -20,23 +21,28 @@ from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.generation.self_check import layout_checked
 from rlhf_trainer.generation.vllm_extension import WorkerExtension
 from rlhf_trainer.generation.weight_layout import locations_of
-from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
+from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
-from rlhf_trainer.workers.across_pools import AcrossPools
+from rlhf_trainer.workers.weight_links import PoolExchange
 
 START = secrets.token_hex(8)
-"""Another one in each process: who has joined a group has not, once started again."""
+"""Random id of this server process. It differs after a restart, so the job sees that the server left the group."""
 CHECKED = layout_checked()
 CHECKED.__enter__()  # for good: vLLM imports this before it makes the weights of its only model
 
 
-class ServedWorker(WorkerExtension, AcrossPools):
-    """One rank of the server. All that goes in and out is JSON, for it comes by POST /collective_rpc."""
+class ServedWorker(WorkerExtension):
+    """One rank of the server. Arguments and results are JSON, as the calls come by POST /collective_rpc."""
 
     vllm_config: Any
+    _has_weights = False
+
+    @cached_property
+    def _exchange(self) -> PoolExchange:  # vLLM mixes this class into its own, without a call of __init__
+        return PoolExchange()
 
     def served_facts(self) -> dict[str, Any]:
-        """What a job compares with what it needs (`generation.endpoints.Facts`)."""
+        """Return the facts that a job compares with its needs (`generation.endpoints.Facts`)."""
         model, parallel = self.vllm_config.model_config, self.vllm_config.parallel_config
         return {
             "start": START,
@@ -51,7 +57,7 @@ class ServedWorker(WorkerExtension, AcrossPools):
     def join_actor(self, span: dict[str, Any], config: dict[str, Any], sends_changes: bool) -> None:
         """Join the group of the actor's ranks and of all servers; config: the model's, as the actor has it."""
         sizes = {name: ParallelSizes(**span[name]) for name in ("training", "generation")}
-        self._across = HybridEngine(
+        self._exchange.join(
             None,
             _Live(self),
             config=AutoConfig.for_model(**config),
@@ -63,25 +69,28 @@ class ServedWorker(WorkerExtension, AcrossPools):
         self._has_weights = False
 
     def take_weights(self) -> dict[str, Any]:
-        """Receive what the actor sends: the version, what came if that is new, and in words which checksum differs."""
-        told: dict[str, Any] = {"wrong": "", "sync": None}
-        with self.exchanging():
-            told["version"], is_sent = self.agreed(-1, is_needed=not self._has_weights)
+        """Receive what the actor sends.
+
+        Returns version; sync: (kind, bytes, seconds) if weights came; wrong: a sentence if a checksum differs.
+        """
+        taken: dict[str, Any] = {"wrong": "", "sync": None}
+        with self._exchange.exchanging():
+            taken["version"], is_sent = self._exchange.agree(-1, is_needed=not self._has_weights)
             began = time.time()
             try:
                 if is_sent:
-                    stats = self.across.to_generation()
+                    stats = self._exchange.engine.to_generation()
                     kind = "full" if stats.is_whole else "delta"
-                    told["sync"] = kind, stats.received, time.time() - began
+                    taken["sync"] = kind, stats.received, time.time() - began
             except NumericsError as error:
-                told["wrong"] = str(error)
-        self._has_weights = not told["wrong"]
-        return told
+                taken["wrong"] = str(error)
+        self._has_weights = not taken["wrong"]
+        return taken
 
 
 @dataclass(frozen=True)
 class _Live:
-    """The live weights of a worker."""
+    """Live weights of a worker."""
 
     worker: ServedWorker
 

@@ -14,7 +14,7 @@ from rlhf_api.spec.functions import EntryPoint
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_trainer.data.loaders import CompletionLoader, PromptLoader
 from rlhf_trainer.errors import DataError, UserCodeError
-from rlhf_trainer.run.wiring import agreed
+from rlhf_trainer.run.worker_specs import agreed
 from rlhf_trainer.workers.data import DataShape
 from tests.trainer import own_points
 from tests.trainer.jobs import job

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.spec.data import DataSource
-from rlhf_trainer.run.assembly import data_of
+from rlhf_trainer.run.worker_specs import data_of
 
 MANIFESTS = {path.stem: path for path in (Path(__file__).parents[4] / "examples" / "data").glob("*.yaml")}
 DIALOGUE = "\n\nHuman: What is up?\n\nAssistant:"

@@ -1,4 +1,4 @@
-"""Rows of a batch that leave their generator before the longest of them has ended."""
+"""Stream of a batch's rows, which leave their generator before the longest response has ended."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.row_groups import Outlet, RowGroup
 from rlhf_trainer.types import Batch
 
-Ended = Callable[[int, Ids, Response], None]
-"""Is told of a row of the batch: its number on this rank, its prompt, and the response that has ended."""
+LayOut = Callable[[list[int], list[Ids], list[Response], int], dict[str, Tensor]]
+"""(rows, prompts, responses, width) -> fields of these rows."""
 
 
-class Leaving:
-    """Sends this rank's rows off in groups, in the order in which they end."""
+class RowStream:
+    """Sends this rank's rows to an outlet in groups, in the order in which their responses end."""
 
-    def __init__(self, outlet: Outlet | None, batch: Batch, laid_out: Callable[..., dict[str, Tensor]]) -> None:
-        """laid_out: (rows, prompts, responses, width) -> their fields."""
-        self._outlet, self._start, self._laid_out = outlet, batch.start, laid_out
+    def __init__(self, outlet: Outlet | None, batch: Batch, lay_out: LayOut) -> None:
+        """Without an outlet the stream sends nothing."""
+        self._outlet, self._start, self._lay_out = outlet, batch.start, lay_out
         self._sizes = deque(len(rows) for rows in stream_groups(batch.size))
         self._ended: list[tuple[int, Ids, Response]] = []
 
     def add(self, row: int, prompt: Ids, response: Response) -> None:
-        """A row has ended; the last group waits for `end`."""
+        """Add a row whose response has ended; the last group waits for `close`."""
         self._ended.append((row, prompt, response))
         while self._outlet and len(self._sizes) > 1 and len(self._ended) >= self._sizes[0]:
-            self._put()
+            self._send_group()
 
-    def end(self, width: int) -> None:
-        """All rows have ended, and the batch is so wide."""
+    def close(self, width: int) -> None:
+        """Send the remaining groups; all rows have ended, and `width` is that of the batch."""
         while self._outlet and self._sizes:
-            self._put(width)
+            self._send_group(width)
 
-    def _put(self, width: int = 0) -> None:
+    def _send_group(self, width: int = 0) -> None:
         assert self._outlet
         size = self._sizes.popleft()
         ended, self._ended = self._ended[:size], self._ended[size:]
-        rows, prompts, responses = [list(each) for each in zip(*ended, strict=True)] or ([], [], [])
+        rows, prompts = [row for row, _, _ in ended], [prompt for _, prompt, _ in ended]
+        responses = [response for _, _, response in ended]
         longest = max((len(prompt) + len(each.tokens) for _, prompt, each in ended), default=1)
         group = RowGroup(
             rows=torch.tensor(rows, dtype=torch.int64) + self._start,
-            fields=self._laid_out(rows, prompts, responses, longest),
+            fields=self._lay_out(rows, prompts, responses, longest),
             width=width,
         )
         self._outlet.put(len(STREAM_SHARES) - 1 - len(self._sizes), group)

@@ -1,0 +1,36 @@
+"""Recipe of a worker: its class and the arguments from which every rank of a pool builds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_trainer.types import Marks, transfers_of
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Worker class of a role, and the arguments with which every rank of a group builds it."""
+
+    worker_class: type
+    arguments: Mapping[str, Any]
+    layout: ParallelSizes | None = None
+    """Layout of the model over the group's ranks; None: the group's own."""
+
+    @cached_property
+    def transfers(self) -> Marks:
+        """Marks of the worker's methods by name."""
+        return transfers_of(self.worker_class, self.arguments)
+
+    def code_of(self, method: str) -> Callable[..., object]:
+        """Return the function whose line a message about a call names: `own_code` of the class, or else the method."""
+        own = getattr(self.worker_class, "own_code", None)
+        found: Callable[..., object] = own(**self.arguments) if own else getattr(self.worker_class, method)
+        return found
+
+    def build(self) -> Any:  # any class may be a worker, the user's too
+        """Make the worker in this process."""
+        return self.worker_class(**self.arguments)

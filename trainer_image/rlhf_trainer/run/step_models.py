@@ -1,0 +1,203 @@
+"""Models that an algorithm's step is called with: the handles of a job's workers, some with replaced calls.
+
+    left out          LeftOut returns the batch, for a model that the job does without.
+    own reference     ActorAsReference computes with the actor without its adapter.
+    rollout pool      ApartRollout replaces actor.generate_sequences, and adds generate_ahead.
+    rollout.stream    StreamingRollout replaces actor.generate_sequences.
+    rollout.keep      KeptRollouts replaces actor.update_actor.
+
+`with_calls` of a handle returns a copy in which other functions make the named calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rlhf_api.job import Job
+from rlhf_trainer.errors import CommunicationError
+from rlhf_trainer.run.rollout_pool import RolloutPool
+
+if TYPE_CHECKING:  # a graph of a step, and torchrun, need no Ray
+    from rlhf_trainer.controller.streams import Streams
+
+Handle: TypeAlias = Any  # its methods are the marked methods of a worker class, which may be the user's
+Rows: TypeAlias = Any  # a batch of references on the controller, of tensors under torchrun, of shapes in a graph
+Scorers = Sequence[Sequence[tuple[str, str]]]
+"""Calls (model, method) that score rows in other pools, for each generation of a step in order."""
+MAY_BE_LEFT_OUT = ("reference", "reward")
+
+
+class LeftOut:
+    """Stands in a step for a model that the job does without: each call returns the batch as it is."""
+
+    def __init__(self, methods: Iterable[str]) -> None:
+        """methods: those that the step calls."""
+        vars(self).update(dict.fromkeys(methods, unchanged))
+
+
+def unchanged(batch: Rows, **_: object) -> Rows:
+    """Return the batch."""
+    return batch
+
+
+class ActorAsReference:
+    """Reference model that is the actor without its adapter."""
+
+    def __init__(self, actor: Handle) -> None:
+        self._actor = actor
+
+    def compute_log_prob(self, batch: Rows) -> Rows:
+        """Compute the log-probabilities of the responses without the adapter."""
+        return self._actor.compute_ref_log_prob(batch)
+
+    def compute_pair_log_prob(self, batch: Rows) -> Rows:
+        """Compute the log-probabilities of pairs without the adapter."""
+        return self._actor.compute_ref_pair_log_prob(batch)
+
+
+class KeptRollouts:
+    """Keeps the responses of a step before the actor learns from them."""
+
+    def __init__(self, actor: Handle, rollouts: Handle) -> None:
+        self._actor, self._rollouts = actor, rollouts
+
+    def update_actor(self, batch: Rows) -> Rows:
+        """Keep the rows, and then train the actor."""
+        self._rollouts.keep(batch)
+        return self._actor.update_actor(batch)
+
+
+class ApartRollout:
+    """Calls of an actor whose responses are generated in another pool.
+
+    The actor's state does not depend on what generators do. So if a generator is lost, its calls are repeated.
+    """
+
+    def __init__(self, actor: Handle, rollout: Handle, pool: RolloutPool, *, interrupts: bool = False) -> None:
+        """interrupts: generators get new weights in the middle of a batch, too (`rollout.partial`)."""
+        self._actor, self._rollout, self._pool, self._interrupts = actor, rollout, pool, interrupts
+        self._requests: dict[int, tuple[Rows, Mapping[str, object]]] = {}
+        """Step -> (prompts, options of their generation), until the step has taken the responses."""
+        self._responses: dict[int, Rows] = {}
+        """Step -> responses that are under way, or there."""
+        self._settled: set[int] = set()
+        """Steps whose responses are there, whatever becomes of the generators."""
+
+    def generate_ahead(self, batch: Rows, **options: object) -> None:
+        """Request the responses of a step before it begins, by the weights that there are now."""
+        self._requests[batch.step] = batch, options
+        self._call_until_done()
+
+    def generate_sequences(self, batch: Rows, **options: object) -> Rows:
+        """Return the responses that were requested ahead, or else those of the newest weights."""
+        if batch.step not in self._requests:
+            self.generate_ahead(batch, **options)
+        self._call_until_done(batch.step)
+        del self._requests[batch.step]
+        return self._responses.pop(batch.step)
+
+    def _call_until_done(self, step: int | None = None) -> None:
+        """Make all calls, and wait for the responses of a step; repeat both if a generator is lost meanwhile."""
+        while True:
+            try:
+                self._make_calls()
+                if step is not None:
+                    self._pool.settle(step)
+                return
+            except CommunicationError as error:
+                self._responses = {step: each for step, each in self._responses.items() if step in self._settled}
+                self._pool.replace(error)
+
+    def _make_calls(self) -> None:
+        """Give the generators the newest weights, and then call them for the requests that nobody has made yet."""
+        if not (steps := [step for step in self._requests if step not in self._responses]):
+            return
+        if not self._interrupts:
+            self._pool.settle()
+            self._settled = set(self._responses)
+        self._pool.gather()
+        with self._pool.calls():
+            self._actor.send_weights()
+            self._rollout.receive_weights()
+        with self._pool.calls():
+            for step in steps:
+                batch, options = self._requests[step]
+                self._responses[step] = self._rollout.generate_sequences(batch, **options)
+
+
+class StreamingRollout:
+    """Has models of other pools score the first responses while the actor's generator writes further ones."""
+
+    def __init__(
+        self, generate: Callable[..., Rows], models: Mapping[str, Handle], scorers: Scorers, streams: Streams
+    ) -> None:
+        """generate: `generate_sequences` of the actor; models: the handles of the worker groups."""
+        self._generate, self._scorers, self._streams = generate, scorers, streams
+        self._models = models
+        self._step = 0
+        self._pending_scorers: list[Sequence[tuple[str, str]]] = []
+        """Scorers of the generations that this step has still to request."""
+
+    def generate_sequences(self, batch: Rows, **options: object) -> Rows:
+        """Generate, and begin to score; evaluations, which belong to no step, do not stream."""
+        if batch.step <= 0:
+            return self._generate(batch, **options)
+        if batch.step != self._step:
+            self._step, self._pending_scorers = batch.step, list(self._scorers)
+            self._streams.forget()
+        # an own step may generate more often than its recorded one
+        scorers = self._pending_scorers.pop(0) if self._pending_scorers else ()
+        batch = self._generate(batch, **options)
+        for groups in self._streams.groups(batch):
+            for model, method in scorers:
+                self._models[model].call_on_groups(method, batch, groups)
+        return batch
+
+
+def connected(
+    job: Job,
+    handles: Mapping[str, Handle],
+    pool: RolloutPool | None = None,
+    *,
+    scorers: Scorers = (),
+    streams: Streams | None = None,
+) -> dict[str, Handle]:
+    """Return the models of a job: the handles of its workers, connected as the job generates and refers.
+
+    pool: the processes that generate, where the job generates apart; scorers: begin on the groups of `streams`.
+    """
+    models = dict(handles)
+    if job.reference_is_actor:
+        models["reference"] = ActorAsReference(handles["actor"])
+    if job.generates_apart:
+        is_partial = job.spec.rollout.partial is not None
+        apart = ApartRollout(handles["actor"], handles["rollout"], pool or RolloutPool(), interrupts=is_partial)
+        models["actor"] = handles["actor"].with_calls(
+            generate_sequences=apart.generate_sequences, generate_ahead=apart.generate_ahead
+        )
+    if streams and any(scorers):
+        rollout = StreamingRollout(models["actor"].generate_sequences, handles, scorers, streams)
+        models["actor"] = models["actor"].with_calls(generate_sequences=rollout.generate_sequences)
+    return models
+
+
+def inputs_of(job: Job, models: Mapping[str, Handle]) -> dict[str, Handle]:
+    """Return the arguments of the algorithm's step but the data."""
+    algorithm = job.spec.algorithm
+    inputs: dict[str, Handle] = {
+        name: LeftOut(method for model, method in algorithm.calls if model == name)
+        for name in MAY_BE_LEFT_OUT
+        if name in algorithm.models
+    }
+    inputs |= {name: models[name] for name in algorithm.models if name in models}
+    if "rollouts" in models:
+        kept = KeptRollouts(inputs["actor"], models["rollouts"])
+        inputs["actor"] = inputs["actor"].with_calls(update_actor=kept.update_actor)
+    return inputs
+
+
+def training_batch(job: Job, data: Handle, blank: Rows) -> Rows:
+    """Return the batch of a step as the data gives it, with the further columns that the job reads."""
+    batch = data.load_batch(blank)
+    return data.load_columns(batch) if job.spec.columns(job.spec.data.train) else batch

@@ -1,0 +1,252 @@
+"""Worker class and arguments of every role of a job, answered once for all pools. Nothing is started here.
+
+DATA gives the loader by the rows of the algorithm's data, and WORKERS the worker by the protocol of a step's parameter
+(`workers` of the algorithm wins). All else that a job chooses is in the arguments, and a worker's marks follow from the
+arguments (`WorkerSpec.transfers`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from rlhf_api.job import Job
+from rlhf_api.names import Role
+from rlhf_api.problems import choice
+from rlhf_api.spec.algorithms import Algorithm, PolicyGradient
+from rlhf_api.spec.job_spec import Model
+from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_mapper.mapping import DeviceMapping, MappedPool
+from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
+from rlhf_trainer.algorithms import models
+from rlhf_trainer.controller.worker_spec import WorkerSpec
+from rlhf_trainer.errors import DataError
+from rlhf_trainer.run_folder.rollouts import ROLLOUTS
+from rlhf_trainer.telemetry import ENDPOINTS
+from rlhf_trainer.workers.actor import ActorWorker
+from rlhf_trainer.workers.advantage import AdvantageWorker
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker
+from rlhf_trainer.workers.data import (
+    CompletionData,
+    DataShape,
+    DataWorker,
+    PairData,
+    PromptAndPretrainData,
+    PromptData,
+    PromptsAsWritten,
+    SafetyPairData,
+)
+from rlhf_trainer.workers.generating_actor import GeneratorWorker
+from rlhf_trainer.workers.judge import JudgeWorker
+from rlhf_trainer.workers.keeper import RolloutKeeper
+from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairChooser, PreferenceActorWorker
+from rlhf_trainer.workers.reference import ReferenceWorker
+from rlhf_trainer.workers.responses import ResponseWriter
+from rlhf_trainer.workers.reward import CostTrainer, CostWorker, RewardTrainer, RewardWorker
+from rlhf_trainer.workers.rollout import RolloutWorker
+from rlhf_trainer.workers.scoring import ScoringWorker
+from rlhf_trainer.workers.supervised import SupervisedActorWorker
+
+DATA: Mapping[str, type[DataWorker]] = {
+    "prompts": PromptData,
+    "completions": CompletionData,
+    "pairs": PairData,
+    "safety_pairs": SafetyPairData,
+}
+WORKERS: Mapping[object, type] = {
+    models.Actor: ActorWorker,
+    models.SupervisedActor: SupervisedActorWorker,
+    models.PreferenceActor: PreferenceActorWorker,
+    models.Generator: GeneratorWorker,
+    models.OnlinePreferenceActor: OnlinePreferenceActorWorker,
+    models.Critic: CriticWorker,
+    models.CostCritic: CostCriticWorker,
+    models.Reference: ReferenceWorker,
+    models.PairReference: ReferenceWorker,
+    models.Reward: RewardWorker,
+    models.RewardInTraining: RewardTrainer,
+    models.Cost: CostWorker,
+    models.CostInTraining: CostTrainer,
+    models.Pairs: PairChooser,
+    models.Responses: ResponseWriter,
+}
+ADVANTAGES = (models.Advantage, models.CriticsAdvantage)
+
+
+def workers_of(algorithm: type[Algorithm]) -> dict[str, type]:
+    """Return the worker class of each parameter of the algorithm's step but the data."""
+    found: dict[str, type] = {}
+    hints = get_type_hints(algorithm.step)
+    for name in algorithm.models:
+        hint = hints.get(name)
+        hint = next(filter(get_origin, get_args(hint)), hint)  # Critic[B] of Critic[B] | None
+        protocol = get_origin(hint) or hint
+        if name in algorithm.workers:
+            found[name] = algorithm.workers[name]
+        elif protocol in ADVANTAGES and issubclass(algorithm, PolicyGradient):
+            found[name] = AdvantageWorker
+        elif protocol in WORKERS:
+            found[name] = WORKERS[protocol]
+        else:
+            known = choice(each.__name__ for each in (*WORKERS, *ADVANTAGES) if isinstance(each, type))
+            raise TypeError(f"the step's {name} has no worker and no protocol, such as Actor[B]; there are {known}")
+    return found
+
+
+def data_of(job: Job) -> type[DataWorker]:
+    """Return the loader of a job's batches."""
+    if job.spec.algorithm.makes == "data":
+        return PromptsAsWritten
+    return PromptAndPretrainData if job.spec.data.pretrain else DATA[job.spec.algorithm.data]
+
+
+def home_of(job: Job, placed: DeviceMapping) -> MappedPool:
+    """Return the pool of the job's saved model: workers without a model of their own live there, too."""
+    return next(pool for pool in placed.pools if job.saved in pool.models)
+
+
+def setting_of(
+    job: Job,
+    models: Mapping[Role, Model],
+    role: Role,
+    folders: Mapping[Role, str],
+    *,
+    total_steps: int = 0,
+    layout: ParallelSizes | None = None,
+) -> WorkerSetting:
+    """Return the setting of a role's worker; `rollout` has that of the actor; only training reads total_steps."""
+    held: Role = "actor" if role == "rollout" else role
+    model, folder = models[held], folders[held]
+    return WorkerSetting(job=job, role=held, model=model, folder=folder, total_steps=total_steps, layout=layout)
+
+
+def data_spec(
+    job: Job, models: Mapping[Role, Model], placed: DeviceMapping, folders: Mapping[Role, str]
+) -> tuple[str, WorkerSpec]:
+    """Return (pool, spec) of the worker `data`, which tells how many rows there are before the others are built."""
+    slots = math.lcm(*(pool.size for pool in placed.pools))
+    setting = setting_of(job, models, job.saved, folders)
+    return home_of(job, placed).name, WorkerSpec(data_of(job), {"setting": setting, "slots": slots})
+
+
+def agreed(job: Job, shapes: Sequence[DataShape]) -> DataShape:
+    """Return the shape that all ranks have found; DataError where they have read other rows, or another order."""
+    for path in shapes[0].digests:
+        if len({shape.digests[path] for shape in shapes}) > 1:
+            problem = "has not the same rows, in the same order, for every rank"
+            raise DataError(f"{job.name}: {path}: {problem}; a function must not draw without its seed")
+    return shapes[0]
+
+
+def worker_specs(
+    job: Job,
+    models: Mapping[Role, Model],
+    placed: DeviceMapping,
+    folders: Mapping[Role, str],
+    shape: DataShape,
+    *,
+    path: Path,
+    columns: Collection[str] = (),
+    retokenized: Collection[Role] = (),
+) -> dict[str, dict[str, WorkerSpec]]:
+    """Return pool -> role -> spec, in the order in which a pool builds its workers.
+
+    models, folders: of the job, a local folder or hub name each; path: the job's folder; columns: those that a written
+    data set gets; retokenized: models whose tokenizer is not the actor's.
+    """
+    total_steps = job.total_steps_for(shape.rows)
+    sequences = max(job.sequences_per_step, shape.evaluation_rows)
+    specs: dict[str, dict[str, WorkerSpec]] = {pool.name: {} for pool in placed.pools}
+    home, data = data_spec(job, models, placed, folders)
+    specs[home]["data"] = data
+    for pool in placed.pools:
+        for role in pool.models:
+            sizes = placed.sizes[role]
+            setting = setting_of(job, models, role, folders, total_steps=total_steps, layout=sizes)
+            if role in retokenized:
+                setting = replace(setting, actor=(models["actor"], folders["actor"]))
+            specs[pool.name][role] = model_spec(setting, role, beside=pool.models, sequences=sequences)
+    specs[home] |= helper_specs(setting_of(job, models, job.saved, folders), path=path, columns=columns)
+    if job.generates_elsewhere:
+        setting = setting_of(job, models, "rollout", folders)
+        elsewhere = {"setting": setting, "on_gpu": placed.device == "GPU"}
+        specs[ENDPOINTS] = {"rollout": WorkerSpec(RolloutWorker, elsewhere)}
+    return {pool: {role: with_mapped_fields(spec, placed) for role, spec in of.items()} for pool, of in specs.items()}
+
+
+def model_spec(setting: WorkerSetting, role: Role, *, beside: Collection[str] = (), sequences: int = 1) -> WorkerSpec:
+    """Return the spec of a worker that holds a model, or of a reward of any form.
+
+    beside: the models of its pool; sequences: the most responses of a batch.
+    """
+    job, layout = setting.job, setting.layout
+    arguments: dict[str, Any] = {"setting": setting}
+    worker = _class_of(job, role)
+    if role == "rollout" or (role == "actor" and not job.spec.algorithm.offline):
+        generators = layout.data * layout.micro if layout else 1
+        arguments["max_sequences"] = -(-sequences // generators)
+    if worker is ActorWorker and not job.recomputes_log_probs:
+        arguments["old_log_probs"] = "Update" if job.old_log_probs_by_update else "Generator"
+    if worker in (CriticWorker, CostCriticWorker) and job.values_by_update and "actor" in beside:
+        arguments["values_by_update"] = True
+    return WorkerSpec(worker, arguments, layout)
+
+
+def _class_of(job: Job, role: Role) -> type:
+    if role == "rollout":
+        return RolloutWorker
+    if role == "reward" and (job.spec.rollout.has_turns or not isinstance(job.spec.models.reward, Model)):
+        return ScoringWorker  # a reward that is more than a model
+    return workers_of(type(job.spec.algorithm))[role]
+
+
+def helper_specs(setting: WorkerSetting, *, path: Path, columns: Collection[str] = ()) -> dict[str, WorkerSpec]:
+    """Return the specs of workers without a model of their own: advantage, judge, writer, keeper, reward functions.
+
+    setting: of the saved model.
+    """
+    job, folder = setting.job, path.resolve()
+    specs: dict[str, WorkerSpec] = {}
+    for name, worker in workers_of(type(job.spec.algorithm)).items():
+        if name in get_args(Role):
+            continue
+        writes = {"setting": setting, "folder": str(folder / job.spec.algorithm.makes), "columns": columns}
+        specs[name] = WorkerSpec(worker, writes if worker is ResponseWriter else {"job": job})
+    if job.spec.algorithm.offline:
+        return specs
+    specs["judge"] = WorkerSpec(JudgeWorker, {"setting": setting})
+    if job.spec.rollout.keep:
+        specs["rollouts"] = WorkerSpec(RolloutKeeper, {"setting": setting, "file": str(folder / ROLLOUTS)})
+    if job.has_reward and "reward" not in job.placed_roles():  # it takes no slot of its own
+        specs["reward"] = model_spec(setting, "reward")
+    return specs
+
+
+def with_mapped_fields(spec: WorkerSpec, placed: DeviceMapping) -> WorkerSpec:
+    """Return the spec with the mapper's choice for a model on GPUs: micro-batch, offload, recomputation, cache.
+
+    Fields that the manifest sets stay; micro-batches only become smaller, so that they fit.
+    """
+    prediction = placed.prediction
+    if placed.device == "CPU" or prediction is None or spec.layout is None:
+        return spec
+    setting: WorkerSetting = spec.arguments["setting"]
+    job, model, mapped = setting.job, setting.model, prediction.models[setting.role]
+    tokens = {"micro_batch_tokens": micro_batch_tokens(job, [mapped])}
+    share = {"gpu_memory_utilization": gpu_memory_utilization(job, prediction)}
+    fields = {
+        "training": job.spec.training.model_copy(update=tokens),
+        "rollout": job.spec.rollout.model_copy(update=share),
+    }
+    in_manifest = model.gradient_checkpointing
+    chosen = {
+        "offload": mapped.offload if model.offload == "None" else model.offload,
+        "gradient_checkpointing": mapped.recomputes if in_manifest is None else in_manifest,
+    }
+    changed = job.model_copy(update={"spec": job.spec.model_copy(update=fields)})
+    setting = replace(setting, job=changed, model=model.model_copy(update=chosen))
+    return replace(spec, arguments={**spec.arguments, "setting": setting})

@@ -1,0 +1,214 @@
+"""Actor of RL without its loss: it generates responses, recomputes their log-probabilities and sends its weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_trainer.data.loaders import PairLoader
+from rlhf_trainer.hybrid_engine.hybrid_engine import Span
+from rlhf_trainer.ops.kl import kl_estimate
+from rlhf_trainer.ops.masks import keep, masked_sum
+from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
+from rlhf_trainer.row_groups import Outlet
+from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.types import Batch, Fields, Marks, register
+from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, log_probs_by
+from rlhf_trainer.workers.reference import (
+    PAIR_REFERENCE_FIELDS,
+    REFERENCE_FIELDS,
+    pair_log_probs_without_adapter,
+    ref_log_probs_without_adapter,
+)
+from rlhf_trainer.workers.rollout import (
+    PROMPT_FIELDS,
+    ROLLOUT_FIELDS,
+    Generation,
+    generating_model,
+    generation_in_place,
+    oldest_version,
+    turn_transfers,
+)
+from rlhf_trainer.workers.weight_links import InPlaceWeights, WeightSender
+
+ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
+"""The largest KL between trainer and generator, per token, that rounding can explain, by compute type."""
+
+
+class GeneratorWorker:
+    """One rank of a model that generates and is not trained."""
+
+    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
+        """`max_sequences`: the most responses that this rank generates at once."""
+        self._runner = setting.frozen(generating_model(setting))
+        self.generation, self._weights = generation_in_place(
+            setting, setting.tokenizer(), self._runner, max_sequences=max_sequences
+        )
+        self._is_scored = "reward" in setting.job.models()
+
+    @classmethod
+    def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
+        """Mark the responses as episodes if the job has turns."""
+        return turn_transfers(marks, setting)
+
+    @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
+    def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
+        """Generate as `GeneratingActor.generate_sequences` does; if a model scores the responses, the engine sleeps."""
+        self._weights.bring(0)
+        fields = self.generation.generate(batch, do_sample=do_sample, outlet=outlet)
+        if self._is_scored:
+            self._weights.put_engine_to_sleep()
+        return fields
+
+    def close(self) -> None:
+        """End the generation engine."""
+        self.generation.close()
+
+
+class GeneratingActor(TrainedModel):
+    """One rank of the actor in RL; another pool or servers may generate its responses."""
+
+    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
+        """`max_sequences`: the most responses that this rank generates at once."""
+        super().__init__(setting, setting.trainer(generating_model(setting)))
+        self.policy_version = 0
+        """Number of steps that have trained the weights."""
+        self.generation: Generation | None = None
+        self._weights: InPlaceWeights | None = None
+        if not setting.job.generates_apart:
+            self.generation, self._weights = generation_in_place(
+                setting, self.tokenizer, self.trainer, max_sequences=max_sequences
+            )
+        self._sender = WeightSender(setting, self.trainer)
+
+    @classmethod
+    def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: Any) -> Marks:
+        """Mark the responses as episodes if the job has turns and generates in place."""
+        return marks if setting.job.generates_apart else turn_transfers(marks, setting)
+
+    @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
+    def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
+        """Sample a response to each prompt (HybridFlow Table 4); the response of row r depends on (seed, step, r) only.
+
+        Without `do_sample` each token is the likeliest one. outlet: gets the rows as they end.
+        Adds tokens int64 [B, T], attention_mask and response_mask [B, T], rollout_log_probs [B, T], finished [B],
+        sampled [B] (0 without `do_sample`) and policy_version [B, T]: how many steps have trained the weights that
+        wrote a token.
+        With turns each row is an episode: response_mask is 1 on the tokens that the model wrote. Episodes add
+        turn_rewards [B, T], the environment's reward for a turn on the turn's last token, and played [B]: 0 where the
+        environment failed, and nothing is learned from the row.
+        """
+        assert self.generation is not None, "another pool generates"
+        self.reshard()
+        return self.generation.generate(batch, do_sample=do_sample, outlet=outlet)
+
+    def reshard(self) -> None:
+        """Give the engine beside the model the weights of the current policy version, unless it has them."""
+        assert self._weights is not None, "another pool generates"
+        self._weights.bring(self.policy_version)
+
+    def put_generator_to_sleep(self) -> None:
+        """Free cache and weights of the engine beside the model, if there is one."""
+        if self._weights:
+            self._weights.put_engine_to_sleep()
+
+    def close(self) -> None:
+        """End the generation engine beside the model, if there is one."""
+        if self.generation:
+            self.generation.close()
+
+    @register(ONE_TO_ALL)
+    def span_pools(self, *, span: Span) -> None:
+        """Join the group of the actor's ranks and of all that generate."""
+        self._sender.span_pools(span)
+
+    @register(ONE_TO_ALL)
+    def send_weights(self) -> None:
+        """Send the weights of the current policy version, unless all generators have them."""
+        self._sender.send(self.policy_version)
+
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring", row_by_row=True)
+    def compute_ref_log_prob(self, batch: Batch) -> Fields:
+        """Compute `ReferenceWorker.compute_log_prob` by this model without its adapter."""
+        return ref_log_probs_without_adapter(self.trainer, self.setting, batch)
+
+    @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
+    def compute_ref_pair_log_prob(self, batch: Batch) -> Fields:
+        """Compute `ReferenceWorker.compute_pair_log_prob` by this model without its adapter."""
+        return pair_log_probs_without_adapter(self.trainer, batch)
+
+    @register(ONE_TO_ALL)
+    def counters(self) -> dict[str, Any]:
+        """Return the state that a checkpoint holds besides tensors: JSON values, the same on every rank."""
+        return {**super().counters(), "policy_version": self.policy_version}
+
+    @register(ONE_TO_ALL)
+    def set_counters(self, *, counters: Mapping[str, Any]) -> None:
+        """Restore the state that `counters` returned; no generator has its weights."""
+        super().set_counters(counters=counters)
+        self.policy_version, self._sender.sent_version = counters["policy_version"], -1
+        if self._weights:
+            self._weights.held_version = -1
+
+    @contextmanager
+    def next_policy(self) -> Iterator[None]:
+        """Train the next policy version in the block; the generator sleeps and the moments are on the device."""
+        self.put_generator_to_sleep()
+        with self.trainer.offloader.in_use(moments=True):
+            yield
+        self.policy_version += 1
+
+    @register(
+        THREE_D_PROTO,
+        reads=("tokens", "attention_mask", "response_mask", "rollout_log_probs", "policy_version"),
+        adds=("old_log_probs",),
+        phase="scoring",
+        row_by_row=True,
+    )
+    def compute_log_prob(self, batch: Batch) -> Fields:
+        """Return old_log_probs [B, T]: log-probabilities before the first update, by the trainer's own forward pass."""
+        self.begin_scoring(batch)
+        old = log_probs_by(self.trainer, batch, temperature=self.setting.job.spec.rollout.temperature)
+        if batch.size:  # a group may have none of this rank's rows
+            self.warn_of_mismatch(self.mismatch(old, batch.fields))
+        return {"old_log_probs": old}
+
+    def begin_scoring(self, batch: Batch) -> None:
+        """Put the generator to sleep; warn of responses that are staler than `rollout.maxStaleness`."""
+        self.put_generator_to_sleep()
+        if not batch.size:
+            return
+        behind = self.policy_version - oldest_version(batch.fields)
+        behind = behind[behind.isfinite()]  # rows without a response are no older than others
+        stalest = int(behind.max()) if len(behind) else 0
+        recorder.maximum("staleness", stalest)
+        for versions, rows in Counter(behind.int().tolist()).items():
+            recorder.add(f"staleness_rows/{versions}", rows)
+        if stalest > self.setting.job.spec.rollout.max_staleness:
+            newest, version = self.policy_version, self.policy_version - stalest
+            recorder.warn("policy_version", f"policy {newest} learns from the responses of policy {version}")
+
+    def mismatch(self, log_probs: Tensor, fields: Fields) -> Tensor:
+        """Record how far the trainer's log-probabilities [b, T] are from the generator's: (KL, tokens), float64 [2]."""
+        mask, generators = fields["response_mask"], fields["rollout_log_probs"]
+        kl = masked_sum(kl_estimate(generators, log_probs, estimator="K3"), mask)
+        recorder.mean("kl/rollout", kl, mask.sum())
+        recorder.maximum("ratio/rollout_max", keep(log_probs - generators, mask).exp().max())
+        return torch.stack([kl.double(), mask.sum().double()])
+
+    def warn_of_mismatch(self, mismatch: Tensor) -> None:
+        """Warn of a mismatch, (KL, tokens) of this rank's rows or of a group, that rounding does not explain."""
+        total, tokens = mismatch.tolist()
+        if self._samples_everything() and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
+            message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
+            recorder.warn("kl/rollout", message)
+
+    def _samples_everything(self) -> bool:
+        """Whether responses are drawn from the policy as a whole; else their log-probabilities differ by design."""
+        rollout = self.setting.job.spec.rollout
+        return rollout.samples_everything and not rollout.max_staleness

@@ -1,0 +1,296 @@
+"""Links over which generators get the actor's weights, by the place of the generator.
+
+    in place       InPlaceWeights   The engine reads the shards of the model beside it.
+    own pool       WeightSender     --group of both pools-->  WeightReceiver.
+    own pool,      WeightSender     --group of both pools-->  InterruptingReceiver: new weights also come in the
+    rollout.partial                                           middle of a batch
+    servers        WeightSender     --group with servers--->  endpoints.ServerWeights
+
+Sender and receivers make the same calls, and a collective joins them. `rollout.weightSync: Delta` sends changes only.
+
+With `rollout.partial` the actor announces each exchange in the store of the group, and generators look there every few
+tokens. So an exchange is made in the middle of responses or, on a rank that has none under way, by its own call.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypedDict
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedConfig
+
+from rlhf_trainer.errors import CommunicationError, NumericsError
+from rlhf_trainer.generation.vllm_engine import GenerationEngine
+from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span, TakesWeights
+from rlhf_trainer.hybrid_engine.notices import Notices
+from rlhf_trainer.telemetry import TRANSFER, recorder
+from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.models import inner
+from rlhf_trainer.training.sharding import ShardedModel
+from rlhf_trainer.training.trainer import ModelRunner
+from rlhf_trainer.workers.base import WorkerSetting
+
+LOOK_TOKENS = 8
+"""Tokens of a response between two looks for new weights: a look is a round trip to the actor's machine."""
+LOOK_SECONDS = 0.005
+"""Seconds between two looks of a rank whose responses have ended."""
+
+
+class InPlaceWeights:
+    """Link from a model's shards to the engine in the same processes."""
+
+    def __init__(self, setting: WorkerSetting, runner: ModelRunner, engine: GenerationEngine) -> None:
+        self._runner, self._engine = runner, engine
+        self.held_version = -1
+        """Policy version of the weights that the engine has; -1: it has none."""
+        self._hybrid_engine = HybridEngine(
+            runner.model,
+            engine,
+            config=inner(runner.model.module).config,
+            dtype=runner.model.compute_dtype,
+            trust_remote_code=setting.model.trust_remote_code,
+        )
+
+    def bring(self, policy_version: int) -> None:
+        """Give the engine the weights of this version, unless it has them, and then its cache."""
+        received = 0
+        with recorder.span("reshard", "actor.reshard"):
+            if self.held_version != policy_version:
+                with self._runner.offloader.in_use():
+                    received = self._hybrid_engine.to_generation().received
+                self._engine.wake_cache()  # after the shards have left: there need not be room for both
+                self.held_version = self._engine.version = policy_version
+        with recorder.counting(True):
+            recorder.add("bytes/reshard", received)
+
+    def put_engine_to_sleep(self) -> None:
+        """Free the engine's cache and weights until the next responses."""
+        self._engine.sleep()
+        self.held_version = -1
+        recorder.maximum("idle_bytes/generator", self._engine.bytes_held())
+
+
+class PoolExchange:
+    """Exchange of weights in a group of the ranks of two pools, to which this rank belongs."""
+
+    def __init__(self) -> None:
+        self._engine: HybridEngine | None = None
+
+    def join(
+        self,
+        model: ShardedModel | None,
+        generator: TakesWeights | None,
+        *,
+        config: PreTrainedConfig,
+        dtype: torch.dtype,
+        trust_remote_code: bool,
+        span: Span,
+        sends_changes: bool,
+    ) -> None:
+        """Join the group; model: what this rank trains; generator: what it generates with; see `HybridEngine`."""
+        self._engine = HybridEngine(
+            model,
+            generator,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            span=span,
+            sends_changes=sends_changes,
+        )
+
+    @property
+    def engine(self) -> HybridEngine:
+        """Hybrid engine of both pools. CommunicationError where this rank has left the group, or has not joined."""
+        if self._engine is None:
+            raise CommunicationError(f"rank {dist.get_rank()} is in no group with another pool")
+        return self._engine
+
+    @property
+    def notices(self) -> Notices:
+        """Notices of the ranks of both pools."""
+        assert self.engine.notices
+        return self.engine.notices
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Talk to the other pool in the block; leave the group if a rank is lost meanwhile.
+
+        Else ranks that wait for this rank, and not for the lost one, would wait until their time is over.
+        """
+        problem = ""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError) as error:  # torch, which knows no group like this one, raises ValueError
+            problem = f"{type(error).__name__}: {error.__context__ or error}"
+            traceback.clear_frames(error.__traceback__)  # the frames hold the group
+            self._engine = None
+        if problem:
+            gc.collect()
+            raise CommunicationError(f"weights for another pool on rank {dist.get_rank()}: {problem}")
+
+    def agree(self, version: int, *, is_needed: bool) -> tuple[int, bool]:
+        """Return (version of the pool that trains, whether weights are sent): the same on all ranks of both pools."""
+        told = torch.tensor([version, is_needed], dtype=torch.int64, device=device_here())
+        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self.engine.group)
+        newest, is_sent = told.tolist()
+        return newest, bool(is_sent)
+
+
+class WeightSender:
+    """Actor's end of the link to generators in another pool or elsewhere."""
+
+    def __init__(self, setting: WorkerSetting, runner: ModelRunner) -> None:
+        self._setting, self._runner, self._exchange = setting, runner, PoolExchange()
+        self.sent_version = -1
+        """Policy version that was sent last; -1: none."""
+
+    def span_pools(self, span: Span) -> None:
+        """Join the group of both pools."""
+        model = self._runner.model
+        self._exchange.join(model, None, config=inner(model.module).config, span=span, **_options(self._setting))
+
+    def send(self, policy_version: int) -> None:
+        """Send the weights, which are of this version, unless all generators have them."""
+        self._exchange.notices.offer()
+        with recorder.span(TRANSFER, "actor.send_weights: wait"), self._exchange.exchanging():
+            _, is_sent = self._exchange.agree(policy_version, is_needed=self.sent_version != policy_version)
+        if is_sent:
+            sending = recorder.span("reshard", "actor.send_weights")
+            with sending, self._exchange.exchanging(), self._runner.offloader.in_use():
+                self._exchange.engine.to_generation()
+        self.sent_version = policy_version
+
+
+class WeightReceiver:
+    """Generator's end of the link from an actor in another pool."""
+
+    def __init__(self, setting: WorkerSetting, engine: GenerationEngine, config: PreTrainedConfig) -> None:
+        self._setting, self._engine, self._config = setting, engine, config
+        self.exchange = PoolExchange()
+        self.policy_version, self._held_version = 0, -1
+        self._wrong_weights = ""
+        """Reason why the weights that came last were wrong; empty if they were right."""
+
+    def span_pools(self, span: Span) -> None:
+        """Join the group of both pools."""
+        self.exchange.join(None, self._engine, config=self._config, span=span, **_options(self._setting))
+
+    def receive(self) -> None:
+        """Receive the weights that the actor sends, if it sends any."""
+        with recorder.span(TRANSFER, "rollout.receive_weights: wait"), self.exchange.exchanging():
+            self.policy_version, is_sent = self.exchange.agree(-1, is_needed=self._held_version < 0)
+        received = self._receive() if is_sent else 0
+        self._held_version = self._engine.version = self.policy_version
+        with recorder.counting(True):
+            recorder.add("bytes/reshard", received)
+
+    def _receive(self) -> int:
+        """Take the weights into the engine; return their bytes."""
+        began = time.time()
+        with recorder.span("reshard", "rollout.receive_weights"), self.exchange.exchanging():
+            try:
+                stats = self.exchange.engine.to_generation()
+            except NumericsError as error:
+                self._wrong_weights = str(error)
+                raise
+            self._engine.wake_cache()
+        record_sync("full" if stats.is_whole else "delta", stats.received, time.time() - began)
+        return stats.received
+
+    def require_right_weights(self) -> None:
+        """Raise NumericsError if the weights that came last were wrong."""
+        if self._wrong_weights:
+            raise NumericsError(self._wrong_weights)
+
+
+class InterruptingReceiver:
+    """Receiver whose engine also gets new weights while it writes responses (`rollout.partial`).
+
+    Ranks of an engine look and act together, as the first of them says. Between engines no rank waits for another in a
+    collective but in an exchange, where another engine may be already.
+    """
+
+    def __init__(self, receiver: WeightReceiver, engine: GenerationEngine) -> None:
+        """Have the engine look for weights every `LOOK_TOKENS` tokens."""
+        self._receiver, self._engine = receiver, engine
+        self._calls = self._exchanges = self._batches = 0
+        tokens = itertools.count(1)
+        engine.before_token = lambda: None if next(tokens) % LOOK_TOKENS else self._take_offer()
+
+    def span_pools(self, span: Span) -> None:
+        """Join the group of both pools, in which nothing has been exchanged."""
+        self._receiver.span_pools(span)
+        self._calls = self._exchanges = self._batches = 0
+
+    def receive(self) -> None:
+        """Receive the weights that the actor sends, unless they came while responses were written."""
+        self._calls += 1
+        if self._exchanges < self._calls:
+            self._make_exchange()
+
+    def require_right_weights(self) -> None:
+        """Raise NumericsError if the weights that came last were wrong."""
+        self._receiver.require_right_weights()
+
+    def agree_on_width(self, longest: int) -> int:
+        """Return the largest `longest` of all ranks, without a collective; receive weights until all have told it."""
+        recorder.add("rollout_interrupted", 0.0)  # so that each step's record has it
+        self._batches += 1
+        self._notices.tell(self._batches, longest)
+        while not (widths := self._widths_of_all()):
+            self._take_offer()
+            time.sleep(LOOK_SECONDS)
+        return max(widths)
+
+    @property
+    def _notices(self) -> Notices:
+        return self._receiver.exchange.notices
+
+    def _take_offer(self) -> None:
+        """Receive weights in the middle of responses, if the actor is about to send some."""
+        is_offered = self._engine.is_first and self._notices.offers > self._exchanges
+        if self._engine.agreed(is_offered):
+            self._make_exchange()
+
+    def _widths_of_all(self) -> list[int] | None:
+        """Return the widths of all ranks for this batch; None until all have told theirs."""
+        found = self._notices.told(self._batches) if self._engine.is_first else None
+        agreed: list[int] | None = self._engine.agreed(found)
+        return agreed
+
+    def _make_exchange(self) -> None:
+        older = self._receiver.policy_version
+        self._exchanges += 1
+        self._receiver.receive()
+        if self._receiver.policy_version != older:
+            recorder.add("rollout_interrupted", self._engine.weights_replaced(older))
+
+
+class _Options(TypedDict):
+    dtype: torch.dtype
+    trust_remote_code: bool
+    sends_changes: bool
+
+
+def _options(setting: WorkerSetting) -> _Options:
+    return _Options(
+        dtype=setting.compute_dtype,
+        trust_remote_code=setting.model.trust_remote_code,
+        sends_changes=setting.job.spec.rollout.weight_sync == "Delta",
+    )
+
+
+def record_sync(kind: str, received: int, seconds: float) -> None:
+    """Record the bytes and seconds of an exchange on a rank that generates; kind: full or delta."""
+    recorder.maximum(f"sync_seconds/{kind}", seconds)
+    with recorder.counting(True):
+        recorder.add(f"sync_bytes/{kind}", received)
