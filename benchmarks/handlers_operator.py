@@ -23,7 +23,7 @@ from rlhf_operator.actions import Create, Plan
 from rlhf_operator.cluster import parse
 from rlhf_operator.cluster.client import CONFLICT, ApiError, Client
 from rlhf_operator.cluster.resources import CLAIMS, CREATED, NODES, PODS, RAYJOBS
-from rlhf_operator.reconcile import decide
+from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Document, ObservedClaim, ObservedJob, Snapshot
 

@@ -244,9 +244,14 @@ MUTATIONS = (
     Mutation(f"{API}/checks/resume.py", '["schedule"] != "Constant"', '["schedule"] == "Constant"', EXPERIMENT),
     Mutation(f"{API}/exit_codes.py", "COMMUNICATION = 8", "COMMUNICATION = 9", FAILURES),
     Mutation(f"{OPERATOR}/failure.py", 'ExitCode.NUMERICS: "Numerics"', 'ExitCode.NUMERICS: "Data"', FAILURES),
-    Mutation(f"{OPERATOR}/failure.py", 'Final = ("NodeLost", "Preempted"', 'Final = ("Preempted"', FAILURES),
     Mutation(
         f"{OPERATOR}/failure.py",
+        '"NodeLost": FailureClass(action="Ignore"',
+        '"NodeLost": FailureClass(action="Restart"',
+        FAILURES,
+    ),
+    Mutation(
+        f"{OPERATOR}/evidence.py",
         '("Preempted", "NodeLost", "Evicted", "OutOfMemory")',
         '("OutOfMemory", "Evicted", "NodeLost", "Preempted")',
         EVIDENCE,

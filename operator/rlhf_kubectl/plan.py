@@ -20,7 +20,7 @@ from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.resources import NODES, PODS
 from rlhf_operator.cluster.view import View, input_of
-from rlhf_operator.placement import MappingResult, map_job
+from rlhf_operator.placement.map_job import MappingResult, map_job
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedJob, ObservedNode, Snapshot
 

@@ -17,7 +17,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software, software_for
-from rlhf_mapper.hardware import MOST_GROUPS, Cluster, NodeGroup
+from rlhf_mapper.hardware import MAX_GROUPS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.pools import PoolCosts, pool_sizes
 from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of
@@ -47,7 +47,7 @@ class MappingProblem:
 
     def costs(self, cluster: Cluster) -> PoolCosts:
         """Stage costs of every set of models on every node group of a cluster, with all or some GPUs of its nodes."""
-        most = max(MOST_GROUPS // sum(len(group.in_zones) for group in cluster.groups), 1)
+        most = max(MAX_GROUPS // sum(len(group.in_zones) for group in cluster.groups), 1)
         used = [(host, part) for host, nodes in enumerate(cluster.groups) for part in _ways(nodes, self.load, most)]
         settings = [Setting(nodes, self.software, self.load, self.correction) for _, nodes in used]
         sizes = [_sizes_of_pools(nodes, self.load) for _, nodes in used]

@@ -242,7 +242,7 @@ def figures_of(found: FoundGpu) -> Gpu | None:
     )
 
 
-MOST_GROUPS = 8
+MAX_GROUPS = 8
 """Of nodes: the search tries every group for every pool."""
 
 

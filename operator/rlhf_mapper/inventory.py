@@ -17,7 +17,7 @@ from rlhf_mapper.hardware import (
     GB,
     GIGABIT,
     GPUS,
-    MOST_GROUPS,
+    MAX_GROUPS,
     USUAL_NETWORK,
     Cluster,
     Gpu,
@@ -152,9 +152,9 @@ def cluster_of(document: object, source: str) -> Cluster:
     if problems := _conflicts(inventory, types):
         raise SpecError([each.within(f"{source}: ") for each in problems])
     groups = tuple(_groups(inventory, types))
-    if len(groups) > MOST_GROUPS:
+    if len(groups) > MAX_GROUPS:
         raise SpecError(
-            [Problem(f"{source}: nodes", f"has {len(groups)} different groups, expected at most {MOST_GROUPS}")]
+            [Problem(f"{source}: nodes", f"has {len(groups)} different groups, expected at most {MAX_GROUPS}")]
         )
     return Cluster(groups)
 

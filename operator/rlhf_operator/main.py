@@ -30,7 +30,7 @@ from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.leader_election import Elector, LostLeaseError
 from rlhf_operator.cluster.observe import Observer
 from rlhf_operator.metrics import OperatorMetrics
-from rlhf_operator.reconcile import decide
+from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.reconciler import Reconciler
 from rlhf_operator.server import METRICS_PORT, PROBES_PORT, Ports, Server, Tls
 from rlhf_operator.settings import Settings

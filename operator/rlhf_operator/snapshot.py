@@ -18,8 +18,8 @@ from rlhf_operator import names
 
 Document = Mapping[str, Any]
 """A part of a Kubernetes object as JSON types."""
-Wants = tuple[str, str | None, frozenset[str | None]]
-"""What says which nodes a job wants: spec.runtime as JSON, device and types of GPU."""
+NodeRequest = tuple[str, str | None, frozenset[str | None]]
+"""Request that decides which nodes a job may use: (spec.runtime as JSON, device, GPU types)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ class ObservedJob:
     """Empty before the first pass, and where what stands there cannot be read."""
 
     @cached_property
-    def wants(self) -> Wants:
-        """Jobs for which this is the same want the same nodes."""
+    def node_request(self) -> NodeRequest:
+        """Request for nodes; jobs with equal requests may use the same nodes."""
         mapping = self.status.mapping
         gpus = frozenset(pool.gpu for pool in mapping.pools) if mapping else frozenset({None})
         runtime = json.dumps(self.spec.get("runtime", {}), sort_keys=True)
@@ -269,7 +269,7 @@ class Snapshot:
         """Whether the operator itself says when the job may begin."""
         return self.nodes is not None and not self.in_queue(self.job)
 
-    def taken_by_strangers(self) -> dict[str, Counter[str]]:
+    def taken_by_foreign_pods(self) -> dict[str, Counter[str]]:
         """What is taken on each node and will be when all other jobs have ended."""
         return {node: Counter(taken) - Counter(self.held_by_jobs.get(node, {})) for node, taken in self.taken.items()}
 

@@ -20,7 +20,7 @@ from rlhf_operator.cluster.client import Client
 from rlhf_operator.cluster.discovery import Offer
 from rlhf_operator.cluster.heartbeats import Heartbeats, parsed
 from rlhf_operator.cluster.observe import Observer
-from rlhf_operator.reconcile import decide
+from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedPod, Snapshot
 from tests.fuzz.commands import Case, right_manifests

@@ -13,11 +13,11 @@ from rlhf_api.chain import inputs_of
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.status import MappedPlacement, Status
-from rlhf_operator import resources
 from rlhf_operator.actions import Manifest
-from rlhf_operator.placement import MappingResult, map_job
 from rlhf_operator.placement.claim_size import claim_size
+from rlhf_operator.placement.map_job import MappingResult, map_job
 from rlhf_operator.resources import storage
+from rlhf_operator.resources.attempt import attempt_manifests
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedInput, ObservedJob, ObservedNode, Snapshot
 
@@ -115,7 +115,7 @@ def made(
     mapping = mapped(job, there, settings)
     return {
         each["kind"]: each
-        for each in resources.for_attempt(
+        for each in attempt_manifests(
             seen, job, mapping, settings, attempt=attempt, avoided=avoided, claim_size=claim_size(job, seen)
         )
     }

@@ -21,7 +21,7 @@ from rlhf_operator.cluster import parse
 from rlhf_operator.cluster.cache import Cache, Key, KindName
 from rlhf_operator.cluster.discovery import Offer
 from rlhf_operator.cluster.observe import Observer
-from rlhf_operator.reconcile import decide
+from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Capability, ObservedJob, Snapshot, amounts
 from rlhf_operator.times import timestamp

@@ -15,7 +15,7 @@ from typing import Any
 from rlhf_api.status import Attempt, Pace, Status
 from rlhf_operator import names
 from rlhf_operator.actions import Create, Delete, Event, Plan, ReadLive, SetOwner
-from rlhf_operator.reconcile import decide
+from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
     Capability,

@@ -75,7 +75,7 @@ def test_nobody_is_blamed_where_the_trainer_cannot_say_who_is() -> None:
 def test_a_node_is_forgiven_after_a_time() -> None:
     world = running(nodes=NODES)
     fail_on(world, 8, world.worker().name)
-    assert next_attempt(world, wait=failure.AVOIDED_SECONDS) == [set(), set()]
+    assert next_attempt(world, wait=failure.NODE_AVOIDED_SECONDS) == [set(), set()]
 
 
 def test_a_job_without_room_elsewhere_goes_back() -> None:

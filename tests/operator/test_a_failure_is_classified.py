@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from rlhf_operator import failure, names
-from rlhf_operator.reconcile import decide
+from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.snapshot import ObservedContainer
 from tests.operator.running_jobs import NODES, failed, running
 from tests.operator.simulated import SFT, World

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_operator import conditions, names
 from rlhf_operator.actions import Create, Delete, ReadLive, SetOwner
-from rlhf_operator.reconcile import decide
+from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.snapshot import ObservedClaim, ObservedInput, ObservedRayJob, Refusal
 from tests.operator.fake_trainer import START
 from tests.operator.simulated import SFT, World

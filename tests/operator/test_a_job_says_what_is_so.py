@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rlhf_operator import conditions, names
-from rlhf_operator.reconcile import decide
+from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.snapshot import ObservedClaim, ObservedRayJob, Refusal
 from tests.operator.fake_trainer import START
 from tests.operator.rendered import nodes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_operator.placement import still_fits
+from rlhf_operator.placement.map_job import still_fits
 from rlhf_operator.snapshot import ObservedNode
 from tests.operator.rendered import A100, SETTINGS, changed, mapped, nodes, snapshot
 from tests.operator.simulated import SFT, World

@@ -12,8 +12,8 @@ from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.status import ReadShape
 from rlhf_operator import names
-from rlhf_operator.placement import map_job
-from rlhf_operator.reconcile import decide
+from rlhf_operator.placement.map_job import map_job
+from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.resources import reader
 from rlhf_operator.snapshot import ObservedClaim, ObservedContainer, Refusal, Snapshot
 from tests.operator.rendered import A100, SETTINGS, changed, nodes, snapshot, variables

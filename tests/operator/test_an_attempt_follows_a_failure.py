@@ -10,8 +10,8 @@ import pytest
 
 from rlhf_api.spec.run_policy import FailureRule, Reason, RunPolicy
 from rlhf_api.status import Attempt, Failure
-from rlhf_operator import failure, names
-from rlhf_operator.reconcile import decide
+from rlhf_operator import evidence, failure, names
+from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.snapshot import ObservedContainer, ObservedNode
 from tests.operator.fake_trainer import START
 from tests.operator.rendered import A100, nodes
@@ -26,8 +26,10 @@ def out_of_memory(world: World, pod: str) -> None:
 
 
 def test_every_reason_has_an_action_and_every_disruption_a_rank() -> None:
-    assert set(failure.DEFAULT_ACTIONS) == set(get_args(Reason))
-    assert set(failure.DISRUPTIONS.values()) <= set(failure.STRENGTH)
+    assert set(failure.CLASSES) == set(get_args(Reason))
+    assert {each.reason for each in evidence.POD_SIGNS} == set(evidence.STRENGTH)
+    deadlines = {"Hang", "StartupTimeout"}
+    assert {each.reason for each in failure.EVIDENCE} == set(get_args(Reason)) - deadlines
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ import yaml
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.spec.run_policy import FailureRule, Reason, RunPolicy
 from rlhf_api.status import ConditionType, Phase
-from rlhf_operator import names, placement
-from rlhf_operator.failure import CONCLUSIVE_EXIT_CODES, DEFAULT_ACTIONS, INCONCLUSIVE_EXIT_CODES
+from rlhf_operator import names
+from rlhf_operator.failure import CLASSES, CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES
+from rlhf_operator.placement import map_job
 from rlhf_operator.resources import identity
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import RefusalReason
@@ -141,15 +142,17 @@ def test_every_reason_of_a_condition_is_told_and_no_other() -> None:
         {reason for _, _, reason in set_conditions()}
         | returned_reasons()
         | reasons_of_fail()
-        | set(get_args(placement.Reason))
+        | set(get_args(map_job.Reason))
     )
     known |= set(get_args(RefusalReason))
     assert {reason for _, _, reason in documented} - DOCUMENTED_ELSEWHERE == known
 
 
 def test_reasons_and_default_actions_are_documented() -> None:
-    assert {row[0]: row[1] for row in rows("reason", "default")} == DEFAULT_ACTIONS
-    assert list(DEFAULT_ACTIONS) == list(get_args(Reason))
+    assert {row[0]: row[1] for row in rows("reason", "default")} == {
+        reason: each.action for reason, each in CLASSES.items()
+    }
+    assert list(CLASSES) == list(get_args(Reason))
 
 
 @pytest.mark.parametrize(("code", "reason"), {**CONCLUSIVE_EXIT_CODES, **INCONCLUSIVE_EXIT_CODES}.items())

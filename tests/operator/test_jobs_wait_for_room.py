@@ -13,7 +13,7 @@ from rlhf_api.status import Attempt, Status
 from rlhf_operator import names
 from rlhf_operator.cluster import parse
 from rlhf_operator.cluster.raw import Listing
-from rlhf_operator.reconcile import decide
+from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.times import timestamp
 from tests.operator.shared_cluster import NAMESPACE, SECOND, SMALL, SharedCluster, node, spec
 

@@ -11,7 +11,7 @@ import pytest
 
 from rlhf_operator import conditions, names
 from rlhf_operator.cluster import parse
-from rlhf_operator.reconcile import decide
+from rlhf_operator.reconcile.decide import decide
 from tests.operator.running_jobs import failed, running
 from tests.operator.simulated import World
 from tests.operator.test_a_job_lives_its_life import message, reason

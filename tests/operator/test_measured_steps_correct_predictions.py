@@ -11,7 +11,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import Attempt, MappedPlacement, Measured, MeasuredPhase, Pace, PhaseSeconds
 from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
 from rlhf_operator import conditions
-from rlhf_operator.placement import better, map_job
+from rlhf_operator.placement.map_job import better, map_job
 from rlhf_operator.placement.past import Past
 from rlhf_operator.placement.review import measured as measure
 from rlhf_operator.placement.review import predicted

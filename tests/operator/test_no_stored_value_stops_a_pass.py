@@ -16,7 +16,7 @@ from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Attempt, Condition, ConditionType, Failure, Metric, Phase, Progress, SavedState, Status
 from rlhf_operator import names
 from rlhf_operator.actions import Create, ReadLive
-from rlhf_operator.reconcile import decide
+from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
     Heartbeat,

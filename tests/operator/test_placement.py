@@ -11,7 +11,7 @@ import pytest
 
 from rlhf_api.job import Job
 from rlhf_mapper import place as mapper
-from rlhf_operator.placement import input_hash, map_job
+from rlhf_operator.placement.map_job import input_hash, map_job
 from rlhf_operator.settings import Pod, Settings
 from rlhf_operator.snapshot import ObservedNode
 from tests.operator.rendered import A100, SETTINGS, changed, example_jobs, mapped, node, nodes, place, snapshot

@@ -10,8 +10,8 @@ import pytest
 
 from rlhf_api.status import MappedPlacement
 from rlhf_mapper.hardware import NodeGroup
-from rlhf_operator.placement import map_job, still_fits
 from rlhf_operator.placement.capacity import capacity_for, cluster_of, machine_choices
+from rlhf_operator.placement.map_job import map_job, still_fits
 from rlhf_operator.placement.review import predicted
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedNode

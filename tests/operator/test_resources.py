@@ -15,7 +15,8 @@ import yaml
 from rlhf_api.checks.pod_template import CONTAINERS
 from rlhf_api.job import Job
 from rlhf_api.quantities import amount
-from rlhf_operator import names, resources
+from rlhf_operator import names
+from rlhf_operator.resources import workers
 from rlhf_operator.settings import Pod, Settings
 from tests.operator.rendered import (
     A100,
@@ -170,7 +171,7 @@ def test_each_pool_is_a_group_with_its_gpus_and_name() -> None:
 
 
 def test_two_pools_never_share_a_group() -> None:
-    assert resources.workers.group_names(["head", "pool-head", "7b", "a"]) == [
+    assert workers.group_names(["head", "pool-head", "7b", "a"]) == [
         "pool-pool-head",
         "pool-head",
         "pool-7b",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlhf_operator.cluster import parse
-from rlhf_operator.failure import NODE_SECONDS
+from rlhf_operator.evidence import NODE_SECONDS
 from rlhf_operator.reconcile.running import UNSCHEDULABLE_SECONDS
 from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedRayJob
 from rlhf_operator.starting import MISSING_SECONDS, PULL_SECONDS

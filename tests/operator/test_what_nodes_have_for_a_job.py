@@ -10,8 +10,8 @@ import pytest
 
 from rlhf_api.job import Job
 from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
-from rlhf_operator.placement import MappingResult, map_job
 from rlhf_operator.placement.capacity import Capacity, capacity_for, cluster_of, machine_choices
+from rlhf_operator.placement.map_job import MappingResult, map_job
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedNode
 from tests.operator.rendered import A100, SETTINGS, changed, example_jobs, groups, made, mapped, node, pod_of, snapshot

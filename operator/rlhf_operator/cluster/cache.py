@@ -293,7 +293,7 @@ class Cache:
         """Of the jobs in line that want the same the oldest, which begins first; the others look once a minute."""
         line = [job.value for _, job in self.jobs if conditions.in_line(job.value.status) and not job.value.deleting]
         line.sort(key=lambda job: (job.created, job.namespace, job.name), reverse=True)
-        return {(job.namespace, job.name) for job in {job.wants: job for job in line}.values()}
+        return {(job.namespace, job.name) for job in {job.node_request: job for job in line}.values()}
 
     def _in_phase(self, *phases: Phase) -> set[Key]:
         return {key for key, job in self.jobs if job.value.status.phase in phases}

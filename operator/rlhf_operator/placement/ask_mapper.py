@@ -1,9 +1,10 @@
-"""Asks the mapper for the best mapping onto the machines of a job, or for a prediction of the pools it names."""
+"""Requests to the mapper: the best mapping onto the machines of a job, or a prediction for the pools that it names."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.auto_map import predict
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.lower_bound import short_of_states
-from rlhf_mapper.mapping import DeviceMapping, Infeasible
+from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from rlhf_operator.placement.capacity import (
     Capacity,
@@ -34,62 +35,82 @@ from rlhf_planning.job_plan import merit, plan_job
 
 
 class NoPlaceError(Exception):
-    """There is no place for a job; the message says what would do."""
+    """No placement exists for a job; the message says what would help."""
 
 
 class MapperAnswer(NamedTuple):
-    """A mapping, and what is known of it."""
+    """A mapping, and the reason if it has no prediction."""
 
     mapping: DeviceMapping
     why_unpredicted: str = ""
-    """Why the mapping has no prediction; empty where it has one."""
+    """Reason why the mapping has no prediction; empty if it has one."""
 
 
 def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> MapperAnswer:
-    """The fastest mapping; if none can be predicted, one pool of all models, but none of models that are too large.
+    """Return the fastest mapping, or one pool of all models if nothing can be predicted on CPU.
 
-    Raises NoPlaceError and SpecError; UnknownShapeError on GPUs, where a guess is dear.
+    Raises NoPlaceError and SpecError; UnknownShapeError on GPUs, where a wrong guess is expensive.
     """
     _require_device(job, capacity)
-    offers = machine_choices(capacity, job)
-    if not offers:
+    choices = machine_choices(capacity, job)
+    if not choices:
         raise NoPlaceError(_too_few(job, capacity, snapshot, settings))
-    clusters = [cluster_of(machines, capacity.device, job, settings) for machines in offers]
-    known: dict[Cluster, tuple[MachineGroup, ...]] = {}
-    for cluster, machines in zip(clusters, offers, strict=True):
-        if cluster:
-            known.setdefault(cluster, machines)
+    clusters = [cluster_of(machines, capacity.device, job, settings) for machines in choices]
     shapes = shapes_of(job, snapshot)
     if shapes.why_unknown and capacity.device == "GPU":
         fields = [job.spec.models.source_field(role) for role in job.models() if role not in shapes.known]
         remedy = ", ".join(f"spec.models.{field}.shape" for field in dict.fromkeys(fields))
         raise UnknownShapeError(f"{shapes.why_unknown}; put that right, or write {remedy}, or place by hand")
     if shapes.why_unknown:
-        large_enough = _large_enough(job, offers, clusters, shapes, capacity)
-        return MapperAnswer(_together(job, large_enough, capacity), shapes.why_unknown)
-    if not known:
-        return MapperAnswer(_together(job, offers, capacity), unknown_figures(offers[0], settings))
+        large_enough = _large_enough(job, choices, clusters, shapes, capacity)
+        return MapperAnswer(_one_pool(job, large_enough, capacity), shapes.why_unknown)
+    machines_of = _by_cluster(clusters, choices)
+    if not machines_of:
+        return MapperAnswer(_one_pool(job, choices, capacity), unknown_figures(choices[0], settings))
     past = Past.of(job, shapes.known, capacity.device, snapshot)
+    return MapperAnswer(_search(job, machines_of, shapes, past, capacity, settings))
+
+
+def _by_cluster(
+    clusters: Sequence[Cluster | None], choices: Sequence[tuple[MachineGroup, ...]]
+) -> dict[Cluster, tuple[MachineGroup, ...]]:
+    """Machines of each known cluster; of equal clusters the first counts."""
+    found: dict[Cluster, tuple[MachineGroup, ...]] = {}
+    for cluster, machines in zip(clusters, choices, strict=True):
+        if cluster:
+            found.setdefault(cluster, machines)
+    return found
+
+
+def _search(
+    job: Job,
+    machines_of: Mapping[Cluster, tuple[MachineGroup, ...]],
+    shapes: Shapes,
+    past: Past,
+    capacity: Capacity,
+    settings: Settings,
+) -> DeviceMapping:
+    """Return the best mapping over several clusters. Raises NoPlaceError if none fits."""
     search = partial(plan_job, job, shapes=shapes.known, device=capacity.device, responses=past.responses)
-    answers = {each: search(each, correction=past.correction(each), explains=False) for each in known}
+    answers = {each: search(each, correction=past.correction(each), explains=False) for each in machines_of}
     best = min(answers, key=lambda each: (merit(job, answers[each], each), -each.memory))
     answer = answers[best]
     if isinstance(answer, Infeasible):
         why = search(best, correction=past.correction(best))
-        assert isinstance(why, Infeasible), "the same was asked before"
-        raise NoPlaceError(f"{_does_not_fit(capacity, known[best], why)}{_more_nodes(capacity, why, settings)}")
-    return MapperAnswer(answer)
+        assert isinstance(why, Infeasible), "the same search gave no mapping before"
+        raise NoPlaceError(f"{_does_not_fit(capacity, machines_of[best], why)}{_more_nodes(capacity, why, settings)}")
+    return answer
 
 
 def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> MapperAnswer:
-    """The pools of the manifest, with a prediction where there can be one. Raises NoPlaceError and SpecError."""
+    """Return the pools of the manifest, with a prediction if possible. Raises NoPlaceError and SpecError."""
     _require_device(job, capacity)
     pools = job.spec.placement.pools
     slots = sum(pool.nodes * pool.slots_per_node for pool in pools)
     if not capacity.machines:
         raise NoPlaceError(f"{nodes_too_small(job, snapshot, settings).as_clause}{capacity.note}")
-    asked = [Wanted(pool.nodes, pool.slots_per_node) for pool in pools]
-    if capacity.device == "GPU" and capacity.nodes_known and not have_room(capacity, asked, settings):
+    requests = [PodRequest(pool.nodes, pool.slots_per_node) for pool in pools]
+    if capacity.device == "GPU" and capacity.nodes_known and not have_room(capacity, requests, settings):
         need = " and ".join(f"{pool.nodes} x {pool.slots_per_node} GPUs for pool {pool.name}" for pool in pools)
         raise NoPlaceError(f"the pools of spec.placement need {need}, but {capacity.as_clause}")
     by_hand = place(_with_device(job, capacity), (slots if capacity.device == "GPU" else 0,))
@@ -97,8 +118,8 @@ def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setti
     if shapes.why_unknown:
         return MapperAnswer(by_hand, shapes.why_unknown)
     past = Past.of(job, shapes.known, capacity.device, snapshot)
-    kept = predict_placed(job, by_hand, shapes.known, past, capacity, settings)
-    return MapperAnswer(kept) if isinstance(kept, DeviceMapping) else MapperAnswer(by_hand, str(kept))
+    answer = predict_placed(job, by_hand, shapes.known, past, capacity, settings)
+    return MapperAnswer(answer) if isinstance(answer, DeviceMapping) else MapperAnswer(by_hand, str(answer))
 
 
 def predict_placed(
@@ -109,7 +130,7 @@ def predict_placed(
     capacity: Capacity,
     settings: Settings,
 ) -> DeviceMapping | Infeasible:
-    """A mapping with its prediction on the machines of a job, or why there is none."""
+    """Return a mapping with its prediction on the machines of a job, or the reason why it has none."""
     most = max(max(pool.slots_per_machine) for pool in placed.pools)
     slots = sum(pool.size for pool in placed.pools)
     equal = (MachineGroup(product=capacity.machines[0].product, count=-(-slots // most), slots=most),)
@@ -121,48 +142,48 @@ def predict_placed(
     return predict(job, placed, cluster, shapes, correction=correction, responses=past.responses)
 
 
-def _together(job: Job, offers: Sequence[Sequence[MachineGroup]], capacity: Capacity) -> DeviceMapping:
-    """All models in one pool, by data parallelism, on the most machines over which the batch divides.
+def _one_pool(job: Job, choices: Sequence[Sequence[MachineGroup]], capacity: Capacity) -> DeviceMapping:
+    """Return all models in one data-parallel pool, on the most machines over which the batch divides.
 
-    Raises NoPlaceError where the machines differ and slotsPerNode is unset, or the rollout is apart; SpecError where
-    the batch never divides.
+    Raises NoPlaceError if the machines differ and slotsPerNode is unset, or if the rollout has its own pool. Raises
+    SpecError if no number of machines divides the batch.
     """
     if "rollout" in job.placed_roles():
         raise NoPlaceError("the mapper does not know these models; say in spec.placement.pools where the rollout is")
-    equal = [machines for machines in offers if len({each.slots for each in machines}) == 1]
-    if not equal:
+    machines = next((each for each in choices if len({group.slots for group in each}) == 1), None)
+    if machines is None:
         raise NoPlaceError(f"spec.resources.slotsPerNode is not set and the nodes differ: {capacity.as_clause}; set it")
-    machines = equal[0]
     slots, most, fewest = machines[0].slots, sum(each.count for each in machines), job.spec.resources.nodes
-    refused: SpecError | None = None
     # Of many thousand numbers of nodes, few divide the batch.
-    dividing = [count for count in range(most, fewest, -1) if job.sequences_per_step % (count * slots) == 0]
-    for count in (*dividing, fewest):
-        resources = job.spec.resources.model_copy(
-            update={"device": capacity.device, "nodes": count, "max_nodes": None, "slots_per_node": slots}
-        )
-        sized = job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
-        try:
-            return place(sized, (slots if capacity.device == "GPU" else 0,) * count)
-        except SpecError as error:
-            refused = error
-    assert refused, "there is at least one number of nodes"
-    raise refused
+    for count in range(most, fewest, -1):
+        if job.sequences_per_step % (count * slots) == 0:
+            with suppress(SpecError):
+                return _placed_on(job, count, slots, capacity.device)
+    return _placed_on(job, fewest, slots, capacity.device)
+
+
+def _placed_on(job: Job, nodes: int, slots: int, device: Device) -> DeviceMapping:
+    """Return the job on so many nodes with so many slots each. Raises SpecError."""
+    resources = job.spec.resources.model_copy(
+        update={"device": device, "nodes": nodes, "max_nodes": None, "slots_per_node": slots}
+    )
+    sized = job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
+    return place(sized, (slots if device == "GPU" else 0,) * nodes)
 
 
 def _large_enough(
     job: Job,
-    offers: Sequence[tuple[MachineGroup, ...]],
+    choices: Sequence[tuple[MachineGroup, ...]],
     clusters: Sequence[Cluster | None],
     shapes: Shapes,
     capacity: Capacity,
 ) -> list[tuple[MachineGroup, ...]]:
-    """The machines that may hold what is known of the models; NoPlaceError where none may."""
+    """Return the machines that can hold the known part of the models. Raises NoPlaceError if there are none."""
     shorts = [short_of_states(job, cluster, shapes.parameters) if cluster else None for cluster in clusters]
-    if large_enough := [machines for machines, short in zip(offers, shorts, strict=True) if not short]:
+    if large_enough := [machines for machines, short in zip(choices, shorts, strict=True) if not short]:
         return large_enough
     short = min((each for each in shorts if each), key=lambda each: each.short_bytes)
-    machines = offers[shorts.index(short)]
+    machines = choices[shorts.index(short)]
     raise NoPlaceError(f"{_does_not_fit(capacity, machines, short)}; not all is known: {shapes.why_unknown}")
 
 
@@ -171,7 +192,7 @@ def _does_not_fit(capacity: Capacity, machines: Sequence[MachineGroup], why: Inf
 
 
 def _more_nodes(capacity: Capacity, infeasible: Infeasible, settings: Settings) -> str:
-    """A clause that says how a job may have more of the nodes that there are; empty where they are too few."""
+    """Return a clause that says how a job may use more of the nodes; empty if they are too few."""
     for gpu, gpus in infeasible.smallest:
         for group in capacity.machines:
             known, nodes = settings.gpu_of(group.product), -(-gpus // max(group.slots, 1))
@@ -181,30 +202,30 @@ def _more_nodes(capacity: Capacity, infeasible: Infeasible, settings: Settings) 
 
 
 def _with_device(job: Job, capacity: Capacity) -> Job:
-    """The job with `resources.device` set to what was found."""
+    """Return the job with `resources.device` set to the device of the capacity."""
     resources = job.spec.resources.model_copy(update={"device": capacity.device})
     return job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
 
 
-class Wanted(NamedTuple):
+class PodRequest(NamedTuple):
     """Pods of a pool, each of which takes its slots on one node."""
 
     pods: int
     slots: int
-    """Of each."""
+    """Slots of each pod."""
     gpu: str | None = None
-    """The mapper's name of their GPUs; None: any."""
+    """The mapper's name of the GPU type; None: any type."""
     zone: str | None = None
-    """None: any."""
+    """Zone of the nodes; None: any zone."""
 
 
-def have_room(capacity: Capacity, pools: Iterable[Wanted], settings: Settings) -> bool:
-    """Whether the nodes have room for pools, the widest first."""
+def have_room(capacity: Capacity, requests: Iterable[PodRequest], settings: Settings) -> bool:
+    """Whether the nodes have room for all requests, the widest pods first."""
     free = Counter[tuple[int, str, str]]()
     for group in capacity.machines:
         known = settings.gpu_of(group.product)
         free[group.slots, known.name if known else "", group.zone] += group.count
-    return all(_take(free, *pool) for pool in sorted(pools, key=lambda pool: -pool.slots))
+    return all(_take(free, *pool) for pool in sorted(requests, key=lambda pool: -pool.slots))
 
 
 def _take(free: Counter[tuple[int, str, str]], pods: int, slots: int, gpu: str | None, zone: str | None) -> bool:
@@ -225,13 +246,13 @@ def _take(free: Counter[tuple[int, str, str]], pods: int, slots: int, gpu: str |
 
 
 def _require_device(job: Job, capacity: Capacity) -> None:
-    """NoPlaceError where the nodes decide between CPU and GPU, but the operator may not list them."""
+    """Raise NoPlaceError if the nodes decide between CPU and GPU, but the operator may not list them."""
     if not capacity.nodes_known and job.spec.resources.device == "Auto":
         raise NoPlaceError("the operator may not read nodes: write spec.resources.device, CPU or GPU")
 
 
 def _too_few(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> str:
-    """Why there is no place: what the job asks for, what the nodes have, and what to change."""
+    """Return why no placement exists: the request of the job, the nodes, and what to change."""
     resources, unit = job.spec.resources, "GPU" if capacity.device == "GPU" else "CPU slot"
     wanted = resources.slots_per_node
     asked = f"{counted(resources.nodes, 'node')} with {counted(wanted, unit) if wanted else f'{unit}s'}"

@@ -1,13 +1,15 @@
-"""What the steps of an attempt took, beside what the mapper says of the placement that it has."""
+"""Comparison of the measured steps of an attempt with the prediction of its placement."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.status import MappedPlacement, Measured, MeasuredPhase, Pace
+from rlhf_api.status import MappedPool as StatusPool
 from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping, MappedPool
 from rlhf_mapper.place import generating
 from rlhf_operator.placement.ask_mapper import predict_placed
@@ -19,68 +21,74 @@ from rlhf_operator.snapshot import Snapshot
 
 
 def measured(
-    job: Job, have: MappedPlacement, pace: Pace, step: int, snapshot: Snapshot, settings: Settings
+    job: Job, current: MappedPlacement, pace: Pace, step: int, snapshot: Snapshot, settings: Settings
 ) -> Measured:
-    """The pace of an attempt with this mapping after a step; without phases where nothing can be predicted."""
-    told = Measured(step=step, step_seconds=pace.step_seconds, response_tokens=pace.response_tokens)
-    answer = predicted(job, have, snapshot, settings, Past(responses=lengths(job, pace.response_tokens)))
+    """Return the pace of an attempt with this mapping after a step; phases are left out without a prediction."""
+    report = Measured(step=step, step_seconds=pace.step_seconds, response_tokens=pace.response_tokens)
+    answer = predicted(job, current, snapshot, settings, Past(responses=lengths(job, pace.response_tokens)))
     if answer is None or answer.prediction is None:
-        return told
-    says = answer.prediction.phases
+        return report
+    predicted_seconds = answer.prediction.phases
     phases = tuple(
-        MeasuredPhase(phase=each.phase, seconds=each.seconds, predicted_seconds=says[each.phase])
+        MeasuredPhase(phase=each.phase, seconds=each.seconds, predicted_seconds=predicted_seconds[each.phase])
         for each in pace.phases
-        if says.get(each.phase)
+        if predicted_seconds.get(each.phase)
     )
-    models = models_digest(job, shapes_of(job, snapshot).known, have.device)
+    models = models_digest(job, shapes_of(job, snapshot).known, current.device)
     gpus = {pool.gpu for pool in answer.pools}
-    return told.model_copy(update={"models": models, "gpus": tuple(sorted(gpus)), "phases": phases})
+    return report.model_copy(update={"models": models, "gpus": tuple(sorted(gpus)), "phases": phases})
 
 
 def predicted(
-    job: Job, have: MappedPlacement, snapshot: Snapshot, settings: Settings, past: Past | None = None
+    job: Job, current: MappedPlacement, snapshot: Snapshot, settings: Settings, past: Past | None = None
 ) -> DeviceMapping | None:
-    """A mapping of the status with its prediction, by this past or by all that is known; None where there is none."""
+    """Return a mapping of the status with its prediction, by `past` or all known attempts; None without one."""
     try:
         shapes, capacity = shapes_of(job, snapshot), capacity_for(job, snapshot, settings)
         if shapes.why_unknown:
             return None
-        past = past or Past.of(job, shapes.known, have.device, snapshot)
-        used = _used(capacity, have, settings)
-        answer = predict_placed(job, _placed(job, have), shapes.known, past, used, settings)
-    except Exception:  # noqa: BLE001 - a fault of the mapper is no reason to look after the attempt no longer
+        past = past or Past.of(job, shapes.known, current.device, snapshot)
+        used = _used(capacity, current, settings)
+        answer = predict_placed(job, _placed(job, current), shapes.known, past, used, settings)
+    except Exception:  # noqa: BLE001 - a fault of the mapper must not stop the attempt
         return None
     return answer if isinstance(answer, DeviceMapping) else None
 
 
-def _used(capacity: Capacity, have: MappedPlacement, settings: Settings) -> Capacity:
-    """The machines whose type of GPU a mapping uses."""
-    types = {pool.gpu for pool in have.pools}
+def _used(capacity: Capacity, current: MappedPlacement, settings: Settings) -> Capacity:
+    """Keep the machines whose GPU type a mapping uses."""
+    types = {pool.gpu for pool in current.pools}
     used = (each for each in capacity.machines if (gpu := settings.gpu_of(each.product)) and gpu.name in types)
     return capacity if types == {None} else replace(capacity, machines=tuple(used))
 
 
-def _placed(job: Job, have: MappedPlacement) -> DeviceMapping:
-    """A mapping of the status as the mapper describes one."""
-    others = {role: home for role, home in PLACED_WITH.items() if role in job.models()}
-    pools = tuple(
-        MappedPool(
-            name=pool.name,
-            models=(*pool.models, *(role for role, home in others.items() if home in pool.models)),
-            slots_per_machine=(pool.slots_per_node,) * pool.nodes,
-            gpu=pool.gpu or "",
-            zones=pool.zones or (),
-        )
-        for pool in have.pools
+def _pool(pool: StatusPool, guests: Sequence[Role]) -> MappedPool:
+    """Return a pool of the status as a pool of the mapper. guests: models that always live with another model."""
+    return MappedPool(
+        name=pool.name,
+        models=(*pool.models, *guests),
+        slots_per_machine=(pool.slots_per_node,) * pool.nodes,
+        gpu=pool.gpu or "",
+        zones=pool.zones or (),
     )
+
+
+def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
+    """Return a mapping of the status as a mapping of the mapper."""
+    hosts = {role: host for role, host in PLACED_WITH.items() if role in job.models()}
+    pools = tuple(_pool(pool, [role for role, host in hosts.items() if host in pool.models]) for pool in current.pools)
+    sizes = _sizes(current, next((pool for pool in pools if "rollout" in pool.models), None))
+    sizes |= {role: sizes[host] for role, host in hosts.items()}
+    return DeviceMapping(device=current.device, pools=pools, sizes=sizes)
+
+
+def _sizes(current: MappedPlacement, rollout_pool: MappedPool | None) -> dict[Role, ParallelSizes]:
+    """Sizes of each model that the status lists, and of the rollout if it has its own pool."""
     sizes: dict[Role, ParallelSizes] = {}
-    for each in have.sizes:
-        generation = (each.generation_pipeline or 0, each.generation_tensor or 0)
-        apart = next((pool for pool in pools if each.role == "actor" and "rollout" in pool.models), None)
-        if apart:
-            sizes["rollout"] = generating(*generation, apart.size)
-            generation = (0, 0)
-        sizes[each.role] = each.over(0, generation_pipeline=generation[0], generation_tensor=generation[1])
-    return DeviceMapping(
-        device=have.device, pools=pools, sizes=sizes | {role: sizes[home] for role, home in others.items()}
-    )
+    for each in current.sizes:
+        pipeline, tensor = each.generation_pipeline or 0, each.generation_tensor or 0
+        if each.role == "actor" and rollout_pool:
+            sizes["rollout"] = generating(pipeline, tensor, rollout_pool.size)
+            pipeline = tensor = 0
+        sizes[each.role] = each.over(0, generation_pipeline=pipeline, generation_tensor=tensor)
+    return sizes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlhf_api.status import SavedState, Status
-from rlhf_operator import failure, names, starting
+from rlhf_operator import names, observed_attempt, starting
 from rlhf_operator.reconcile import cleanup
 from rlhf_operator.reconcile.context import BEFORE_AN_ATTEMPT, ReconcileContext
 from rlhf_operator.reconcile.room import held_by
@@ -27,12 +27,12 @@ SILENCE_SECONDS: Final = 60.0
 
 
 def record_start(ctx: ReconcileContext) -> None:
-    """Notes RayJob and head pod in the status when they are first observed: from then on their absence is a failure."""
+    """Write RayJob and head pod into the status when they are first observed; a later absence is a failure."""
     rayjob = ctx.snapshot.current_rayjob()
     if rayjob is not None and ctx.status.ray_job_name != rayjob.name:
         ctx.set_status(ray_job_name=rayjob.name)
         ctx.set_record(start_time=timestamp(rayjob.created))
-    head = failure.head_of(ctx.snapshot)
+    head = observed_attempt.head_of(ctx.snapshot)
     if head is not None and ctx.status.head_pod is None:
         ctx.set_status(head_pod=head.name)
     for kind in BEFORE_AN_ATTEMPT:  # missing only from a status that was lost
@@ -107,7 +107,7 @@ def _ending_pod(ctx: ReconcileContext) -> ObservedPod | None:
     """A pod of an earlier admission that has time left to end: beside those of the next one it is no loss."""
     if ctx.holds("QuotaReserved"):
         return None
-    for pod in failure.current_pods(ctx.snapshot):
+    for pod in observed_attempt.current_pods(ctx.snapshot):
         rest = pod.grace_seconds + cleanup.FORCE_SECONDS - ctx.age(pod.deleting_since) if pod.deleting_since else 0.0
         if rest > 0:
             ctx.requeue_after(rest)
@@ -138,7 +138,11 @@ def set_quota_reserved(ctx: ReconcileContext) -> None:
 
 def _have_nodes(ctx: ReconcileContext) -> bool:
     """Whether all pods of the attempt are there and have nodes."""
-    head, workers, mapping = failure.head_of(ctx.snapshot), failure.workers_of(ctx.snapshot), ctx.status.mapping
+    head, workers, mapping = (
+        observed_attempt.head_of(ctx.snapshot),
+        observed_attempt.workers_of(ctx.snapshot),
+        ctx.status.mapping,
+    )
     expected = sum(pool.nodes for pool in mapping.pools) if mapping else 0
     return head is not None and len(workers) >= expected and all(pod.node for pod in (head, *workers))
 
@@ -151,7 +155,7 @@ def set_readiness(ctx: ReconcileContext) -> None:
 
 
 def _set_cluster_ready(ctx: ReconcileContext) -> None:
-    head, workers = failure.head_of(ctx.snapshot), failure.workers_of(ctx.snapshot)
+    head, workers = observed_attempt.head_of(ctx.snapshot), observed_attempt.workers_of(ctx.snapshot)
     mapping, beat = ctx.status.mapping, ctx.snapshot.current_heartbeat()
     expected = sum(pool.nodes for pool in mapping.pools) if mapping else 0
     is_whole = head is not None and len(workers) >= expected
@@ -182,7 +186,7 @@ def _why_pods_are_missing(ctx: ReconcileContext) -> tuple[str, str] | None:
     if not starting.is_taken_up(rayjob):
         return "KubeRayAway", f"KubeRay has not taken up RayJob {rayjob.name}; see whether its operator runs."
     ctx.requeue_after(LOOK_AGAIN_SECONDS)
-    if failure.current_pods(ctx.snapshot):
+    if observed_attempt.current_pods(ctx.snapshot):
         return None
     ctx.require_live("it is not known why no pods are made")
     return refusal(ctx.snapshot.complaint) if ctx.snapshot.complaint else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlhf_api.names import KIND
-from rlhf_operator import failure, names
+from rlhf_operator import names, observed_attempt
 from rlhf_operator.actions import Delete, SetOwner
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.resources import storage
@@ -68,9 +68,9 @@ def _until_forced(ctx: ReconcileContext, pod: ObservedPod) -> float | None:
     """Seconds until a pod is deleted by force; None for a pod whose kubelet will see to it."""
     if pod.deleting_since is None or not pod.node:
         return None
-    node = failure.node_of(pod, ctx.snapshot)
+    node = observed_attempt.node_of(pod, ctx.snapshot)
     is_off = node is not None and any(key == OUT_OF_SERVICE for key, _, _ in node.taints)
-    if is_off or failure.node_is_gone(pod, ctx.snapshot):
+    if is_off or observed_attempt.node_is_gone(pod, ctx.snapshot):
         return 0.0
     is_silent = not node.ready if node is not None else pod.phase == "Unknown" or bool(pod.disruption)
     if not is_silent:

@@ -22,7 +22,7 @@ from rlhf_operator import conditions, names
 from rlhf_operator.actions import Action, Event, Plan, ReadLive
 from rlhf_operator.conditions import Truth
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import ObservedRayJob, Snapshot, Wants
+from rlhf_operator.snapshot import NodeRequest, ObservedRayJob, Snapshot
 from rlhf_operator.times import parsed, since, timestamp
 
 SHORTEST_REQUEUE: Final = 1.0
@@ -59,13 +59,13 @@ ON_ITS_WAY: Final = frozenset({"Starting", "Queued", "PodsPending", conditions.K
 """Reasons of ClusterReady=False that need no event of their own."""
 
 
-class Wanted(NamedTuple):
-    """What a job in line wants."""
+class NodeDemand(NamedTuple):
+    """Demand of a job in line."""
 
     nodes: frozenset[str]
-    """Names of those on which its workers may be."""
+    """Names of the nodes that its workers may use."""
     priority: int
-    """Of its worker pods."""
+    """Priority of its worker pods."""
 
 
 class NeedsLiveReadError(Exception):
@@ -95,8 +95,8 @@ class ReconcileContext:
     actions: list[Action] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     requeue_times: list[float] = field(default_factory=list)
-    wanted: dict[Wants, Wanted] = field(default_factory=dict)
-    """What jobs in line want, as far as `line` has looked."""
+    demands: dict[NodeRequest, NodeDemand] = field(default_factory=dict)
+    """Demand by request, a cache of `line`."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime, settings: Settings) -> Self:

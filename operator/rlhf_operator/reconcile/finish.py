@@ -11,7 +11,7 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.status import Failure, Output
 from rlhf_operator import conditions
 from rlhf_operator.actions import Delete
-from rlhf_operator.failure import NODE_FAULTS, action_on
+from rlhf_operator.failure import CLASSES, action_on
 from rlhf_operator.reconcile import attempt_status, cleanup
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.resources import storage
@@ -87,7 +87,7 @@ def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:
     )
     ctx.set_status(last_failure=failure.model_copy(update={"rule": rule}), failed_attempts=count)
     ctx.add_event("Warning", failure.reason, what)
-    if failure.node and failure.reason in NODE_FAULTS and ctx.snapshot.nodes is not None:
+    if failure.node and CLASSES[failure.reason].is_node_fault and ctx.snapshot.nodes is not None:
         job = f"RLHFJob {ctx.snapshot.job.namespace}/{ctx.snapshot.job.name}"
         ctx.add_event("Warning", "RLHFAttemptFailed", f"{job}: {what}", node=failure.node)
     if action == "Fail":

@@ -1,7 +1,7 @@
-"""The line of jobs that wait for room: by priority, then by age; a job begins with all its pods or not at all.
+"""The line of jobs that wait for room: by priority, then by age. A job begins with all its pods or not at all.
 
-A job's place in line, and the room that it holds from its turn on, follow from the statuses of all jobs alone. Jobs in
-a queue of Kueue, and all jobs where the operator may not read nodes, are in no line.
+The statuses of all jobs decide a job's position in line, and the room that it holds from its turn on. A job in a
+queue of Kueue is in no line. No job is in a line if the operator may not read nodes.
 """
 
 from __future__ import annotations
@@ -18,56 +18,60 @@ from rlhf_api.checks.pod_template import template_problems
 from rlhf_api.job import Job
 from rlhf_api.spec.runtime import Runtime
 from rlhf_api.status import MappedPlacement, Status
-from rlhf_operator import conditions, failure, names, placement, resources
+from rlhf_operator import conditions, failure, names
 from rlhf_operator.actions import Manifest
+from rlhf_operator.placement.map_job import MappingResult, Reason, map_job, still_fits
 from rlhf_operator.placement.suitable import suits
 from rlhf_operator.reconcile import finish, shapes
-from rlhf_operator.reconcile.context import NotYetError, ReconcileContext, Wanted
+from rlhf_operator.reconcile.context import NodeDemand, NotYetError, ReconcileContext
 from rlhf_operator.reconcile.room import room_for, with_head
+from rlhf_operator.resources.attempt import rayjob
 from rlhf_operator.resources.pods import Pods
-from rlhf_operator.snapshot import ObservedInput, ObservedJob, Snapshot, Wants, inputs_of
+from rlhf_operator.snapshot import NodeRequest, ObservedInput, ObservedJob, ObservedNode, Snapshot, inputs_of
 
-LOOK_AGAIN_SECONDS: Final = 60.0
-"""Nodes come and go without an event about the job, and so do many pods of others."""
-PLACES_TOLD: Final = 10
-"""Who is further behind is not told of everyone that goes: a thousand statuses would be written for each job."""
-FAR_BEHIND: Final = f"At least {PLACES_TOLD} jobs are before it in line."
+RECHECK_SECONDS: Final = 60.0
+"""Pause until a waiting job is checked again: nodes and foreign pods come and go without an event about the job."""
+MAX_REPORTED_POSITIONS: Final = 10
+"""Last position in line that a status reports exactly; else each job that leaves would change a thousand statuses."""
+FAR_BEHIND: Final = f"At least {MAX_REPORTED_POSITIONS} jobs are before it in line."
 
 
-def beginning(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tuple[str, ...]] | None:
-    """Where the models will live, and the nodes to keep off, once it is the job's turn and there is room.
+def reserve_room(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tuple[str, ...]] | None:
+    """Return (mapping, nodes to avoid) of the next attempt once it is the job's turn and there is room.
 
-    The mapping is as before, as long as that can be kept. None: a condition says what the job waits for.
+    The current mapping is kept while it fits. None: a condition says what the job waits for.
     """
-    older, has_room = elders(ctx), bool(ctx.status.reserved)
-    ahead = [] if has_room else older
+    older, holds_room = jobs_ahead(ctx), bool(ctx.status.reserved)
+    ahead = [] if holds_room else older
     if any(not each.status.conditions for each in ahead):
         raise NotYetError
-    have = ctx.status.mapping
-    # Who holds room goes on at once, but takes no more of it before its elders.
-    most = have if has_room and older else None
-    wanted = frozenset[str]().union(*(_wanted(wants, ctx).nodes for wants in {each.wants for each in ahead}))
-    is_open = not ahead or not _wanted(replace(ctx.snapshot.job, status=Status()).wants, ctx).nodes <= wanted
-    free = _with_full(_with_head(ctx, ahead), wanted) if is_open else ctx.snapshot
-    # Where there is no room without the nodes on which attempts failed, they are used all the same.
+    free = _open_nodes(ctx, ahead)
+    if free is None:
+        if _has_shapes(ctx, job):
+            _wait(ctx, job, older)
+        return None
+    # A job that holds room goes on at once, but takes no more room before the jobs ahead.
+    largest = ctx.status.mapping if holds_room and older else None
+    return _reserve_on(ctx, job, free, largest, older)
+
+
+def _reserve_on(
+    ctx: ReconcileContext, job: Job, free: Snapshot, largest: MappedPlacement | None, older: list[ObservedJob]
+) -> tuple[MappedPlacement, tuple[str, ...]] | None:
+    """Reserve room on the free nodes with the current mapping or a new one, no larger than `largest`."""
+    result = None
+    # If there is no room without the nodes on which attempts failed, these nodes are used as well.
     for avoided in dict.fromkeys((failure.bad_nodes(ctx.snapshot, ctx.now), ())):
         seen = free.without(avoided)
-        if is_open and have and placement.still_fits(job, have, seen, ctx.settings) and _reserves(ctx, job, have, seen):
-            if not ctx.holds("Mapped"):
-                ctx.set_condition("Mapped", "True", "Mapped", _summary(have))
-            return have, avoided
-        if not shapes.are_read(ctx, job):
-            ctx.set_status(mapping=None, reserved=())
+        if (kept := _kept_mapping(ctx, job, seen)) is not None:
+            return kept, avoided
+        if not _has_shapes(ctx, job):
             return None
-        if not is_open:
-            continue
-        if not ctx.snapshot.in_line:
-            ctx.require_live("the next attempt is mapped")
-        result = placement.map_job(job, seen, ctx.settings, as_large_as=most)
-        new = result.mapping
-        if new and (most is None or new.slots <= most.slots) and _reserves(ctx, job, new, seen):
+        result = _map(ctx, job, seen, largest)
+        if result.mapping and _may_take(result.mapping, largest) and _reserves(ctx, job, result.mapping, seen):
             _set_mapped(ctx, result)
-            return new, avoided
+            return result.mapping, avoided
+    assert result is not None, "the mapper was asked"
     if ctx.snapshot.in_line:
         _wait(ctx, job, older)
     else:
@@ -75,11 +79,52 @@ def beginning(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tuple[s
     return None
 
 
+def _open_nodes(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot | None:
+    """Return the snapshot with nothing free where jobs ahead may go; None if they may need all nodes of this job."""
+    if not ahead:
+        return ctx.snapshot
+    claimed = frozenset[str]().union(*(_demand(each, ctx).nodes for each in {job.node_request for job in ahead}))
+    if _demand(replace(ctx.snapshot.job, status=Status()).node_request, ctx).nodes <= claimed:
+        return None
+    snapshot = _with_head_ahead(ctx, ahead)
+    full = {node.name: node.room for node in snapshot.nodes or () if node.name in claimed}
+    return replace(snapshot, taken={**snapshot.taken, **full})
+
+
+def _kept_mapping(ctx: ReconcileContext, job: Job, seen: Snapshot) -> MappedPlacement | None:
+    """Return the mapping of the status if it still fits and its room could be reserved."""
+    current = ctx.status.mapping
+    if current is None or not still_fits(job, current, seen, ctx.settings) or not _reserves(ctx, job, current, seen):
+        return None
+    if not ctx.holds("Mapped"):
+        ctx.set_condition("Mapped", "True", "Mapped", _summary(current))
+    return current
+
+
+def _has_shapes(ctx: ReconcileContext, job: Job) -> bool:
+    """Whether all shapes are known; if not, the mapping and the reserved room are given up while a pod reads them."""
+    if shapes.are_read(ctx, job):
+        return True
+    ctx.set_status(mapping=None, reserved=())
+    return False
+
+
+def _map(ctx: ReconcileContext, job: Job, seen: Snapshot, largest: MappedPlacement | None) -> MappingResult:
+    if not ctx.snapshot.in_line:
+        ctx.require_live("the next attempt is mapped")
+    return map_job(job, seen, ctx.settings, as_large_as=largest)
+
+
+def _may_take(mapping: MappedPlacement, largest: MappedPlacement | None) -> bool:
+    """Whether a mapping has no more slots than the job may take."""
+    return largest is None or mapping.slots <= largest.slots
+
+
 def _reserves(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, seen: Snapshot) -> bool:
-    """Whether all pods of an attempt have room; that is the job's from now on."""
+    """Whether all pods of an attempt have room; if so, the room is reserved for the job."""
     if not ctx.snapshot.in_line:
         return True
-    found = room_for(_rayjob(ctx, job, mapping), seen.nodes or (), seen.taken)
+    found = room_for(_manifest(ctx, job, mapping), seen.nodes or (), seen.taken)
     if found.lacks:
         return False
     ctx.require_live("room is reserved", alone=True)
@@ -87,44 +132,51 @@ def _reserves(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, seen: S
     return True
 
 
-def _rayjob(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> Manifest:
-    """The RayJob of an attempt, as far as room is concerned."""
+def _manifest(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> Manifest:
+    """Return the RayJob of an attempt; only the resources of its pods are meaningful."""
     pods = Pods(
         snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings, attempt=1, avoided=(), config_map=""
     )
-    return resources.rayjob(pods)
+    return rayjob(pods)
 
 
 def _wait(ctx: ReconcileContext, job: Job, ahead: list[ObservedJob]) -> None:
-    """Joins the line, or stays in it. A job that would not fit if all others had ended is in no line."""
+    """Put the job into the line, or leave it there. A job that would not fit if all others had ended is in no line."""
     now, mapping = ctx.snapshot, ctx.status.mapping
-    if mapping is not None and conditions.in_line(ctx.status) and _place(ctx, ahead) > PLACES_TOLD:
+    if mapping is not None and conditions.in_line(ctx.status) and _position(ctx, ahead) > MAX_REPORTED_POSITIONS:
         _set_waiting(ctx, FAR_BEHIND)
         return
-    emptied = replace(now, taken=now.taken_by_strangers())
-    result = None
-    if mapping is None or not placement.still_fits(job, mapping, emptied, ctx.settings):
-        ctx.require_live("the attempt that waits is mapped")
-        result = placement.map_job(job, emptied, ctx.settings)
-        mapping = result.mapping
+    emptied = replace(now, taken=now.taken_by_foreign_pods())
+    mapping = _mapping_on(ctx, job, emptied)
     if mapping is None:
-        assert result is not None, "the mapper was asked"
-        _set_unmapped(ctx, result.reason, result.message)
         return
-    rayjob, nodes = _rayjob(ctx, job, mapping), now.nodes or ()
-    if lacks := room_for(rayjob, nodes, emptied.taken).lacks:
+    ctx.set_status(reserved=())
+    position = _position(ctx, ahead)
+    if position > MAX_REPORTED_POSITIONS:
+        _set_waiting(ctx, FAR_BEHIND)
+        return
+    ctx.requeue_after(RECHECK_SECONDS)
+    lacks = room_for(_manifest(ctx, job, mapping), now.nodes or (), now.taken).lacks
+    _set_waiting(ctx, f"{_ordinal(position)} in line{f'; no node has room for {lacks}' * bool(lacks)}.")
+
+
+def _mapping_on(ctx: ReconcileContext, job: Job, emptied: Snapshot) -> MappedPlacement | None:
+    """Return the mapping with which the job would fit if all others had ended; None: the condition Mapped says why."""
+    mapping, result = ctx.status.mapping, None
+    if mapping is None or not still_fits(job, mapping, emptied, ctx.settings):
+        ctx.require_live("the attempt that waits is mapped")
+        result = map_job(job, emptied, ctx.settings)
+        if result.mapping is None:
+            _set_unmapped(ctx, result.reason, result.message)
+            return None
+        mapping = result.mapping
+    if lacks := room_for(_manifest(ctx, job, mapping), emptied.nodes or (), emptied.taken).lacks:
         what = f"no node has room for {lacks}, even if all RLHFJobs that run had ended; add nodes, or see spec.runtime"
         _set_unmapped(ctx, "NoFeasiblePlacement", what)
-        return
+        return None
     if result is not None:
         _set_mapped(ctx, result)
-    ctx.set_status(reserved=())
-    if (place := _place(ctx, ahead)) > PLACES_TOLD:
-        _set_waiting(ctx, FAR_BEHIND)
-        return
-    ctx.requeue_after(LOOK_AGAIN_SECONDS)
-    lacks = room_for(rayjob, nodes, now.taken).lacks
-    _set_waiting(ctx, f"{_ordinal(place)} in line{f'; no node has room for {lacks}' * bool(lacks)}.")
+    return mapping
 
 
 def _set_waiting(ctx: ReconcileContext, message: str) -> None:
@@ -133,7 +185,7 @@ def _set_waiting(ctx: ReconcileContext, message: str) -> None:
     finish.fail_if_queued_too_long(ctx)
 
 
-def _set_mapped(ctx: ReconcileContext, result: placement.MappingResult) -> None:
+def _set_mapped(ctx: ReconcileContext, result: MappingResult) -> None:
     assert result.mapping is not None, "there is a place"
     message = result.message or _summary(result.mapping)
     ctx.set_status(mapping=result.mapping)
@@ -141,84 +193,89 @@ def _set_mapped(ctx: ReconcileContext, result: placement.MappingResult) -> None:
     ctx.add_event("Normal", "Mapped", message)
 
 
-def _set_unmapped(ctx: ReconcileContext, reason: placement.Reason, message: str) -> None:
+def _set_unmapped(ctx: ReconcileContext, reason: Reason, message: str) -> None:
     ctx.set_status(mapping=None, reserved=())
     if not ctx.snapshot.readers:
-        shapes.forget_problems(ctx)  # the Job that met them has gone; another one reads
+        shapes.forget_problems(ctx)  # the Job that had these problems is gone; a new Job reads again
     ctx.set_condition("Mapped", "False", reason, message)
-    ctx.requeue_after(LOOK_AGAIN_SECONDS)
+    ctx.requeue_after(RECHECK_SECONDS)
 
 
 def _summary(mapping: MappedPlacement) -> str:
-    """Its pools in a few words."""
+    """Return the pools of a mapping in a few words."""
     pools = "; ".join(f"{', '.join(pool.models)}: {pool.nodes} x {pool.slots_per_node}" for pool in mapping.pools)
     return f"{mapping.slots} {mapping.device} slots ({pools})."
 
 
-def elders(ctx: ReconcileContext) -> list[ObservedJob]:
-    """The jobs in line whose turn comes before this one's."""
+def jobs_ahead(ctx: ReconcileContext) -> list[ObservedJob]:
+    """Return the jobs in line whose turn comes before this job's."""
     now = ctx.snapshot
-    mine = _turn(now.job, ctx)
-    return [each for each in now.line if _may_wait(each, now) and _turn(each, ctx) < mine] if now.in_line else []
+    if not now.in_line:
+        return []
+    own = _turn(now.job, ctx)
+    return [each for each in now.line if _may_wait(each, now) and _turn(each, ctx) < own]
 
 
 def _turn(job: ObservedJob, ctx: ReconcileContext) -> tuple[int, datetime, str, str]:
-    """Jobs have their turn in this order: by priority, and of one priority by age."""
-    return -_wanted(job.wants, ctx).priority, job.created, job.namespace, job.name
+    """Sort key of the line: by priority, and by age within a priority."""
+    return -_demand(job.node_request, ctx).priority, job.created, job.namespace, job.name
 
 
 def _may_wait(job: ObservedJob, snapshot: Snapshot) -> bool:
-    """Whether a job of the line waits there; one that has not been looked at yet does, as far as is known."""
+    """Whether a job of the line waits there, or may wait there after its first pass."""
     return bool(job.status.conditions) or not (snapshot.in_queue(job) or job.spec.get("suspend") is True)
 
 
-def _place(ctx: ReconcileContext, ahead: list[ObservedJob]) -> int:
-    """The place among the jobs that want the same nodes, or some of them."""
-    mine = _wanted(replace(ctx.snapshot.job, status=ctx.status).wants, ctx).nodes
-    rivals = {wants for wants in {each.wants for each in ahead} if not mine.isdisjoint(_wanted(wants, ctx).nodes)}
-    return 1 + sum(each.wants in rivals for each in ahead)
+def _position(ctx: ReconcileContext, ahead: list[ObservedJob]) -> int:
+    """Position among the jobs that may use the same nodes, or some of them."""
+    own = _demand(replace(ctx.snapshot.job, status=ctx.status).node_request, ctx).nodes
+    rivals = {each for each in {job.node_request for job in ahead} if not own.isdisjoint(_demand(each, ctx).nodes)}
+    return 1 + sum(job.node_request in rivals for job in ahead)
 
 
-def _with_full(snapshot: Snapshot, wanted: frozenset[str]) -> Snapshot:
-    """The snapshot with nothing free on the nodes that those ahead may want."""
-    full = {node.name: node.room for node in snapshot.nodes or () if node.name in wanted}
-    return replace(snapshot, taken={**snapshot.taken, **full})
-
-
-def _with_head(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot:
-    """The snapshot with room held for the head pod of the first in line, which may be where no worker goes."""
+def _with_head_ahead(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot:
+    """Return the snapshot with room held for the head pod of the first in line, which may be where no worker goes."""
     snapshot = ctx.snapshot
-    if not ahead:
-        return snapshot
     first = min(ahead, key=lambda each: _turn(each, ctx))
-    inputs = {name: ObservedInput(name=name) for name in inputs_of(first.spec)}  # wherever they are
-    theirs = ReconcileContext.of(replace(snapshot, job=first, inputs=inputs), ctx.now, ctx.settings)
-    mapping = theirs.status.mapping
-    if theirs.job is None or mapping is None:
+    inputs = {name: ObservedInput(name=name) for name in inputs_of(first.spec)}  # wherever the inputs are
+    other = ReconcileContext.of(replace(snapshot, job=first, inputs=inputs), ctx.now, ctx.settings)
+    mapping = other.status.mapping
+    if other.job is None or mapping is None:
         return snapshot
-    return replace(snapshot, taken=with_head(_rayjob(theirs, theirs.job, mapping), snapshot))
+    return replace(snapshot, taken=with_head(_manifest(other, other.job, mapping), snapshot))
 
 
-def _wanted(wants: Wants, ctx: ReconcileContext) -> Wanted:
-    """What such a job wants: without a mapping all nodes that suit it."""
-    if wants not in ctx.wanted:
-        runtime, device, gpus = _runtime(wants[0]), *wants[1:]
-        resource = "" if device == "CPU" else ctx.settings.gpu_resource_of(runtime)
-        pod = ctx.settings.pod_of(runtime, names.WORKER)
-        suiting = [node for node in ctx.snapshot.nodes or () if suits(node, pod, resource)]
-        if device and resource:
-            suiting = [node for node in suiting if resource in node.allocatable]
-        if None not in gpus:
-            known = ((node, ctx.settings.gpu_of(names.gpu_product(node.labels, resource))) for node in suiting)
-            suiting = [node for node, gpu in known if gpu and gpu.name in gpus]
-        priority = ctx.snapshot.priorities.get(pod.priority_class_name or "", 0)
-        ctx.wanted[wants] = Wanted(frozenset(node.name for node in suiting), priority)
-    return ctx.wanted[wants]
+def _demand(request: NodeRequest, ctx: ReconcileContext) -> NodeDemand:
+    """Return what jobs with this request demand; without a mapping they demand all nodes that suit them."""
+    if request not in ctx.demands:
+        runtime, device, gpus = _runtime(request[0]), *request[1:]
+        priority_class = ctx.settings.pod_of(runtime, names.WORKER).priority_class_name or ""
+        nodes = _suitable_nodes(ctx, runtime, device, gpus)
+        ctx.demands[request] = NodeDemand(
+            frozenset(node.name for node in nodes), ctx.snapshot.priorities.get(priority_class, 0)
+        )
+    return ctx.demands[request]
+
+
+def _suitable_nodes(
+    ctx: ReconcileContext, runtime: Runtime, device: str | None, gpus: frozenset[str | None]
+) -> list[ObservedNode]:
+    """Return the nodes for workers of a runtime. gpus: the mapped GPU types; a None in it allows all types."""
+    resource = "" if device == "CPU" else ctx.settings.gpu_resource_of(runtime)
+    needed = {resource} if device and resource else set[str]()
+    pod = ctx.settings.pod_of(runtime, names.WORKER)
+
+    def has_gpu(node: ObservedNode) -> bool:
+        gpu = ctx.settings.gpu_of(names.gpu_product(node.labels, resource))
+        return None in gpus or (gpu is not None and gpu.name in gpus)
+
+    nodes = (node for node in ctx.snapshot.nodes or () if suits(node, pod, resource))
+    return [node for node in nodes if needed <= node.allocatable.keys() and has_gpu(node)]
 
 
 @lru_cache(maxsize=1024)
 def _runtime(text: str) -> Runtime:
-    """spec.runtime; without any wishes where it cannot be read."""
+    """Return spec.runtime; the default runtime if it cannot be read."""
     try:
         runtime = Runtime.model_validate(json.loads(text), by_alias=True, by_name=False)
     except (ValidationError, RecursionError):
@@ -226,7 +283,7 @@ def _runtime(text: str) -> Runtime:
     return Runtime() if template_problems(runtime.worker.template or {}, "worker") else runtime
 
 
-def _ordinal(place: int) -> str:
-    """1st, 2nd, 3rd, 4th, 11th, 21st."""
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th") if place % 100 not in (11, 12, 13) else "th"
-    return f"{place}{ending}"
+def _ordinal(position: int) -> str:
+    """Return an English ordinal: 1st, 2nd, 3rd, 4th, 11th, 21st."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(position % 10, "th") if position % 100 not in (11, 12, 13) else "th"
+    return f"{position}{ending}"

@@ -6,11 +6,12 @@ from typing import Final
 
 from rlhf_api.job import Job
 from rlhf_api.status import Attempt, MappedPlacement
-from rlhf_operator import conditions, failure, names, resources
+from rlhf_operator import conditions, failure, names
 from rlhf_operator.actions import Create
 from rlhf_operator.placement.claim_size import claim_size
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, inputs, line, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.resources.attempt import attempt_manifests
 from rlhf_operator.times import parsed, timestamp
 
 MAX_BACKOFF_AHEAD: Final = 2 * finish.MAX_BACKOFF_SECONDS
@@ -36,9 +37,9 @@ def prepare(ctx: ReconcileContext) -> None:
         return
     if _is_backing_off(ctx):
         return
-    if (beginning := line.beginning(ctx, job)) is not None:
-        mapping, avoided = beginning
-        _start(ctx, job, _that_fits(ctx, job, mapping), avoided)
+    if (placed := line.reserve_room(ctx, job)) is not None:
+        mapping, avoided = placed
+        _start(ctx, job, _with_smaller_micro_batches(ctx, job, mapping), avoided)
 
 
 def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
@@ -77,8 +78,8 @@ def _is_backing_off(ctx: ReconcileContext) -> bool:
     return True
 
 
-def _that_fits(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> MappedPlacement:
-    """The mapping with micro-batches of half the tokens for which a device had no memory; a whole sequence at least."""
+def _with_smaller_micro_batches(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> MappedPlacement:
+    """Return the mapping with half the micro-batch tokens that did not fit into memory, but at least one sequence."""
     too_large = [each.micro_batch_tokens for each in ctx.status.attempts if each.micro_batch_tokens]
     if not too_large:
         return mapping
@@ -129,11 +130,9 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
         ctx.set_condition("Accepted", "False", refused.reason, refused.message)
         ctx.set_status(reserved=())  # others may begin meanwhile
     if avoided:
-        hours = f"{failure.AVOIDED_SECONDS / 3600:.0f} h"
+        hours = f"{failure.NODE_AVOIDED_SECONDS / 3600:.0f} h"
         message = f"Attempt {number} keeps off {', '.join(avoided)}: attempts failed there in the last {hours}."
         ctx.add_event("Normal", "NodesAvoided", message)
     size = claim_size(job, ctx.snapshot)
-    made = resources.for_attempt(
-        ctx.snapshot, job, mapping, ctx.settings, attempt=number, avoided=avoided, claim_size=size
-    )
+    made = attempt_manifests(ctx.snapshot, job, mapping, ctx.settings, attempt=number, avoided=avoided, claim_size=size)
     ctx.actions.extend(Create(manifest=each) for each in made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from rlhf_operator.placement import better
+from rlhf_operator.placement.map_job import better
 from rlhf_operator.placement.review import measured
 from rlhf_operator.reconcile import finish, line
 from rlhf_operator.reconcile.context import ReconcileContext
@@ -30,7 +30,7 @@ def look(ctx: ReconcileContext) -> None:
     mapped, saved = ctx.condition("Mapped"), ctx.status.checkpoint
     is_named = mapped is not None and mapped.reason == BETTER
     # Its room would be for those before it in line.
-    if is_named and _may_remap(ctx) and saved is not None and saved.step > told.step and not line.elders(ctx):
+    if is_named and _may_remap(ctx) and saved is not None and saved.step > told.step and not line.jobs_ahead(ctx):
         finish.remap(ctx)
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from rlhf_api.status import Failure
-from rlhf_operator import failure, starting
+from rlhf_operator import evidence, failure, observed_attempt, starting
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, review
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.snapshot import ObservedPod
@@ -44,7 +44,7 @@ def _continue_or_fail(ctx: ReconcileContext, *, has_advanced: bool) -> None:
     if found is None and (why := _is_pushed_out(ctx)):
         finish.withdraw(ctx, why)
     elif found is None:
-        if (soon := failure.seconds_until_failure(ctx.snapshot, ctx.now)) is not None:
+        if (soon := evidence.seconds_until_failure(ctx.snapshot, ctx.now)) is not None:
             ctx.requeue_after(soon)
         attempt_status.set_readiness(ctx)
         left = finish.fail_if_too_late(ctx, finish.active_seconds(ctx))
@@ -64,8 +64,8 @@ def _has_succeeded(ctx: ReconcileContext) -> bool:
         return True
     if rayjob is None or rayjob.job_status != "SUCCEEDED":
         return False
-    can_answer = failure.head_can_answer(ctx.snapshot)
-    return has_last_words or not can_answer or _has_waited(ctx, failure.LAST_WORDS_SECONDS)
+    can_answer = observed_attempt.head_can_answer(ctx.snapshot)
+    return has_last_words or not can_answer or _has_waited(ctx, failure.LAST_STATUS_SECONDS)
 
 
 def _has_waited(ctx: ReconcileContext, seconds: float) -> bool:
@@ -93,7 +93,7 @@ def _failure(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
 
 def _waiting_pods(ctx: ReconcileContext) -> list[ObservedPod]:
     """The pods for which no node has room."""
-    pods = failure.current_pods(ctx.snapshot)
+    pods = observed_attempt.current_pods(ctx.snapshot)
     return [each for each in pods if each.unschedulable and not NO_MATTER_OF_ROOM.search(each.unschedulable)]
 
 
@@ -138,14 +138,14 @@ def _hangs(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
         return None
     step = ctx.status.progress.step if ctx.status.progress else 0
     message = f"no step after step {step} for {limit} s, spec.runPolicy.progressDeadlineSeconds"
-    return failure.failed(ctx.snapshot, ctx.now, "Hang", message, failure.head_of(ctx.snapshot))
+    return failure.failed(ctx.snapshot, ctx.now, "Hang", message, observed_attempt.head_of(ctx.snapshot))
 
 
 def _began(ctx: ReconcileContext) -> datetime:
     """When the attempt could begin: it had its quota, KubeRay has begun, and the last of its pods has a node."""
     rayjob, recorded = ctx.snapshot.current_rayjob(), parsed(ctx.record.start_time) if ctx.record else None
     moments = (recorded, ctx.condition_since("QuotaReserved"), rayjob.started if rayjob else None)
-    return _latest(ctx, *moments, *(pod.scheduled for pod in failure.current_pods(ctx.snapshot)))
+    return _latest(ctx, *moments, *(pod.scheduled for pod in observed_attempt.current_pods(ctx.snapshot)))
 
 
 def _silence(ctx: ReconcileContext) -> float:

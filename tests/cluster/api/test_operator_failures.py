@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_operator.failure import DEFAULT_ACTIONS
+from rlhf_operator.failure import CLASSES
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.lifecycle import Document, Jobs, is_head
@@ -152,7 +152,7 @@ def has_gone_on(status: Document) -> bool:
 @pytest.mark.parametrize("name", CASES)
 def test_a_failure_is_told_and_followed_as_documented(ends: dict[str, Future[Document]], name: str) -> None:
     case, status = CASES[name], ends[name].result()
-    action = case.action or next(each for reason, each in DEFAULT_ACTIONS.items() if reason == case.reason)
+    action = case.action or CLASSES[case.reason].action
     failure, first = status["lastFailure"], status["attempts"][0]
     assert (failure["reason"], failure.get("rule"), failure["attempt"]) == (case.reason, case.rule, 1)
     assert failure["message"]

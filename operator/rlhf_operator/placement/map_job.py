@@ -1,0 +1,143 @@
+"""Placement of a job's models: asks the auto-mapper about the nodes of a snapshot, and reviews a mapping that exists.
+
+Inputs are the snapshot and each config.json of an installed package. The status in the snapshot holds the shapes that
+pods of the job have read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from rlhf_api.custom_algorithm import Custom
+from rlhf_api.job import Job
+from rlhf_api.problems import SpecError
+from rlhf_api.status import MappedPlacement
+from rlhf_operator.placement.ask_mapper import NoPlaceError, PodRequest, have_room, map_auto, map_manual
+from rlhf_operator.placement.capacity import capacity_for, prices_of
+from rlhf_operator.placement.review import predicted
+from rlhf_operator.placement.shapes import UnknownShapeError, origins_of
+from rlhf_operator.placement.status_mapping import status_mapping
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import Snapshot
+
+Reason = Literal["Mapped", "ManualPlacement", "ShapesUnknown", "NoFeasiblePlacement", "InvalidPlacement", "MapperError"]
+HASH_FORMAT = 1
+"""Version of the fields that input_hash covers; a new version makes the next attempt of every job be mapped again."""
+MIN_SLOWDOWN = 1.15
+"""Smallest ratio of the current step seconds to those of another placement that is worth a new attempt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappingResult:
+    """The mapper's answer for a job, as the status and the condition Mapped report it."""
+
+    mapping: MappedPlacement | None
+    """None if no placement exists; the message then says what would help."""
+    reason: Reason
+    message: str
+
+
+def map_job(
+    job: Job, snapshot: Snapshot, settings: Settings, *, as_large_as: MappedPlacement | None = None
+) -> MappingResult:
+    """Return the placement of an attempt that would begin now, with no more nodes than `as_large_as` has."""
+    if type(job.spec.algorithm) is Custom:
+        message = "no pod of the job has read its algorithm, so its models are not known"
+        return MappingResult(mapping=None, reason="ShapesUnknown", message=message)
+    digest = input_hash(job, snapshot, settings)
+    if as_large_as is not None:
+        job = _no_larger(job, sum(pool.nodes for pool in as_large_as.pools))
+    try:
+        return _mapped(job, snapshot, settings, digest)
+    except NoPlaceError as error:
+        return MappingResult(mapping=None, reason="NoFeasiblePlacement", message=str(error))
+    except UnknownShapeError as error:
+        return MappingResult(mapping=None, reason="ShapesUnknown", message=str(error))
+    except SpecError as error:
+        message = "; ".join(str(problem).removeprefix(f"{job.name}: ") for problem in error.problems)
+        return MappingResult(mapping=None, reason="InvalidPlacement", message=message)
+    except Exception as error:  # noqa: BLE001 - a fault in the mapper must stop one job only, not the operator
+        return MappingResult(mapping=None, reason="MapperError", message=f"{type(error).__name__}: {error}"[:1000])
+
+
+def _mapped(job: Job, snapshot: Snapshot, settings: Settings, digest: str) -> MappingResult:
+    """Return the mapping and its message. Raises NoPlaceError, UnknownShapeError and SpecError."""
+    capacity = capacity_for(job, snapshot, settings)
+    is_manual = job.spec.placement.mode == "Manual"
+    answer, why_unpredicted = (map_manual if is_manual else map_auto)(job, capacity, snapshot, settings)
+    pools = "; ".join(f"pool {pool.name}: {answer.described(pool)}" for pool in answer.pools) + capacity.note
+    unseen = "" if capacity.nodes_known else "; the nodes are not known, spec.resources was believed"
+    prediction = f"not predicted: {why_unpredicted}"
+    if not why_unpredicted:
+        assert answer.prediction, "the mapper was asked"
+        corrected = " (corrected by measured steps)" * bool(answer.prediction.correction)
+        prediction = f"a step is predicted to take {answer.prediction.step_seconds:.3g} s{corrected}"
+    return MappingResult(
+        mapping=status_mapping(job, answer, digest, prices_of(capacity.machines, settings)),
+        reason="ManualPlacement" if is_manual else "ShapesUnknown" if why_unpredicted else "Mapped",
+        message=f"{pools}{unseen}; {prediction}",
+    )
+
+
+def _no_larger(job: Job, nodes: int) -> Job:
+    """Return the job with spec.resources.maxNodes lowered to `nodes`, but never below spec.resources.nodes."""
+    resources = job.spec.resources
+    if resources.max_nodes is None or resources.max_nodes <= nodes:
+        return job
+    smaller = resources.model_copy(update={"max_nodes": max(nodes, resources.nodes)})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"resources": smaller})})
+
+
+def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:
+    """Digest of the mapper's inputs besides the nodes: parts of the spec and the origins of the models.
+
+    The shape that belongs to a URI and a revision is read once, so it cannot change.
+    """
+    spec = job.spec
+    inputs = {
+        "format": HASH_FORMAT,
+        "spec": {
+            name: getattr(spec, name).model_dump(mode="json", exclude={"remap"})
+            for name in ("algorithm", "models", "data", "rollout", "training", "resources", "placement")
+        },
+        "worker": spec.runtime.worker.memory or settings.worker.memory,
+        "origins": {
+            role: model.model_dump(mode="json", include={"uri", "revision", "shape"})
+            for role, model in origins_of(job, snapshot).items()
+        },
+    }
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def still_fits(job: Job, current: MappedPlacement, snapshot: Snapshot, settings: Settings) -> bool:
+    """Whether a mapping can be kept: spec and models are unchanged, and the nodes have room for it now."""
+    capacity = capacity_for(job, snapshot, settings)
+    if current.input_hash != input_hash(job, snapshot, settings) or current.device != capacity.device:
+        return False
+    if current.device == "CPU" or not capacity.nodes_known:  # one node may run several worker pods
+        return bool(capacity.machines)
+    any_zone = None if job.spec.placement.mode == "Manual" else ""
+    requests = [
+        PodRequest(nodes, pool.slots_per_node, pool.gpu, zone if pool.gpu else None)
+        for pool in current.pools
+        for zone, nodes in Counter(pool.zones or (any_zone,) * pool.nodes).items()
+    ]
+    return have_room(capacity, requests, settings)
+
+
+def better(job: Job, current: MappedPlacement, snapshot: Snapshot, settings: Settings) -> str:
+    """Return a sentence about a placement that measured steps show to be faster; empty if none is much faster."""
+    requested = job.spec.placement
+    if requested.mode == "Manual" or requested.objective != "throughput":
+        return ""
+    if not still_fits(job, current, snapshot, settings):
+        return ""
+    mapped, now = map_job(job, snapshot, settings), predicted(job, current, snapshot, settings)
+    seconds = mapped.mapping.predicted_step_seconds if mapped.mapping else None
+    if not (seconds and now and now.prediction and now.prediction.step_seconds > MIN_SLOWDOWN * seconds):
+        return ""
+    return f"{mapped.message}, instead of {now.prediction.step_seconds:.3g} s"

@@ -1,0 +1,86 @@
+"""`status.mapping`: the mapper's answer without the details that only `rlhf plan` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, get_args
+
+from rlhf_api.job import Job
+from rlhf_api.names import PlacedRole, Resident, Role
+from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
+from rlhf_mapper import mapping as mapper
+from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
+
+
+def status_mapping(
+    job: Job, mapping: mapper.DeviceMapping, digest: str, prices: Mapping[str, float]
+) -> MappedPlacement:
+    """Return `status.mapping` for a mapping.
+
+    digest: its inputHash; prices: price of a GPU for an hour, by GPU type.
+    """
+    prediction = mapping.prediction if mapping.device == "GPU" else None
+    roles: tuple[PlacedRole, ...] = _only(mapping.sizes, PlacedRole)
+    slots = sum(pool.size for pool in mapping.pools)
+    return MappedPlacement(
+        input_hash=digest,
+        device=mapping.device,
+        slots=slots,
+        gpus=slots if mapping.device == "GPU" else 0,
+        price_per_hour=_price_per_hour(mapping, prices),
+        pools=tuple(_pool(mapping, pool) for pool in mapping.pools),
+        sizes=tuple(_sizes(job, role, mapping.sizes, prediction) for role in roles),
+        gpu_memory_utilization=(
+            gpu_memory_utilization(job, prediction) if prediction else job.spec.rollout.gpu_memory_utilization
+        ),
+        micro_batch_tokens=micro_batch_tokens(job, map(prediction.models.__getitem__, roles)) if prediction else None,
+        predicted_step_seconds=mapping.prediction.step_seconds if mapping.prediction else None,
+        predicted_tokens_per_second=mapping.prediction.tokens_per_second if mapping.prediction else None,
+    )
+
+
+def _price_per_hour(mapping: mapper.DeviceMapping, prices: Mapping[str, float]) -> float | None:
+    """Price of all GPUs for an hour; None where a GPU type has no price, and on CPU."""
+    if mapping.device == "CPU" or any(pool.gpu not in prices for pool in mapping.pools):
+        return None
+    return sum(pool.size * prices[pool.gpu] for pool in mapping.pools)
+
+
+def _pool(mapping: mapper.DeviceMapping, pool: mapper.MappedPool) -> MappedPool:
+    """The pool without the models that always live with another model."""
+    return MappedPool(
+        name=pool.name,
+        models=_only(pool.models, Resident),
+        nodes=len(pool.slots_per_machine),
+        slots_per_node=max(pool.slots_per_machine),
+        gpu=pool.gpu or None if mapping.device == "GPU" else None,
+        zones=pool.zones or None,
+    )
+
+
+def _only(roles: Iterable[Role], kind: Any) -> tuple[Any, ...]:
+    """Return the roles that a literal type allows."""
+    return tuple(role for role in roles if role in get_args(kind))
+
+
+def _sizes(
+    job: Job, role: PlacedRole, mapped_sizes: Mapping[Role, ParallelSizes], prediction: mapper.Prediction | None
+) -> MappedSizes:
+    """Sizes of one model, with those of its generator for the actor, whose generator may have its own pool."""
+    generator: tuple[int | None, int | None] = (None, None)
+    if role == "actor" and not (job.spec.algorithm.offline or job.generates_elsewhere):
+        own, rollout = mapped_sizes[role], mapped_sizes.get("rollout")
+        generator = (rollout.pipeline, rollout.tensor) if rollout else (own.generation_pipeline, own.generation_tensor)
+    model, mapped = job.models()[role], prediction.models[role] if prediction else None
+    mapper_decides = model.optimizer is not None and model.gradient_checkpointing is None
+    document = {
+        "role": role,
+        "offload": mapped.offload if mapped and model.offload == "None" else None,
+        "gradient_checkpointing": mapped.recomputes if mapped and mapper_decides else None,
+        **asdict(mapped_sizes[role]),
+        "generation_pipeline": generator[0],
+        "generation_tensor": generator[1],
+    }
+    return MappedSizes.model_validate(document, by_name=True)
