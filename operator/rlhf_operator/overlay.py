@@ -1,4 +1,4 @@
-"""Lays a part of a pod template over another one, as Kubernetes merges patches; and the part that keeps off nodes."""
+"""Overlays of pod templates, merged as Kubernetes merges patches; and the overlay that avoids nodes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from rlhf_api.checks.pod_template import KEYS
 
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 TERMS: Final = "nodeSelectorTerms"
-"""One of them has to hold: of two such lists, one of each has to."""
+"""Alternatives; of two merged lists, one term of each must hold."""
 
 
 def merged(base: Any, over: Any, field: str = "") -> Any:
-    """`base` with what `over` says besides or instead; null says nothing. field: the name of what both are."""
+    """Return `base` with the values of `over` added or replaced; a null leaves the base. field: name of both values."""
     if isinstance(over, Mapping):
         known = base if isinstance(base, Mapping) else {}
-        said = {name: value for name, value in over.items() if value is not None}
-        return {**known, **{name: merged(known.get(name), value, name) for name, value in said.items()}}
-    if not isinstance(over, list) or not all(isinstance(each, Mapping) for each in over):
-        return over
-    entries = base if isinstance(base, list) else []
+        given = {name: value for name, value in over.items() if value is not None}
+        return {**known, **{name: merged(known.get(name), value, name) for name, value in given.items()}}
+    if isinstance(over, list) and all(isinstance(each, Mapping) for each in over):
+        return _merged_entries(base if isinstance(base, list) else [], over, field)
+    return over
+
+
+def _merged_entries(entries: list[Any], over: list[Any], field: str) -> list[Any]:
+    """Merge two lists of objects: by the key of the field, else by appending what is new."""
     if field == TERMS:
         return [merged(one, other) for one in entries or [{}] for other in over]
     if key := KEYS.get(field):
@@ -32,8 +36,8 @@ def merged(base: Any, over: Any, field: str = "") -> Any:
     return entries + [each for each in added if each not in entries]
 
 
-def keep_off(nodes: Sequence[str]) -> dict[str, Any]:
-    """Fields of a pod that goes to none of these nodes."""
+def avoid_nodes(nodes: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a pod that goes to none of these nodes."""
     if not nodes:
         return {}
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf_operator.overlay import REQUIRED, TERMS, keep_off, merged
+from rlhf_operator.overlay import REQUIRED, TERMS, avoid_nodes, merged
 
 
 def required(*terms: dict[str, Any]) -> dict[str, Any]:
@@ -64,6 +64,6 @@ def test_of_two_choices_of_nodes_both_hold() -> None:
         {"matchExpressions": [has("gpu", "b"), has("zone", "z")]},
     )
     off = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("n1", "n2")]}
-    assert merged(required(a, b), keep_off(["n1", "n2"])) == required({**a, **off}, {**b, **off})
-    assert merged({}, keep_off(["n1", "n2"])) == required(off)
-    assert keep_off([]) == {}
+    assert merged(required(a, b), avoid_nodes(["n1", "n2"])) == required({**a, **off}, {**b, **off})
+    assert merged({}, avoid_nodes(["n1", "n2"])) == required(off)
+    assert avoid_nodes([]) == {}

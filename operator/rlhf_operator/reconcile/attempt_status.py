@@ -10,7 +10,7 @@ from rlhf_operator.reconcile import cleanup
 from rlhf_operator.reconcile.context import BEFORE_AN_ATTEMPT, ReconcileContext
 from rlhf_operator.reconcile.room import held_by
 from rlhf_operator.resources import storage
-from rlhf_operator.snapshot import ObservedPod
+from rlhf_operator.snapshot import ObservedPod, ObservedQuota
 from rlhf_operator.times import parsed, timestamp
 
 MAX_METRICS: Final = 100
@@ -41,27 +41,34 @@ def record_start(ctx: ReconcileContext) -> None:
 
 
 def update_progress(ctx: ReconcileContext) -> bool:
-    """Copies progress, metrics and checkpoint from the heartbeat; True if the trainer has finished another step."""
+    """Copy progress, metrics and checkpoint from the heartbeat; True if the trainer has finished another step."""
     beat = ctx.snapshot.current_heartbeat()
     if beat is None or ctx.record is None or beat.status.phase in ("Pending", "Initializing"):
         return False
     reported, before = beat.status, ctx.status.progress
     is_first = ctx.record.first_step is None
     if is_first:
-        first = _first_step(ctx, reported)
-        ctx.set_record(first_step=first)
-        if before is not None and reported.progress is None:
-            ctx.set_status(progress=before.model_copy(update={"step": min(before.step, first)}))
+        _set_first_step(ctx, reported)
     has_advanced = is_first
-    if reported.progress is not None and (is_first or before is None or reported.progress.step >= before.step):
-        has_advanced = is_first or before is None or reported.progress.step > before.step
-        ctx.set_status(progress=reported.progress, metrics=reported.metrics[:MAX_METRICS])
+    if reported.progress is not None:
+        steps = reported.progress.step - before.step if before is not None and not is_first else 1
+        has_advanced = is_first or steps > 0
+        if steps >= 0:
+            ctx.set_status(progress=reported.progress, metrics=reported.metrics[:MAX_METRICS])
     if (progress := ctx.status.progress) is not None:
-        # By the operator's clock, as the deadline is: the pod's may be wrong.
+        # The deadline uses the operator's clock, since the pod's clock may be wrong.
         stepped = timestamp(ctx.now) if has_advanced else before.last_step_time if before else None
         ctx.set_status(progress=progress.model_copy(update={"last_step_time": stepped}))
     _update_checkpoint(ctx, reported.checkpoint, is_first=is_first)
     return has_advanced
+
+
+def _set_first_step(ctx: ReconcileContext, reported: Status) -> None:
+    """Record at which step the attempt has begun; progress of an earlier attempt beyond that step is lost."""
+    first, before = _first_step(ctx, reported), ctx.status.progress
+    ctx.set_record(first_step=first)
+    if before is not None and reported.progress is None:
+        ctx.set_status(progress=before.model_copy(update={"step": min(before.step, first)}))
 
 
 def _first_step(ctx: ReconcileContext, reported: Status) -> int:
@@ -117,11 +124,11 @@ def _ending_pod(ctx: ReconcileContext) -> ObservedPod | None:
 
 def set_queued(ctx: ReconcileContext) -> None:
     """The attempt waits for its quota."""
-    quota, name = ctx.snapshot.quota, ctx.status.queue or "Kueue's"
+    quota, queue = ctx.snapshot.quota or ObservedQuota(reserved=False), ctx.status.queue or "Kueue's"
     ctx.set_status(head_pod=None)
-    evicted = quota.evicted if quota and quota.evicted.isalpha() and quota.evicted.isascii() else ""
-    message = (quota.message if quota else "") or f"waits to be admitted by queue {name}"
-    if quota and quota.reserved and not evicted and (pod := _ending_pod(ctx)):
+    evicted = quota.evicted if quota.evicted.isalpha() and quota.evicted.isascii() else ""
+    message = quota.message or f"waits to be admitted by queue {queue}"
+    if quota.reserved and not evicted and (pod := _ending_pod(ctx)):
         message = f"waits until pod {pod.name} of an earlier admission is gone"
     ctx.set_condition("QuotaReserved", "False", evicted or "Pending", message)
     ctx.set_condition("ClusterReady", "False", QUEUED, "No pods before the quota is reserved.")
@@ -138,13 +145,13 @@ def set_quota_reserved(ctx: ReconcileContext) -> None:
 
 def _have_nodes(ctx: ReconcileContext) -> bool:
     """Whether all pods of the attempt are there and have nodes."""
-    head, workers, mapping = (
-        observed_attempt.head_of(ctx.snapshot),
-        observed_attempt.workers_of(ctx.snapshot),
-        ctx.status.mapping,
-    )
-    expected = sum(pool.nodes for pool in mapping.pools) if mapping else 0
-    return head is not None and len(workers) >= expected and all(pod.node for pod in (head, *workers))
+    head, workers = observed_attempt.head_of(ctx.snapshot), observed_attempt.workers_of(ctx.snapshot)
+    return head is not None and len(workers) >= _expected_workers(ctx) and all(pod.node for pod in (head, *workers))
+
+
+def _expected_workers(ctx: ReconcileContext) -> int:
+    mapping = ctx.status.mapping
+    return sum(pool.nodes for pool in mapping.pools) if mapping else 0
 
 
 def set_readiness(ctx: ReconcileContext) -> None:
@@ -156,10 +163,9 @@ def set_readiness(ctx: ReconcileContext) -> None:
 
 def _set_cluster_ready(ctx: ReconcileContext) -> None:
     head, workers = observed_attempt.head_of(ctx.snapshot), observed_attempt.workers_of(ctx.snapshot)
-    mapping, beat = ctx.status.mapping, ctx.snapshot.current_heartbeat()
-    expected = sum(pool.nodes for pool in mapping.pools) if mapping else 0
+    beat, expected = ctx.snapshot.current_heartbeat(), _expected_workers(ctx)
     is_whole = head is not None and len(workers) >= expected
-    pods = [*([head] if head else []), *workers]
+    pods = ([head] if head else []) + list(workers)
     if ctx.snapshot.in_line and _have_nodes(ctx):
         ctx.set_status(reserved=held_by(pods))
     trains = beat is not None and beat.status.phase == "Running"
@@ -167,8 +173,8 @@ def _set_cluster_ready(ctx: ReconcileContext) -> None:
         ctx.set_condition("ClusterReady", "True", "AllPodsReady", f"{len(pods)} pods are ready.")
         return
     problem = None if is_whole else _why_pods_are_missing(ctx)
-    problem = problem or next(filter(None, map(start_problem, pods)), None)
-    reason, message = problem or ("PodsPending", f"{expected + 1} pods are to be ready.")
+    problems = filter(None, (problem, *map(start_problem, pods)))
+    reason, message = next(problems, ("PodsPending", f"{expected + 1} pods are to be ready."))
     ctx.set_condition("ClusterReady", "False", reason, message)
 
 

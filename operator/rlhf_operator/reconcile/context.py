@@ -48,7 +48,7 @@ BEFORE_AN_ATTEMPT: Final[tuple[ConditionType, ...]] = ("Accepted", "InputsReady"
 """All of them must be True before a RayJob is created."""
 WITH_EVENTS: Final[tuple[ConditionType, ...]] = (*BEFORE_AN_ATTEMPT, "ClusterReady")
 """A new reason of one of these is an event."""
-BY_FAILURES: Final = ("BackoffLimitExceeded", "FailureRule")
+FAILURE_LIMITS: Final = ("BackoffLimitExceeded", "FailureRule")
 """Reasons of Failed that say less than the failure of the last attempt."""
 PHASES_WITHOUT_EVENT: Final = frozenset({"Pending", "Mapping"})
 """In these phases one of the conditions above is False, and its reason has an event of its own."""
@@ -140,22 +140,32 @@ class ReconcileContext:
                 self.add_event("Normal" if now.reason in NO_WARNINGS else "Warning", now.reason, now.message)
 
     def _reason(self, phase: Phase) -> str | None:
-        """In one word why the job is in its phase; None where it just trains."""
-        failure, failed = self.status.last_failure, self.condition("Failed")
-        is_of_it = failure is not None and failure.attempt == self.status.attempt
-        if failure and is_of_it and (phase == "Restarting" or (failed and failed.reason in BY_FAILURES)):
-            return failure.reason
+        """Return one word that says why the job is in its phase; None if the job just trains."""
+        if (reason := self._failure_reason(phase)) is not None:
+            return reason
         if phase == "Running" and self.holds("Stalled"):
             return "NoProgress"
-        has_come = phase in FINAL or phase == "Suspended"
-        explaining = [self.condition(kind) for kind in EXPLAINING_CONDITIONS.get(phase, ("Training",))]
-        return next((each.reason for each in explaining if each and (each.status != "True" or has_come)), None)
+        is_reached = phase in FINAL or phase == "Suspended"
+        explaining = self._explaining(phase)
+        return next((each.reason for each in explaining if each.status != "True" or is_reached), None)
+
+    def _failure_reason(self, phase: Phase) -> str | None:
+        """Reason of the current attempt's failure, if the phase follows from that failure."""
+        failure, failed = self.status.last_failure, self.condition("Failed")
+        if failure is None or failure.attempt != self.status.attempt:
+            return None
+        follows = phase == "Restarting" or (failed is not None and failed.reason in FAILURE_LIMITS)
+        return failure.reason if follows else None
+
+    def _explaining(self, phase: Phase) -> list[Condition]:
+        """Return the conditions that explain a phase."""
+        kinds = EXPLAINING_CONDITIONS.get(phase, ("Training",))
+        return [each for kind in kinds if (each := self.condition(kind))]
 
     def _phase_message(self, before: str) -> str:
-        """Message of the event about a new phase: that of the condition which explains the phase."""
-        kinds = EXPLAINING_CONDITIONS.get(self.status.phase, ("Training",))
-        explaining = [self.condition(kind) for kind in kinds]
-        return next((each.message for each in explaining if each and each.message), f"The job was {before} before.")
+        """Message of the event about a new phase, from the condition that explains the phase."""
+        messages = (each.message for each in self._explaining(self.status.phase))
+        return next(filter(None, messages), f"The job was {before} before.")
 
     @property
     def has_ended(self) -> bool:
@@ -243,14 +253,14 @@ def _job(snapshot: Snapshot) -> tuple[Job | None, str]:
 
 @lru_cache(maxsize=256)
 def _parsed_job(name: str, namespace: str, spec: str, step: ReadStep | None) -> Job:
-    """The job with a spec in JSON; remembered, as each job has several passes soon after one another."""
+    """Parse a job with a spec in JSON; cached, because the passes over a job follow one another closely."""
     metadata = {"name": name, "namespace": namespace}
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": json.loads(spec)}
     return Job.parse(document, step=step)
 
 
 def _policy(snapshot: Snapshot) -> RunPolicy:
-    """runPolicy of a spec that cannot be read as a whole."""
+    """Return runPolicy of a spec that is invalid as a whole."""
     try:
         return RunPolicy.model_validate(snapshot.job.spec.get("runPolicy", {}), by_alias=True, by_name=False)
     except (ValidationError, RecursionError):
@@ -258,33 +268,30 @@ def _policy(snapshot: Snapshot) -> RunPolicy:
 
 
 def _repaired(snapshot: Snapshot) -> Snapshot:
-    """The snapshot with attempt numbers taken from the RayJobs' names, and with attempts that the status has lost."""
+    """Return the snapshot with the attempt numbers in the RayJobs' names, and with attempts missing from the status."""
     job = snapshot.job
     rayjobs = tuple(replace(each, attempt=_number(each, job.name)) for each in snapshot.rayjobs)
     newest = max((each for each in rayjobs if each.owned), key=lambda each: each.attempt, default=None)
-    listed = max((each.attempt for each in job.status.attempts), default=0)
-    number = max(job.status.attempt or 0, listed)
-    status = job.status
-    if newest is not None and newest.attempt > number:
+    status, listed = job.status, {each.attempt for each in job.status.attempts}
+    number = max(status.attempt or 0, *listed, 0)
+    if newest is not None and newest.attempt >= max(number, 1) and newest.attempt not in listed:
         status = _with_lost_attempt(status, newest)
-    elif number and number != job.status.attempt:
+    elif number:
         status = status.model_copy(update={"attempt": number})
-    elif number and not any(each.attempt == number for each in status.attempts) and newest and newest.attempt == number:
-        status = _with_lost_attempt(status, newest)
     ordered = tuple(sorted(status.attempts, key=lambda each: each.attempt))
     status = status.model_copy(update={"attempts": ordered})
     return replace(snapshot, job=replace(job, status=status), rayjobs=rayjobs)
 
 
 def _number(rayjob: ObservedRayJob, job: str) -> int:
-    """The attempt of a RayJob by its name; 0 if it is none of the job's names."""
+    """Return the attempt in a RayJob's name; 0 if the name is not one of the job's names."""
     number = rayjob.name.removeprefix(f"{job}-a")
     is_plain = number.isascii() and number.isdigit() and len(number) <= 9
     return int(number) if is_plain and rayjob.name == names.rayjob(job, int(number)) else 0
 
 
 def _with_lost_attempt(status: Status, rayjob: ObservedRayJob) -> Status:
-    """The status with the attempt of this RayJob added again."""
+    """Return the status with the attempt of a RayJob added again."""
     slots = status.mapping.slots if status.mapping else 1
     record = Attempt(attempt=rayjob.attempt, start_time=timestamp(rayjob.created), slots=slots)
     attempts = (*status.attempts, record)[-MAX_LISTED_ATTEMPTS:]

@@ -1,4 +1,4 @@
-"""Whether a job can begin: what its spec says, what it reads from other jobs, and the claims that it names."""
+"""Checks before a job may begin: its spec, the other jobs that it reads, and the claims that it names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rlhf_operator.resources.storage import run_folder
 from rlhf_operator.snapshot import claims_named, inputs_of
 
 REQUEUE_SECONDS: Final = 10.0
-"""No event tells that a RayJob without our labels has gone."""
+"""Pause until the next check for a foreign RayJob, whose deletion causes no event."""
 
 
 def accepted(ctx: ReconcileContext) -> Job | None:
-    """The job, if nothing stands in its way but other jobs; else a condition says what does."""
+    """Return the job if at most other jobs stand in its way; else a condition names the obstacle."""
     obstacle = _obstacle(ctx)
     if obstacle is not None:
         ctx.set_condition("Accepted", "False", *obstacle)
@@ -29,7 +29,7 @@ def accepted(ctx: ReconcileContext) -> Job | None:
 
 
 def conflict(ctx: ReconcileContext, name: str) -> bool:
-    """Whether a RayJob of this name is there that is not the job's; a condition says so."""
+    """Whether a foreign RayJob has this name; a condition then says so."""
     there = next((each for each in ctx.snapshot.rayjobs if each.name == name and not each.owned), None)
     if there is None:
         return False
@@ -63,7 +63,7 @@ def ready(ctx: ReconcileContext, job: Job) -> bool:
 
 
 def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
-    """(reason, sentence) of what stands in a job's way."""
+    """(reason, sentence) of the first obstacle to the job."""
     if ctx.job is None:
         return "InvalidSpec", ctx.problem
     if "kuberay" not in ctx.snapshot.capabilities:
@@ -72,24 +72,29 @@ def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
     if storage is not None and storage.startswith("file://"):
         where = "a folder of a pod, which goes with it; take pvc://, s3:// or gs://, or leave it unset"
         return "InvalidSpec", f"spec.checkpoint.storage: {storage} is {where}"
+    return _claim_obstacle(ctx, ctx.job)
+
+
+def _claim_obstacle(ctx: ReconcileContext, job: Job) -> tuple[str, str] | None:
+    """(reason, sentence) of a claim that is missing, foreign or too small."""
     named, claims = claims_named(ctx.snapshot.job.spec), ctx.snapshot.claims
-    for name in sorted(named):
-        if name not in claims:
-            return "ClaimMissing", f"the spec names PersistentVolumeClaim {name}, which does not exist; create it"
-    own = names.output_claim(ctx.job.name)
+    if missing := named - claims.keys():
+        name = min(missing)
+        return "ClaimMissing", f"the spec names PersistentVolumeClaim {name}, which does not exist; create it"
+    own = names.output_claim(job.name)
     made = claims.get(own)
     if own not in named and made is not None and not made.made_for(ctx.snapshot.job):
         what_to_do = "delete it or name the job otherwise"
         return "NameConflict", f"PersistentVolumeClaim {own} belongs to something else; {what_to_do}"
-    place = claims.get(run_folder(ctx.job).claim)
+    place = claims.get(run_folder(job).claim)
     is_new = ctx.status.attempt is None
-    if is_new and place is not None and (problem := too_small(ctx.job, place, ctx.snapshot)):
+    if is_new and place is not None and (problem := too_small(job, place, ctx.snapshot)):
         return "ClaimTooSmall", f"spec.checkpoint.storage: {problem}"
     return None
 
 
 def _wrong_kind(ctx: ReconcileContext, job: Job) -> str:
-    """What is wrong with the inputs as such; empty if nothing is."""
+    """Return what is wrong with the kinds of the inputs; empty if they are right."""
     kinds = {name: seen.algorithm for name, seen in ctx.snapshot.inputs.items() if seen.algorithm}
     unknown = inputs_of(ctx.snapshot.job.spec) - kinds.keys() - {job.name}
     if unknown:
@@ -118,7 +123,7 @@ def _has_succeeded(ctx: ReconcileContext, name: str) -> bool:
 
 
 def _circle(ctx: ReconcileContext, needed: list[str]) -> str:
-    """Jobs that wait for each other, this one among them, as `a -> b -> a`; empty if there are none."""
+    """Return jobs that wait for each other and for this job, as `a -> b -> a`; empty without such a circle."""
     own = ctx.snapshot.job.name
     paths, seen = [[own, name] for name in needed if name != own], set(needed)
     while paths:

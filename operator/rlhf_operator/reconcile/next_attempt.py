@@ -94,18 +94,28 @@ def _with_smaller_micro_batches(ctx: ReconcileContext, job: Job, mapping: Mapped
     return smaller
 
 
+def _set_quota(ctx: ReconcileContext, number: int, queue: str | None, *, was_withdrawn: bool) -> None:
+    """Set the condition QuotaReserved of an attempt that begins."""
+    if queue and not ctx.snapshot.in_line:  # without Kueue the label has no meaning
+        message = f"Attempt {number} waits to be admitted by queue {queue}."
+        ctx.set_condition("QuotaReserved", "False", "Pending", message)
+    elif was_withdrawn:  # so the queue's deadline goes on
+        ctx.set_condition("QuotaReserved", "False", "Withdrawn", f"Attempt {number} waits for nodes for all its pods.")
+    else:
+        ctx.set_condition("QuotaReserved", "True", *attempt_status.NOT_QUEUED)
+
+
 def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: tuple[str, ...]) -> None:
-    """Names the next attempt in the status and creates its RayJob; one that was named and never created comes first."""
-    was_named = ctx.record is not None and ctx.record.outcome == "Running"
-    number = ctx.status.attempt or 0
-    number = number if was_named and number else number + 1
+    """Name the next attempt in the status and create its RayJob; an attempt named but never created comes first."""
+    named = ctx.record if ctx.record is not None and ctx.record.outcome == "Running" else None
+    number = (named.attempt if named else 0) or (ctx.status.attempt or 0) + 1
     if inputs.conflict(ctx, names.rayjob(job.name, number)):
         ctx.set_status(reserved=())
         return
     ctx.require_live(f"attempt {number} begins")
     was_withdrawn = finish.was_withdrawn(ctx)
     queue = ctx.snapshot.job.labels.get(names.QUEUE) or None
-    start = ctx.record.start_time if was_named and ctx.record else timestamp(ctx.now)
+    start = named.start_time if named else timestamp(ctx.now)
     ctx.begin_record(Attempt(attempt=number, start_time=start, slots=mapping.slots))
     shapes.forget_problems(ctx)
     ctx.set_status(
@@ -116,14 +126,7 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
         head_pod=None,
         queue=queue,
     )
-    if queue and not ctx.snapshot.in_line:  # without Kueue the label says nothing
-        ctx.set_condition(
-            "QuotaReserved", "False", "Pending", f"Attempt {number} waits to be admitted by queue {queue}."
-        )
-    elif was_withdrawn:  # so the queue's deadline runs on
-        ctx.set_condition("QuotaReserved", "False", "Withdrawn", f"Attempt {number} waits for nodes for all its pods.")
-    else:
-        ctx.set_condition("QuotaReserved", "True", *attempt_status.NOT_QUEUED)
+    _set_quota(ctx, number, queue, was_withdrawn=was_withdrawn)
     ctx.set_condition("ClusterReady", "False", "Starting", f"RayJob {names.rayjob(job.name, number)} is made.")
     ctx.set_condition("Training", "False", "NotStarted", f"Attempt {number} has not begun to train.")
     if (refused := ctx.snapshot.refused) is not None:

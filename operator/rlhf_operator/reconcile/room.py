@@ -1,4 +1,4 @@
-"""Whether all pods of an attempt find nodes: a try run of the scheduler, by what the pods request and may tolerate."""
+"""Trial placement of an attempt's pods on the nodes, by their requests, affinities and tolerations."""
 
 from __future__ import annotations
 
@@ -13,63 +13,71 @@ from rlhf_operator.actions import Manifest
 from rlhf_operator.placement.suitable import suits
 from rlhf_operator.snapshot import Document, ObservedNode, ObservedPod, Snapshot, requests_of
 
-OFTEN_UNSAID: Final = ("cpu", "memory")
-"""Of these a node that does not say what it has is taken to have enough."""
+IMPLIED_RESOURCES: Final = ("cpu", "memory")
+"""Resources of which a node has enough if it does not report them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """Equal pods of an attempt."""
 
-    what: str
+    label: str
     count: int
     pod: PodSpec
     requests: Counter[str]
 
     def __str__(self) -> str:
-        """For messages: `2 pods of pool main (16 CPUs, 128Gi, 2 nvidia.com/gpu each)`."""
-        rest = {name: number for name, number in self.requests.items() if name not in OFTEN_UNSAID and number}
+        """Text for messages: `2 pods of pool main (16 CPUs, 128Gi, 2 nvidia.com/gpu each)`."""
+        rest = {name: number for name, number in self.requests.items() if name not in IMPLIED_RESOURCES and number}
         others = [f"{number if '/' in name else f'{number / 2**30:.3g}Gi'} {name}" for name, number in rest.items()]
         own = [f"{self.requests['cpu'] / 1000:g} CPUs", f"{self.requests['memory'] / 2**30:.3g}Gi", *others]
-        return f"{self.what} ({', '.join(own)}{' each' * (self.count > 1)})"
+        return f"{self.label} ({', '.join(own)}{' each' * (self.count > 1)})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """Where the pods of an attempt would go."""
+    """Result of a trial placement of an attempt's pods."""
 
     reserved: tuple[Reserved, ...]
     lacks: str
-    """Which pods find no node, in words; empty where all do."""
+    """Pods that find no node, in words; empty if all pods find one."""
 
 
 def room_for(rayjob: Manifest, nodes: Iterable[ObservedNode], taken: Mapping[str, Mapping[str, int]]) -> Room:
-    """The largest pods first, each on the node with the fewest free devices, and of those on the one with most CPU.
+    """Place the largest pods first: each on the node with the fewest free devices, and among equals with most free CPU.
 
-    taken: what others hold on each node.
+    taken: amounts that others hold on each node.
     """
-    there = {node.name: node for node in nodes if node.ready and node.schedulable}
-    free = {name: Counter(node.room) for name, node in there.items()}
+    usable = {node.name: node for node in nodes if node.ready and node.schedulable}
+    free = {name: Counter(node.room) for name, node in usable.items()}
     for name, left in free.items():
         left.subtract(taken.get(name, {}))
     held: dict[str, Counter[str]] = {}
     lacks = []
     for group in sorted(_groups(rayjob), key=lambda each: (-_devices(each.requests), -each.requests["memory"])):
-        missing = group.count
-        fitting = [name for name, node in there.items() if suits(node, group.pod)]
-        for name in sorted(fitting, key=lambda each: (_devices(free[each]), -free[each]["cpu"], each)):
-            if here := _times(group.requests, free[name], there[name], most=missing):
-                taking = Counter({what: here * number for what, number in group.requests.items()})
-                free[name].subtract(taking)
-                held[name] = held.get(name, Counter()) + taking
-                missing -= here
+        missing = _place_group(group, usable, free, held)
         if missing:
             lacks.append(f"{missing} of {group}" if group.count > 1 else str(group))
     return Room(reserved=_reserved(held), lacks=" and ".join(lacks))
 
 
+def _place_group(
+    group: Group, nodes: Mapping[str, ObservedNode], free: Mapping[str, Counter[str]], held: dict[str, Counter[str]]
+) -> int:
+    """Move the requests of pods from `free` to `held`, in place; return the number of pods without a node."""
+    missing = group.count
+    fitting = [name for name, node in nodes.items() if suits(node, group.pod)]
+    for name in sorted(fitting, key=lambda each: (_devices(free[each]), -free[each]["cpu"], each)):
+        if here := _capacity(group.requests, free[name], nodes[name], most=missing):
+            requests = Counter({resource: here * number for resource, number in group.requests.items()})
+            free[name].subtract(requests)
+            held[name] = held.get(name, Counter()) + requests
+            missing -= here
+    return missing
+
+
 def with_head(rayjob: Manifest, snapshot: Snapshot) -> Mapping[str, Mapping[str, int]]:
-    """What is taken with the head pod on the suitable node that has most CPU free, whether that is enough or not."""
+    """Add the head pod to what is taken, on the suitable node with most free CPU, even if it does not fit there."""
     taken, (head, *_) = snapshot.taken, _groups(rayjob)
     suiting = [node for node in snapshot.nodes or () if suits(node, head.pod)]
     if not suiting:
@@ -79,7 +87,7 @@ def with_head(rayjob: Manifest, snapshot: Snapshot) -> Mapping[str, Mapping[str,
 
 
 def held_by(pods: Iterable[ObservedPod]) -> tuple[Reserved, ...]:
-    """The room that pods hold."""
+    """Return the room that pods hold."""
     held: dict[str, Counter[str]] = {}
     for pod in pods:
         held[pod.node] = held.get(pod.node, Counter()) + Counter(pod.requests)
@@ -97,28 +105,28 @@ def _reserved(held: Mapping[str, Counter[str]]) -> tuple[Reserved, ...]:
 
 
 def _groups(rayjob: Manifest) -> list[Group]:
-    """The head pod, and the workers of each pool."""
+    """Return the head pod, and the workers of each pool."""
     cluster = rayjob["spec"]["rayClusterSpec"]
     found = [_group("the head pod", 1, cluster["headGroupSpec"])]
     for each in cluster["workerGroupSpecs"]:
         count = each["numOfHosts"]
-        what = f"{count} pods of pool {each['groupName']}" if count > 1 else f"the pod of pool {each['groupName']}"
-        found.append(_group(what, count, each))
+        label = f"{count} pods of pool {each['groupName']}" if count > 1 else f"the pod of pool {each['groupName']}"
+        found.append(_group(label, count, each))
     return found
 
 
-def _group(what: str, count: int, group: Document) -> Group:
+def _group(label: str, count: int, group: Document) -> Group:
     pod = group["template"]["spec"]
     wishes = PodSpec.model_validate(pod, by_alias=True)
-    return Group(what=what, count=count, pod=wishes, requests=requests_of(pod))
+    return Group(label=label, count=count, pod=wishes, requests=requests_of(pod))
 
 
 def _devices(amounts_of: Mapping[str, int]) -> int:
     return sum(number for name, number in amounts_of.items() if "/" in name)
 
 
-def _times(requests: Mapping[str, int], free: Mapping[str, int], node: ObservedNode, *, most: int) -> int:
-    """How many such pods a node has room for."""
-    asked = {name: number for name, number in requests.items() if number}
-    known = [name for name in asked if name in node.allocatable or name not in OFTEN_UNSAID]
-    return max(min([most, *(free.get(name, 0) // asked[name] for name in known)]), 0)
+def _capacity(requests: Mapping[str, int], free: Mapping[str, int], node: ObservedNode, *, most: int) -> int:
+    """Number of pods with these requests for which a node has room, at most `most`."""
+    needed = {name: number for name, number in requests.items() if number}
+    known = [name for name in needed if name in node.allocatable or name not in IMPLIED_RESOURCES]
+    return max(min([most, *(free.get(name, 0) // needed[name] for name in known)]), 0)

@@ -51,7 +51,7 @@ def _continue_or_fail(ctx: ReconcileContext, *, has_advanced: bool) -> None:
         if left is not None and left > 0:
             ctx.requeue_after(left)
         if left is None or left > 0:
-            review.look(ctx)
+            review.review_placement(ctx)
     elif _has_waited(ctx, failure.seconds_to_wait(found, ctx.snapshot)):
         finish.fail_attempt(ctx, found)
 

@@ -12,7 +12,7 @@ from rlhf_api.job import Job
 from rlhf_api.quantities import amount, mebibytes
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
-from rlhf_operator.overlay import keep_off, merged
+from rlhf_operator.overlay import avoid_nodes, merged
 from rlhf_operator.resources import identity, installed, storage
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
@@ -71,7 +71,7 @@ class Pods:
             },
         }
         asked = merged(ours, self.settings.template_of(self.job.spec.runtime, role))
-        template: dict[str, Any] = merged(asked, {"spec": keep_off(self.avoided)})
+        template: dict[str, Any] = merged(asked, {"spec": avoid_nodes(self.avoided)})
         return template
 
     def container(self, name: str, resources: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:

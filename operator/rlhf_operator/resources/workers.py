@@ -1,9 +1,9 @@
-"""Worker pods: a group for each pool of the mapping, all its hosts together or none; what they need of the network."""
+"""Worker pods: one group for each pool of the mapping, whose hosts start together or not at all."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -14,15 +14,16 @@ from rlhf_mapper.mapping import Device
 from rlhf_operator import names
 from rlhf_operator.resources import identity
 from rlhf_operator.resources.pods import Pods, object_store, shared_memory
+from rlhf_operator.snapshot import ObservedNode
 
 RESERVED = "head"
-"""Of KubeRay and Kueue."""
+"""Group name that KubeRay and Kueue reserve."""
 INTERFACE = "eth0"
-"""What the kubelet calls a pod's own interface."""
+"""Name of a pod's own network interface."""
 
 
 def groups(pods: Pods) -> list[dict[str, Any]]:
-    """The worker groups in the order of the pools; a pool over several zones has one in each."""
+    """Return the worker groups in the order of the pools; a pool over several zones has a group in each zone."""
     parts = [part for pool in pods.mapping.pools for part in _parts(pool)]
     given = group_names([f"{part.pool.name}{part.suffix}" for part in parts])
     return [_group(pods, part, name) for part, name in zip(parts, given, strict=True)]
@@ -33,11 +34,11 @@ class _Part(NamedTuple):
 
     pool: MappedPool
     zone: str
-    """Empty where nobody says."""
+    """Empty if the zone is unknown."""
     places: list[int]
-    """Of the nodes in the order of ranks."""
+    """Positions of the nodes in the order of ranks."""
     suffix: str = ""
-    """To the pool's name, if this is not all of it."""
+    """Suffix of the pool's name; empty if this is the whole pool."""
 
 
 def _parts(pool: MappedPool) -> list[_Part]:
@@ -49,7 +50,7 @@ def _parts(pool: MappedPool) -> list[_Part]:
 
 
 def group_names(pools: Sequence[str]) -> list[str]:
-    """A name for the group of each pool: its own, where KubeRay takes that."""
+    """Return a group name for each pool: the pool's own name if KubeRay accepts it."""
     taken = {name for name in pools if name != RESERVED and not name[0].isdecimal()}
     given = []
     for pool in pools:
@@ -82,8 +83,8 @@ def _group(pods: Pods, part: _Part, name: str) -> dict[str, Any]:
     network = {"dnsPolicy": "ClusterFirstWithHostNet"} if on_host else {}
     pod = {"containers": [ray], "volumes": pods.volumes(shared), **network, **_where(pods, part)}
     own = POOL_RESOURCE + pool.name
-    # Where zones matter, the trainer asks for the nodes of its ranks by their places.
-    held = [own, *(f"{own}:{place}" for place in part.places if part.suffix)]
+    # If zones matter, the trainer requests the nodes of its ranks by their positions.
+    resource_names = [own, *(f"{own}:{place}" for place in part.places if part.suffix)]
     return {
         "groupName": name,
         "replicas": 1,
@@ -94,14 +95,14 @@ def _group(pods: Pods, part: _Part, name: str) -> dict[str, Any]:
             "num-cpus": str(pool.slots_per_node),
             "num-gpus": str(pool.slots_per_node if on_gpus else 0),
             "object-store-memory": object_store(shared),
-            "resources": f"'{json.dumps(dict.fromkeys(held, pool.slots_per_node))}'",  # in a shell's quotes
+            "resources": f"'{json.dumps(dict.fromkeys(resource_names, pool.slots_per_node))}'",  # in a shell's quotes
         },
         "template": pods.template(names.WORKER, pod, pool=pool.name),
     }
 
 
 def _collectives(device: Device, *, on_host: bool) -> dict[str, str]:
-    """Variables of collectives; of the interface only where its name is known: not on the network of the node."""
+    """Return the variables of collectives; the interface is set unless the pod is on the network of its node."""
     interface = {} if on_host else {"GLOO_SOCKET_IFNAME": INTERFACE}
     if device == "CPU":
         return interface
@@ -110,56 +111,69 @@ def _collectives(device: Device, *, on_host: bool) -> dict[str, str]:
     return {
         **interface,
         "NCCL_DEBUG": "WARN",
-        # What each rank did last, beside the log, where a collective hangs.
+        # If a collective hangs, the last calls of each rank are written beside the log.
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
     }
 
 
 def _where(pods: Pods, part: _Part) -> dict[str, Any]:
-    """Which nodes the pods of a pool may go to, besides what templates say."""
+    """Return tolerations and affinity of a pool's pods; templates are laid over them."""
     taint = {"key": pods.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
-    affinity = _products(pods, part)
+    affinity = _affinity(pods, part)
     return {
         **({"tolerations": [taint]} if pods.mapping.device == "GPU" else {}),
         **({"affinity": affinity} if affinity else {}),
     }
 
 
-def _products(pods: Pods, part: _Part) -> dict[str, Any]:
-    """Nodes of the type of GPU and in the zone that the mapper chose, not shared.
+def _affinity(pods: Pods, part: _Part) -> dict[str, Any]:
+    """Return the node affinity for the GPU type and the zone that the mapper chose, on nodes that share no GPU.
 
-    A user who places by hand chooses nodes too.
+    It is empty for placement by hand, where the user chooses the nodes too.
     """
-    pool = part.pool
-    if pool.gpu is None or pods.job.spec.placement.mode == "Manual":
+    if part.pool.gpu is None or pods.job.spec.placement.mode == "Manual":
         return {}
-    alike: dict[tuple[str, ...], set[str]] = {}
     nodes = pods.snapshot.nodes or ()
+    common = [*_unshared(nodes), *_in_zone(pods, part)]
+    used = [detail for detail in names.GPU_DETAILS if any(detail in node.labels for node in nodes)]
+    terms = [
+        {"matchExpressions": [product, *_details(details, used), *common]}
+        for product, details in _products(pods, part.pool.gpu, nodes)
+    ]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"nodeAffinity": required} if terms else {}
+
+
+def _products(pods: Pods, gpu: str, nodes: Sequence[ObservedNode]) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
+    """Yield (requirement on the product label, values of GPU_DETAILS) of the nodes with a GPU type."""
+    products: dict[tuple[str, ...], set[str]] = {}
     for node in nodes:
         label = names.gpu_label(node.labels)
         known = pods.settings.gpu_of(names.gpu_product(node.labels, pods.gpu_resource))
-        if known and known.name == pool.gpu:
+        if known and known.name == gpu:
             values = [node.labels.get(detail, "") for detail in names.GPU_DETAILS]
-            alike.setdefault((label, *values), set()).add(node.labels[label])
-    unshared = [
-        {"key": label, "operator": "NotIn", "values": sorted(ways)}
-        for label in names.GPU_SHARING
-        if (ways := {node.labels.get(label, "none") for node in nodes} - {"none"})
-    ]
-    is_there = {"operator": "In", "values": [part.zone]} if part.zone else {"operator": "DoesNotExist"}
-    zone = [{"key": level.label, **is_there} for level in pods.settings.topology]
-    used = [detail for detail in names.GPU_DETAILS if any(detail in node.labels for node in nodes)]
-    terms = []
-    for (label, *told), products in sorted(alike.items()):
-        details = [
-            {"key": detail, "operator": "In", "values": [value]}
-            if value
-            else {"key": detail, "operator": "DoesNotExist"}
-            for detail, value in zip(names.GPU_DETAILS, told, strict=True)
-            if detail in used
-        ]
-        product = {"key": label, "operator": "In", "values": sorted(products)}
-        terms.append({"matchExpressions": [product, *details, *unshared, *zone]})
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    return {"nodeAffinity": required} if terms else {}
+            products.setdefault((label, *values), set()).add(node.labels[label])
+    for (label, *values), found in sorted(products.items()):
+        yield {"key": label, "operator": "In", "values": sorted(found)}, tuple(values)
+
+
+def _details(values: Sequence[str], used: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the requirements on the labels that distinguish GPUs of one product, as far as the cluster uses them."""
+    details = zip(names.GPU_DETAILS, values, strict=True)
+    return [_label_is(detail, value) for detail, value in details if detail in used]
+
+
+def _unshared(nodes: Sequence[ObservedNode]) -> list[dict[str, Any]]:
+    """Return the requirements that exclude the ways of GPU sharing which the cluster has."""
+    ways = {label: {node.labels.get(label, "none") for node in nodes} - {"none"} for label in names.GPU_SHARING}
+    return [{"key": label, "operator": "NotIn", "values": sorted(found)} for label, found in ways.items() if found]
+
+
+def _in_zone(pods: Pods, part: _Part) -> list[dict[str, Any]]:
+    return [_label_is(level.label, part.zone) for level in pods.settings.topology]
+
+
+def _label_is(key: str, value: str) -> dict[str, Any]:
+    """Return the requirement that a label has a value; empty: that the label is missing."""
+    return {"key": key, "operator": "In", "values": [value]} if value else {"key": key, "operator": "DoesNotExist"}
