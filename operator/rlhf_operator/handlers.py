@@ -1,6 +1,6 @@
-"""kopf's watches: what they see goes into the cache, and the keys of the jobs that it is about into the queue.
+"""Handlers of kopf's watches: each event updates the cache, and enqueues the jobs that it concerns.
 
-Only low-level event handlers are used: kopf then writes nothing, neither finalizer nor annotation.
+Only low-level event handlers are used. With them kopf writes neither finalizers nor annotations.
 """
 
 from __future__ import annotations

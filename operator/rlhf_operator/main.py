@@ -47,7 +47,7 @@ PAUSE_SECONDS: Final = 2.0
 
 
 class BeginAnewError(Exception):
-    """What was found at the start is no longer so; a new beginning finds out how it is now."""
+    """The operator must start again: the cluster no longer offers what it offered at the start."""
 
 
 def main() -> None:
@@ -177,7 +177,7 @@ class _Operator:
         self.reconciler.enqueue(keys)
 
     async def log_in(self, **_given: Any) -> kopf.ConnectionInfo:
-        """For kopf, which asks again when its credentials have run out."""
+        """Return credentials to kopf, which calls this again when they have expired."""
         await self.client.renew_credentials()
         configuration, authorization = await self.client.credentials()
         scheme, _, token = (authorization or "").rpartition(" ")
@@ -192,7 +192,8 @@ class _Operator:
         )
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT, which kopf handles; raises what ended the watches or the work before that."""
+        """Run until SIGTERM or SIGINT, which kopf handles. Raises the error that ended the watches or the work
+        earlier."""
         namespaces = self.settings.namespaces
         try:
             await kopf.operator(
@@ -276,7 +277,8 @@ def _elector(settings: Settings, client: Client) -> Elector | None:
 
 
 async def _operate(settings: Settings, kubeconfig: Path | None, ports: Ports, pause: float = 0.0) -> None:
-    """Until SIGTERM or SIGINT; raises what made it end before. pause: seconds before anything is asked."""
+    """Run the operator until SIGTERM or SIGINT; raise the error that ended it earlier. pause: seconds before the first
+    request."""
     async with AsyncExitStack() as stack:
         client = await Client.connect(kubeconfig)
         stack.push_async_callback(client.close)

@@ -1,7 +1,7 @@
-"""What the operator tells Prometheus; docs/operator-metrics.md is the tables below for people.
+"""Prometheus metrics of the operator, as tables; docs/operator-metrics.md shows the same tables.
 
-The series of jobs are made from the cache at each scrape, so those of a deleted job vanish with it. Only the leader
-has them, so that a sum over the replicas counts each job once.
+The series of jobs are made from the cache at each scrape, so the series of a deleted job vanish. Only the leader has
+them, so a sum over the replicas counts each job once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlhf_operator.spent import ENDED, WITH_PODS, Spent
 from rlhf_operator.times import parsed, since
 
 Result = Literal["done", "stale", "error"]
-"""Of a pass: done; given up because the job had changed meanwhile; ended by an error and tried again later."""
+"""Result of a pass: done; given up because the job had changed; ended by an error and tried again later."""
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 JOB_LABELS: Final = ("namespace", "name")
 Instrument = TypeVar("Instrument")
@@ -40,7 +40,7 @@ class OperatorMetric:
     labels: tuple[str, ...] = ()
 
     def instrument(self, make: Callable[..., Instrument], registry: CollectorRegistry) -> Instrument:
-        """What counts or measures it."""
+        """Make the instrument of this row."""
         return make(self.name, self.meaning, self.labels, registry=registry)
 
 
@@ -72,7 +72,7 @@ Sample = tuple[tuple[str, ...], float]
 
 @dataclass(frozen=True)
 class JobMetric:
-    """A row of the table of jobs; `samples` makes those of one job, none where it has no such value."""
+    """Row of the table of jobs; `samples` yields the samples of one job, none if it has no such value."""
 
     name: str
     unit: str

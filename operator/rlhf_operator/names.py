@@ -1,4 +1,4 @@
-"""What the operator calls the things that it makes and the places in pods that it and the trainer agree on."""
+"""Names of the objects that the operator makes, and of the places in pods that the trainer uses too."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ READER: Final = "reader"
 """Values of ROLE; a reader belongs to no attempt, and only tells the shapes of models."""
 
 SIZE_IS_NOMINAL: Final = "rlhf.hybridflow.io/size-is-nominal"
-"""Annotation of a claim whose size says nothing of how much it takes, such as one of NFS; its value is true."""
+"""Annotation of a claim whose size is no limit, as with NFS; its value is true."""
 
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
-"""Labels of Kueue; a job that has them passes them on to its RayJobs."""
+"""Labels of Kueue, which a job passes on to its RayJobs."""
 
 HEAD_CONTAINER, WORKER_CONTAINER, LOG_CONTAINER = "ray-head", "ray-worker", "driver-log"
 
 JOB_FOLDER: Final = "/rlhf/job"
-"""Of the ConfigMap with job.yaml, in every pod."""
+"""Folder of the ConfigMap with job.yaml, in every pod."""
 OUTPUT_FOLDER: Final = "/rlhf/output"
-"""Of the claim with the run folder, in every pod."""
+"""Folder of the claim with the run folder, in every pod."""
 INPUTS_FOLDER: Final = "/rlhf/inputs"
 """Below it the claim of each job that this one reads, by the job's name, read-only."""
 CLAIMS_FOLDER: Final = "/rlhf/claims"
 """Below it every claim of a pvc:// URI, by the claim's name."""
 STATUS_PORT: Final = 8490
-"""Of /status.json of the head pod."""
+"""Port of /status.json of the head pod."""
 METRICS_PORT: Final = 8491
-"""Of the trainer's /metrics in the head pod."""
+"""Port of the trainer's /metrics in the head pod."""
 DASHBOARD_PORT: Final = 8265
-"""Of Ray's dashboard in the head pod: KubeRay submits the job there, and asks how it is."""
+"""Port of Ray's dashboard in the head pod, where KubeRay submits the job and reads its state."""
 RAY_METRICS_PORT: Final = 8080
-"""Of Ray's own metrics, in each pod."""
+"""Port of Ray's own metrics, in each pod."""
 
 
 GPU_PRODUCTS: Final = (
@@ -56,9 +56,9 @@ GPU_PRODUCTS: Final = (
 
 
 GPU_SLICE: Final = "cloud.google.com/gke-gpu-partition-size"
-"""In which GKE says, as in a pod's nodeSelector, that nvidia.com/gpu are slices (MIG) here, such as 1g.5gb."""
+"""Label by which GKE says that nvidia.com/gpu are slices (MIG) on a node, such as 1g.5gb."""
 GPU_MEMORY: Final = "karpenter.k8s.aws/instance-gpu-memory"
-"""In which Karpenter says the memory of a GPU in MiB; by its name both A100 of AWS are a100."""
+"""Label by which Karpenter says the memory of a GPU in MiB; both A100 products of AWS are named a100."""
 GPU_DETAILS: Final = (GPU_SLICE, GPU_MEMORY)
 """Labels besides the product that tell GPUs of one product apart."""
 
@@ -74,9 +74,9 @@ def gpu_label(labels: Mapping[str, str]) -> str:
 
 
 def gpu_product(labels: Mapping[str, str], resource: str) -> str:
-    """What a node says of its GPUs; empty where it says nothing.
+    """Return the GPU product of a node, or the product of its slices; empty without a label.
 
-    With a resource such as nvidia.com/mig-1g.10gb, or GKE's label, it is the slices for which that stands.
+    resource: name of the GPU resource; nvidia.com/mig-1g.10gb stands for slices, as GKE's label does.
     """
     product = labels.get(gpu_label(labels), "")
     if product == "a100" and (memory := labels.get(GPU_MEMORY, "")).isdecimal():

@@ -31,7 +31,7 @@ DECIDERS: Final = 4
 """Threads: the mapper thinks for up to half a second, and the event loop renews the Lease meanwhile."""
 RESYNC_SECONDS: Final = 300.0
 RELIST_DELAY_SECONDS: Final = 10.0
-"""From the reconnect of a watch until everything is listed again: several watches often reconnect together."""
+"""Delay from a watch's reconnect until everything is listed again: several watches often reconnect together."""
 STUCK_SECONDS: Final = 600.0
 MAX_POLL_INTERVALS: Final = 4
 """Most intervals between two readings of a head pod that does not answer: each attempt takes seconds."""
@@ -67,7 +67,7 @@ class Reconciler:
         self._stale: set[Key] = set()
         self._refused: dict[Key, Refusal] = {}
         self._one_reserves = asyncio.Lock()
-        """Held from the look at what is free to the status that says whose it is now."""
+        """Lock held while free capacity is read and the reservation is written."""
         self.leads = False
         self._since = clock()
         self._synced = False

@@ -1,6 +1,6 @@
-"""What the operator is asked: /metrics on one port, over TLS where there is a certificate; the probes on another.
+"""HTTP servers: /metrics on one port, over TLS if there is a certificate; the probes on another port.
 
-The kubelet has no certificate to show, so the probes are never served over TLS; they say one sentence.
+The kubelet has no client certificate, so the probes never use TLS. They answer one sentence.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Tls:
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Where the operator is asked, on all addresses."""
+    """Ports of the operator, on all addresses."""
 
     metrics: int = METRICS_PORT
     probes: int = PROBES_PORT
     tls: Tls | None = None
-    """Of the metrics; None: they are served in plain text."""
+    """TLS of the metrics; None: plain text."""
 
 
 class Server:

@@ -49,11 +49,11 @@ class ClusterGpu(GpuType):
     """A type of GPU that the mapper's table lacks, or has other figures for."""
 
     product: Text
-    """What the label of a node with such GPUs says: NVIDIA-A100-SXM4-80GB."""
+    """Product label of a node with such GPUs: NVIDIA-A100-SXM4-80GB."""
 
 
 class LabelledNodes(NodeFigures):
-    """What links nodes with these labels and their GPUs, and what these cost."""
+    """Links and prices of the nodes with some labels."""
 
     match_labels: dict[LabelKey, LabelValue]
 
@@ -66,7 +66,7 @@ class Level(Spec):
 
 
 Peers = Annotated[tuple[dict[str, Any], ...], Field(strict=False)]
-"""As in a NetworkPolicy; the API server checks them."""
+"""Peers as in a NetworkPolicy; the API server checks them."""
 
 
 class JobNetworkPolicy(Spec):
@@ -81,7 +81,7 @@ class JobNetworkPolicy(Spec):
 
 
 class Settings(Spec):
-    """What holds for all jobs; a job's own spec.runtime and spec.checkpoint come first."""
+    """Settings for all jobs; a job's spec.runtime and spec.checkpoint override them."""
 
     namespaces: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """To watch; none means all."""
@@ -94,7 +94,7 @@ class Settings(Spec):
     env: Annotated[tuple[Variable, ...], Field(strict=False)] = ()
     """Besides a job's own, which come first where both name one."""
     model_cache: dict[str, Any] | None = None
-    """Source of a volume, as a Pod has it, in which all jobs keep what they fetch from the hub."""
+    """Source of a volume, as in a Pod, in which all jobs cache files of the hub."""
     ca_bundle: CaBundle | None = None
     ray_version: str = "2.60.0"
     gpu_resource_name: str = "nvidia.com/gpu"
@@ -105,7 +105,7 @@ class Settings(Spec):
     """Outermost first; one level so far."""
     controller: Pod = Pod(cpu="4", memory="16Gi")
     worker: Pod = Pod(cpu="8", memory="64Gi")
-    """Of a worker pod with one slot; more slots take as many times."""
+    """Size of a worker pod with one slot; a pod with n slots has n times as much."""
     shared_memory: Memory = "16Gi"
     """/dev/shm of a worker."""
     grace_period_seconds: Annotated[int, Field(ge=30)] = 300
@@ -150,17 +150,17 @@ class Settings(Spec):
         )
 
     def template_of(self, runtime: Runtime, role: PodRole) -> dict[str, Any]:
-        """What the installation and a job say of its pods of a role, as a pod template."""
+        """Pod template of a role: the installation's template with the job's template laid over it."""
         ours, own = (self.worker, runtime.worker) if role == "worker" else (self.controller, runtime.controller)
         template: dict[str, Any] = merged(ours.template, own.template or {})
         return template
 
     def pod_of(self, runtime: Runtime, role: PodRole) -> PodSpec:
-        """What the operator reads of that template."""
+        """Parsed spec of that template."""
         return PodSpec.model_validate(self.template_of(runtime, role).get("spec", {}), by_alias=True, by_name=False)
 
     def gpu_resource_of(self, runtime: Runtime) -> str:
-        """What Kubernetes calls a GPU of a job."""
+        """Kubernetes resource of a job's GPUs."""
         return runtime.gpu_resource_name or self.gpu_resource_name
 
     def gpu_of(self, product: str) -> Gpu | None:
@@ -171,11 +171,11 @@ class Settings(Spec):
         return gpu_of_product(product)
 
     def zone_of(self, labels: Mapping[str, str]) -> str:
-        """Where a node with these labels lies; empty where nobody says."""
+        """Zone of a node with these labels; empty if unknown."""
         return next((labels.get(level.label, "") for level in self.topology), "")
 
     def node_figures(self, labels: Mapping[str, str]) -> NodeFigures:
-        """What is said of the links and the price of a node with these labels."""
+        """Figures of links and price for a node with these labels."""
         found = (each for each in self.node_groups if each.match_labels.items() <= labels.items())
         return next(found, NodeFigures())
 

@@ -68,9 +68,9 @@ class ObservedRayJob:
     """Ray's own word: PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED."""
     message: str = ""
     started: datetime | None = None
-    """When KubeRay took it up."""
+    """Time at which KubeRay took the RayJob up."""
     refused: str = ""
-    """What the API server said when it refused KubeRay a pod of it; empty where none is missing for that."""
+    """Answer of the API server that refused KubeRay a pod; empty if no pod was refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +83,11 @@ class ObservedContainer:
     """ImagePullBackOff, CreateContainerConfigError, ..."""
     waiting_message: str = ""
     exit_code: int | None = None
-    """Of a container that has ended."""
+    """Exit code of a container that has ended."""
     ended_reason: str = ""
     """OOMKilled, Error, Completed."""
     last_words: str = ""
-    """Its termination message, of a reader only."""
+    """Termination message, for a reader only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,32 +100,32 @@ class ObservedPod:
     role: str
     """names.CONTROLLER, names.WORKER or names.READER."""
     pool: str = ""
-    """That a worker is of."""
+    """Pool of a worker."""
     phase: str = "Pending"
     """Kubernetes' word: Pending, Running, Succeeded, Failed, Unknown."""
     ready: bool = False
     node: str = ""
     ip: str = ""
     reason: str = ""
-    """Of a pod that failed as a whole: Evicted, NodeLost, ..."""
+    """Reason of a pod that failed as a whole: Evicted, NodeLost, ..."""
     message: str = ""
     disruption: str = ""
     """Reason of the condition DisruptionTarget: PreemptionByScheduler, DeletionByTaintManager, ..."""
     unschedulable: str = ""
     """Message of the condition PodScheduled=False."""
     scheduled: datetime | None = None
-    """When it got its node."""
+    """Time at which the pod got its node."""
     created: datetime
     not_ready_since: datetime | None = None
     deleting_since: datetime | None = None
     grace_seconds: int = 30
     requests: Mapping[str, int] = field(default_factory=dict)
-    """What it holds on its node, as `amounts` has it; nothing once it has ended."""
+    """Requests on its node, in the units of `amounts`; empty once the pod has ended."""
     containers: tuple[ObservedContainer, ...] = ()
 
     @property
     def was_disrupted(self) -> bool:
-        """Whether it tells of something that was done to it."""
+        """Whether the pod shows that something was done to it."""
         return bool(self.disruption or self.reason) or any(each.ended_reason == "OOMKilled" for each in self.containers)
 
 
@@ -144,13 +144,13 @@ class ObservedNode:
 
     @cached_property
     def room(self) -> Counter[str]:
-        """The same as `amounts` has it; nobody changes it."""
+        """Allocatable amounts in the units of `amounts`; must not be changed."""
         return amounts(self.allocatable)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedInput:
-    """Another RLHFJob of the namespace, whose output this one reads."""
+    """An RLHFJob of the namespace whose output this job reads."""
 
     name: str
     algorithm: str = ""
@@ -166,13 +166,13 @@ class ObservedClaim:
 
     name: str
     owned: bool = False
-    """Whether it is deleted with the job."""
+    """Whether the claim is deleted with the job."""
     kept_for: str = ""
-    """The job for which an operator made it, where it outlives that job: one of that name goes on in it."""
+    """Name of the job for which an operator made the claim, if the claim outlives that job."""
     maker: str = ""
     """uid of the job for which an operator made it."""
     size: str = ""
-    """What it has, or asks for while it is not bound; empty where that cannot be read, or says nothing."""
+    """Size, or requested size of an unbound claim; empty if it is unreadable or nominal."""
 
     def made_for(self, job: ObservedJob) -> bool:
         """Whether the job, or an earlier one of its name, has it from the operator."""
@@ -191,15 +191,15 @@ class ObservedQuota:
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """What the head pod of the current attempt answered last at /status.json; the trainer's own words."""
+    """Last answer of the current attempt's head pod to /status.json."""
 
     attempt: int
     received: datetime
-    """By the operator's clock."""
+    """Time of arrival by the operator's clock."""
     status: Status
-    """As the trainer wrote it during this attempt; empty while it has written none."""
+    """Status that the trainer wrote during this attempt; empty before the first."""
     exit_code: int | None = None
-    """Of the trainer's process, once it has ended."""
+    """Exit code of the trainer's process, once it has ended."""
     complete: bool = False
     """Whether the trainer's process has ended."""
 
@@ -230,27 +230,27 @@ class Snapshot:
     readers: tuple[ObservedPod, ...] = ()
     """Pods that read the shapes of models; they are none of `pods`."""
     inputs: Mapping[str, ObservedInput] = field(default_factory=dict)
-    """By name; the jobs that exist, of those that a job:// of the spec names and those that these read in turn."""
+    """Existing jobs by name: those in a job:// of the spec, and the inputs of those."""
     claims: Mapping[str, ObservedClaim] = field(default_factory=dict)
-    """By name; the claims that exist, of those that the spec or an input's output names and the job's own."""
+    """Existing claims by name: those in the spec or in an input's output, and the job's own."""
     quota: ObservedQuota | None = None
     heartbeat: Heartbeat | None = None
     measured: tuple[Attempt, ...] = ()
-    """Of each other job of the namespace the newest attempt that was measured; read with `fresh` only."""
+    """Newest measured attempt of each other job of the namespace; read with `fresh` only."""
     nodes: tuple[ObservedNode, ...] | None = None
     """None where the operator may not list nodes: then spec.resources is believed."""
     priorities: Mapping[str, int] = field(default_factory=dict)
-    """Of pods by the name of their PriorityClass; "": of those that name none."""
+    """Priority of pods by PriorityClass; the key "" stands for pods without one."""
     taken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """What others hold on each node: what their pods request, and what other jobs have reserved for pods to come."""
+    """Amounts that others hold on each node: requests of pods, and room that other jobs have reserved."""
     held_by_jobs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """The part of `taken` that RLHFJobs hold, and so will give back."""
     line: tuple[ObservedJob, ...] = ()
     """Other jobs of all namespaces that wait for room, or may once they have been looked at."""
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
-    """What the cluster offers and the operator may use."""
+    """Capabilities of the cluster that the operator may use."""
     refused: Refusal | None = None
-    """Of the last pass; None where all went well or there was none."""
+    """Refusal in the last pass; None if no object was refused."""
     complaint: str = ""
     """The newest warning about an object of the job that should have pods and has none; read with `fresh` only."""
     watching_since: datetime
@@ -270,11 +270,11 @@ class Snapshot:
         return self.nodes is not None and not self.in_queue(self.job)
 
     def taken_by_foreign_pods(self) -> dict[str, Counter[str]]:
-        """What is taken on each node and will be when all other jobs have ended."""
+        """Amounts that stay taken on each node when all other jobs have ended."""
         return {node: Counter(taken) - Counter(self.held_by_jobs.get(node, {})) for node, taken in self.taken.items()}
 
     def without(self, nodes: Collection[str]) -> Snapshot:
-        """The same without these nodes."""
+        """Return the snapshot without these nodes."""
         left = None if self.nodes is None else tuple(each for each in self.nodes if each.name not in nodes)
         return replace(self, nodes=left)
 
@@ -299,9 +299,9 @@ def amounts(quantities: Mapping[str, Any]) -> Counter[str]:
 
 
 def requests_of(pod: Document) -> Counter[str]:
-    """What a pod with this spec holds: what its containers request together, or one before them if that is more.
+    """Requests of a pod: the sum over its containers, or of one init container if that is larger.
 
-    As in Kubernetes, who sets a limit and no request requests as much.
+    As in Kubernetes, a container with a limit and no request requests its limit.
     """
 
     def asked(container: Document) -> Counter[str]:

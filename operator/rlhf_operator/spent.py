@@ -1,4 +1,4 @@
-"""What jobs have spent so far as this operator saw it: seconds and GPU-seconds in each phase, and their price."""
+"""Seconds, GPU-seconds and price by job and phase, as far as this operator has observed them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ HOUR: Final = 3600.0
 
 @dataclass
 class Account:
-    """Of one job."""
+    """Account of one job."""
 
     job: ObservedJob
-    """As it was when it was seen last."""
+    """The job as observed last."""
     seen: datetime
     seconds: Counter[Phase] = field(default_factory=Counter)
     gpu_seconds: Counter[Phase] = field(default_factory=Counter)
     """GPUs of the mapping times seconds; of the phases without pods too, in which the job waits for them."""
     cost: float | None = None
-    """Of the time with pods; None where GPUs have no price."""
+    """Price of the time with pods; None if its GPUs have no price."""
 
     def add(self, seconds: float) -> None:
-        """So long the job was as it was seen last."""
+        """Add seconds during which the job was in its last observed state."""
         status = self.job.status
         phase, mapping = status.phase, status.mapping
         self.seconds[phase] += seconds  # type: ignore[assignment]  # a Counter of floats

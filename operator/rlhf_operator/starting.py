@@ -1,4 +1,4 @@
-"""What keeps the pods of an attempt from being made or from starting, and how long it may last."""
+"""Problems that keep the pods of an attempt from being made or from starting, with their grace periods."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rlhf_api.spec.run_policy import Reason
 from rlhf_operator.snapshot import ObservedPod, ObservedRayJob
 
 PULL_SECONDS: Final = 300.0
-"""So long the kubelet may go on trying to pull an image."""
+"""Time for which the kubelet may try to pull an image."""
 MISSING_SECONDS: Final = 60.0
-"""So long a Secret, a claim or what pods are refused for may follow the job."""
+"""Time in which a missing Secret or claim, or a removed cause of refusal, may follow the job."""
 
 QUOTA: Final = "exceeded quota"
 """In the words of the API server."""
 OVER_QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
 OF_QUOTA = re.compile(r"^(requests\.|limits\.|count/)")
-"""What a quota's name of a resource begins with; a pod's limit is no less than its request."""
+"""Prefix of a resource's name in a quota; a pod's limit is never below its request."""
 PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 

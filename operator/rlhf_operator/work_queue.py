@@ -59,7 +59,7 @@ class WorkQueue(Generic[K]):
         return pause
 
     def succeeded(self, key: K) -> None:
-        """Its failures are forgotten."""
+        """Forget the failures of a key."""
         self._failures.pop(key, None)
 
     async def get(self) -> K:

@@ -1,1 +1,1 @@
-"""The cluster as the operator meets it: what it sees there (observe) and what it does there (apply)."""
+"""The API server as the operator uses it: `observe` reads, `apply` writes."""

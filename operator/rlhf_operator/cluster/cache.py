@@ -1,7 +1,7 @@
-"""The observed objects, and which jobs a change of one matters to.
+"""Cache of the observed objects, and the jobs that a change of an object concerns.
 
-Only small values are kept, never whole objects. A later version of an object is never replaced by an earlier one, and
-one that has been deleted never comes back, whatever the order in which lists, watches and answers to writes arrive.
+Entries are small values, never whole objects. A later version is never replaced by an earlier one, and a deleted object
+never comes back, in whatever order lists, watches and answers to writes arrive.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ REMEMBERED_DELETIONS: Final = 20_000
 MAX_LOST_PODS: Final = 16
 """Pods of an attempt that are remembered; the first ones pulled the others down."""
 PLACED_LATER: Final[tuple[Phase, ...]] = ("Pending", "Mapping", "Queued")
-"""Phases in which the nodes, and what others hold there, decide what happens next."""
+"""Phases in which free capacity decides what happens next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """What is kept of an object, and the index names by which it is found."""
+    """Entry of the cache: the value of an object, and the index names that find it."""
 
     uid: str
     version: int
@@ -123,7 +123,7 @@ class Pods(Table[ObservedPod]):
     def __init__(self) -> None:
         super().__init__(_pod)
         self.requested: dict[str, Counter[str]] = {}
-        """By node; an entry is replaced, never changed."""
+        """Requests by node; an entry is replaced, never changed."""
         self.requested_by_jobs: dict[str, Counter[str]] = {}
         """The part of RLHFJobs."""
 
@@ -144,7 +144,7 @@ def _add(requested: dict[str, Counter[str]], pod: ObservedPod, sign: int) -> Non
 
 
 def holds_room(pod: Entry[ObservedPod]) -> bool:
-    """Whether it has a node and has not ended."""
+    """Whether a pod has a node and has not ended."""
     return bool(pod.value.node and pod.value.requests)
 
 
@@ -207,7 +207,7 @@ class Cache:
         self.claims = Table(_claim)
         self.quotas = Table(_quota)
         self.priorities = Table(_priority)
-        """Of pods: the value of each class, and whether it is that of pods which name none."""
+        """Priority classes of pods: (value, whether the class is the default)."""
         self._lost_pods: dict[str, tuple[ObservedPod, ...]] = {}
 
     def put(self, kind: KindName, document: Document) -> set[Key]:
@@ -265,7 +265,7 @@ class Cache:
         return changed
 
     def keys(self, kind: KindName, namespace: str | None) -> list[Key]:
-        """Of all objects of a kind in a namespace, or in all."""
+        """Return the keys of all objects of a kind, in a namespace or in all."""
         return [key for key, _ in getattr(self, kind) if namespace in (None, key[0])]
 
     def _jobs_of(self, kind: KindName, key: Key, entry: Entry[object] | None) -> set[Key]:
@@ -290,7 +290,7 @@ class Cache:
         return self._in_phase("Mapping") | self._next_in_line()
 
     def _next_in_line(self) -> set[Key]:
-        """Of the jobs in line that want the same the oldest, which begins first; the others look once a minute."""
+        """Return the oldest of the jobs in line with each request; the others are checked once a minute."""
         line = [job.value for _, job in self.jobs if conditions.in_line(job.value.status) and not job.value.deleting]
         line.sort(key=lambda job: (job.created, job.namespace, job.name), reverse=True)
         return {(job.namespace, job.name) for job in {job.node_request: job for job in line}.values()}

@@ -55,7 +55,7 @@ class NotLeadingError(Exception):
 
 
 class NoClusterError(Exception):
-    """It is not known where the API server is, or who we are."""
+    """Address or credentials of the API server are unknown."""
 
 
 Count = Callable[[str, str, int], None]
@@ -94,7 +94,7 @@ class Client:
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None) -> Self:
-        """As the pod's service account, or by a kubeconfig. NoClusterError where there is neither."""
+        """Connect as the pod's service account, or by a kubeconfig. Raises NoClusterError without either."""
         return cls(kubeconfig, await _configuration(kubeconfig))
 
     async def close(self) -> None:
@@ -120,7 +120,7 @@ class Client:
                 await self.renew_credentials()
 
     async def find(self, path: str, kind: str, attempts: int = ATTEMPTS) -> Document | None:
-        """What a GET answers; None where there is nothing (404)."""
+        """Return the answer to a GET; None if nothing is there (404)."""
         try:
             return await self.call("GET", path, kind=kind, attempts=attempts)
         except ApiError as error:

@@ -1,4 +1,4 @@
-"""What the cluster offers and this service account may use: found at the start, and looked at again now and then."""
+"""Discovery of the kinds that the cluster offers and this service account may list."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What there is."""
+    """Kinds and capabilities of a cluster."""
 
     capabilities: frozenset[Capability]
     kinds: tuple[Kind, ...]
@@ -66,7 +66,7 @@ async def _serves(client: Client, resource: Resource) -> bool:
 
 
 async def _kueue(client: Client) -> Resource | None:
-    """Its Workloads in the version that the server prefers."""
+    """Return Kueue's Workloads in the version that the server prefers."""
     answer = await client.find("/apis/kueue.x-k8s.io", "apis")
     resource = workloads(raw.text(answer, "preferredVersion", "version"))
     return resource if answer and await _serves(client, resource) else None

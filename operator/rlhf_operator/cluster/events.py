@@ -20,7 +20,7 @@ from rlhf_operator.snapshot import ObservedJob
 logger = logging.getLogger(__name__)
 
 SERIES: Final = timedelta(minutes=10)
-"""The same event within this time is no new one."""
+"""Time within which an equal event joins the series of the earlier event."""
 REPORTED_EVERY: Final = timedelta(minutes=1)
 """A series is written so often at most."""
 REMEMBERED: Final = 2_000

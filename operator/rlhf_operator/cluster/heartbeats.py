@@ -44,7 +44,7 @@ class Heartbeats:
         await self._session.close()
 
     def last(self, job_uid: str, attempt: int | None) -> Heartbeat | None:
-        """Of this attempt; None while there is none."""
+        """Return the latest heartbeat of an attempt; None without one."""
         found = self._last.get(job_uid)
         return found if found is not None and found.attempt == attempt else None
 

@@ -60,7 +60,7 @@ class Elector:
         self._seen_at = -math.inf
 
     def may_write(self) -> bool:
-        """Whether this replica surely still leads; asked before every write."""
+        """Whether the replica surely still leads; every write checks this first."""
         return self._clock() - self._renewed < self._deadline
 
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:

@@ -63,7 +63,7 @@ class Observer:
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
 
     def keys(self) -> list[Key]:
-        """Of all jobs, the oldest first: the younger ones wait until it was looked at."""
+        """Return the keys of all jobs, the oldest first: younger jobs wait for the first pass of older ones."""
         return [key for key, _ in sorted(self._cache.jobs, key=lambda job: job[1].value.created)]
 
     async def sync(self) -> None:
@@ -232,7 +232,7 @@ class Observer:
 
 
 def _without_pods(snapshot: Snapshot) -> dict[str, str]:
-    """Kinds of the objects that others make pods of and that have none yet -> a pattern of their names."""
+    """Return name patterns by kind, for objects of the job that should have pods by now but have none."""
     job, rayjob = snapshot.job, snapshot.current_rayjob()
     mapped = conditions.found(job.status.conditions, "Mapped")
     if mapped is not None and mapped.reason in conditions.READING and not snapshot.readers:

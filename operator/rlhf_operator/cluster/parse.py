@@ -33,7 +33,7 @@ MAX_INTEGER: Final = 2**63 - 1
 """Larger ones are refused by the API server."""
 MAX_SECONDS: Final = 10**7
 MAX_LAST_WORDS: Final = 4096
-"""What a kubelet keeps of them."""
+"""Most bytes of a termination message that a kubelet keeps."""
 
 
 def status(document: object) -> Status:
@@ -170,7 +170,7 @@ def pod(document: Document) -> ObservedPod:
 
 
 def slim_pod(document: Document) -> Document:
-    """Of a pod that is of no job what counts: where it is and what it requests; a pod of a job as it is."""
+    """Reduce a pod that belongs to no job to its node and its requests; return a pod of a job unchanged."""
     if raw.text(document, "metadata", "labels", names.JOB_NAME):
         return document
     identity = ("namespace", "name", "uid", "resourceVersion")
@@ -259,7 +259,7 @@ def claim(document: Document) -> ObservedClaim:
 
 
 def quota(document: Document) -> ObservedQuota:
-    """Of Kueue's Workload."""
+    """Read a Workload of Kueue."""
     evicted, reserved = raw.condition(document, "Evicted"), raw.condition(document, "QuotaReserved")
     is_evicted = evicted.get("status") == "True"
     return ObservedQuota(

@@ -21,7 +21,7 @@ class Listing:
 
 
 def at(value: object, *path: str) -> Any:
-    """What stands at a path of keys; None where it leads nowhere."""
+    """Return the value at a path of keys; None if the path leads nowhere."""
     for key in path:
         if not isinstance(value, Mapping):
             return None

@@ -20,7 +20,7 @@ class Resource:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """As kopf's settings name a kind."""
+        """Key of the kind in kopf's settings."""
         return self.group, self.version, self.plural
 
     @property
@@ -28,7 +28,7 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Of a list (without name) or an object, below the server's address; without namespace that of all of them."""
+        """Path of an object, or of a list (without name), below the server's address; no namespace means all."""
         base = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = (*(("namespaces", namespace) if namespace else ()), self.plural, name, subresource)
         return "/".join((base, *(part for part in parts if part)))
@@ -47,7 +47,7 @@ EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 CREATED: Final = {(each.api_version, each.kind): each for each in (RAYJOBS, CLAIMS, CONFIG_MAPS, POLICIES, READERS)}
-"""What may stand in a plan's Create."""
+"""Kinds that a Create of a plan may hold."""
 
 OURS: Final = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}"
 """Selects what was made for a job, and KubeRay's pods of it."""

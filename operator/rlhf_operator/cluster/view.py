@@ -1,4 +1,4 @@
-"""What the cache says of a job: its pods, what others hold on the nodes, the jobs that it reads."""
+"""Views of the cache from one job: its pods, foreign requests on the nodes, and the jobs that it reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.snapshot import ObservedInput, ObservedJob, ObservedPod, inputs_of
 
 Held: TypeAlias = dict[str, Counter[str]]
-"""By node, as `amounts` has it."""
+"""Amounts by node and resource, in the units of `amounts`."""
 
 
 class View:
@@ -23,15 +23,16 @@ class View:
         self._cache = cache
 
     def pods(self, job: ObservedJob) -> Iterator[ObservedPod]:
-        """Those of the job itself, not of an earlier one of its name."""
+        """Return the pods of the job itself, not those of an earlier job of the same name."""
         for _, each in self._cache.pods.find(job.namespace, job.name):
             if each.owner == job.uid:
                 yield each.value
 
     def held_by_others(self, job: ObservedJob) -> tuple[Held, Held]:
-        """(what is taken on each node without the pods of a job, the part of it that other jobs hold).
+        """Return (amounts taken on each node without the job's pods, the part that other jobs hold).
 
-        What jobs hold for pods to come counts where it is reserved, or where it is free if others have taken that.
+        Reserved room that no pods have taken yet counts on its node. If foreign pods have taken it there, it counts on
+        a node that is free.
         """
         requested = (self._cache.pods.requested, self._cache.pods.requested_by_jobs)
         taken, by_jobs = (_without(each, self.pods(job)) for each in requested)
@@ -60,7 +61,7 @@ class View:
                 yield from (pod for pod in self.pods(job) if pod.deleting_since is None)
 
     def _missing(self, job: ObservedJob) -> Held:
-        """What of the room of all other jobs no pods have taken yet, by node."""
+        """Return the reserved room of all other jobs that no pods have taken yet, by node."""
         missing: Held = {}
         for _, entry in self._cache.jobs:
             other = entry.value
@@ -71,7 +72,7 @@ class View:
         return {node: amount for node, amount in missing.items() if amount}
 
     def inputs(self, job: ObservedJob) -> Iterator[ObservedInput]:
-        """Of the job, of those, and so on; each once."""
+        """Return the inputs of the job, and the inputs of those inputs, each once."""
         known: set[str] = set()
         waiting = sorted(inputs_of(job.spec))
         while waiting:
@@ -90,7 +91,7 @@ class View:
 
 
 def _without(held: Held, pods: Iterable[ObservedPod]) -> Held:
-    """What is held on each node besides these pods."""
+    """Subtract the requests of pods from amounts by node."""
     rest = dict(held)
     for pod in pods:
         if pod.node in rest:
@@ -99,7 +100,7 @@ def _without(held: Held, pods: Iterable[ObservedPod]) -> Held:
 
 
 def input_of(job: ObservedJob) -> ObservedInput:
-    """A job as those see it that read its output."""
+    """Return a job as the jobs see it that read its output."""
     return ObservedInput(
         name=job.name,
         algorithm=raw.text(job.spec, "algorithm", "name"),

@@ -15,7 +15,7 @@ from rlhf_operator.snapshot import ObservedClaim, Snapshot
 from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving
 
 HEADROOM: Final = 1.1
-"""For logs, and what a file system takes for itself."""
+"""Factor for logs, and for the overhead of a file system."""
 BUCKETS: Final = ("s3://", "gs://")
 
 

@@ -1,4 +1,4 @@
-"""What attempts have measured, as the mapper takes it: how far predictions were off, and how long responses are."""
+"""Measurements of attempts as the mapper uses them: corrections of predictions, and lengths of responses."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MOST: Final = 1e3
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """What is known to a job from its own attempts, and from those of other jobs with the same models."""
+    """Measurements of the job's attempts, and of other jobs with the same models."""
 
     measured: tuple[Measured, ...] = ()
-    """Of models of these shapes, beside predictions by the same software; the newest last."""
+    """Measurements with models of the same shapes and predictions by the same software, the newest last."""
     responses: tuple[float, ...] = ()
     """Mean length in its own newest attempt, in tokens; none before that."""
 
@@ -40,7 +40,8 @@ class Past:
         return cls(measured=known, responses=lengths(job, tokens[-1] if tokens else None))
 
     def correction(self, cluster: Cluster) -> Correction:
-        """By the newest attempt on such GPUs; where there is none, on others: most of it is the software's."""
+        """Return the correction by the newest attempt on such GPUs, else on others: most of it stems from the
+        software."""
         types = {group.gpu.name for group in cluster.groups}
         alike = [each for each in self.measured if set(each.gpus) == types]
         newest = (alike or self.measured)[-1:]
@@ -49,7 +50,7 @@ class Past:
 
 
 def models_digest(job: Job, shapes: Mapping[Role, Architecture], device: Device) -> str:
-    """The same for jobs whose predictions are off by the same factors, on GPUs of one type."""
+    """Digest that is equal for jobs whose predictions are off by the same factors on GPUs of one type."""
     matters = (sorted(shapes.items()), software_for(device, job.spec.training.precision))
     return hashlib.sha256(repr(matters).encode()).hexdigest()[:32]
 

@@ -18,15 +18,15 @@ from rlhf_operator.snapshot import Snapshot
 
 CONFIG = "config.json"
 MOST_BYTES = 4
-"""Of a parameter in a file of weights."""
+"""Most bytes of a parameter in a file of weights."""
 
 
 class Shapes(NamedTuple):
-    """What is known of a job's models."""
+    """Known shapes of a job's models."""
 
     known: dict[Role, Architecture]
     parameters: dict[Role, float]
-    """So many at least, also of models whose shape is not known."""
+    """Lower bound of the number of parameters, also for models of unknown shape."""
     why_unknown: str
     """Why a shape is missing; empty where none is."""
 
@@ -35,7 +35,7 @@ class Unread(NamedTuple):
     """A model whose config.json only a pod of the job can read."""
 
     uri: str
-    """Of the model that a chain of jobs begins with; it has the same shape."""
+    """URI of the model at the beginning of a chain of jobs, which has the same shape."""
     revision: str | None
     at: str
     """The job's own URI of it."""
@@ -46,7 +46,7 @@ class UnknownShapeError(Exception):
 
 
 def origins_of(job: Job, snapshot: Snapshot) -> dict[Role, Model]:
-    """What each model comes from at last: the one from which a chain of jobs makes it."""
+    """Return the origin of each model: the model at the beginning of its chain of jobs."""
     return {role: maker.models()[made] for role, maker, made in _makers(job, snapshot)}
 
 
@@ -68,7 +68,7 @@ def shapes_of(job: Job, snapshot: Snapshot) -> Shapes:
 
 
 def unread(job: Job, snapshot: Snapshot) -> tuple[Unread, ...]:
-    """What is still to be read, each model once."""
+    """Return the models whose config.json must still be read, each once."""
     read, models = _read(snapshot), job.models()
     wanted: dict[tuple[str, str | None], Unread] = {}
     for role, origin in origins_of(job, snapshot).items():
@@ -91,7 +91,7 @@ def _read(snapshot: Snapshot) -> dict[tuple[str, str | None], ReadShape]:
 
 
 def _inputs(snapshot: Snapshot) -> dict[str, Job]:
-    """The jobs that this one reads, and those that they read, as far as they were seen and are right."""
+    """Return the valid ones of the observed jobs that this job reads, directly or through others."""
     found = {}
     for name, seen in snapshot.inputs.items():
         document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": dict(seen.spec)}
@@ -105,7 +105,7 @@ def _inputs(snapshot: Snapshot) -> dict[str, Job]:
 
 
 def _found(origin: Model, read: ReadShape | None, role: Role) -> Architecture:
-    """What an installed package has, or what was read. Raises UnknownShapeError."""
+    """Return the shape from an installed package, or from a pod's reading. Raises UnknownShapeError."""
     try:
         if origin.uri.startswith(PACKAGE):
             return shape_of((in_package(origin.uri) / CONFIG).read_text(encoding="utf-8"), role)

@@ -68,7 +68,7 @@ def _only(roles: Iterable[Role], kind: Any) -> tuple[Any, ...]:
 def _sizes(
     job: Job, role: PlacedRole, mapped_sizes: Mapping[Role, ParallelSizes], prediction: mapper.Prediction | None
 ) -> MappedSizes:
-    """Sizes of one model, with those of its generator for the actor, whose generator may have its own pool."""
+    """Sizes of one model. The actor also has the sizes of its generator, which may be in another pool."""
     generator: tuple[int | None, int | None] = (None, None)
     if role == "actor" and not (job.spec.algorithm.offline or job.generates_elsewhere):
         own, rollout = mapped_sizes[role], mapped_sizes.get("rollout")

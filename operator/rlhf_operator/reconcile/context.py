@@ -45,7 +45,7 @@ EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = Mappin
 """The condition whose message explains a phase; for all other phases that is Training."""
 
 BEFORE_AN_ATTEMPT: Final[tuple[ConditionType, ...]] = ("Accepted", "InputsReady", "Mapped")
-"""All of them must be True before a RayJob is created."""
+"""Conditions that must be True before a RayJob is created."""
 WITH_EVENTS: Final[tuple[ConditionType, ...]] = (*BEFORE_AN_ATTEMPT, "ClusterReady")
 """A new reason of one of these is an event."""
 FAILURE_LIMITS: Final = ("BackoffLimitExceeded", "FailureRule")
@@ -54,7 +54,7 @@ PHASES_WITHOUT_EVENT: Final = frozenset({"Pending", "Mapping"})
 """In these phases one of the conditions above is False, and its reason has an event of its own."""
 INPUT_NOT_READY: Final = "InputNotReady"
 NO_WARNINGS: Final = frozenset({INPUT_NOT_READY, conditions.READING_SHAPES})
-"""Such reasons for which nobody has to act: the job waits for another job, or for a pod of its own."""
+"""Reasons that need no action: the job waits for another job, or for its own pod."""
 ON_ITS_WAY: Final = frozenset({"Starting", "Queued", "PodsPending", conditions.KEPT, "Ended"})
 """Reasons of ClusterReady=False that need no event of their own."""
 
@@ -236,7 +236,7 @@ class ReconcileContext:
         return since(moment, self.now)
 
     def condition_since(self, kind: ConditionType, status: Truth = "True") -> datetime | None:
-        """When a condition changed to this status; None if it has another status now."""
+        """Return when a condition changed to this status; None if its status differs now."""
         each = self.condition(kind)
         return parsed(each.last_transition_time) if each and each.status == status else None
 

@@ -1,9 +1,7 @@
-"""Decides what to do about a job, from one snapshot. Pure: no clock, no cluster, no memory but the status.
+"""Decision of a reconcile pass: the status to write and the actions to take, from one snapshot.
 
-Modules: `running` (an attempt is under way), `next_attempt` (no attempt is under way), `shapes` (what must be read
-before one), `line` and `room` (whose turn it is, and whether all its pods find nodes), `finish` (the end of an attempt
-and of the job). What cannot be undone is decided on live reads only, and
-the status says what will be done before it is done, so that the operator may be killed at any moment.
+An action that cannot be undone requires live reads. The status names an action before it is done, so the operator may
+be killed at any moment.
 """
 
 from __future__ import annotations

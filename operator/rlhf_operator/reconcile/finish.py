@@ -121,7 +121,7 @@ def withdraw(ctx: ReconcileContext, why: str) -> None:
 
 
 def was_withdrawn(ctx: ReconcileContext) -> bool:
-    """Whether that was the end of the last attempt."""
+    """Whether the last attempt was withdrawn."""
     return ctx.record is not None and ctx.record.outcome == "Withdrawn"
 
 

@@ -1,4 +1,4 @@
-"""Checks before a job may begin: its spec, the other jobs that it reads, and the claims that it names."""
+"""Checks before a job may begin: spec, input jobs and named claims."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
 
 
 def _left(ctx: ReconcileContext) -> str:
-    """What is left of the last attempt."""
+    """Return the names of the last attempt's remaining objects, for a message."""
     pods = ", ".join(sorted(pod.name for pod in ctx.snapshot.pods)[:3])
     return f"{pods} of the last attempt" if pods else "the RayJob of the last attempt, which KubeRay has to let go,"
 

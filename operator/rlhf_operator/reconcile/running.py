@@ -14,11 +14,11 @@ from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
 
 UNSCHEDULABLE_SECONDS: Final = 120.0
-"""So long pods for which there was room may find no node: the scheduler is busy, or somebody else took the room."""
+"""Time for which pods may find no node although there was room: the scheduler is busy, or others took the room."""
 NO_MATTER_OF_ROOM: Final = re.compile("volume|free storage|scheduling gates", re.IGNORECASE)
 """In the scheduler's words on a pod that would wait on an empty cluster as well."""
 CLOCK_SECONDS: Final = 2.0
-"""By so much a time in the status may lie ahead: it is written in whole seconds."""
+"""Tolerance for a time in the status that lies ahead; times there are whole seconds."""
 
 
 def check(ctx: ReconcileContext) -> None:
@@ -142,7 +142,7 @@ def _hangs(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
 
 
 def _began(ctx: ReconcileContext) -> datetime:
-    """When the attempt could begin: it had its quota, KubeRay has begun, and the last of its pods has a node."""
+    """Return when the attempt could begin: quota reserved, RayJob started, and the last pod scheduled."""
     rayjob, recorded = ctx.snapshot.current_rayjob(), parsed(ctx.record.start_time) if ctx.record else None
     moments = (recorded, ctx.condition_since("QuotaReserved"), rayjob.started if rayjob else None)
     return _latest(ctx, *moments, *(pod.scheduled for pod in observed_attempt.current_pods(ctx.snapshot)))
@@ -159,5 +159,5 @@ def _silence(ctx: ReconcileContext) -> float:
 
 
 def _latest(ctx: ReconcileContext, *moments: datetime | None) -> datetime:
-    """When a silence began; before the operator was there it proves nothing."""
+    """Return when a silence began, not before the operator has watched."""
     return max([ctx.snapshot.watching_since, *(each for each in moments if each)])

@@ -28,7 +28,7 @@ MOST_KEPT: Final = 16
 LONGEST_PROBLEM: Final = 300
 """Bytes."""
 TOLD: Final = ("shape", "problem", "weightBytes")
-"""What a reader says of a model."""
+"""Fields of a reader's answer about a model."""
 
 
 def are_read(ctx: ReconcileContext, job: Job) -> bool:
@@ -50,7 +50,7 @@ def _take_shapes(ctx: ReconcileContext, wanted: Sequence[Unread], ended: Observe
 
 
 def _take_step(ctx: ReconcileContext, ended: ObservedPod) -> None:
-    """What a pod said of an own algorithm; one that does not work fails the job."""
+    """Take a pod's answer about a custom algorithm into the status; an algorithm that does not work fails the job."""
     words = _last_words(ended)
     try:
         answer = json.loads(words) if _has_read(ended) else {}
@@ -92,12 +92,12 @@ def _is_read(
 
 
 def forget_problems(ctx: ReconcileContext) -> None:
-    """What could not be read is read again for the next mapping."""
+    """Drop the problems of unreadable models, so that the next mapping reads these models again."""
     ctx.set_status(shapes=tuple(each for each in ctx.status.shapes if each.shape))
 
 
 def _has_ended(pod: ObservedPod) -> bool:
-    """Whether it will say no more; one whose node was taken from it comes again."""
+    """Whether a reader pod will say no more; a pod that lost its node is made again."""
     return _has_read(pod) or (pod.phase == "Failed" and not pod.disruption)
 
 
@@ -111,7 +111,7 @@ def _last_words(pod: ObservedPod) -> str:
 
 
 def _told(pod: ObservedPod, wanted: Sequence[Unread]) -> list[ReadShape]:
-    """What a pod that has ended said of each model."""
+    """Return the answers of an ended pod, one for each model."""
     words = _last_words(pod)
     if not _has_read(pod):
         why = words.rpartition("\n")[2] or pod.message or pod.reason or "it does not say why"

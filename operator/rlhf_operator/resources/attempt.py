@@ -1,4 +1,4 @@
-"""What is made for a job, as plain Kubernetes objects: a reader; for an attempt all that it needs. Pure."""
+"""Manifests of an attempt, with the RayJob. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rlhf_operator.snapshot import Snapshot
 KEPT_SECONDS = 300
 """How long KubeRay leaves the pods of a job that has ended: the operator reads the last status of the head pod."""
 LONGEST_KEPT = 2**31 - 1
-"""For good: Kueue admits no RayJob whose cluster KubeRay never takes down."""
+"""Time to live without end: Kueue admits no RayJob whose cluster KubeRay never takes down."""
 NO_NEW_HEAD = "ray.io/disable-provisioned-head-restart"
 """A head that is lost ends the attempt; on a new one KubeRay would submit the job once more."""
 
 PODS_FIRST = "foregroundDeletion"
-"""Whoever deletes the RayJob, Kubernetes ends its pods at once, and does not wait until KubeRay has let it go."""
+"""Finalizer with which Kubernetes ends the pods at once, whoever deletes the RayJob and even without KubeRay."""
 
 
 def attempt_manifests(

@@ -11,7 +11,7 @@ from rlhf_operator.resources import identity, storage
 from rlhf_operator.resources.pods import SCRATCH, Pods, environment, object_store, shared_memory
 
 PORTS = {"gcs-server": 6379, "dashboard": names.DASHBOARD_PORT, "metrics": names.RAY_METRICS_PORT}
-"""Of Ray's container, from which KubeRay makes the head's Service."""
+"""Ports of Ray's container, from which KubeRay makes the head's Service."""
 LOG_PORTS = {"status": names.STATUS_PORT, "rlhf-metrics": names.METRICS_PORT}
 """Named beside them, where no Service is made of them. The metrics are those of the trainer."""
 SHARED_MEMORY = "4Gi"

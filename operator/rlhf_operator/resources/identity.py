@@ -1,4 +1,4 @@
-"""Whose the objects are, and who the pods are: labels, owners, users and their rights."""
+"""Identity of objects and pods: labels, owners, users and rights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlhf_operator import names
 from rlhf_operator.snapshot import ObservedJob
 
 USER = 1000
-"""Of the trainer's image; also the group that volumes belong to."""
+"""User of the trainer's image, and group of the volumes."""
 
 
 def metadata(job: ObservedJob, name: str, *, attempt: int | None = None) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def owner(job: ObservedJob) -> dict[str, Any]:
 
 
 def labels(job: ObservedJob, attempt: int | None = None) -> dict[str, str]:
-    """Of everything that is made for a job."""
+    """Labels of every object that is made for a job."""
     common = {names.MANAGED_BY: names.OPERATOR, names.JOB_NAME: job.name, names.JOB_UID: job.uid}
     return common if attempt is None else {**common, names.ATTEMPT: str(attempt)}
 

@@ -1,4 +1,4 @@
-"""What the installation gives every pod of a job besides what the job asks for: authorities, and a cache of models."""
+"""Additions of the installation to every pod of a job: certificate authorities and a cache of models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CA_VOLUME, MODELS_VOLUME = "rlhf-ca", "rlhf-models"
 
 
 def variables(settings: Settings) -> dict[str, str]:
-    """Where libraries look for them: OpenSSL and httpx, requests and botocore; the hub's client."""
+    """Variables that point libraries to the authorities (OpenSSL, httpx, requests, botocore) and to the cache."""
     authorities = f"{CA_FOLDER}/{CA_FILE}"
     return {
         **({"SSL_CERT_FILE": authorities, "REQUESTS_CA_BUNDLE": authorities} if settings.ca_bundle else {}),
@@ -22,7 +22,7 @@ def variables(settings: Settings) -> dict[str, str]:
 
 
 def volumes(settings: Settings) -> list[dict[str, Any]]:
-    """Of a pod."""
+    """Volumes of a pod."""
     found: list[dict[str, Any]] = []
     if bundle := settings.ca_bundle:
         items = [{"key": bundle.key, "path": CA_FILE}]
@@ -33,6 +33,6 @@ def volumes(settings: Settings) -> list[dict[str, Any]]:
 
 
 def mounts(settings: Settings) -> list[dict[str, Any]]:
-    """Of a container."""
+    """Mounts of a container."""
     ca = [{"name": CA_VOLUME, "mountPath": CA_FOLDER, "readOnly": True}] if settings.ca_bundle else []
     return [*ca, *([{"name": MODELS_VOLUME, "mountPath": MODELS_FOLDER}] if settings.model_cache else [])]

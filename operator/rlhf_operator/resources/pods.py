@@ -1,4 +1,4 @@
-"""What all pods of an attempt share: image, variables, volumes, and what they do when they are told to end."""
+"""Common parts of all pods of an attempt: image, variables, volumes, and the hook before a pod ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRATCH = "/tmp"
 """Writable by everybody; Ray keeps its session and its logs below it."""
 SHARED_MEMORY = "/dev/shm"
 LAST_SECONDS = 15
-"""Of the grace period, left to processes after save-now."""
+"""Seconds of the grace period that processes have left after save-now."""
 LEAST_STORE = 80 * 1024**2
 """Ray refuses less than 75 MiB."""
 
@@ -47,7 +47,7 @@ class Pods:
 
     @property
     def gpu_resource(self) -> str:
-        """What Kubernetes calls a GPU of this job."""
+        """Kubernetes resource of this job's GPUs."""
         return self.settings.gpu_resource_of(self.job.spec.runtime)
 
     @property
@@ -99,7 +99,7 @@ class Pods:
         }
 
     def volumes(self, shared_memory: str) -> list[dict[str, Any]]:
-        """Of a pod with one such container."""
+        """Volumes of a pod with one Ray container."""
         return [
             {"name": "scratch", "emptyDir": {}},
             {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},

@@ -1,6 +1,6 @@
-"""The Job that reads shapes of models, or an own algorithm: a small pod with image, claims and variables of the job.
+"""Manifest of the Job that reads model shapes or a custom algorithm: a small pod with the job's image and claims.
 
-It has no credential of Kubernetes: what it read is in its termination message, which the operator sees in the pod.
+The pod has no credential of Kubernetes. Its termination message holds the answer, which the operator reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 
 
 def name(snapshot: Snapshot, job: Job, asked: Asked) -> str:
-    """That of the Job for these."""
+    """Name of the Job for a request."""
     return names.reader(job.name, snapshot.job.status.attempt or 0, _argument(snapshot, asked))
 
 

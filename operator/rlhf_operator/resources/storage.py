@@ -1,4 +1,4 @@
-"""Claims: which ones a job has, where they are in its pods, and what its URIs are there."""
+"""Claims of a job, their mounts in its pods, and the URIs of files there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Place:
 
     @classmethod
     def of(cls, uri: str) -> Place:
-        """What pvc://claim/path names."""
+        """Parse a URI pvc://claim/path."""
         claim, _, path = uri.removeprefix(PVC).partition("/")
         return cls(claim=claim, path="/".join(part for part in path.split("/") if part not in ("", ".", "..")))
 
@@ -48,9 +48,9 @@ class Mount:
 
 
 def run_folder(job: Job) -> Place:
-    """Where the run folder of a job is: below the place that it names, or in the claim that is made for it.
+    """Return the place of a job's run folder: below the storage that it names, or in a claim made for it.
 
-    A folder of its own, for jobs may share a claim and a run folder is for one run at a time.
+    Each job has its own folder, because jobs may share a claim and a run folder is for one run at a time.
     """
     storage = job.spec.checkpoint.storage
     if storage and storage.startswith(PVC):
@@ -59,7 +59,7 @@ def run_folder(job: Job) -> Place:
 
 
 def output_uri(job: Job) -> str:
-    """Where the model, or the data set, is once the job has succeeded."""
+    """URI of the model, or of the data set, once the job has succeeded."""
     return run_folder(job).below(job.name, job.spec.algorithm.makes)
 
 
@@ -92,7 +92,7 @@ def of_pod(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
 
 
 def of_container(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
-    """Where they are in a container."""
+    """Mounts of a container."""
     return [
         {
             "name": _volume(mounted, mount.place.claim),
@@ -149,5 +149,5 @@ def _file(folder: str, place: Place) -> str:
 
 
 def _volume(mounted: tuple[Mount, ...], claim: str) -> str:
-    """Its name in the pod: names of claims may be longer than those of volumes."""
+    """Volume name of a claim in the pod: names of claims may be longer than names of volumes."""
     return f"claim-{list(dict.fromkeys(mount.place.claim for mount in mounted)).index(claim)}"
