@@ -43,7 +43,7 @@ class Architecture:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer: attention, MLP (all experts), router and two norms."""
+        """Parameters of one layer: attention, MLP (all experts), router and two norms."""
         return self._attention + self.experts * self._mlp + self._router + 2 * self.hidden
 
     @property
@@ -66,12 +66,12 @@ class Architecture:
 
     @property
     def head_parameters(self) -> int:
-        """Of the output head: the vocabulary's, or one value's."""
+        """Parameters of the output head: of the vocabulary, or of one value."""
         return self.hidden * (1 if self.scores else self.vocabulary)
 
     @property
     def parameters(self) -> int:
-        """All of them; an embedding that is also the head counts once."""
+        """Number of all parameters; an embedding that is also the head counts once."""
         own_head = 0 if self.tied and not self.scores else self.head_parameters
         return self.layers * self.layer_parameters + self.vocabulary * self.hidden + self.hidden + own_head
 
@@ -88,9 +88,9 @@ class Architecture:
         )
 
     def trained_parameters(self, lora: Lora | None) -> int:
-        """Those that are trained: all or, with an adapter, its own and the head of a scorer.
+        """Number of trained parameters: all of them, or those of an adapter and the head of a scorer.
 
-        Those of a shared expert, and of layers without experts in a mixture, are not counted.
+        A shared expert, and layers without experts in a mixture, are not counted.
         """
         if lora is None:
             return self.parameters

@@ -38,7 +38,7 @@ MOST_NODES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class MappingProblem:
-    """What is to be mapped: the models of a job, their work in a step, and the programs that do it."""
+    """Input of the mapper: the models of a job, their work in a step, and the software that does the work."""
 
     wanted: Mapping[Role, ModelRequest]
     load: Workload
@@ -55,9 +55,9 @@ class MappingProblem:
         return PoolCosts(self.wanted, settings, sizes, hosts)
 
     def costs_as_placed(self, placed: DeviceMapping, nodes: Sequence[NodeGroup]) -> PoolCosts:
-        """The same with the sizes of a placement; each of its pools is a group, on these nodes.
+        """Stage costs with the sizes of a placement, whose pools become groups on these nodes.
 
-        A pool on several nodes may have some of their GPUs only.
+        A pool on several nodes may use only some of their GPUs.
         """
         wanted = {role: _with_sizes(self.wanted[role], sizes) for role, sizes in placed.sizes.items()}
         used = [_as_placed(pool, each) for pool, each in zip(placed.pools, nodes, strict=True)]
@@ -103,10 +103,10 @@ def auto_map(
 def mapping_of(
     task: MappingProblem, cluster: Cluster, *, device: Device = "GPU", objective: Objective | None = None
 ) -> DeviceMapping | None:
-    """The same for what is to be mapped; None where nothing fits.
+    """Return the best mapping of a problem; None if nothing fits.
 
-    Each group is searched alone as well, and each zone of it: then more ways to use its nodes are tried than beside
-    many others.
+    Each group, and each zone of a group, is also searched alone: fewer groups leave room for more ways to use their
+    nodes.
     """
     every = list(enumerate(cluster.groups))
     parts = [(host, part) for host, group in every for part in dict.fromkeys((group, *_alone(group)))]
@@ -121,7 +121,7 @@ def mapping_of(
 
 
 def _merit(found: Found, costs: PoolCosts, objective: Objective) -> tuple[float, float]:
-    """By which placements on several clusters are compared, the less the better."""
+    """Merit by which placements on several clusters are compared; the smaller the better."""
     weights = objective.weights(len(costs.groups))
     used = sum(weights[group] * gpus for _, group, gpus in found.sets)
     first, second = objective.keys(np.array(found.seconds), np.array(used))
@@ -137,7 +137,7 @@ def predict(
     correction: Correction | None = None,
     responses: Sequence[float] = (),
 ) -> DeviceMapping | Infeasible:
-    """A mapping that somebody made by hand, with what it is predicted to take, or why it does not fit."""
+    """Return a placement made by hand with its prediction, or the reason why it does not fit."""
     task = task_of(job, shapes, device=placed.device, correction=correction, responses=responses)
     if (taken := sum(pool.size for pool in placed.pools)) > cluster.gpus:
         return Infeasible(reason=f"the pools of the manifest take {taken} GPUs, but there are {cluster.gpus}")
@@ -167,7 +167,7 @@ def task_of(
     correction: Correction | None = None,
     responses: Sequence[float] = (),
 ) -> MappingProblem:
-    """What is to be mapped for a job on a kind of device. SpecError for sizes that a model cannot be cut into."""
+    """Build the mapping problem of a job on a kind of device. Raises SpecError for sizes that do not divide a model."""
     shapes = {**shapes, "rollout": shapes["actor"]} if job.generates_apart else shapes
     if problems := [problem for role in job.placed_roles() for problem in _impossible(job, role, shapes[role])]:
         raise SpecError(problems)
@@ -233,7 +233,7 @@ def _wanted(job: Job, role: Role, model: Architecture, work: Work, device: Devic
 
 
 def _with_sizes(wanted: ModelRequest, sizes: ParallelSizes) -> ModelRequest:
-    """The same with sizes that are not to be chosen."""
+    """Return the request with fixed sizes."""
     asked = Parallelism(pipeline=sizes.pipeline, tensor=sizes.tensor, data=sizes.data, replicas=sizes.replicas)
     return replace(
         wanted,
@@ -270,7 +270,7 @@ def _over_both(one: NodeGroup, other: NodeGroup, load: Workload, most: int) -> I
 
 
 def _as_placed(pool: MappedPool, nodes: NodeGroup) -> NodeGroup:
-    """What a pool has of the nodes of its group; one over several whose zones nobody says has those of all, in turn."""
+    """Return the nodes that a pool uses of its group; unknown zones of several nodes are taken in turn."""
     machines = len(pool.slots_per_machine)
     if min(machines, nodes.count) > 1:
         nodes = replace(nodes, gpus_per_node=max(pool.slots_per_machine))
@@ -281,11 +281,11 @@ def _as_placed(pool: MappedPool, nodes: NodeGroup) -> NodeGroup:
 
 
 def _used(nodes: NodeGroup, load: Workload) -> list[NodeGroup]:
-    """The same nodes with all or some of the GPUs of each in use, the most first: of 8 also 5, with a batch of 500.
+    """Return the nodes with all or some of each node's GPUs in use, most first: of 8 also 5, for a batch of 500.
 
-    A pool on several nodes has as many GPUs on each of them. So a divisor of the batch is tried in every shape that the
-    nodes allow, and what nodes with fewer GPUs can do, these can. A number is left out where a larger one allows the
-    same pools and they are no slower there: if each lies on one node, or if each GPU has its own part of the network.
+    A pool on several nodes uses as many GPUs on each. So each divisor of the batch is tried in every shape that the
+    nodes allow, also the shapes of smaller nodes. A number of GPUs is left out if a larger number allows the same pools
+    at no lower speed. That is so if each pool lies on one node, or if each GPU has its own part of the network.
     """
     kept: list[tuple[NodeGroup, set[int]]] = []
     for gpus in range(nodes.gpus_per_node, 0, -1):
@@ -337,9 +337,9 @@ def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | Non
 
 
 def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
-    """What is short on a cluster where no mapping was found, and what would do.
+    """Return what a cluster without a mapping is short of, and how many nodes would do.
 
-    Models that may wait in host memory, and have room there, need GPUs for the largest of them only.
+    If host memory can hold the states of all models, the GPUs need to hold only the largest model.
     """
     costs = task.costs(cluster)
     states = [sum(costs.states(role, 0).values()) for role in task.wanted]

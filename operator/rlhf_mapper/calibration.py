@@ -1,4 +1,4 @@
-"""What a run measured against what was predicted, and the correction by which later predictions come nearer."""
+"""Comparison of measured phases with predicted ones, and the correction for later predictions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_mapper.mapping import Kind, Phase
 KIND_OF: Mapping[Phase, Kind] = MappingProxyType(
     {"reshard": "transition", "generation": "generation", "scoring": "inference", "update": "training"}
 )
-"""What a correction of a phase corrects."""
+"""Kind of work that a phase's correction concerns."""
 WARM_UP, FEW = 2, 4
 """The first steps are left out where there are more than a few: they compile, allocate and fill caches."""
 

@@ -14,26 +14,25 @@ class Efficiency:
     """Shares of a peak that are reached, and times that no bandwidth explains."""
 
     kernel: float
-    """Of peak FLOP/s, by matrix products."""
+    """Share of peak FLOP/s that matrix products reach."""
     memory: float
-    """Of memory bandwidth, by what reads weights, activations and the KV cache."""
+    """Share of memory bandwidth that reads of weights, activations and the KV cache reach."""
     link: float
-    """Of the bandwidth between the GPUs of a node, by collectives."""
+    """Share of the bandwidth between the GPUs of a node that collectives reach."""
     network: float
-    """Of a node's network, by collectives."""
+    """Share of a node's network bandwidth that collectives reach."""
     decode_seconds: float
-    """Of the generator's own code, a decode step."""
+    """Seconds of the generator's own code in a decode step."""
     sequence_seconds: float
-    """Of the generator's own code, a decode step and sequence."""
+    """Seconds of the generator's own code in a decode step, for each sequence."""
     update_seconds: float
-    """Of the trainer's own code, a mini-batch update."""
+    """Seconds of the trainer's own code in a mini-batch update."""
     call_seconds: float
-    """Of the controller and the trainer's own code, a call of a model."""
+    """Seconds of the controller's and the trainer's own code in a call of a model."""
     stage_seconds: float
-    """Of a micro-batch's way from one pipeline stage to the next, besides its transfer: the code that starts them, and
-    stages that are not alike."""
+    """Seconds of a hand-over between pipeline stages, besides the transfer: launch code, and uneven stages."""
     transition_seconds: float
-    """Of a transition, besides its transfer: waking the generator and laying out its memory."""
+    """Seconds of a transition, besides the transfer: waking the generator and laying out its memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ class Software:
     """How the programs that train and generate are built."""
 
     name: str
-    """Whose coefficients these are, as an output says it."""
+    """Name of the software, for outputs."""
     is_eager: bool
     """Layers are transformers' own modules, each operation a kernel; else fused ones (Megatron)."""
     attention: Literal["Flash", "SDPA"]
@@ -52,13 +51,13 @@ class Software:
     Then gradients are there only while their model is updated, and the head computes no logits of all tokens at once.
     """
     weight_bytes: float
-    """Of a parameter of a trained model."""
+    """Bytes of a parameter of a trained model."""
     gradient_bytes: float
     optimizer_bytes: float
     frozen_bytes: float
-    """Of a parameter of a model that is only read."""
+    """Bytes of a parameter of a frozen model."""
     compute_bytes: float
-    """Of a number in matrix products, activations and the KV cache."""
+    """Bytes of a number in matrix products, activations and the KV cache."""
     rereads_kv: bool
     """The generator reads the KV cache of a group once for every query head (vLLM 0.3), not once for all."""
     running_sequences: int
@@ -66,7 +65,7 @@ class Software:
     may_offload: bool
     """Whether states may wait in host memory."""
     state_share: float
-    """Of a GPU's memory, what states may fill."""
+    """Share of a GPU's memory that states may fill."""
     efficiency: Efficiency
 
 

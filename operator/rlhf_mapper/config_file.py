@@ -28,7 +28,7 @@ SIZES = (
     "moe_intermediate_size",
 )
 WORDS = (*(name for name in SIZES if name != "num_local_experts"), "model_type", "tie_word_embeddings")
-"""What a Shape takes from config.json; num_local_experts is another name of num_experts."""
+"""Fields that a Shape takes from config.json; num_local_experts is another name of num_experts."""
 MOST = 10_000_000
 """No size of a model is larger."""
 DECODERS = ("ForCausalLM", "ForSequenceClassification")
@@ -101,7 +101,7 @@ def _architecture(config: Mapping[str, Any], role: Role) -> Architecture:
 
 
 def read(text: str) -> dict[str, Any]:
-    """What config.json says, without what it leaves open (null). ConfigError where it describes no decoder."""
+    """Parse a config.json without its nulls. Raises ConfigError if it describes no decoder."""
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -134,7 +134,7 @@ def _require_decoder(config: Mapping[str, Any]) -> None:
 
 
 def _conflict(config: Mapping[str, Any]) -> str | None:
-    """Which sizes do not go together, each of which may be."""
+    """Return which of the valid sizes contradict each other; None if none do."""
     heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size")
     kv_heads, per_token = config.get("num_key_value_heads", heads), config.get("num_experts_per_tok", 1)
     experts = config.get("num_local_experts", config.get("num_experts"))

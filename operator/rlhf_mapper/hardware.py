@@ -1,4 +1,4 @@
-"""What a cluster is made of: GPU types with their published figures, and nodes that hold them."""
+"""Hardware of a cluster: GPU types with their published figures, and the nodes that hold them."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Gpu:
     host_bandwidth: float
     """Bytes/s to host memory, one direction."""
     network_bandwidth: float = USUAL_NETWORK * GIGABIT
-    """Bytes/s of its share of a node's network, one direction, where nobody says what that is."""
+    """Bytes/s of a GPU's share of its node's network, one direction, if the node's figure is unknown."""
     launch_seconds: float = 4e-6
     """Time to start a kernel; a decoder layer starts 12 to 54."""
     source: str
-    """Where the figures are from."""
+    """Source of the figures."""
     product: frozenset[str] = frozenset()
     """Words that its product name has, besides memory and NEUTRAL ones; none: it is recognised by no product name."""
 
@@ -133,10 +133,10 @@ GPUS: Mapping[str, Gpu] = {
 
 
 def gpu_of_product(product: str) -> Gpu | None:
-    """The row of the table for a product name, or its share for a slice (MIG); None for what the table lacks.
+    """Return the table's row for a product name, or its share for a slice (MIG); None for an unknown product.
 
-    product: what a node's label nvidia.com/gpu.product (or amd.com/gpu.product-name) says, such as
-    NVIDIA-A100-SXM4-80GB or NVIDIA-H200-MIG-1g.18gb, or what a driver says, such as NVIDIA A100 80GB PCIe.
+    product: the node label nvidia.com/gpu.product or amd.com/gpu.product-name, such as NVIDIA-A100-SXM4-80GB or
+    NVIDIA-H200-MIG-1g.18gb; or a driver's name, such as NVIDIA A100 80GB PCIe.
     """
     if found := MIG.fullmatch(product.lower()):
         whole = gpu_of_product(found[1])
@@ -183,7 +183,7 @@ def _slice(gpu: Gpu, sevenths: int, gigabytes: int) -> Gpu:
 
 
 ESTIMATED = " (estimated)"
-"""Ends the name of a GPU that the table lacks and whose figures follow from what its driver says."""
+"""Suffix of a GPU's name whose figures are estimated from its driver, because the table lacks them."""
 PER_CYCLE: Mapping[tuple[int, int], tuple[int, int]] = {
     (7, 0): (1024, 128),
     (7, 5): (1024, 128),
@@ -243,7 +243,7 @@ def figures_of(found: FoundGpu) -> Gpu | None:
 
 
 MAX_GROUPS = 8
-"""Of nodes: the search tries every group for every pool."""
+"""Most node groups of a search, which tries every group for every pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +266,7 @@ class NodeGroup:
     gpu_hour_price: float | None = None
     """Price of a GPU for an hour, in any currency."""
     zones: tuple[str, ...] = ()
-    """Where each node lies; empty: nobody says. Ranks of a pool over several zones have the nodes in this order."""
+    """Zone of each node; empty if unknown. Ranks of a pool over several zones have the nodes in this order."""
     zone_bandwidth: float | None = None
     """Bytes/s from one zone to another, one direction, shared by all nodes; None: as fast as the nodes."""
 
@@ -287,7 +287,7 @@ class NodeGroup:
 
     @property
     def link(self) -> float:
-        """Bytes/s that one GPU sends to the others of its node."""
+        """Bytes/s that one GPU sends to the other GPUs of its node."""
         return (self.link_bandwidth or self.gpu.link_bandwidth) / 2
 
     @property

@@ -69,13 +69,13 @@ class GpuType(Spec):
     host_bandwidth: Annotated[GigabytesPerSecond, Field(alias="hostGBps")]
 
     def gpu(self, source: str) -> Gpu:
-        """The same in bytes and FLOP/s."""
+        """Convert to bytes and FLOP/s."""
         rates = (self.memory_bandwidth, self.link_bandwidth, self.host_bandwidth)
         return gpu_row(self.name, "", self.memory, self.bf16, self.fp32, *rates, USUAL_NETWORK, source)
 
 
 class NodeFigures(Spec):
-    """What links GPUs and nodes, and their price; links that are unset are usual with the GPU type."""
+    """Links of GPUs and nodes, and their price; an unset link is the usual link of the GPU type."""
 
     intra_node: Annotated[BothDirections | None, Field(alias="intraNodeGBps")] = None
     inter_node: Annotated[GigabitsPerSecond | None, Field(alias="interNodeGbps")] = None
@@ -93,7 +93,7 @@ class NodeFigures(Spec):
 
 
 class Link(Spec):
-    """What joins zones of equal nodes, each with each other: all nodes of one share it."""
+    """Link between zones of equal nodes; all nodes of a zone share the link to each other zone."""
 
     between: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)]
     gbps: GigabitsPerSecond
@@ -103,14 +103,14 @@ class Nodes(NodeFigures):
     """Equal nodes."""
 
     name: Name | None = None
-    """Of their zone, for `links`."""
+    """Name of the nodes' zone, for `links`."""
     gpu: str
     count: NodeCount
     gpus_per_node: SlotCount
     host_memory: Annotated[Memory | None, Field(alias="hostMemoryGB")] = None
 
     def group(self, gpu: Gpu, link: Link | None) -> NodeGroup:
-        """The same in bytes and bytes/s, as a zone of a link."""
+        """Convert to bytes and bytes/s, as a zone of a link."""
         return NodeGroup(
             gpu=gpu,
             count=self.count,
@@ -172,7 +172,7 @@ def cluster_of_flags(nodes: int, gpus_per_node: int, gpu: str) -> Cluster:
 
 
 def _groups(inventory: InventoryFile, types: Mapping[str, Gpu]) -> Iterator[NodeGroup]:
-    """Those that no link names, as far as they differ; then those of each link."""
+    """Yield the groups without a link, merged if equal, and then the groups of each link."""
     linked = {name: link for link in inventory.links for name in link.between}
     for link in (None, *inventory.links):
         of_link = [nodes for nodes in inventory.nodes if linked.get(nodes.name or "") is link]
@@ -180,7 +180,7 @@ def _groups(inventory: InventoryFile, types: Mapping[str, Gpu]) -> Iterator[Node
 
 
 def _conflicts(inventory: InventoryFile, types: Mapping[str, Gpu]) -> list[Problem]:
-    """What is wrong with fields that are right each by itself."""
+    """Return the contradictions between fields that are valid alone."""
     own = [each.name for each in inventory.gpus]
     problems = [
         Problem(f"gpus.{place}.name", f'"{name}" is used twice')
@@ -200,7 +200,7 @@ def _conflicts(inventory: InventoryFile, types: Mapping[str, Gpu]) -> list[Probl
 
 
 def _wrong_links(inventory: InventoryFile) -> Iterator[Problem]:
-    """Names that are not those of different nodes, each in one link, or whose nodes differ: no pool spans these."""
+    """Yield the problems of links: unknown or repeated names, and zones whose nodes differ, which no pool can span."""
     names = Counter(nodes.name for nodes in inventory.nodes)
     uses = Counter(name for link in inventory.links for name in link.between)
     for place, link in enumerate(inventory.links):

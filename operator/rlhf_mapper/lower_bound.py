@@ -1,4 +1,4 @@
-"""What models need at least on CPU slots where only their number of parameters is known, whatever their shapes."""
+"""Lower bound of the memory on CPU slots for models with a known number of parameters and unknown shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the mapper answers: pools, how each model is cut over its pool, and what that is predicted to take."""
+"""Answer of the mapper: pools, parallel sizes of each model, and the prediction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STAGES: tuple[Stage, ...] = ("generation", "preparation", "training")
 """The stages of a step, one after the other; within one, pools work at the same time (HybridFlow Algorithm 1)."""
 Phase = Literal["generation", "reshard", "scoring", "update"]
 PHASES: tuple[Phase, ...] = ("reshard", "generation", "scoring", "update")
-"""What a run measures as time/<phase>."""
+"""Phases of which a run measures time/<phase>."""
 PLACED_WITH: Mapping[Role, Role] = {"cost_critic": "critic"}
 """Models that have no place of their own: model -> the one in whose pool it lives."""
 RESIDENT = ("weights", "optimizer")
@@ -28,7 +28,7 @@ STAGE_OF: Mapping[Phase, Stage] = {
     "update": "training",
 }
 Kind = Literal["training", "inference", "generation", "transition"]
-"""What measurements correct, each by a factor."""
+"""Kinds of work; measurements correct each kind by a factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class MappedPool:
     gpu: str = ""
     """Name of the GPU type; empty where nobody said."""
     zones: tuple[str, ...] = ()
-    """Where each machine lies, in the order of ranks; empty where nobody said."""
+    """Zone of each machine in the order of ranks; empty if unknown."""
 
     @property
     def size(self) -> int:
@@ -62,29 +62,29 @@ class MappedPool:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPrediction:
-    """What one model is predicted to take in its pool."""
+    """Prediction for one model in its pool."""
 
     micro_batch: int
     """Sequences of a forward pass."""
     offload: str
-    """What waits in host memory while the model is not in use, as `models.<role>.offload` names it."""
+    """States that wait in host memory while the model is idle, named as in `models.<role>.offload`."""
     recomputes: bool = False
     """Whether layers are computed again in the backward pass (`models.<role>.gradientCheckpointing`)."""
     seconds: Mapping[Phase, float]
-    """Of a step; phases without work are left out."""
+    """Seconds of a step by phase; phases without work are left out."""
     memory: Mapping[Stage, Mapping[str, float]]
     """Bytes of a GPU that are this model's while it is its turn in each stage, by part: weights, gradients, optimizer,
     activations, generator (its copy of the weights) and kv_cache."""
 
     def resident(self, stage: Stage) -> dict[str, float]:
-        """What of it stays on the GPU in a stage while another model has its turn."""
+        """Bytes by part that stay on the GPU in a stage while another model has its turn."""
         parts = self.memory.get(stage, {}) if self.offload == "None" else {}
         return {part: size for part, size in parts.items() if part in RESIDENT}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a step under a mapping is predicted to take."""
+    """Prediction of a step under a mapping."""
 
     step_seconds: float
     tokens_per_second: float
@@ -92,7 +92,7 @@ class Prediction:
     phases: Mapping[Phase, float]
     """Seconds of a step; of the slowest pool, where pools work at the same time."""
     stages: Mapping[Stage, float]
-    """The same by stage; they add up to the step, unless `works_ahead`."""
+    """Seconds by stage; their sum is the step, unless `works_ahead`."""
     models: Mapping[Role, ModelPrediction]
     memory_limit: Mapping[str, float]
     """Bytes of a GPU that may be used, by pool."""
@@ -101,7 +101,7 @@ class Prediction:
     correction: Mapping[Kind, float] = field(default_factory=dict)
     """The factors of the kinds that are in these seconds; none where nothing was measured before."""
     coefficients: str = ""
-    """Whose software the seconds are of, as far as coefficients go."""
+    """Name of the software whose coefficients give the seconds."""
     response_tokens: float = 0.0
     """Mean length of responses in these seconds."""
     works_ahead: bool = False
@@ -153,7 +153,7 @@ class DeviceMapping:
     device: Device
     pools: tuple[MappedPool, ...]
     sizes: dict[Role, ParallelSizes]
-    """Of every model of the job."""
+    """Sizes of every model of the job."""
     prediction: Prediction | None = None
     """None where the shapes of the models are not known."""
     rejected: tuple[Rejected, ...] = field(default=())

@@ -12,9 +12,9 @@ from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, MappedPool
 
 
 def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
-    """Where each model of the job lives. Raises SpecError when the machines or the batch sizes do not allow it.
+    """Place the models of a job without a search. Raises SpecError if machines or batch sizes do not allow it.
 
-    gpus_per_machine: GPUs of each machine there is; 0 of one that has none.
+    gpus_per_machine: GPUs of each machine, 0 for a machine without GPUs.
     """
     device = device_of(job, gpus_per_machine)
     if job.spec.placement.mode == "Manual":
@@ -42,7 +42,7 @@ def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
 
 
 def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:
-    """What the manifest asks for; where it is silent, data parallelism, in generation t_g = t."""
+    """Sizes of the manifest; by default data parallelism, and t_g = t in generation."""
     rollout = job.spec.rollout
     if role == "rollout":
         return generating(rollout.pipeline_parallel or 1, rollout.tensor_parallel or 1, pool.size)
@@ -75,7 +75,7 @@ def _does_not_fill(job: Job, role: Role, pool: MappedPool) -> list[Problem]:
 
 
 def device_of(job: Job, gpus_per_machine: Sequence[int]) -> Device:
-    """What the slots of a job are. SpecError where it asks for GPUs and there are none."""
+    """Return the device of a job's slots. Raises SpecError if it requests GPUs and there are none."""
     wanted = job.spec.resources.device
     has_gpus = any(gpus_per_machine)
     if wanted == "GPU" and not has_gpus:

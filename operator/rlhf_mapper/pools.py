@@ -1,4 +1,4 @@
-"""What a pool of models takes on each number of GPUs: memory first, then the strategies that fit in what is left."""
+"""Stage costs of a pool for each number of GPUs: the memory of states, then the strategies that fit beside them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlhf_mapper.simulate.layouts import Numbers
 from rlhf_mapper.strategy import ACTIVATION_SHARES, GeneratingStrategies, Indices, ModelRequest, Setting, Strategies
 
 BATCH_BYTES = 16
-"""Of a token, that a pool without the generator fetches: token, mask and two numbers."""
+"""Bytes of a token that a pool without the generator fetches: token, mask and two numbers."""
 
 
 def pool_sizes(nodes: NodeGroup) -> Indices:
@@ -34,7 +34,7 @@ def pool_sizes(nodes: NodeGroup) -> Indices:
 
 
 PoolOffload = Literal["None", "All", "OptimizerInHost"]
-"""What of the states waits in host memory: all of models that are not in use, or all of trained models for good."""
+"""States in host memory: none, all of idle models, or the optimizers of trained models for good."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class PoolCosts:
         sizes: Sequence[Indices],
         hosts: Sequence[frozenset[tuple[int, str]]] | None = None,
     ) -> None:
-        """Of each node group: settings; sizes, the GPUs that a pool may have there; hosts, as in `search.tables.Costs`.
+        """Settings, pool sizes in GPUs, and hosts (see `search.tables.Costs`) of each node group.
 
-        hosts None: each group has nodes of its own.
+        hosts None: each group has its own nodes.
         """
         self.wanted, self.settings, self.sizes = wanted, settings, sizes
         self.hosts = hosts or [frozenset({(group, "")}) for group in range(len(settings))]
@@ -113,13 +113,13 @@ class PoolCosts:
         return choice.seconds[:, size]
 
     def roles_of(self, models: frozenset[str]) -> tuple[Role, ...]:
-        """The models of a pool in order, with those that are placed with one of them."""
+        """Return the models of a pool in order, with the models that always live with one of these."""
         return tuple(role for role in self.wanted if PLACED_WITH.get(role, role) in models)
 
     def strategies(
         self, role: Role, models: frozenset[str], group: int, least: int, offload: PoolOffload = "None"
     ) -> Strategies:
-        """Those of one model in a pool of `models`; roles of the same shape and work share them."""
+        """Return the strategies of one model in a pool of `models`; roles with equal shape and work share them."""
         wanted = self._beside(role, models)
         if offload == "OptimizerInHost" and wanted.work.trained:
             wanted = replace(wanted, work=replace(wanted.work, steps_in_host=True))
@@ -168,7 +168,7 @@ class PoolCosts:
         return self._choices[key]
 
     def _offloads(self, models: frozenset[str], group: int) -> list[PoolOffload]:
-        """What may wait in host memory as far as the manifest leaves it open."""
+        """Return the choices for host memory that the manifest leaves open."""
         asked = {self.wanted[role].offload for role in self.roles_of(models)} - {"None"}
         if not self.settings[group].software.may_offload:
             return ["None"]

@@ -1,4 +1,4 @@
-"""What a mapping is predicted to take, model by model, and why other placements are slower."""
+"""Prediction of a mapping, model by model, and the reasons why other placements are slower."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlhf_mapper.strategy import GeneratingStrategies, Strategies
 from rlhf_mapper.workload import Work
 
 OFFLOAD_PHASES: tuple[Phase, ...] = ("reshard", "scoring", "update")
-"""For each stage, the phase in which offloaded states are brought to the GPU and back."""
+"""Phase of each stage in which offloaded states move to the GPU and back."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Cut:
     sizes: ParallelSizes
     predicted: ModelPrediction
     generator_share: float = 0.0
-    """Of a GPU's memory, for the generator's weights and cache."""
+    """Share of a GPU's memory for the generator's weights and cache."""
 
 
 def cuts_of(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> dict[Role, Cut]:
@@ -99,7 +99,7 @@ def rejected_of(costs: PoolCosts, found: Sequence[Found], objective: Objective) 
 
 
 def _reason(costs: PoolCosts, best: Found, other: Found, objective: Objective) -> str:
-    """What it loses: GPUs, money, or time, then in which stage most and which pool the others wait for there."""
+    """Return why a placement loses: GPUs, money, or the stage that takes longer and the pool that slows it."""
     if objective.kind == "fewest_gpus" and other.gpus > best.gpus:
         return f"takes {other.gpus} GPUs instead of {best.gpus}"
     if objective.kind == "lowest_cost" and (dearer := _price(other, objective) - _price(best, objective)) > 0:

@@ -1,4 +1,4 @@
-"""What would make a job fit that fits nowhere: larger GPUs, host memory, recomputed layers, another batch."""
+"""Remedies for a job that fits nowhere: larger GPUs, host memory, recomputed layers, another batch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
 
 
 def _is_amd(gpu: Gpu) -> bool:
-    """Whether it needs another image than those of NVIDIA."""
+    """Whether a GPU needs another image than GPUs of NVIDIA."""
     return gpu.source.startswith("AMD")
 
 

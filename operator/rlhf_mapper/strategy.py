@@ -26,12 +26,12 @@ ACTIVATION_SHARES = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75)
 PIPELINES = (*range(1, 11), 12, 14, 16, 18, 20, 24, 28, 32)
 """Numbers of stages to try."""
 MICRO_BATCHES_OF_A_STAGE = 4
-"""So many micro-batches for each pipeline stage keep the bubble below a fifth."""
+"""Micro-batches for each pipeline stage that keep the bubble below a fifth."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRequest:
-    """What is to be cut: a model, what it does in a step, and the sizes that its user asks for."""
+    """Request for the cut of a model: the model, its work in a step, and the user's sizes."""
 
     model: Architecture
     work: Work
@@ -42,9 +42,9 @@ class ModelRequest:
     generation_pipeline: int | None = None
     generation_tensor: int | None = None
     generator_share: float | None = None
-    """Of a GPU's memory, what the generator may take; None: what is left."""
+    """Share of a GPU's memory that the generator may take; None: the rest."""
     offload: Offload = "None"
-    """What the user has wait in host memory."""
+    """States that the user wants in host memory."""
 
     @property
     def replicas(self) -> int:
@@ -63,7 +63,7 @@ class Setting:
 
 
 class Way(NamedTuple):
-    """What a model takes besides generation with each cut, all [rooms, C, K]."""
+    """Costs of a model besides generation with each cut, all [rooms, C, K]."""
 
     micro_batch: Numbers
     """Sequences of a forward pass; 0: not one fits."""
@@ -75,7 +75,7 @@ class Way(NamedTuple):
 
     @property
     def seconds(self) -> Numbers:
-        """Of both."""
+        """Seconds of training and inference."""
         return self.training_seconds + self.inference_seconds
 
 
@@ -147,7 +147,8 @@ class Strategies:
         return memory.reading(self.wanted.model, self.setting.software, self._of_a_copy(layouts), self._longest)
 
     def updating(self, layouts: Layouts, *, recomputes: bool, accumulates: bool) -> list[memory.Moment]:
-        """Those of its updates; none if it is not trained. accumulates: whether one has several micro-batches."""
+        """Moments of the model's updates; none if it is not trained. accumulates: whether an update has several micro-
+        batches."""
         if not self.wanted.work.trained:
             return []
         how = memory.Update(
@@ -207,7 +208,7 @@ class Strategies:
 
 
 class GeneratingStrategies(Strategies):
-    """Those of the actor: first the training layout, then a generation layout that divides it (appendix C)."""
+    """Strategies of the actor: first the training layout, then a generation layout that divides it (appendix C)."""
 
     @property
     def is_possible(self) -> bool:

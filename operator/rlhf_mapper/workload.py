@@ -1,4 +1,4 @@
-"""What each model of a job does in a step: the sequences it generates, reads and trains on, and how long they are."""
+"""Work of each model in a step: the sequences that it generates, reads and trains on, and their lengths."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Lengths:
         return tuple((sum(part) / len(part), 1 - start / count) for start, part in parts)
 
     def held(self, prompt: float) -> float:
-        """Tokens of a sequence in the cache, prompt included, when the running ones together hold most.
+        """Mean tokens of a cached sequence, prompt included, at the moment when all running sequences hold most.
 
-        Either as they grow together, or while each that ends makes room for the next, at a length that is weighted by
-        how long it runs.
+        There are two candidates. All sequences grow together; or each that ends makes room for the next, and then a
+        length is weighted by how long it runs.
         """
         together = max(share * (prompt + tokens) for tokens, share in self.still_running)
         return max(together, prompt + self.mean_square / (2 * self.mean))
@@ -75,7 +75,7 @@ def lognormal(mean: float, p99: float, *, most: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one model does in a step, in sequences of all its ranks together."""
+    """Work of one model in a step, in sequences of all its ranks together."""
 
     generated: float = 0.0
     passes: int = 0
@@ -83,7 +83,7 @@ class Work:
     read: float = 0.0
     """Sequences of forward passes alone."""
     read_apart: bool = False
-    """Whether it makes those on another pool than the actor's only: there they take none of the actor's time."""
+    """Whether the model makes these passes only in another pool than the actor's, without time of the actor."""
     trained: float = 0.0
     """Sequences of forward and backward passes, over all mini-batches and epochs."""
     updates: int = 0
@@ -93,13 +93,13 @@ class Work:
     trained_together: int = 1
     """Sequences of a mini-batch that have one prompt."""
     trained_share: float = 1.0
-    """Of the parameters that there are: less than 1 where an adapter is trained beside them."""
+    """Share of the parameters that are trained: less than 1 for an adapter."""
     steps_in_host: bool = False
     """Whether its float32 weights, gradients and moments are in host memory for good (`OptimizerInHost`)."""
     keeps_generator: bool = False
     """Whether its generator has its weights from step to step: they do not change, and it never makes room."""
     receives_weights: bool = False
-    """Whether its generator's weights come from another pool, and it has no others."""
+    """Whether the model is only a generator, whose weights come from another pool."""
     recomputes: bool | None = False
     """Whether activations are recomputed in the backward pass; None: as it fits best."""
 
@@ -129,12 +129,12 @@ class Workload:
 
     @property
     def most_tokens(self) -> float:
-        """Of a sequence, which memory must have room for."""
+        """Most tokens of a sequence, for which memory must have room."""
         return self.prompt.longest + max(self.response.longest, self.most_response_tokens)
 
     @property
     def held_tokens(self) -> float:
-        """Of a sequence in the KV cache, of those that run at once when they hold most."""
+        """Mean tokens of a sequence in the KV cache when the running sequences hold most."""
         return self.response.held(self.prompt.mean)
 
     @property
@@ -163,7 +163,7 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
 
 
 def _work(job: Job, role: Role) -> Work:
-    """What the calls of a step ask of a model, in sequences; a pair is two."""
+    """Return the work that the calls of a step give a model, in sequences; a pair counts as two."""
     calls = [(_doer(job, *call), call[1]) for call in job.spec.algorithm.calls]
     methods = [method for model, method in calls if model == role]
     models = {role} | ({"reference"} if role == "actor" and job.reference_is_actor else set())
@@ -186,7 +186,7 @@ def _work(job: Job, role: Role) -> Work:
 
 
 def _doer(job: Job, model: str, method: str) -> str:
-    """Which model does what the listing asks of one."""
+    """Return the model that does a call: a rollout pool generates for the actor."""
     return "rollout" if job.generates_apart and (model, method) == ("actor", "generate_sequences") else model
 
 

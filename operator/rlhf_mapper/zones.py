@@ -1,7 +1,7 @@
-"""A pool on nodes in two zones, which a slow link joins: in which order it has them, and what crosses the link.
+"""Order of a pool's nodes in two zones with a slow link between, and the traffic over that link.
 
-Ranks lie tensor first, then pipeline, then data. Where a model's replica takes r nodes, node i of n has block i % r of
-replica i // r. Two things cross: rings of data ranks that have nodes of both zones, and hand-overs between stages.
+Ranks lie tensor first, then pipeline, then data. If a model's replica takes r nodes, node i of n has block i % r of
+replica i // r. Two things cross the link: rings of data ranks with nodes in both zones, and hand-overs between stages.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ LARGEST_REPLICA = 32
 
 
 def orders(nodes: int, fewest: int, most: int) -> list[tuple[bool, ...]]:
-    """For each of a pool's nodes, in the order of ranks, whether it lies in the first zone: fewest to most of them do.
+    """Return orders of the nodes: whether each node lies in the first zone, as `fewest` to `most` of them do.
 
-    Of all ways to choose the nodes one of these sends the fewest bytes, whatever rings and hand-overs send and whatever
-    r is: replicas lie whole in a zone, or the same blocks of all replicas do, or the nodes of one zone are a corner:
-    the first blocks of the first replicas.
+    One of these orders sends the fewest bytes of all, whatever rings and hand-overs send and whatever r is. There are
+    three kinds. Replicas lie whole in a zone; or a zone has the same blocks of all replicas; or a zone is a corner,
+    with the first blocks of the first replicas.
     """
     replicas = [r for r in range(1, min(nodes, LARGEST_REPLICA) + 1) if nodes % r == 0]
     return list(dict.fromkeys(order for r in replicas for order in _for_replicas(nodes, r, fewest, most)))
 
 
 def _for_replicas(nodes: int, r: int, fewest: int, most: int) -> Iterator[tuple[bool, ...]]:
-    """Those for replicas of r nodes. Where there is a choice, a zone has whole replicas, or the fewest nodes it may."""
+    """Yield the orders for replicas of r nodes. If there is a choice, a zone has whole replicas, or its fewest
+    nodes."""
     copies = nodes // r
     stages = sorted(range(nodes), key=lambda node: (node % r, node // r))
     for count in sorted({most // r * r, most // copies * copies, fewest, most} & set(range(fewest, most + 1))):

@@ -1,4 +1,4 @@
-"""What the best mapping is: the fastest, the smallest that is fast enough, or the cheapest."""
+"""Objective of the search: the fastest mapping, the smallest that is fast enough, or the cheapest."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Objective:
 
     kind: Literal["throughput", "fewest_gpus", "lowest_cost"]
     most_seconds: float = math.inf
-    """Of a step."""
+    """Upper bound of a step's seconds."""
     prices: tuple[float, ...] = ()
-    """Of a GPU for an hour, in each node group; not negative."""
+    """Price of a GPU for an hour, by node group; not negative."""
     works_ahead: bool = False
     """Whether generation is of a later step, and beside the other stages."""
 
@@ -49,7 +49,7 @@ class Objective:
         return cls("lowest_cost", prices=prices)
 
     def on(self, hosts: Sequence[int]) -> Objective:
-        """The same for groups of these nodes: each has its nodes' price."""
+        """Return the objective for groups on these hosts, each with the price of its host."""
         return replace(self, prices=tuple(self.prices[host] for host in hosts)) if self.prices else self
 
     def step(self, stages: Floats) -> Floats:
@@ -71,7 +71,7 @@ class Objective:
         return np.stack([preparation + training, generation + training, generation + preparation], 1)
 
     def weights(self, groups: int) -> Floats:
-        """What a GPU of each node group adds to `used`."""
+        """Weight of a GPU of each node group in `used`."""
         prices = self.prices if self.kind == "lowest_cost" else (1.0,) * groups
         if len(prices) != groups:
             raise ValueError(f"{len(prices)} prices for {groups} node groups")

@@ -1,11 +1,11 @@
-"""The search of Algorithm 1 without trying every allocation: branch and bound over limits of the stages.
+"""Algorithm 1 without a try of every allocation: branch and bound over limits of the stages.
 
 A box is a typed placement (sets, and a node group for each) with a lower and an upper limit of the slowest set's
-seconds in each stage. Under upper limits each set has a smallest pool, which leaves the others at most the rest of
-their group's GPUs, which bounds every stage from below. The sum of those bounds and of the smallest pools bounds the
-objective; the smallest pools themselves are an allocation. Boxes are halved along the stage in which the two are
-furthest apart, best bound first, until no bound is better than what was found. Where limits meet, the smallest pools
-are the best allocation of their box, so the answer is exact.
+seconds in each stage. Under upper limits each set has a smallest pool. The smallest pools leave each set at most the
+rest of its group's GPUs, and so bound every stage from below. These bounds and the smallest pools bound the objective;
+the smallest pools themselves are an allocation. Boxes are halved along the stage with the widest gap, best bound first,
+until no bound beats the best allocation. If the limits of a box meet, its smallest pools are its best allocation, so
+the answer is exact.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Problem:
 
 @dataclass(frozen=True)
 class _Boxes:
-    """What is left to look at."""
+    """Boxes that remain to be searched."""
 
     typed: Ints
     """[M]"""
@@ -76,7 +76,7 @@ class _Best:
         self.first = np.full(placements, np.inf)
         self.second = np.full(placements, np.inf)
         self.options: dict[int, tuple[int, Ints]] = {}
-        """By placement: its typed placement, and the index of the option of each set."""
+        """Best option by placement: (typed placement, index of the option of each set)."""
         self._keep = keep
 
     def offer(self, placement: Ints, first: Floats, second: Floats, typed: Ints, options: Ints) -> None:

@@ -100,9 +100,9 @@ def stack(tables: Sequence[StageTable], budgets: Sequence[int]) -> StackedTables
 
 
 def _useful(table: StageTable, budget: int) -> tuple[Ints, Floats]:
-    """[K'], [3, K'] options that fit, without most of those that a smaller one equals or beats in every stage.
+    """Return [K'], [3, K'] of the options that fit; most options that a smaller one equals or beats are left out.
 
-    An option is compared with the smaller one that is fastest in each stage, and in their sum.
+    An option is compared with the smaller one that is fastest in each stage, and in the sum of the stages.
     """
     fits = np.isfinite(table.seconds).all(0) & (table.gpus <= budget)
     gpus, seconds = table.gpus[fits], table.seconds[:, fits]

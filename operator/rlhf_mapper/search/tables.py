@@ -1,4 +1,4 @@
-"""What a search chooses from (placements of models in pools, what each pool takes), and what it finds."""
+"""Input of a search (placements of models in pools, and their stage costs), and its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Sets = tuple[frozenset[str], ...]
 
 @dataclass(frozen=True)
 class StageTable:
-    """Seconds that one set of models takes in a pool of each size that it may have."""
+    """Seconds of one set of models by pool size."""
 
     gpus: NDArray[np.int64]
     """[K], ascending, above zero. Sizes pack: pools fit a node group whenever the sum of their sizes does."""
@@ -34,9 +34,9 @@ class Costs(Protocol):
 
     @property
     def hosts(self) -> Sequence[frozenset[tuple[int, str]]]:
-        """What nodes each group is of: (number, zone). Of groups that share some, one is taken.
+        """Hosts of each group, as (number, zone). Of groups that share a host, a placement uses only one.
 
-        A group of several is made for one pool.
+        A group with several hosts serves one pool.
         """
 
     def of(self, models: frozenset[str], group: int) -> StageTable:
@@ -50,7 +50,7 @@ class Found:
     sets: tuple[tuple[frozenset[str], int, int], ...]
     """(models, index of the node group, GPUs) of each pool."""
     seconds: float
-    """Of a step."""
+    """Seconds of a step."""
     stages: tuple[float, float, float]
     """Seconds of generation, preparation and training, each of the slowest pool."""
 

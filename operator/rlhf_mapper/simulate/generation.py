@@ -38,9 +38,9 @@ def running(passes: Passes, load: Workload, generator: Layouts, cache: Numbers) 
 
 
 def generation_seconds(passes: Passes, work: Work, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
-    """Of all generation passes of a step; d of a generator layout counts its replicas. inf: not one sequence fits.
+    """Seconds of all generation passes of a step; inf if not one sequence fits. generator.d counts the replicas.
 
-    What ends makes room for the next: all but the last wave run as many as there is room for, and then fewer and fewer.
+    A sequence that ends makes room for the next one. So all waves but the last are full, and the last one shrinks.
     """
     of_a_replica = np.ceil(work.generated / work.passes / generator.d)
     at_once = np.minimum(running(passes, load, generator, cache), of_a_replica)
@@ -74,7 +74,8 @@ def _prefill(passes: Passes, load: Workload, generator: Layouts, sequences: Numb
 
 
 def _step(passes: Passes, generator: Layouts, at_once: Numbers) -> Numbers:
-    """What a decode step takes whatever the lengths: weights, all-reduces, kernel starts and the generator's code."""
+    """Seconds of a decode step that do not depend on lengths: weights, all-reduces, kernel starts, and the generator's
+    code."""
     model, software = passes.model, passes.software
     weights = weights_of_gpu(passes, generator) / passes.memory_bandwidth
     multiplied = model.active_layer_parameters * model.layers + model.head_parameters
@@ -96,7 +97,7 @@ def _cache_reads(passes: Passes, load: Workload, generator: Layouts) -> Numbers:
 
 
 def received_bytes(passes: Passes, work: Work, training: Layouts, generator: Layouts) -> Numbers:
-    """Bytes that a GPU receives: its generation shard less the part of it that it trains."""
+    """Bytes that a GPU receives: its generation shard less the part of it in its training shard."""
     if work.receives_weights:
         return weights_of_gpu(passes, generator)
     whole = passes.model.parameters * passes.software.compute_bytes

@@ -1,7 +1,7 @@
-"""What one decoder layer costs beside its matrix products: bytes kept for the backward pass, bytes moved, kernels.
+"""Costs of a decoder layer beside its matrix products: bytes kept for the backward pass, bytes moved, and kernels.
 
-Of transformers' own modules as the trainer runs them, each operation a kernel. `python -m tests.real_size.layer` counts
-them on the meta device; `tests/real_size/test_the_mapper_knows_what_a_step_holds.py` holds these figures against that.
+The figures are those of transformers' own modules, where each operation is a kernel. `python -m tests.real_size.layer`
+counts them on the meta device, and `tests/real_size/test_the_mapper_knows_what_a_step_holds.py` compares.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rlhf_mapper.coefficients import Software
 from rlhf_mapper.simulate.layouts import Numbers
 
 FUSED_KERNELS, FUSED_TOUCHES = 12, 14
-"""Of a layer in Megatron or vLLM: kernels of a forward pass, and times that it reads or writes a hidden state."""
+"""Kernels of a forward pass, and reads or writes of a hidden state, for a layer in Megatron or vLLM."""
 FLOAT = 4
 """Bytes of a float32: norms compute in it, and attention keeps the logarithm of each head's sum."""
 HALF = 2
@@ -24,12 +24,12 @@ class Widths:
     """Bytes of a token: so many for each unit of a layer's widths."""
 
     hidden: float
-    """Of the hidden state, which every tensor-parallel rank has whole; the others are cut over them."""
+    """Bytes by hidden size, held whole by every tensor-parallel rank; the other widths are cut over the ranks."""
     ffn: float
     queries: float
-    """Of heads x head size."""
+    """Bytes by heads x head size."""
     keys: float
-    """Of KV heads x head size."""
+    """Bytes by KV heads x head size."""
     heads: float = 0.0
 
     def of(self, model: Architecture, t: Numbers) -> Numbers:
@@ -44,12 +44,12 @@ class Widths:
 
 
 def kept(model: Architecture, software: Software) -> Widths:
-    """What the backward pass of a layer reads.
+    """Bytes that the backward pass of a layer reads.
 
-    Eager: of a norm its input in float32, what it normalised, and its output; of the MLP gate, silu(gate), up and their
-    product; queries, keys, values and the attention's output. Rotary embeddings keep nothing. SDPA joins the outputs of
-    documents to a copy. Else those of Megatron, whose queries are as wide as hidden states (Korthikanti et al.,
-    arXiv 2205.05198, with flash attention: 34 h).
+    Eager layers keep: for a norm its input in float32, the normalised values and its output; in the MLP gate,
+    silu(gate), up and their product; in attention queries, keys, values and output. Rotary embeddings keep nothing.
+    SDPA copies the joined outputs of documents. Fused layers keep what Megatron does, with queries as wide as hidden
+    states (Korthikanti et al., arXiv 2205.05198, with flash attention: 34 h).
     """
     size = software.compute_bytes
     if not software.is_eager:
@@ -66,7 +66,7 @@ def kept(model: Architecture, software: Software) -> Widths:
 
 
 def moved(model: Architecture, software: Software) -> Widths:
-    """What a forward pass reads and writes outside matrix products and attention."""
+    """Bytes that a forward pass reads and writes outside matrix products and attention."""
     size = software.compute_bytes
     if not software.is_eager:
         return Widths(hidden=FUSED_TOUCHES * size, ffn=0.0, queries=0.0, keys=0.0)

@@ -30,7 +30,7 @@ class Layouts:
 
 @dataclass(frozen=True)
 class Network:
-    """What collectives reach on a group of nodes, in bytes/s of one GPU."""
+    """Bandwidth that collectives reach on a group of nodes, in bytes/s of one GPU."""
 
     nodes: NodeGroup
     efficiency: Efficiency
@@ -50,12 +50,12 @@ class Network:
 
     @property
     def between_zones(self) -> float:
-        """From one zone to the other, of all GPUs together; endless where the nodes lie in one."""
+        """Bandwidth from one zone to another, of all GPUs together; infinite within one zone."""
         link = self.nodes.zone_bandwidth if self.nodes.spans_zones else None
         return (link or math.inf) * self.efficiency.network
 
     def of(self, span: Numbers) -> Numbers:
-        """Of a group whose ranks lie within `span` neighbouring GPUs, all such groups at once."""
+        """Bandwidth in groups of ranks within `span` neighbouring GPUs, with all groups active at once."""
         return np.where(span <= self.nodes.gpus_per_node, self.within, self.between)
 
     def latency(self, span: Numbers) -> Numbers:
@@ -63,7 +63,8 @@ class Network:
         return np.where(span <= self.nodes.gpus_per_node, self.nodes.link_latency, self.nodes.node_latency)
 
     def of_neighbours(self, layouts: Layouts) -> Numbers:
-        """Of a rank to its like in the next stage: t of them cross from node to node where a replica has several."""
+        """Bandwidth from a rank to its neighbour in the next stage; t ranks share a node's network if a replica has
+        several nodes."""
         across = self.nodes.network * self.efficiency.network / np.minimum(layouts.t, self.nodes.gpus_per_node)
         inside = layouts.p * layouts.t <= self.nodes.gpus_per_node
         reached = np.where(inside, self.within, np.minimum(across, self.within))
@@ -71,9 +72,9 @@ class Network:
         return shared
 
     def of_data_ranks(self, layouts: Layouts) -> Numbers:
-        """Of the data-parallel groups, each of every (p t)th GPU.
+        """Bandwidth in the data-parallel groups, each of which has every (p t)th GPU.
 
-        A ring crosses a node's network once, however many of its ranks are there; a node has min(p t, GPUs) rings.
+        A ring crosses a node's network once, however many of its ranks are there. A node has min(p t, GPUs) rings.
         """
         replica = layouts.p * layouts.t
         rings = np.minimum(replica, self.nodes.gpus_per_node)
@@ -84,7 +85,7 @@ class Network:
         return shared
 
     def _over_the_link(self, layouts: Layouts) -> tuple[Numbers, Numbers]:
-        """Of a ring of data ranks, and of a hand-over, between zones; endless where none crosses."""
+        """Bandwidth between zones of (a ring of data ranks, a hand-over); infinite if none crosses."""
         p, t, d = np.broadcast_arrays(layouts.p, layouts.t, layouts.d)
         shares = np.full((2, p.size), np.inf)
         if self.nodes.spans_zones:
@@ -97,5 +98,5 @@ class Network:
 
 
 def ring(size: Numbers) -> Numbers:
-    """What a rank of a ring all-gather or reduce-scatter receives, as a share of the whole: (n - 1) / n."""
+    """Share of the whole that a rank of a ring all-gather or reduce-scatter receives: (n - 1) / n."""
     return (size - 1) / size

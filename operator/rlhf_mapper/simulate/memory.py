@@ -15,15 +15,15 @@ from rlhf_mapper.simulate import layer
 from rlhf_mapper.simulate.layouts import Layouts, Numbers
 
 USABLE_SHARE = 0.92
-"""Of a GPU's memory, what states, activations and the KV cache may fill together."""
+"""Share of a GPU's memory that states, activations and the KV cache may fill together."""
 HOST_SHARE = 0.5
-"""Of a GPU's part of the host memory, what states may fill that wait there; a prior: Ray and the programs need some."""
+"""Share of the host memory of a GPU for offloaded states; a prior, since Ray and the programs need some."""
 MAX_SINGLE_UNIT_BYTES = 32 * 2**20
 """Bytes of a stage up to which FSDP2 gathers it at once (`rlhf_trainer.training.sharding`)."""
 MAX_CHUNK_LOGITS = 2**26
 """The most logits of a chunk on a rank (`rlhf_trainer.training.head`)."""
 WHOLE_GRADIENTS = 0.1
-"""Of a GPU's memory, what whole gradients may take beyond their shards (`rlhf_trainer.training.optimizer`)."""
+"""Share of a GPU's memory that whole gradients may take beyond their shards (`rlhf_trainer.training.optimizer`)."""
 RESHARD_BUCKETS, BUCKET, BUCKETS_OF_A_MODEL = 3, 512 * 2**20, 48
 """A reshard holds so many buckets, of so many bytes or that part of the weights (`rlhf_trainer.hybrid_engine`)."""
 
@@ -48,7 +48,7 @@ class Update:
     in_host: bool = False
     """Whether gradients leave the GPU as soon as they are summed (`OptimizerInHost`)."""
     trained_share: float = 1.0
-    """Of the parameters that there are, how many have gradients."""
+    """Share of the parameters that have gradients."""
     gpu_memory: float
     """Bytes of the GPU, by which the trainer chooses whether whole gradients wait or their shards."""
 
@@ -98,7 +98,7 @@ def most_tokens(moments: Sequence[Moment], room: Numbers | float) -> Numbers:
 
 
 def reshard_bytes(software: Software, generator_bytes: Numbers) -> Numbers:
-    """Of the buffers by which weights get from training to the generator."""
+    """Bytes of the buffers that move weights from training to the generator."""
     bucket = np.minimum(BUCKET, generator_bytes / BUCKETS_OF_A_MODEL)
     return RESHARD_BUCKETS * bucket * software.shards_weights
 
@@ -156,7 +156,7 @@ class _Stage:
     """The first or the last stage of a pipeline; bytes in the type that is computed in, of weights gathered over d."""
 
     root: Numbers
-    """What is gathered all the while: embedding and head, as far as they are on the stage; of a small one all."""
+    """Part that stays gathered: embedding and head on the stage, and all layers of a small stage."""
     head: Numbers
     """The head's weight, whose gradient waits for the embedding's."""
     layer: Numbers
@@ -204,13 +204,13 @@ class _Gradients(NamedTuple):
     """Bytes of a stage's gradients in float32."""
 
     waiting: Numbers
-    """Of earlier micro-batches."""
+    """Gradients of earlier micro-batches."""
     of_root: Numbers
-    """What of these are the root's."""
+    """Part of these gradients that belongs to the root."""
     shards: Numbers
-    """Of all layers, once they are summed over the ranks."""
+    """Gradient shards of all layers, once they are summed over the ranks."""
     in_sum: Numbers
-    """Of a layer while it is summed, unless it was among those that wait."""
+    """Gradients of a layer while they are summed, unless they were among the waiting ones."""
 
 
 def _gradients(stage: _Stage, software: Software, layouts: Layouts, how: Update) -> _Gradients:
@@ -223,6 +223,6 @@ def _gradients(stage: _Stage, software: Software, layouts: Layouts, how: Update)
 
 
 def _whole(model: Architecture, layouts: Layouts, of_a_token: Numbers) -> Moment:
-    """Of software whose replicas are whole: activations, and logits with their gradients in float32."""
+    """Moment of software with whole replicas: activations, and logits with their gradients in float32."""
     logits = (1 if model.scores else model.vocabulary) / layouts.t * 2 * layer.FLOAT
     return Moment(0.0 * layouts.gpus, of_a_token + logits + 0.0 * layouts.gpus)

@@ -55,7 +55,7 @@ class Passes:
         return self.layers(layouts, sequences, tokens) + self.head(layouts, sequences * tokens)
 
     def layers(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
-        """Of those of the largest stage alone, without communication."""
+        """Seconds of the layers of the largest stage, without communication."""
         return self.stage_layers(layouts) * self._layer(layouts, sequences, tokens)
 
     def tensor_parallel(self, layouts: Layouts, tokens: Numbers) -> Numbers:

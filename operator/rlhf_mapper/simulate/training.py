@@ -13,14 +13,14 @@ from rlhf_mapper.workload import Work, Workload
 BACKWARD_OVER_FORWARD, BESIDE_FROZEN = 2.0, 1.0
 """FLOPs; of an adapter alone: those of the weights' own gradients are left out."""
 OPTIMIZER_BYTES = 34.0
-"""Of a parameter, what Adam reads and writes: gradient, master weight and moments, and the rounded weight."""
+"""Bytes that Adam reads and writes for a parameter: gradient, master weight, moments, and the rounded weight."""
 
 
 Simulator = Callable[[Passes, Work, Workload, Layouts, Numbers], Numbers]
 
 
 def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
-    """Of all mini-batch updates of a step, with micro-batches of so many sequences."""
+    """Seconds of all mini-batch updates of a step, with micro-batches of `micro_batch` sequences."""
     if not work.trained:
         return np.zeros_like(layouts.gpus)
     of_a_rank = np.ceil(work.trained / work.updates / layouts.d)
@@ -41,7 +41,7 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
 
 
 def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
-    """Of the forward passes of a step."""
+    """Seconds of the forward passes of a step."""
     if not work.read:
         return np.zeros_like(layouts.gpus)
     of_a_rank = np.ceil(work.read / layouts.d)
@@ -55,7 +55,7 @@ def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layou
 
 
 def _computed_tokens(load: Workload, sequences: Numbers, together: int) -> Numbers:
-    """Of each sequence of a micro-batch, in which as many as may have one prompt, which is computed once."""
+    """Tokens to compute for each sequence of a micro-batch; sequences with one prompt compute the prompt once."""
     tokens: Numbers = load.prompt.mean / np.minimum(sequences, together) + load.response.mean
     return tokens
 
@@ -103,7 +103,7 @@ def _synchronised(passes: Passes, work: Work, layouts: Layouts, backward: Number
 
 
 def _optimizer(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
-    """On the GPU; on the host, whose memory is taken to be as fast as the way to the GPU."""
+    """Seconds of the optimizer: on the GPU, or on the host at the speed of the link to the GPU."""
     of_a_parameter = OPTIMIZER_BYTES * work.trained_share
     if work.steps_in_host:
         return passes.to_or_from_host(layouts, of_a_parameter)
