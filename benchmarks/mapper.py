@@ -292,7 +292,7 @@ def costs_at_scale(models: int, nodes: Sequence[int], batch: int) -> PoolCosts:
     base = testbed.costs_of("70B", 128, recipe, layout=False)
     work = testbed.work_of(recipe, batch)
     load = replace(base.settings[0].load, sequences=batch, work=work, pool_divides=(batch // 8,))
-    wanted = {role: replace(each, work=work[role]) for role, each in base.wanted.items()}
+    wanted = {role: replace(each, work=work[role]) for role, each in base.requests.items()}
     kinds = (GPUS["h100-80g"], GPUS["a100-80g"])
     groups = (
         NodeGroup(gpu=gpu, count=count, gpus_per_node=8, node_bandwidth=400e9)
@@ -325,7 +325,7 @@ def scaling() -> dict[str, Any]:
     rows, results = [], {}
     for models, nodes, batch in cases:
         costs = partial(costs_at_scale, models, nodes, batch)
-        names = list(costs().wanted)
+        names = list(costs().requests)
         taken = seconds_of(partial(searched, pruned, costs, names))
         tracemalloc.start()
         found = pruned(costs(), names)

@@ -30,9 +30,9 @@ from rlhf_mapper.strategy import Indices, ModelRequest, Setting
 from rlhf_mapper.workload import Work, Workload, workload_of
 from rlhf_mapper.zones import orders
 
-KEPT = 4
+MAX_PLACEMENTS = 4
 """Placements to keep: the best, and three to compare it with."""
-MOST_NODES = 4096
+MAX_NODES = 4096
 """Beyond so many nodes nobody is told to look."""
 
 
@@ -40,7 +40,7 @@ MOST_NODES = 4096
 class MappingProblem:
     """Input of the mapper: the models of a job, their work in a step, and the software that does the work."""
 
-    wanted: Mapping[Role, ModelRequest]
+    requests: Mapping[Role, ModelRequest]
     load: Workload
     software: Software
     correction: Correction
@@ -52,22 +52,22 @@ class MappingProblem:
         settings = [Setting(nodes, self.software, self.load, self.correction) for _, nodes in used]
         sizes = [_sizes_of_pools(nodes, self.load) for _, nodes in used]
         hosts = [frozenset((host, zone) for zone in nodes.zones or ("",)) for host, nodes in used]
-        return PoolCosts(self.wanted, settings, sizes, hosts)
+        return PoolCosts(self.requests, settings, sizes, hosts)
 
     def costs_as_placed(self, placed: DeviceMapping, nodes: Sequence[NodeGroup]) -> PoolCosts:
         """Stage costs with the sizes of a placement, whose pools become groups on these nodes.
 
         A pool on several nodes may use only some of their GPUs.
         """
-        wanted = {role: _with_sizes(self.wanted[role], sizes) for role, sizes in placed.sizes.items()}
+        requests = {role: _with_sizes(self.requests[role], sizes) for role, sizes in placed.sizes.items()}
         used = [_as_placed(pool, each) for pool, each in zip(placed.pools, nodes, strict=True)]
         settings = [Setting(each, self.software, self.load, self.correction) for each in used]
-        return PoolCosts(wanted, settings, [np.array([pool.size]) for pool in placed.pools])
+        return PoolCosts(requests, settings, [np.array([pool.size]) for pool in placed.pools])
 
     def search(self, costs: PoolCosts, objective: Objective | None = None) -> list[Found]:
         """The best placements, each with its best allocation."""
         goal = replace(objective or Objective.throughput(), works_ahead=self.load.works_ahead)
-        return pruned(costs, [role for role in self.wanted if role not in PLACED_WITH], KEPT, goal)
+        return pruned(costs, [role for role in self.requests if role not in PLACED_WITH], MAX_PLACEMENTS, goal)
 
 
 def auto_map(
@@ -94,8 +94,8 @@ def auto_map(
         return Infeasible(reason="nothing fits")
 
     def fits(other: Job, machines: Cluster) -> bool:
-        asked = task_of(other, shapes, device=device, correction=correction, responses=responses)
-        return bool(asked.search(asked.costs(machines)))
+        problem = task_of(other, shapes, device=device, correction=correction, responses=responses)
+        return bool(problem.search(problem.costs(machines)))
 
     return replace(_infeasible(task, cluster), options=remedies_of(job, cluster, fits))
 
@@ -172,9 +172,9 @@ def task_of(
     if problems := [problem for role in job.placed_roles() for problem in _impossible(job, role, shapes[role])]:
         raise SpecError(problems)
     load = workload_of(job, responses=responses)
-    wanted = {role: _wanted(job, role, shapes[role], load.work[role], device) for role in job.placed_roles()}
+    requests = {role: _request(job, role, shapes[role], load.work[role], device) for role in job.placed_roles()}
     software = software_for(device, job.spec.training.precision, job.spec.training.attention)
-    return MappingProblem(wanted=wanted, load=load, software=software, correction=correction or Correction())
+    return MappingProblem(requests=requests, load=load, software=software, correction=correction or Correction())
 
 
 def _mapping(costs: PoolCosts, found: list[Found], device: Device, objective: Objective) -> DeviceMapping:
@@ -192,14 +192,14 @@ def _mapping(costs: PoolCosts, found: list[Found], device: Device, objective: Ob
 def _with_prediction(costs: PoolCosts, found: Found, mapping: DeviceMapping) -> DeviceMapping:
     """A mapping whose pools are those that were found, with sizes and prediction."""
     cuts = {role: cut for pool in found.sets for role, cut in cuts_of(costs, *pool).items()}
-    sizes = {role: cuts[role].sizes for role in costs.wanted}
+    sizes = {role: cuts[role].sizes for role in costs.requests}
     return replace(mapping, sizes=sizes, prediction=prediction_of(costs, found, cuts, mapping.pools))
 
 
 def _impossible(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
     """Sizes that the manifest asks for, and that the model does not allow."""
-    asked = _asked(job, role)
-    wrong = model.cannot_be_cut(pipeline=asked.pipeline, tensor=asked.tensor) if asked else None
+    fixed = _fixed_sizes(job, role)
+    wrong = model.cannot_be_cut(pipeline=fixed.pipeline, tensor=fixed.tensor) if fixed else None
     shards = job.spec.rollout.tensor_parallel or 1
     if role == "actor" and model.vocabulary % shards:
         message = f"is {shards}, which does not divide the model's vocabulary of {model.vocabulary}"
@@ -208,36 +208,36 @@ def _impossible(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
         yield Problem(f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{wrong[0]}", wrong[1])
 
 
-def _asked(job: Job, role: Role) -> Parallelism | None:
+def _fixed_sizes(job: Job, role: Role) -> Parallelism | None:
     """The sizes that the manifest asks for; a reference that it does not write down has none."""
     if role == "rollout" or (role == "reference" and job.spec.models.reference is None):
         return None
     return job.models()[role].parallelism
 
 
-def _wanted(job: Job, role: Role, model: Architecture, work: Work, device: Device) -> ModelRequest:
+def _request(job: Job, role: Role, model: Architecture, work: Work, device: Device) -> ModelRequest:
     """A model, its work, and the sizes that the manifest asks for."""
-    rollout, asked = job.spec.rollout, job.models()["actor" if role == "rollout" else role]
+    rollout, source = job.spec.rollout, job.models()["actor" if role == "rollout" else role]
     recomputes = bool(work.recomputes) if device == "CPU" else work.recomputes  # there it is as the manifest says
-    trained = model.trained_parameters(asked.lora) / model.parameters
+    trained = model.trained_parameters(source.lora) / model.parameters
     return ModelRequest(
         model=model,
         work=replace(work, recomputes=recomputes, trained_share=trained),
         micro_batch_tokens=job.micro_batch_tokens(device, hidden=model.hidden),
-        sizes=_asked(job, role),
+        sizes=_fixed_sizes(job, role),
         generation_pipeline=rollout.pipeline_parallel,
         generation_tensor=rollout.tensor_parallel,
         generator_share=rollout.gpu_memory_utilization,
-        offload="None" if role == "rollout" else asked.offload,
+        offload="None" if role == "rollout" else source.offload,
     )
 
 
-def _with_sizes(wanted: ModelRequest, sizes: ParallelSizes) -> ModelRequest:
+def _with_sizes(request: ModelRequest, sizes: ParallelSizes) -> ModelRequest:
     """Return the request with fixed sizes."""
-    asked = Parallelism(pipeline=sizes.pipeline, tensor=sizes.tensor, data=sizes.data, replicas=sizes.replicas)
+    fixed = Parallelism(pipeline=sizes.pipeline, tensor=sizes.tensor, data=sizes.data, replicas=sizes.replicas)
     return replace(
-        wanted,
-        sizes=asked,
+        request,
+        sizes=fixed,
         generation_pipeline=sizes.generation_pipeline,
         generation_tensor=sizes.generation_tensor,
     )
@@ -342,7 +342,7 @@ def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
     If host memory can hold the states of all models, the GPUs need to hold only the largest model.
     """
     costs = task.costs(cluster)
-    states = [sum(costs.states(role, 0).values()) for role in task.wanted]
+    states = [sum(costs.states(role, 0).values()) for role in task.requests]
     room = sum(memory.HOST_SHARE * (group.host_memory or math.inf) * group.gpus for group in cluster.groups)
     waits = task.software.may_offload and sum(states) <= room
     needed = max(states) if waits else sum(states)
@@ -357,7 +357,7 @@ def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
 
 
 def _smallest(task: MappingProblem, group: NodeGroup) -> int | None:
-    """The least nodes of a group on which a mapping is found; None beyond MOST_NODES."""
+    """The least nodes of a group on which a mapping is found; None beyond MAX_NODES."""
 
     def fits(count: int) -> bool:
         return bool(task.search(task.costs(Cluster((replace(group, count=count, zones=()),)))))
@@ -365,7 +365,7 @@ def _smallest(task: MappingProblem, group: NodeGroup) -> int | None:
     most = 1
     while not fits(most):
         most *= 2
-        if most > MOST_NODES:
+        if most > MAX_NODES:
             return None
     return bisect_left(range(most), True, lo=most // 2 + 1, key=fits)
 
@@ -374,22 +374,22 @@ def _short_of(
     task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float, *, waits: bool
 ) -> str:
     """Why nothing fits; needed, have: bytes for the states of the models; waits: host memory has room for all."""
-    models = ", ".join(task.wanted)
+    models = ", ".join(task.requests)
     if needed > have:
         gpus = Counter[str]()
         for group in cluster.groups:
             gpus[group.gpu.name] += group.gpus
         names = " and ".join(f"{count} x {gpu}" for gpu, count in gpus.items())
-        one = "the largest of " * (waits and len(task.wanted) > 1)
+        one = "the largest of " * (waits and len(task.requests) > 1)
         full = ", and the host memory is too small for them to wait there" * (task.software.may_offload and not waits)
         return f"the states of {one}{models} take {needed / 1e9:,.1f} GB, but {names} hold {have / 1e9:,.1f} GB{full}"
-    for role, wanted in task.wanted.items():
+    for role, request in task.requests.items():
         groups = range(len(costs.groups))
         if not any(costs.strategies(role, frozenset((role,)), group, 1).fits.any() for group in groups):
-            asked = wanted.sizes.model_dump(exclude={"replicas"}) if wanted.sizes else {}
-            sizes = ", ".join(f"{name} {size}" for name, size in asked.items() if size)
-            if wanted.replicas > 1:
-                sizes += f", replicas {wanted.replicas}"
+            fixed = request.sizes.model_dump(exclude={"replicas"}) if request.sizes else {}
+            sizes = ", ".join(f"{name} {size}" for name, size in fixed.items() if size)
+            if request.replicas > 1:
+                sizes += f", replicas {request.replicas}"
             return f"no pool of these GPUs can cut {role} as asked ({sizes}) and give each data rank a sequence"
     divides = sorted(set(task.load.pool_divides))
     largest = max((int(np.max(sizes, initial=0)) for sizes in costs.sizes), default=0)

@@ -29,7 +29,7 @@ SIZES = (
 )
 WORDS = (*(name for name in SIZES if name != "num_local_experts"), "model_type", "tie_word_embeddings")
 """Fields that a Shape takes from config.json; num_local_experts is another name of num_experts."""
-MOST = 10_000_000
+MAX_SIZE = 10_000_000
 """No size of a model is larger."""
 DECODERS = ("ForCausalLM", "ForSequenceClassification")
 """How the architectures of transformers that the trainer takes are named."""
@@ -59,7 +59,7 @@ def shape_of(text: str, role: Role) -> Architecture:
     return _architecture(read(text), role)
 
 
-def told_by(job: Job, role: Role, maker: Job, made: Role) -> Architecture | None:
+def manifest_architecture(job: Job, role: Role, maker: Job, made: Role) -> Architecture | None:
     """The architecture that a manifest tells: of a job's own model, or else of the one that a chain makes it from.
 
     None where neither is told. SpecError for a shape that cannot be.
@@ -127,8 +127,8 @@ def _require_decoder(config: Mapping[str, Any]) -> None:
         value = config.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} is {json.dumps(value)[:100]}, expected a positive whole number")
-        if value > MOST:
-            raise ConfigError(f"{name} is beyond {MOST:,}, which no model has")
+        if value > MAX_SIZE:
+            raise ConfigError(f"{name} is beyond {MAX_SIZE:,}, which no model has")
     if conflict := _conflict(config):
         raise ConfigError(conflict)
 

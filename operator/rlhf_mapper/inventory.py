@@ -27,7 +27,7 @@ from rlhf_mapper.hardware import (
     merged,
 )
 
-LARGEST = 1e300
+MAX_PRINTABLE = 1e300
 """YAML has whole numbers that are no floats."""
 
 
@@ -38,7 +38,7 @@ def _in(unit: str, least: float, most: float) -> BeforeValidator:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"is {_shown(value)}, expected a number, in {unit}")
         if not least <= value <= most:
-            shown = f"{value:g}" if abs(value) < LARGEST else "far too large"
+            shown = f"{value:g}" if abs(value) < MAX_PRINTABLE else "far too large"
             raise ValueError(f"is {shown}, expected {least:g} to {most:g}; it is in {unit}")
         return float(value)
 

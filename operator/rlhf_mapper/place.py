@@ -30,9 +30,9 @@ def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
         slots = job.spec.resources.slots_per_node or (max(gpus_per_machine) if device == "GPU" else 1)
         slots_per_machine = (slots,) * job.spec.resources.nodes
         pools = (MappedPool(name="all", models=tuple(job.models()), slots_per_machine=slots_per_machine),)
-    problems, asked, have = list[Problem](), sum(pool.size for pool in pools), sum(gpus_per_machine)
-    if device == "GPU" and asked > have:
-        problems.append(Problem(f"{job.name}: spec.resources", f"asks for {asked} GPUs, but there are {have}"))
+    problems, requested, available = list[Problem](), sum(pool.size for pool in pools), sum(gpus_per_machine)
+    if device == "GPU" and requested > available:
+        problems.append(Problem(f"{job.name}: spec.resources", f"asks for {requested} GPUs, but there are {available}"))
     sizes = {role: _sizes(job, role, pool) for pool in pools for role in pool.models}
     problems += [problem for pool in pools for role in pool.models for problem in _does_not_fill(job, role, pool)]
     problems += [problem for pool in pools for problem in (*_does_not_divide(job, pool), *_cuts_a_prompt(job, pool))]
@@ -46,12 +46,12 @@ def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:
     rollout = job.spec.rollout
     if role == "rollout":
         return generating(rollout.pipeline_parallel or 1, rollout.tensor_parallel or 1, pool.size)
-    asked = job.models()[role].parallelism or Parallelism()
+    sizes = job.models()[role].parallelism or Parallelism()
     if role == "reference" and job.spec.models.reference is None and "actor" not in pool.models:
-        asked = Parallelism()  # the actor's sizes are for the actor's pool
+        sizes = Parallelism()  # the actor's sizes are for the actor's pool
     if role != "actor" or job.generates_apart:
-        return asked.over(pool.size)
-    return asked.over(
+        return sizes.over(pool.size)
+    return sizes.over(
         pool.size, generation_pipeline=rollout.pipeline_parallel or 1, generation_tensor=rollout.tensor_parallel or 0
     )
 
@@ -76,13 +76,13 @@ def _does_not_fill(job: Job, role: Role, pool: MappedPool) -> list[Problem]:
 
 def device_of(job: Job, gpus_per_machine: Sequence[int]) -> Device:
     """Return the device of a job's slots. Raises SpecError if it requests GPUs and there are none."""
-    wanted = job.spec.resources.device
+    device = job.spec.resources.device
     has_gpus = any(gpus_per_machine)
-    if wanted == "GPU" and not has_gpus:
+    if device == "GPU" and not has_gpus:
         raise SpecError([Problem(f"{job.name}: spec.resources.device", "is GPU, but there is no GPU here")])
-    if wanted == "Auto":
+    if device == "Auto":
         return "GPU" if has_gpus else "CPU"
-    return wanted
+    return device
 
 
 def _does_not_divide(job: Job, pool: MappedPool) -> list[Problem]:

@@ -54,12 +54,12 @@ class StateChoice:
     """[3, K] of the stages; inf where it does not fit."""
 
 
-def offload_seconds(wanted: ModelRequest, parts: Mapping[memory.Part, Numbers], setting: Setting) -> Numbers:
+def offload_seconds(request: ModelRequest, parts: Mapping[memory.Part, Numbers], setting: Setting) -> Numbers:
     """[3, K]: seconds of each stage to bring an offloaded model to the GPU and back: weights, to train also moments.
 
     parts: bytes of a GPU for the model's states.
     """
-    work, there_and_back = wanted.work, 2 / setting.nodes.gpu.host_bandwidth
+    work, there_and_back = request.work, 2 / setting.nodes.gpu.host_bandwidth
     weights = parts["weights"] * there_and_back
     moments = parts.get("optimizer", 0 * weights) * there_and_back
     uses = (weights * bool(work.generated), weights * bool(work.read), (weights + moments) * bool(work.trained))
@@ -71,7 +71,7 @@ class PoolCosts:
 
     def __init__(
         self,
-        wanted: Mapping[Role, ModelRequest],
+        requests: Mapping[Role, ModelRequest],
         settings: Sequence[Setting],
         sizes: Sequence[Indices],
         hosts: Sequence[frozenset[tuple[int, str]]] | None = None,
@@ -80,7 +80,7 @@ class PoolCosts:
 
         hosts None: each group has its own nodes.
         """
-        self.wanted, self.settings, self.sizes = wanted, settings, sizes
+        self.requests, self.settings, self.sizes = requests, settings, sizes
         self.hosts = hosts or [frozenset({(group, "")}) for group in range(len(settings))]
         self._strategies: dict[tuple[ModelRequest, int, int], Strategies] = {}
         self._tables: dict[tuple[frozenset[str], int], StageTable] = {}
@@ -114,35 +114,35 @@ class PoolCosts:
 
     def roles_of(self, models: frozenset[str]) -> tuple[Role, ...]:
         """Return the models of a pool in order, with the models that always live with one of these."""
-        return tuple(role for role in self.wanted if PLACED_WITH.get(role, role) in models)
+        return tuple(role for role in self.requests if PLACED_WITH.get(role, role) in models)
 
     def strategies(
         self, role: Role, models: frozenset[str], group: int, least: int, offload: PoolOffload = "None"
     ) -> Strategies:
         """Return the strategies of one model in a pool of `models`; roles with equal shape and work share them."""
-        wanted = self._beside(role, models)
-        if offload == "OptimizerInHost" and wanted.work.trained:
-            wanted = replace(wanted, work=replace(wanted.work, steps_in_host=True))
-        key = (wanted, group, least)
+        request = self._beside(role, models)
+        if offload == "OptimizerInHost" and request.work.trained:
+            request = replace(request, work=replace(request.work, steps_in_host=True))
+        key = (request, group, least)
         if key not in self._strategies:
-            kind = GeneratingStrategies if wanted.work.generated else Strategies
-            self._strategies[key] = kind(wanted, self.settings[group], self.sizes[group], least=least)
+            kind = GeneratingStrategies if request.work.generated else Strategies
+            self._strategies[key] = kind(request, self.settings[group], self.sizes[group], least=least)
         return self._strategies[key]
 
     def _beside(self, role: Role, models: frozenset[str]) -> ModelRequest:
         """One of a pool's models, without the passes that it makes on other pools only."""
-        wanted = self.wanted[role]
-        if wanted.work.read_apart and "actor" in models:
-            return replace(wanted, work=replace(wanted.work, read=0.0))
-        return wanted
+        request = self.requests[role]
+        if request.work.read_apart and "actor" in models:
+            return replace(request, work=replace(request.work, read=0.0))
+        return request
 
     def states(self, role: Role, group: int, offload: PoolOffload = "None") -> dict[memory.Part, float]:
         """Bytes of a model's weights, gradients and optimizer over all GPUs of a replica."""
-        wanted = self.wanted[role]
-        if wanted.work.receives_weights or (offload == "OptimizerInHost" and wanted.work.trained):
+        request = self.requests[role]
+        if request.work.receives_weights or (offload == "OptimizerInHost" and request.work.trained):
             return {"weights": 0.0}
-        work, software = wanted.work, self.settings[group].software
-        return memory.states(wanted.model, software, trains=work.trained > 0, trained_share=work.trained_share)
+        work, software = request.work, self.settings[group].software
+        return memory.states(request.model, software, trains=work.trained > 0, trained_share=work.trained_share)
 
     def _state_choices(self, models: frozenset[str], group: int) -> list[StateChoice]:
         """Each way to keep the states: with a smallest p t, and in host memory while not in use.
@@ -169,12 +169,12 @@ class PoolCosts:
 
     def _offloads(self, models: frozenset[str], group: int) -> list[PoolOffload]:
         """Return the choices for host memory that the manifest leaves open."""
-        asked = {self.wanted[role].offload for role in self.roles_of(models)} - {"None"}
+        fixed = {self.requests[role].offload for role in self.roles_of(models)} - {"None"}
         if not self.settings[group].software.may_offload:
             return ["None"]
-        if "OptimizerInHost" in asked:
+        if "OptimizerInHost" in fixed:
             return ["OptimizerInHost"]
-        return ["All"] if asked else ["None", "All"]
+        return ["All"] if fixed else ["None", "All"]
 
     def _choice(self, models: frozenset[str], group: int, least: int, offload: PoolOffload) -> StateChoice:
         setting, gpus, offloads = self.settings[group], self.sizes[group], offload == "All"
@@ -185,7 +185,7 @@ class PoolCosts:
                 self.states(role, group, offload),
                 setting.software,
                 replica=least,
-                gpus=whole / self.wanted[role].replicas,
+                gpus=whole / self.requests[role].replicas,
             )
             for role in roles
         }
@@ -211,8 +211,8 @@ class PoolCosts:
                 seconds += found
             else:
                 seconds += strategies.without_generator(room)
-            seconds += offload_seconds(strategies.wanted, parts[role], setting) * offloads
-        if not any(self.wanted[role].work.generated for role in roles):
+            seconds += offload_seconds(strategies.request, parts[role], setting) * offloads
+        if not any(self.requests[role].work.generated for role in roles):
             seconds[1] += self._batch(setting, gpus)
         return StateChoice(least, offload, room, cache, generator, np.where(room < 0, np.inf, seconds))
 
@@ -221,23 +221,23 @@ class PoolCosts:
         software, total = self.settings[group].software, 0.0 * gpus
         moments = (software.optimizer_bytes / 2, software.optimizer_bytes / 2)
         for role in roles:
-            wanted = self.wanted[role]
-            if wanted.work.trained:
+            request = self.requests[role]
+            if request.work.trained:
                 gradients, share = (
                     (software.gradient_bytes,) * (offload == "OptimizerInHost"),
-                    wanted.work.trained_share,
+                    request.work.trained_share,
                 )
                 frozen = (software.frozen_bytes,) * (share < 1)
                 sizes = (*frozen, *(share * each for each in (software.weight_bytes, *moments, *gradients)))
             else:
                 sizes = (software.frozen_bytes,) * (offload == "All")
             for size in sizes:
-                total = total + memory.pinned(wanted.model, size, gpus / wanted.replicas)
+                total = total + memory.pinned(request.model, size, gpus / request.replicas)
         return total
 
     def _batch(self, setting: Setting, gpus: Indices) -> Numbers:
         """Seconds in which a pool without the generator fetches the batch: tokens, mask and log-probabilities."""
-        if not any(wanted.work.generated for wanted in self.wanted.values()):
+        if not any(request.work.generated for request in self.requests.values()):
             return np.zeros(len(gpus))
         nodes = np.ceil(gpus / setting.nodes.gpus_per_node)
         network = np.minimum(nodes * setting.nodes.network, setting.nodes.zone_bandwidth or np.inf)

@@ -123,7 +123,7 @@ def _time(seconds: float) -> str:
 
 def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: StateChoice, size: int) -> Cut:
     """How a model is cut in a pool whose states are kept as `choice` says; size: the pool's place in its arrays."""
-    work, setting = strategies.wanted.work, strategies.setting
+    work, setting = strategies.request.work, strategies.setting
     row, sizes, seconds = _strategy(strategies, choice, size)
     micro_batch = int(strategies.way.micro_batch[choice.room[size], row, size])
     recomputes = bool(strategies.way.recomputes[choice.room[size], row, size])
@@ -135,7 +135,7 @@ def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: St
     )
     offloads = choice.offload == "All"
     if offloads:
-        moved = offload_seconds(strategies.wanted, held, setting)
+        moved = offload_seconds(strategies.request, held, setting)
         for phase, each in zip(OFFLOAD_PHASES, moved.tolist(), strict=True):
             seconds[phase] = seconds.get(phase, 0.0) + each
     parts = _states(work, {part: float(size) for part, size in held.items()}, offloads=offloads)
@@ -165,13 +165,13 @@ def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[i
     seconds["scoring"] = float(strategies.way.inference_seconds[room, row, size])
     seconds["update"] = float(strategies.way.training_seconds[room, row, size])
     pipeline, tensor = strategies.cuts[row].tolist()
-    if strategies.wanted.work.receives_weights:  # nothing is trained there that could be cut otherwise
+    if strategies.request.work.receives_weights:  # nothing is trained there that could be cut otherwise
         pipeline, tensor = generator
     sizes = ParallelSizes(
         pipeline=pipeline,
         tensor=tensor,
         data=int(strategies.gpus[size]) // (pipeline * tensor),
-        replicas=strategies.wanted.replicas,
+        replicas=strategies.request.replicas,
         generation_pipeline=generator[0],
         generation_tensor=generator[1],
     )
@@ -200,7 +200,7 @@ def _add_passes(
 
     Gradients are those of the rank's shards; all else counts as activations: weights that are gathered, too.
     """
-    work, setting, layouts = strategies.wanted.work, strategies.setting, _layouts(sizes)
+    work, setting, layouts = strategies.request.work, strategies.setting, _layouts(sizes)
     tokens = micro_batch * setting.load.most_tokens
     if work.read:
         parts["preparation"]["activations"] = float(memory.fullest(strategies.reading(layouts), tokens))
@@ -210,7 +210,7 @@ def _add_passes(
         held = float(memory.fullest(moments, tokens))
         if "gradients" not in parts["training"]:
             on_gpu = setting.software.gradient_bytes * (not work.steps_in_host)
-            shards = strategies.wanted.model.parameters * work.trained_share * on_gpu * sizes.replicas
+            shards = strategies.request.model.parameters * work.trained_share * on_gpu * sizes.replicas
             parts["training"]["gradients"] = min(shards / sizes.world_size, held)
             held -= parts["training"]["gradients"]
         parts["training"]["activations"] = held
@@ -218,7 +218,7 @@ def _add_passes(
 
 def _generator_memory(strategies: Strategies, sizes: ParallelSizes, choice: StateChoice, size: int) -> dict[str, float]:
     """Bytes of a GPU for the generator's copy of the weights and for the part of its KV cache that it fills."""
-    work, load, passes = strategies.wanted.work, strategies.setting.load, strategies.passes
+    work, load, passes = strategies.request.work, strategies.setting.load, strategies.passes
     p_g, t_g = np.array(float(sizes.generation_pipeline)), np.array(float(sizes.generation_tensor))
     generator = Layouts(p_g, t_g, _layouts(sizes).d)
     running = generation.running(passes, load, generator, np.array(choice.cache[choice.generator[size], size]))

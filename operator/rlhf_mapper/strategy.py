@@ -85,9 +85,9 @@ class Strategies:
     least: the smallest p t to try; it matters where each replica holds all states of its model.
     """
 
-    def __init__(self, wanted: ModelRequest, setting: Setting, gpus: Indices, *, least: int = 1) -> None:
-        self.wanted, self.setting, self.gpus = wanted, setting, gpus
-        self.passes = Passes(wanted.model, setting.nodes, setting.software)
+    def __init__(self, request: ModelRequest, setting: Setting, gpus: Indices, *, least: int = 1) -> None:
+        self.request, self.setting, self.gpus = request, setting, gpus
+        self.passes = Passes(request.model, setting.nodes, setting.software)
         cuts = [cut for cut in self._cuts() if cut[0] * cut[1] >= least]
         self.cuts: Indices = np.array(cuts, dtype=np.int64).reshape(-1, 2)
         p, t = (self.cuts[:, column, None].astype(float) for column in (0, 1))
@@ -97,24 +97,24 @@ class Strategies:
 
     def _cuts(self) -> list[tuple[int, int]]:
         """(p, t): t divides the heads and lies in a node; stages have a layer at least."""
-        wanted, asked, slots = self.wanted, self.wanted.sizes, self.setting.nodes.gpus_per_node
-        tensors = [t for t in range(1, slots + 1) if slots % t == 0] if wanted.model.may_be_cut else [1]
-        pipelines = PIPELINES if wanted.model.may_be_cut else (1,)
+        request, fixed, slots = self.request, self.request.sizes, self.setting.nodes.gpus_per_node
+        tensors = [t for t in range(1, slots + 1) if slots % t == 0] if request.model.may_be_cut else [1]
+        pipelines = PIPELINES if request.model.may_be_cut else (1,)
         return [
             (p, t)
-            for p in ([asked.pipeline] if asked else pipelines)
-            for t in ([asked.tensor] if asked else tensors)
-            if not wanted.model.cannot_be_cut(pipeline=p, tensor=t)
+            for p in ([fixed.pipeline] if fixed else pipelines)
+            for t in ([fixed.tensor] if fixed else tensors)
+            if not request.model.cannot_be_cut(pipeline=p, tensor=t)
         ]
 
     def _shares_are_even_enough(self, d: Numbers) -> NDArray[np.bool_]:
         """Every data-parallel rank has a sequence of each mini-batch, and the replicas asked for divide them."""
-        work = self.wanted.work
+        work = self.request.work
         least = min([work.trained / work.updates] if work.updates else [], default=np.inf)
-        few = (d <= min(least, work.read or np.inf, self.setting.load.sequences)) & (d % self.wanted.replicas == 0)
-        data = self.wanted.sizes and self.wanted.sizes.data
-        asked: NDArray[np.bool_] = few & (d == data) if data else few
-        return asked
+        few = (d <= min(least, work.read or np.inf, self.setting.load.sequences)) & (d % self.request.replicas == 0)
+        data = self.request.sizes and self.request.sizes.data
+        even: NDArray[np.bool_] = few & (d == data) if data else few
+        return even
 
     @property
     def is_possible(self) -> bool:
@@ -124,16 +124,16 @@ class Strategies:
     @cached_property
     def way(self) -> Way:
         """Layers are recomputed as the manifest says; unless it does, where that is faster or nothing else fits."""
-        asked = self.wanted.work.recomputes
-        found = self._way(recomputes=bool(asked))
-        if asked is not None or not self.wanted.work.trained:
+        given = self.request.work.recomputes
+        found = self._way(recomputes=bool(given))
+        if given is not None or not self.request.work.trained:
             return found
         again = self._way(recomputes=True)
         faster = again.seconds < found.seconds
         return Way(*(np.where(faster, new, old) for new, old in zip(again, found, strict=True)))
 
     def _way(self, *, recomputes: bool) -> Way:
-        work, factors = replace(self.wanted.work, recomputes=recomputes), self.setting.correction
+        work, factors = replace(self.request.work, recomputes=recomputes), self.setting.correction
         size = self._largest(self.updating(self.layouts, recomputes=recomputes, accumulates=False))
         if work.trained:
             several = self._largest(self.updating(self.layouts, recomputes=recomputes, accumulates=True))
@@ -144,43 +144,43 @@ class Strategies:
 
     def reading(self, layouts: Layouts) -> list[memory.Moment]:
         """The moments of the model's forward passes."""
-        return memory.reading(self.wanted.model, self.setting.software, self._of_a_copy(layouts), self._longest)
+        return memory.reading(self.request.model, self.setting.software, self._of_a_copy(layouts), self._longest)
 
     def updating(self, layouts: Layouts, *, recomputes: bool, accumulates: bool) -> list[memory.Moment]:
         """Moments of the model's updates; none if it is not trained. accumulates: whether an update has several micro-
         batches."""
-        if not self.wanted.work.trained:
+        if not self.request.work.trained:
             return []
         how = memory.Update(
             recomputes=recomputes,
             accumulates=accumulates,
-            in_host=self.wanted.work.steps_in_host,
-            trained_share=self.wanted.work.trained_share,
+            in_host=self.request.work.steps_in_host,
+            trained_share=self.request.work.trained_share,
             gpu_memory=self.setting.nodes.gpu.memory,
         )
-        return memory.updating(self.wanted.model, self.setting.software, self._of_a_copy(layouts), self._longest, how)
+        return memory.updating(self.request.model, self.setting.software, self._of_a_copy(layouts), self._longest, how)
 
     def _of_a_copy(self, layouts: Layouts) -> Layouts:
         """The ranks that share one copy of the weights."""
-        return replace(layouts, d=layouts.d / self.wanted.replicas)
+        return replace(layouts, d=layouts.d / self.request.replicas)
 
     @property
     def _longest(self) -> float:
         """The most tokens of a micro-batch."""
-        return max(float(self.wanted.micro_batch_tokens), self.setting.load.most_tokens)
+        return max(float(self.request.micro_batch_tokens), self.setting.load.most_tokens)
 
     @property
     def _of_a_rank(self) -> Numbers:
         """[C, K]: sequences of a mini-batch, or of all forward passes of a model that is not trained."""
-        work = self.wanted.work
+        work = self.request.work
         return (work.trained / work.updates if work.trained else max(work.read, 1)) / self.layouts.d
 
     def _largest(self, updating: Sequence[memory.Moment]) -> Numbers:
         """[rooms, C, K]: sequences of a micro-batch, the most that fit and leave a pipeline enough; 0: none."""
         setting, layouts, of_a_rank = self.setting, self.layouts, self._of_a_rank
         tokens = setting.load.most_tokens
-        moments = [*updating, *(self.reading(layouts) if self.wanted.work.read or not updating else ())]
-        most = np.minimum(max(self.wanted.micro_batch_tokens // tokens, 1), np.ceil(of_a_rank))
+        moments = [*updating, *(self.reading(layouts) if self.request.work.read or not updating else ())]
+        most = np.minimum(max(self.request.micro_batch_tokens // tokens, 1), np.ceil(of_a_rank))
         enough = np.where(layouts.p > 1, np.maximum(of_a_rank // (MICRO_BATCHES_OF_A_STAGE * layouts.p), 1), most)
         rooms = np.array(ACTIVATION_SHARES)[:, None, None] * setting.nodes.gpu.memory
         return np.clip(np.floor(memory.most_tokens(moments, rooms) / tokens), 0, np.minimum(most, enough))
@@ -218,15 +218,15 @@ class GeneratingStrategies(Strategies):
     @cached_property
     def generators(self) -> Indices:
         """[G, 2]: p_g, t_g."""
-        wanted = self.wanted
-        asked = (wanted.generation_pipeline, wanted.generation_tensor)
+        request = self.request
+        fixed = (request.generation_pipeline, request.generation_tensor)
         divides = {
             (p_g, t_g)
             for p, t in self.cuts.tolist()
             for p_g in range(1, p + 1)
             for t_g in range(1, t + 1)
-            if p % p_g == t % t_g == wanted.model.vocabulary % t_g == 0
-            and all(a in (None, b) for a, b in zip(asked, (p_g, t_g), strict=True))
+            if p % p_g == t % t_g == request.model.vocabulary % t_g == 0
+            and all(a in (None, b) for a, b in zip(fixed, (p_g, t_g), strict=True))
         }
         return np.array(sorted(divides), dtype=np.int64).reshape(-1, 2)
 
@@ -243,7 +243,7 @@ class GeneratingStrategies(Strategies):
         for row, (p_g, t_g) in enumerate(self.generators.tolist()):
             divided = (self.cuts[:, 0] % p_g == 0) & (self.cuts[:, 1] % t_g == 0)
             one = Layouts(np.array(float(p_g)), np.array(float(t_g)), np.array(1.0))
-            seconds = generation.transition_seconds(self.passes, self.wanted.work, self.layouts, one)
+            seconds = generation.transition_seconds(self.passes, self.request.work, self.layouts, one)
             moved[row] = np.where(divided[:, None], seconds, np.inf) * np.ones_like(self.gpus)
         moved *= self.setting.correction.of("transition")
         whole = self.way.seconds[:, None] + moved[None]
@@ -254,7 +254,7 @@ class GeneratingStrategies(Strategies):
     def cache(self, held: Numbers) -> Numbers:
         """[G, K]: bytes for the KV cache of a GPU beside the states held [K]; negative: no room for the weights."""
         q = self.setting.nodes.gpu.memory
-        room = np.minimum(memory.USABLE_SHARE * q - held, (self.wanted.generator_share or 1.0) * q)
+        room = np.minimum(memory.USABLE_SHARE * q - held, (self.request.generator_share or 1.0) * q)
         left = room - self.generator_bytes
         resharding = memory.reshard_bytes(self.setting.software, self.generator_bytes)  # before there is a cache
         return np.where(left >= resharding, left, -1.0)
@@ -266,7 +266,7 @@ class GeneratingStrategies(Strategies):
 
     def generation_seconds(self, cache: Numbers) -> Numbers:
         """[G, K]: seconds of generation with so many bytes of KV cache on each GPU; inf where it does not fit."""
-        load, work = self.setting.load, self.wanted.work
+        load, work = self.setting.load, self.request.work
         seconds = generation.generation_seconds(self.passes, work, load, self.generator_layouts, cache)
         return seconds * self.setting.correction.of("generation")
 

@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 
-LARGEST_REPLICA = 32
+MAX_REPLICA_NODES = 32
 """Nodes, as many as pipelines have stages."""
 
 
@@ -23,7 +23,7 @@ def orders(nodes: int, fewest: int, most: int) -> list[tuple[bool, ...]]:
     three kinds. Replicas lie whole in a zone; or a zone has the same blocks of all replicas; or a zone is a corner,
     with the first blocks of the first replicas.
     """
-    replicas = [r for r in range(1, min(nodes, LARGEST_REPLICA) + 1) if nodes % r == 0]
+    replicas = [r for r in range(1, min(nodes, MAX_REPLICA_NODES) + 1) if nodes % r == 0]
     return list(dict.fromkeys(order for r in replicas for order in _for_replicas(nodes, r, fewest, most)))
 
 

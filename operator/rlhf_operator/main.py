@@ -37,22 +37,22 @@ from rlhf_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-COMPARE_SECONDS: Final = 30.0
+COMPARE_OFFERS_SECONDS: Final = 30.0
 """Between two looks at what the cluster offers: KubeRay may be installed later."""
-DEEPEST: Final = 100_000
+MAX_DEPTH: Final = 100_000
 """Calls within calls: the API server takes JSON of 10 000 levels, and one such job must not stop the operator."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 PAUSE_SECONDS: Final = 2.0
 """Before the operator begins anew."""
 
 
-class BeginAnewError(Exception):
+class RestartAttemptError(Exception):
     """The operator must start again: the cluster no longer offers what it offered at the start."""
 
 
 def main() -> None:
     """The program `rlhf-operator`."""
-    sys.setrecursionlimit(DEEPEST)
+    sys.setrecursionlimit(MAX_DEPTH)
     sys.exit(run(sys.argv[1:]))
 
 
@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
     while True:
         try:
             asyncio.run(_operate(settings, options.kubeconfig, ports, pause))
-        except (BeginAnewError, LostLeaseError) as error:
+        except (RestartAttemptError, LostLeaseError) as error:
             logger.warning("%s; the operator begins anew", error)
         except (NoClusterError, ApiError, OSError) as error:
             logger.error("%s", error)
@@ -207,7 +207,7 @@ class _Operator:
                 stop_flag=self._stop,
             )
         except Exception as error:
-            ended = BeginAnewError(f"a watch has failed: {str(error) or type(error).__name__}")
+            ended = RestartAttemptError(f"a watch has failed: {str(error) or type(error).__name__}")
             raise (self._failed[0] if self._failed else ended) from error
         if self._failed:
             raise self._failed[0]
@@ -251,16 +251,16 @@ class _Operator:
         await (self.elector.run(self.reconciler.lead) if self.elector else self.reconciler.lead())
 
     async def compare_offers(self) -> None:
-        """BeginAnewError when the cluster offers something else than at the start, such as KubeRay."""
+        """RestartAttemptError when the cluster offers something else than at the start, such as KubeRay."""
         while True:
-            await asyncio.sleep(COMPARE_SECONDS * random.uniform(0.9, 1.1))
+            await asyncio.sleep(COMPARE_OFFERS_SECONDS * random.uniform(0.9, 1.1))
             try:
                 offer = await discover(self.client, self.settings)
             except (ApiError, NoClusterError) as error:
                 logger.warning("cannot see what the cluster offers: %s", error)
                 continue
             if offer != self.observer.offer:
-                raise BeginAnewError(f"the cluster offered {_named(self.observer.offer)} and now {_named(offer)}")
+                raise RestartAttemptError(f"the cluster offered {_named(self.observer.offer)} and now {_named(offer)}")
 
 
 def _named(offer: Offer) -> str:

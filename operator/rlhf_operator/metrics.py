@@ -118,9 +118,9 @@ def _gpus(job: ObservedJob, _: datetime) -> Iterator[Sample]:
 
 
 def _queued(job: ObservedJob, now: datetime) -> Iterator[Sample]:
-    asked = [each.last_transition_time for each in job.status.conditions if each.type == "QuotaReserved"]
-    asked += [each.start_time for each in job.status.attempts[-1:]]  # between two attempts there was no quota either
-    ages = [age for each in asked if (age := _age(each, now)) is not None]
+    moments = [each.last_transition_time for each in job.status.conditions if each.type == "QuotaReserved"]
+    moments += [each.start_time for each in job.status.attempts[-1:]]  # between two attempts there was no quota either
+    ages = [age for each in moments if (age := _age(each, now)) is not None]
     return _value(min(ages, default=None) if job.status.phase == "Queued" else None)
 
 
@@ -130,8 +130,8 @@ def _checkpoint_age(job: ObservedJob, now: datetime) -> Iterator[Sample]:
 
 
 def _checkpoint_interval(job: ObservedJob, _: datetime) -> Iterator[Sample]:
-    asked = job.spec.get("checkpoint")
-    minutes = asked.get("everyMinutes") if isinstance(asked, Mapping) else None
+    checkpoint = job.spec.get("checkpoint")
+    minutes = checkpoint.get("everyMinutes") if isinstance(checkpoint, Mapping) else None
     return _value(60.0 * (minutes if isinstance(minutes, int | float) else Checkpoint().every_minutes))
 
 

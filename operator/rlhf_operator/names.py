@@ -82,8 +82,8 @@ def gpu_product(labels: Mapping[str, str], resource: str) -> str:
     if product == "a100" and (memory := labels.get(GPU_MEMORY, "")).isdecimal():
         product += f"-{round(int(memory) / 1024)}gb"
     profile = resource.partition("/mig-")[2] or labels.get(GPU_SLICE, "")
-    is_told = not profile or "-MIG-" in product.upper()
-    return product if is_told or not product else f"{product}-MIG-{profile}"
+    is_named = not profile or "-MIG-" in product.upper()
+    return product if is_named or not product else f"{product}-MIG-{profile}"
 
 
 def rayjob(job: str, attempt: int) -> str:

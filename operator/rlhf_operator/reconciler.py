@@ -71,7 +71,7 @@ class Reconciler:
         self.leads = False
         self._since = clock()
         self._synced = False
-        self._relist_wanted = asyncio.Event()
+        self._relist_requested = asyncio.Event()
 
     @property
     def queue_depth(self) -> int:
@@ -98,7 +98,7 @@ class Reconciler:
 
     def relist(self) -> None:
         """A watch has reconnected: deletions meanwhile were missed, so everything is listed again."""
-        self._relist_wanted.set()
+        self._relist_requested.set()
 
     async def sync(self) -> None:
         """Lists everything, until that has worked."""
@@ -146,11 +146,11 @@ class Reconciler:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RESYNC_SECONDS * random.uniform(0.9, 1.1)):
-                    await self._relist_wanted.wait()
+                    await self._relist_requested.wait()
                     await asyncio.sleep(RELIST_DELAY_SECONDS)
-            self._relist_wanted.clear()
+            self._relist_requested.clear()
             if not await self._has_listed():
-                self._relist_wanted.set()
+                self._relist_requested.set()
             self.enqueue(self._observer.keys())
 
     async def _work(self, executor: ThreadPoolExecutor) -> None:

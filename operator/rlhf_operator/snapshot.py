@@ -304,16 +304,16 @@ def requests_of(pod: Document) -> Counter[str]:
     As in Kubernetes, a container with a limit and no request requests its limit.
     """
 
-    def asked(container: Document) -> Counter[str]:
+    def requested(container: Document) -> Counter[str]:
         resources = container.get("resources", {})
         return amounts({**resources.get("limits", {}), **resources.get("requests", {})})
 
     before = pod.get("initContainers", ())
     together = Counter[str]()
     for each in (*pod["containers"], *(each for each in before if each.get("restartPolicy") == "Always")):
-        together.update(asked(each))
+        together.update(requested(each))
     for each in before:
-        together |= asked(each)
+        together |= requested(each)
     together.update(amounts(pod.get("overhead", {})))
     return together
 

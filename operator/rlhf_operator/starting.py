@@ -70,11 +70,13 @@ def _never_enough(refused: str, together: Mapping[str, int]) -> str:
     """
     if (found := OVER_QUOTA.search(refused)) is None:
         return ""
-    asked, limits = (dict[str, str](each.partition("=")[::2] for each in part.split(",")) for part in found.groups())
+    requested, limits = (
+        dict[str, str](each.partition("=")[::2] for each in part.split(",")) for part in found.groups()
+    )
     with suppress(ValueError):
         for name, limit in limits.items():
             what = OF_QUOTA.sub("", name)
             of_all = Fraction(together.get(what, 0), 1000 if what == "cpu" else 1)
-            if max(amount(asked.get(name, "0")), of_all) > amount(limit):
+            if max(amount(requested.get(name, "0")), of_all) > amount(limit):
                 return name
     return ""

@@ -19,13 +19,13 @@ class ServerClock:
     def now(self) -> datetime:
         return datetime.fromtimestamp(time.monotonic() + self._ahead, UTC)
 
-    def hear(self, date: str | None, asked: float) -> None:
-        """An answer came now; date: its header Date, in whole seconds; asked: time.monotonic() of the request."""
+    def observe(self, date: str | None, sent: float) -> None:
+        """An answer came now; date: its header Date, in whole seconds; sent: time.monotonic() of the request."""
         try:
-            said = parsedate_to_datetime(date or "").timestamp()
+            shown = parsedate_to_datetime(date or "").timestamp()
         except ValueError:
             return
-        earliest, latest = said - time.monotonic(), said + 1 - asked
+        earliest, latest = shown - time.monotonic(), shown + 1 - sent
         self._ahead = min(max(self._ahead, earliest), latest)
 
 

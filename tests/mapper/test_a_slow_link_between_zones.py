@@ -95,11 +95,11 @@ def test_a_pool_over_two_zones_is_as_fast_as_the_best_nodes(size: str, gbps: flo
     job = job_of("ReMax", models={"actor": {"parallelism": {"pipeline": 2, "tensor": 4}}})
     shapes = shapes_of(job, MODELS[size])  # type: ignore[index]
     task, every = task_of(job, shapes, device="GPU"), nodes("aabb", gbps)
-    models = frozenset(role for role in task.wanted)
+    models = frozenset(role for role in task.requests)
 
     def of(zones: tuple[str, ...]) -> float:
         setting = Setting(replace(every, zones=zones), task.software, task.load, task.correction)
-        return float(PoolCosts(task.wanted, [setting], [np.array([16])]).seconds(models, 0, 16).sum())
+        return float(PoolCosts(task.requests, [setting], [np.array([16])]).seconds(models, 0, 16).sum())
 
     sets = [tuple("a" if node in first else "b" for node in range(4)) for first in combinations(range(4), 2)]
     tried = task.costs(Cluster((every,)))

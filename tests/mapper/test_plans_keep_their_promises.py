@@ -269,7 +269,7 @@ def test_nodes_of_other_kinds_make_no_plan_slower() -> None:
 def test_the_order_of_models_does_not_matter(seed: int) -> None:
     job, cluster, mapping, prediction = planned(seed)
     task = task_of(job, drawn(seed)[2], device="GPU")
-    turned = replace(task, wanted={role: task.wanted[role] for role in reversed(list(task.wanted))})
+    turned = replace(task, requests={role: task.requests[role] for role in reversed(list(task.requests))})
     costs = turned.costs(cluster)
     found = turned.search(costs)[0]
     assert found.seconds == pytest.approx(prediction.step_seconds, rel=1e-12)
@@ -294,7 +294,7 @@ def real_costs(seed: int) -> tuple[PoolCosts, list[str], tuple[float, ...]]:
     """Costs, models and prices of the groups; more than three models are tried on one kind of nodes."""
     job, cluster, shapes = drawn(seed)
     task = task_of(job, shapes, device="GPU")
-    models: list[str] = [role for role in task.wanted if role != "cost_critic"]
+    models: list[str] = [role for role in task.requests if role != "cost_critic"]
     costs = task.costs(Cluster(cluster.groups[:1]) if len(models) > 3 else cluster)
     return costs, models, tuple(setting.nodes.gpu_hour_price or 0.0 for setting in costs.settings)
 

@@ -157,8 +157,8 @@ def test_an_answer_that_is_deep_does_not_end_the_process() -> None:
     program = """
 import sys
 from rlhf_operator.cluster.heartbeats import parsed
-from rlhf_operator.main import DEEPEST
-sys.setrecursionlimit(DEEPEST)
+from rlhf_operator.main import MAX_DEPTH
+sys.setrecursionlimit(MAX_DEPTH)
 try:
     parsed(b"[" * 99_000 + b"]" * 99_000)
 except ValueError as error:

@@ -232,8 +232,8 @@ def test_json_as_deep_as_the_api_server_takes_it_stops_nothing() -> None:
     program = f"""
 import json, sys
 from rlhf_operator.cluster.cache import Cache
-from rlhf_operator.main import DEEPEST
-sys.setrecursionlimit(DEEPEST)
+from rlhf_operator.main import MAX_DEPTH
+sys.setrecursionlimit(MAX_DEPTH)
 deep = '{{"a":' * 9990 + "1" + "}}" * 9990
 text = json.dumps({SFT!r})[:-1] + ', "models": {{"reward": {{"arguments": ' + deep + "}}}}}}"
 metadata = '{{"namespace": "n", "name": "deep", "uid": "u", "resourceVersion": "7"}}'

@@ -14,7 +14,7 @@ from aiohttp import web
 from rlhf_operator import main
 from rlhf_operator.cluster.client import ApiError, NoClusterError
 from rlhf_operator.cluster.leader_election import LostLeaseError
-from rlhf_operator.main import BeginAnewError
+from rlhf_operator.main import RestartAttemptError
 from rlhf_operator.server import Ports
 from rlhf_operator.settings import Settings
 from tests.cluster.credentials import kubeconfig
@@ -145,19 +145,19 @@ def test_another_leader_makes_it_begin_anew(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_offers_more_makes_it_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "COMPARE_SECONDS", 0.3)
+    monkeypatch.setattr(main, "COMPARE_OFFERS_SECONDS", 0.3)
 
     async def test(server: Server, operating: "asyncio.Task[None]", _: int) -> None:
         await until(lambda: server.holder and server.watches == 3)
         server.kinds["/apis/ray.io/v1"] = [("rayjobs", "RayJob")]
-        with pytest.raises(BeginAnewError, match="and now kuberay"):
+        with pytest.raises(RestartAttemptError, match="and now kuberay"):
             await operating
         assert server.holder == ""
 
     run(tmp_path, test)
 
 
-@pytest.mark.parametrize("trouble", [LostLeaseError("lost"), BeginAnewError("another offer")])
+@pytest.mark.parametrize("trouble", [LostLeaseError("lost"), RestartAttemptError("another offer")])
 def test_once_it_has_worked_the_process_does_not_end_by_itself(
     trouble: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ class Machine:
         """The server stamps an answer, which arrives so many seconds later."""
         asked, date = time.monotonic(), datetime.fromtimestamp(SERVER.timestamp() + self.passed, UTC)
         self.passed += took
-        clock.hear(format_datetime(date.replace(microsecond=0), usegmt=True), asked)
+        clock.observe(format_datetime(date.replace(microsecond=0), usegmt=True), asked)
 
     def error(self, clock: ServerClock) -> float:
         return clock.now().timestamp() - SERVER.timestamp() - self.passed
@@ -62,5 +62,5 @@ def test_an_answer_that_took_long_does_not_set_the_clock_back(monkeypatch: pytes
 def test_an_answer_without_a_date_says_nothing(monkeypatch: pytest.MonkeyPatch, date: str | None) -> None:
     machine = Machine(monkeypatch, 0.0)
     clock = ServerClock()
-    clock.hear(date, time.monotonic())
+    clock.observe(date, time.monotonic())
     assert machine.error(clock) == 0

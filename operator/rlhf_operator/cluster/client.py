@@ -26,11 +26,11 @@ from rlhf_operator.times import ServerClock
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE: Final = 16
-ATTEMPTS: Final = 5
+MAX_REQUESTS: Final = 16
+MAX_ATTEMPTS: Final = 5
 TIMEOUT: Final = aiohttp.ClientTimeout(total=20, sock_connect=5)
-FIRST_PAUSE: Final = 0.4
-LONGEST_PAUSE: Final = 30.0
+MIN_PAUSE: Final = 0.4
+MAX_PAUSE: Final = 30.0
 """Seconds between two attempts; a server that asks for more is asked again by the next pass."""
 PAGE: Final = 100
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -88,7 +88,7 @@ class Client:
     def __init__(self, kubeconfig: Path | None, configuration: Configuration) -> None:
         self.clock = ServerClock()
         self._kubeconfig = kubeconfig
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_REQUESTS)
         self._api = self._api_before = ApiClient(configuration)
         self._renewal = asyncio.Lock()
 
@@ -119,7 +119,7 @@ class Client:
             if self._api is refused:
                 await self.renew_credentials()
 
-    async def find(self, path: str, kind: str, attempts: int = ATTEMPTS) -> Document | None:
+    async def find(self, path: str, kind: str, attempts: int = MAX_ATTEMPTS) -> Document | None:
         """Return the answer to a GET; None if nothing is there (404)."""
         try:
             return await self.call("GET", path, kind=kind, attempts=attempts)
@@ -176,7 +176,7 @@ class Client:
         query: dict[str, str] | None = None,
         body: Manifest | None = None,
         may: Callable[[], bool] | None = None,
-        attempts: int = ATTEMPTS,
+        attempts: int = MAX_ATTEMPTS,
     ) -> Document:
         """The server's answer. 429, 5xx and silence are tried again; ApiError for the rest and after the last attempt.
 
@@ -186,20 +186,20 @@ class Client:
         async def attempt() -> Document:
             if may is not None and not may():
                 raise NotLeadingError
-            status, asked = 0, self._api
+            status, api = 0, self._api
             try:
                 status, answer = await self._request(method, path, query, body)
             except ApiError as error:
                 status = error.status
                 if status == UNAUTHORIZED and attempts > 1:
-                    await self._renew_after_refusal(asked)
+                    await self._renew_after_refusal(api)
                 raise
             finally:
                 if self.count:
                     self.count(method, kind, status)
             return answer
 
-        backoff = Backoff(steps=attempts, duration=FIRST_PAUSE, factor=2.0)
+        backoff = Backoff(steps=attempts, duration=MIN_PAUSE, factor=2.0)
         return await on_retry_after_error(backoff, _is_passing, attempt, _pause)
 
     async def _request(
@@ -209,7 +209,7 @@ class Client:
         where = f"{method} {path}"
         try:
             async with self._slots:
-                asked = time.monotonic()
+                sent = time.monotonic()
                 response = await DynamicClient(self._api).request(  # type: ignore[no-untyped-call]
                     method,
                     path,
@@ -219,7 +219,7 @@ class Client:
                     serialize=False,
                     _request_timeout=TIMEOUT,
                 )
-                self.clock.hear(response.headers.get("Date"), asked)
+                self.clock.observe(response.headers.get("Date"), sent)
                 text = await response.text(errors="replace")
         except ApiException as error:
             answer = _parsed(error.body)
@@ -240,7 +240,7 @@ def _is_passing(error: Exception) -> bool:
 
 async def _pause(seconds: float) -> None:
     # With jitter: clients that got the same Retry-After must not return at the same moment.
-    await asyncio.sleep(min(seconds, LONGEST_PAUSE) * random.uniform(1.0, 1.5))
+    await asyncio.sleep(min(seconds, MAX_PAUSE) * random.uniform(1.0, 1.5))
 
 
 def _parsed(text: str | None) -> Document | None:

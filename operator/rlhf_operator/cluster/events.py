@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 SERIES: Final = timedelta(minutes=10)
 """Time within which an equal event joins the series of the earlier event."""
-REPORTED_EVERY: Final = timedelta(minutes=1)
+MIN_SERIES_INTERVAL: Final = timedelta(minutes=1)
 """A series is written so often at most."""
-REMEMBERED: Final = 2_000
-LONGEST_NOTE: Final = 1024
+MAX_REMEMBERED: Final = 2_000
+MAX_NOTE_BYTES: Final = 1024
 """Bytes; more is refused by the API server."""
-OF_NODES: Final = "default"
+NODE_EVENTS_NAMESPACE: Final = "default"
 """The namespace of events about objects that are in none."""
 
 
@@ -48,16 +48,16 @@ class EventRecorder:
         self._recorded: OrderedDict[tuple[str, Event], _Recorded] = OrderedDict()
 
     async def record(self, job: ObservedJob, event: Event) -> None:
-        now, namespace = self._clock(), OF_NODES if event.node else job.namespace
+        now, namespace = self._clock(), NODE_EVENTS_NAMESPACE if event.node else job.namespace
         recorded = self._recorded.get((job.uid, event))
         if recorded is None or now - recorded.written > SERIES:
             recorded = self._recorded[job.uid, event] = _Recorded(f"{job.name}.{uuid.uuid4().hex[:16]}", now, now)
-            if len(self._recorded) > REMEMBERED:
+            if len(self._recorded) > MAX_REMEMBERED:
                 self._recorded.popitem(last=False)
             await self._write(job, "POST", EVENTS.path(namespace), _new(job, event, recorded))
             return
         recorded.count += 1
-        if now - recorded.written < REPORTED_EVERY and recorded.count > 2:
+        if now - recorded.written < MIN_SERIES_INTERVAL and recorded.count > 2:
             return
         recorded.written = now
         series = {"series": {"count": recorded.count, "lastObservedTime": _micro(now)}}
@@ -78,7 +78,7 @@ def _new(job: ObservedJob, event: Event, recorded: _Recorded) -> dict[str, Any]:
     return {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
-        "metadata": {"name": recorded.name, "namespace": OF_NODES if event.node else job.namespace},
+        "metadata": {"name": recorded.name, "namespace": NODE_EVENTS_NAMESPACE if event.node else job.namespace},
         "eventTime": _micro(recorded.first),
         "reportingController": names.OPERATOR,
         "reportingInstance": f"{names.OPERATOR}-{socket.gethostname()}"[:128],
@@ -95,6 +95,6 @@ def _micro(time: datetime) -> str:
 
 
 def _short(note: str) -> str:
-    if len(note.encode(errors="replace")) <= LONGEST_NOTE:
+    if len(note.encode(errors="replace")) <= MAX_NOTE_BYTES:
         return note
-    return note.encode(errors="replace")[: LONGEST_NOTE - 3].decode(errors="ignore") + "..."
+    return note.encode(errors="replace")[: MAX_NOTE_BYTES - 3].decode(errors="ignore") + "..."

@@ -15,9 +15,9 @@ from rlhf_operator.cluster import parse, raw
 from rlhf_operator.snapshot import Heartbeat, ObservedPod
 
 TIMEOUT: Final = aiohttp.ClientTimeout(total=3)
-LARGEST: Final = 2**20
+MAX_BYTES: Final = 2**20
 """Bytes of an answer that are read at most."""
-MOST_PARTS: Final = 5_000
+MAX_PARTS: Final = 5_000
 """Lists and objects in an answer."""
 MAX_EXIT_CODE: Final = 255
 
@@ -27,7 +27,7 @@ def parsed(body: bytes) -> Any:
 
     main lifts Python's limit for what the API server has checked; what a user's pod says has been checked by nobody.
     """
-    if body.count(b"[") + body.count(b"{") > MOST_PARTS:
+    if body.count(b"[") + body.count(b"{") > MAX_PARTS:
         raise ValueError("too many parts")
     return json.loads(body)
 
@@ -69,9 +69,9 @@ class Heartbeats:
             async with self._session.get(f"http://{host}:{self._port}/status.json", allow_redirects=False) as response:
                 if response.status != 200:
                     return None
-                body = await response.content.read(LARGEST)
-                while not response.content.at_eof() and len(body) < LARGEST:
-                    body += await response.content.read(LARGEST - len(body))
+                body = await response.content.read(MAX_BYTES)
+                while not response.content.at_eof() and len(body) < MAX_BYTES:
+                    body += await response.content.read(MAX_BYTES - len(body))
             return parsed(body)
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
             return None

@@ -137,8 +137,8 @@ class Observer:
     async def _foreign_rayjobs(self, job: ObservedJob) -> tuple[ObservedRayJob, ...]:
         """RayJobs without our labels that have the name of this attempt or the next: they have another owner."""
         attempt = job.status.attempt or 0
-        wanted = {names.rayjob(job.name, number) for number in (attempt, attempt + 1) if number}
-        unseen = sorted(wanted - {key[1] for key, _ in self._cache.rayjobs.find(job.namespace, job.name)})
+        expected = {names.rayjob(job.name, number) for number in (attempt, attempt + 1) if number}
+        unseen = sorted(expected - {key[1] for key, _ in self._cache.rayjobs.find(job.namespace, job.name)})
         found = await asyncio.gather(*(self._rayjob(job, name) for name in unseen))
         return tuple(each for each in found if each is not None)
 
@@ -156,13 +156,13 @@ class Observer:
 
     async def _complaint(self, snapshot: Snapshot) -> str:
         """The newest warning about the job's objects that should have pods and have none."""
-        told = [
+        warnings = [
             parse.complaint(each)
             for kind, name in _without_pods(snapshot).items()
             for each in (await self._warnings(snapshot.job.namespace, kind)).items
             if re.fullmatch(name, raw.text(each, "regarding", "name"))
         ]
-        return max(told, default=("", ""))[1]
+        return max(warnings, default=("", ""))[1]
 
     async def _warnings(self, namespace: str, kind: str) -> Listing:
         """Events of type Warning about the objects of a kind; none where they may not be read."""

@@ -32,7 +32,7 @@ MAX_ATTEMPT_DIGITS: Final = 6
 MAX_INTEGER: Final = 2**63 - 1
 """Larger ones are refused by the API server."""
 MAX_SECONDS: Final = 10**7
-MAX_LAST_WORDS: Final = 4096
+MAX_TERMINATION_MESSAGE: Final = 4096
 """Most bytes of a termination message that a kubelet keeps."""
 
 
@@ -176,12 +176,12 @@ def slim_pod(document: Document) -> Document:
     identity = ("namespace", "name", "uid", "resourceVersion")
     return {
         "metadata": {name: raw.text(document, "metadata", name) for name in identity},
-        "spec": {"nodeName": raw.text(document, "spec", "nodeName"), **_asked(document)},
+        "spec": {"nodeName": raw.text(document, "spec", "nodeName"), **_requesting_fields(document)},
         "status": {"phase": raw.text(document, "status", "phase")},
     }
 
 
-def _asked(document: Document) -> dict[str, Any]:
+def _requesting_fields(document: Document) -> dict[str, Any]:
     """The fields of a pod's spec that say what it requests; the API server has filled in what limits imply."""
     return {
         "overhead": raw.texts(document, "spec", "overhead"),
@@ -200,13 +200,13 @@ def _asked(document: Document) -> dict[str, Any]:
 
 def _requests(document: Document) -> dict[str, int]:
     has_ended = raw.text(document, "status", "phase") in ("Succeeded", "Failed")
-    return {} if has_ended else dict(requests_of(_asked(document)))
+    return {} if has_ended else dict(requests_of(_requesting_fields(document)))
 
 
 def _grace_seconds(document: Document) -> int:
-    asked = raw.number(document, "metadata", "deletionGracePeriodSeconds")
+    requested = raw.number(document, "metadata", "deletionGracePeriodSeconds")
     planned = raw.number(document, "spec", "terminationGracePeriodSeconds")
-    seconds = asked if asked is not None else planned if planned is not None else 30
+    seconds = requested if requested is not None else planned if planned is not None else 30
     return min(max(seconds, 0), MAX_SECONDS)
 
 
@@ -225,7 +225,7 @@ def _containers(document: Document) -> Iterator[ObservedContainer]:
                 waiting_message=raw.text(each, "state", "waiting", "message"),
                 exit_code=raw.number(ended, "exitCode"),
                 ended_reason=raw.text(ended, "reason"),
-                last_words=raw.text(ended, "message")[:MAX_LAST_WORDS] if is_reader else "",
+                last_words=raw.text(ended, "message")[:MAX_TERMINATION_MESSAGE] if is_reader else "",
             )
 
 

@@ -254,18 +254,18 @@ def _require_device(job: Job, capacity: Capacity) -> None:
 def _too_few(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> str:
     """Return why no placement exists: the request of the job, the nodes, and what to change."""
     resources, unit = job.spec.resources, "GPU" if capacity.device == "GPU" else "CPU slot"
-    wanted = resources.slots_per_node
-    asked = f"{counted(resources.nodes, 'node')} with {counted(wanted, unit) if wanted else f'{unit}s'}"
+    slots = resources.slots_per_node
+    requested = f"{counted(resources.nodes, 'node')} with {counted(slots, unit) if slots else f'{unit}s'}"
     there, would_do = capacity.as_clause, "add nodes, or ask for fewer or smaller ones"
     small = nodes_too_small(job, snapshot, settings)
     if small.machines and capacity.device == "GPU":
         there = (
             f"{capacity.as_clause} and {small}"
             if capacity.machines
-            else f"{small.as_clause}{capacity.note}, none with {wanted or 'any'}"
+            else f"{small.as_clause}{capacity.note}, none with {slots or 'any'}"
         )
         largest = max(group.slots for group in small.machines)
         less = [f"spec.resources.slotsPerNode to {largest}"] * (largest > 0)
         less += ["spec.resources.device to CPU"] * (resources.device == "Auto")
         would_do = f"add nodes, or set {' or '.join(less)}" if less else would_do
-    return f"spec.resources asks for {asked}, but {there}; {would_do}"
+    return f"spec.resources asks for {requested}, but {there}; {would_do}"

@@ -17,7 +17,7 @@ from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import Device
 from rlhf_operator.snapshot import Snapshot
 
-MOST: Final = 1e3
+MAX_RATIO: Final = 1e3
 """Measured over predicted seconds beyond this, or below its inverse, are no matter of speed."""
 
 
@@ -43,10 +43,10 @@ class Past:
         """Return the correction by the newest attempt on such GPUs, else on others: most of it stems from the
         software."""
         types = {group.gpu.name for group in cluster.groups}
-        alike = [each for each in self.measured if set(each.gpus) == types]
-        newest = (alike or self.measured)[-1:]
+        same_gpus = [each for each in self.measured if set(each.gpus) == types]
+        newest = (same_gpus or self.measured)[-1:]
         ratios = {KIND_OF[each.phase]: each.seconds / each.predicted_seconds for of in newest for each in of.phases}
-        return Correction({kind: ratio for kind, ratio in ratios.items() if 1 / MOST <= ratio <= MOST})
+        return Correction({kind: ratio for kind, ratio in ratios.items() if 1 / MAX_RATIO <= ratio <= MAX_RATIO})
 
 
 def models_digest(job: Job, shapes: Mapping[Role, Architecture], device: Device) -> str:

@@ -13,11 +13,11 @@ from rlhf_api.spec.custom_algorithm import Custom
 from rlhf_api.spec.job_spec import Model
 from rlhf_api.status import ReadShape
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.config_file import ConfigError, architecture_in, made_from, shape_of, told_by
+from rlhf_mapper.config_file import ConfigError, architecture_in, made_from, manifest_architecture, shape_of
 from rlhf_operator.snapshot import Snapshot
 
 CONFIG = "config.json"
-MOST_BYTES = 4
+MAX_PARAMETER_BYTES = 4
 """Most bytes of a parameter in a file of weights."""
 
 
@@ -59,10 +59,10 @@ def shapes_of(job: Job, snapshot: Snapshot) -> Shapes:
         origin = maker.models()[made]
         read = _read(snapshot).get((origin.uri, origin.revision))
         try:
-            known[role] = told_by(job, role, maker, made) or _found(origin, read, role)
+            known[role] = manifest_architecture(job, role, maker, made) or _found(origin, read, role)
             parameters[role] = known[role].parameters
         except UnknownShapeError as error:
-            parameters[role] = (read.weight_bytes or 0) / MOST_BYTES if read else 0.0
+            parameters[role] = (read.weight_bytes or 0) / MAX_PARAMETER_BYTES if read else 0.0
             reasons.append(f"spec.models.{job.spec.models.source_field(role)}.uri: {error}")
     return Shapes(known, parameters, reasons[0] if reasons else "")
 
@@ -70,13 +70,13 @@ def shapes_of(job: Job, snapshot: Snapshot) -> Shapes:
 def unread(job: Job, snapshot: Snapshot) -> tuple[Unread, ...]:
     """Return the models whose config.json must still be read, each once."""
     read, models = _read(snapshot), job.models()
-    wanted: dict[tuple[str, str | None], Unread] = {}
+    missing: dict[tuple[str, str | None], Unread] = {}
     for role, origin in origins_of(job, snapshot).items():
         key, own = (origin.uri, origin.revision), models[role]
-        is_told = own.shape or origin.shape or origin.uri.startswith(PACKAGE)
-        if not is_told and key not in read:
-            wanted.setdefault(key, Unread(*key, at=own.uri))
-    return tuple(wanted.values())
+        is_known = own.shape or origin.shape or origin.uri.startswith(PACKAGE)
+        if not is_known and key not in read:
+            missing.setdefault(key, Unread(*key, at=own.uri))
+    return tuple(missing.values())
 
 
 def _makers(job: Job, snapshot: Snapshot) -> Iterator[tuple[Role, Job, Role]]:

@@ -24,7 +24,7 @@ def suits(node: ObservedNode, pod: PodSpec, resource: str = "") -> bool:
     if not (node.ready and node.schedulable and pod.node_selector.items() <= dict(node.labels).items()):
         return False
     required = pod.affinity.node_affinity.required
-    if required and not any(_meets(node, term) for term in required.node_selector_terms):
+    if required and not any(_matches(node, term) for term in required.node_selector_terms):
         return False
     return all(
         # Worker pods that ask for GPUs tolerate the taint that keeps others off these nodes.
@@ -33,26 +33,26 @@ def suits(node: ObservedNode, pod: PodSpec, resource: str = "") -> bool:
     )
 
 
-def _meets(node: ObservedNode, term: NodeTerm) -> bool:
-    """Whether a node meets all requirements of a term; one without any is met by no node."""
-    wanted = [(each, node.labels.get(each.key)) for each in term.match_expressions]
-    wanted += [(each, node.name) for each in term.match_fields]
-    return bool(wanted) and all(_holds(each, value) for each, value in wanted)
+def _matches(node: ObservedNode, term: NodeTerm) -> bool:
+    """Whether a node matches all requirements of a term; one without any is met by no node."""
+    required = [(each, node.labels.get(each.key)) for each in term.match_expressions]
+    required += [(each, node.name) for each in term.match_fields]
+    return bool(required) and all(_holds(each, value) for each, value in required)
 
 
-def _holds(wanted: Requirement, value: str | None) -> bool:
-    match wanted.operator:
+def _holds(requirement: Requirement, value: str | None) -> bool:
+    match requirement.operator:
         case "In":
-            return value in wanted.values
+            return value in requirement.values
         case "NotIn":
-            return value not in wanted.values
+            return value not in requirement.values
         case "Exists":
             return value is not None
         case "DoesNotExist":
             return value is None
     with suppress(ValueError):  # Gt, Lt: of whole numbers
-        have, bound = int(value or ""), int("".join(wanted.values))
-        return have > bound if wanted.operator == "Gt" else have < bound
+        actual, bound = int(value or ""), int("".join(requirement.values))
+        return actual > bound if requirement.operator == "Gt" else actual < bound
     return False
 
 

@@ -131,12 +131,12 @@ class ReconcileContext:
     def _add_obstacle_events(self) -> None:
         """One event for each new reason why no attempt can start, or why its pods do not."""
         refused = self.snapshot.refused.reason if self.snapshot.refused else ""  # has its event already
-        told = {refused, *ON_ITS_WAY}
+        reported = {refused, *ON_ITS_WAY}
         for kind in WITH_EVENTS:
             was = conditions.found(self.snapshot.job.status.conditions, kind)
             now = self.condition(kind)
             is_new = was is None or now is None or (was.status, was.reason) != (now.status, now.reason)
-            if now is not None and now.status == "False" and is_new and now.reason not in told:
+            if now is not None and now.status == "False" and is_new and now.reason not in reported:
                 self.add_event("Normal" if now.reason in NO_WARNINGS else "Warning", now.reason, now.message)
 
     def _reason(self, phase: Phase) -> str | None:

@@ -53,5 +53,5 @@ def _may_remap(ctx: ReconcileContext) -> bool:
 
 def _can_remap(ctx: ReconcileContext) -> bool:
     """Whether the job may still end an attempt for a better placement, which it does once at most."""
-    wants = ctx.job is not None and ctx.job.spec.placement.remap == "AtCheckpoint"
-    return wants and not any(each.outcome == "Remapped" for each in ctx.status.attempts)
+    is_enabled = ctx.job is not None and ctx.job.spec.placement.remap == "AtCheckpoint"
+    return is_enabled and not any(each.outcome == "Remapped" for each in ctx.status.attempts)

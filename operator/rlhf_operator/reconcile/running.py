@@ -15,7 +15,7 @@ from rlhf_operator.times import parsed, timestamp
 
 UNSCHEDULABLE_SECONDS: Final = 120.0
 """Time for which pods may find no node although there was room: the scheduler is busy, or others took the room."""
-NO_MATTER_OF_ROOM: Final = re.compile("volume|free storage|scheduling gates", re.IGNORECASE)
+UNRELATED_TO_ROOM: Final = re.compile("volume|free storage|scheduling gates", re.IGNORECASE)
 """In the scheduler's words on a pod that would wait on an empty cluster as well."""
 CLOCK_SECONDS: Final = 2.0
 """Tolerance for a time in the status that lies ahead; times there are whole seconds."""
@@ -94,7 +94,7 @@ def _failure(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
 def _waiting_pods(ctx: ReconcileContext) -> list[ObservedPod]:
     """The pods for which no node has room."""
     pods = observed_attempt.current_pods(ctx.snapshot)
-    return [each for each in pods if each.unschedulable and not NO_MATTER_OF_ROOM.search(each.unschedulable)]
+    return [each for each in pods if each.unschedulable and not UNRELATED_TO_ROOM.search(each.unschedulable)]
 
 
 def _is_pushed_out(ctx: ReconcileContext) -> str:
@@ -153,9 +153,9 @@ def _silence(ctx: ReconcileContext) -> float:
     if ctx.status.progress and (stepped := parsed(ctx.status.progress.last_step_time)):
         return ctx.age(_latest(ctx, stepped))
     training = ctx.condition("Training")
-    said = _latest(ctx, parsed(training.last_transition_time) if training else None)
+    first_word = _latest(ctx, parsed(training.last_transition_time) if training else None)
     # Whenever Training was Unknown it begins anew, but the first word had a deadline.
-    return max(ctx.age(said), ctx.age(_began(ctx)) - ctx.policy.startup_deadline_seconds)
+    return max(ctx.age(first_word), ctx.age(_began(ctx)) - ctx.policy.startup_deadline_seconds)
 
 
 def _latest(ctx: ReconcileContext, *moments: datetime | None) -> datetime:

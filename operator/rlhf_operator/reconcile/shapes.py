@@ -24,10 +24,10 @@ from rlhf_operator.snapshot import ObservedPod
 
 LOOK_AGAIN_SECONDS: Final = 60.0
 """No event tells that a Job has gone that had no pod."""
-MOST_KEPT: Final = 16
-LONGEST_PROBLEM: Final = 300
+MAX_SHAPES: Final = 16
+MAX_PROBLEM: Final = 300
 """Bytes."""
-TOLD: Final = ("shape", "problem", "weightBytes")
+ANSWER_FIELDS: Final = ("shape", "problem", "weightBytes")
 """Fields of a reader's answer about a model."""
 
 
@@ -35,18 +35,18 @@ def are_read(ctx: ReconcileContext, job: Job) -> bool:
     """Whether nothing is left to read; else it is being read, and the condition Mapped says how far that is."""
     algorithm = job.spec.algorithm
     if type(algorithm) is Custom:
-        asked = {"entrypoint": algorithm.entrypoint, "options": algorithm.options}
-        return _is_read(ctx, job, asked, f"the algorithm {algorithm.entrypoint}", partial(_take_step, ctx))
-    wanted = unread(job, ctx.snapshot)
-    if not wanted:
+        request = {"entrypoint": algorithm.entrypoint, "options": algorithm.options}
+        return _is_read(ctx, job, request, f"the algorithm {algorithm.entrypoint}", partial(_take_step, ctx))
+    models = unread(job, ctx.snapshot)
+    if not models:
         return True
-    models = [(each.at, each.revision) for each in wanted]
-    what = ", ".join(one_line(each.uri, LONGEST_PROBLEM) for each in wanted)
-    return _is_read(ctx, job, models, f"the config.json of {what}", partial(_take_shapes, ctx, wanted))
+    request = [(each.at, each.revision) for each in models]
+    what = ", ".join(one_line(each.uri, MAX_PROBLEM) for each in models)
+    return _is_read(ctx, job, request, f"the config.json of {what}", partial(_take_shapes, ctx, models))
 
 
-def _take_shapes(ctx: ReconcileContext, wanted: Sequence[Unread], ended: ObservedPod) -> None:
-    ctx.set_status(shapes=(*ctx.status.shapes, *_told(ended, wanted))[-MOST_KEPT:])
+def _take_shapes(ctx: ReconcileContext, models: Sequence[Unread], ended: ObservedPod) -> None:
+    ctx.set_status(shapes=(*ctx.status.shapes, *_answers(ended, models))[-MAX_SHAPES:])
 
 
 def _take_step(ctx: ReconcileContext, ended: ObservedPod) -> None:
@@ -60,14 +60,14 @@ def _take_step(ctx: ReconcileContext, ended: ObservedPod) -> None:
         problem = str(answer["problem"])
     except (ValueError, TypeError, RecursionError):
         problem = f"pod {ended.name} could not read it: {words.rpartition(chr(10))[2] or ended.message or ended.reason}"
-    finish.fail(ctx, "InvalidInput", one_line(problem, LONGEST_PROBLEM))
+    finish.fail(ctx, "InvalidInput", one_line(problem, MAX_PROBLEM))
 
 
 def _is_read(
-    ctx: ReconcileContext, job: Job, asked: reader.Asked, what: str, take: Callable[[ObservedPod], None]
+    ctx: ReconcileContext, job: Job, request: reader.ReadRequest, what: str, take: Callable[[ObservedPod], None]
 ) -> bool:
     """Have a pod read something, and take what it said when it has ended; False."""
-    name = reader.name(ctx.snapshot, job, asked)
+    name = reader.name(ctx.snapshot, job, request)
     pods = [pod for pod in ctx.snapshot.readers if pod.name.startswith(f"{name}-")]
     ended = next(filter(_has_ended, pods), None)
     reason, message = "ReadingShapes", f"Job {name} reads {what}."
@@ -76,7 +76,7 @@ def _is_read(
         ctx.requeue_after(0.0)  # the next pass maps
     elif not pods:
         ctx.require_live("shapes are read")
-        ctx.actions.append(Create(manifest=reader.manifest(ctx.snapshot, job, ctx.settings, asked)))
+        ctx.actions.append(Create(manifest=reader.manifest(ctx.snapshot, job, ctx.settings, request)))
         if queue := ctx.snapshot.job.labels.get(names.QUEUE):
             message = f"{message} Queue {queue} has to admit it first."
         elif ctx.snapshot.complaint:
@@ -110,28 +110,28 @@ def _last_words(pod: ObservedPod) -> str:
     return next((each.last_words.strip() for each in pod.containers if each.name == names.READER), "")
 
 
-def _told(pod: ObservedPod, wanted: Sequence[Unread]) -> list[ReadShape]:
+def _answers(pod: ObservedPod, models: Sequence[Unread]) -> list[ReadShape]:
     """Return the answers of an ended pod, one for each model."""
     words = _last_words(pod)
     if not _has_read(pod):
         why = words.rpartition("\n")[2] or pod.message or pod.reason or "it does not say why"
-        return [_unknown(each, f"pod {pod.name} failed: {why}") for each in wanted]
+        return [_unknown(each, f"pod {pod.name} failed: {why}") for each in models]
     try:
         answers = json.loads(words)
         json.dumps(answers, ensure_ascii=False).encode()  # half of a character is none
     except (ValueError, RecursionError):
         answers = None
-    if not isinstance(answers, list) or len(answers) != len(wanted):
-        answers = [None] * len(wanted)
-    return [_of_one(each, answer, pod) for each, answer in zip(wanted, answers, strict=True)]
+    if not isinstance(answers, list) or len(answers) != len(models):
+        answers = [None] * len(models)
+    return [_shape_in(each, answer, pod) for each, answer in zip(models, answers, strict=True)]
 
 
-def _of_one(model: Unread, answer: object, pod: ObservedPod) -> ReadShape:
+def _shape_in(model: Unread, answer: object, pod: ObservedPod) -> ReadShape:
     """The answer about a model. Any program of the user's may have given it."""
-    told = {name: answer[name] for name in TOLD if name in answer} if isinstance(answer, dict) else {}
+    fields = {name: answer[name] for name in ANSWER_FIELDS if name in answer} if isinstance(answer, dict) else {}
     read: ReadShape | None
     try:
-        document = {"uri": model.uri, "revision": model.revision, **told}
+        document = {"uri": model.uri, "revision": model.revision, **fields}
         read = ReadShape.model_validate(document, by_alias=True, by_name=False)
         if read.shape:
             architecture_in(read.shape, "actor")
@@ -139,8 +139,8 @@ def _of_one(model: Unread, answer: object, pod: ObservedPod) -> ReadShape:
         read = None
     if read is None or (read.shape is None and not read.problem):
         return _unknown(model, f"what pod {pod.name} says of it cannot be read")
-    return read.model_copy(update={"problem": read.problem and one_line(read.problem, LONGEST_PROBLEM)})
+    return read.model_copy(update={"problem": read.problem and one_line(read.problem, MAX_PROBLEM)})
 
 
 def _unknown(model: Unread, problem: str) -> ReadShape:
-    return ReadShape(uri=model.uri, revision=model.revision, problem=one_line(problem, LONGEST_PROBLEM))
+    return ReadShape(uri=model.uri, revision=model.revision, problem=one_line(problem, MAX_PROBLEM))

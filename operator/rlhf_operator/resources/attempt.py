@@ -16,7 +16,7 @@ from rlhf_operator.snapshot import Snapshot
 
 KEPT_SECONDS = 300
 """How long KubeRay leaves the pods of a job that has ended: the operator reads the last status of the head pod."""
-LONGEST_KEPT = 2**31 - 1
+KEPT_FOR_EVER = 2**31 - 1
 """Time to live without end: Kueue admits no RayJob whose cluster KubeRay never takes down."""
 NO_NEW_HEAD = "ray.io/disable-provisioned-head-restart"
 """A head that is lost ends the attempt; on a new one KubeRay would submit the job once more."""
@@ -83,7 +83,7 @@ def rayjob(pods: Pods) -> Manifest:
             "entrypointNumCpus": 0,
             "backoffLimit": 0,
             "shutdownAfterJobFinishes": True,
-            "ttlSecondsAfterFinished": LONGEST_KEPT if policy.keep_pods_on_failure else KEPT_SECONDS,
+            "ttlSecondsAfterFinished": KEPT_FOR_EVER if policy.keep_pods_on_failure else KEPT_SECONDS,
             "rayClusterSpec": {
                 "rayVersion": pods.settings.ray_version,
                 # KubeRay makes a Secret that goes with this Ray, which answers to nobody without the token in it.

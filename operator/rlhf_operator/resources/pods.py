@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rlhf_api.checks.pod_template import PodRole
 from rlhf_api.job import Job
+from rlhf_api.pod_template import PodRole
 from rlhf_api.quantities import amount, mebibytes
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
@@ -20,9 +20,9 @@ from rlhf_operator.snapshot import Snapshot
 SCRATCH = "/tmp"
 """Writable by everybody; Ray keeps its session and its logs below it."""
 SHARED_MEMORY = "/dev/shm"
-LAST_SECONDS = 15
+END_SECONDS = 15
 """Seconds of the grace period that processes have left after save-now."""
-LEAST_STORE = 80 * 1024**2
+MIN_STORE_BYTES = 80 * 1024**2
 """Ray refuses less than 75 MiB."""
 
 
@@ -70,16 +70,16 @@ class Pods:
                 **pod,
             },
         }
-        asked = merged(ours, self.settings.template_of(self.job.spec.runtime, role))
-        template: dict[str, Any] = merged(asked, {"spec": avoid_nodes(self.avoided)})
+        own = merged(ours, self.settings.template_of(self.job.spec.runtime, role))
+        template: dict[str, Any] = merged(own, {"spec": avoid_nodes(self.avoided)})
         return template
 
     def container(self, name: str, resources: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:
         """The container in which Ray runs; KubeRay says its command and its probes."""
         # Time for a checkpoint, before the kubelet kills what is left; by default Ray kills the trainer three seconds
         # after asking it to stop.
-        saving_seconds = str(max(1, self.settings.grace_period_seconds - LAST_SECONDS))
-        keep_logs = f"timeout {LAST_SECONDS} python -m rlhf_trainer.pods.ray_logs {names.OUTPUT_FOLDER}"
+        saving_seconds = str(max(1, self.settings.grace_period_seconds - END_SECONDS))
+        keep_logs = f"timeout {END_SECONDS} python -m rlhf_trainer.pods.ray_logs {names.OUTPUT_FOLDER}"
         save_now = f"timeout {saving_seconds} rlhf save-now {names.OUTPUT_FOLDER}"
         return {
             "name": name,
@@ -146,11 +146,11 @@ def environment(job: Job, settings: Settings, ours: Mapping[str, str]) -> list[d
     ]
 
 
-def shared_memory(asked: str, memory: str, *, share: Fraction) -> str:
+def shared_memory(requested: str, memory: str, *, share: Fraction) -> str:
     """Size of /dev/shm: what is asked, and never more than a share of the pod's memory, to which it counts."""
-    return mebibytes(min(amount(asked), amount(memory) * share))
+    return mebibytes(min(amount(requested), amount(memory) * share))
 
 
 def object_store(shared: str) -> str:
     """Bytes of Ray's object store: half of /dev/shm; collectives and loaders of data use it too."""
-    return str(max(int(amount(shared) / 2), LEAST_STORE))
+    return str(max(int(amount(shared) / 2), MIN_STORE_BYTES))

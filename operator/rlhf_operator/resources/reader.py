@@ -18,7 +18,7 @@ from rlhf_operator.resources.pods import SCRATCH, environment, image_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
-Asked = Sequence[tuple[str, str | None]] | Mapping[str, Any]
+ReadRequest = Sequence[tuple[str, str | None]] | Mapping[str, Any]
 """(URI as the job names it, revision) of each model; or entry point and options of an algorithm."""
 RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}}
 """A module of the user's may import torch."""
@@ -30,19 +30,19 @@ CONTAINERS = ("containers", "initContainers")
 DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 
 
-def name(snapshot: Snapshot, job: Job, asked: Asked) -> str:
+def name(snapshot: Snapshot, job: Job, request: ReadRequest) -> str:
     """Name of the Job for a request."""
-    return names.reader(job.name, snapshot.job.status.attempt or 0, _argument(snapshot, asked))
+    return names.reader(job.name, snapshot.job.status.attempt or 0, _argument(snapshot, request))
 
 
-def manifest(snapshot: Snapshot, job: Job, settings: Settings, asked: Asked) -> Manifest:
+def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequest) -> Manifest:
     """The Job. A pod that fails is not tried again, unless its node was taken from it."""
-    metadata = identity.metadata(snapshot.job, name(snapshot, job, asked))
+    metadata = identity.metadata(snapshot.job, name(snapshot, job, request))
     mounts = tuple(each for each in storage.mounts(job, snapshot.inputs) if each.read_only)
     container = {
         "name": names.READER,
         **image_of(job, settings),
-        "command": ["python", "-m", "rlhf_trainer.pods.read_shapes", _argument(snapshot, asked), MESSAGE],
+        "command": ["python", "-m", "rlhf_trainer.pods.read_shapes", _argument(snapshot, request), MESSAGE],
         "env": environment(job, settings, {}),
         "resources": RESOURCES,
         "securityContext": identity.of_container(),
@@ -82,7 +82,7 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, asked: Asked) -> 
     }
 
 
-def _argument(snapshot: Snapshot, asked: Asked) -> str:
-    if isinstance(asked, Mapping):
-        return json.dumps(asked)
-    return json.dumps([[storage.in_pod(uri, snapshot.inputs), revision] for uri, revision in asked])
+def _argument(snapshot: Snapshot, request: ReadRequest) -> str:
+    if isinstance(request, Mapping):
+        return json.dumps(request)
+    return json.dumps([[storage.in_pod(uri, snapshot.inputs), revision] for uri, revision in request])

@@ -335,12 +335,12 @@ def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list
 
 def storage_needs(jobs: Sequence[Job]) -> Iterator[str]:
     """Yield a sentence on the size of each job's checkpoints, if the manifest has the shapes of its trained models."""
-    from rlhf_mapper.config_file import made_from, told_by
+    from rlhf_mapper.config_file import made_from, manifest_architecture
     from rlhf_planning.checkpoint_size import in_words
 
     by_name = {each.name: each for each in jobs}
     for job in jobs:
-        shapes = {role: told_by(job, role, *made_from(job, role, by_name)) for role in job.trained()}
+        shapes = {role: manifest_architecture(job, role, *made_from(job, role, by_name)) for role in job.trained()}
         if sentence := in_words(job, {role: shape for role, shape in shapes.items() if shape}):
             yield f"{job.name}: {sentence}"
 
