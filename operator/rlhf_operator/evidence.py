@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.run_policy import Reason
+from rlhf_api.spec.run_policy import Reason
 from rlhf_operator import names, starting
 from rlhf_operator import observed_attempt as attempt
 from rlhf_operator.snapshot import ObservedPod, Snapshot

@@ -12,9 +12,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf_api.custom_algorithm import Custom
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
+from rlhf_api.spec.custom_algorithm import Custom
 from rlhf_api.status import MappedPlacement
 from rlhf_operator.placement.ask_mapper import NoPlaceError, PodRequest, have_room, map_auto, map_manual
 from rlhf_operator.placement.capacity import capacity_for, prices_of

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from rlhf_api.job import Job
 from rlhf_api.names import PlacedRole, Resident, Role
-from rlhf_api.parallel_sizes import ParallelSizes
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper import mapping as mapper
 from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens

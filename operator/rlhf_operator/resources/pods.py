@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from rlhf_api.checks.pod_template import PodRole
 from rlhf_api.job import Job
-from rlhf_api.pod_template import PodRole
 from rlhf_api.quantities import amount, mebibytes
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names

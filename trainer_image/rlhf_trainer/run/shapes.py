@@ -9,7 +9,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import one_line
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.config_file import ConfigError, made_from, shape_of, told_by
+from rlhf_mapper.config_file import ConfigError, made_from, manifest_architecture, shape_of
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.hub import HUB
 from rlhf_trainer.run_folder.folder import model_folder
@@ -30,7 +30,7 @@ def shapes_of(jobs: Sequence[Job], job: Job, output: Path) -> dict[Role, Archite
 
 def _shape(job: Job, role: Role, maker: Job, made: Role, output: Path) -> Architecture:
     """The shape of a model that a chain of jobs makes from one of the job `maker`."""
-    if told := told_by(job, role, maker, made):
+    if told := manifest_architecture(job, role, maker, made):
         return told
     model = maker.models()[made]
     try:
