@@ -108,16 +108,22 @@ def mapping_of(
     Each group, and each zone of a group, is also searched alone: fewer groups leave room for more ways to use their
     nodes.
     """
-    every = list(enumerate(cluster.groups))
-    parts = [(host, part) for host, group in every for part in dict.fromkeys((group, *_alone(group)))]
     best: tuple[tuple[float, float], PoolCosts, list[Found], Objective] | None = None
-    for chosen in (every, *([part] for part in parts if [part] != every)):
+    for chosen in _choices(cluster):
         costs = task.costs(Cluster(tuple(group for _, group in chosen)))
         goal = (objective or Objective.throughput()).on([chosen[min(nodes)[0]][0] for nodes in costs.hosts])
         if found := task.search(costs, goal):
             merit = _merit(found[0], costs, goal)
             best = min(best or (merit, costs, found, goal), (merit, costs, found, goal), key=lambda each: each[0])
     return _mapping(best[1], best[2], device, best[3]) if best else None
+
+
+def _choices(cluster: Cluster) -> Iterator[list[tuple[int, NodeGroup]]]:
+    """Yield sets of (index of the group, nodes): all groups, then each group alone and each zone of a group alone."""
+    every = list(enumerate(cluster.groups))
+    yield every
+    parts = ((host, part) for host, group in every for part in dict.fromkeys((group, *_alone(group))))
+    yield from ([part] for part in parts if [part] != every)
 
 
 def _merit(found: Found, costs: PoolCosts, objective: Objective) -> tuple[float, float]:
@@ -139,7 +145,8 @@ def predict(
 ) -> DeviceMapping | Infeasible:
     """Return a placement made by hand with its prediction, or the reason why it does not fit."""
     task = task_of(job, shapes, device=placed.device, correction=correction, responses=responses)
-    if (taken := sum(pool.size for pool in placed.pools)) > cluster.gpus:
+    taken = sum(pool.size for pool in placed.pools)
+    if taken > cluster.gpus:
         return Infeasible(reason=f"the pools of the manifest take {taken} GPUs, but there are {cluster.gpus}")
     if (groups := _groups_of(placed.pools, cluster)) is None:
         pools = " and ".join(f"{pool.size} slots for pool {pool.name}" for pool in placed.pools)
@@ -147,8 +154,7 @@ def predict(
     nodes = [cluster.groups[group] for group in groups]
     costs = task.costs_as_placed(placed, nodes)
     sets = tuple(
-        (frozenset(role for role in pool.models if role not in PLACED_WITH), place, pool.size)
-        for place, pool in enumerate(placed.pools)
+        (frozenset(pool.models) - PLACED_WITH.keys(), place, pool.size) for place, pool in enumerate(placed.pools)
     )
     of_pools = [costs.seconds(*each) for each in sets]
     full = [pool.name for pool, each in zip(placed.pools, of_pools, strict=True) if np.isinf(each).any()]
@@ -370,26 +376,35 @@ def _smallest(task: MappingProblem, group: NodeGroup) -> int | None:
     return bisect_left(range(most), True, lo=most // 2 + 1, key=fits)
 
 
+def _gpus_in(cluster: Cluster) -> str:
+    """Return the GPUs of a cluster in words: `16 x h100-80g and 8 x a100-80g`."""
+    gpus = Counter[str]()
+    for group in cluster.groups:
+        gpus[group.gpu.name] += group.gpus
+    return " and ".join(f"{count} x {gpu}" for gpu, count in gpus.items())
+
+
+def _fixed_sizes_in_words(request: ModelRequest) -> str:
+    """Return the sizes that the manifest asks for: `pipeline 2, tensor 4, replicas 2`."""
+    sizes = request.sizes.model_dump(exclude={"replicas"}) if request.sizes else {}
+    words = [f"{name} {size}" for name, size in sizes.items() if size]
+    return ", ".join(words) + f", replicas {request.replicas}" * (request.replicas > 1)
+
+
 def _short_of(
     task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float, *, waits: bool
 ) -> str:
     """Why nothing fits; needed, have: bytes for the states of the models; waits: host memory has room for all."""
     models = ", ".join(task.requests)
     if needed > have:
-        gpus = Counter[str]()
-        for group in cluster.groups:
-            gpus[group.gpu.name] += group.gpus
-        names = " and ".join(f"{count} x {gpu}" for gpu, count in gpus.items())
         one = "the largest of " * (waits and len(task.requests) > 1)
         full = ", and the host memory is too small for them to wait there" * (task.software.may_offload and not waits)
-        return f"the states of {one}{models} take {needed / 1e9:,.1f} GB, but {names} hold {have / 1e9:,.1f} GB{full}"
+        states = f"the states of {one}{models} take {needed / 1e9:,.1f} GB"
+        return f"{states}, but {_gpus_in(cluster)} hold {have / 1e9:,.1f} GB{full}"
     for role, request in task.requests.items():
         groups = range(len(costs.groups))
         if not any(costs.strategies(role, frozenset((role,)), group, 1).fits.any() for group in groups):
-            fixed = request.sizes.model_dump(exclude={"replicas"}) if request.sizes else {}
-            sizes = ", ".join(f"{name} {size}" for name, size in fixed.items() if size)
-            if request.replicas > 1:
-                sizes += f", replicas {request.replicas}"
+            sizes = _fixed_sizes_in_words(request)
             return f"no pool of these GPUs can cut {role} as asked ({sizes}) and give each data rank a sequence"
     divides = sorted(set(task.load.pool_divides))
     largest = max((int(np.max(sizes, initial=0)) for sizes in costs.sizes), default=0)

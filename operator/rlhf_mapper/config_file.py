@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_api.chain import SCHEME
@@ -118,9 +118,7 @@ def _require_decoder(config: Mapping[str, Any]) -> None:
     names = config.get("architectures", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"architectures is {json.dumps(names)[:100]}, expected a list of names")
-    encodes = config.get("is_encoder_decoder") or "type_vocab_size" in config  # T5, BERT and their kin
-    is_other = not any(name.endswith(DECODERS) for name in names) if names else config.get("model_type") in OTHERS
-    if encodes or is_other:
+    if not _is_decoder(config, names):
         kind = ", ".join(names) or str(config.get("model_type", "this model"))
         raise ConfigError(f"{kind} is no decoder (such as LlamaForCausalLM), and only those are trained here")
     for name in SIZES:
@@ -131,6 +129,13 @@ def _require_decoder(config: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} is beyond {MAX_SIZE:,}, which no model has")
     if conflict := _conflict(config):
         raise ConfigError(conflict)
+
+
+def _is_decoder(config: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Whether a configuration may be a decoder's, by the names of its architectures or else by its model type."""
+    if config.get("is_encoder_decoder") or "type_vocab_size" in config:  # T5, BERT and their kin
+        return False
+    return any(name.endswith(DECODERS) for name in names) if names else config.get("model_type") not in OTHERS
 
 
 def _conflict(config: Mapping[str, Any]) -> str | None:

@@ -207,12 +207,16 @@ def _wrong_links(inventory: InventoryFile) -> Iterator[Problem]:
         path = f"links.{place}.between"
         if len(link.between) == 1:
             yield Problem(path, "has one name, expected two or more")
-        for name in dict.fromkeys(link.between):
-            if names[name] != 1 or uses[name] != 1:
-                yield Problem(path, f'names "{name}", expected the name of one entry of nodes, in one link')
-        kinds = [nodes.model_dump(exclude={"name", "count"}) for nodes in inventory.nodes if nodes.name in link.between]
-        if any(kind != kinds[0] for kind in kinds):
+        for name in (each for each in dict.fromkeys(link.between) if (names[each], uses[each]) != (1, 1)):
+            yield Problem(path, f'names "{name}", expected the name of one entry of nodes, in one link')
+        if not _are_equal([nodes for nodes in inventory.nodes if nodes.name in link.between]):
             yield Problem(path, "joins nodes that differ in more than their count; a pool lies on equal nodes")
+
+
+def _are_equal(nodes: list[Nodes]) -> bool:
+    """Whether nodes differ in their names and counts at most."""
+    kinds = [each.model_dump(exclude={"name", "count"}) for each in nodes]
+    return all(kind == kinds[0] for kind in kinds)
 
 
 def _unknown(gpu: str, known: Iterable[str]) -> str:

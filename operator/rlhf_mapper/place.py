@@ -17,28 +17,36 @@ def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
     gpus_per_machine: GPUs of each machine, 0 for a machine without GPUs.
     """
     device = device_of(job, gpus_per_machine)
-    if job.spec.placement.mode == "Manual":
-        pools = tuple(
-            MappedPool(
-                name=pool.name,
-                models=(*pool.models, *(role for role in job.models() if PLACED_WITH.get(role) in pool.models)),
-                slots_per_machine=(pool.slots_per_node,) * pool.nodes,
-            )
-            for pool in job.spec.placement.pools
-        )
-    else:
-        slots = job.spec.resources.slots_per_node or (max(gpus_per_machine) if device == "GPU" else 1)
-        slots_per_machine = (slots,) * job.spec.resources.nodes
-        pools = (MappedPool(name="all", models=tuple(job.models()), slots_per_machine=slots_per_machine),)
+    pools = _manual_pools(job) if job.spec.placement.mode == "Manual" else _single_pool(job, device, gpus_per_machine)
     problems, requested, available = list[Problem](), sum(pool.size for pool in pools), sum(gpus_per_machine)
     if device == "GPU" and requested > available:
         problems.append(Problem(f"{job.name}: spec.resources", f"asks for {requested} GPUs, but there are {available}"))
-    sizes = {role: _sizes(job, role, pool) for pool in pools for role in pool.models}
-    problems += [problem for pool in pools for role in pool.models for problem in _does_not_fill(job, role, pool)]
+    members = [(role, pool) for pool in pools for role in pool.models]
+    sizes = {role: _sizes(job, role, pool) for role, pool in members}
+    problems += [problem for role, pool in members for problem in _does_not_fill(job, role, pool)]
     problems += [problem for pool in pools for problem in (*_does_not_divide(job, pool), *_cuts_a_prompt(job, pool))]
     if problems:
         raise SpecError(problems)
     return DeviceMapping(device=device, pools=pools, sizes=sizes)
+
+
+def _manual_pools(job: Job) -> tuple[MappedPool, ...]:
+    """Return the pools of the manifest, with the models that always live with another model."""
+    return tuple(
+        MappedPool(
+            name=pool.name,
+            models=(*pool.models, *(role for role in job.models() if PLACED_WITH.get(role) in pool.models)),
+            slots_per_machine=(pool.slots_per_node,) * pool.nodes,
+        )
+        for pool in job.spec.placement.pools
+    )
+
+
+def _single_pool(job: Job, device: Device, gpus_per_machine: Sequence[int]) -> tuple[MappedPool, ...]:
+    """Return one pool of all models."""
+    slots = job.spec.resources.slots_per_node or (max(gpus_per_machine) if device == "GPU" else 1)
+    slots_per_machine = (slots,) * job.spec.resources.nodes
+    return (MappedPool(name="all", models=tuple(job.models()), slots_per_machine=slots_per_machine),)
 
 
 def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:

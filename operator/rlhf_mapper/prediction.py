@@ -57,22 +57,12 @@ def cuts_of(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> 
 
 def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: Sequence[MappedPool]) -> Prediction:
     """The prediction of a step; its stages take what the search found, each as long as the slowest pool."""
-    limits = {gpu.name: gpu.memory for gpu in (setting.nodes.gpu for setting in costs.settings)}
-    stages = dict(zip(STAGES, found.stages, strict=True))
-    generator = cuts.get("rollout") or cuts.get("actor")
-    generating = generator.predicted.seconds if generator else {}
-    phases: dict[Phase, float] = {
-        phase: generating.get(phase, 0.0) if stage == "generation" else stages[stage]
-        for phase, stage in STAGE_OF.items()
-    }
-    if costs.settings[0].load.streams:  # some of it is beside generation
-        of_pools = [sum(cuts[role].predicted.seconds.get("scoring", 0.0) for role in pool.models) for pool in pools]
-        phases["scoring"] = max(phases["scoring"], *of_pools)
+    limits = {setting.nodes.gpu.name: setting.nodes.gpu.memory for setting in costs.settings}
     return Prediction(
         step_seconds=found.seconds,
         tokens_per_second=costs.settings[0].load.tokens / found.seconds,
-        phases={phase: seconds for phase, seconds in phases.items() if seconds},
-        stages=stages,
+        phases=_phases(found, cuts, pools, streams=costs.settings[0].load.streams),
+        stages=dict(zip(STAGES, found.stages, strict=True)),
         models={role: cut.predicted for role, cut in cuts.items()},
         memory_limit={pool.name: memory.USABLE_SHARE * limits[pool.gpu] for pool in pools},
         gpu_memory_utilization=max(cut.generator_share for cut in cuts.values()),
@@ -81,6 +71,23 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
         response_tokens=costs.settings[0].load.response.mean,
         works_ahead=costs.settings[0].load.works_ahead,
     )
+
+
+def _phases(
+    found: Found, cuts: Mapping[Role, Cut], pools: Sequence[MappedPool], *, streams: bool
+) -> dict[Phase, float]:
+    """Seconds of a step by phase, without phases that take no time. streams: part of scoring overlaps generation."""
+    stages = dict(zip(STAGES, found.stages, strict=True))
+    generator = cuts.get("rollout") or cuts.get("actor")
+    generating = generator.predicted.seconds if generator else {}
+    phases: dict[Phase, float] = {
+        phase: generating.get(phase, 0.0) if stage == "generation" else stages[stage]
+        for phase, stage in STAGE_OF.items()
+    }
+    if streams:
+        of_pools = [sum(cuts[role].predicted.seconds.get("scoring", 0.0) for role in pool.models) for pool in pools]
+        phases["scoring"] = max(phases["scoring"], *of_pools)
+    return {phase: seconds for phase, seconds in phases.items() if seconds}
 
 
 def rejected_of(costs: PoolCosts, found: Sequence[Found], objective: Objective) -> tuple[Rejected, ...]:

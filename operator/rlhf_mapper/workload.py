@@ -166,14 +166,13 @@ def _work(job: Job, role: Role) -> Work:
     """Return the work that the calls of a step give a model, in sequences; a pair counts as two."""
     calls = [(_doer(job, *call), call[1]) for call in job.spec.algorithm.calls]
     methods = [method for model, method in calls if model == role]
-    models = {role} | ({"reference"} if role == "actor" and job.reference_is_actor else set())
     passes = methods.count("generate_sequences")
     trained, updates = _updates(job, role) if any(map(_is_update, methods)) else (0.0, 0)
     read_together, trained_together = _together(job, role, updates)
     return Work(
         generated=job.sequences_per_step * passes,
         passes=passes,
-        read=sum(_read(job, model, method) for model, method in calls if model in models),
+        read=_read_by(job, role, calls),
         read_apart=job.values_by_update and "compute_values" in methods,
         trained=trained,
         updates=updates,
@@ -183,6 +182,12 @@ def _work(job: Job, role: Role) -> Work:
         receives_weights=role == "rollout",
         recomputes=job.models()[role].gradient_checkpointing if trained else False,
     )
+
+
+def _read_by(job: Job, role: Role, calls: Sequence[tuple[str, str]]) -> float:
+    """Sequences of forward passes of a model; the actor also does the passes of a reference without own weights."""
+    models = {role, "reference"} if role == "actor" and job.reference_is_actor else {role}
+    return sum(_read(job, model, method) for model, method in calls if model in models)
 
 
 def _doer(job: Job, model: str, method: str) -> str:

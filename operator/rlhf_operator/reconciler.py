@@ -66,7 +66,7 @@ class Reconciler:
         self._pauses: dict[Key, float] = {}
         self._stale: set[Key] = set()
         self._refused: dict[Key, Refusal] = {}
-        self._one_reserves = asyncio.Lock()
+        self._reservation = asyncio.Lock()
         """Lock held while free capacity is read and the reservation is written."""
         self.leads = False
         self._since = clock()
@@ -197,16 +197,16 @@ class Reconciler:
         return self._queue.retry(key)
 
     async def _observe_decide_apply(self, key: Key, executor: ThreadPoolExecutor) -> float | None:
-        """Seconds until the next one, if time alone can change anything."""
+        """Return the seconds until the next pass; None if only an event can change anything."""
         fresh, alone = key in self._stale, False
         while True:
-            async with self._one_reserves if alone else nullcontext():
+            async with self._reservation if alone else nullcontext():
                 snapshot = await self._observer.observe(key, fresh=fresh, since=self._since)
                 self._stale.discard(key)
                 if snapshot is None:
                     return None
-                loop = asyncio.get_running_loop()
                 snapshot = replace(snapshot, refused=self._refused.get(key), alone=alone)
+                loop = asyncio.get_running_loop()
                 plan = await loop.run_in_executor(executor, self._decide, snapshot, self._clock(), self._settings)
                 look = next((action for action in plan.actions if isinstance(action, ReadLive)), None)
                 if look is None:
@@ -216,9 +216,8 @@ class Reconciler:
                 raise StillUndecidedError(look.why)
             fresh, alone = True, alone or look.alone
         await self._applier.act(snapshot, plan)
-        if any(isinstance(action, Create) and action.manifest.get("kind") != "Job" for action in plan.actions):
-            # What was made is in the cache already, so that no event of a watch will bring this key again; but of a
-            # Job only the pods are watched.
+        if _creates_watched(plan):
+            # The new object is in the cache already, so no event of a watch brings this key again.
             self._queue.add(key)
         return plan.requeue_after
 
@@ -256,3 +255,8 @@ class Reconciler:
         finally:
             self._pauses[key] = pause
             self._polls.add_after(key, pause)
+
+
+def _creates_watched(plan: Plan) -> bool:
+    """Whether a plan creates an object that is watched; of a Job only the pods are watched."""
+    return any(isinstance(action, Create) and action.manifest.get("kind") != "Job" for action in plan.actions)

@@ -83,7 +83,7 @@ def test_an_answer_is_kept_and_only_news_is_news() -> None:
     [
         *(b"", b"{", b"[]", b"null", b"7", b'{"attempt": 1}', b'{"attempt": "2"}', b'{"attempt": true}', b"\xff\xfe"),
         b"[" * 100_000,
-        json.dumps({**ANSWER, "filling": "x" * 2 * module.LARGEST}).encode(),
+        json.dumps({**ANSWER, "filling": "x" * 2 * module.MAX_BYTES}).encode(),
     ],
     ids=lambda body: str(body[:20]),
 )

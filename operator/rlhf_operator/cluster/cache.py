@@ -277,8 +277,8 @@ class Cache:
         if kind == "claims":
             return {job for job, _ in self.jobs.find(namespace, f"claim:{name}")}
         if kind == "quotas":
-            found = (self.rayjobs.get((namespace, each)) for each in entry.index_names)
-            return {(namespace, job) for rayjob in found if rayjob for job in rayjob.index_names}
+            rayjobs = filter(None, (self.rayjobs.get((namespace, each)) for each in entry.index_names))
+            return {(namespace, job) for rayjob in rayjobs for job in rayjob.index_names}
         return self._jobs_of_node(name) if kind == "nodes" else set()
 
     def _jobs_of_node(self, name: str) -> set[Key]:
@@ -307,16 +307,17 @@ class Cache:
         return {key} | dependants | (self._who_may_begin(before.value, now) if before else set())
 
     def _who_may_begin(self, before: ObservedJob, now: Entry[ObservedJob] | None) -> set[Key]:
-        """The next in line if a job has given room back or left the line; new ones wait for each other's first pass."""
+        """Return the next in line if a job has given room back or left the line, with the jobs before their first pass.
+
+        New jobs wait for the first pass of older ones.
+        """
         is_there = now is not None and now.uid == before.uid and not now.value.deleting
         was, new = before.status, now.value.status if now is not None and is_there else Status()
         if was.reserved and not new.reserved:
             return self._next_in_line()
-        is_ahead = was.phase == "Queued" or not was.conditions
-        if not is_ahead or (is_there and (was.phase, not was.conditions) == (new.phase, not new.conditions)):
-            return set()
-        jobs = ((key, job.value.status) for key, job in self.jobs)
-        return self._next_in_line() | {key for key, job in jobs if job.phase == "Pending" and not job.conditions}
+        if _may_be_ahead(was) and not (is_there and _place_in_line(was) == _place_in_line(new)):
+            return self._next_in_line() | {key for key, job in self.jobs if _is_new(job.value.status)}
+        return set()
 
     def _dependants(self, key: Key) -> set[Key]:
         """The jobs that read a job's output, and those that read theirs, and so on."""
@@ -328,6 +329,20 @@ class Cache:
             found |= new
             waiting += new
         return found
+
+
+def _may_be_ahead(status: Status) -> bool:
+    """Whether younger jobs may wait for a job: the job is in the line, or before its first pass."""
+    return status.phase == "Queued" or not status.conditions
+
+
+def _place_in_line(status: Status) -> tuple[Phase, bool]:
+    return status.phase, not status.conditions
+
+
+def _is_new(status: Status) -> bool:
+    """Whether a job waits for its first pass."""
+    return status.phase == "Pending" and not status.conditions
 
 
 def _frees_room(before: Entry[ObservedPod] | None, now: Entry[ObservedPod] | None) -> bool:

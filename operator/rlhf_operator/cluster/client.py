@@ -8,7 +8,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -32,7 +32,7 @@ TIMEOUT: Final = aiohttp.ClientTimeout(total=20, sock_connect=5)
 MIN_PAUSE: Final = 0.4
 MAX_PAUSE: Final = 30.0
 """Seconds between two attempts; a server that asks for more is asked again by the next pass."""
-PAGE: Final = 100
+PAGE_SIZE: Final = 100
 MERGE_PATCH: Final = "application/merge-patch+json"
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID, BUSY = 401, 403, 404, 409, 410, 422, 429
 
@@ -140,28 +140,24 @@ class Client:
         fields: str = "",
         slim: Callable[[Document], Document] | None = None,
     ) -> Listing:
-        """All objects, in pages; what the server says now. slim: what is kept of an object, of each page at once.
+        """Return all objects in their current state, read in pages. slim: applied to each object of a page at once.
 
-        selector: of labels; fields: of fields.
+        selector: label selector; fields: field selector.
         """
         items: list[Document] = []
-        query = {"limit": str(PAGE)}
-        query |= {name: value for name, value in (("labelSelector", selector), ("fieldSelector", fields)) if value}
+        query = {"limit": str(PAGE_SIZE), "labelSelector": selector, "fieldSelector": fields}
+        query = {name: value for name, value in query.items() if value}
         while True:
             try:
                 page = await self.call("GET", resource.path(namespace), kind=resource.plural, query=query)
             except ApiError as error:
                 if error.status != GONE or "continue" not in query:
                     raise
-                # The state that the pages showed is too old by now.
+                # The state of the earlier pages is too old by now.
                 items.clear()
                 del query["continue"], query["limit"]
                 continue
-            if "items" not in page:
-                raise ApiError(0, f"GET {resource.path(namespace)}: the answer is no list")
-            for item in page["items"] or []:
-                item.get("metadata", {}).pop("managedFields", None)  # half of its bulk, and nobody reads it
-                items.append(slim(item) if slim else item)
+            items += _items(page, resource.path(namespace), slim)
             metadata = page.get("metadata") or {}
             if not metadata.get("continue"):
                 return Listing(items=tuple(items), version=int(metadata.get("resourceVersion") or 0))
@@ -232,6 +228,15 @@ class Client:
         if (answer := _parsed(text)) is None:
             raise ApiError(0, f"{where}: an answer that cannot be read: {text[:500]}", response.headers)
         return response.status, answer
+
+
+def _items(page: Document, path: str, slim: Callable[[Document], Document] | None) -> Iterator[Document]:
+    """Yield the objects of a page without managedFields, which are half of their bulk and which nobody reads."""
+    if "items" not in page:
+        raise ApiError(0, f"GET {path}: the answer is no list")
+    for item in page["items"] or []:
+        item.get("metadata", {}).pop("managedFields", None)
+        yield slim(item) if slim else item
 
 
 def _is_passing(error: Exception) -> bool:

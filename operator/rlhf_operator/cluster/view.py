@@ -34,24 +34,21 @@ class View:
         Reserved room that no pods have taken yet counts on its node. If foreign pods have taken it there, it counts on
         a node that is free.
         """
-        requested = (self._cache.pods.requested, self._cache.pods.requested_by_jobs)
-        taken, by_jobs = (_without(each, self.pods(job)) for each in requested)
-        by_jobs = _without(by_jobs, self._kept())
+        taken = _without(self._cache.pods.requested, self.pods(job))
+        by_jobs = _without(_without(self._cache.pods.requested_by_jobs, self.pods(job)), self._kept())
         missing = self._missing(job)
         for node, amount in missing.items():
             for held in (taken, by_jobs):
                 held[node] = held.get(node, Counter()) + amount
-        nodes = [entry.value for _, entry in self._cache.nodes] if missing else []
-        there = {node.name: node.room for node in nodes if node.ready and node.schedulable}
+        room = self._room() if missing else {}
         for node, amount in missing.items():
-            surplus = (taken[node] - there.get(node, Counter())) & amount
-            for other, allocatable in there.items() if surplus else ():
-                moved = surplus & (allocatable - taken.get(other, Counter()))
-                surplus -= moved
-                for held in (taken, by_jobs):
-                    held[node] = held[node] - moved
-                    held[other] = held.get(other, Counter()) + moved
+            _move_surplus(node, amount, room, taken, by_jobs)
         return taken, by_jobs
+
+    def _room(self) -> Held:
+        """Return the allocatable amounts of the nodes that take pods."""
+        nodes = (entry.value for _, entry in self._cache.nodes)
+        return {node.name: node.room for node in nodes if node.ready and node.schedulable}
 
     def _kept(self) -> Iterator[ObservedPod]:
         """Pods that jobs leave for debugging: nobody gives their room back."""
@@ -97,6 +94,17 @@ def _without(held: Held, pods: Iterable[ObservedPod]) -> Held:
         if pod.node in rest:
             rest[pod.node] = rest[pod.node] - Counter(pod.requests)
     return rest
+
+
+def _move_surplus(node: str, reserved: Counter[str], room: Held, taken: Held, by_jobs: Held) -> None:
+    """Move reserved amounts that a node no longer has room for to nodes with room, in place."""
+    surplus = (taken[node] - room.get(node, Counter())) & reserved
+    for other, allocatable in room.items() if surplus else ():
+        moved = surplus & (allocatable - taken.get(other, Counter()))
+        surplus -= moved
+        for held in (taken, by_jobs):
+            held[node] = held[node] - moved
+            held[other] = held.get(other, Counter()) + moved
 
 
 def input_of(job: ObservedJob) -> ObservedInput:

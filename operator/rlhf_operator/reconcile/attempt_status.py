@@ -51,8 +51,8 @@ def update_progress(ctx: ReconcileContext) -> bool:
         _set_first_step(ctx, reported)
     has_advanced = is_first
     if reported.progress is not None:
-        steps = reported.progress.step - before.step if before is not None and not is_first else 1
-        has_advanced = is_first or steps > 0
+        steps = 1 if is_first or before is None else reported.progress.step - before.step
+        has_advanced = steps > 0
         if steps >= 0:
             ctx.set_status(progress=reported.progress, metrics=reported.metrics[:MAX_METRICS])
     if (progress := ctx.status.progress) is not None:

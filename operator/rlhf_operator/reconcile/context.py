@@ -276,8 +276,8 @@ def _repaired(snapshot: Snapshot) -> Snapshot:
     number = max(status.attempt or 0, *listed, 0)
     if newest is not None and newest.attempt >= max(number, 1) and newest.attempt not in listed:
         status = _with_lost_attempt(status, newest)
-    elif number:
-        status = status.model_copy(update={"attempt": number})
+    else:
+        status = status.model_copy(update={"attempt": number or status.attempt})
     ordered = tuple(sorted(status.attempts, key=lambda each: each.attempt))
     status = status.model_copy(update={"attempts": ordered})
     return replace(snapshot, job=replace(job, status=status), rayjobs=rayjobs)

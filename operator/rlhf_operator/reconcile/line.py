@@ -262,15 +262,16 @@ def _suitable_nodes(
 ) -> list[ObservedNode]:
     """Return the nodes for workers of a runtime. gpus: the mapped GPU types; a None in it allows all types."""
     resource = "" if device == "CPU" else ctx.settings.gpu_resource_of(runtime)
-    needed = {resource} if device and resource else set[str]()
     pod = ctx.settings.pod_of(runtime, names.WORKER)
+    nodes = [node for node in ctx.snapshot.nodes or () if suits(node, pod, resource)]
+    if device and resource:
+        nodes = [node for node in nodes if resource in node.allocatable]
+    return nodes if None in gpus else [node for node in nodes if _gpu_name(node, resource, ctx) in gpus]
 
-    def has_gpu(node: ObservedNode) -> bool:
-        gpu = ctx.settings.gpu_of(names.gpu_product(node.labels, resource))
-        return None in gpus or (gpu is not None and gpu.name in gpus)
 
-    nodes = (node for node in ctx.snapshot.nodes or () if suits(node, pod, resource))
-    return [node for node in nodes if needed <= node.allocatable.keys() and has_gpu(node)]
+def _gpu_name(node: ObservedNode, resource: str, ctx: ReconcileContext) -> str:
+    gpu = ctx.settings.gpu_of(names.gpu_product(node.labels, resource))
+    return gpu.name if gpu else ""
 
 
 @lru_cache(maxsize=1024)

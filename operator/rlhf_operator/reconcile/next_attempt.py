@@ -43,8 +43,8 @@ def prepare(ctx: ReconcileContext) -> None:
 
 
 def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
-    if ctx.record is not None and ctx.record.outcome == "Running":
-        finish.suspend(ctx)  # it was named in the status, and its RayJob was never created
+    if _named_attempt(ctx):
+        finish.suspend(ctx)
     ctx.set_status(next_attempt_time=None, reserved=())
     if is_clear:
         ctx.set_condition("Suspended", "True", "SuspendedByUser", "spec.suspend is true; set it to false to go on.")
@@ -94,6 +94,18 @@ def _with_smaller_micro_batches(ctx: ReconcileContext, job: Job, mapping: Mapped
     return smaller
 
 
+def _named_attempt(ctx: ReconcileContext) -> Attempt | None:
+    """Return the attempt that the status names and whose RayJob was never created."""
+    return ctx.record if ctx.record is not None and ctx.record.outcome == "Running" else None
+
+
+def _report_avoided(ctx: ReconcileContext, number: int, avoided: tuple[str, ...]) -> None:
+    if avoided:
+        hours = f"{failure.NODE_AVOIDED_SECONDS / 3600:.0f} h"
+        message = f"Attempt {number} keeps off {', '.join(avoided)}: attempts failed there in the last {hours}."
+        ctx.add_event("Normal", "NodesAvoided", message)
+
+
 def _set_quota(ctx: ReconcileContext, number: int, queue: str | None, *, was_withdrawn: bool) -> None:
     """Set the condition QuotaReserved of an attempt that begins."""
     if queue and not ctx.snapshot.in_line:  # without Kueue the label has no meaning
@@ -107,7 +119,7 @@ def _set_quota(ctx: ReconcileContext, number: int, queue: str | None, *, was_wit
 
 def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: tuple[str, ...]) -> None:
     """Name the next attempt in the status and create its RayJob; an attempt named but never created comes first."""
-    named = ctx.record if ctx.record is not None and ctx.record.outcome == "Running" else None
+    named = _named_attempt(ctx)
     number = (named.attempt if named else 0) or (ctx.status.attempt or 0) + 1
     if inputs.conflict(ctx, names.rayjob(job.name, number)):
         ctx.set_status(reserved=())
@@ -131,11 +143,8 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
     ctx.set_condition("Training", "False", "NotStarted", f"Attempt {number} has not begun to train.")
     if (refused := ctx.snapshot.refused) is not None:
         ctx.set_condition("Accepted", "False", refused.reason, refused.message)
-        ctx.set_status(reserved=())  # others may begin meanwhile
-    if avoided:
-        hours = f"{failure.NODE_AVOIDED_SECONDS / 3600:.0f} h"
-        message = f"Attempt {number} keeps off {', '.join(avoided)}: attempts failed there in the last {hours}."
-        ctx.add_event("Normal", "NodesAvoided", message)
+        ctx.set_status(reserved=())  # other jobs may begin meanwhile
+    _report_avoided(ctx, number, avoided)
     size = claim_size(job, ctx.snapshot)
     made = attempt_manifests(ctx.snapshot, job, mapping, ctx.settings, attempt=number, avoided=avoided, claim_size=size)
     ctx.actions.extend(Create(manifest=each) for each in made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from rlhf_api.status import Measured
 from rlhf_operator.placement.map_job import better
 from rlhf_operator.placement.review import measured
 from rlhf_operator.reconcile import finish, line
@@ -27,9 +28,8 @@ def review_placement(ctx: ReconcileContext) -> None:
         ctx.set_record(measured=report)
         seen = replace(ctx.snapshot, job=replace(ctx.snapshot.job, status=ctx.status))
         _report(ctx, better(ctx.job, mapping, seen, ctx.settings))
-    saved = ctx.status.checkpoint
     # With jobs ahead in line, the room of the ended attempt would go to them.
-    if _may_remap(ctx) and saved is not None and saved.step > report.step and not line.jobs_ahead(ctx):
+    if _may_remap(ctx, report) and not line.jobs_ahead(ctx):
         finish.remap(ctx)
 
 
@@ -45,10 +45,11 @@ def _report(ctx: ReconcileContext, placement: str) -> None:
         ctx.set_condition("Mapped", "True", "Mapped", "By what steps took no other placement is much better.")
 
 
-def _may_remap(ctx: ReconcileContext) -> bool:
-    """Whether a better placement is reported for which the job may end the attempt."""
-    mapped = ctx.condition("Mapped")
-    return mapped is not None and mapped.reason == BETTER and _can_remap(ctx)
+def _may_remap(ctx: ReconcileContext, report: Measured) -> bool:
+    """Whether the attempt may end for a better placement: one is reported, and a checkpoint was saved since."""
+    mapped, saved = ctx.condition("Mapped"), ctx.status.checkpoint
+    is_reported = mapped is not None and mapped.reason == BETTER
+    return is_reported and _can_remap(ctx) and saved is not None and saved.step > report.step
 
 
 def _can_remap(ctx: ReconcileContext) -> bool:
