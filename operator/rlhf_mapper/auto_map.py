@@ -154,7 +154,7 @@ def predict(
     nodes = [cluster.groups[group] for group in groups]
     costs = task.costs_as_placed(placed, nodes)
     sets = tuple(
-        (frozenset(pool.models) - PLACED_WITH.keys(), place, pool.size) for place, pool in enumerate(placed.pools)
+        (frozenset(pool.models).difference(PLACED_WITH), place, pool.size) for place, pool in enumerate(placed.pools)
     )
     of_pools = [costs.seconds(*each) for each in sets]
     full = [pool.name for pool, each in zip(placed.pools, of_pools, strict=True) if np.isinf(each).any()]
