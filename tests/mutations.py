@@ -243,7 +243,7 @@ MUTATIONS = (
     Mutation(f"{API}/checks/resume.py", '    "spec.checkpoint",\n', "", EXPERIMENT),
     Mutation(f"{API}/checks/resume.py", '["schedule"] != "Constant"', '["schedule"] == "Constant"', EXPERIMENT),
     Mutation(f"{API}/exit_codes.py", "COMMUNICATION = 8", "COMMUNICATION = 9", FAILURES),
-    Mutation(f"{OPERATOR}/failure.py", 'ExitCode.NUMERICS: "Numerics"', 'ExitCode.NUMERICS: "Data"', FAILURES),
+    Mutation(f"{OPERATOR}/evidence.py", 'ExitCode.NUMERICS: "Numerics"', 'ExitCode.NUMERICS: "Data"', FAILURES),
     Mutation(
         f"{OPERATOR}/failure.py",
         '"NodeLost": FailureClass(action="Ignore"',

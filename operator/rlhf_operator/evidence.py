@@ -1,15 +1,14 @@
-"""Evidence of failures: predicates on the pods, the RayJob and the trainer of an attempt. `failure` ranks them."""
+"""Evidence of failures in a snapshot: one function for each source of evidence. `failure` ranks them in a table."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property, partial
+from functools import partial
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.spec.run_policy import Reason
@@ -21,76 +20,26 @@ from rlhf_operator.times import since
 
 NODE_SECONDS: Final = 60.0
 """Time for which the node of a pod may be not ready."""
-STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfMemory")
-"""Reasons of disrupted pods, the strongest first."""
-
-Found: TypeAlias = tuple[str, ObservedPod | None]
-"""Message of a failure, and the pod that the failure is about."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A snapshot in which evidence is looked for."""
-
-    snapshot: Snapshot
-    now: datetime
-    ready_since: datetime | None
-    """Time at which all pods of the attempt were ready for the first time."""
-
-    @cached_property
-    def exit_code(self) -> int | None:
-        """Exit code of the trainer."""
-        return attempt.exit_code(self.snapshot)
-
-    @cached_property
-    def has_ended(self) -> bool:
-        """Whether the trainer has exited with an error, or its Ray job has failed."""
-        beat = self.snapshot.current_heartbeat()
-        has_exited = self.exit_code not in (None, 0) and beat is not None and beat.complete
-        return has_exited or attempt.ray_job_failed(self.snapshot.current_rayjob())
-
-    @cached_property
-    def blamed_pod(self) -> ObservedPod | None:
-        """Pod that the trainer blames, or else the head; a failed communication is hardly ever the head's fault."""
-        is_head = self.exit_code != ExitCode.COMMUNICATION
-        return attempt.named_pod(self.snapshot) or (attempt.head_of(self.snapshot) if is_head else None)
-
-    @cached_property
-    def disruption(self) -> Cause | None:
-        """Strongest disruption of the pods that the trainer cannot do without."""
-        survivable = attempt.survivable_pools(self.snapshot)
-        return self._strongest(pod for pod in attempt.current_pods(self.snapshot) if pod.pool not in survivable)
-
-    @cached_property
-    def past_disruption(self) -> Cause | None:
-        """Strongest disruption of the pods that are gone."""
-        return self._strongest(self.snapshot.lost_pods)
-
-    def _strongest(self, pods: Iterable[ObservedPod]) -> Cause | None:
-        causes = [cause for pod in pods if (cause := _disruption(pod, self))]
-        return min(causes, key=lambda cause: STRENGTH.index(cause[0]), default=None)
-
-    @cached_property
-    def start_failure(self) -> Cause | None:
-        """Problem that has kept a pod from starting for longer than it may."""
-        return next((cause for left, cause in start_problems(self.snapshot, self.now) if left <= 0), None)
-
-    @cached_property
-    def needed_workers(self) -> list[ObservedPod]:
-        """Worker pods that the trainer cannot do without."""
-        survivable = attempt.survivable_pools(self.snapshot)
-        return [pod for pod in attempt.workers_of(self.snapshot) if pod.pool not in survivable]
-
-
-class PodSign(NamedTuple):
-    """Row of the table of pods: a sign that explains why a pod has ended, or will."""
-
-    reason: Reason
-    is_seen: Callable[[ObservedPod, Case], bool]
-    message: str
-    """Sentence with the fields pod, node and role."""
-
-
+CONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = MappingProxyType(
+    {
+        ExitCode.SPEC: "Spec",
+        ExitCode.DATA: "Data",
+        ExitCode.OUT_OF_MEMORY: "OutOfMemory",
+        ExitCode.NUMERICS: "Numerics",
+        ExitCode.USER_CODE: "UserCode",
+    }
+)
+"""Exit codes that no event in the cluster causes."""
+INCONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = MappingProxyType(
+    {
+        ExitCode.INTERNAL: "Internal",
+        ExitCode.ENVIRONMENT: "Environment",
+        ExitCode.COMMUNICATION: "Communication",
+        126: "Environment",
+        127: "Environment",
+    }
+)
+"""Exit codes that a lost pod may cause. The shell returns 126 and 127: the program is not in the image."""
 DISRUPTIONS: Final[Mapping[str, Reason]] = MappingProxyType(
     {
         "PreemptionByScheduler": "Preempted",
@@ -101,6 +50,26 @@ DISRUPTIONS: Final[Mapping[str, Reason]] = MappingProxyType(
     }
 )
 """Failure by the reason of a pod's condition DisruptionTarget."""
+STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfMemory")
+"""Reasons of disrupted pods, the strongest first."""
+
+
+class Case(NamedTuple):
+    """Snapshot in which evidence is looked for."""
+
+    snapshot: Snapshot
+    now: datetime
+    ready_since: datetime | None
+    """Time at which all pods of the attempt were ready for the first time."""
+
+
+class PodSign(NamedTuple):
+    """Row of the table of pods: a sign that explains the end of a pod."""
+
+    reason: Reason
+    is_seen: Callable[[ObservedPod, Case], bool]
+    message: str
+    """Sentence with the fields pod, node and role."""
 
 
 def _has_disruption(pod: ObservedPod, _: Case, *, disruption: str) -> bool:
@@ -139,13 +108,44 @@ POD_SIGNS: Final = (
     ),
     PodSign(
         "OutOfMemory",
-        lambda pod, _: any(
-            each.ended_reason == "OOMKilled" and each.name in attempt.OWN_CONTAINERS for each in pod.containers
-        ),
+        lambda pod, _: pod.is_out_of_memory(attempt.OWN_CONTAINERS),
         "pod {pod.name} used more memory than its limit; raise spec.runtime.{role}.memory",
     ),
 )
-"""Signs on a pod; the first that is seen explains the pod."""
+"""Signs on a pod; the first one that is seen explains the pod."""
+
+
+def conclusive_exit(case: Case) -> Cause | None:
+    """The trainer has reported an exit code that no event in the cluster causes."""
+    code = attempt.exit_code(case.snapshot)
+    if code is None or (reason := CONCLUSIVE_EXIT_CODES.get(code)) is None:
+        return None
+    pod = attempt.named_pod(case.snapshot) or attempt.head_of(case.snapshot)
+    return reason, attempt.trainer_message(case.snapshot) or f"the trainer ended with exit code {code}", pod
+
+
+def preempted_quota(case: Case) -> Cause | None:
+    """Kueue has preempted a running attempt; the quota stays reserved until all pods are gone."""
+    quota = case.snapshot.quota
+    if case.ready_since and quota and quota.evicted == "Preempted":
+        return "Preempted", f"Kueue took the quota away: {quota.message}", None
+    return None
+
+
+def disrupted_pod(case: Case) -> Cause | None:
+    """The cluster has disrupted a pod that the trainer cannot do without."""
+    survivable = attempt.survivable_pools(case.snapshot)
+    return _strongest((pod for pod in attempt.current_pods(case.snapshot) if pod.pool not in survivable), case)
+
+
+def disrupted_lost_pod(case: Case) -> Cause | None:
+    """The cluster has disrupted a pod that is gone."""
+    return _strongest(case.snapshot.lost_pods, case)
+
+
+def _strongest(pods: Iterable[ObservedPod], case: Case) -> Cause | None:
+    causes = [cause for pod in pods if (cause := _disruption(pod, case))]
+    return min(causes, key=lambda cause: STRENGTH.index(cause[0]), default=None)
 
 
 def _disruption(pod: ObservedPod, case: Case) -> Cause | None:
@@ -156,61 +156,25 @@ def _disruption(pod: ObservedPod, case: Case) -> Cause | None:
     return sign.reason, sign.message.format(pod=pod, node=pod.node or "(none)", role=role).rstrip(), pod
 
 
-def exited(case: Case, *, code: int) -> Found | None:
-    """The trainer has reported an exit code that no event in the cluster causes."""
-    if case.exit_code != code:
+def unexplained_end(case: Case) -> Cause | None:
+    """The trainer has ended, and neither its exit code nor a pod explains it."""
+    if not attempt.has_failed(case.snapshot):
         return None
-    pod = attempt.named_pod(case.snapshot) or attempt.head_of(case.snapshot)
-    return attempt.trainer_message(case.snapshot) or f"the trainer ended with exit code {code}", pod
+    rayjob, code = case.snapshot.current_rayjob(), attempt.exit_code(case.snapshot) or 0
+    # A failed communication is hardly ever the head's fault.
+    head = None if code == ExitCode.COMMUNICATION else attempt.head_of(case.snapshot)
+    pod, own = attempt.named_pod(case.snapshot) or head, attempt.trainer_message(case.snapshot)
+    message = own or (rayjob.message if rayjob else "")
+    if reason := INCONCLUSIVE_EXIT_CODES.get(code):
+        return reason, message or f"the trainer ended with exit code {code}", pod
+    if rayjob is not None and rayjob.deployment_status == "ValidationFailed":
+        return "Internal", f"KubeRay refused RayJob {rayjob.name}: {rayjob.message}", None
+    if code > 128:
+        return "Unknown", own or f"the trainer was ended by signal {code - 128}", pod
+    return "Unknown", message or "the trainer ended and left no word", pod
 
 
-def quota_preempted(case: Case) -> Found | None:
-    """Kueue has preempted a running attempt; the quota stays reserved until all pods are gone."""
-    quota = case.snapshot.quota
-    if case.ready_since and quota and quota.evicted == "Preempted":
-        return f"Kueue took the quota away: {quota.message}", None
-    return None
-
-
-def pod_disrupted(case: Case, *, reason: Reason) -> Found | None:
-    """The cluster has done something to a pod of the attempt."""
-    return case.disruption[1:] if case.disruption and case.disruption[0] == reason else None
-
-
-def lost_pod_disrupted(case: Case, *, reason: Reason) -> Found | None:
-    """The cluster has done something to a pod that is gone."""
-    return case.past_disruption[1:] if case.past_disruption and case.past_disruption[0] == reason else None
-
-
-def ended(case: Case, *, code: int) -> Found | None:
-    """The trainer has ended with an exit code that a lost pod may explain."""
-    if not case.has_ended or case.exit_code != code:
-        return None
-    rayjob = case.snapshot.current_rayjob()
-    message = attempt.trainer_message(case.snapshot) or (rayjob.message if rayjob else "")
-    return message or f"the trainer ended with exit code {code}", case.blamed_pod
-
-
-def refused_by_kuberay(case: Case) -> Found | None:
-    """KubeRay has refused the RayJob."""
-    rayjob = case.snapshot.current_rayjob()
-    if not case.has_ended or rayjob is None or rayjob.deployment_status != "ValidationFailed":
-        return None
-    return f"KubeRay refused RayJob {rayjob.name}: {rayjob.message}", None
-
-
-def ended_unexplained(case: Case) -> Found | None:
-    """The trainer has ended by a signal, or without an exit code that says why."""
-    if not case.has_ended:
-        return None
-    rayjob = case.snapshot.current_rayjob()
-    message = (rayjob.message if rayjob else "") or "the trainer ended and left no word"
-    if case.exit_code is not None and case.exit_code > 128:
-        message = f"the trainer was ended by signal {case.exit_code - 128}"
-    return attempt.trainer_message(case.snapshot) or message, case.blamed_pod
-
-
-def rayjob_suspended(case: Case) -> Found | None:
+def suspended_rayjob(case: Case) -> Cause | None:
     """The RayJob of a running attempt was suspended."""
     rayjob, quota = case.snapshot.current_rayjob(), case.snapshot.quota
     if rayjob is None or not case.ready_since:
@@ -218,59 +182,44 @@ def rayjob_suspended(case: Case) -> Found | None:
     if not rayjob.suspended and rayjob.deployment_status not in ("Suspending", "Suspended"):
         return None
     message = f"RayJob {rayjob.name} was suspended while it ran: {quota.message if quota else ''}"
-    return message.rstrip(": "), None
+    return "Evicted", message.rstrip(": "), None
 
 
-def head_gone(case: Case) -> Found | None:
-    """The head pod that the status names is gone."""
-    head, known = attempt.head_of(case.snapshot), case.snapshot.job.status.head_pod
-    return (f"head pod {known} is gone", None) if known and (head is None or head.name != known) else None
+def lost_head(case: Case) -> Cause | None:
+    """The head pod is gone or has ended, or somebody else than the operator has deleted the RayJob."""
+    head, rayjob, status = attempt.head_of(case.snapshot), case.snapshot.current_rayjob(), case.snapshot.job.status
+    if status.head_pod and (head is None or head.name != status.head_pod):
+        return "HeadLost", f"head pod {status.head_pod} is gone", None
+    if head is not None and (how := attempt.how_ended(head)):
+        return "HeadLost", f"head pod {head.name} {how}", head
+    if status.ray_job_name and (rayjob is None or rayjob.deleting):
+        return "HeadLost", f"RayJob {status.ray_job_name} was deleted, and not by the operator", None
+    return None
 
 
-def head_ended(case: Case) -> Found | None:
-    """The head pod has ended."""
-    head = attempt.head_of(case.snapshot)
-    how = attempt.how_ended(head) if head else ""
-    return (f"head pod {head.name} {how}", head) if head and how else None
-
-
-def rayjob_deleted(case: Case) -> Found | None:
-    """Somebody else than the operator has deleted the RayJob."""
-    name, rayjob = case.snapshot.job.status.ray_job_name, case.snapshot.current_rayjob()
-    if not name or (rayjob is not None and not rayjob.deleting):
-        return None
-    return f"RayJob {name} was deleted, and not by the operator", None
-
-
-def worker_ended(case: Case) -> Found | None:
-    """A worker pod has ended."""
-    hows = ((pod, attempt.how_ended(pod)) for pod in case.needed_workers)
-    return next(((f"worker pod {pod.name} {how}", pod) for pod, how in hows if how), None)
-
-
-def worker_missing(case: Case) -> Found | None:
-    """A cluster that was complete has fewer worker pods than its mapping."""
-    mapping, survivable = case.snapshot.job.status.mapping, attempt.survivable_pools(case.snapshot)
-    expected = sum(pool.nodes for pool in mapping.pools if pool.name not in survivable) if mapping else 0
-    if not case.ready_since or len(case.needed_workers) >= expected:
-        return None
-    return f"a worker pod is gone: {len(case.needed_workers)} of {expected} are left", None
-
-
-def worker_replaced(case: Case) -> Found | None:
-    """KubeRay has replaced a worker pod of a cluster that was complete.
+def lost_worker(case: Case) -> Cause | None:
+    """A worker pod has ended, or is missing from a cluster that was complete.
 
     Kubernetes' times are whole seconds. A pod replaced in the second in which the cluster became complete is missed,
     which is harmless: no trainer has begun by then.
     """
-    since_ready = case.ready_since
-    late = next((pod for pod in case.needed_workers if since_ready and pod.created > since_ready), None)
-    return (f"a worker pod is gone; KubeRay made {late.name} in its place", None) if late else None
+    mapping, survivable = case.snapshot.job.status.mapping, attempt.survivable_pools(case.snapshot)
+    workers = [pod for pod in attempt.workers_of(case.snapshot) if pod.pool not in survivable]
+    ended = next((pod for pod in workers if attempt.how_ended(pod)), None)
+    if ended:
+        return "WorkerLost", f"worker pod {ended.name} {attempt.how_ended(ended)}", ended
+    if (since_ready := case.ready_since) is None:
+        return None
+    expected = sum(pool.nodes for pool in mapping.pools if pool.name not in survivable) if mapping else 0
+    if len(workers) < expected:
+        return "WorkerLost", f"a worker pod is gone: {len(workers)} of {expected} are left", None
+    late = next((pod for pod in workers if pod.created > since_ready), None)
+    return ("WorkerLost", f"a worker pod is gone; KubeRay made {late.name} in its place", None) if late else None
 
 
-def cannot_start(case: Case, *, reason: Reason) -> Found | None:
+def start_failure(case: Case) -> Cause | None:
     """A problem has kept a pod from starting for longer than it may."""
-    return case.start_failure[1:] if case.start_failure and case.start_failure[0] == reason else None
+    return next((cause for left, cause in start_problems(case.snapshot, case.now) if left <= 0), None)
 
 
 def seconds_until_failure(snapshot: Snapshot, now: datetime) -> float | None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from rlhf_api.exit_codes import ExitCode
 from rlhf_api.spec.run_policy import Action, Reason, RunPolicy
 from rlhf_api.status import Failure
 from rlhf_operator import evidence
-from rlhf_operator.evidence import STRENGTH, Case, Found
+from rlhf_operator.evidence import CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES, STRENGTH, Case
 from rlhf_operator.observed_attempt import exit_code, head_can_answer
 from rlhf_operator.snapshot import ObservedPod, Snapshot
 from rlhf_operator.starting import Cause
@@ -30,55 +28,23 @@ LAST_STATUS_SECONDS: Final = 30.0
 
 
 class Evidence(NamedTuple):
-    """Row of the table: evidence that proves a reason."""
+    """Row of the table: evidence, and the reasons that it may prove."""
 
-    reason: Reason
-    find: Callable[[Case], Found | None]
-    """Function that returns the message and the pod if the evidence is there."""
+    reasons: tuple[Reason, ...]
+    find: Callable[[Case], Cause | None]
 
 
-CONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = MappingProxyType(
-    {
-        ExitCode.SPEC: "Spec",
-        ExitCode.DATA: "Data",
-        ExitCode.OUT_OF_MEMORY: "OutOfMemory",
-        ExitCode.NUMERICS: "Numerics",
-        ExitCode.USER_CODE: "UserCode",
-    }
-)
-"""Exit codes that no event in the cluster causes."""
-INCONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = MappingProxyType(
-    {
-        ExitCode.INTERNAL: "Internal",
-        ExitCode.ENVIRONMENT: "Environment",
-        ExitCode.COMMUNICATION: "Communication",
-        126: "Environment",
-        127: "Environment",
-    }
-)
-"""Exit codes that a lost pod may cause. The shell returns 126 and 127: the program is not in the image."""
-LOST_POD: Final = tuple(Evidence(each, partial(evidence.lost_pod_disrupted, reason=each)) for each in STRENGTH)
-LOST_WORKER: Final = (
-    Evidence("WorkerLost", evidence.worker_ended),
-    Evidence("WorkerLost", evidence.worker_missing),
-    Evidence("WorkerLost", evidence.worker_replaced),
-)
+LOST_POD: Final = Evidence(STRENGTH, evidence.disrupted_lost_pod)
+LOST_WORKER: Final = Evidence(("WorkerLost",), evidence.lost_worker)
 EVIDENCE: Final = (
-    *(Evidence(reason, partial(evidence.exited, code=code)) for code, reason in CONCLUSIVE_EXIT_CODES.items()),
-    Evidence("Preempted", evidence.quota_preempted),
-    *(Evidence(each, partial(evidence.pod_disrupted, reason=each)) for each in STRENGTH),
-    *(Evidence(reason, partial(evidence.ended, code=code)) for code, reason in INCONCLUSIVE_EXIT_CODES.items()),
-    Evidence("Internal", evidence.refused_by_kuberay),
-    Evidence("Unknown", evidence.ended_unexplained),
-    Evidence("Evicted", evidence.rayjob_suspended),
-    Evidence("HeadLost", evidence.head_gone),
-    Evidence("HeadLost", evidence.head_ended),
-    Evidence("HeadLost", evidence.rayjob_deleted),
-    *LOST_WORKER,
-    Evidence("PodsRefused", partial(evidence.cannot_start, reason="PodsRefused")),
-    Evidence("ImagePull", partial(evidence.cannot_start, reason="ImagePull")),
-    Evidence("SecretMissing", partial(evidence.cannot_start, reason="SecretMissing")),
-    Evidence("ClaimMissing", partial(evidence.cannot_start, reason="ClaimMissing")),
+    Evidence(tuple(CONCLUSIVE_EXIT_CODES.values()), evidence.conclusive_exit),
+    Evidence(("Preempted",), evidence.preempted_quota),
+    Evidence(STRENGTH, evidence.disrupted_pod),
+    Evidence((*INCONCLUSIVE_EXIT_CODES.values(), "Internal", "Unknown"), evidence.unexplained_end),
+    Evidence(("Evicted",), evidence.suspended_rayjob),
+    Evidence(("HeadLost",), evidence.lost_head),
+    LOST_WORKER,
+    Evidence(("PodsRefused", "ImagePull", "SecretMissing", "ClaimMissing"), evidence.start_failure),
 )
 """Evidence, the strongest first. Deadlines (Hang, StartupTimeout) are in `reconcile.running`."""
 
@@ -104,21 +70,21 @@ CLASSES: Final[Mapping[str, FailureClass]] = MappingProxyType(
         "Environment": FailureClass(action="Restart", is_node_fault=True),
         "OutOfMemory": FailureClass(action="Restart"),
         "Numerics": FailureClass(action="Restart"),
-        "Communication": FailureClass(action="Restart", is_node_fault=True, yields_to=(*LOST_POD, *LOST_WORKER)),
+        "Communication": FailureClass(action="Restart", is_node_fault=True, yields_to=(LOST_POD, LOST_WORKER)),
         # The cluster did it, so it does not count against the user.
         "NodeLost": FailureClass(action="Ignore", is_node_fault=True),
         "Preempted": FailureClass(action="Ignore"),
         "Evicted": FailureClass(action="Ignore"),
         "ImagePull": FailureClass(action="Restart"),
-        "HeadLost": FailureClass(action="Restart", is_node_fault=True, yields_to=LOST_POD),
-        "WorkerLost": FailureClass(action="Restart", is_node_fault=True, yields_to=LOST_POD),
+        "HeadLost": FailureClass(action="Restart", is_node_fault=True, yields_to=(LOST_POD,)),
+        "WorkerLost": FailureClass(action="Restart", is_node_fault=True, yields_to=(LOST_POD,)),
         "Hang": FailureClass(action="Restart", is_node_fault=True),
         "StartupTimeout": FailureClass(action="Restart"),
         "SecretMissing": FailureClass(action="Restart"),
         "ClaimMissing": FailureClass(action="Restart"),
         "PodsRefused": FailureClass(action="Fail"),
         "Internal": FailureClass(action="Restart"),
-        "Unknown": FailureClass(action="Restart", yields_to=(*LOST_POD, *LOST_WORKER)),
+        "Unknown": FailureClass(action="Restart", yields_to=(LOST_POD, LOST_WORKER)),
     }
 )
 """Consequences by reason."""
@@ -141,7 +107,7 @@ def classify(snapshot: Snapshot, now: datetime, *, ready_since: datetime | None)
 
     ready_since: time at which all pods of the attempt were ready for the first time. Deadlines are not checked.
     """
-    case = Case(snapshot=snapshot, now=now, ready_since=ready_since)
+    case = Case(snapshot, now, ready_since)
     cause = _first(EVIDENCE, case)
     if cause is None:
         return None
@@ -149,7 +115,7 @@ def classify(snapshot: Snapshot, now: datetime, *, ready_since: datetime | None)
 
 
 def _first(rows: Iterable[Evidence], case: Case) -> Cause | None:
-    return next(((row.reason, *found) for row in rows if (found := row.find(case))), None)
+    return next((cause for row in rows if (cause := row.find(case))), None)
 
 
 def failed(snapshot: Snapshot, now: datetime, reason: Reason, message: str, pod: ObservedPod | None = None) -> Failure:

@@ -84,6 +84,13 @@ def _reported_code(snapshot: Snapshot) -> int | None:
     return int(match[1]) if match else None
 
 
+def has_failed(snapshot: Snapshot) -> bool:
+    """Whether the trainer has exited with an error, or its Ray job has failed."""
+    beat = snapshot.current_heartbeat()
+    has_exited = exit_code(snapshot) not in (None, 0) and beat is not None and beat.complete
+    return has_exited or ray_job_failed(snapshot.current_rayjob())
+
+
 def trainer_message(snapshot: Snapshot) -> str:
     """Return the message of the failure that the trainer wrote last; empty without one."""
     beat = snapshot.current_heartbeat()

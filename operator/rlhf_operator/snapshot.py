@@ -128,6 +128,10 @@ class ObservedPod:
         """Whether the pod shows that something was done to it."""
         return bool(self.disruption or self.reason) or any(each.ended_reason == "OOMKilled" for each in self.containers)
 
+    def is_out_of_memory(self, containers: Collection[str]) -> bool:
+        """Whether one of these containers was killed for its memory."""
+        return any(each.ended_reason == "OOMKilled" and each.name in containers for each in self.containers)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedNode:

@@ -14,7 +14,8 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.spec.run_policy import FailureRule, Reason, RunPolicy
 from rlhf_api.status import ConditionType, Phase
 from rlhf_operator import names
-from rlhf_operator.failure import CLASSES, CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES
+from rlhf_operator.evidence import CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES
+from rlhf_operator.failure import CLASSES
 from rlhf_operator.placement import map_job
 from rlhf_operator.resources import identity
 from rlhf_operator.settings import Settings
