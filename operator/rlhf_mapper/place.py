@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -23,8 +24,8 @@ def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
         problems.append(Problem(f"{job.name}: spec.resources", f"asks for {requested} GPUs, but there are {available}"))
     members = [(role, pool) for pool in pools for role in pool.models]
     sizes = {role: _sizes(job, role, pool) for role, pool in members}
-    problems += [problem for role, pool in members for problem in _does_not_fill(job, role, pool)]
-    problems += [problem for pool in pools for problem in (*_does_not_divide(job, pool), *_cuts_a_prompt(job, pool))]
+    problems += chain.from_iterable(_does_not_fill(job, role, pool) for role, pool in members)
+    problems += chain.from_iterable((*_does_not_divide(job, pool), *_cuts_a_prompt(job, pool)) for pool in pools)
     if problems:
         raise SpecError(problems)
     return DeviceMapping(device=device, pools=pools, sizes=sizes)

@@ -161,9 +161,7 @@ def unexplained_end(case: Case) -> Cause | None:
     if not attempt.has_failed(case.snapshot):
         return None
     rayjob, code = case.snapshot.current_rayjob(), attempt.exit_code(case.snapshot) or 0
-    # A failed communication is hardly ever the head's fault.
-    head = None if code == ExitCode.COMMUNICATION else attempt.head_of(case.snapshot)
-    pod, own = attempt.named_pod(case.snapshot) or head, attempt.trainer_message(case.snapshot)
+    pod, own = _blamed_pod(case.snapshot, code), attempt.trainer_message(case.snapshot)
     message = own or (rayjob.message if rayjob else "")
     if reason := INCONCLUSIVE_EXIT_CODES.get(code):
         return reason, message or f"the trainer ended with exit code {code}", pod
@@ -172,6 +170,12 @@ def unexplained_end(case: Case) -> Cause | None:
     if code > 128:
         return "Unknown", own or f"the trainer was ended by signal {code - 128}", pod
     return "Unknown", message or "the trainer ended and left no word", pod
+
+
+def _blamed_pod(snapshot: Snapshot, code: int) -> ObservedPod | None:
+    """Return the pod that the trainer blames, else the head; a failed communication is hardly the head's fault."""
+    head = None if code == ExitCode.COMMUNICATION else attempt.head_of(snapshot)
+    return attempt.named_pod(snapshot) or head
 
 
 def suspended_rayjob(case: Case) -> Cause | None:
@@ -203,18 +207,20 @@ def lost_worker(case: Case) -> Cause | None:
     Kubernetes' times are whole seconds. A pod replaced in the second in which the cluster became complete is missed,
     which is harmless: no trainer has begun by then.
     """
-    mapping, survivable = case.snapshot.job.status.mapping, attempt.survivable_pools(case.snapshot)
+    survivable = attempt.survivable_pools(case.snapshot)
     workers = [pod for pod in attempt.workers_of(case.snapshot) if pod.pool not in survivable]
-    ended = next((pod for pod in workers if attempt.how_ended(pod)), None)
-    if ended:
-        return "WorkerLost", f"worker pod {ended.name} {attempt.how_ended(ended)}", ended
-    if (since_ready := case.ready_since) is None:
+    for pod in workers:
+        if how := attempt.how_ended(pod):
+            return "WorkerLost", f"worker pod {pod.name} {how}", pod
+    if case.ready_since is None:
         return None
-    expected = sum(pool.nodes for pool in mapping.pools if pool.name not in survivable) if mapping else 0
+    expected = attempt.expected_workers(case.snapshot, survivable)
     if len(workers) < expected:
         return "WorkerLost", f"a worker pod is gone: {len(workers)} of {expected} are left", None
-    late = next((pod for pod in workers if pod.created > since_ready), None)
-    return ("WorkerLost", f"a worker pod is gone; KubeRay made {late.name} in its place", None) if late else None
+    for pod in workers:
+        if pod.created > case.ready_since:
+            return "WorkerLost", f"a worker pod is gone; KubeRay made {pod.name} in its place", None
+    return None
 
 
 def start_failure(case: Case) -> Cause | None:

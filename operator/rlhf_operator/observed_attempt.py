@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 from rlhf_operator import names
@@ -22,10 +23,10 @@ def workers_of(snapshot: Snapshot) -> tuple[ObservedPod, ...]:
     return tuple(pod for pod in current_pods(snapshot) if pod.role == names.WORKER)
 
 
-def expected_workers(snapshot: Snapshot) -> int:
-    """Number of worker pods of the mapping."""
+def expected_workers(snapshot: Snapshot, without: Collection[str] = ()) -> int:
+    """Number of worker pods of the mapping. without: names of pools that do not count."""
     mapping = snapshot.job.status.mapping
-    return sum(pool.nodes for pool in mapping.pools) if mapping else 0
+    return sum(pool.nodes for pool in mapping.pools if pool.name not in without) if mapping else 0
 
 
 def head_of(snapshot: Snapshot) -> ObservedPod | None:
