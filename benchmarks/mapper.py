@@ -129,11 +129,11 @@ def overfull(recomputes: bool) -> tuple[int, int]:
     for seed in range(SEEDS):
         job, cluster, shapes = drawn(seed)
         task = task_of(job, shapes, device="GPU")
-        asked = {
+        requests = {
             role: replace(each, work=replace(each.work, recomputes=recomputes)) if each.work.trained else each
-            for role, each in task.wanted.items()
+            for role, each in task.requests.items()
         }
-        one = replace(task, wanted=asked)
+        one = replace(task, requests=requests)
         mapping = mapping_of(one, cluster)
         if mapping is None:
             continue

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from rlhf_api.job import Job
-from rlhf_api.names import PlacedRole, Resident, Role
+from rlhf_api.names import PlacedRole, PoolRole, Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper import mapping as mapper
@@ -52,7 +52,7 @@ def _pool(mapping: mapper.DeviceMapping, pool: mapper.MappedPool) -> MappedPool:
     """The pool without the models that always live with another model."""
     return MappedPool(
         name=pool.name,
-        models=_only(pool.models, Resident),
+        models=_only(pool.models, PoolRole),
         nodes=len(pool.slots_per_machine),
         slots_per_node=max(pool.slots_per_machine),
         gpu=pool.gpu or None if mapping.device == "GPU" else None,
