@@ -164,7 +164,9 @@ def machine_choices(capacity: Capacity, job: Job) -> list[tuple[MachineGroup, ..
     if take < fewest:
         return []
     largest = capacity.machines[:MAX_GROUPS]
-    alone = [(replace(group, count=take),) for group in largest if capacity.usable_as(group) >= take]
+    alone: list[tuple[MachineGroup, ...]] = [
+        (replace(group, count=take),) for group in largest if capacity.usable_as(group) >= take
+    ]
     by_zone: dict[MachineGroup, list[MachineGroup]] = {}
     for group in largest:
         by_zone.setdefault(replace(group, count=0, zone=""), []).append(group)
@@ -288,7 +290,7 @@ class _GpuNode:
 def _gpu_nodes(job: Job, snapshot: Snapshot, settings: Settings) -> list[_GpuNode]:
     """Return the nodes that match a job. For a job in a queue nothing counts as taken: Kueue waits for room."""
     resource = settings.gpu_resource_of(job.spec.runtime)
-    taken = {} if snapshot.in_queue(snapshot.job) else snapshot.taken
+    taken: Mapping[str, Mapping[str, int]] = {} if snapshot.in_queue(snapshot.job) else snapshot.taken
     return [_gpu_node(node, resource, taken.get(node.name, {})) for node in suitable(job, snapshot, settings)]
 
 
