@@ -35,8 +35,8 @@ def are_read(ctx: ReconcileContext, job: Job) -> bool:
     """Whether nothing is left to read; else it is being read, and the condition Mapped says how far that is."""
     algorithm = job.spec.algorithm
     if type(algorithm) is Custom:
-        request = {"entrypoint": algorithm.entrypoint, "options": algorithm.options}
-        return _is_read(ctx, job, request, f"the algorithm {algorithm.entrypoint}", partial(_take_step, ctx))
+        custom = {"entrypoint": algorithm.entrypoint, "options": algorithm.options}
+        return _is_read(ctx, job, custom, f"the algorithm {algorithm.entrypoint}", partial(_take_step, ctx))
     models = unread(job, ctx.snapshot)
     if not models:
         return True
