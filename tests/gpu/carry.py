@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,6 +73,16 @@ def install(names: Sequence[str], folder: Path) -> None:
     subprocess.run(command, check=True)
 
 
+def write_metadata(site: Path) -> None:
+    """Write the installed metadata of this project, whose entry point names the package of the algorithms."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    about = site / f"rlhf_operator-{project['version']}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    group, entries = next(iter(project["entry-points"].items()))
+    (about / "entry_points.txt").write_text("\n".join([f"[{group}]", *(f"{k} = {v}" for k, v in entries.items())]))
+
+
 def pack(site: Path, folder: Path) -> list[Path]:
     """The folder's files as archives: small packages and Python first, then each library of vLLM for itself."""
     every = sorted(str(path.relative_to(site)) for path in site.rglob("*") if path.is_file())
@@ -93,6 +104,7 @@ def prepare() -> list[Path]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         install([*PACKAGES.split(), "vllm"], folder / "site")
+        write_metadata(folder / "site")
         archives = {path.name: path for path in pack(folder / "site", folder)}
         dealt = split({name: path.stat().st_size for name, path in archives.items()}, LIMIT)
         shutil.rmtree(PARTS, ignore_errors=True)

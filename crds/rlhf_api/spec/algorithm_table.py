@@ -1,13 +1,15 @@
-"""The algorithms that a job may name: a class in each module of `rlhf_trainer.algorithms`, found by looking there.
+"""Table of the algorithms that a job may name: one class in each module of the packages that an entry point names.
 
-The trainer stands above the contract, which must know the options to check a manifest; so it finds the files by the
-name of their package, at run time, instead of importing them (docs/adr/0007).
+The trainer stands above the contract, and a manifest's check needs the options of its algorithms. So the installed
+metadata of this project names the package of the algorithms (pyproject.toml, docs/adr/0007).
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
 from pkgutil import iter_modules
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Annotated, TypeAlias, Union
 
 from pydantic import AfterValidator, Discriminator, SerializeAsAny, ValidationInfo
@@ -16,11 +18,21 @@ from rlhf_api.contract import null_is_unset, tag_of
 from rlhf_api.spec.algorithms import Algorithm, PolicyGradient, Preference
 from rlhf_api.spec.custom_algorithm import Custom, describe_algorithm, load_algorithm
 
-PACKAGE = "rlhf_trainer.algorithms"
+PROJECT, GROUP = "rlhf-operator", "rlhf.algorithm_packages"
+"""This project, and its entry points that name packages of algorithms."""
+
+
+def algorithm_packages() -> list[ModuleType]:
+    """Import the packages of algorithms. Raises ModuleNotFoundError if the installed metadata names none."""
+    with suppress(PackageNotFoundError):
+        if packages := [each.load() for each in distribution(PROJECT).entry_points.select(group=GROUP)]:
+            return packages
+    raise ModuleNotFoundError(f"the package {PROJECT} is not installed, or an older version is: run `make install`")
 
 
 def _found() -> Iterator[type[Algorithm]]:
-    for name in [f"{PACKAGE}.{each.name}" for each in iter_modules(import_module(PACKAGE).__path__)]:
+    packages = algorithm_packages()
+    for name in [f"{package.__name__}.{each.name}" for package in packages for each in iter_modules(package.__path__)]:
         for each in vars(import_module(name)).values():
             is_own = isinstance(each, type) and issubclass(each, Algorithm) and each.__module__ == name
             if is_own and tag_of(each):
