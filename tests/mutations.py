@@ -331,18 +331,25 @@ MUTATIONS = (
         f"{OPERATOR}/reconciler.py", "RELIST_DELAY_SECONDS: Final = 10.0", "RELIST_DELAY_SECONDS: Final = 99.0", WAITS
     ),
     Mutation(f"{OPERATOR}/reconcile/running.py", "CLOCK_SECONDS: Final = 2.0", "CLOCK_SECONDS: Final = 200.0", WAITS),
-    Mutation(f"{OPERATOR}/failure.py", '"Communication", "Unknown")\n"""For', '"Communication")\n"""For', WAITS),
+    Mutation(
+        f"{OPERATOR}/failure.py",
+        '"Unknown": FailureClass(action="Restart", yields_to=(LOST_POD, LOST_WORKER))',
+        '"Unknown": FailureClass(action="Restart")',
+        WAITS,
+    ),
     Mutation(f"{OPERATOR}/failure.py", "AVOIDED_SECONDS: Final = 3600.0", "AVOIDED_SECONDS: Final = 360.0", WAITS),
-    Mutation(f"{OPERATOR}/failure.py", "NODE_SECONDS: Final = 60.0", "NODE_SECONDS: Final = 6.0", WAITS),
+    Mutation(f"{OPERATOR}/evidence.py", "NODE_SECONDS: Final = 60.0", "NODE_SECONDS: Final = 6.0", WAITS),
     Mutation(f"{OPERATOR}/failure.py", "EVIDENCE_SECONDS: Final = 60.0", "EVIDENCE_SECONDS: Final = 6.0", WAITS),
-    Mutation(f"{OPERATOR}/failure.py", "LAST_WORDS_SECONDS: Final = 30.0", "LAST_WORDS_SECONDS: Final = 300.0", WAITS),
+    Mutation(
+        f"{OPERATOR}/failure.py", "LAST_STATUS_SECONDS: Final = 30.0", "LAST_STATUS_SECONDS: Final = 300.0", WAITS
+    ),
     Mutation(
         f"{OPERATOR}/reconcile/attempt_status.py",
         "SILENCE_SECONDS: Final = 60.0",
         "SILENCE_SECONDS: Final = 600.0",
         FAILURES,
     ),
-    Mutation(f"{OPERATOR}/placement/__init__.py", "WORSE = 1.15", "WORSE = 1.01", WAITS),
+    Mutation(f"{OPERATOR}/placement/map_job.py", "MIN_SLOWDOWN = 1.15", "MIN_SLOWDOWN = 1.01", WAITS),
     Mutation(
         f"{OPERATOR}/placement/claim_size.py",
         "HEADROOM: Final = 1.1",

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlhf_operator import failure, placement
+from rlhf_operator import failure
+from rlhf_operator.placement import map_job
 from rlhf_operator.reconciler import Reconciler
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedContainer
@@ -159,8 +160,8 @@ def test_a_placement_is_advised_from_15_percent(slower: float, named: bool, monk
     have = mapped(job, there)
     assert have.predicted_step_seconds
     now = SimpleNamespace(prediction=SimpleNamespace(step_seconds=slower * have.predicted_step_seconds))
-    monkeypatch.setattr(placement, "predicted", lambda *_: now)
-    assert bool(placement.better(job, have, snapshot(job, there), SETTINGS)) == named
+    monkeypatch.setattr(map_job, "predicted", lambda *_: now)
+    assert bool(map_job.better(job, have, snapshot(job, there), SETTINGS)) == named
 
 
 @pytest.mark.parametrize(("code", "seconds"), [(8, 60), (None, 30)])
