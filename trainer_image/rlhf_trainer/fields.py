@@ -59,6 +59,7 @@ FIELDS: Mapping[str, FieldType] = {
     **dict.fromkeys(("chosen_response_mask", "rejected_response_mask"), PER_TOKEN),
     **dict.fromkeys(("rollout_log_probs", "old_log_probs", "ref_log_probs", "policy_version"), PER_TOKEN),
     **dict.fromkeys(("values", "cost_values", "advantages", "token_rewards", "token_costs"), PER_TOKEN),
+    "token_weights": PER_TOKEN,
     "turn_rewards": PER_TOKEN,
     "played": NUMBER,
     **dict.fromkeys(("valid", "finished", "sampled", "scores", "costs"), NUMBER),
