@@ -2,9 +2,14 @@
 
 It reads the docstrings of the product and the subjects of the commits since FIRST_COMMIT. A docstring may not begin
 with a fragment. A sentence may not be a chain of pronouns or run on. A subject is imperative and names its part.
+
+`python -m tests.repo.words --draw 120 --seed 1 [--places]` prints docstrings drawn at random, for a reader who has not
+seen the code; --places adds file and line, for whoever compares the reader's answers with the code.
 """
 
+import argparse
 import ast
+import random
 import re
 import subprocess
 import sys
@@ -70,14 +75,21 @@ def broken_rules(text: str) -> Iterator[str]:
 
 
 def faults_of_docstrings(root: Path = ROOT) -> tuple[list[Fault], int]:
-    """The faults of all docstrings below the rooms, and the number of docstrings."""
-    faults: list[Fault] = []
-    count = 0
+    """Return the faults of all docstrings of the product, and the number of docstrings."""
+    texts = list(product_docstrings(root))
+    return [Fault(place, rule, text) for place, text in texts for rule in broken_rules(text)], len(texts)
+
+
+def product_docstrings(root: Path = ROOT) -> Iterator[tuple[str, str]]:
+    """Place, `file:line`, and text of each docstring of the product."""
     for path in sorted(path for room in ROOMS for path in (root / room).rglob("*.py")):
         for line, text in docstrings(path.read_text(encoding="utf-8")):
-            count += 1
-            faults += [Fault(f"{path.relative_to(root)}:{line}", rule, text) for rule in broken_rules(text)]
-    return faults, count
+            yield f"{path.relative_to(root)}:{line}", text
+
+
+def draw(count: int, seed: int) -> list[tuple[str, str]]:
+    """Place and text of `count` docstrings, drawn by the seed."""
+    return random.Random(seed).sample(list(product_docstrings()), count)
 
 
 def is_good_subject(subject: str) -> bool:
@@ -104,7 +116,16 @@ def is_over(counts: Counter[str], docstrings_read: int) -> bool:
 
 
 def main() -> int:
-    """Print each fault and the counts; return 1 if the faults are more than the rules allow."""
+    """Print each fault and the counts; return 1 if the faults are more than the rules allow. Or print a draw."""
+    parser = argparse.ArgumentParser(prog="python -m tests.repo.words")
+    parser.add_argument("--draw", type=int, help="print so many docstrings instead")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--places", action="store_true", help="print file and line of each")
+    options = parser.parse_args()
+    if options.draw:
+        for number, (place, text) in enumerate(draw(options.draw, options.seed), start=1):
+            print(f"{number}. {f'[{place}] ' if options.places else ''}{text}")
+        return 0
     faults, count = faults_of_docstrings()
     faults += faults_of_subjects()
     counts = Counter(fault.rule for fault in faults)
