@@ -105,11 +105,12 @@ wheel: | $(UV) ## Build the package into dist
 
 # In a new clone mypy finds there what it knows of the packages, which is most of a minute of work.
 lint: export MYPY_CACHE_DIR = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rlhf-operator/mypy
-lint: install ## Check style, types and floors
+lint: install ## Check style, types, floors and words
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.repo.words
 
 house: install ## Print the measures of the code: words, a job's way, complexity, lines, seconds of the last tests
 	@$(BIN)/python -m tests.repo.house

@@ -86,7 +86,7 @@ class CallLog:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Nothing waits for the calls of the block until they are settled."""
+        """Set the calls of the block aside: nothing waits for them until they are settled."""
         self.send()
         others, self._messages = self._messages, self._aside
         try:
@@ -96,7 +96,7 @@ class CallLog:
             self._messages = others
 
     def settle(self, *, deadline: float, step: int | None = None) -> None:
-        """Wait for the calls set aside, or for those up to the last of a step; from now on they are as all others."""
+        """Wait for the calls that were set aside, up to the last one of `step`; then treat them as all others."""
         wanted = None if step is None else max(step, 0)  # evaluations count down
         count = max((n for n, each in enumerate(self._aside, 1) if wanted in (None, each.step)), default=0)
         self._outcomes(self._aside[:count], deadline)
@@ -104,7 +104,7 @@ class CallLog:
         self._aside = self._aside[count:]
 
     def abandon(self, *, deadline: float) -> None:
-        """Wait for the calls set aside, whatever becomes of them, and forget them."""
+        """Wait until the calls that were set aside have ended or failed, and forget them."""
         pending = [each.ended for each in self._aside]
         while pending:
             arrived, pending = wait(pending, seconds=deadline)
@@ -141,7 +141,7 @@ class CallLog:
         return get([message.ended for message in messages], deadline=deadline, quiet_seconds=self._quiet_seconds)
 
     def unfinished_calls(self, pool: str, rank: int) -> str:
-        """The calls of the first message that a rank has not ended without an error; empty if there is none."""
+        """Return the calls of the rank's first message that failed or has not ended; empty if there is none."""
         messages = [*self._drained, *self._messages, *self._aside]
         mine = (each for each in messages if (each.pool, each.rank) == (pool, rank))
         return next((str(each) for each in mine if each.outcomes() is None), "")
@@ -175,8 +175,7 @@ class WorkerGroup:
         assert self.layout.world_size == pool.size, f"{self.layout} is not one of {pool.size} slots"
         self._log = log
         log.groups.append(self)
-        self._deadline = deadline
-        self._pool, self._start = pool, start
+        self._pool, self._start, self._deadline = pool, start, deadline
         self._open: list[Message] = []
         """Message for each rank that is sent next."""
         self._processes: list[int] = []
@@ -187,7 +186,7 @@ class WorkerGroup:
         self._ranks = self._started()
 
     def _started(self) -> list[ray.actor.ActorHandle]:
-        """A new process for each slot."""
+        """Start a process for each slot."""
         pool, process = self._pool, ray.remote(concurrency_groups={INSPECTION: 1, OUTLETS: 1})(SlotProcess)
         return [
             process.options(
@@ -392,8 +391,7 @@ class ModelHandle:
 
     def call_on_groups(self, method: str, batch: BatchFuture, groups: Sequence[ray.ObjectRef]) -> None:
         """Call a method on rows of the batch that have left the call which makes them; see `row_groups`."""
-        transfer = self._transfers[method]
-        self._group.call(self._role, method, transfer, self._layout, batch, {}, groups=groups)
+        self._group.call(self._role, method, self._transfers[method], self._layout, batch, {}, groups=groups)
 
     def with_calls(self, **calls: Callable[..., object]) -> Self:
         """Return a copy in which other functions make these calls."""
