@@ -292,14 +292,14 @@ def costs_at_scale(models: int, nodes: Sequence[int], batch: int) -> PoolCosts:
     base = testbed.costs_of("70B", 128, recipe, layout=False)
     work = testbed.work_of(recipe, batch)
     load = replace(base.settings[0].load, sequences=batch, work=work, pool_divides=(batch // 8,))
-    wanted = {role: replace(each, work=work[role]) for role, each in base.requests.items()}
+    requests = {role: replace(each, work=work[role]) for role, each in base.requests.items()}
     kinds = (GPUS["h100-80g"], GPUS["a100-80g"])
     groups = (
         NodeGroup(gpu=gpu, count=count, gpus_per_node=8, node_bandwidth=400e9)
         for gpu, count in zip(kinds, nodes, strict=False)
     )
     software = software_for("GPU", "BF16")
-    problem = MappingProblem(wanted=wanted, load=load, software=software, correction=Correction())
+    problem = MappingProblem(requests=requests, load=load, software=software, correction=Correction())
     return problem.costs(Cluster(tuple(groups)))
 
 

@@ -1,6 +1,5 @@
 """The contract knows the package of the algorithms by the installed metadata of this project, not by its name."""
 
-import importlib.metadata
 import sys
 from importlib.metadata import EntryPoints
 from pathlib import Path
@@ -17,21 +16,23 @@ def test_the_entry_point_names_the_trainers_package() -> None:
     assert {each.__module__.rpartition(".")[0] for each in ALGORITHMS.values()} == {"rlhf_trainer.algorithms"}
 
 
-@pytest.mark.parametrize("installed", [False, True])
-def test_metadata_without_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
-    class Older:
-        entry_points = EntryPoints()
+class Older:
+    entry_points = EntryPoints()
 
-    def found(name: str) -> Older:
-        if not installed:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return Older()
 
-    monkeypatch.setattr(algorithm_table, "distribution", found)
+@pytest.mark.parametrize("installed", [[], [Older()]])
+def test_metadata_without_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, installed: list[Older]) -> None:
+    monkeypatch.setattr(algorithm_table, "distributions", lambda name: installed)
     with pytest.raises(
         ModuleNotFoundError, match=r"^the package rlhf-operator is not installed, .*: run `make install`$"
     ):
         algorithm_packages()
+
+
+def test_an_older_installation_beside_it_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [Older(), *algorithm_table.distributions(name=algorithm_table.PROJECT)]
+    monkeypatch.setattr(algorithm_table, "distributions", lambda name: both)
+    assert [package.__name__ for package in algorithm_packages()] == ["rlhf_trainer.algorithms"]
 
 
 def test_a_package_elsewhere_is_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ metadata of this project names the package of the algorithms (pyproject.toml, do
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distributions
 from pkgutil import iter_modules
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Annotated, TypeAlias, Union
@@ -24,8 +23,8 @@ PROJECT, GROUP = "rlhf-operator", "rlhf.algorithm_packages"
 
 def algorithm_packages() -> list[ModuleType]:
     """Import the packages of algorithms. Raises ModuleNotFoundError if the installed metadata names none."""
-    with suppress(PackageNotFoundError):
-        if packages := [each.load() for each in distribution(PROJECT).entry_points.select(group=GROUP)]:
+    for installed in distributions(name=PROJECT):  # an older one may lie beside it
+        if packages := [each.load() for each in installed.entry_points.select(group=GROUP)]:
             return packages
     raise ModuleNotFoundError(f"the package {PROJECT} is not installed, or an older version is: run `make install`")
 

@@ -236,7 +236,7 @@ def test_without_torch_it_says_what_is_missing() -> None:
 def test_without_matplotlib_it_says_what_to_install(tmp_path: Path) -> None:
     words = ["rlhf", "plan", str(EXAMPLES[0]), "helpful-ppo", "--svg", str(tmp_path / "x.svg")]
     program = f"import sys; sys.modules['matplotlib'] = None; sys.argv = {words!r}; "
-    command = [sys.executable, "-c", f"{program}from rlhf_trainer.cli import main; main()"]
+    command = [sys.executable, "-c", f"{program}from rlhf_trainer.commands.cli import main; main()"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 4
     sentence = "--svg draws by matplotlib, which is not installed: pip install 'rlhf-operator[plots]'"

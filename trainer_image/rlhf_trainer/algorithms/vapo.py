@@ -38,7 +38,7 @@ class VAPO(ActorCritic):
         self,
         rewards: Tensor,
         values: Tensor,
-        scores: Tensor,
+        raw_scores: Tensor,
         lengths: Tensor,
         mask: Tensor,
         *,
@@ -48,13 +48,13 @@ class VAPO(ActorCritic):
         """Return GAE with a lambda for each response (section 4.2), and the weights of the likelihood term, [B, T].
 
         A right response's tokens weigh (tokens of all responses) / (tokens of right ones), so that the mean over all
-        tokens becomes the mean over right ones (section 4.3). Scores and lengths are those of all ranks, [N].
+        tokens becomes the mean over right ones (section 4.3). Unshaped scores and lengths are those of all ranks, [N].
         """
         from rlhf_trainer.ops.advantages import gae, on_every_token
 
         lam = (1.0 - 1.0 / (self.lambda_length_scale * mask.sum(1, keepdim=True).clamp(min=1.0))).clamp(min=0.0)
         advantages, _ = gae(rewards, values, mask, gamma=self.discount, lam=lam)
-        is_right = scores > 0
+        is_right = raw_scores > 0
         weights = is_right * lengths.nansum() / (lengths * is_right).nansum().clamp(min=1.0)
         return {
             "advantages": whitened(advantages, mask) if self.whiten_advantages else advantages,

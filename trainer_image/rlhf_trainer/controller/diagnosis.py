@@ -14,6 +14,8 @@ from rlhf_trainer.errors import CommunicationError
 
 WAITING = ("/torch/distributed/", "/rlhf_trainer/training/saving.py")
 """A rank whose innermost frames are in these files waits for others: in a collective, or for a checkpoint's end."""
+WRITING = {"save_model", "_put_together", "write_weights", "save_config_and_tokenizer"}
+"""Functions of these files that write to a disk themselves: a rank in one of them waits for nobody."""
 INNERMOST = 4
 """Frames from the end of a stack that are searched for WAITING: a collective's wrappers lie above it."""
 
@@ -47,10 +49,16 @@ def inspect_process(call: str, thread: int, *, quiet_seconds: float) -> ProcessS
     return ProcessState(
         call=call,
         line=f"{innermost.filename}:{innermost.lineno}, {innermost.name}" if innermost else "",
-        waits=any(part in frame.filename for frame in inside[-INNERMOST:] for part in WAITING),
+        waits=is_waiting(inside),
         stacks="\n".join(stacks),
         quiet_seconds=quiet_seconds,
     )
+
+
+def is_waiting(stack: traceback.StackSummary) -> bool:
+    """Whether a thread with this stack waits for other ranks, or for the end of a checkpoint."""
+    innermost = [frame for frame in stack[-INNERMOST:] if any(part in frame.filename for part in WAITING)]
+    return bool(innermost) and not any(frame.name in WRITING for frame in innermost)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -383,7 +383,7 @@ class ModelHandle:
         self._transfers = transfers_of(worker_class) if transfers is None else transfers
         for name, transfer in self._transfers.items():
             group.add_reader(transfer, self._layout)
-            setattr(self, name, partial(self.call, name))
+            setattr(self, name, partial(ModelHandle.call, self, name))
 
     def call(self, method: str, batch: Batches | None = None, **arguments: object) -> Any:  # what the mark says
         """Record a call of a method on every rank; see `WorkerGroup.call`."""

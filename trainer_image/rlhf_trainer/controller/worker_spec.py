@@ -26,10 +26,10 @@ class WorkerSpec:
         return transfers_of(self.worker_class, self.arguments)
 
     def code_of(self, method: str) -> Callable[..., object]:
-        """Return the function whose line a message about a call names: `own_code` of the class, or else the method."""
+        """Return the function whose line a message about a call names: that of `own_code`, or else the method."""
         own = getattr(self.worker_class, "own_code", None)
-        found: Callable[..., object] = own(**self.arguments) if own else getattr(self.worker_class, method)
-        return found
+        found: Callable[..., object] | None = own(method, **self.arguments) if own else None
+        return found or getattr(self.worker_class, method)  # type: ignore[no-any-return]
 
     def build(self) -> Any:  # any class may be a worker, the user's too
         """Make the worker in this process."""

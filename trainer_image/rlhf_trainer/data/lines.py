@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TextIO
 
 from rlhf_trainer.errors import DataError
 
@@ -61,18 +62,14 @@ def row_numbers(file: Path, left_out: Sequence[Line]) -> Iterator[int]:
 
 def copy_rows(place: Path, copy: Path) -> tuple[int, list[Line]]:
     """Copy a file, or all files of a folder, without bad and empty lines; returns (lines kept, bad lines)."""
-    rows, left_out = 0, []
+    rows, left_out = 0, list[Line]()
     for file in files_of(place):
         target = copy / os.path.relpath(file, place)
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f"{target.name}.{os.getpid()}")
         if are_rows(file):
-            lines = list(lines_of(file))
-            good = [line.text for line in lines if not line.problem]
-            left_out += [line for line in lines if line.problem]
-            rows += len(good)
             with unfinished.open("w", encoding="utf-8", newline="") as opened:
-                opened.writelines(good)
+                rows += _write_rows(file, opened, left_out)
         else:
             shutil.copy(file, unfinished)
         shutil.copystat(file, unfinished)  # `datasets` finds its cache of a file by the time
@@ -81,8 +78,20 @@ def copy_rows(place: Path, copy: Path) -> tuple[int, list[Line]]:
 
 
 def files_of(place: Path) -> list[Path]:
-    """A file, or the files below a folder, sorted."""
+    """Return a file, or the files below a folder, sorted."""
     return [file for file in (sorted(place.rglob("*")) if place.is_dir() else [place]) if file.is_file()]
+
+
+def _write_rows(file: Path, target: TextIO, left_out: list[Line]) -> int:
+    """Write the good lines of a file one by one, and add the bad lines to `left_out`; return the number written."""
+    rows = 0
+    for line in lines_of(file):
+        if line.problem:
+            left_out.append(line)
+        else:
+            target.write(line.text)
+            rows += 1
+    return rows
 
 
 def _is_csv(file: Path) -> bool:

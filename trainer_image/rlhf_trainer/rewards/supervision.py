@@ -206,7 +206,8 @@ def end_with_parent() -> None:
 
 def _prctl(option: int, *values: Any) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, *values, *[0] * (4 - len(values))):
+    refused = libc.prctl(option, *values, *[0] * (4 - len(values))) != 0
+    if refused and option not in (PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG):  # some sandboxed runtimes refuse these
         raise OSError(ctypes.get_errno(), f"this system refuses prctl({option})")
 
 

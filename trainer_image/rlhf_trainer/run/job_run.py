@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlhf_api.job import Job
+from rlhf_api.spec.algorithms import ActorCritic
 from rlhf_trainer.run.checkpoints import Checkpoints, State, require_measure
 from rlhf_trainer.run.evaluation import Runtime, evaluation_of
 from rlhf_trainer.run.lookahead import Lookahead
@@ -70,6 +71,8 @@ def run_job(
 
     if publisher:
         publisher.begin(first_step=done + 1, total_steps=total_steps)
+        if warmup := warmup_sentence(job, total_steps):
+            publisher.say(warmup)
     every = job.spec.evaluation.every_steps if job.spec.evaluation else None
     with checkpoints.around_steps():
         for number in range(done + 1, total_steps + 1):
@@ -112,3 +115,12 @@ def timed_step(number: int, run_step: Callable[[int], Sequence[Report]]) -> Step
         warnings=[warnings[name] for name in sorted(warnings)],
         spans=[Span(CONTROLLER, f"step {number}", 0, began, began + seconds), *spans],
     )
+
+
+def warmup_sentence(job: Job, total_steps: int) -> str:
+    """Return a sentence for a job that ends before its actor learns (`criticWarmupSteps`); empty for other jobs."""
+    algorithm = job.spec.algorithm
+    warmup = algorithm.critic_warmup_steps if isinstance(algorithm, ActorCritic) else 0
+    if warmup < total_steps:
+        return ""
+    return f"the actor learns nothing: algorithm.criticWarmupSteps is {warmup}, and the job has {total_steps} steps"

@@ -45,6 +45,9 @@ OLD_LOG_PROBS: Mapping[OldLogProbs, tuple[tuple[str, ...], tuple[str, ...]]] = {
 class ActorWorker(GeneratingActor):
     """One rank of an actor that is trained by PPO's clipped loss, with the options of GRPO and its variants."""
 
+    has_scored = True
+    """Whether `compute_log_prob` is a forward pass, from which the first update's differs only by rounding."""
+
     def __init__(self, setting: WorkerSetting, *, max_sequences: int, old_log_probs: OldLogProbs = "Pass") -> None:
         """`max_sequences`: the most responses that this rank generates at once."""
         algorithm = setting.job.spec.algorithm
@@ -52,8 +55,8 @@ class ActorWorker(GeneratingActor):
         self._pretrain = (algorithm.pretrain_coefficient or 0.0) if isinstance(algorithm, ActorCritic) else 0.0
         super().__init__(setting, max_sequences=max_sequences)
         self._old_log_probs = old_log_probs
-        self.has_scored = old_log_probs == "Pass"
-        """Whether `compute_log_prob` is a forward pass; the first update's can differ from it only by rounding."""
+        if old_log_probs != "Pass":
+            self.has_scored = False
         self._algorithm = algorithm
         stale = setting.job.spec.rollout.max_staleness > 0
         self._correction = algorithm.rollout_correction or (RolloutCorrection() if stale else None)

@@ -34,6 +34,7 @@ READ_FOR = {
     "costs": ("token_costs",),
     "greedy": (*GREEDY_FIELDS, "valid"),
     "lengths": ("valid",),
+    "raw_scores": ("scores", "valid"),
     "returns": ("valid",),
     "scores": ("scores", "finished", "valid"),
     "signal": ("scores", "valid"),
@@ -56,13 +57,13 @@ class AdvantageWorker:
     def change_transfers(cls, marks: Marks, *, job: Job, **_: object) -> Marks:
         """Mark `compute_advantage` and, for critics, `compute_rewards` by the algorithm's advantage."""
         assert isinstance(job.spec.algorithm, PolicyGradient)
-        return marks | advantage_transfers(type(job.spec.algorithm))
+        return {**advantage_transfers(type(job.spec.algorithm)), **marks}
 
     @classmethod
-    def own_code(cls, *, job: Job) -> Callable[..., Any]:
-        """Return the algorithm's advantage: messages about a call name its line."""
+    def own_code(cls, method: str, *, job: Job) -> Callable[..., Any] | None:
+        """Return the algorithm's advantage for `compute_advantage`, whose messages name its line; else None."""
         assert isinstance(job.spec.algorithm, PolicyGradient)
-        return job.spec.algorithm.advantage
+        return job.spec.algorithm.advantage if method == "compute_advantage" else None
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
@@ -238,6 +239,7 @@ INPUTS: Mapping[str, Callable[[AdvantageWorker, Batch], Any]] = {
     "scores": lambda worker, batch: worker.gathered(
         worker.shaped(batch["scores"], batch["finished"], batch["response_mask"]), batch
     ),
+    "raw_scores": lambda worker, batch: worker.gathered(batch["scores"], batch),
     "lengths": lambda worker, batch: worker.gathered(batch["response_mask"].sum(1), batch),
     "signal": lambda worker, batch: worker.signal(batch),
     "rows": lambda _, batch: _rows(batch),
@@ -247,9 +249,9 @@ INPUTS: Mapping[str, Callable[[AdvantageWorker, Batch], Any]] = {
 }
 """Inputs of an advantage by the names of its parameters; any other name is that of a field of the batch.
 
-mask, rewards and costs are those of this rank's tokens [B, T]; returns (sums of rewards), scores (shaped), lengths and
-signal are those of all responses of the step [N], the first three NaN for a response that does not count: one that got
-no score, or padding.
+mask, rewards and costs are those of this rank's tokens [B, T]; returns (sums of rewards), scores (shaped), raw_scores,
+lengths and signal are those of all responses of the step [N]. All but signal are NaN where a response does not count,
+which got no score or is padding.
 """
 
 
@@ -289,7 +291,7 @@ def advantage_transfers(algorithm: type[PolicyGradient]) -> Marks:
     advantage = Transfer(
         protocol=DP_PROTO,
         reads=tuple(dict.fromkeys(reads)),
-        reads_if_there=tuple(reads_if_there),
+        reads_if_there=tuple(each for each in dict.fromkeys(reads_if_there) if each not in reads),
         adds=tuple(algorithm.estimates),
         phase="advantage",
     )

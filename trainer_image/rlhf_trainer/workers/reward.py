@@ -35,7 +35,9 @@ class RewardWorker:
         """A model with its own tokenizer reads what decodes the responses."""
         if setting.actor is None:
             return marks
-        retokenizing = replace(marks[cls.scores_by], reads=SAMPLE_FIELDS, reads_if_there=COLUMNS)
+        mark = marks[cls.scores_by]
+        own = tuple(name for name in mark.reads if name not in TEXT_FIELDS and name not in SAMPLE_FIELDS)
+        retokenizing = replace(mark, reads=(*SAMPLE_FIELDS, *own), reads_if_there=(*COLUMNS, *mark.reads_if_there))
         return {**marks, cls.scores_by: retokenizing}
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("scores",), phase="scoring", row_by_row=True)
