@@ -27,7 +27,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 
 def job_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of jobs that begin so, for the shell; none if the cluster does not answer."""
+    """Return the names of jobs that begin with `incomplete`, for the shell; none if the cluster does not answer."""
     kubectl = Kubectl(context.params.get("context"), context.params.get("namespace"))
     try:
         return [job.name for job in list_jobs(kubectl) if job.name.startswith(incomplete)]
@@ -44,7 +44,7 @@ Image = Annotated[
     str | None, typer.Option("--image", help="With sh and tar, for the pod that reads the claim; default the job's.")
 ]
 FILES, NO_FILES = ":0", ":4"
-"""Last line of completions for kubectl: whether file names may follow, too."""
+"""Last line of the completions for kubectl: the shell may add file names, or not."""
 ENDED = ("Succeeded", "Failed")
 
 

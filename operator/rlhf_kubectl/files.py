@@ -28,9 +28,9 @@ from rlhf_operator.snapshot import ObservedJob
 CLAIM: Final = "/claim"
 CONTAINER: Final = "files"
 MAX_POD_SECONDS: Final = 86400
-"""Seconds after which Kubernetes ends such a pod, if this program has not."""
+"""Seconds after which Kubernetes ends the pod that mounts the claim, if this program has not."""
 START_SECONDS: Final = 300.0
-"""Seconds in which the pod must run."""
+"""Seconds within which the pod that mounts the claim must run."""
 POLL_SECONDS: Final = 0.5
 SIZES: Final = 'cd "$1" && find . -type f -exec stat -c "%s %n" {} +'
 
@@ -84,7 +84,7 @@ def reader(kubectl: Kubectl, job: ObservedJob, claim: str, image: str | None) ->
 
 
 def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
-    """Return a pod that waits, with the claim and none of the user's rights."""
+    """Return the manifest of a pod that mounts the claim and waits, with none of the user's rights."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

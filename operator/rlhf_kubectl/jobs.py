@@ -21,7 +21,7 @@ NO_RLHFJOBS = "this cluster knows no RLHFJobs: install the operator's chart (hel
 
 @dataclass(frozen=True)
 class JobEvent:
-    """Event about a job or a pod of it."""
+    """Event about a job or one of its pods."""
 
     time: str
     """Time of the event (RFC 3339)."""
@@ -29,7 +29,7 @@ class JobEvent:
     reason: str
     note: str
     about: str
-    """Name of the object."""
+    """Name of the job or pod that the event is about."""
 
 
 def job_documents(kubectl: Kubectl, *, everywhere: bool = False) -> list[Document]:

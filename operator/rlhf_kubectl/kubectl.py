@@ -19,9 +19,9 @@ TIMEOUT: Final = "--request-timeout=10s"
 REFUSED: Final = re.compile(r"^(?:Error from server|error from server) \((?P<reason>\w+)\): ")
 """Prefix that kubectl puts before an error of the API server."""
 ENDED: Final = re.compile(r"command terminated with exit code")
-"""Line that kubectl adds to the errors of a program in a pod."""
+"""Line that kubectl adds to stderr when a program that it ran in a pod has failed."""
 MAX_MESSAGE: Final = 1000
-"""Characters of an error."""
+"""Most characters of an error message for the user."""
 
 
 class KubectlError(Exception):
@@ -29,7 +29,7 @@ class KubectlError(Exception):
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.ENVIRONMENT, reason: str = "") -> None:
         self.exit_code, self.reason = exit_code, reason
-        """Exit code of the command; the API server's word, such as NotFound, or empty if it did not answer."""
+        """Exit code of this program for the error; reason: the API server's word, such as NotFound, or empty."""
         super().__init__(message)
 
 
@@ -54,7 +54,7 @@ class Kubectl:
         return namespace.decode().strip() or "default"
 
     def get(self, path: str) -> Document:
-        """Return the API server's answer to a GET."""
+        """Return the API server's answer to a GET of a path."""
         return self._document("get", "--raw", path)
 
     def find(self, path: str) -> Document | None:

@@ -27,12 +27,12 @@ from rlhf_operator.snapshot import ObservedJob, ObservedNode, Snapshot
 
 @dataclass(frozen=True)
 class VisibleCluster:
-    """Part of the cluster that the user may see."""
+    """Part of the cluster that the user may see, with the operator's settings."""
 
     cache: Cache
-    """Jobs of the namespace, nodes, and all pods."""
+    """Cache of the jobs of the namespace, the nodes, and all pods."""
     nodes: tuple[ObservedNode, ...] | None
-    """Nodes; None if the user may not list them."""
+    """Nodes of the cluster; None if the user may not list them."""
     settings: Settings
     notes: tuple[str, ...]
     """Sentences on what the user may not see."""

@@ -19,7 +19,7 @@ from rlhf_operator.times import parsed, since
 from rlhf_planning.numbers import duration
 
 ON_THEIR_WAY: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
-"""Reasons for which a container of every pod waits for a while."""
+"""Waiting reasons that every container has for a while before it starts."""
 MAX_PODS: Final = 4
 WORTH_SHOWING: Final = frozenset({"BetterPlacement", "SmallerMicroBatches", "ShapesUnknown", "QueueIgnored"})
 """Reasons of conditions that are True and still matter to the user."""
@@ -165,7 +165,7 @@ def _explaining(status: Status) -> Condition | None:
 
 
 def _waits_since(condition: Condition, status: Status, pods: Sequence[ObservedPod]) -> datetime | None:
-    """Return the begin of the wait. A wait that a suspension interrupted begins after the suspension."""
+    """Return the begin of a job's wait; after a suspension the wait begins anew."""
     suspension = found(status.conditions, "Suspended")
     changes = [parsed(each.last_transition_time) for each in (condition, suspension) if each]
     if condition.reason == "Suspending":
@@ -196,7 +196,7 @@ def complaint(pod: ObservedPod, now: datetime) -> str:
 
 
 def _stuck_container(pod: ObservedPod) -> str:
-    """Return why a container waits for another reason than every container; empty if none does."""
+    """Return why a container waits for longer than every container does at its start; else empty."""
     stuck = next((each for each in pod.containers if each.waiting_reason not in ON_THEIR_WAY), None)
     if not stuck:
         return ""
@@ -210,6 +210,6 @@ def _ago(moment: datetime | None, now: datetime) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text with a full stop."""
+    """Return a text that ends with a full stop, which is added if missing."""
     text = text.strip()
     return text if text.endswith((".", "`")) else f"{text}."

@@ -1,4 +1,4 @@
-"""`python -m rlhf_operator`."""
+"""Entry point of `python -m rlhf_operator`."""
 
 from rlhf_operator.main import main
 

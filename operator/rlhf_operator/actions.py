@@ -14,38 +14,41 @@ Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadLive:
-    """Read the objects live and decide again: the next step cannot be undone, and the cache may be stale.
+    """Request to read the job's objects from the API server and to decide again: the next step cannot be undone.
 
-    It stands alone in a plan; the status is not written.
+    The cache may be stale. This action stands alone in a plan, and the status of the plan is not written.
     """
 
     why: str
     alone: bool = False
-    """No other job may reserve room until this pass has ended."""
+    """Whether no other job may reserve room until this pass has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Create:
-    """Make an object unless it exists; one of that name that is not the job's is a NameConflict on the next pass."""
+    """Create an object unless it exists.
+
+    If an object of that name does not belong to the job, the next pass reports NameConflict.
+    """
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delete:
-    """Delete an object of the job's namespace, if it still has this uid."""
+    """Delete an object in the job's namespace if its uid is still `uid`."""
 
     kind: Literal["RayJob", "Pod", "RLHFJob"]
-    """RayJob: an attempt, its cluster and pods with it. Pod: its node is gone. RLHFJob: its time to live is over."""
+    """Kind of the object. RayJob: an attempt with its pods. Pod: on a dead node. RLHFJob: after its time to live."""
     name: str
     uid: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetOwner:
-    """Have a claim that was made for the job deleted with it (`owned`), or left when the job is deleted.
+    """Set whether the claim that was made for the job is deleted with the job (`owned`) or outlives it.
 
-    Where the API server refuses that, the next pass tries again.
+    If the API server refuses the change, the next pass tries again.
     """
 
     claim: str
@@ -57,21 +60,24 @@ Action: TypeAlias = ReadLive | Create | Delete | SetOwner
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A Kubernetes event about the job, or a node; one a change, never one a step."""
+    """Kubernetes event about the job or a node; written once for a change, never for each training step."""
 
     kind: Literal["Normal", "Warning"]
     reason: str
     message: str
     node: str = ""
-    """The node that it is about, instead of the job."""
+    """Name of the node that the event is about; empty if it is about the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Write the status if it differs, on condition of the resource version that was seen; only then do the rest."""
+    """Result of a reconcile pass: a new status, and actions and events that follow once it is written.
+
+    The status is written if it differs, on condition that the job still has the resource version that was seen.
+    """
 
     status: Status
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
-    """Seconds until the passing of time alone may change the answer; None if only an event can."""
+    """Seconds until the next pass if no event comes; None if only an event can change the decision."""

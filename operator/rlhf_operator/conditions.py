@@ -13,24 +13,24 @@ Truth = Literal["True", "False", "Unknown"]
 Conditions = tuple[Condition, ...]
 
 RESTARTING = "Restarting"
-"""Reason of Training=False between two attempts."""
+"""Reason of the condition Training=False between two attempts."""
 SUSPENDING = "Suspending"
-"""Reason of Suspended=False while pods are left."""
+"""Reason of the condition Suspended=False while pods of the suspended job are left."""
 READING_SHAPES = "ReadingShapes"
 READING = (READING_SHAPES, "PodsRefused", "QuotaExceeded")
-"""Reasons of Mapped=False while a pod reads the shapes of models, or cannot be made."""
+"""Reasons of the condition Mapped=False while a pod reads the shapes of models, or cannot be made."""
 WAITING = "WaitingForRoom"
-"""Reason of QuotaReserved=False of a job in line."""
+"""Reason of the condition QuotaReserved=False of a job that waits in line for room."""
 KEPT = "Kept"
-"""Reason of ClusterReady=False where the pods of a failed attempt stay for debugging."""
+"""Reason of the condition ClusterReady=False while the pods of a failed attempt stay for debugging."""
 LONGEST_MESSAGE = 1024
 
 
 def merged(conditions: Sequence[Condition], new: Condition, standing: Sequence[Condition]) -> Conditions:
-    """The conditions with a new one in the place of the old one of its type.
+    """Return the conditions with `new` in the place of the old condition of its type.
 
-    standing: those that the server has. lastTransitionTime stays where the status is as it stands there, and nothing at
-    all changes where only the generation would.
+    standing: conditions in the API server. lastTransitionTime is kept if the condition had the same status there. The
+    whole condition is kept if only its observedGeneration would change.
     """
     before = found(standing, new.type)
     if before is not None and before.status == new.status:
@@ -46,7 +46,7 @@ def merged(conditions: Sequence[Condition], new: Condition, standing: Sequence[C
 def condition(
     kind: ConditionType, status: Truth, reason: str, message: str, *, now: datetime, generation: int
 ) -> Condition:
-    """A condition that became so now."""
+    """Return a condition that takes on this status now."""
     return Condition(
         type=kind,
         status=status,
@@ -58,34 +58,34 @@ def condition(
 
 
 def shortened(message: str) -> str:
-    """At most as much text as a status should hold."""
+    """Return a message, cut to the length that a status should hold."""
     return message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 3] + "..."
 
 
 def found(conditions: Sequence[Condition], kind: ConditionType) -> Condition | None:
-    """The condition of a type."""
+    """Return the condition of this type; None if there is none."""
     return next((each for each in conditions if each.type == kind), None)
 
 
 def holds(conditions: Sequence[Condition], kind: ConditionType) -> bool:
-    """Whether a condition is True."""
+    """Whether the condition of this type is True."""
     return (each := found(conditions, kind)) is not None and each.status == "True"
 
 
 def keeps_pods(status: Status) -> bool:
-    """Whether the pods of a failed job stay."""
+    """Whether a job has failed and its pods stay for debugging."""
     ready = found(status.conditions, "ClusterReady") if status.phase == "Failed" else None
     return ready is not None and ready.reason == KEPT
 
 
 def in_line(status: Status) -> bool:
-    """Whether a job lacks nothing but room."""
+    """Whether a job waits in the operator's line and lacks nothing but room."""
     reserved = found(status.conditions, "QuotaReserved") if status.phase == "Queued" else None
     return reserved is not None and reserved.reason == WAITING
 
 
 def phase_of(conditions: Sequence[Condition]) -> Phase:
-    """The phase, by the first condition that is not as in a running job."""
+    """Return the phase, by the first condition that differs from those of a running job."""
 
     def lacks(kind: ConditionType) -> bool:
         return not holds(conditions, kind)

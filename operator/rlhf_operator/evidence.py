@@ -19,7 +19,7 @@ from rlhf_operator.starting import Cause
 from rlhf_operator.times import since
 
 NODE_SECONDS: Final = 60.0
-"""Time for which the node of a pod may be not ready."""
+"""Seconds for which the node of a pod may be not ready before it counts as lost."""
 CONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = MappingProxyType(
     {
         ExitCode.SPEC: "Spec",
@@ -29,7 +29,7 @@ CONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = MappingProxyType(
         ExitCode.USER_CODE: "UserCode",
     }
 )
-"""Exit codes that no event in the cluster causes."""
+"""Failure reason by exit code of the trainer, for codes that no event in the cluster causes."""
 INCONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = MappingProxyType(
     {
         ExitCode.INTERNAL: "Internal",
@@ -39,7 +39,10 @@ INCONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = MappingProxyType(
         127: "Environment",
     }
 )
-"""Exit codes that a lost pod may cause. The shell returns 126 and 127: the program is not in the image."""
+"""Failure reason by exit code of the trainer, for codes that a lost pod may cause.
+
+The shell returns 126 and 127 if the program is not in the image.
+"""
 DISRUPTIONS: Final[Mapping[str, Reason]] = MappingProxyType(
     {
         "PreemptionByScheduler": "Preempted",
@@ -49,13 +52,13 @@ DISRUPTIONS: Final[Mapping[str, Reason]] = MappingProxyType(
         "TerminationByKubelet": "Evicted",
     }
 )
-"""Failure by the reason of a pod's condition DisruptionTarget."""
+"""Failure reason by the reason of a pod's condition DisruptionTarget."""
 STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfMemory")
-"""Reasons of disrupted pods, the strongest first."""
+"""Failure reasons of disrupted pods, the strongest evidence first."""
 
 
 class Case(NamedTuple):
-    """Snapshot in which evidence is looked for."""
+    """Snapshot in which evidence of a failure is looked for, and the time of the pass."""
 
     snapshot: Snapshot
     now: datetime
@@ -64,12 +67,12 @@ class Case(NamedTuple):
 
 
 class PodSign(NamedTuple):
-    """Row of the table of pods: a sign that explains the end of a pod."""
+    """Row of the table of signs on pods: a sign that explains the end of a pod, and its failure reason."""
 
     reason: Reason
     is_seen: Callable[[ObservedPod, Case], bool]
     message: str
-    """Sentence with the fields pod, node and role."""
+    """Message of the failure, as a format string with the fields pod, node and role."""
 
 
 def _has_disruption(pod: ObservedPod, _: Case, *, disruption: str) -> bool:
@@ -112,11 +115,11 @@ POD_SIGNS: Final = (
         "pod {pod.name} used more memory than its limit; raise spec.runtime.{role}.memory",
     ),
 )
-"""Signs on a pod; the first one that is seen explains the pod."""
+"""Table of signs on pods; the first sign that is seen on a pod explains its end."""
 
 
 def conclusive_exit(case: Case) -> Cause | None:
-    """The trainer has reported an exit code that no event in the cluster causes."""
+    """Find an exit code of the trainer that no event in the cluster causes."""
     code = attempt.exit_code(case.snapshot)
     if code is None or (reason := CONCLUSIVE_EXIT_CODES.get(code)) is None:
         return None
@@ -125,7 +128,7 @@ def conclusive_exit(case: Case) -> Cause | None:
 
 
 def preempted_quota(case: Case) -> Cause | None:
-    """Kueue has preempted a running attempt; the quota stays reserved until all pods are gone."""
+    """Find a running attempt that Kueue has preempted; its quota stays reserved until all pods are gone."""
     quota = case.snapshot.quota
     if case.ready_since and quota and quota.evicted == "Preempted":
         return "Preempted", f"Kueue took the quota away: {quota.message}", None
@@ -133,13 +136,13 @@ def preempted_quota(case: Case) -> Cause | None:
 
 
 def disrupted_pod(case: Case) -> Cause | None:
-    """The cluster has disrupted a pod that the trainer cannot do without."""
+    """Find a pod that the cluster has disrupted and that the trainer cannot do without."""
     survivable = attempt.survivable_pools(case.snapshot)
     return _strongest((pod for pod in attempt.current_pods(case.snapshot) if pod.pool not in survivable), case)
 
 
 def disrupted_lost_pod(case: Case) -> Cause | None:
-    """The cluster has disrupted a pod that is gone."""
+    """Find a disrupted pod that is already deleted."""
     return _strongest(case.snapshot.lost_pods, case)
 
 
@@ -157,7 +160,7 @@ def _disruption(pod: ObservedPod, case: Case) -> Cause | None:
 
 
 def unexplained_end(case: Case) -> Cause | None:
-    """The trainer has ended, and neither its exit code nor a pod explains it."""
+    """Find a failed end of the trainer that neither its exit code nor a pod explains."""
     if not attempt.has_failed(case.snapshot):
         return None
     rayjob, code = case.snapshot.current_rayjob(), attempt.exit_code(case.snapshot) or 0
@@ -173,13 +176,16 @@ def unexplained_end(case: Case) -> Cause | None:
 
 
 def _blamed_pod(snapshot: Snapshot, code: int) -> ObservedPod | None:
-    """Return the pod that the trainer blames, else the head; a failed communication is hardly the head's fault."""
+    """Return the pod that the trainer blames, else the head; None if unknown.
+
+    A failed communication is hardly the head's fault, so the head is not returned for it.
+    """
     head = None if code == ExitCode.COMMUNICATION else attempt.head_of(snapshot)
     return attempt.named_pod(snapshot) or head
 
 
 def suspended_rayjob(case: Case) -> Cause | None:
-    """The RayJob of a running attempt was suspended."""
+    """Find a RayJob that was suspended while its attempt ran."""
     rayjob, quota = case.snapshot.current_rayjob(), case.snapshot.quota
     if rayjob is None or not case.ready_since:
         return None
@@ -190,7 +196,7 @@ def suspended_rayjob(case: Case) -> Cause | None:
 
 
 def lost_head(case: Case) -> Cause | None:
-    """The head pod is gone or has ended, or somebody else than the operator has deleted the RayJob."""
+    """Find a head pod that is gone or has ended, or a RayJob that somebody else than the operator deleted."""
     head, rayjob, status = attempt.head_of(case.snapshot), case.snapshot.current_rayjob(), case.snapshot.job.status
     if status.head_pod and (head is None or head.name != status.head_pod):
         return "HeadLost", f"head pod {status.head_pod} is gone", None
@@ -202,7 +208,7 @@ def lost_head(case: Case) -> Cause | None:
 
 
 def lost_worker(case: Case) -> Cause | None:
-    """A worker pod has ended, or is missing from a cluster that was complete.
+    """Find a worker pod that has ended, or that is missing from a cluster that was complete.
 
     Kubernetes' times are whole seconds. A pod replaced in the second in which the cluster became complete is missed,
     which is harmless: no trainer has begun by then.
@@ -224,12 +230,15 @@ def lost_worker(case: Case) -> Cause | None:
 
 
 def start_failure(case: Case) -> Cause | None:
-    """A problem has kept a pod from starting for longer than it may."""
+    """Find a problem that has kept a pod from starting for longer than its grace period."""
     return next((cause for left, cause in start_problems(case.snapshot, case.now) if left <= 0), None)
 
 
 def seconds_until_failure(snapshot: Snapshot, now: datetime) -> float | None:
-    """Seconds until a start problem or a silent node becomes a failure; None without one. No event may come then."""
+    """Seconds until a start problem or a silent node becomes a failure; None without one.
+
+    The next pass must come then even without an event.
+    """
     pods = attempt.current_pods(snapshot)
     silences = (silence for pod in pods if (silence := node_silence(pod, snapshot, now)) is not None)
     lefts = (*(left for left, _ in start_problems(snapshot, now)), *(NODE_SECONDS - each for each in silences))
@@ -237,7 +246,7 @@ def seconds_until_failure(snapshot: Snapshot, now: datetime) -> float | None:
 
 
 def start_problems(snapshot: Snapshot, now: datetime) -> Iterator[tuple[float, Cause]]:
-    """Yield (seconds that are left, cause) of each problem that keeps a pod of the attempt from starting."""
+    """Yield (seconds left of the grace period, cause) of each problem that keeps a pod from starting."""
     if rayjob := snapshot.current_rayjob():
         waited = since(_watched(max(rayjob.created, rayjob.started or rayjob.created), snapshot), now)
         yield from ((limit - waited, cause) for limit, cause in starting.refusals(rayjob, _total_requests(snapshot)))
@@ -267,5 +276,5 @@ def node_silence(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> float |
 
 
 def _watched(moment: datetime, snapshot: Snapshot) -> datetime:
-    """Begin of a grace period: never before the operator has watched."""
+    """Return the begin of a grace period: `moment`, but not before the operator began to watch."""
     return max(moment, snapshot.watching_since)

@@ -18,17 +18,17 @@ from rlhf_operator.starting import Cause
 from rlhf_operator.times import parsed, since, timestamp
 
 NODE_AVOIDED_SECONDS: Final = 3600.0
-"""Time after a failure for which the next attempts avoid the node, if there is room elsewhere."""
+"""Seconds after a failure for which the next attempts avoid its node, if there is room elsewhere."""
 EVIDENCE_SECONDS: Final = 60.0
-"""Wait for the evidence of a lost node: Kubernetes takes 40 to 50 s, and the trainer may end earlier."""
+"""Seconds to wait for evidence of a lost node: Kubernetes takes 40 to 50 s, and the trainer may end earlier."""
 EVICTION_SECONDS: Final = 10.0
-"""Wait for the reason in Kueue's Workload, which may come after the RayJob that Kueue has suspended."""
+"""Seconds to wait for the reason in Kueue's Workload, which may come after the RayJob is suspended."""
 LAST_STATUS_SECONDS: Final = 30.0
-"""Wait for the trainer's last status once Ray has reported the end of the job."""
+"""Seconds to wait for the trainer's last status once Ray has reported the end of the job."""
 
 
 class Evidence(NamedTuple):
-    """Row of the table: evidence, and the reasons that it may prove."""
+    """Row of the table of evidence: a function that looks for evidence, and the reasons to be proved."""
 
     reasons: tuple[Reason, ...]
     find: Callable[[Case], Cause | None]
@@ -46,19 +46,19 @@ EVIDENCE: Final = (
     LOST_WORKER,
     Evidence(("PodsRefused", "ImagePull", "SecretMissing", "ClaimMissing"), evidence.start_failure),
 )
-"""Evidence, the strongest first. Deadlines (Hang, StartupTimeout) are in `reconcile.running`."""
+"""Table of evidence, the strongest first; `reconcile.running` checks deadlines (Hang, StartupTimeout)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureClass:
-    """Row of the table: consequences of a reason."""
+    """Row of the table of failures: consequences of a failure reason."""
 
     action: Action
-    """Action if no failureRule of the job matches; Ignore does not count against runPolicy.backoffLimit."""
+    """Action if no failureRule matches; Ignore does not count against runPolicy.backoffLimit."""
     is_node_fault: bool = False
-    """Whether the node may be to blame."""
+    """Whether the node may be to blame for such a failure."""
     yields_to: tuple[Evidence, ...] = ()
-    """Evidence that explains this failure better."""
+    """Rows of evidence that explain such a failure better, if they are found."""
 
 
 CLASSES: Final[Mapping[str, FailureClass]] = MappingProxyType(
@@ -87,7 +87,7 @@ CLASSES: Final[Mapping[str, FailureClass]] = MappingProxyType(
         "Unknown": FailureClass(action="Restart", yields_to=(LOST_POD, LOST_WORKER)),
     }
 )
-"""Consequences by reason."""
+"""Consequences of a failure by its reason."""
 
 
 def action_on(failure: Failure, policy: RunPolicy) -> tuple[Action, str | None]:
@@ -132,7 +132,7 @@ def failed(snapshot: Snapshot, now: datetime, reason: Reason, message: str, pod:
 
 
 def seconds_to_wait(failure: Failure, snapshot: Snapshot) -> float:
-    """Seconds after the end of an attempt in which stronger evidence may come."""
+    """Seconds after the end of an attempt for which the operator waits, because stronger evidence may come."""
     if failure.reason == "Communication":
         return EVIDENCE_SECONDS
     if failure.reason == "Evicted" and failure.pod is None and snapshot.quota and not snapshot.quota.evicted:

@@ -16,11 +16,11 @@ from rlhf_operator.reconciler import Reconciler
 
 DELETED: Final = "DELETED"
 LISTED: Final = None
-"""kopf's word for an object of a list: at the start, and again after a watch was lost."""
+"""Event type of kopf for an object from a list: at the start, and again after a watch was lost."""
 
 
 class NoDifferences(kopf.DiffBaseStorage):
-    """kopf copies each object twice to find differences, for handlers that are not used here; this copies nothing."""
+    """Storage that copies nothing: kopf would copy each object twice to find differences, which nothing uses."""
 
     def build(self, **_: Any) -> Any:
         return {}
@@ -33,7 +33,7 @@ class NoDifferences(kopf.DiffBaseStorage):
 
 
 def watch(kind: Kind, cache: Cache, reconciler: Reconciler, registry: kopf.OperatorRegistry) -> None:
-    """Adds a handler for a kind of object."""
+    """Register a handler for the events of a kind of object."""
     resource = kind.resource
 
     @kopf.on.event(resource.group, resource.version, resource.plural, id=kind.name, registry=registry)
@@ -45,7 +45,7 @@ def watch(kind: Kind, cache: Cache, reconciler: Reconciler, registry: kopf.Opera
 
 
 def settings() -> kopf.OperatorSettings:
-    """kopf's settings: it writes nothing, does not look for other kinds, and does not give up."""
+    """Return kopf's settings: it writes nothing, scans for no other kinds, and waits long for the API server."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.persistence.diffbase_storage = NoDifferences()

@@ -1,4 +1,4 @@
-"""Starts the operator: settings, metrics and probes, leader election, kopf; and ends all of it in order."""
+"""Program of the operator: starts settings, metrics, probes, leader election and kopf, and ends them in order."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ from rlhf_operator.settings import Settings
 logger = logging.getLogger(__name__)
 
 COMPARE_OFFERS_SECONDS: Final = 30.0
-"""Between two looks at what the cluster offers: KubeRay may be installed later."""
+"""Seconds between two checks of what the cluster offers: KubeRay may be installed later."""
 MAX_DEPTH: Final = 100_000
-"""Calls within calls: the API server takes JSON of 10 000 levels, and one such job must not stop the operator."""
+"""Recursion limit of Python: the API server takes JSON of 10 000 levels, which must not stop the operator."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 PAUSE_SECONDS: Final = 2.0
-"""Before the operator begins anew."""
+"""Seconds before the operator begins anew after an error."""
 
 
 class RestartAttemptError(Exception):
-    """The operator must start again: the cluster no longer offers what it offered at the start."""
+    """The operator must begin anew: the cluster offers other kinds than at the start, or a watch failed."""
 
 
 def main() -> None:
-    """The program `rlhf-operator`."""
+    """Run the program `rlhf-operator`."""
     sys.setrecursionlimit(MAX_DEPTH)
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit code: 0 after SIGTERM, 1 for an error at the start, 2 for wrong settings.
+    """Run the operator; return 0 after SIGTERM, 1 for an error at the start, 2 for wrong settings.
 
-    Once it has worked it does not end by itself: a container that ends is started later and later.
+    Once it has worked, it begins anew after an error, because Kubernetes restarts an ended container later and later.
     """
     options = _options(arguments)
     _log(options.log_format, options.log_level)
@@ -105,7 +105,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 class _Json(logging.Formatter):
-    """A log record as one line of JSON."""
+    """Formatter that writes a log record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -125,7 +125,7 @@ def _log(form: str, level: str) -> None:
 
 
 class _Operator:
-    """All parts of one process, put together."""
+    """All parts of one operator process, put together."""
 
     def __init__(self, settings: Settings, client: Client, heartbeats: Heartbeats, pause: float) -> None:
         self.settings, self.client, self.pause = settings, client, pause
@@ -160,7 +160,7 @@ class _Operator:
         self._failed: list[Exception] = []
 
     async def find_offer(self) -> None:
-        """Finds out what the cluster offers, as soon as the API server answers."""
+        """Find out what the cluster offers, as soon as the API server answers."""
         await asyncio.sleep(self.pause)
         while True:
             try:
@@ -213,7 +213,7 @@ class _Operator:
             raise self._failed[0]
 
     async def start(self, settings: kopf.OperatorSettings, **_: Any) -> None:
-        """Before the watches: finds out what to watch, and begins to work."""
+        """Find out what to watch, and begin to work; kopf calls this before its watches."""
         await self._or_stop(self.find_offer())
         if not self._failed:
             for kind in self.observer.offer.kinds:
@@ -223,14 +223,14 @@ class _Operator:
             self._work = asyncio.create_task(self._or_stop(self._lead_and_compare_offers()))
 
     async def end(self, **_: Any) -> None:
-        """After the watches: the work ends, and the Lease is given back."""
+        """End the work and give the Lease back; kopf calls this after its watches."""
         self._stop.set()  # kopf's task that waits for it would hold up the exit for 5 s after a signal
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait({self._work})
 
     async def _or_stop(self, work: Coroutine[None, None, None]) -> None:
-        """Does the work; an error ends the operator."""
+        """Await the work; an error ends the operator, and `run` raises it."""
         try:
             await work
         except Exception as error:  # noqa: BLE001 it is raised by `run`
@@ -246,12 +246,15 @@ class _Operator:
             raise failed.exceptions[0] from failed
 
     async def lead(self) -> None:
-        """Lists everything, waits to be elected and works."""
+        """List all objects, wait to be elected, and reconcile."""
         await self.reconciler.sync()
         await (self.elector.run(self.reconciler.lead) if self.elector else self.reconciler.lead())
 
     async def compare_offers(self) -> None:
-        """RestartAttemptError when the cluster offers something else than at the start, such as KubeRay."""
+        """Compare the cluster's offer with that at the start.
+
+        Raises RestartAttemptError if it differs, such as after an installation of KubeRay.
+        """
         while True:
             await asyncio.sleep(COMPARE_OFFERS_SECONDS * random.uniform(0.9, 1.1))
             try:
@@ -268,7 +271,7 @@ def _named(offer: Offer) -> str:
 
 
 def _elector(settings: Settings, client: Client) -> Elector | None:
-    """None where the only replica leads."""
+    """Return the elector of this replica; None if it is the only replica, which always leads."""
     if settings.lease_namespace is None:
         return None
     # Outside of a cluster two processes may have one host name.

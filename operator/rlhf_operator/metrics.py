@@ -23,7 +23,10 @@ from rlhf_operator.spent import ENDED, WITH_PODS, Spent
 from rlhf_operator.times import parsed, since
 
 Result = Literal["done", "stale", "error"]
-"""Result of a pass: done; given up because the job had changed; ended by an error and tried again later."""
+"""Result of a pass over a job.
+
+done; stale: given up because the job had changed; error: ended by an error and tried again later.
+"""
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 JOB_LABELS: Final = ("namespace", "name")
 Instrument = TypeVar("Instrument")
@@ -31,7 +34,7 @@ Instrument = TypeVar("Instrument")
 
 @dataclass(frozen=True)
 class OperatorMetric:
-    """A row of the operator's own table."""
+    """Row of the table of metrics about the operator itself."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
@@ -40,7 +43,7 @@ class OperatorMetric:
     labels: tuple[str, ...] = ()
 
     def instrument(self, make: Callable[..., Instrument], registry: CollectorRegistry) -> Instrument:
-        """Make the instrument of this row."""
+        """Create the Prometheus instrument of this metric in a registry."""
         return make(self.name, self.meaning, self.labels, registry=registry)
 
 
@@ -67,12 +70,15 @@ BUILD_INFO = OperatorMetric("rlhf_operator_build_info", "gauge", "1", "Always 1.
 OPERATOR_METRICS = (RECONCILE_TOTAL, RECONCILE_SECONDS, QUEUE_DEPTH, REQUESTS_TOTAL, LEADER, BUILD_INFO)
 
 Sample = tuple[tuple[str, ...], float]
-"""(values of the labels besides namespace and name, value)."""
+"""Sample of a job's metric: (values of the labels besides namespace and name, value)."""
 
 
 @dataclass(frozen=True)
 class JobMetric:
-    """Row of the table of jobs; `samples` yields the samples of one job, none if it has no such value."""
+    """Row of the table of metrics about jobs.
+
+    `samples` yields the samples of one job, and none if the job has no such value.
+    """
 
     name: str
     unit: str
@@ -202,7 +208,7 @@ JOB_METRICS = (
 
 
 def spent_metrics(spent: Spent) -> tuple[JobMetric, ...]:
-    """The rows of what jobs have spent; they begin at 0 when this replica begins to lead."""
+    """Return the metrics of time and money spent by jobs; they begin at 0 when this replica begins to lead."""
     return (
         JobMetric(
             "rlhf_job_phase_seconds_total",
@@ -231,7 +237,7 @@ def spent_metrics(spent: Spent) -> tuple[JobMetric, ...]:
 
 
 class JobCollector(Collector):
-    """The series of the jobs that there are now."""
+    """Collector of the metrics of all jobs that exist at a scrape."""
 
     def __init__(self, jobs: Callable[[], Iterable[ObservedJob]], now: Callable[[], datetime]) -> None:
         self._jobs, self._now, self._spent = jobs, now, Spent()
@@ -250,7 +256,7 @@ class JobCollector(Collector):
 
 
 class OperatorMetrics:
-    """The registry of one operator, and what the reconciler reports to it."""
+    """Registry of the operator's metrics, and the methods by which its other parts report to it."""
 
     def __init__(
         self,
@@ -261,7 +267,7 @@ class OperatorMetrics:
         leads: Callable[[], bool],
         now: Callable[[], datetime],
     ) -> None:
-        """`jobs`, `queue_depth` and `leads` are asked at each scrape."""
+        """`jobs`, `queue_depth` and `leads` are called at each scrape."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._passes = RECONCILE_TOTAL.instrument(Counter, self.registry)
@@ -273,10 +279,14 @@ class OperatorMetrics:
         self.registry.register(JobCollector(lambda: jobs() if leads() else (), now))
 
     def reconciled(self, result: Result, seconds: float) -> None:
-        """One pass over a job has ended."""
+        """Count a pass over a job that has ended, with its duration in seconds."""
         self._passes.labels(result).inc()
         self._seconds.observe(seconds)
 
     def requested(self, verb: str, resource: str, code: int) -> None:
-        """One request has ended; code 0: without an answer. `resource` is a plural, rlhfjobs/status a part of one."""
+        """Count a request that has ended.
+
+        resource: plural of the kind, or such as rlhfjobs/status for a subresource. code: HTTP code; 0 without an
+        answer.
+        """
         self._requests.labels(verb, resource, str(code)).inc()

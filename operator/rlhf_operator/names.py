@@ -17,14 +17,14 @@ POOL: Final = "rlhf.hybridflow.io/pool"
 CONTROLLER: Final = "controller"
 WORKER: Final = "worker"
 READER: Final = "reader"
-"""Values of ROLE; a reader belongs to no attempt, and only tells the shapes of models."""
+"""Value of the label ROLE of a pod that reads model shapes and belongs to no attempt."""
 
 SIZE_IS_NOMINAL: Final = "rlhf.hybridflow.io/size-is-nominal"
-"""Annotation of a claim whose size is no limit, as with NFS; its value is true."""
+"""Annotation, with value true, of a claim whose size is no limit, as with NFS."""
 
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
-"""Labels of Kueue, which a job passes on to its RayJobs."""
+"""Label of Kueue with a priority class; a job passes this label and QUEUE on to its RayJobs."""
 
 HEAD_CONTAINER, WORKER_CONTAINER, LOG_CONTAINER = "ray-head", "ray-worker", "driver-log"
 
@@ -33,9 +33,9 @@ JOB_FOLDER: Final = "/rlhf/job"
 OUTPUT_FOLDER: Final = "/rlhf/output"
 """Folder of the claim with the run folder, in every pod."""
 INPUTS_FOLDER: Final = "/rlhf/inputs"
-"""Below it the claim of each job that this one reads, by the job's name, read-only."""
+"""Folder in pods in which the claim of each input job is mounted read-only, by the input job's name."""
 CLAIMS_FOLDER: Final = "/rlhf/claims"
-"""Below it every claim of a pvc:// URI, by the claim's name."""
+"""Folder in pods in which every claim of a pvc:// URI is mounted, by the claim's name."""
 STATUS_PORT: Final = 8490
 """Port of /status.json of the head pod."""
 METRICS_PORT: Final = 8491
@@ -52,24 +52,24 @@ GPU_PRODUCTS: Final = (
     "cloud.google.com/gke-accelerator",
     "karpenter.k8s.aws/instance-gpu-name",
 )
-"""Labels of nodes in which vendors' discovery, GKE or Karpenter says what GPU they have; the first holds."""
+"""Node labels of vendors, GKE and Karpenter with the GPU product; the first one that a node has counts."""
 
 
 GPU_SLICE: Final = "cloud.google.com/gke-gpu-partition-size"
-"""Label by which GKE says that nvidia.com/gpu are slices (MIG) on a node, such as 1g.5gb."""
+"""Node label of GKE with the size of MIG slices, such as 1g.5gb, if nvidia.com/gpu are slices on the node."""
 GPU_MEMORY: Final = "karpenter.k8s.aws/instance-gpu-memory"
-"""Label by which Karpenter says the memory of a GPU in MiB; both A100 products of AWS are named a100."""
+"""Node label of Karpenter with a GPU's memory in MiB; both A100 products of AWS are named a100."""
 GPU_DETAILS: Final = (GPU_SLICE, GPU_MEMORY)
-"""Labels besides the product that tell GPUs of one product apart."""
+"""Node labels that distinguish GPUs of one product."""
 
 GPU_SHARING: Final = ("nvidia.com/gpu.sharing-strategy", "cloud.google.com/gke-gpu-sharing-strategy")
-"""Labels of nodes that say how pods share a GPU: none, time-slicing, time-sharing or mps."""
+"""Node labels that say how pods share a GPU: none, time-slicing, time-sharing or mps."""
 NETWORKS: Final = ("karpenter.k8s.aws/instance-network-bandwidth", "eks.amazonaws.com/instance-network-bandwidth")
-"""Labels of nodes in which Karpenter and EKS say their network in Mb/s."""
+"""Node labels of Karpenter and EKS with the node's network bandwidth in Mb/s."""
 
 
 def gpu_label(labels: Mapping[str, str]) -> str:
-    """The label in which a node says what GPU it has; empty where none does."""
+    """Return the label in which a node names its GPU product; empty if it has no such label."""
     return next((label for label in GPU_PRODUCTS if label in labels), "")
 
 
@@ -87,20 +87,26 @@ def gpu_product(labels: Mapping[str, str], resource: str) -> str:
 
 
 def rayjob(job: str, attempt: int) -> str:
-    """The RayJob of an attempt."""
+    """Return the name of an attempt's RayJob."""
     return f"{job}-a{attempt}"
 
 
 def reader(job: str, attempt: int, models: str) -> str:
-    """The Job that reads shapes of models after an attempt; the names of its pods are longer by a dash and a word."""
+    """Return the name of the Job that reads model shapes after an attempt.
+
+    The names of its pods add a dash and a random suffix.
+    """
     return f"{job}-shapes-{sha256(f'{attempt} {models}'.encode()).hexdigest()[:8]}"
 
 
 def by_content(job: str, content: str) -> str:
-    """An object that never changes, such as the ConfigMap with this job.yaml; attempts that need the same share it."""
+    """Return the name of an object that never changes, by a hash of its content.
+
+    Attempts with equal content, such as job.yaml in a ConfigMap, share the object.
+    """
     return f"{job}-{sha256(content.encode()).hexdigest()[:10]}"
 
 
 def output_claim(job: str) -> str:
-    """The claim that is made for a job without checkpoint.storage of its own."""
+    """Return the name of the claim that is made for a job without checkpoint.storage of its own."""
     return f"{job}-output"

@@ -67,7 +67,7 @@ def ray_job_failed(rayjob: ObservedRayJob | None) -> bool:
 
 
 def exit_code(snapshot: Snapshot) -> int | None:
-    """Return the trainer's exit code: of its process, else from the status that it wrote, else from Ray's message."""
+    """Return the trainer's exit code: from its process, else from its last status, else from Ray's message."""
     code = _reported_code(snapshot)
     if code is not None and code < 0:
         code = 128 - code  # Python's form of a signal becomes the shell's form
@@ -110,7 +110,7 @@ def how_ended(pod: ObservedPod) -> str:
 
 
 def survivable_pools(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the pools whose loss a running trainer survives: pools that only generate, and do not stream."""
+    """Return the pools whose loss a running trainer survives: pools of generators only, without rollout.stream."""
     mapping, rollout = snapshot.job.status.mapping, snapshot.job.spec.get("rollout") or {}
     if not mapping or rollout.get("stream") or exit_code(snapshot) is not None:
         return ()

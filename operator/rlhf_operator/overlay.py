@@ -9,11 +9,14 @@ from rlhf_api.checks.pod_template import KEYS
 
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 TERMS: Final = "nodeSelectorTerms"
-"""Alternatives; of two merged lists, one term of each must hold."""
+"""Field with the alternative terms of a node affinity; merging combines each old term with each new one."""
 
 
 def merged(base: Any, over: Any, field: str = "") -> Any:
-    """Return `base` with the values of `over` added or replaced; a null leaves the base. field: name of both values."""
+    """Return `base` with the values of `over` added or replaced; a null keeps the value of `base`.
+
+    field: name of the field that has both values.
+    """
     if isinstance(over, Mapping):
         known = base if isinstance(base, Mapping) else {}
         given = {name: value for name, value in over.items() if value is not None}
@@ -24,7 +27,7 @@ def merged(base: Any, over: Any, field: str = "") -> Any:
 
 
 def _merged_entries(entries: list[Any], over: list[Any], field: str) -> list[Any]:
-    """Merge two lists of objects: by the key of the field, else by appending what is new."""
+    """Merge two lists of objects: entries with equal keys are merged; without keys, new entries are appended."""
     if field == TERMS:
         return [merged(one, other) for one in entries or [{}] for other in over]
     if key := KEYS.get(field):
@@ -37,7 +40,7 @@ def _merged_entries(entries: list[Any], over: list[Any], field: str) -> list[Any
 
 
 def avoid_nodes(nodes: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a pod that goes to none of these nodes."""
+    """Return the pod fields that keep a pod off these nodes."""
     if not nodes:
         return {}
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]

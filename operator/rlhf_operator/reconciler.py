@@ -1,4 +1,7 @@
-"""Events become keys of a queue; one reconcile pass a key: observe, decide, apply. It runs in the leader only."""
+"""Reconciler, which runs in the leader only: events become keys of a queue.
+
+Each key is one reconcile pass: observe, decide, apply.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ logger = logging.getLogger(__name__)
 
 WORKERS: Final = 16
 DECIDERS: Final = 4
-"""Threads: the mapper thinks for up to half a second, and the event loop renews the Lease meanwhile."""
+"""Number of threads that decide: the mapper takes up to 0.5 s, and the event loop must renew the Lease."""
 RESYNC_SECONDS: Final = 300.0
 RELIST_DELAY_SECONDS: Final = 10.0
-"""Delay from a watch's reconnect until everything is listed again: several watches often reconnect together."""
+"""Seconds from a watch's reconnect until all is listed again: several watches often reconnect together."""
 STUCK_SECONDS: Final = 600.0
 MAX_POLL_INTERVALS: Final = 4
-"""Most intervals between two readings of a head pod that does not answer: each attempt takes seconds."""
+"""Most poll intervals between two readings of a head pod that does not answer; each try takes seconds."""
 
 Decide = Callable[[Snapshot, datetime, Settings], Plan]
 
@@ -44,7 +47,7 @@ class StillUndecidedError(Exception):
 
 
 class Reconciler:
-    """Keeps every job going as long as it leads."""
+    """Reconciler of all jobs, at work while this replica leads."""
 
     def __init__(
         self,
@@ -75,15 +78,15 @@ class Reconciler:
 
     @property
     def queue_depth(self) -> int:
-        """Jobs that wait for a pass."""
+        """Number of jobs that wait for a pass now."""
         return len(self._queue)
 
     def unready(self) -> str | None:
-        """Why this replica cannot work, in a sentence; None if it can."""
+        """Return why this replica cannot work, in a sentence; None if it can."""
         return None if self._synced else "what is in the cluster has not been listed yet"
 
     def unhealthy(self) -> str | None:
-        """Why this process should be started again, in a sentence; None if it should not."""
+        """Return why this process should be started again, in a sentence; None if it should not."""
         longest = self._queue.longest_busy()
         if longest is None or longest[1] < STUCK_SECONDS:
             return None
@@ -91,17 +94,17 @@ class Reconciler:
         return f"a pass over {namespace}/{name} has taken {seconds:.0f} s"
 
     def enqueue(self, keys: Iterable[Key]) -> None:
-        """Something has changed for these jobs."""
+        """Request a pass for each of these jobs, if this replica leads."""
         if self.leads:
             for key in keys:
                 self._queue.add(key)
 
     def relist(self) -> None:
-        """A watch has reconnected: deletions meanwhile were missed, so everything is listed again."""
+        """Request a new list of all objects, because a watch that reconnected has missed deletions."""
         self._relist_requested.set()
 
     async def sync(self) -> None:
-        """Lists everything, until that has worked."""
+        """List all objects into the cache, and try again until that has worked."""
         pause = 0.5
         while not await self._has_listed():
             await asyncio.sleep(pause)
@@ -121,7 +124,7 @@ class Reconciler:
         return True
 
     async def lead(self) -> None:
-        """Works until it is cancelled."""
+        """Reconcile all jobs until cancelled."""
         self._since = self._clock()
         await self.sync()
         self.leads = True
@@ -142,7 +145,7 @@ class Reconciler:
             executor.shutdown(wait=False, cancel_futures=True)
 
     async def _resync(self) -> None:
-        """Lists everything every few minutes, and soon after a watch has reconnected: so missed events do no harm."""
+        """List all objects every few minutes, and soon after a watch has reconnected, to make up for missed events."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RESYNC_SECONDS * random.uniform(0.9, 1.1)):
@@ -163,7 +166,10 @@ class Reconciler:
                 self._queue.done(key)
 
     async def _reconcile(self, key: Key, executor: ThreadPoolExecutor) -> Result:
-        """One pass. An error is logged, the job is requeued with backoff, and other jobs go on."""
+        """Do one pass over a job, and return its result.
+
+        An error is logged, the job is requeued with backoff, and other jobs go on.
+        """
         try:
             again = await self._observe_decide_apply(key, executor)
         except StaleError:
@@ -191,13 +197,19 @@ class Reconciler:
         return "done"
 
     def _failed(self, key: Key, error: Exception) -> float:
-        """Seconds until a pass that failed is repeated; where the server was away, that is not the job's fault."""
+        """Requeue a job whose pass failed; return the seconds until then.
+
+        The job counts as failing unless the API server was away, which is not the job's fault.
+        """
         if not (isinstance(error, ApiError) and error.passing):
             self._observer.failing.setdefault(key, time.monotonic())
         return self._queue.retry(key)
 
     async def _observe_decide_apply(self, key: Key, executor: ThreadPoolExecutor) -> float | None:
-        """Return the seconds until the next pass; None if only an event can change anything."""
+        """Observe a job, decide and apply the plan.
+
+        Return the seconds until the next pass; None if only an event can change anything.
+        """
         fresh, alone = key in self._stale, False
         while True:
             async with self._reservation if alone else nullcontext():
@@ -222,7 +234,7 @@ class Reconciler:
         return plan.requeue_after
 
     def _start_polling(self, key: Key) -> None:
-        """Asks the head pod for its progress from now on, if there is one."""
+        """Read the progress of a job's head pod from now on, if there is a head pod."""
         if self._observer.head(key) is not None and not self._polls.knows(key):
             self._polls.add(key)
 
@@ -238,7 +250,7 @@ class Reconciler:
                 self._polls.done(key)
 
     async def _poll_head(self, key: Key) -> None:
-        """Reads a head pod's progress and schedules the next reading; the pause doubles while it does not answer."""
+        """Read a head pod's progress, and schedule the next reading; the pause doubles while the pod is silent."""
         head = self._observer.head(key)
         if head is None:
             self._pauses.pop(key, None)

@@ -24,14 +24,17 @@ logger = logging.getLogger(__name__)
 METRICS_PORT: Final = 9090
 PROBES_PORT: Final = 8081
 RENEW_SECONDS: Final = 60.0
-"""Between two readings of the certificate, which is renewed in place while the operator runs."""
+"""Seconds between two readings of the certificate, which is renewed in place while the operator runs."""
 
 
 class Tls:
-    """TLS with tls.crt and tls.key of a folder, as a Secret of type kubernetes.io/tls has them."""
+    """TLS context with tls.crt and tls.key of a folder, as in a Secret of type kubernetes.io/tls."""
 
     def __init__(self, folder: Path, *, asks_clients: bool = False) -> None:
-        """asks_clients: whoever connects must show a certificate by an authority in ca.crt. SpecError without files."""
+        """Read the files of the folder. Raises SpecError if that fails.
+
+        asks_clients: clients must show a certificate by an authority in ca.crt.
+        """
         self._folder, self._asks_clients = folder, asks_clients
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         if asks_clients:
@@ -43,7 +46,7 @@ class Tls:
             raise SpecError([Problem(str(folder), f"has no {names} for TLS of the metrics: {error}")]) from None
 
     def load(self) -> None:
-        """Reads the files, for the connections from now on; OSError if they do not fit together."""
+        """Read the files again for new connections. Raises OSError if they do not fit together."""
         self.context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
         if self._asks_clients:
             self.context.load_verify_locations(self._folder / "ca.crt")
@@ -51,18 +54,19 @@ class Tls:
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Ports of the operator, on all addresses."""
+    """Ports on which the operator listens, on all addresses."""
 
     metrics: int = METRICS_PORT
     probes: int = PROBES_PORT
     tls: Tls | None = None
-    """TLS of the metrics; None: plain text."""
+    """TLS of the port of the metrics; None: plain text."""
 
 
 class Server:
-    """GET /metrics; /healthz and /readyz, answered by the event loop that reconciles: no answer is an answer, too.
+    """Server of /metrics, /healthz and /readyz, on the event loop that reconciles.
 
-    `unhealthy` and `unready` say in a sentence why not, or None.
+    If the loop is stuck, the probes get no answer, so they fail. `unhealthy` and `unready` return the problem in a
+    sentence, or None.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class Server:
         self._renewal: asyncio.Task[None] | None = None
 
     async def start(self, ports: Ports) -> None:
-        """Serves from now on; OSError where a port is taken."""
+        """Begin to serve. Raises OSError if a port is taken."""
         for runner in (self._metrics, self._probes):
             await runner.setup()
         context = ports.tls.context if ports.tls else None
@@ -93,7 +97,7 @@ class Server:
             self._renewal = asyncio.create_task(_renew(ports.tls))
 
     async def stop(self) -> None:
-        """Closes the ports."""
+        """Close the ports."""
         if self._renewal:
             self._renewal.cancel()
         for runner in (self._metrics, self._probes):

@@ -1,4 +1,4 @@
-"""How the operator was installed: one YAML file, which the chart writes from its values."""
+"""Settings of the installed operator: one YAML file, which the chart writes from its values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlhf_operator.overlay import merged
 
 
 class Pod(Spec):
-    """CPUs and memory of a pod that does not say, and a template that a job's own is laid over."""
+    """Default CPUs and memory of a pod, and a pod template over which a job's own template is laid."""
 
     cpu: Cpus
     memory: Memory
@@ -29,37 +29,37 @@ class Pod(Spec):
 
 
 class Storage(Spec):
-    """The claim that is made for a job whose checkpoint.storage is no pvc://."""
+    """Claim that is made for a job whose checkpoint.storage is no pvc://."""
 
     size: Memory = "50Gi"
-    """At least; a job whose checkpoints need more gets more."""
+    """Least size of the claim; a job whose checkpoints need more gets more."""
     storage_class_name: str | None = None
-    """Unset is the cluster's default class."""
+    """Storage class of the claim; None: the cluster's default class."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
 
 
 class CaBundle(Spec):
-    """An entry of a ConfigMap that each namespace with jobs has: the authorities whose certificates are trusted."""
+    """Trusted certificate authorities: an entry of a ConfigMap that each namespace with jobs has."""
 
     config_map: ObjectName
     key: Text
 
 
 class ClusterGpu(GpuType):
-    """A type of GPU that the mapper's table lacks, or has other figures for."""
+    """GPU type that the mapper's table lacks, or for which this cluster has other figures."""
 
     product: Text
-    """Product label of a node with such GPUs: NVIDIA-A100-SXM4-80GB."""
+    """Product label of a node with such GPUs, such as NVIDIA-A100-SXM4-80GB."""
 
 
 class LabelledNodes(NodeFigures):
-    """Links and prices of the nodes with some labels."""
+    """Links and prices of the nodes that have all of some labels."""
 
     match_labels: dict[LabelKey, LabelValue]
 
 
 class Level(Spec):
-    """Zones of nodes, by the value of a label, and what each sends each other, all its nodes together."""
+    """Level of the network: zones of nodes by a label, and the bandwidth between two zones, all nodes together."""
 
     label: LabelKey
     gbps: GigabitsPerSecond
@@ -70,59 +70,59 @@ Peers = Annotated[tuple[dict[str, Any], ...], Field(strict=False)]
 
 
 class JobNetworkPolicy(Spec):
-    """Who may connect to the pods of a job besides themselves; where there are no peers, nobody."""
+    """Peers that may connect to the pods of a job, besides these pods; an empty list admits nobody."""
 
     operator: Peers = ()
-    """To the progress of the training."""
+    """Peers that may read the progress of the training."""
     kube_ray: Peers = ()
-    """To Ray's dashboard: without it no job begins."""
+    """Peers that may connect to Ray's dashboard; unless KubeRay is one, no job begins."""
     prometheus: Peers = ()
-    """To the metrics of the training and of Ray."""
+    """Peers that may read the metrics of the training and of Ray."""
 
 
 class Settings(Spec):
     """Settings for all jobs; a job's spec.runtime and spec.checkpoint override them."""
 
     namespaces: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """To watch; none means all."""
+    """Namespaces that the operator watches; empty: all."""
     read_nodes: bool = True
-    """Whether the operator may list nodes; without, spec.resources alone sizes a job."""
+    """Whether the operator may list nodes; if not, spec.resources alone sizes a job."""
     trainer_image: str = f"rlhf-trainer:{version('rlhf-operator')}"
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(strict=False)] = ()
     service_account_name: ObjectName | None = None
     env: Annotated[tuple[Variable, ...], Field(strict=False)] = ()
-    """Besides a job's own, which come first where both name one."""
+    """Variables of all jobs' containers; a job's own variable of the same name wins."""
     model_cache: dict[str, Any] | None = None
-    """Source of a volume, as in a Pod, in which all jobs cache files of the hub."""
+    """Source of a volume, as in a Pod, in which all jobs cache files of the hub; None: no cache."""
     ca_bundle: CaBundle | None = None
     ray_version: str = "2.60.0"
     gpu_resource_name: str = "nvidia.com/gpu"
     gpus: Annotated[tuple[ClusterGpu, ...], Field(strict=False)] = ()
     node_groups: Annotated[tuple[LabelledNodes, ...], Field(strict=False)] = ()
-    """The first whose labels a node has holds for it."""
+    """Links and prices of nodes; the first entry whose labels a node has holds for the node."""
     topology: Annotated[tuple[Level, ...], Field(strict=False, max_length=1)] = ()
-    """Outermost first; one level so far."""
+    """Levels of the network, the outermost first; at most one level so far."""
     controller: Pod = Pod(cpu="4", memory="16Gi")
     worker: Pod = Pod(cpu="8", memory="64Gi")
     """Size of a worker pod with one slot; a pod with n slots has n times as much."""
     shared_memory: Memory = "16Gi"
-    """/dev/shm of a worker."""
+    """Size of /dev/shm in a worker pod."""
     grace_period_seconds: Annotated[int, Field(ge=30)] = 300
-    """How long pods may take to save a checkpoint when they are told to end."""
+    """Seconds that pods may take to save a checkpoint when they are told to end."""
     storage: Storage = Storage()
     job_network_policy: JobNetworkPolicy | None = None
-    """None: no NetworkPolicy is made for a job."""
+    """Peers of each job's pods; None: no NetworkPolicy is made for a job."""
     status_interval_seconds: Annotated[float, Field(gt=0)] = 15.0
-    """Between two readings of a running job's progress."""
+    """Seconds between two readings of a running job's progress."""
     lease_name: str = "rlhf-operator"
     lease_namespace: str | None = None
-    """None: no election; the only replica leads."""
+    """Namespace of the Lease; None: no election, because the only replica leads."""
 
     @field_validator("gpus")
     @classmethod
     def _names_are_of_one_type(cls, gpus: tuple[ClusterGpu, ...]) -> tuple[ClusterGpu, ...]:
-        """Several products may have one name, but not with different figures: pods are bound to the name's nodes."""
+        """Refuse products of one name with different figures: pods are bound to all nodes of the name."""
         types = {each.gpu("") for each in gpus}
         if len(types) > len({each.name for each in gpus}):
             raise ValueError("has one name for GPUs with different figures")
@@ -139,7 +139,7 @@ class Settings(Spec):
         return self
 
     def runtime_of(self, runtime: Runtime) -> Runtime:
-        """The runtime of a job with what it does not say of registry, account and variables."""
+        """Return a job's runtime; unset pull secrets, account and variables are those of the installation."""
         named = {each.name for each in runtime.env}
         return runtime.model_copy(
             update={
@@ -156,15 +156,15 @@ class Settings(Spec):
         return template
 
     def pod_of(self, runtime: Runtime, role: PodRole) -> PodSpec:
-        """Parsed spec of that template."""
+        """Return the parsed pod spec of a role, from the merged template of installation and job."""
         return PodSpec.model_validate(self.template_of(runtime, role).get("spec", {}), by_alias=True, by_name=False)
 
     def gpu_resource_of(self, runtime: Runtime) -> str:
-        """Kubernetes resource of a job's GPUs."""
+        """Name of the Kubernetes resource of a job's GPUs."""
         return runtime.gpu_resource_name or self.gpu_resource_name
 
     def gpu_of(self, product: str) -> Gpu | None:
-        """The figures of a product, as nodes name it: these settings' own, else those of the mapper's table."""
+        """Return the figures of a GPU product: from these settings, else from the mapper's table; None if unknown."""
         for each in self.gpus:
             if each.product == product:
                 return each.gpu("the operator's settings")
@@ -175,13 +175,13 @@ class Settings(Spec):
         return next((labels.get(level.label, "") for level in self.topology), "")
 
     def node_figures(self, labels: Mapping[str, str]) -> NodeFigures:
-        """Figures of links and price for a node with these labels."""
+        """Return the figures of links and price for a node with these labels; empty if unset."""
         found = (each for each in self.node_groups if each.match_labels.items() <= labels.items())
         return next(found, NodeFigures())
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """The settings in a file. SpecError with every mistake."""
+        """Read the settings from a file. Raises SpecError with every mistake."""
         try:
             documents = kubectl_yaml.read(file.read_text(), f"{file}: ")
         except OSError as error:

@@ -24,20 +24,20 @@ NodeRequest = tuple[str, str | None, frozenset[str | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedJob:
-    """The RLHFJob."""
+    """RLHFJob, as last observed."""
 
     namespace: str
     name: str
     uid: str
     generation: int
     resource_version: str
-    """Every write of the status is on condition that this still holds."""
+    """Version of the job; a write of the status is refused unless it is still current."""
     created: datetime
     deleting: bool
     labels: Mapping[str, str]
     spec: Document
     status: Status
-    """Empty before the first pass, and where what stands there cannot be read."""
+    """Status of the job without unreadable fields; empty before the first pass."""
 
     @cached_property
     def node_request(self) -> NodeRequest:
@@ -50,22 +50,22 @@ class ObservedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedRayJob:
-    """A RayJob with the job's label, or with the name that its next attempt will have, whoever owns it."""
+    """RayJob with the job's label, or with the name of the job's current or next attempt, whoever owns it."""
 
     name: str
     uid: str
     attempt: int
-    """0 where the label is missing or wrong."""
+    """Number of the attempt; 0 if its label is missing or wrong."""
     owned: bool
-    """Whether the job's uid is that of its owner."""
+    """Whether the job controls the RayJob, by its uid."""
     created: datetime
     deleting: bool
     suspended: bool = False
-    """Kueue has not admitted it."""
+    """Whether the RayJob is suspended, because Kueue has not admitted it."""
     deployment_status: str = ""
     """KubeRay's jobDeploymentStatus: Initializing, Running, Complete, Failed, Suspended, ..."""
     job_status: str = ""
-    """Ray's own word: PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED."""
+    """State of the job in Ray: PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED."""
     message: str = ""
     started: datetime | None = None
     """Time at which KubeRay took the RayJob up."""
@@ -75,34 +75,34 @@ class ObservedRayJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedContainer:
-    """A container of a pod, init containers too."""
+    """Container or init container of a pod."""
 
     name: str
     running: bool = False
     waiting_reason: str = ""
-    """ImagePullBackOff, CreateContainerConfigError, ..."""
+    """Reason why the container waits: ImagePullBackOff, CreateContainerConfigError, ..."""
     waiting_message: str = ""
     exit_code: int | None = None
-    """Exit code of a container that has ended."""
+    """Exit code of the container; None if it has not ended."""
     ended_reason: str = ""
-    """OOMKilled, Error, Completed."""
+    """Reason why the container has ended: OOMKilled, Error, Completed."""
     last_words: str = ""
-    """Termination message, for a reader only."""
+    """Termination message of the container, for a reader pod only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedPod:
-    """A pod with the job's label."""
+    """Pod with the label of a job."""
 
     name: str
     uid: str
     attempt: int
     role: str
-    """names.CONTROLLER, names.WORKER or names.READER."""
+    """Role of the pod: names.CONTROLLER, names.WORKER or names.READER."""
     pool: str = ""
-    """Pool of a worker."""
+    """Name of the pool of a worker pod."""
     phase: str = "Pending"
-    """Kubernetes' word: Pending, Running, Succeeded, Failed, Unknown."""
+    """Phase of the pod in Kubernetes: Pending, Running, Succeeded, Failed, Unknown."""
     ready: bool = False
     node: str = ""
     ip: str = ""
@@ -112,7 +112,7 @@ class ObservedPod:
     disruption: str = ""
     """Reason of the condition DisruptionTarget: PreemptionByScheduler, DeletionByTaintManager, ..."""
     unschedulable: str = ""
-    """Message of the condition PodScheduled=False."""
+    """Message of the pod's condition PodScheduled=False."""
     scheduled: datetime | None = None
     """Time at which the pod got its node."""
     created: datetime
@@ -120,47 +120,47 @@ class ObservedPod:
     deleting_since: datetime | None = None
     grace_seconds: int = 30
     requests: Mapping[str, int] = field(default_factory=dict)
-    """Requests on its node, in the units of `amounts`; empty once the pod has ended."""
+    """Amounts that the pod requests, in the units of `amounts`; empty once the pod has ended."""
     containers: tuple[ObservedContainer, ...] = ()
 
     @property
     def was_disrupted(self) -> bool:
-        """Whether the pod shows that something was done to it."""
+        """Whether the pod was disrupted, failed as a whole, or had a container killed for its memory."""
         return bool(self.disruption or self.reason) or any(each.ended_reason == "OOMKilled" for each in self.containers)
 
     def is_out_of_memory(self, containers: Collection[str]) -> bool:
-        """Whether one of these containers was killed for its memory."""
+        """Whether one of these containers of the pod was killed for its memory."""
         return any(each.ended_reason == "OOMKilled" and each.name in containers for each in self.containers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedNode:
-    """A node: what the mapper and the classification of failures need to know."""
+    """Node, with all that the mapper and the classification of failures need to know."""
 
     name: str
     ready: bool
     schedulable: bool
     labels: Mapping[str, str]
     taints: tuple[tuple[str, str, str], ...] = ()
-    """(key, value, effect)."""
+    """Taints of the node: (key, value, effect)."""
     allocatable: Mapping[str, str] = field(default_factory=dict)
-    """Quantities of cpu, memory and devices, as Kubernetes writes them."""
+    """Allocatable quantities of the node (cpu, memory and devices), as Kubernetes writes them."""
 
     @cached_property
     def room(self) -> Counter[str]:
-        """Allocatable amounts in the units of `amounts`; must not be changed."""
+        """Allocatable amounts of the node, in the units of `amounts`; callers must not change them."""
         return amounts(self.allocatable)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedInput:
-    """An RLHFJob of the namespace whose output this job reads."""
+    """Input job: an RLHFJob of the namespace whose output this job reads."""
 
     name: str
     algorithm: str = ""
     phase: str = ""
     output_uri: str = ""
-    """pvc://claim/path once it has succeeded."""
+    """URI of the input job's output, pvc://claim/path; empty until the job has succeeded."""
     spec: Document = field(default_factory=dict)
 
 
@@ -174,38 +174,38 @@ class ObservedClaim:
     kept_for: str = ""
     """Name of the job for which an operator made the claim, if the claim outlives that job."""
     maker: str = ""
-    """uid of the job for which an operator made it."""
+    """uid of the job for which an operator made the claim."""
     size: str = ""
-    """Size, or requested size of an unbound claim; empty if it is unreadable or nominal."""
+    """Size of the claim, or the requested size if it is unbound; empty if it is unreadable or nominal."""
 
     def made_for(self, job: ObservedJob) -> bool:
-        """Whether the job, or an earlier one of its name, has it from the operator."""
+        """Whether the operator made the claim for this job, or for an earlier job of the same name."""
         return self.owned or self.kept_for == job.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedQuota:
-    """Kueue's Workload of an attempt's RayJob."""
+    """State of Kueue's Workload of an attempt's RayJob."""
 
     reserved: bool
     evicted: str = ""
-    """Reason of an eviction: Preempted, PodsReadyTimeout, ..."""
+    """Reason of an eviction by Kueue: Preempted, PodsReadyTimeout, ..."""
     message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """Last answer of the current attempt's head pod to /status.json."""
+    """Last answer to /status.json by the head pod of the current attempt."""
 
     attempt: int
     received: datetime
-    """Time of arrival by the operator's clock."""
+    """Time at which the answer arrived, by the operator's clock."""
     status: Status
-    """Status that the trainer wrote during this attempt; empty before the first."""
+    """Status that the trainer wrote during this attempt; empty before it wrote one."""
     exit_code: int | None = None
-    """Exit code of the trainer's process, once it has ended."""
+    """Exit code of the trainer's process; None until it has ended."""
     complete: bool = False
-    """Whether the trainer's process has ended."""
+    """Whether the trainer's process has ended, by the head pod."""
 
 
 RefusalReason = Literal["CreateRefused", "NameConflict"]
@@ -213,7 +213,7 @@ RefusalReason = Literal["CreateRefused", "NameConflict"]
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why an object of the job could not be made."""
+    """Refusal of an object that the operator tried to make for the job."""
 
     reason: RefusalReason
     message: str
@@ -230,71 +230,74 @@ class Snapshot:
     rayjobs: tuple[ObservedRayJob, ...] = ()
     pods: tuple[ObservedPod, ...] = ()
     lost_pods: tuple[ObservedPod, ...] = ()
-    """Pods of the current attempt that something was done to and that are gone, as they were seen last."""
+    """Disrupted pods of the current attempt that are deleted, as they were last observed."""
     readers: tuple[ObservedPod, ...] = ()
-    """Pods that read the shapes of models; they are none of `pods`."""
+    """Pods that read the shapes of models for the job; `pods` does not contain them."""
     inputs: Mapping[str, ObservedInput] = field(default_factory=dict)
-    """Existing jobs by name: those in a job:// of the spec, and the inputs of those."""
+    """Existing input jobs by name: those in a job:// of the spec, and the input jobs of those."""
     claims: Mapping[str, ObservedClaim] = field(default_factory=dict)
-    """Existing claims by name: those in the spec or in an input's output, and the job's own."""
+    """Existing claims by name: those in the spec or in an input job's output, and the one made for the job."""
     quota: ObservedQuota | None = None
     heartbeat: Heartbeat | None = None
     measured: tuple[Attempt, ...] = ()
-    """Newest measured attempt of each other job of the namespace; read with `fresh` only."""
+    """Newest attempt with measured steps of each other job of the namespace; empty unless `fresh`."""
     nodes: tuple[ObservedNode, ...] | None = None
-    """None where the operator may not list nodes: then spec.resources is believed."""
+    """Nodes of the cluster; None if the operator may not list nodes, so that it relies on spec.resources."""
     priorities: Mapping[str, int] = field(default_factory=dict)
     """Priority of pods by PriorityClass; the key "" stands for pods without one."""
     taken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Amounts that others hold on each node: requests of pods, and room that other jobs have reserved."""
+    """Amounts on each node that others hold: requests of their pods, and room reserved by other jobs."""
     held_by_jobs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """The part of `taken` that RLHFJobs hold, and so will give back."""
+    """Part of `taken` that other RLHFJobs hold, and so will give back."""
     line: tuple[ObservedJob, ...] = ()
-    """Other jobs of all namespaces that wait for room, or may once they have been looked at."""
+    """Other jobs of all namespaces that wait for room, or may do so after their first pass."""
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
     """Capabilities of the cluster that the operator may use."""
     refused: Refusal | None = None
     """Refusal in the last pass; None if no object was refused."""
     complaint: str = ""
-    """The newest warning about an object of the job that should have pods and has none; read with `fresh` only."""
+    """Newest warning about an object of the job that should have pods but has none; empty unless `fresh`."""
     watching_since: datetime
-    """Absence and silence before this time prove nothing: the operator was not there."""
+    """Begin of the operator's watch: absence and silence before this time prove nothing."""
     fresh: bool = False
     """Whether job and RayJobs were read from the server in this pass, and not from the cache."""
     alone: bool = False
-    """Whether no other job reserves room in the meantime."""
+    """Whether no other job reserves room during this pass."""
 
     def in_queue(self, job: ObservedJob) -> bool:
-        """Whether Kueue says when a job may begin; where it is not installed, the label of its queues says nothing."""
+        """Whether Kueue decides when a job may begin: the job has the label of a queue, and Kueue is installed."""
         return names.QUEUE in job.labels and "kueue" in self.capabilities
 
     @property
     def in_line(self) -> bool:
-        """Whether the operator itself says when the job may begin."""
+        """Whether the operator's own line decides when the job may begin, and not Kueue."""
         return self.nodes is not None and not self.in_queue(self.job)
 
     def taken_by_foreign_pods(self) -> dict[str, Counter[str]]:
-        """Amounts that stay taken on each node when all other jobs have ended."""
+        """Return the amounts that stay taken on each node when all other jobs have ended."""
         return {node: Counter(taken) - Counter(self.held_by_jobs.get(node, {})) for node, taken in self.taken.items()}
 
     def without(self, nodes: Collection[str]) -> Snapshot:
-        """Return the snapshot without these nodes."""
+        """Return the snapshot without the nodes of these names."""
         left = None if self.nodes is None else tuple(each for each in self.nodes if each.name not in nodes)
         return replace(self, nodes=left)
 
     def current_rayjob(self) -> ObservedRayJob | None:
-        """The RayJob of the attempt that the status names, if it is this job's."""
+        """Return the job's own RayJob of the attempt that the status names; None if there is none."""
         number = self.job.status.attempt
         return next((each for each in self.rayjobs if each.owned and each.attempt == number), None)
 
     def current_heartbeat(self) -> Heartbeat | None:
-        """The trainer's latest heartbeat, if it is about the current attempt."""
+        """Return the trainer's latest heartbeat; None if it is not about the current attempt."""
         beat = self.heartbeat
         return beat if beat is not None and beat.attempt == self.job.status.attempt else None
 
 
 def amounts(quantities: Mapping[str, Any]) -> Counter[str]:
-    """Thousandths of CPUs, bytes of memory and storage, numbers of devices; rounded up, without what is no quantity."""
+    """Return quantities as integers: thousandths of CPUs, bytes of memory and storage, numbers of devices.
+
+    Fractions are rounded up, and values that are no quantity are left out.
+    """
     found = Counter[str]()
     for name, quantity in quantities.items():
         with suppress(ValueError):  # those of a template may be numbers
@@ -323,13 +326,13 @@ def requests_of(pod: Document) -> Counter[str]:
 
 
 def inputs_of(spec: Document) -> set[str]:
-    """Names of the jobs that a spec's models and data come from (job://), whether or not the spec is right."""
+    """Return the names of the jobs that a spec's models and data come from (job://), even if the spec is wrong."""
     read = [spec.get(part) for part in ("models", "data", "evaluation")]
     return {uri.removeprefix("job://") for uri in _uris(read, "job://")}
 
 
 def claims_named(spec: Document) -> set[str]:
-    """Names of the claims that a spec names (pvc://claim/...); none of them is made by the operator."""
+    """Return the names of the claims that a spec names (pvc://claim/...); the operator makes none of them."""
     parts = [part for field, part in spec.items() if field != "runtime"]
     return {uri.removeprefix("pvc://").split("/")[0] for uri in _uris(parts, "pvc://")}
 

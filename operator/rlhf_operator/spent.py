@@ -18,16 +18,16 @@ HOUR: Final = 3600.0
 
 @dataclass
 class Account:
-    """Account of one job."""
+    """Account of the time and money that one job has spent."""
 
     job: ObservedJob
-    """The job as observed last."""
+    """Job of the account, as observed last."""
     seen: datetime
     seconds: Counter[Phase] = field(default_factory=Counter)
     gpu_seconds: Counter[Phase] = field(default_factory=Counter)
-    """GPUs of the mapping times seconds; of the phases without pods too, in which the job waits for them."""
+    """GPUs of the mapping times seconds, by phase; phases in which the job waits for pods count too."""
     cost: float | None = None
-    """Price of the time with pods; None if its GPUs have no price."""
+    """Price of the GPU time in phases with pods; None if the job's GPUs have no price."""
 
     def add(self, seconds: float) -> None:
         """Add seconds during which the job was in its last observed state."""
@@ -43,13 +43,16 @@ class Account:
 
 
 class Spent:
-    """The accounts of the jobs that there are. What happens between two looks counts as it was at the first of them."""
+    """Accounts of all jobs that exist.
+
+    Between two looks a job counts as it was at the first look.
+    """
 
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
 
     def look(self, jobs: Iterable[ObservedJob], now: datetime) -> None:
-        """Add the time since the last look; the accounts of jobs that are gone are closed."""
+        """Add the time since the last look to each job's account, and drop the accounts of jobs that are gone."""
         known, self._accounts = self._accounts, {}
         for job in jobs:
             account = known.get(job.uid) or Account(job, now)
@@ -59,5 +62,5 @@ class Spent:
             self._accounts[job.uid] = account
 
     def of(self, job: ObservedJob) -> Account:
-        """The account of a job that was looked at."""
+        """Return the account of a job that was looked at."""
         return self._accounts[job.uid]

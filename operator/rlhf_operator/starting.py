@@ -13,20 +13,23 @@ from rlhf_api.spec.run_policy import Reason
 from rlhf_operator.snapshot import ObservedPod, ObservedRayJob
 
 PULL_SECONDS: Final = 300.0
-"""Time for which the kubelet may try to pull an image."""
+"""Seconds for which the kubelet may try to pull an image."""
 MISSING_SECONDS: Final = 60.0
-"""Time in which a missing Secret or claim, or a removed cause of refusal, may follow the job."""
+"""Seconds within which a missing Secret or claim, or a removed cause of refusal, may follow the job."""
 
 QUOTA: Final = "exceeded quota"
-"""In the words of the API server."""
+"""Words by which the API server says that a pod exceeds a quota."""
 OVER_QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
 OF_QUOTA = re.compile(r"^(requests\.|limits\.|count/)")
-"""Prefix of a resource's name in a quota; a pod's limit is never below its request."""
+"""Prefix of a resource's name in a quota, removed to compare the quota with requests.
+
+Requests serve for limits too, because a pod's limit is never below its request.
+"""
 PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
 Cause: TypeAlias = tuple[Reason, str, ObservedPod | None]
-"""Reason and message of a failure, and the pod that it is about."""
+"""Cause of a failure: reason, message, and the pod that it is about."""
 
 
 def is_taken_up(rayjob: ObservedRayJob) -> bool:
@@ -35,9 +38,9 @@ def is_taken_up(rayjob: ObservedRayJob) -> bool:
 
 
 def refusals(rayjob: ObservedRayJob, together: Mapping[str, int]) -> Iterator[tuple[float, Cause]]:
-    """(seconds that it may last, cause) where pods are refused that will be refused again.
+    """Yield (grace period in seconds, cause) if pods are refused and always will be.
 
-    together: how many pods the attempt has, and what they request together.
+    together: number of pods of the attempt, and their total requests.
     """
     if not rayjob.refused:
         return
@@ -50,7 +53,7 @@ def refusals(rayjob: ObservedRayJob, together: Mapping[str, int]) -> Iterator[tu
 
 
 def problems(pod: ObservedPod) -> Iterator[tuple[float, Cause]]:
-    """(seconds that it may last, cause) of what keeps a pod from starting."""
+    """Yield (grace period in seconds, cause) of each problem that keeps a pod from starting."""
     for each in pod.containers:
         message = f"container {each.name} of pod {pod.name}: {each.waiting_message or each.waiting_reason}"
         if each.waiting_reason in PULLING:
@@ -64,9 +67,9 @@ def problems(pod: ObservedPod) -> Iterator[tuple[float, Cause]]:
 
 
 def _never_enough(refused: str, together: Mapping[str, int]) -> str:
-    """The resource of which a quota that refuses a pod has less than this pod or all pods together need, even if empty.
+    """Return the resource of which a quota can never hold this pod, or all pods of the attempt, even if unused.
 
-    Empty where there is none: then it may take the pod later.
+    Empty if there is no such resource: then the quota may admit the pod later.
     """
     if (found := OVER_QUOTA.search(refused)) is None:
         return ""

@@ -1,4 +1,4 @@
-"""Times as a status writes them, and the clock that they are read from."""
+"""Times as a status writes them, and the clock that gives the time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from email.utils import parsedate_to_datetime
 
 
 class ServerClock:
-    """The API server's time, by the Date of its answers: a clock of this machine that is wrong decides nothing.
+    """Clock of the API server, by the Date of its answers: a wrong clock of this machine decides nothing.
 
-    Until the first answer it is this machine's.
+    Until the first answer this machine's clock counts.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,10 @@ class ServerClock:
         return datetime.fromtimestamp(time.monotonic() + self._ahead, UTC)
 
     def observe(self, date: str | None, sent: float) -> None:
-        """An answer came now; date: its header Date, in whole seconds; sent: time.monotonic() of the request."""
+        """Adjust the clock by an answer that came now.
+
+        date: the answer's header Date, in whole seconds. sent: time.monotonic() when the request was sent.
+        """
         try:
             shown = parsedate_to_datetime(date or "").timestamp()
         except ValueError:
@@ -30,12 +33,12 @@ class ServerClock:
 
 
 def timestamp(moment: datetime) -> str:
-    """RFC 3339 to the second, as Kubernetes writes times."""
+    """Return a moment in RFC 3339, to the second, as Kubernetes writes times."""
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
 
 
 def parsed(text: str | None) -> datetime | None:
-    """The moment that a timestamp names; None where it names none, such as a thirteenth month."""
+    """Return the moment of a timestamp; None if it is no valid time, such as one of a thirteenth month."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC) if text else None
     except (ValueError, OverflowError):
@@ -43,5 +46,5 @@ def parsed(text: str | None) -> datetime | None:
 
 
 def since(moment: datetime | None, now: datetime) -> float:
-    """Seconds from a moment to now; 0 where there is none, or where it lies ahead."""
+    """Seconds from a moment to now; 0 without a moment, or if it lies ahead."""
     return max((now - moment).total_seconds(), 0.0) if moment else 0.0

@@ -11,14 +11,14 @@ K = TypeVar("K")
 
 FIRST_PAUSE: Final = 0.2
 LONGEST_PAUSE: Final = 120.0
-"""Seconds before a key that failed comes again: twice as long after each failure."""
+"""Most seconds before a key that failed comes again; the pause doubles after each failure."""
 SHORTEST_WAIT: Final = 0.05
 
 
 class WorkQueue(Generic[K]):
-    """Keys that wait for a worker, now or at a time.
+    """Queue of keys that wait for a worker, now or from a set time on.
 
-    A key that is added while a worker has it comes once more after that. It has one time at most, the one set last.
+    A key that is added while a worker has it comes once more after that. A key has one set time at most, the latest.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class WorkQueue(Generic[K]):
         self._failures: Counter[K] = Counter()
 
     def __len__(self) -> int:
-        """Keys that wait for a worker now."""
+        """Number of keys that wait for a worker now."""
         return len(self._dirty)
 
     def knows(self, key: K) -> bool:
-        """Whether the key will come, or a worker has it."""
+        """Whether a key waits, now or for a set time, or is with a worker."""
         return key in self._dirty or key in self._busy or key in self._timers
 
     def add(self, key: K) -> None:
@@ -44,7 +44,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_after(self, key: K, seconds: float | None) -> None:
-        """Adds the key after so many seconds, instead of the time set before; None: clears that time."""
+        """Add the key after so many seconds, instead of at the time set before; None clears that time."""
         if timer := self._timers.pop(key, None):
             timer.cancel()
         if seconds is not None:
@@ -52,7 +52,10 @@ class WorkQueue(Generic[K]):
             self._timers[key] = loop.call_later(max(seconds, SHORTEST_WAIT), self._due, key)
 
     def retry(self, key: K) -> float:
-        """After a pause that grows with each failure and is spread; the pause in seconds."""
+        """Add a key that failed after a pause, which it returns in seconds.
+
+        The pause grows with each failure, and has jitter.
+        """
         self._failures[key] += 1
         pause = min(FIRST_PAUSE * 2.0 ** min(self._failures[key] - 1, 20), LONGEST_PAUSE) * random.uniform(0.75, 1.25)
         self.add_after(key, pause)
@@ -63,7 +66,7 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
 
     async def get(self) -> K:
-        """The next key; `done` gives it back."""
+        """Wait for the next key, and return it; the worker gives it back by `done`."""
         key = await self._ready.get()
         self._dirty.discard(key)
         self._busy[key] = asyncio.get_running_loop().time()
@@ -75,14 +78,14 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def longest_busy(self) -> tuple[K, float] | None:
-        """(the key that a worker has had for longest, seconds)."""
+        """Return (key that a worker has had for longest, seconds); None if no worker has a key."""
         if not self._busy:
             return None
         key = min(self._busy, key=lambda each: self._busy[each])
         return key, asyncio.get_running_loop().time() - self._busy[key]
 
     def close(self) -> None:
-        """No key comes at a time any more."""
+        """Cancel all set times, so that no key comes by itself any more."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -1,4 +1,7 @@
-"""Does what a plan says. Every step may be done twice; none is done for a job that has changed since it was seen."""
+"""Application of plans to the cluster.
+
+Every step may be repeated. No step is done for a job that has changed since the snapshot.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +23,25 @@ from rlhf_operator.snapshot import Document, ObservedJob, Refusal, Snapshot
 logger = logging.getLogger(__name__)
 
 CACHED: Final[dict[str, KindName]] = {"rayjobs": "rayjobs", "persistentvolumeclaims": "claims"}
-"""Plural of a kind that is made and watched -> its place in the cache."""
+"""Table of the cache by plural name, for the kinds that are both created and watched."""
 DELETED: Final[dict[str, tuple[Resource, dict[str, Any]]]] = {
     # Foreground: so the pods end even where KubeRay is down, and the RayJob stays until they are gone.
     "RayJob": (RAYJOBS, {"propagationPolicy": "Foreground"}),
     "Pod": (PODS, {"gracePeriodSeconds": 0}),
     "RLHFJob": (JOBS, {"propagationPolicy": "Background"}),
 }
-"""Kind -> resource, DeleteOptions."""
+"""(resource, DeleteOptions) by kind of the object to delete."""
 WRITTEN_BY: Final = {"fieldManager": names.OPERATOR}
 CREATED_BY: Final = {**WRITTEN_BY, "fieldValidation": "Strict"}
-"""A field of a user's template that Kubernetes does not know is refused, and not dropped."""
+"""Query of a creation; by Strict, unknown fields of a user's template are refused instead of dropped."""
 
 
 class StaleError(Exception):
-    """The job is no longer what the snapshot shows: everything is to be decided anew."""
+    """The job has changed since the snapshot, so it must be observed and decided anew."""
 
 
 class RefusedError(Exception):
-    """The API server refused an object, or one of that name has another owner. An event says so."""
+    """The API server refused an object, or an object of that name has another owner; an event reports it."""
 
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
@@ -46,7 +49,7 @@ class RefusedError(Exception):
 
 
 class Applier:
-    """Writes to the cluster, as long as `may_write` says so; NotLeadingError else."""
+    """Writer of plans to the cluster; raises NotLeadingError once `may_write` returns False."""
 
     def __init__(
         self,
@@ -56,17 +59,26 @@ class Applier:
         may_write: Callable[[], bool],
         enqueue: Callable[[set[Key]], None],
     ) -> None:
-        """`enqueue` gets the other jobs that a write matters to: it is in the cache already, so no watch event will."""
+        """`enqueue` gets the other jobs that a write concerns.
+
+        The cache has the written object already, so no watch event would enqueue them.
+        """
         self._client, self._cache, self._events, self._may_write = client, cache, events, may_write
         self._enqueue = enqueue
 
     async def write_status(self, snapshot: Snapshot, plan: Plan) -> None:
-        """The status if it differs. StaleError, ApiError: nothing else may be done."""
+        """Write the status of a plan if it differs.
+
+        Raises StaleError or ApiError; then no action of the plan may be done.
+        """
         if plan.status != snapshot.job.status:
             await self._write_status(snapshot.job, plan.status)
 
     async def act(self, snapshot: Snapshot, plan: Plan) -> None:
-        """All but the status, in order. StaleError, RefusedError, ApiError: it and what follows were not done."""
+        """Do the actions of a plan in order, and record its events.
+
+        Raises StaleError, RefusedError or ApiError; the failed action and all later ones were then not done.
+        """
         events = plan.events
         try:
             for action in plan.actions:
@@ -125,7 +137,7 @@ class Applier:
         self._enqueue(self._cache.put(kind, document) - {(job.namespace, job.name)})
 
     async def _existing(self, job: ObservedJob, resource: Resource, name: str) -> Document:
-        """The object that is there already; RefusedError where it is not the job's."""
+        """Return the existing object of this name. Raises RefusedError if it does not belong to the job."""
         found = await self._client.get(resource, job.namespace, name)
         if found is None:
             raise StaleError(f"{resource.kind} {name} was there and is gone")
@@ -139,7 +151,10 @@ class Applier:
         return RefusedError(refusal)
 
     async def _set_owner(self, job: ObservedJob, action: SetOwner) -> None:
-        """Other owners of the claim stay. Where the operator may not say who they are, an event says so."""
+        """Add the job to the owners of its claim, or remove it from them; other owners stay.
+
+        If the API server refuses the change, an event reports it.
+        """
         if (found := await self._client.get(CLAIMS, job.namespace, action.claim)) is None:
             return
         owners = [each for each in raw.entries(found, "metadata", "ownerReferences") if each.get("uid") != job.uid]
@@ -179,7 +194,7 @@ class Applier:
 
 
 def with_nulls(status: Status) -> dict[str, Any]:
-    """The status as a merge patch that removes old fields: a field that is unset is null."""
+    """Return the status as a merge patch in which unset fields are null, so that their old values are removed."""
     patch: dict[str, Any] = _patch(status.model_dump(mode="json", by_alias=True))
     return patch
 

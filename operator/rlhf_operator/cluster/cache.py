@@ -1,4 +1,4 @@
-"""Cache of the observed objects, and the jobs that a change of an object concerns.
+"""Cache of the observed objects; each change returns the keys of the jobs that it concerns.
 
 Entries are small values, never whole objects. A later version is never replaced by an earlier one, and a deleted object
 never comes back, in whatever order lists, watches and answers to writes arrive.
@@ -30,14 +30,14 @@ from rlhf_operator.snapshot import (
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, str]
-"""Namespace and name; of a node the namespace is empty."""
+"""Namespace and name of an object; the namespace of a node is empty."""
 KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas", "priorities"]
 
 REMEMBERED_DELETIONS: Final = 20_000
 MAX_LOST_PODS: Final = 16
-"""Pods of an attempt that are remembered; the first ones pulled the others down."""
+"""Most lost pods of an attempt that are remembered: the first ones, whose loss ended the others."""
 PLACED_LATER: Final[tuple[Phase, ...]] = ("Pending", "Mapping", "Queued")
-"""Phases in which free capacity decides what happens next."""
+"""Phases of jobs whose next step depends on free capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,17 @@ class Entry(Generic[T]):
     uid: str
     version: int
     owner: str
-    """uid of the job that it belongs to, as far as it says; empty for what belongs to none."""
+    """uid of the job that the object names as its job; empty if it names none."""
     index_names: frozenset[str]
     value: T
 
     def is_same_as(self, other: Entry[T] | None) -> bool:
-        """Whether nothing that counts has changed."""
+        """Whether two entries are equal apart from the resource version."""
         return other is not None and replace(self, version=0) == replace(other, version=0)
 
 
 class Table(Generic[T]):
-    """The objects of one kind."""
+    """Cached objects of one kind, found by key or by index name."""
 
     def __init__(self, read: Callable[[Document], tuple[T, str, frozenset[str]]]) -> None:
         self._read = read
@@ -72,11 +72,14 @@ class Table(Generic[T]):
         return self._entries.get(key)
 
     def find(self, namespace: str, name: str) -> list[tuple[Key, Entry[T]]]:
-        """The objects of a namespace that are found by a name."""
+        """Return the objects of a namespace that have this index name, in the order of their keys."""
         return [(key, self._entries[key]) for key in sorted(self._index.get((namespace, name), ()))]
 
     def put(self, document: Document) -> tuple[Key, Entry[T] | None, Entry[T] | None]:
-        """(key, entry before, entry now)."""
+        """Take in an object; return (key, entry before, entry now).
+
+        An object that was deleted, or whose version is not newer, changes nothing.
+        """
         key, uid, version = _identity(document)
         before = self._entries.get(key)
         if uid in self._gone or (before is not None and version <= before.version):
@@ -87,12 +90,12 @@ class Table(Generic[T]):
         return key, before, entry
 
     def remove(self, document: Document) -> tuple[Key, Entry[T] | None]:
-        """(key, entry before); only if it is that very object."""
+        """Remove a deleted object; return (key, removed entry). The entry is None if another uid is cached."""
         key, uid, _ = _identity(document)
         return key, self.drop(key, uid)
 
     def drop(self, key: Key, uid: str) -> Entry[T] | None:
-        """The entry before; only if it has this uid, which will not be taken in again."""
+        """Remove the object with this key and uid, and refuse that uid from now on; return the removed entry."""
         self._gone[uid] = None
         if len(self._gone) > REMEMBERED_DELETIONS:
             del self._gone[next(iter(self._gone))]
@@ -118,14 +121,14 @@ class Table(Generic[T]):
 
 
 class Pods(Table[ObservedPod]):
-    """The pods, and what those of each node request together."""
+    """Cached pods, and the total requests of the pods on each node."""
 
     def __init__(self) -> None:
         super().__init__(_pod)
         self.requested: dict[str, Counter[str]] = {}
-        """Requests by node; an entry is replaced, never changed."""
+        """Total requests of all pods by node; a Counter is replaced, never changed in place."""
         self.requested_by_jobs: dict[str, Counter[str]] = {}
-        """The part of RLHFJobs."""
+        """Total requests by node of the pods that belong to RLHFJobs."""
 
     def _set(self, key: Key, before: Entry[ObservedPod] | None, now: Entry[ObservedPod] | None) -> None:
         super()._set(key, before, now)
@@ -144,7 +147,7 @@ def _add(requested: dict[str, Counter[str]], pod: ObservedPod, sign: int) -> Non
 
 
 def holds_room(pod: Entry[ObservedPod]) -> bool:
-    """Whether a pod has a node and has not ended."""
+    """Whether a pod takes up room of a node: it has a node and has not ended."""
     return bool(pod.value.node and pod.value.requests)
 
 
@@ -197,7 +200,7 @@ def _quota(document: Document) -> tuple[ObservedQuota, str, frozenset[str]]:
 
 
 class Cache:
-    """Everything that is watched."""
+    """Cached objects of all watched kinds."""
 
     def __init__(self) -> None:
         self.jobs = Table(_job)
@@ -211,7 +214,7 @@ class Cache:
         self._lost_pods: dict[str, tuple[ObservedPod, ...]] = {}
 
     def put(self, kind: KindName, document: Document) -> set[Key]:
-        """Takes an object in; the jobs that it changes something for."""
+        """Take in an object; return the keys of the jobs that the change concerns."""
         if kind == "jobs":
             return self._jobs_of_job(*self.jobs.put(document))
         key, before, now = getattr(self, kind).put(document)
@@ -221,7 +224,7 @@ class Cache:
         return self._jobs_of(kind, key, before) | self._jobs_of(kind, key, now) | freed
 
     def remove(self, kind: KindName, document: Document) -> set[Key]:
-        """Forgets an object that has been deleted; the jobs that it changes something for."""
+        """Remove a deleted object; return the keys of the jobs that the change concerns."""
         if kind == "jobs":
             key, job = self.jobs.remove(document)
             return self._jobs_of_job(key, job, None)
@@ -236,7 +239,7 @@ class Cache:
         return self._jobs_of(kind, key, entry) | freed
 
     def lost_pods(self, job: ObservedJob) -> tuple[ObservedPod, ...]:
-        """Pods of the current attempt that something was done to and that are gone, as they were seen last."""
+        """Return the deleted pods of the current attempt that had been disrupted, as they were last observed."""
         return tuple(pod for pod in self._lost_pods.get(job.uid, ()) if pod.attempt == job.status.attempt)
 
     def _remember_lost_pod(self, namespace: str, pod: Entry[ObservedPod] | None) -> None:
@@ -249,7 +252,7 @@ class Cache:
             self._lost_pods[pod.owner] = (*earlier, pod.value)[:MAX_LOST_PODS]
 
     def put_list(self, kind: KindName, listing: Listing, keys: Iterable[Key]) -> set[Key]:
-        """Takes in what a list says: of the objects with these keys, those that it lacks are gone."""
+        """Take in a list, and remove the objects of `keys` that it lacks; return the keys of the jobs concerned."""
         changed: set[Key] = set()
         there = {_identity(each)[1] for each in listing.items}
         table = getattr(self, kind)
@@ -286,11 +289,11 @@ class Cache:
         return on_it | self._in_phase(*PLACED_LATER)
 
     def _who_may_fit(self) -> set[Key]:
-        """The jobs that may begin now that there is more room."""
+        """Return the jobs that may begin now that nodes have more free room."""
         return self._in_phase("Mapping") | self._next_in_line()
 
     def _next_in_line(self) -> set[Key]:
-        """Return the oldest of the jobs in line with each request; the others are checked once a minute."""
+        """Return the oldest job in line for each node request; the other jobs are checked once a minute."""
         line = [job.value for _, job in self.jobs if conditions.in_line(job.value.status) and not job.value.deleting]
         line.sort(key=lambda job: (job.created, job.namespace, job.name), reverse=True)
         return {(job.namespace, job.name) for job in {job.node_request: job for job in line}.values()}
@@ -307,9 +310,9 @@ class Cache:
         return {key} | dependants | (self._who_may_begin(before.value, now) if before else set())
 
     def _who_may_begin(self, before: ObservedJob, now: Entry[ObservedJob] | None) -> set[Key]:
-        """Return the next in line if a job has given room back or left the line, with the jobs before their first pass.
+        """Return the jobs that may begin if another job has given back room or left the line.
 
-        New jobs wait for the first pass of older ones.
+        If it has left the line, these include the jobs before their first pass, which wait for older jobs.
         """
         is_there = now is not None and now.uid == before.uid and not now.value.deleting
         was, new = before.status, now.value.status if now is not None and is_there else Status()
@@ -320,7 +323,7 @@ class Cache:
         return set()
 
     def _dependants(self, key: Key) -> set[Key]:
-        """The jobs that read a job's output, and those that read theirs, and so on."""
+        """Return the jobs that read a job's output, directly or through other jobs."""
         found: set[Key] = set()
         waiting = [key]
         while waiting:
@@ -346,14 +349,17 @@ def _is_new(status: Status) -> bool:
 
 
 def _frees_room(before: Entry[ObservedPod] | None, now: Entry[ObservedPod] | None) -> bool:
-    """Whether a pod of a job, or one with devices, holds no room any more; of others that is seen by the minute."""
+    """Whether a changed pod frees room that waiting jobs must learn of at once.
+
+    This counts for pods of jobs, and pods with devices such as GPUs. Room of other pods is noticed once a minute.
+    """
     if before is None or not holds_room(before) or (now is not None and holds_room(now)):
         return False
     return bool(before.owner) or any("/" in name for name in before.value.requests)
 
 
 def _is_unchanged_for_dependants(before: Entry[ObservedJob] | None, now: Entry[ObservedJob] | None) -> bool:
-    """Whether a job looks as before to those that read its output."""
+    """Whether all that the readers of a job's output see is unchanged: uid, spec, phase and output."""
     return (
         before is not None
         and now is not None

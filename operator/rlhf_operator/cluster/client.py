@@ -1,4 +1,7 @@
-"""Calls to the API server as JSON, on the transport of the Kubernetes client: credentials, retries, a limit at once."""
+"""JSON client of the API server, on the transport of the Kubernetes client.
+
+It adds renewal of credentials, retries, and a limit of concurrent requests.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ MAX_ATTEMPTS: Final = 5
 TIMEOUT: Final = aiohttp.ClientTimeout(total=20, sock_connect=5)
 MIN_PAUSE: Final = 0.4
 MAX_PAUSE: Final = 30.0
-"""Seconds between two attempts; a server that asks for more is asked again by the next pass."""
+"""Most seconds between two tries of a request, before jitter; a longer Retry-After is cut to it."""
 PAGE_SIZE: Final = 100
 MERGE_PATCH: Final = "application/merge-patch+json"
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID, BUSY = 401, 403, 404, 409, 410, 422, 429
@@ -46,12 +49,12 @@ class ApiError(Exception):
 
     @property
     def passing(self) -> bool:
-        """Whether the same request may be answered otherwise in a while."""
+        """Whether the same request may succeed later."""
         return self.status in (0, UNAUTHORIZED, BUSY) or self.status >= 500
 
 
 class NotLeadingError(Exception):
-    """This replica may not write any more."""
+    """This replica is not the leader any more, so it may not write."""
 
 
 class NoClusterError(Exception):
@@ -59,7 +62,7 @@ class NoClusterError(Exception):
 
 
 Count = Callable[[str, str, int], None]
-"""Called for every request with method, plural of the kind and HTTP code (0: no answer)."""
+"""Function that is called after every request with (method, plural of the kind, HTTP code or 0 without an answer)."""
 
 
 async def _configuration(kubeconfig: Path | None) -> Configuration:
@@ -80,10 +83,10 @@ async def _configuration(kubeconfig: Path | None) -> Configuration:
 
 
 class Client:
-    """One process' calls to the API server."""
+    """Client of the API server for one process."""
 
     count: Count | None = None
-    """Called after every request."""
+    """Function that counts every request; None: requests are not counted."""
 
     def __init__(self, kubeconfig: Path | None, configuration: Configuration) -> None:
         self.clock = ServerClock()
@@ -94,7 +97,10 @@ class Client:
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None) -> Self:
-        """Connect as the pod's service account, or by a kubeconfig. Raises NoClusterError without either."""
+        """Connect by a kubeconfig; without one, as the pod's service account or by the default kubeconfig.
+
+        Raises NoClusterError if there are no credentials.
+        """
         return cls(kubeconfig, await _configuration(kubeconfig))
 
     async def close(self) -> None:
@@ -102,19 +108,22 @@ class Client:
             await api.close()  # type: ignore[no-untyped-call]
 
     async def credentials(self) -> tuple[Configuration, str | None]:
-        """The configuration and the Authorization header, as they are now."""
+        """Return the current configuration and Authorization header."""
         configuration = self._api.configuration
         return configuration, await configuration.get_api_key_with_prefix("BearerToken")
 
     async def renew_credentials(self) -> None:
-        """Reads them again where they came from: tokens and certificates end. Requests under way keep the old ones."""
+        """Read the credentials from their source again, because tokens and certificates expire.
+
+        Requests under way keep the old credentials.
+        """
         new = ApiClient(await _configuration(self._kubeconfig))
         old, self._api_before, self._api = self._api_before, self._api, new
         if old is not self._api_before:
             await old.close()  # type: ignore[no-untyped-call]
 
     async def _renew_after_refusal(self, refused: ApiClient) -> None:
-        """Renews the credentials once for all requests that are refused together."""
+        """Renew the credentials once for all requests that were refused with the same ones."""
         async with self._renewal:
             if self._api is refused:
                 await self.renew_credentials()
@@ -129,7 +138,7 @@ class Client:
             return None
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Document | None:
-        """An object; None where there is none."""
+        """Return an object; None if it does not exist."""
         return await self.find(resource.path(namespace, name), resource.plural)
 
     async def list(
@@ -140,9 +149,9 @@ class Client:
         fields: str = "",
         slim: Callable[[Document], Document] | None = None,
     ) -> Listing:
-        """Return all objects in their current state, read in pages. slim: applied to each object of a page at once.
+        """Return all objects of a kind in one consistent state, read in pages.
 
-        selector: label selector; fields: field selector.
+        selector: label selector; fields: field selector; slim: applied to each object as soon as its page is read.
         """
         items: list[Document] = []
         query = {"limit": str(PAGE_SIZE), "labelSelector": selector, "fieldSelector": fields}
@@ -174,9 +183,10 @@ class Client:
         may: Callable[[], bool] | None = None,
         attempts: int = MAX_ATTEMPTS,
     ) -> Document:
-        """The server's answer. 429, 5xx and silence are tried again; ApiError for the rest and after the last attempt.
+        """Send a request and return the server's answer.
 
-        may: asked before every attempt; NotLeadingError when it says no.
+        Passing errors (no answer, 401, 429, 5xx) are retried. Raises ApiError for other errors and after the last
+        attempt. may: asked before every attempt; NotLeadingError if it returns False.
         """
 
         async def attempt() -> Document:
@@ -201,7 +211,10 @@ class Client:
     async def _request(
         self, method: str, path: str, query: dict[str, str] | None, body: Manifest | None
     ) -> tuple[int, Document]:
-        """One request: (HTTP code, answer). ApiError for an error code, no answer, or one that is no JSON."""
+        """Send a request once; return (HTTP code, answer).
+
+        Raises ApiError for an error code, no answer, or an answer that is no JSON object.
+        """
         where = f"{method} {path}"
         try:
             async with self._slots:
@@ -249,7 +262,7 @@ async def _pause(seconds: float) -> None:
 
 
 def _parsed(text: str | None) -> Document | None:
-    """A JSON object; None for anything else, and for one that is nested too deep to be read."""
+    """Return a JSON object; None if the text is anything else, or nested too deeply to be read."""
     try:
         value: Any = json.loads(text or "")
     except (ValueError, RecursionError):

@@ -15,29 +15,32 @@ from rlhf_operator.snapshot import Capability
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of object that is watched."""
+    """Kind of object that the operator watches."""
 
     name: KindName
     resource: Resource
     selector: str = ""
-    """Label selector: the server sends only the objects of our jobs. Empty: all."""
+    """Label selector of the watch, so that only objects of our jobs are sent; empty: all objects."""
     namespaced: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """Kinds and capabilities of a cluster."""
+    """Kinds and capabilities that a cluster offers to the operator."""
 
     capabilities: frozenset[Capability]
     kinds: tuple[Kind, ...]
 
 
 NOTHING: Final = Offer(capabilities=frozenset(), kinds=())
-"""Before the server was asked."""
+"""Offer before the API server was asked."""
 
 
 async def discover(client: Client, settings: Settings) -> Offer:
-    """Asks the server. NoClusterError where there is no RLHFJob, ApiError where it does not answer."""
+    """Ask the API server what the cluster offers.
+
+    Raises NoClusterError if the cluster has no RLHFJobs, ApiError if the server does not answer.
+    """
     if not await _serves(client, JOBS):
         what_to_do = "install the chart with crds.enabled=true, or apply crds/rlhfjobs.yaml"
         raise NoClusterError(f"the API server has no {JOBS.plural}.{JOBS.group}: {what_to_do}")
@@ -66,7 +69,7 @@ async def _serves(client: Client, resource: Resource) -> bool:
 
 
 async def _kueue(client: Client) -> Resource | None:
-    """Return Kueue's Workloads in the version that the server prefers."""
+    """Return Kueue's Workloads in the version that the server prefers; None without Kueue."""
     answer = await client.find("/apis/kueue.x-k8s.io", "apis")
     resource = workloads(raw.text(answer, "preferredVersion", "version"))
     return resource if answer and await _serves(client, resource) else None

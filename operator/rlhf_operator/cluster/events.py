@@ -1,4 +1,7 @@
-"""Kubernetes' events about jobs and nodes (events.k8s.io/v1): one for a change; the same one again becomes a series."""
+"""Kubernetes events about jobs and nodes (events.k8s.io/v1).
+
+A change is one event; if the same event comes again soon, it becomes a series.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,17 @@ logger = logging.getLogger(__name__)
 SERIES: Final = timedelta(minutes=10)
 """Time within which an equal event joins the series of the earlier event."""
 MIN_SERIES_INTERVAL: Final = timedelta(minutes=1)
-"""A series is written so often at most."""
+"""Least time between two updates of an event series, except the first update."""
 MAX_REMEMBERED: Final = 2_000
 MAX_NOTE_BYTES: Final = 1024
-"""Bytes; more is refused by the API server."""
+"""Most bytes of an event's note; the API server refuses longer notes."""
 NODE_EVENTS_NAMESPACE: Final = "default"
-"""The namespace of events about objects that are in none."""
+"""Namespace of events about nodes, which have no namespace of their own."""
 
 
 @dataclass
 class _Recorded:
-    """An event that was written."""
+    """Event that was written, with the count of its series."""
 
     name: str
     first: datetime
@@ -41,7 +44,7 @@ class _Recorded:
 
 
 class EventRecorder:
-    """Writes events. One that cannot be written is in the log, and stops nothing."""
+    """Writer of Kubernetes events; if the API server refuses one, it is only logged."""
 
     def __init__(self, client: Client, may_write: Callable[[], bool], clock: Callable[[], datetime]) -> None:
         self._client, self._may_write, self._clock = client, may_write, clock

@@ -1,4 +1,7 @@
-"""The trainer's progress, read from the head pods over HTTP: so no pod needs a credential of Kubernetes."""
+"""Heartbeats: the trainer's progress, read from the head pods over HTTP.
+
+No pod needs a credential of Kubernetes for this.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,17 @@ from rlhf_operator.snapshot import Heartbeat, ObservedPod
 
 TIMEOUT: Final = aiohttp.ClientTimeout(total=3)
 MAX_BYTES: Final = 2**20
-"""Bytes of an answer that are read at most."""
+"""Most bytes of a head pod's answer that are read."""
 MAX_PARTS: Final = 5_000
-"""Lists and objects in an answer."""
+"""Most lists and objects in a head pod's answer."""
 MAX_EXIT_CODE: Final = 255
 
 
 def parsed(body: bytes) -> Any:
-    """The JSON of an answer. ValueError if it is none, or nested so deeply that parsing it would crash this process.
+    """Return the JSON of a head pod's answer. Raises ValueError if it is no JSON or has too many parts.
 
-    main lifts Python's limit for what the API server has checked; what a user's pod says has been checked by nobody.
+    Deep nesting could crash the parser, because main lifts Python's recursion limit for checked answers of the API
+    server; nobody checks what a user's pod answers.
     """
     if body.count(b"[") + body.count(b"{") > MAX_PARTS:
         raise ValueError("too many parts")
@@ -33,7 +37,7 @@ def parsed(body: bytes) -> Any:
 
 
 class Heartbeats:
-    """The latest answer of each job's head pod."""
+    """Latest heartbeat of each job, as its head pod answered."""
 
     def __init__(self, clock: Callable[[], datetime], port: int = names.STATUS_PORT) -> None:
         self._clock, self._port = clock, port
@@ -52,7 +56,10 @@ class Heartbeats:
         self._last = {uid: each for uid, each in self._last.items() if uid in job_uids}
 
     async def read(self, job_uid: str, pod: ObservedPod) -> bool:
-        """Reads /status.json of a head pod; True if it has changed. An answer that cannot be read is none."""
+        """Read /status.json of a head pod; return whether the heartbeat has changed.
+
+        An answer that cannot be read changes nothing.
+        """
         answer = await self._ask(pod.ip)
         if answer is None or raw.number(answer, "attempt") != pod.attempt:
             return False

@@ -1,8 +1,8 @@
 """Leader election by a Lease (coordination.k8s.io): one replica holds it, by compare-and-swap on its resource version.
 
-Only this machine's monotonic clock counts. Who waits takes a Lease over when it has not changed for the duration that
-it states. The holder stops writing some time before that: at the deadline, counted from when its last renewal was sent.
-The times in the Lease are for people. Why not the client library's own election: docs/adr/0011.
+Only this machine's monotonic clock counts. A waiting replica takes the Lease over when it has not changed for the
+duration that it states. The holder stops writing before that: at the deadline, counted from the sending of its last
+renewal. The times in the Lease are for people. docs/adr/0011 says why the client library's own election is not used.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from rlhf_operator.snapshot import Document
 logger = logging.getLogger(__name__)
 
 RELEASED_SECONDS: Final = 1
-"""Duration in a Lease that nobody holds; the API server refuses zero."""
+"""Duration in seconds that a released Lease states; the API server refuses zero."""
 
 
 class LostLeaseError(Exception):
-    """This replica led and must no longer."""
+    """This replica was the leader and has lost the Lease."""
 
 
 class Elector:
-    """One replica's part in the election.
+    """One replica's part in the leader election.
 
-    `identity` belongs to one process at a time, such as the pod's name: a Lease with it is taken over at once, so that
-    a container that starts again does not wait for itself.
+    `identity` belongs to one process at a time, such as the pod's name. A Lease with the same identity is taken over at
+    once, so a restarted container does not wait for its own Lease.
     """
 
     def __init__(
@@ -49,7 +49,11 @@ class Elector:
         period: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """All times in seconds: the claim, the last moment to renew it, the pause between two tries."""
+        """All times are in seconds.
+
+        duration: time for which a Lease is claimed. deadline: time after the last renewal when writing stops. period:
+        pause between two tries.
+        """
         if not 0 < period < deadline < duration:
             raise ValueError(f"0 < period < deadline < duration is needed, not {period}, {deadline}, {duration}")
         self._client, self._name, self._namespace, self._identity = client, name, namespace, identity
@@ -60,13 +64,14 @@ class Elector:
         self._seen_at = -math.inf
 
     def may_write(self) -> bool:
-        """Whether the replica surely still leads; every write checks this first."""
+        """Whether the replica surely still leads; checked before every write."""
         return self._clock() - self._renewed < self._deadline
 
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
-        """Waits to be elected, runs `lead` and gives the Lease back when that has ended.
+        """Wait to be elected, run `lead`, and release the Lease when `lead` has ended.
 
-        LostLeaseError when the Lease is lost, once `lead` has been cancelled and has ended; else what `lead` raises.
+        If the Lease is lost, `lead` is cancelled, and LostLeaseError is raised once `lead` has ended. Otherwise an
+        error of `lead` is raised.
         """
         try:
             await self._win()
@@ -91,7 +96,7 @@ class Elector:
         leading.result()
 
     async def _win(self) -> None:
-        """Returns when this replica holds the Lease."""
+        """Wait until this replica holds the Lease."""
         while not await self._wins():  # noqa: ASYNC110 what is awaited is in the API server
             await asyncio.sleep(self._pause())
 
@@ -122,7 +127,7 @@ class Elector:
         return True
 
     async def _keep(self) -> None:
-        """Renews for ever; LostLeaseError when another holds the Lease or the deadline is over."""
+        """Renew the Lease forever. Raises LostLeaseError if another replica holds it or the deadline is over."""
         while True:
             await asyncio.sleep(self._pause())
             left = self._renewed + self._deadline - self._clock()
@@ -152,7 +157,7 @@ class Elector:
         await self._claim(lease)
 
     async def _claim(self, lease: Document) -> None:
-        """Write the Lease as held by this replica; `lease` is what stands, empty where there is none."""
+        """Write the Lease as held by this replica. lease: the current Lease; empty if there is none."""
         begun = self._clock()
         claimed = self._written(lease, self._identity)
         self._held = await self._send("PUT" if lease else "POST", claimed)
@@ -170,11 +175,11 @@ class Elector:
             self._report(error)
 
     async def _read(self) -> Document:
-        """The Lease; empty where there is none."""
+        """Return the Lease; empty if there is none."""
         return await self._client.find(LEASES.path(self._namespace, self._name), LEASES.plural, attempts=1) or {}
 
     async def _send(self, method: str, lease: Document) -> Document:
-        """One request: the election does its own retries."""
+        """Send one request without retries, because the election itself tries again."""
         path = LEASES.path(self._namespace, None if method == "POST" else self._name)
         return await self._client.call(method, path, kind=LEASES.plural, body=lease, attempts=1)
 
@@ -195,7 +200,7 @@ class Elector:
         return {**head, "metadata": metadata, "spec": spec}
 
     def _pause(self) -> float:
-        """Replicas that started together must not ask together for ever."""
+        """Return the seconds before the next try, with jitter so that replicas do not ask in step forever."""
         return self._period * random.uniform(0.8, 1.2)
 
     def _report(self, error: Exception) -> None:

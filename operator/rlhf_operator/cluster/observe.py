@@ -1,4 +1,4 @@
-"""The Snapshot of a job for one pass: from the cache, or by live reads where the next step cannot be undone."""
+"""Snapshots of a job for one pass: from the cache, or by live reads if the next step cannot be undone."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from rlhf_operator.snapshot import (
 logger = logging.getLogger(__name__)
 
 ENDED: Final = ("SUCCEEDED", "FAILED", "STOPPED")
-"""Ray's words for a job that has ended."""
+"""Ray's states of a job that has ended."""
 NEVER: Final = 2**63
 FAILING_SECONDS: Final = 60.0
-"""A job whose passes have failed for so long is in nobody's way: who knows whether it could begin."""
+"""Seconds of failing passes after which a job no longer holds up younger jobs in line."""
 
 
 class Observer:
-    """Makes Snapshots. Other jobs that a live read changes something for are passed to `enqueue`."""
+    """Maker of Snapshots; passes the other jobs that a live read concerns to `enqueue`."""
 
     offer = NOTHING
-    """Set once it is known what the cluster offers."""
+    """Kinds and capabilities of the cluster; NOTHING until the API server was asked."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Observer:
         self._view = View(cache)
         self._enqueue = enqueue
         self.failing: dict[Key, float] = {}
-        """Jobs whose last passes have failed -> since when, in seconds of this process."""
+        """Begin of the failing passes by job, in seconds of this process's monotonic clock."""
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
 
     def keys(self) -> list[Key]:
@@ -67,7 +67,7 @@ class Observer:
         return [key for key, _ in sorted(self._cache.jobs, key=lambda job: job[1].value.created)]
 
     async def sync(self) -> None:
-        """Takes in whole lists of all kinds: at the start, and to mend what a watch has missed."""
+        """List all objects of all kinds into the cache: at the start, and to repair what a watch has missed."""
         failed: Exception | None = None
         # One after the other: several long lists at once would all be in memory.
         for kind in self.offer.kinds:
@@ -86,7 +86,10 @@ class Observer:
         self._enqueue(self._cache.put_list(kind.name, listing, self._cache.keys(kind.name, namespace)))
 
     async def observe(self, key: Key, *, fresh: bool, since: datetime) -> Snapshot | None:
-        """None where there is no such job. `since` is the time from which silence means something."""
+        """Return the Snapshot of a job; None if the job does not exist.
+
+        fresh: read the job's objects from the API server. since: time from which silence of a pod or node counts.
+        """
         foreign: tuple[ObservedRayJob, ...] = ()
         if fresh:
             await self._read_live(key)
@@ -99,7 +102,7 @@ class Observer:
         return replace(snapshot, complaint=await self._complaint(snapshot)) if fresh else snapshot
 
     def head(self, key: Key) -> tuple[str, ObservedPod] | None:
-        """(the job's uid, the head pod of its current attempt), if it can be asked."""
+        """Return (uid of the job, head pod of its current attempt); None if no head pod can be asked."""
         if (entry := self._cache.jobs.get(key)) is None:
             return None
         job = entry.value
@@ -109,7 +112,10 @@ class Observer:
         return None
 
     async def _read_live(self, key: Key) -> None:
-        """Reads job, RayJobs and pods anew. The job first: then its version says that nothing came in between."""
+        """Read the job, its RayJobs and its pods from the API server into the cache.
+
+        The job is read first: a later write on condition of its version fails if the job has changed since.
+        """
         namespace, name = key
         found = await self._client.get(JOBS, namespace, name)
         listing = Listing(items=() if found is None else (found,), version=NEVER)
@@ -125,17 +131,17 @@ class Observer:
         self._enqueue(changed - {key})
 
     def _may_have_had_attempts(self, key: Key) -> bool:
-        """Whether there can be RayJobs or pods of the job.
+        """Whether the job can have RayJobs or pods.
 
-        The status names an attempt before its RayJob is made. A list by label costs the server a look at everything of
-        that kind, so a thousand new jobs would cost it a million.
+        The status names an attempt before its RayJob is created. A list by label has the server look at all objects of
+        the kind, so a thousand new jobs would cost a million looks.
         """
         entry = self._cache.jobs.get(key)
         is_named = entry is not None and entry.value.status.attempt is not None
         return is_named or bool(self._cache.rayjobs.find(*key) or self._cache.pods.find(*key))
 
     async def _foreign_rayjobs(self, job: ObservedJob) -> tuple[ObservedRayJob, ...]:
-        """RayJobs without our labels that have the name of this attempt or the next: they have another owner."""
+        """Return the RayJobs of other owners that have the name of this attempt or the next."""
         attempt = job.status.attempt or 0
         expected = {names.rayjob(job.name, number) for number in (attempt, attempt + 1) if number}
         unseen = sorted(expected - {key[1] for key, _ in self._cache.rayjobs.find(job.namespace, job.name)})
@@ -147,7 +153,7 @@ class Observer:
         return None if found is None else parse.rayjob(found, job.uid)
 
     async def _read_last_heartbeat(self, job: ObservedJob) -> None:
-        """Once Ray says that the attempt is over, what the trainer wrote last must be known before anything is done."""
+        """Read the trainer's last status once Ray reports the end of the attempt, before anything is decided."""
         rayjob = self._cache.rayjobs.get((job.namespace, names.rayjob(job.name, job.status.attempt or 0)))
         over = rayjob is not None and rayjob.owner == job.uid and rayjob.value.job_status in ENDED
         known = self._heartbeats.last(job.uid, job.status.attempt)
@@ -155,7 +161,7 @@ class Observer:
             await self._heartbeats.read(*head)
 
     async def _complaint(self, snapshot: Snapshot) -> str:
-        """The newest warning about the job's objects that should have pods and have none."""
+        """Return the newest warning about objects of the job that should have pods but have none; else empty."""
         warnings = [
             parse.complaint(each)
             for kind, name in _without_pods(snapshot).items()
@@ -165,7 +171,7 @@ class Observer:
         return max(warnings, default=("", ""))[1]
 
     async def _warnings(self, namespace: str, kind: str) -> Listing:
-        """Events of type Warning about the objects of a kind; none where they may not be read."""
+        """Return the events of type Warning about objects of a kind; none if the operator may not read events."""
         try:
             return await self._client.list(EVENTS, namespace, fields=f"type=Warning,regarding.kind={kind}")
         except ApiError as error:

@@ -1,4 +1,4 @@
-"""Kubernetes' objects as the operator sees them. Whatever stands in them, reading never fails."""
+"""Parsers of Kubernetes objects into the operator's own values; no content of an object makes them fail."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from rlhf_operator.snapshot import (
 )
 
 REFUSED_POD: Final = re.compile(r'[Pp]ods? "[^"]*" is (?:forbidden|invalid): ')
-"""The name is another one in each try, and says nothing."""
+"""Beginning of the API server's refusal of a pod, removed because the pod has another name in each try."""
 MAX_ATTEMPT_DIGITS: Final = 6
 MAX_INTEGER: Final = 2**63 - 1
-"""Larger ones are refused by the API server."""
+"""Largest integer that the API server accepts."""
 MAX_SECONDS: Final = 10**7
 MAX_TERMINATION_MESSAGE: Final = 4096
 """Most bytes of a termination message that a kubelet keeps."""
 
 
 def status(document: object) -> Status:
-    """A job's status; a field that cannot be read is left out."""
+    """Return a job's status without the fields that cannot be read."""
     given = {field: value for field, value in raw.mapping(document).items() if _storable(value)}
     try:
         return _status(given)
@@ -81,7 +81,7 @@ def job(document: Document) -> ObservedJob:
 
 
 def owner(document: Document) -> tuple[str, str, str]:
-    """(kind, name, uid) of the owner that controls an object; empty where there is none."""
+    """Return (kind, name, uid) of the owner that controls an object; empty if there is none."""
     for each in raw.entries(document, "metadata", "ownerReferences"):
         if each.get("controller") is True:
             return raw.text(each, "kind"), raw.text(each, "name"), raw.text(each, "uid")
@@ -89,12 +89,15 @@ def owner(document: Document) -> tuple[str, str, str]:
 
 
 def owners(document: Document) -> frozenset[str]:
-    """uids of all owners of an object."""
+    """Return the uids of all owners of an object."""
     return frozenset(raw.text(each, "uid") for each in raw.entries(document, "metadata", "ownerReferences"))
 
 
 def kept_for(document: Document) -> str:
-    """The job whose claim this is, and whose deletion it outlives; empty for other claims and one that is deleted."""
+    """Return the name of the job for which the operator made a claim that outlives the job; else empty.
+
+    Empty also for a claim that is being deleted.
+    """
     labels = raw.texts(document, "metadata", "labels")
     has_owner = any(each.get("kind") == KIND for each in raw.entries(document, "metadata", "ownerReferences"))
     if has_owner or labels.get(names.MANAGED_BY) != names.OPERATOR or raw.at(document, "metadata", "deletionTimestamp"):
@@ -108,7 +111,7 @@ def _attempt(document: Document) -> int:
 
 
 def rayjob(document: Document, job_uid: str) -> ObservedRayJob:
-    """`job_uid` is that of the job that asks."""
+    """Parse a RayJob; `owned` tells whether the job with `job_uid` controls it."""
     return ObservedRayJob(
         name=raw.text(document, "metadata", "name"),
         uid=raw.text(document, "metadata", "uid"),
@@ -126,14 +129,14 @@ def rayjob(document: Document, job_uid: str) -> ObservedRayJob:
 
 
 def _refused(document: Document) -> str:
-    """Why pods of a RayJob are missing, by the condition of its cluster that KubeRay shows in the RayJob's status."""
+    """Return why the API server refused pods of a RayJob, which KubeRay shows in its status; else empty."""
     failure = raw.condition({"status": raw.mapping(document, "status", "rayClusterStatus")}, "ReplicaFailure")
     is_so = failure.get("status") == "True" and raw.text(failure, "reason").startswith("FailedCreate")
     return REFUSED_POD.sub("", raw.text(failure, "message").partition("\n")[2]) if is_so else ""
 
 
 def complaint(document: Document) -> tuple[str, str]:
-    """(when it was said last, what it says) of an event."""
+    """Return (time of the last occurrence, note) of an event."""
     last = raw.text(document, "series", "lastObservedTime") or raw.text(document, "deprecatedLastTimestamp")
     return last or raw.text(document, "eventTime"), REFUSED_POD.sub("", raw.text(document, "note"))
 
@@ -182,7 +185,10 @@ def slim_pod(document: Document) -> Document:
 
 
 def _requesting_fields(document: Document) -> dict[str, Any]:
-    """The fields of a pod's spec that say what it requests; the API server has filled in what limits imply."""
+    """Return the fields of a pod's spec from which its requests follow.
+
+    Limits are not needed, because the API server has filled in the requests that they imply.
+    """
     return {
         "overhead": raw.texts(document, "spec", "overhead"),
         **{
@@ -259,7 +265,7 @@ def claim(document: Document) -> ObservedClaim:
 
 
 def quota(document: Document) -> ObservedQuota:
-    """Read a Workload of Kueue."""
+    """Parse the state of the quota from a Workload of Kueue."""
     evicted, reserved = raw.condition(document, "Evicted"), raw.condition(document, "QuotaReserved")
     is_evicted = evicted.get("status") == "True"
     return ObservedQuota(

@@ -1,4 +1,4 @@
-"""Values from JSON that anybody may have written: a missing value, or one of another type, is empty and no error."""
+"""Readers of values in untrusted JSON: a missing value, or one of another type, counts as empty and is no error."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """All objects of a list, and the version of the server's state that it shows."""
+    """Objects of a list, and the resource version of the list."""
 
     items: tuple[Document, ...]
     version: int
 
 
 def at(value: object, *path: str) -> Any:
-    """Return the value at a path of keys; None if the path leads nowhere."""
+    """Return the value at a path of keys in nested objects; None if the path leads nowhere."""
     for key in path:
         if not isinstance(value, Mapping):
             return None
@@ -30,36 +30,36 @@ def at(value: object, *path: str) -> Any:
 
 
 def text(value: object, *path: str) -> str:
-    """A text; else empty."""
+    """Return the text at a path of keys; empty if there is none."""
     found = at(value, *path)
     return found if isinstance(found, str) else ""
 
 
 def number(value: object, *path: str) -> int | None:
-    """A whole number; a truth value is none."""
+    """Return the integer at a path of keys; None for anything else, also for true and false."""
     found = at(value, *path)
     return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def mapping(value: object, *path: str) -> Document:
-    """An object; else empty."""
+    """Return the object at a path of keys; empty if there is none."""
     found = at(value, *path)
     return found if isinstance(found, Mapping) else {}
 
 
 def texts(value: object, *path: str) -> dict[str, str]:
-    """The entries of an object whose values are texts, such as labels."""
+    """Return the entries with text values of the object at a path, such as labels."""
     return {key: each for key, each in mapping(value, *path).items() if isinstance(each, str)}
 
 
 def entries(value: object, *path: str) -> Iterator[Document]:
-    """The objects in a list."""
+    """Return the objects in the list at a path of keys."""
     found = at(value, *path)
     return (each for each in (found if isinstance(found, list) else []) if isinstance(each, Mapping))
 
 
 def time(value: object, *path: str) -> datetime | None:
-    """A time of RFC 3339, of 1970 at the earliest; None for anything else, and for a time without a zone."""
+    """Return the RFC 3339 time at a path, 1970 at the earliest; None for anything else, or without a zone."""
     try:
         found = datetime.fromisoformat(text(value, *path))
     except ValueError:
@@ -71,11 +71,11 @@ def time(value: object, *path: str) -> datetime | None:
 
 
 def condition(value: object, kind: str) -> Document:
-    """The condition of a type in .status.conditions; empty where there is none."""
+    """Return the condition of a type in .status.conditions; empty if there is none."""
     found = (each for each in entries(value, "status", "conditions") if each.get("type") == kind)
     return next(found, {})
 
 
 def is_true(value: object, kind: str) -> bool:
-    """Whether the condition of a type is True."""
+    """Whether the condition of a type in .status.conditions is True."""
     return condition(value, kind).get("status") == "True"

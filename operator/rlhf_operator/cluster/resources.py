@@ -11,7 +11,7 @@ from rlhf_operator import names
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind of object in the API."""
+    """Kind of object in the Kubernetes API."""
 
     group: str
     version: str
@@ -20,7 +20,7 @@ class Resource:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Key of the kind in kopf's settings."""
+        """Key of the kind in kopf's settings: (group, version, plural)."""
         return self.group, self.version, self.plural
 
     @property
@@ -28,7 +28,7 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Path of an object, or of a list (without name), below the server's address; no namespace means all."""
+        """Return the URL path of an object, or of a list if `name` is None; no namespace means all."""
         base = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = (*(("namespaces", namespace) if namespace else ()), self.plural, name, subresource)
         return "/".join((base, *(part for part in parts if part)))
@@ -47,12 +47,12 @@ EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 CREATED: Final = {(each.api_version, each.kind): each for each in (RAYJOBS, CLAIMS, CONFIG_MAPS, POLICIES, READERS)}
-"""Kinds that a Create of a plan may hold."""
+"""Kinds that a plan may create, by (apiVersion, kind)."""
 
 OURS: Final = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}"
-"""Selects what was made for a job, and KubeRay's pods of it."""
+"""Label selector of the objects that the operator made for jobs, and of KubeRay's pods for them."""
 
 
 def workloads(version: str) -> Resource:
-    """Kueue's Workloads in a version of its API."""
+    """Return Kueue's Workloads in a version of Kueue's API."""
     return Resource("kueue.x-k8s.io", version, "workloads", "Workload")

@@ -17,13 +17,13 @@ Held: TypeAlias = dict[str, Counter[str]]
 
 
 class View:
-    """Looks at a cache; it reads nothing else."""
+    """View of a cache from one job; it reads nothing but the cache."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
     def pods(self, job: ObservedJob) -> Iterator[ObservedPod]:
-        """Return the pods of the job itself, not those of an earlier job of the same name."""
+        """Yield the pods of the job itself, not those of an earlier job of the same name."""
         for _, each in self._cache.pods.find(job.namespace, job.name):
             if each.owner == job.uid:
                 yield each.value
@@ -46,12 +46,12 @@ class View:
         return taken, by_jobs
 
     def _room(self) -> Held:
-        """Return the allocatable amounts of the nodes that take pods."""
+        """Return the allocatable amounts of the ready and schedulable nodes."""
         nodes = (entry.value for _, entry in self._cache.nodes)
         return {node.name: node.room for node in nodes if node.ready and node.schedulable}
 
     def _kept(self) -> Iterator[ObservedPod]:
-        """Pods that jobs leave for debugging: nobody gives their room back."""
+        """Yield the pods that failed jobs keep for debugging; such jobs do not give their room back."""
         for _, entry in self._cache.jobs:
             job = entry.value
             if conditions.keeps_pods(job.status) and not job.deleting:
@@ -69,7 +69,7 @@ class View:
         return {node: amount for node, amount in missing.items() if amount}
 
     def inputs(self, job: ObservedJob) -> Iterator[ObservedInput]:
-        """Return the inputs of the job, and the inputs of those inputs, each once."""
+        """Yield the jobs that this job reads, and the jobs that those read, each once."""
         known: set[str] = set()
         waiting = sorted(inputs_of(job.spec))
         while waiting:
@@ -81,14 +81,14 @@ class View:
                 waiting += sorted(inputs_of(entry.value.spec))
 
     def measured(self, job: ObservedJob) -> Iterator[Attempt]:
-        """The latest attempt with measured times of each other job of the namespace."""
+        """Yield the latest attempt with measured steps of each other job of the namespace."""
         for (namespace, name), entry in self._cache.jobs:
             if namespace == job.namespace and name != job.name:
                 yield from [each for each in entry.value.status.attempts if each.measured][-1:]
 
 
 def _without(held: Held, pods: Iterable[ObservedPod]) -> Held:
-    """Subtract the requests of pods from amounts by node."""
+    """Return amounts by node without the requests of pods."""
     rest = dict(held)
     for pod in pods:
         if pod.node in rest:
@@ -97,7 +97,7 @@ def _without(held: Held, pods: Iterable[ObservedPod]) -> Held:
 
 
 def _move_surplus(node: str, reserved: Counter[str], room: Held, taken: Held, by_jobs: Held) -> None:
-    """Move reserved amounts that a node no longer has room for to nodes with room, in place."""
+    """Move reserved amounts for which a node has no room left to nodes with room, in `taken` and `by_jobs`."""
     surplus = (taken[node] - room.get(node, Counter())) & reserved
     for other, allocatable in room.items() if surplus else ():
         moved = surplus & (allocatable - taken.get(other, Counter()))
@@ -108,7 +108,7 @@ def _move_surplus(node: str, reserved: Counter[str], room: Held, taken: Held, by
 
 
 def input_of(job: ObservedJob) -> ObservedInput:
-    """Return a job as the jobs see it that read its output."""
+    """Return the facts about a job that jobs which read its output need."""
     return ObservedInput(
         name=job.name,
         algorithm=raw.text(job.spec, "algorithm", "name"),

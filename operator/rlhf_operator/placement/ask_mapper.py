@@ -39,7 +39,7 @@ class NoPlaceError(Exception):
 
 
 class MapperAnswer(NamedTuple):
-    """A mapping, and the reason if it has no prediction."""
+    """Answer of the mapper: a mapping, and the reason if the mapping has no prediction."""
 
     mapping: DeviceMapping
     why_unpredicted: str = ""
@@ -74,7 +74,7 @@ def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
 def _by_cluster(
     clusters: Sequence[Cluster | None], choices: Sequence[tuple[MachineGroup, ...]]
 ) -> dict[Cluster, tuple[MachineGroup, ...]]:
-    """Machines of each known cluster; of equal clusters the first counts."""
+    """Return the machines of each known cluster; of equal clusters the first counts."""
     found: dict[Cluster, tuple[MachineGroup, ...]] = {}
     for cluster, machines in zip(clusters, choices, strict=True):
         if cluster:
@@ -103,7 +103,10 @@ def _search(
 
 
 def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> MapperAnswer:
-    """Return the pools of the manifest, with a prediction if possible. Raises NoPlaceError and SpecError."""
+    """Return the mapping onto the pools of the manifest, with a prediction if possible.
+
+    Raises NoPlaceError and SpecError.
+    """
     _require_device(job, capacity)
     pools = job.spec.placement.pools
     slots = sum(pool.nodes * pool.slots_per_node for pool in pools)
@@ -143,7 +146,7 @@ def predict_placed(
 
 
 def _one_pool(job: Job, choices: Sequence[Sequence[MachineGroup]], capacity: Capacity) -> DeviceMapping:
-    """Return all models in one data-parallel pool, on the most machines over which the batch divides.
+    """Return a mapping of all models into one data-parallel pool, on the most machines over which the batch divides.
 
     Raises NoPlaceError if the machines differ and slotsPerNode is unset, or if the rollout has its own pool. Raises
     SpecError if no number of machines divides the batch.
@@ -163,7 +166,7 @@ def _one_pool(job: Job, choices: Sequence[Sequence[MachineGroup]], capacity: Cap
 
 
 def _placed_on(job: Job, nodes: int, slots: int, device: Device) -> DeviceMapping:
-    """Return the job on so many nodes with so many slots each. Raises SpecError."""
+    """Return the mapping of a job onto so many nodes with so many slots each. Raises SpecError."""
     resources = job.spec.resources.model_copy(
         update={"device": device, "nodes": nodes, "max_nodes": None, "slots_per_node": slots}
     )
@@ -178,7 +181,7 @@ def _large_enough(
     shapes: Shapes,
     capacity: Capacity,
 ) -> list[tuple[MachineGroup, ...]]:
-    """Return the machines that can hold the known part of the models. Raises NoPlaceError if there are none."""
+    """Return the sets of machines that can hold the known part of the models. Raises NoPlaceError without one."""
     shorts = [short_of_states(job, cluster, shapes.parameters) if cluster else None for cluster in clusters]
     if large_enough := [machines for machines, short in zip(choices, shorts, strict=True) if not short]:
         return large_enough
@@ -192,7 +195,7 @@ def _does_not_fit(capacity: Capacity, machines: Sequence[MachineGroup], why: Inf
 
 
 def _more_nodes(capacity: Capacity, infeasible: Infeasible, settings: Settings) -> str:
-    """Return a clause that says how a job may use more of the nodes; empty if they are too few."""
+    """Return a clause that tells which maxNodes would suffice for a job; empty if there are too few nodes."""
     for gpu, gpus in infeasible.smallest:
         for group in capacity.machines:
             known, nodes = settings.gpu_of(group.product), -(-gpus // max(group.slots, 1))
@@ -208,19 +211,19 @@ def _with_device(job: Job, capacity: Capacity) -> Job:
 
 
 class PodRequest(NamedTuple):
-    """Pods of a pool, each of which takes its slots on one node."""
+    """Request for the equal pods of a pool, each of which takes its slots on one node."""
 
     pods: int
     slots: int
-    """Slots of each pod."""
+    """GPUs or CPU slots of each pod."""
     gpu: str | None = None
-    """The mapper's name of the GPU type; None: any type."""
+    """Name of the GPU type in the mapper; None: any type."""
     zone: str | None = None
     """Zone of the nodes; None: any zone."""
 
 
 def have_room(capacity: Capacity, requests: Iterable[PodRequest], settings: Settings) -> bool:
-    """Whether the nodes have room for all requests, the widest pods first."""
+    """Whether the nodes have room for the pods of all requests, if the widest pods are placed first."""
     free = Counter[tuple[int, str, str]]()
     for group in capacity.machines:
         known = settings.gpu_of(group.product)

@@ -21,12 +21,12 @@ from rlhf_operator.snapshot import ObservedNode, Snapshot
 MAX_GPUS_OF_NODE = 1024
 """Most GPUs of a node that count; also the maximum of slotsPerNode."""
 MAX_DIGITS = 12
-"""Most digits of a number in a label."""
+"""Number of digits from which on a network bandwidth in a node label is ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineGroup:
-    """Equal parts of nodes: GPUs of one node each, or as many CPU slots as a job requests.
+    """Group of equal machines: each is so many GPUs of one node, or as many CPU slots as a job requests.
 
     The scheduler checks the CPUs of a worker pod, and the memory of CPU slots.
     """
@@ -35,43 +35,43 @@ class MachineGroup:
     """GPU product by the node's label; empty for CPU slots and unlabelled nodes."""
     count: int
     slots: int
-    """Slots of each machine."""
+    """GPUs or CPU slots of each machine."""
     link: float | None = None
-    """Bytes/s between the GPUs of a node, both directions together, by the settings."""
+    """Bytes/s between the GPUs of a node, both directions together, by the settings; None if unset."""
     network: float | None = None
-    """Bytes/s of each GPU's part of the node's network, by the settings or a label."""
+    """Bytes/s of each GPU's part of the node's network, by the settings or a node label; None if unknown."""
     price: float | None = None
-    """Price of a GPU for an hour, by the settings."""
+    """Price of a GPU for an hour, by the settings; None if unset."""
     zone: str = ""
     """Zone of the machines; empty if unknown."""
 
     def can_stand_in_for(self, other: MachineGroup) -> bool:
-        """Whether a machine of this group is like one of the other group, but for more slots."""
+        """Whether a machine of this group equals one of the other group, except that it may have more slots."""
         return self.slots >= other.slots and replace(self, count=other.count, slots=other.slots) == other
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """Slots for a job on the nodes that match it."""
+    """Machines with GPUs or CPU slots that a job may have, on the nodes that match the job."""
 
     device: Device
     machines: tuple[MachineGroup, ...]
-    """Largest groups first."""
+    """Groups of machines, the group with the most slots first."""
     nodes_known: bool
-    """False if the operator may not list nodes; `machines` is then the job's request."""
+    """Whether the operator may list nodes; if not, `machines` is what the job requests."""
     taken: int = 0
-    """GPUs that foreign pods hold."""
+    """GPUs on the matching nodes that foreign pods hold."""
     shared: int = 0
-    """GPUs that do not count, because several pods would be given each of them."""
+    """GPUs that do not count, because several pods would be given the same GPU."""
     cramped: int = 0
-    """Nodes that lack the memory for worker pods on all of their free GPUs."""
+    """Number of nodes that lack the memory for worker pods on all of their free GPUs."""
 
     @property
     def count(self) -> int:
         return sum(group.count for group in self.machines)
 
     def usable_as(self, group: MachineGroup) -> int:
-        """Number of machines that can serve as machines of a group."""
+        """Number of machines that can serve as machines of this group."""
         return sum(each.count for each in self.machines if each.can_stand_in_for(group))
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class Capacity:
 
 
 def counted(number: int, thing: str) -> str:
-    """`1 node` or `2 nodes`."""
+    """Return a number with its noun: `1 node` or `2 nodes`."""
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
@@ -119,7 +119,7 @@ def capacity_for(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
 
 
 def _gpu_capacity(nodes: Sequence[_GpuNode], job: Job, settings: Settings) -> Capacity:
-    """Return the GPUs of nodes; a single node must hold the head pod too."""
+    """Return the capacity of GPU nodes; a single node must have the memory for the head pod too."""
     unshared = [each for each in nodes if not each.is_shared]
     head = amount(job.spec.runtime.controller.memory or settings.controller.memory) if len(nodes) == 1 else Fraction()
     parts = [_parts(each, job, settings, head) for each in unshared]
@@ -175,7 +175,7 @@ def machine_choices(capacity: Capacity, job: Job) -> list[tuple[MachineGroup, ..
 
 
 def _first(take: int, groups: Sequence[MachineGroup]) -> tuple[MachineGroup, ...]:
-    """Return `take` machines, or all there are, from one group after the other."""
+    """Return the first `take` machines of the groups, or all if there are fewer."""
     found = []
     for group in groups:
         if take:
@@ -219,7 +219,7 @@ def prices_of(machines: Sequence[MachineGroup], settings: Settings) -> dict[str,
 
 
 def unknown_figures(machines: Sequence[MachineGroup], settings: Settings) -> str:
-    """Reason why `cluster_of` has no figures of these machines."""
+    """Return why `cluster_of` cannot describe these machines: figures of a GPU type are unknown."""
     unknown = sorted({group.product for group in machines if settings.gpu_of(group.product) is None})
     if not all(unknown):
         return "the nodes do not say which GPUs they have"
@@ -227,7 +227,7 @@ def unknown_figures(machines: Sequence[MachineGroup], settings: Settings) -> str
 
 
 def _is_cramped(node: _GpuNode, parts: Sequence[MachineGroup], slots: int) -> bool:
-    """Whether a node lacks the memory for worker pods of so many slots on all of its free GPUs."""
+    """Whether a node lacks the memory for worker pods of so many slots on all free GPUs of the node."""
     return sum(part.slots for part in parts) < node.free // slots * slots
 
 
@@ -250,7 +250,7 @@ def _parts(node: _GpuNode, job: Job, settings: Settings, head: Fraction) -> list
 
 
 def _part(node: _GpuNode, slots: int, settings: Settings) -> MachineGroup:
-    """Return so many GPUs of a node, with the known figures of its links and its price."""
+    """Return so many GPUs of a node as a machine, with the known figures of its links and its price."""
     figures = settings.node_figures(node.labels)
     network = figures.network or _labelled_network(node.labels)
     return MachineGroup(
@@ -278,17 +278,20 @@ class _GpuNode:
     labels: Mapping[str, str]
     product: str
     gpus: int
-    """Allocatable GPUs."""
+    """Allocatable GPUs of the node."""
     free: int
-    """GPUs that no foreign pod holds."""
+    """GPUs of the node that no foreign pod holds."""
     free_memory: int | None
-    """Bytes that no foreign pod holds; None if the node does not report its memory."""
+    """Bytes of the node's memory that no foreign pod holds; None if the node does not report its memory."""
     is_shared: bool
     """Whether several pods may be given one GPU (time-slicing, MPS) without knowing of each other's memory."""
 
 
 def _gpu_nodes(job: Job, snapshot: Snapshot, settings: Settings) -> list[_GpuNode]:
-    """Return the nodes that match a job. For a job in a queue nothing counts as taken: Kueue waits for room."""
+    """Return the GPU nodes that match a job.
+
+    Nothing counts as taken for a job in a queue of Kueue, because Kueue waits for room.
+    """
     resource = settings.gpu_resource_of(job.spec.runtime)
     taken: Mapping[str, Mapping[str, int]] = {} if snapshot.in_queue(snapshot.job) else snapshot.taken
     return [_gpu_node(node, resource, taken.get(node.name, {})) for node in suitable(job, snapshot, settings)]
@@ -309,19 +312,19 @@ def _gpu_node(node: ObservedNode, resource: str, taken: Mapping[str, int]) -> _G
 
 
 def _quantity(quantities: Mapping[str, str], name: str) -> int | None:
-    """Return a quantity rounded down; None if it is missing or is no quantity."""
+    """Return a Kubernetes quantity rounded down; None if the quantity is missing or invalid."""
     with suppress(ValueError):
         return int(amount(quantities[name])) if name in quantities else None
     return None
 
 
 def _grouped(parts: Iterable[MachineGroup]) -> tuple[MachineGroup, ...]:
-    """Group equal parts. The group with the most slots comes first, whatever the order of the nodes."""
+    """Group equal machines; the group with the most slots comes first, whatever the order of the nodes."""
     groups = [replace(part, count=count) for part, count in Counter(parts).items()]
     return tuple(sorted(groups, key=lambda group: (-group.count * group.slots, group.product, group.slots, str(group))))
 
 
 def _cpu_group(group: MachineGroup, job: Job, settings: Settings) -> NodeGroup:
-    """Return CPU slots. The slots of a machine share the memory of a worker pod."""
+    """Return CPU slots as a node group of the mapper; the slots of a machine share a worker pod's memory."""
     slot = replace(CPU_SLOT, memory=float(worker_memory(job, group.slots, settings)) / group.slots)
     return NodeGroup(gpu=slot, count=group.count, gpus_per_node=group.slots)

@@ -1,4 +1,4 @@
-"""How large the claim of a job's run folder has to be, as far as the shapes of its models are known."""
+"""Size of the claim for a job's run folder, as far as the shapes of the job's models are known."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from rlhf_operator.snapshot import ObservedClaim, Snapshot
 from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving
 
 HEADROOM: Final = 1.1
-"""Factor for logs, and for the overhead of a file system."""
+"""Factor on the size of a claim, for logs and for the overhead of a file system."""
 BUCKETS: Final = ("s3://", "gs://")
 
 
 def claim_size(job: Job, snapshot: Snapshot) -> str:
-    """The size that would do; 0Gi where nothing is known."""
+    """Return the size of a claim that suffices for the job's checkpoints; 0Gi if no shape is known."""
     shapes = _known(job, snapshot)
     return gibibytes(HEADROOM * max(_checkpoints(job, shapes), bytes_of_saving(job, shapes)))
 
 
 def too_small(job: Job, claim: ObservedClaim, snapshot: Snapshot) -> str:
-    """Why a claim cannot hold the checkpoints of a job, and which one would; empty where it may."""
+    """Return why a claim is too small for the job's checkpoints, and which size suffices; else empty.
+
+    Empty also if the claim's size or the shapes of the models are unknown.
+    """
     needed = _checkpoints(job, _known(job, snapshot))
     if not claim.size or amount(claim.size) >= needed:
         return ""
@@ -38,7 +41,7 @@ def too_small(job: Job, claim: ObservedClaim, snapshot: Snapshot) -> str:
 
 
 def _checkpoints(job: Job, shapes: Mapping[Role, Architecture]) -> int:
-    """Bytes of those that are on the claim at once."""
+    """Bytes of all checkpoints that are on the claim at the same time; 0 if they are in a bucket."""
     in_bucket = (job.spec.checkpoint.storage or "").startswith(BUCKETS)
     return 0 if in_bucket else bytes_at_once(job, shapes)
 

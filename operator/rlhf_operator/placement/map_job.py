@@ -26,9 +26,9 @@ from rlhf_operator.snapshot import Snapshot
 
 Reason = Literal["Mapped", "ManualPlacement", "ShapesUnknown", "NoFeasiblePlacement", "InvalidPlacement", "MapperError"]
 HASH_FORMAT = 1
-"""Version of the fields that input_hash covers; a new version makes the next attempt of every job be mapped again."""
+"""Version of the fields that `input_hash` covers; after a change the next attempt of every job is mapped anew."""
 MIN_SLOWDOWN = 1.15
-"""Smallest ratio of the current step seconds to those of another placement that is worth a new attempt."""
+"""Smallest ratio of measured step seconds to those of another placement that is worth a new attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class MappingResult:
     """The mapper's answer for a job, as the status and the condition Mapped report it."""
 
     mapping: MappedPlacement | None
-    """None if no placement exists; the message then says what would help."""
+    """Placement as in status.mapping; None if there is none: `message` then says what would help."""
     reason: Reason
     message: str
 
@@ -65,7 +65,10 @@ def map_job(
 
 
 def _mapped(job: Job, snapshot: Snapshot, settings: Settings, digest: str) -> MappingResult:
-    """Return the mapping and its message. Raises NoPlaceError, UnknownShapeError and SpecError."""
+    """Return the mapping of a job with the message that describes it.
+
+    Raises NoPlaceError, UnknownShapeError and SpecError.
+    """
     capacity = capacity_for(job, snapshot, settings)
     is_manual = job.spec.placement.mode == "Manual"
     answer, why_unpredicted = (map_manual if is_manual else map_auto)(job, capacity, snapshot, settings)
@@ -95,7 +98,7 @@ def _no_larger(job: Job, nodes: int) -> Job:
 def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:
     """Digest of the mapper's inputs besides the nodes: parts of the spec and the origins of the models.
 
-    The shape that belongs to a URI and a revision is read once, so it cannot change.
+    The shape of a model with a URI and a revision is read once, so it cannot change.
     """
     spec = job.spec
     inputs = {

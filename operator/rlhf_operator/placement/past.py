@@ -18,7 +18,7 @@ from rlhf_mapper.mapping import Device
 from rlhf_operator.snapshot import Snapshot
 
 MAX_RATIO: Final = 1e3
-"""Measured over predicted seconds beyond this, or below its inverse, are no matter of speed."""
+"""Largest ratio of measured to predicted seconds that corrects a prediction; its inverse is the smallest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +26,13 @@ class Past:
     """Measurements of the job's attempts, and of other jobs with the same models."""
 
     measured: tuple[Measured, ...] = ()
-    """Measurements with models of the same shapes and predictions by the same software, the newest last."""
+    """Measurements of attempts with models of the same shapes and the same prediction software, the newest last."""
     responses: tuple[float, ...] = ()
-    """Mean length in its own newest attempt, in tokens; none before that."""
+    """Mean response length of the job's own newest measured attempt, in tokens; empty without one."""
 
     @classmethod
     def of(cls, job: Job, shapes: Mapping[Role, Architecture], device: Device, snapshot: Snapshot) -> Self:
-        """All that the snapshot shows."""
+        """Return the measurements in a snapshot that concern a job with these model shapes."""
         own, models = snapshot.job.status.attempts, models_digest(job, shapes, device)
         tokens = [each.measured.response_tokens for each in own if each.measured]
         attempts = sorted((*own, *snapshot.measured), key=lambda attempt: attempt.start_time)
@@ -40,8 +40,10 @@ class Past:
         return cls(measured=known, responses=lengths(job, tokens[-1] if tokens else None))
 
     def correction(self, cluster: Cluster) -> Correction:
-        """Return the correction by the newest attempt on such GPUs, else on others: most of it stems from the
-        software."""
+        """Return the correction of predictions by the newest attempt on the same GPU types, else on other types.
+
+        Most of the correction stems from the software, so that other GPU types serve too.
+        """
         types = {group.gpu.name for group in cluster.groups}
         same_gpus = [each for each in self.measured if set(each.gpus) == types]
         newest = (same_gpus or self.measured)[-1:]
@@ -50,11 +52,11 @@ class Past:
 
 
 def models_digest(job: Job, shapes: Mapping[Role, Architecture], device: Device) -> str:
-    """Digest that is equal for jobs whose predictions are off by the same factors on GPUs of one type."""
+    """Return a digest that is equal for jobs whose predictions have the same errors on GPUs of one type."""
     matters = (sorted(shapes.items()), software_for(device, job.spec.training.precision))
     return hashlib.sha256(repr(matters).encode()).hexdigest()[:32]
 
 
 def lengths(job: Job, tokens: float | None) -> tuple[float, ...]:
-    """A sample of responses for the mapper, by their mean length."""
+    """Return a sample of response lengths for the mapper: the mean length, at most the job's limit."""
     return (min(max(tokens, 1.0), float(job.spec.data.max_response_tokens)),) if tokens else ()

@@ -23,7 +23,10 @@ from rlhf_operator.snapshot import Snapshot
 def measured(
     job: Job, current: MappedPlacement, pace: Pace, step: int, snapshot: Snapshot, settings: Settings
 ) -> Measured:
-    """Return the pace of an attempt with this mapping after a step; phases are left out without a prediction."""
+    """Return the measured pace of an attempt after a step, with the predicted seconds of each phase.
+
+    Phases are left out if nothing can be predicted.
+    """
     report = Measured(step=step, step_seconds=pace.step_seconds, response_tokens=pace.response_tokens)
     answer = predicted(job, current, snapshot, settings, Past(responses=lengths(job, pace.response_tokens)))
     if answer is None or answer.prediction is None:
@@ -42,7 +45,10 @@ def measured(
 def predicted(
     job: Job, current: MappedPlacement, snapshot: Snapshot, settings: Settings, past: Past | None = None
 ) -> DeviceMapping | None:
-    """Return a mapping of the status with its prediction, by `past` or all known attempts; None without one."""
+    """Return a mapping of the status with its prediction; None if nothing can be predicted.
+
+    past: measurements that correct the prediction; None: those of all known attempts.
+    """
     try:
         shapes, capacity = shapes_of(job, snapshot), capacity_for(job, snapshot, settings)
         if shapes.why_unknown:
@@ -56,14 +62,14 @@ def predicted(
 
 
 def _used(capacity: Capacity, current: MappedPlacement, settings: Settings) -> Capacity:
-    """Keep the machines whose GPU type a mapping uses."""
+    """Return a capacity with only the machines of the GPU types that a mapping names; all if it names none."""
     types = {pool.gpu for pool in current.pools}
     used = (each for each in capacity.machines if (gpu := settings.gpu_of(each.product)) and gpu.name in types)
     return capacity if types == {None} else replace(capacity, machines=tuple(used))
 
 
 def _pool(pool: StatusPool, guests: Sequence[Role]) -> MappedPool:
-    """Return a pool of the status as a pool of the mapper. guests: models that always live with another model."""
+    """Convert a pool of the status to a pool of the mapper. guests: models that always live with another model."""
     return MappedPool(
         name=pool.name,
         models=(*pool.models, *guests),
@@ -74,7 +80,7 @@ def _pool(pool: StatusPool, guests: Sequence[Role]) -> MappedPool:
 
 
 def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
-    """Return a mapping of the status as a mapping of the mapper."""
+    """Convert a mapping of the status to a mapping of the mapper, without a prediction."""
     hosts = {role: host for role, host in PLACED_WITH.items() if role in job.models()}
     pools = tuple(_pool(pool, [role for role, host in hosts.items() if host in pool.models]) for pool in current.pools)
     sizes = _sizes(current, next((pool for pool in pools if "rollout" in pool.models), None))
@@ -83,7 +89,7 @@ def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
 
 
 def _sizes(current: MappedPlacement, rollout_pool: MappedPool | None) -> dict[Role, ParallelSizes]:
-    """Sizes of each model that the status lists, and of the rollout if it has its own pool."""
+    """Parallel sizes of each model that the status lists, and of the rollout if it has its own pool."""
     sizes: dict[Role, ParallelSizes] = {}
     for each in current.sizes:
         pipeline, tensor = each.generation_pipeline or 0, each.generation_tensor or 0

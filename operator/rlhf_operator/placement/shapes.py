@@ -1,4 +1,4 @@
-"""The shapes of a job's models: what the manifest says, an installed package has, or a pod of the job has read."""
+"""Shapes of a job's models: from the manifest, an installed package, or a pod of the job that has read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf_operator.snapshot import Snapshot
 
 CONFIG = "config.json"
 MAX_PARAMETER_BYTES = 4
-"""Most bytes of a parameter in a file of weights."""
+"""Most bytes that a parameter takes in a file of weights."""
 
 
 class Shapes(NamedTuple):
@@ -26,19 +26,19 @@ class Shapes(NamedTuple):
 
     known: dict[Role, Architecture]
     parameters: dict[Role, float]
-    """Lower bound of the number of parameters, also for models of unknown shape."""
+    """Lower bound of the number of parameters by model role, also for models of unknown shape."""
     why_unknown: str
-    """Why a shape is missing; empty where none is."""
+    """Reason why the shape of a model is unknown; empty if all shapes are known."""
 
 
 class Unread(NamedTuple):
-    """A model whose config.json only a pod of the job can read."""
+    """Model whose config.json only a pod of the job can read."""
 
     uri: str
-    """URI of the model at the beginning of a chain of jobs, which has the same shape."""
+    """URI of the model at the beginning of its chain of jobs; all models of the chain have its shape."""
     revision: str | None
     at: str
-    """The job's own URI of it."""
+    """URI by which the job itself names the model."""
 
 
 class UnknownShapeError(Exception):
@@ -51,7 +51,10 @@ def origins_of(job: Job, snapshot: Snapshot) -> dict[Role, Model]:
 
 
 def shapes_of(job: Job, snapshot: Snapshot) -> Shapes:
-    """The shape of every model of the job, as far as it is known. SpecError for one of a manifest that cannot be."""
+    """Return the shapes of a job's models, as far as they are known.
+
+    Raises SpecError if the manifest gives an impossible shape.
+    """
     known: dict[Role, Architecture] = {}
     parameters: dict[Role, float] = {}
     reasons = []
@@ -68,7 +71,7 @@ def shapes_of(job: Job, snapshot: Snapshot) -> Shapes:
 
 
 def unread(job: Job, snapshot: Snapshot) -> tuple[Unread, ...]:
-    """Return the models whose config.json must still be read, each once."""
+    """Return the models of a job whose config.json a pod must still read, each once."""
     read, models = _read(snapshot), job.models()
     missing: dict[tuple[str, str | None], Unread] = {}
     for role, origin in origins_of(job, snapshot).items():
@@ -80,7 +83,7 @@ def unread(job: Job, snapshot: Snapshot) -> tuple[Unread, ...]:
 
 
 def _makers(job: Job, snapshot: Snapshot) -> Iterator[tuple[Role, Job, Role]]:
-    """Each model, with the job and the role at the beginning of its chain."""
+    """Yield (role of a model, job at the beginning of its chain, role of the model there)."""
     jobs = _inputs(snapshot)
     for role in job.models():
         yield role, *made_from(job, role, jobs)
@@ -91,7 +94,7 @@ def _read(snapshot: Snapshot) -> dict[tuple[str, str | None], ReadShape]:
 
 
 def _inputs(snapshot: Snapshot) -> dict[str, Job]:
-    """Return the valid ones of the observed jobs that this job reads, directly or through others."""
+    """Return the jobs that this job reads, directly or through others, except those with an invalid spec."""
     found = {}
     for name, seen in snapshot.inputs.items():
         document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": dict(seen.spec)}
@@ -105,7 +108,7 @@ def _inputs(snapshot: Snapshot) -> dict[str, Job]:
 
 
 def _found(origin: Model, read: ReadShape | None, role: Role) -> Architecture:
-    """Return the shape from an installed package, or from a pod's reading. Raises UnknownShapeError."""
+    """Return a model's shape from an installed package or a pod's answer. Raises UnknownShapeError without one."""
     try:
         if origin.uri.startswith(PACKAGE):
             return shape_of((in_package(origin.uri) / CONFIG).read_text(encoding="utf-8"), role)

@@ -42,14 +42,14 @@ def status_mapping(
 
 
 def _price_per_hour(mapping: mapper.DeviceMapping, prices: Mapping[str, float]) -> float | None:
-    """Price of all GPUs for an hour; None where a GPU type has no price, and on CPU."""
+    """Price of all GPUs of a mapping for an hour; None on CPU, or if a GPU type has no price."""
     if mapping.device == "CPU" or any(pool.gpu not in prices for pool in mapping.pools):
         return None
     return sum(pool.size * prices[pool.gpu] for pool in mapping.pools)
 
 
 def _pool(mapping: mapper.DeviceMapping, pool: mapper.MappedPool) -> MappedPool:
-    """The pool without the models that always live with another model."""
+    """Return a pool for the status, without the models that always live with another model."""
     return MappedPool(
         name=pool.name,
         models=_only(pool.models, PoolRole),
@@ -61,14 +61,14 @@ def _pool(mapping: mapper.DeviceMapping, pool: mapper.MappedPool) -> MappedPool:
 
 
 def _only(roles: Iterable[Role], kind: Any) -> tuple[Any, ...]:
-    """Return the roles that a literal type allows."""
+    """Return those roles that are values of a Literal type."""
     return tuple(role for role in roles if role in get_args(kind))
 
 
 def _sizes(
     job: Job, role: PlacedRole, mapped_sizes: Mapping[Role, ParallelSizes], prediction: mapper.Prediction | None
 ) -> MappedSizes:
-    """Sizes of one model. The actor also has the sizes of its generator, which may be in another pool."""
+    """Parallel sizes of one model; for the actor also those of its generator, perhaps in another pool."""
     generator: tuple[int | None, int | None] = (None, None)
     if role == "actor" and not (job.spec.algorithm.offline or job.generates_elsewhere):
         own, rollout = mapped_sizes[role], mapped_sizes.get("rollout")

@@ -1,4 +1,4 @@
-"""The nodes that worker pods may go to, as the scheduler will see it."""
+"""Nodes that worker pods may go to, by the rules of the scheduler."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ REPELS = ("NoSchedule", "NoExecute")
 
 
 def suitable(job: Job, snapshot: Snapshot, settings: Settings) -> list[ObservedNode]:
-    """The nodes that are ready and schedulable, and that the templates of the job and the installation ask for."""
+    """Return the ready and schedulable nodes that match the pod templates of the job and the installation."""
     workers, resource = settings.pod_of(job.spec.runtime, names.WORKER), settings.gpu_resource_of(job.spec.runtime)
     return [node for node in snapshot.nodes or () if suits(node, workers, resource)]
 
 
 def suits(node: ObservedNode, pod: PodSpec, resource: str = "") -> bool:
-    """Whether a pod may be on a node; resource: of the GPUs that it asks for."""
+    """Whether a pod may go to a node. resource: GPU resource of the pod, whose taint worker pods tolerate."""
     if not (node.ready and node.schedulable and pod.node_selector.items() <= dict(node.labels).items()):
         return False
     required = pod.affinity.node_affinity.required
@@ -34,7 +34,7 @@ def suits(node: ObservedNode, pod: PodSpec, resource: str = "") -> bool:
 
 
 def _matches(node: ObservedNode, term: NodeTerm) -> bool:
-    """Whether a node matches all requirements of a term; one without any is met by no node."""
+    """Whether a node matches all requirements of a node selector term; a term without any matches no node."""
     required = [(each, node.labels.get(each.key)) for each in term.match_expressions]
     required += [(each, node.name) for each in term.match_fields]
     return bool(required) and all(_holds(each, value) for each, value in required)

@@ -1,4 +1,4 @@
-"""Copies what was observed of the running attempt into the status: progress, checkpoint, conditions."""
+"""Status of the running attempt: progress, checkpoint and conditions, as they were observed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MAX_METRICS: Final = 100
 NOT_QUEUED: Final = ("NotQueued", "The job names no queue.")
 IGNORED: Final = ("QueueIgnored", "No Kueue manages RayJobs here: the attempt was not held back.")
 QUEUED: Final = "Queued"
-"""Reason of ClusterReady=False while Kueue keeps the RayJob suspended."""
+"""Reason of the condition ClusterReady=False while Kueue keeps the RayJob suspended."""
 PATIENCE_SECONDS: Final = 5.0
-"""KubeRay makes the pods of a RayJob in less."""
+"""Seconds that KubeRay may take to create the pods of a RayJob; it usually takes less."""
 LOOK_AGAIN_SECONDS: Final = 30.0
-"""Between two looks at why there are no pods."""
+"""Seconds between two checks of why there are no pods."""
 SILENCE_SECONDS: Final = 60.0
-"""Training becomes Unknown after so long, and at least four readings, without a heartbeat."""
+"""Seconds without a heartbeat until Training becomes Unknown; four reading intervals if these are longer."""
 
 
 def record_start(ctx: ReconcileContext) -> None:
@@ -64,7 +64,7 @@ def update_progress(ctx: ReconcileContext) -> bool:
 
 
 def _set_first_step(ctx: ReconcileContext, reported: Status) -> None:
-    """Record at which step the attempt has begun; progress of an earlier attempt beyond that step is lost."""
+    """Record the step at which the attempt began; progress of an earlier attempt beyond that step is lost."""
     first, before = _first_step(ctx, reported), ctx.status.progress
     ctx.set_record(first_step=first)
     if before is not None and reported.progress is None:
@@ -72,7 +72,7 @@ def _set_first_step(ctx: ReconcileContext, reported: Status) -> None:
 
 
 def _first_step(ctx: ReconcileContext, reported: Status) -> int:
-    """Steps that were finished before this attempt, by its first report; that may come after some steps."""
+    """Number of steps finished before this attempt, by its first report, which may come after some steps."""
     saved, began = reported.checkpoint, parsed(ctx.record.start_time) if ctx.record else None
     made = parsed(saved.time) if saved else None
     if saved is not None and (reported.progress is None or (made and began and made < began)):
@@ -94,7 +94,7 @@ def _update_checkpoint(ctx: ReconcileContext, saved: SavedState | None, *, is_fi
 
 
 def _uri(ctx: ReconcileContext, uri: str) -> str:
-    """The URI of a file of the run folder outside of the pod."""
+    """Return the URI outside of the pod (pvc://) for a file in the run folder; other URIs stay."""
     path = uri.removeprefix("file://")
     inside = path.removeprefix(f"{names.OUTPUT_FOLDER}/")
     if ctx.job is None or inside == path:
@@ -103,7 +103,7 @@ def _uri(ctx: ReconcileContext, uri: str) -> str:
 
 
 def is_queued(ctx: ReconcileContext) -> bool:
-    """Whether Kueue keeps the attempt, or has taken it back before it was whole."""
+    """Whether Kueue holds the attempt back, or has taken its quota back before all pods were ready."""
     rayjob, quota = ctx.snapshot.current_rayjob(), ctx.snapshot.quota
     if rayjob is None or rayjob.deleting or ctx.condition_since("ClusterReady") is not None:
         return False
@@ -111,7 +111,10 @@ def is_queued(ctx: ReconcileContext) -> bool:
 
 
 def _ending_pod(ctx: ReconcileContext) -> ObservedPod | None:
-    """A pod of an earlier admission that has time left to end: beside those of the next one it is no loss."""
+    """Return a pod of an earlier admission by Kueue that still has time to end; None if there is none.
+
+    Such a pod beside the pods of the next admission is no lost pod.
+    """
     if ctx.holds("QuotaReserved"):
         return None
     for pod in observed_attempt.current_pods(ctx.snapshot):
@@ -123,7 +126,7 @@ def _ending_pod(ctx: ReconcileContext) -> ObservedPod | None:
 
 
 def set_queued(ctx: ReconcileContext) -> None:
-    """The attempt waits for its quota."""
+    """Set the conditions of an attempt that waits for its quota from Kueue."""
     quota, queue = ctx.snapshot.quota or ObservedQuota(reserved=False), ctx.status.queue or "Kueue's"
     ctx.set_status(head_pod=None)
     evicted = quota.evicted if quota.evicted.isalpha() and quota.evicted.isascii() else ""
@@ -135,7 +138,7 @@ def set_queued(ctx: ReconcileContext) -> None:
 
 
 def set_quota_reserved(ctx: ReconcileContext) -> None:
-    """The attempt has its quota, or needs none."""
+    """Set the condition QuotaReserved of an attempt that has its quota, or needs none."""
     held, reserved = ctx.condition("ClusterReady"), ctx.condition("QuotaReserved")
     if ctx.snapshot.quota is not None or (held is not None and held.reason == QUEUED):
         ctx.set_condition("QuotaReserved", "True", "QuotaReserved", "Kueue has admitted it.")
@@ -155,7 +158,7 @@ def _expected_workers(ctx: ReconcileContext) -> int:
 
 
 def set_readiness(ctx: ReconcileContext) -> None:
-    """Say how far the pods and the trainer are."""
+    """Set the conditions ClusterReady and Training by the state of the pods and the trainer."""
     if ctx.condition_since("ClusterReady") is None:
         _set_cluster_ready(ctx)
     _set_training(ctx)
@@ -179,7 +182,7 @@ def _set_cluster_ready(ctx: ReconcileContext) -> None:
 
 
 def _why_pods_are_missing(ctx: ReconcileContext) -> tuple[str, str] | None:
-    """(reason, sentence); None while they may still come by themselves."""
+    """Return (reason, sentence) why pods are missing; None while they may still come by themselves."""
     rayjob = ctx.snapshot.current_rayjob()
     if rayjob is None:
         return None
@@ -199,14 +202,14 @@ def _why_pods_are_missing(ctx: ReconcileContext) -> tuple[str, str] | None:
 
 
 def refusal(why: str) -> tuple[str, str]:
-    """(reason, sentence) of pods that were refused."""
+    """Return (reason, sentence) of a condition about pods that the API server refused."""
     if starting.QUOTA in why:
         return "QuotaExceeded", f"A quota of the namespace has no room: {why}"
     return "PodsRefused", f"Pods cannot be made: {why}"
 
 
 def start_problem(pod: ObservedPod) -> tuple[str, str] | None:
-    """(reason, sentence) of what keeps a pod from starting."""
+    """Return (reason, sentence) of what keeps a pod from starting; None if nothing is known to."""
     if pod.unschedulable:
         return "Unschedulable", f"pod {pod.name}: {pod.unschedulable}"
     for each in pod.containers:
@@ -236,7 +239,7 @@ def _set_training(ctx: ReconcileContext) -> None:
 
 
 def set_stalled(ctx: ReconcileContext, waited: float, limit: int) -> None:
-    """Warn when half of the time for a step has passed."""
+    """Set the condition Stalled: True once half of the time limit for a step has passed, else False."""
     if waited >= limit / 2:
         half = limit // 2
         ctx.set_condition(

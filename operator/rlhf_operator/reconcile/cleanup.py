@@ -1,4 +1,4 @@
-"""Deletes RayJobs and pods of attempts that are over, and says what of a job outlives it."""
+"""Deletion of RayJobs and pods of ended attempts, and the owner of the claim that may outlive the job."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rlhf_operator.resources import storage
 from rlhf_operator.snapshot import ObservedPod
 
 FORCE_SECONDS: Final = 300.0
-"""Beyond its grace period; only then a pod whose node is silent is taken for dead."""
+"""Seconds beyond its grace period after which a pod on a silent node counts as dead and is deleted by force."""
 LOOK_AGAIN_SECONDS: Final = 30.0
-"""A claim that the operator may not change is tried again so often."""
+"""Seconds after which the owner of a claim is set again if the API server refused the change."""
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 """Taint by which an administrator says that a node is off, so that nothing can run there."""
 
 
 def clear(ctx: ReconcileContext) -> bool:
-    """Deletes all RayJobs of the job, and pods on dead nodes; True once nothing is left."""
+    """Delete all RayJobs of the job, and its pods on dead nodes; return whether nothing is left."""
     delete_rayjobs(ctx, but=None)
     for pod in (*ctx.snapshot.pods, *ctx.snapshot.readers):
         wait = _until_forced(ctx, pod)
@@ -33,7 +33,7 @@ def clear(ctx: ReconcileContext) -> bool:
 
 
 def is_kept(ctx: ReconcileContext) -> bool:
-    """Whether the pods of the last attempt stay for debugging: its trainer has ended, for it failed for a reason."""
+    """Whether the pods of a failed job's last attempt stay for debugging, as runPolicy.keepPodsOnFailure says."""
     last = ctx.snapshot.current_rayjob()
     has_failed = ctx.holds("Failed") and ctx.record is not None and ctx.record.reason is not None
     return ctx.policy.keep_pods_on_failure and has_failed and last is not None and not last.deleting
@@ -48,9 +48,9 @@ def delete_rayjobs(ctx: ReconcileContext, *, but: str | None) -> None:
 
 
 def keep_claim(ctx: ReconcileContext) -> None:
-    """Has the claim that was made for the job outlive it or not, as spec.storage.retain says; then only the job may go.
+    """Set whether the claim made for the job is deleted with the job, as spec.storage.retain says.
 
-    What an earlier job of that name has left was to stay.
+    The job is not deleted before this is done. A claim that an earlier job of the same name left is kept.
     """
     claim = ctx.snapshot.claims.get(names.output_claim(ctx.snapshot.job.name))
     if ctx.job is None or claim is None or not (storage.has_own_claim(ctx.job) and claim.made_for(ctx.snapshot.job)):
@@ -65,7 +65,7 @@ def keep_claim(ctx: ReconcileContext) -> None:
 
 
 def _until_forced(ctx: ReconcileContext, pod: ObservedPod) -> float | None:
-    """Seconds until a pod is deleted by force; None for a pod whose kubelet will see to it."""
+    """Seconds until a pod is deleted by force; None if no force is needed, because its kubelet ends it."""
     if pod.deleting_since is None or not pod.node:
         return None
     node = observed_attempt.node_of(pod, ctx.snapshot)

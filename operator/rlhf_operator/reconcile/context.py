@@ -26,9 +26,9 @@ from rlhf_operator.snapshot import NodeRequest, ObservedRayJob, Snapshot
 from rlhf_operator.times import parsed, since, timestamp
 
 SHORTEST_REQUEUE: Final = 1.0
-"""Seconds: no pass asks for the next one sooner."""
+"""Least seconds until the next pass that a pass may request."""
 MAX_LISTED_ATTEMPTS: Final = 10
-"""status.attempts keeps the newest ones; those that were withdrawn go first."""
+"""Most attempts in status.attempts: the newest ones; withdrawn attempts are dropped first."""
 FINAL: Final = frozenset({"Succeeded", "Failed"})
 EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = MappingProxyType(
     {
@@ -42,34 +42,34 @@ EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = Mappin
         "Failed": ("Failed",),
     }
 )
-"""The condition whose message explains a phase; for all other phases that is Training."""
+"""Conditions whose message explains a phase; all other phases are explained by Training."""
 
 BEFORE_AN_ATTEMPT: Final[tuple[ConditionType, ...]] = ("Accepted", "InputsReady", "Mapped")
 """Conditions that must be True before a RayJob is created."""
 WITH_EVENTS: Final[tuple[ConditionType, ...]] = (*BEFORE_AN_ATTEMPT, "ClusterReady")
-"""A new reason of one of these is an event."""
+"""Conditions whose new reasons are reported by an event."""
 FAILURE_LIMITS: Final = ("BackoffLimitExceeded", "FailureRule")
-"""Reasons of Failed that say less than the failure of the last attempt."""
+"""Reasons of the condition Failed that say less than the failure of the last attempt."""
 PHASES_WITHOUT_EVENT: Final = frozenset({"Pending", "Mapping"})
-"""In these phases one of the conditions above is False, and its reason has an event of its own."""
+"""Phases without an event of their own: the reason of a condition in BEFORE_AN_ATTEMPT has one."""
 INPUT_NOT_READY: Final = "InputNotReady"
 NO_WARNINGS: Final = frozenset({INPUT_NOT_READY, conditions.READING_SHAPES})
-"""Reasons that need no action: the job waits for another job, or for its own pod."""
+"""Reasons of conditions that need no action: the job waits for another job, or for its own pod."""
 ON_ITS_WAY: Final = frozenset({"Starting", "Queued", "PodsPending", conditions.KEPT, "Ended"})
-"""Reasons of ClusterReady=False that need no event of their own."""
+"""Reasons of the condition ClusterReady=False that need no event of their own."""
 
 
 class NodeDemand(NamedTuple):
-    """Demand of a job in line."""
+    """Nodes that a job in line may use, and its priority."""
 
     nodes: frozenset[str]
-    """Names of the nodes that its workers may use."""
+    """Names of the nodes that the job's workers may use."""
     priority: int
-    """Priority of its worker pods."""
+    """Priority of the job's worker pods."""
 
 
 class NeedsLiveReadError(Exception):
-    """The next step cannot be undone, and the snapshot came from the cache: read the objects live first."""
+    """The next step cannot be undone, but the snapshot came from the cache: the objects must be read live."""
 
     def __init__(self, why: str, *, alone: bool) -> None:
         self.look = ReadLive(why=why, alone=alone)
@@ -77,30 +77,33 @@ class NeedsLiveReadError(Exception):
 
 
 class NotYetError(Exception):
-    """An older job has not been looked at yet; its first pass is on its way, and brings this one back."""
+    """An older job has not had its first pass, which comes soon and has this job decided again."""
 
 
 @dataclass(kw_only=True)
 class ReconcileContext:
-    """One pass. `status` is the new status as it is built up; `snapshot.job.status` is the one in the API server."""
+    """State of one pass over a job.
+
+    `status` is the new status as it is built up; `snapshot.job.status` is the one in the API server.
+    """
 
     snapshot: Snapshot
     now: datetime
     settings: Settings
     status: Status
     job: Job | None
-    """None where the spec cannot be read; `problem` then says why."""
+    """Parsed job; None if its spec cannot be read: `problem` then says why."""
     problem: str
     policy: RunPolicy
     actions: list[Action] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     requeue_times: list[float] = field(default_factory=list)
     demands: dict[NodeRequest, NodeDemand] = field(default_factory=dict)
-    """Demand by request, a cache of `line`."""
+    """Node demand by node request, a cache of the module `line`."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime, settings: Settings) -> Self:
-        """The context at the start of a pass."""
+        """Return the context at the start of a pass."""
         job, problem = _job(snapshot)
         policy = job.spec.run_policy if job else _policy(snapshot)
         snapshot = _repaired(snapshot)
@@ -108,7 +111,7 @@ class ReconcileContext:
         return cls(snapshot=snapshot, now=now, settings=settings, status=draft, job=job, problem=problem, policy=policy)
 
     def plan(self) -> Plan:
-        """The result: adds the phase that follows from the conditions, and an event if the phase has changed."""
+        """Return the plan of the pass, with the phase by the conditions, and an event if the phase has changed."""
         before = self.snapshot.job.status.phase
         if not self.has_ended or before not in FINAL:
             phase = conditions.phase_of(self.status.conditions)
@@ -129,7 +132,7 @@ class ReconcileContext:
         )
 
     def _add_obstacle_events(self) -> None:
-        """One event for each new reason why no attempt can start, or why its pods do not."""
+        """Add an event for each new reason why no attempt can start, or why its pods do not start."""
         refused = self.snapshot.refused.reason if self.snapshot.refused else ""  # has its event already
         reported = {refused, *ON_ITS_WAY}
         for kind in WITH_EVENTS:
@@ -175,7 +178,7 @@ class ReconcileContext:
 
     @property
     def record(self) -> Attempt | None:
-        """The current attempt, as the status lists it."""
+        """Record of the current attempt in the status; None without an attempt."""
         last = self.status.attempts[-1] if self.status.attempts else None
         return last if last is not None and last.attempt == self.status.attempt else None
 
@@ -187,56 +190,56 @@ class ReconcileContext:
         return is_running and (rayjob is not None or self.status.ray_job_name is not None)
 
     def set_status(self, **changes: Any) -> None:
-        """Changes fields of the new status."""
+        """Change fields of the new status."""
         self.status = self.status.model_copy(update=changes)
 
     def set_record(self, **changes: Any) -> None:
-        """Changes fields of the current attempt, if there is one."""
+        """Change fields of the current attempt's record, if there is an attempt."""
         if self.record is not None:
             self.set_status(attempts=(*self.status.attempts[:-1], self.record.model_copy(update=changes)))
 
     def begin_record(self, attempt: Attempt) -> None:
-        """Adds an attempt; replaces its record where the operator died before it created the RayJob."""
+        """Add the record of a new attempt, or replace it if the operator died before it created the RayJob."""
         attempts = [*(each for each in self.status.attempts if each.attempt != attempt.attempt), attempt]
         while len(attempts) > MAX_LISTED_ATTEMPTS:
             attempts.remove(next((each for each in attempts if each.outcome == "Withdrawn"), attempts[0]))
         self.set_status(attempt=attempt.attempt, attempts=tuple(attempts))
 
     def condition(self, kind: ConditionType) -> Condition | None:
-        """The condition of this type."""
+        """Return the condition of this type in the new status; None if there is none."""
         return conditions.found(self.status.conditions, kind)
 
     def holds(self, kind: ConditionType) -> bool:
-        """Whether a condition is True."""
+        """Whether the condition of this type is True in the new status."""
         return conditions.holds(self.status.conditions, kind)
 
     def set_condition(self, kind: ConditionType, status: Truth, reason: str, message: str = "") -> None:
-        """Sets the condition of this type."""
+        """Set the condition of this type in the new status."""
         new = conditions.condition(kind, status, reason, message, now=self.now, generation=self.snapshot.job.generation)
         self.set_status(conditions=conditions.merged(self.status.conditions, new, self.snapshot.job.status.conditions))
 
     def add_event(self, kind: Literal["Normal", "Warning"], reason: str, message: str, *, node: str = "") -> None:
-        """Adds a Kubernetes event about the job, or about a node."""
+        """Add a Kubernetes event about the job, or about a node."""
         self.events.append(Event(kind=kind, reason=reason, message=conditions.shortened(message), node=node))
 
     def requeue_after(self, seconds: float) -> None:
-        """Asks for another pass after so many seconds at the latest."""
+        """Request another pass after so many seconds at the latest."""
         self.requeue_times.append(seconds)
 
     def require_live(self, why: str, *, alone: bool = False) -> None:
-        """NeedsLiveReadError unless this pass has read job and RayJobs from the API server; `why` is for the log.
+        """Raise NeedsLiveReadError unless this pass has read job and RayJobs from the API server.
 
-        alone: and unless no other job reserves room meanwhile.
+        why: for the log. alone: require also that no other job reserves room during the pass.
         """
         if not self.snapshot.fresh or (alone and not self.snapshot.alone):
             raise NeedsLiveReadError(why, alone=alone)
 
     def age(self, moment: datetime | None) -> float:
-        """Seconds since a moment."""
+        """Seconds since a moment; 0 without a moment, or if it lies ahead."""
         return since(moment, self.now)
 
     def condition_since(self, kind: ConditionType, status: Truth = "True") -> datetime | None:
-        """Return when a condition changed to this status; None if its status differs now."""
+        """Return the time at which a condition took on this status; None if its status differs now."""
         each = self.condition(kind)
         return parsed(each.last_transition_time) if each and each.status == status else None
 
@@ -260,7 +263,7 @@ def _parsed_job(name: str, namespace: str, spec: str, step: ReadStep | None) -> 
 
 
 def _policy(snapshot: Snapshot) -> RunPolicy:
-    """Return runPolicy of a spec that is invalid as a whole."""
+    """Return runPolicy of a spec that is invalid as a whole; the default one if runPolicy is invalid too."""
     try:
         return RunPolicy.model_validate(snapshot.job.spec.get("runPolicy", {}), by_alias=True, by_name=False)
     except (ValidationError, RecursionError):
@@ -268,7 +271,10 @@ def _policy(snapshot: Snapshot) -> RunPolicy:
 
 
 def _repaired(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with the attempt numbers in the RayJobs' names, and with attempts missing from the status."""
+    """Return the snapshot with attempt numbers taken from the RayJobs' names, and lost attempts restored.
+
+    A lost attempt has a RayJob, but is missing from the status.
+    """
     job = snapshot.job
     rayjobs = tuple(replace(each, attempt=_number(each, job.name)) for each in snapshot.rayjobs)
     newest = max((each for each in rayjobs if each.owned), key=lambda each: each.attempt, default=None)
@@ -284,14 +290,14 @@ def _repaired(snapshot: Snapshot) -> Snapshot:
 
 
 def _number(rayjob: ObservedRayJob, job: str) -> int:
-    """Return the attempt in a RayJob's name; 0 if the name is not one of the job's names."""
+    """Return the attempt number in a RayJob's name; 0 if the name is not of the form that the job's RayJobs have."""
     number = rayjob.name.removeprefix(f"{job}-a")
     is_plain = number.isascii() and number.isdigit() and len(number) <= 9
     return int(number) if is_plain and rayjob.name == names.rayjob(job, int(number)) else 0
 
 
 def _with_lost_attempt(status: Status, rayjob: ObservedRayJob) -> Status:
-    """Return the status with the attempt of a RayJob added again."""
+    """Return the status with the record of an attempt restored from its RayJob."""
     slots = status.mapping.slots if status.mapping else 1
     record = Attempt(attempt=rayjob.attempt, start_time=timestamp(rayjob.created), slots=slots)
     attempts = (*status.attempts, record)[-MAX_LISTED_ATTEMPTS:]

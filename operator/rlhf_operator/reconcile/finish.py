@@ -1,4 +1,4 @@
-"""The end of an attempt, and of the job."""
+"""End of an attempt, and of the job."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlhf_operator.resources import storage
 from rlhf_operator.times import parsed, timestamp
 
 UNQUEUED: Final = frozenset({attempt_status.NOT_QUEUED[0], attempt_status.IGNORED[0]})
-"""Reasons of QuotaReserved=True for which Kueue has given nothing."""
+"""Reasons of the condition QuotaReserved=True for which Kueue has granted no quota."""
 MAX_BACKOFF_SECONDS: Final = 300.0
-"""Seconds between two attempts, at most."""
+"""Most seconds between two attempts."""
 
 
 def clean_up(ctx: ReconcileContext) -> None:
-    """A job that has ended: nothing may be left running but what is kept; after its time to live the job goes too."""
+    """Clean up after an ended job: end all that need not stay, and delete the job after its time to live."""
     is_clear = cleanup.is_kept(ctx) or cleanup.clear(ctx)
     ended, ttl = parsed(ctx.status.completion_time), ctx.policy.ttl_seconds_after_finished
     if not is_clear or ended is None or ttl is None:
@@ -39,7 +39,7 @@ def clean_up(ctx: ReconcileContext) -> None:
 
 
 def succeed(ctx: ReconcileContext) -> None:
-    """The trainer has finished: say so, then free what it ran on."""
+    """Mark the job as succeeded, because its trainer has finished, and free its resources."""
     ctx.require_live("the job has succeeded")
     name, beat = ctx.snapshot.job.name, ctx.snapshot.heartbeat
     _end_attempt(ctx, "Succeeded")
@@ -53,7 +53,7 @@ def succeed(ctx: ReconcileContext) -> None:
 
 
 def fail(ctx: ReconcileContext, reason: str, message: str) -> None:
-    """The job has failed, for good."""
+    """Mark the job as failed for good."""
     ctx.require_live(f"the job fails: {reason}")
     if ctx.record is not None and ctx.record.outcome == "Running":
         _end_attempt(ctx, "Failed")
@@ -69,7 +69,7 @@ def fail(ctx: ReconcileContext, reason: str, message: str) -> None:
 
 
 def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:
-    """An attempt has failed: what follows is for the job's rules to say, then for its reason."""
+    """End a failed attempt, and restart or fail the job by its failure rules, else by the failure's reason."""
     ctx.require_live(f"attempt {ctx.status.attempt} has failed: {failure.reason}")
     action, rule = action_on(failure, ctx.policy)
     is_counted = action != "Ignore"
@@ -104,7 +104,10 @@ def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:
 
 
 def withdraw(ctx: ReconcileContext, why: str) -> None:
-    """An attempt ends because its pods find no nodes: the job waits again for its turn, and lets others by at first."""
+    """End an attempt whose pods find no nodes.
+
+    The job waits for its turn again, after a pause that lets other jobs by.
+    """
     ctx.require_live(f"attempt {ctx.status.attempt} is withdrawn")
     _end_attempt(ctx, "Withdrawn")
     message = f"Attempt {ctx.status.attempt} is withdrawn, which is no failure: {why}"
@@ -126,7 +129,7 @@ def was_withdrawn(ctx: ReconcileContext) -> bool:
 
 
 def fail_if_queued_too_long(ctx: ReconcileContext) -> None:
-    """A job that waits for its turn, in our line or in Kueue's, fails after spec.runPolicy.queueDeadlineSeconds."""
+    """Fail a job that waits in line, or for Kueue, longer than spec.runPolicy.queueDeadlineSeconds."""
     limit = ctx.policy.queue_deadline_seconds
     if limit is None:
         return
@@ -138,9 +141,9 @@ def fail_if_queued_too_long(ctx: ReconcileContext) -> None:
 
 
 def _too_large(ctx: ReconcileContext, failure: Failure) -> int | None:
-    """Tokens of a micro-batch for which the attempt had no memory.
+    """Return the micro-batch tokens for which the attempt had no memory; None if they are not to blame.
 
-    None where the trainer chose them itself, on CPU, or names another field that would help.
+    None also if neither mapping nor spec sets them, or if the message names another field that would help.
     """
     names_another = "spec." in failure.message and "microBatchTokens" not in failure.message
     if failure.exit_code != ExitCode.OUT_OF_MEMORY or names_another:
@@ -150,7 +153,7 @@ def _too_large(ctx: ReconcileContext, failure: Failure) -> int | None:
 
 
 def fail_if_too_late(ctx: ReconcileContext, running_seconds: float = 0.0) -> float | None:
-    """Seconds until spec.runPolicy.activeDeadlineSeconds; None without one. Fails the job if that is over."""
+    """Fail the job if spec.runPolicy.activeDeadlineSeconds is over; return the seconds left, None without it."""
     deadline = ctx.policy.active_deadline_seconds
     if deadline is None:
         return None
@@ -162,7 +165,7 @@ def fail_if_too_late(ctx: ReconcileContext, running_seconds: float = 0.0) -> flo
 
 
 def suspend(ctx: ReconcileContext) -> None:
-    """An attempt ends because the user wants it: its pods save a checkpoint when they are told to end."""
+    """End an attempt because the user suspends the job; its pods save a checkpoint when they are told to end."""
     ctx.require_live("the job is suspended")
     _end_attempt(ctx, "Suspended")
     ctx.set_status(next_attempt_time=None)
@@ -172,7 +175,7 @@ def suspend(ctx: ReconcileContext) -> None:
 
 
 def remap(ctx: ReconcileContext) -> None:
-    """An attempt ends because another placement is better: its pods save a checkpoint when they are told to end."""
+    """End an attempt because another placement is better; its pods save a checkpoint when they are told to end."""
     ctx.require_live("the job takes another placement")
     _end_attempt(ctx, "Remapped")
     message = "The attempt saves a checkpoint; the next one has the placement that measured steps show to be better."
@@ -182,7 +185,7 @@ def remap(ctx: ReconcileContext) -> None:
 
 
 def active_seconds(ctx: ReconcileContext) -> float:
-    """How long the current attempt has had its slots; time in a queue does not count."""
+    """Seconds for which the current attempt has had its slots; time in a queue does not count."""
     if ctx.record is None or not ctx.holds("QuotaReserved"):
         return 0.0
     began, reserved = parsed(ctx.record.start_time), ctx.condition_since("QuotaReserved")
@@ -212,7 +215,7 @@ def _end_attempt(
 
 
 def _backoff_seconds(ctx: ReconcileContext) -> float:
-    """Seconds before the next attempt: twice as long each time, and not the same for two jobs that fail together."""
+    """Seconds before the next attempt, doubled after each failure and different for jobs that fail together."""
     ends = [each.outcome for each in ctx.status.attempts]
     run = takewhile(lambda end: end == "Withdrawn", reversed(ends))  # which says nothing of the job itself
     failures = len(list(run)) or ends.count("Failed")

@@ -15,11 +15,11 @@ from rlhf_operator.resources.storage import run_folder
 from rlhf_operator.snapshot import claims_named, inputs_of
 
 REQUEUE_SECONDS: Final = 10.0
-"""Pause until the next check for a foreign RayJob, whose deletion causes no event."""
+"""Seconds until the next check for another owner's RayJob, whose deletion causes no event."""
 
 
 def accepted(ctx: ReconcileContext) -> Job | None:
-    """Return the job if at most other jobs stand in its way; else a condition names the obstacle."""
+    """Return the job if nothing but other jobs can stand in its way; else a condition names the obstacle."""
     obstacle = _obstacle(ctx)
     if obstacle is not None:
         ctx.set_condition("Accepted", "False", *obstacle)
@@ -29,7 +29,7 @@ def accepted(ctx: ReconcileContext) -> Job | None:
 
 
 def conflict(ctx: ReconcileContext, name: str) -> bool:
-    """Whether a foreign RayJob has this name; a condition then says so."""
+    """Whether a RayJob of this name has another owner; a condition then reports it."""
     there = next((each for each in ctx.snapshot.rayjobs if each.name == name and not each.owned), None)
     if there is None:
         return False
@@ -42,7 +42,7 @@ def conflict(ctx: ReconcileContext, name: str) -> bool:
 
 
 def ready(ctx: ReconcileContext, job: Job) -> bool:
-    """Whether all jobs that this one reads have succeeded; a wrong or failed one fails the job."""
+    """Whether all input jobs have succeeded; this job fails if an input job has failed or does not fit."""
     needed = sorted(inputs_of(ctx.snapshot.job.spec))
     if circle := _circle(ctx, needed):
         finish.fail(ctx, "InvalidInput", f"spec: jobs wait for each other: {circle}")
@@ -63,7 +63,7 @@ def ready(ctx: ReconcileContext, job: Job) -> bool:
 
 
 def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
-    """(reason, sentence) of the first obstacle to the job."""
+    """Return (reason, sentence) of the first obstacle to the job; None if there is none."""
     if ctx.job is None:
         return "InvalidSpec", ctx.problem
     if "kuberay" not in ctx.snapshot.capabilities:
@@ -76,7 +76,7 @@ def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
 
 
 def _claim_obstacle(ctx: ReconcileContext, job: Job) -> tuple[str, str] | None:
-    """(reason, sentence) of a claim that is missing, foreign or too small."""
+    """Return (reason, sentence) about a claim that is missing, foreign or too small; else None."""
     named, claims = claims_named(ctx.snapshot.job.spec), ctx.snapshot.claims
     if missing := named - claims.keys():
         name = min(missing)
@@ -94,7 +94,7 @@ def _claim_obstacle(ctx: ReconcileContext, job: Job) -> tuple[str, str] | None:
 
 
 def _wrong_kind(ctx: ReconcileContext, job: Job) -> str:
-    """Return what is wrong with the kinds of the inputs; empty if they are right."""
+    """Return why the output of an input job does not fit its use in this job; empty if all fit."""
     kinds = {name: seen.algorithm for name, seen in ctx.snapshot.inputs.items() if seen.algorithm}
     unknown = inputs_of(ctx.snapshot.job.spec) - kinds.keys() - {job.name}
     if unknown:

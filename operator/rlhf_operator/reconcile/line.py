@@ -30,9 +30,9 @@ from rlhf_operator.resources.pods import Pods
 from rlhf_operator.snapshot import NodeRequest, ObservedInput, ObservedJob, ObservedNode, Snapshot, inputs_of
 
 RECHECK_SECONDS: Final = 60.0
-"""Pause until a waiting job is checked again: nodes and foreign pods come and go without an event about the job."""
+"""Seconds until a waiting job is checked again: nodes and foreign pods come and go without an event about it."""
 MAX_REPORTED_POSITIONS: Final = 10
-"""Last position in line that a status reports exactly; else each job that leaves would change a thousand statuses."""
+"""Last exact position in line that a status reports, so that a leaving job changes few statuses."""
 FAR_BEHIND: Final = f"At least {MAX_REPORTED_POSITIONS} jobs are before it in line."
 
 
@@ -58,7 +58,10 @@ def reserve_room(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tupl
 def _reserve_on(
     ctx: ReconcileContext, job: Job, free: Snapshot, largest: MappedPlacement | None, older: list[ObservedJob]
 ) -> tuple[MappedPlacement, tuple[str, ...]] | None:
-    """Reserve room on the free nodes with the current mapping or a new one, no larger than `largest`."""
+    """Reserve room on the free nodes with the current mapping or a new one, no larger than `largest`.
+
+    Return (mapping, nodes to avoid), or None if there is no room.
+    """
     result = None
     # If there is no room without the nodes on which attempts failed, these nodes are used as well.
     for avoided in dict.fromkeys((failure.bad_nodes(ctx.snapshot, ctx.now), ())):
@@ -92,7 +95,7 @@ def _open_nodes(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot | N
 
 
 def _kept_mapping(ctx: ReconcileContext, job: Job, seen: Snapshot) -> MappedPlacement | None:
-    """Return the mapping of the status if it still fits and its room could be reserved."""
+    """Return the mapping of the status if it still fits and its room could be reserved; else None."""
     current = ctx.status.mapping
     if current is None or not still_fits(job, current, seen, ctx.settings) or not _reserves(ctx, job, current, seen):
         return None
@@ -161,7 +164,7 @@ def _wait(ctx: ReconcileContext, job: Job, ahead: list[ObservedJob]) -> None:
 
 
 def _mapping_on(ctx: ReconcileContext, job: Job, emptied: Snapshot) -> MappedPlacement | None:
-    """Return the mapping with which the job would fit if all others had ended; None: the condition Mapped says why."""
+    """Return the mapping that a job would have if all other jobs had ended; None: the condition Mapped says why."""
     mapping, result = ctx.status.mapping, None
     if mapping is None or not still_fits(job, mapping, emptied, ctx.settings):
         ctx.require_live("the attempt that waits is mapped")
@@ -217,7 +220,7 @@ def jobs_ahead(ctx: ReconcileContext) -> list[ObservedJob]:
 
 
 def _turn(job: ObservedJob, ctx: ReconcileContext) -> tuple[int, datetime, str, str]:
-    """Sort key of the line: by priority, and by age within a priority."""
+    """Sort key of a job in line: by priority, and by age within a priority."""
     return -_demand(job.node_request, ctx).priority, job.created, job.namespace, job.name
 
 
@@ -227,14 +230,17 @@ def _may_wait(job: ObservedJob, snapshot: Snapshot) -> bool:
 
 
 def _position(ctx: ReconcileContext, ahead: list[ObservedJob]) -> int:
-    """Position among the jobs that may use the same nodes, or some of them."""
+    """Position of the job among the jobs in line that may use some of the same nodes, from 1."""
     own = _demand(replace(ctx.snapshot.job, status=ctx.status).node_request, ctx).nodes
     rivals = {each for each in {job.node_request for job in ahead} if not own.isdisjoint(_demand(each, ctx).nodes)}
     return 1 + sum(job.node_request in rivals for job in ahead)
 
 
 def _with_head_ahead(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot:
-    """Return the snapshot with room held for the head pod of the first in line, which may be where no worker goes."""
+    """Return the snapshot with room held for the head pod of the first job in line.
+
+    The head pod may go to a node that workers do not use.
+    """
     snapshot = ctx.snapshot
     first = min(ahead, key=lambda each: _turn(each, ctx))
     inputs = {name: ObservedInput(name=name) for name in inputs_of(first.spec)}  # wherever the inputs are
@@ -246,7 +252,7 @@ def _with_head_ahead(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapsho
 
 
 def _demand(request: NodeRequest, ctx: ReconcileContext) -> NodeDemand:
-    """Return what jobs with this request demand; without a mapping they demand all nodes that suit them."""
+    """Return the node demand of jobs with this request; without a mapping it is all suitable nodes."""
     if request not in ctx.demands:
         runtime, device, gpus = _runtime(request[0]), *request[1:]
         priority_class = ctx.settings.pod_of(runtime, names.WORKER).priority_class_name or ""
@@ -276,7 +282,7 @@ def _gpu_name(node: ObservedNode, resource: str, ctx: ReconcileContext) -> str:
 
 @lru_cache(maxsize=1024)
 def _runtime(text: str) -> Runtime:
-    """Return spec.runtime; the default runtime if it cannot be read."""
+    """Parse spec.runtime; return the default runtime if it cannot be read."""
     try:
         runtime = Runtime.model_validate(json.loads(text), by_alias=True, by_name=False)
     except (ValidationError, RecursionError):

@@ -1,4 +1,4 @@
-"""The time before the first attempt, between two attempts, and of suspension."""
+"""Decisions before the first attempt, between two attempts, and during a suspension."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rlhf_operator.resources.attempt import attempt_manifests
 from rlhf_operator.times import parsed, timestamp
 
 MAX_BACKOFF_AHEAD: Final = 2 * finish.MAX_BACKOFF_SECONDS
-"""A nextAttemptTime further ahead than this comes from a clock that has been set back."""
+"""Most seconds to a valid nextAttemptTime; a later time comes from a clock that has been set back."""
 
 
 def prepare(ctx: ReconcileContext) -> None:
-    """Starts the next attempt once nothing stands in its way; else says in a condition what does."""
+    """Start the next attempt once nothing stands in its way; else name the obstacle in a condition."""
     is_clear = cleanup.clear(ctx)
     if ctx.snapshot.job.spec.get("suspend") is True:
         _stay_suspended(ctx, is_clear=is_clear)
@@ -69,7 +69,7 @@ def _resume(ctx: ReconcileContext) -> None:
 
 
 def _is_backing_off(ctx: ReconcileContext) -> bool:
-    """Whether the next attempt is to come later."""
+    """Whether the pause before the next attempt is not over yet."""
     after = parsed(ctx.status.next_attempt_time)
     rest = (after - ctx.now).total_seconds() if after else 0.0
     if not 0 < rest <= MAX_BACKOFF_AHEAD:
@@ -95,7 +95,7 @@ def _with_smaller_micro_batches(ctx: ReconcileContext, job: Job, mapping: Mapped
 
 
 def _named_attempt(ctx: ReconcileContext) -> Attempt | None:
-    """Return the attempt that the status names and whose RayJob was never created."""
+    """Return the attempt that the status names but whose RayJob was never created; None without one."""
     return ctx.record if ctx.record is not None and ctx.record.outcome == "Running" else None
 
 

@@ -14,12 +14,12 @@ from rlhf_operator.placement.suitable import suits
 from rlhf_operator.snapshot import Document, ObservedNode, ObservedPod, Snapshot, requests_of
 
 IMPLIED_RESOURCES: Final = ("cpu", "memory")
-"""Resources of which a node has enough if it does not report them."""
+"""Resources that every node has enough of, unless the node reports how much it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Equal pods of an attempt."""
+    """Group of equal pods of an attempt: the head pod, or the workers of a pool."""
 
     label: str
     count: int
@@ -40,13 +40,14 @@ class Room:
 
     reserved: tuple[Reserved, ...]
     lacks: str
-    """Pods that find no node, in words; empty if all pods find one."""
+    """Description of the pods that find no node; empty if all pods find one."""
 
 
 def room_for(rayjob: Manifest, nodes: Iterable[ObservedNode], taken: Mapping[str, Mapping[str, int]]) -> Room:
-    """Place the largest pods first: each on the node with the fewest free devices, and among equals with most free CPU.
+    """Place an attempt's pods on nodes for trial, the largest pods first.
 
-    taken: amounts that others hold on each node.
+    Each pod goes to the node with the fewest free devices, and among equals to the one with the most free CPU. taken:
+    amounts that others hold on each node.
     """
     usable = {node.name: node for node in nodes if node.ready and node.schedulable}
     free = {name: Counter(node.room) for name, node in usable.items()}
@@ -64,7 +65,10 @@ def room_for(rayjob: Manifest, nodes: Iterable[ObservedNode], taken: Mapping[str
 def _place_group(
     group: Group, nodes: Mapping[str, ObservedNode], free: Mapping[str, Counter[str]], held: dict[str, Counter[str]]
 ) -> int:
-    """Move the requests of pods from `free` to `held`, in place; return the number of pods without a node."""
+    """Place the pods of a group; return the number of pods without a node.
+
+    Requests of placed pods move from `free` to `held`, in place.
+    """
     missing = group.count
     fitting = [name for name, node in nodes.items() if suits(node, group.pod)]
     for name in sorted(fitting, key=lambda each: (_devices(free[each]), -free[each]["cpu"], each)):
@@ -77,7 +81,10 @@ def _place_group(
 
 
 def with_head(rayjob: Manifest, snapshot: Snapshot) -> Mapping[str, Mapping[str, int]]:
-    """Add the head pod to what is taken, on the suitable node with most free CPU, even if it does not fit there."""
+    """Return the amounts taken on each node, with those of the head pod added.
+
+    The head pod is put on the suitable node with most free CPU, even if it does not fit there.
+    """
     taken, (head, *_) = snapshot.taken, _groups(rayjob)
     suiting = [node for node in snapshot.nodes or () if suits(node, head.pod)]
     if not suiting:
@@ -87,7 +94,7 @@ def with_head(rayjob: Manifest, snapshot: Snapshot) -> Mapping[str, Mapping[str,
 
 
 def held_by(pods: Iterable[ObservedPod]) -> tuple[Reserved, ...]:
-    """Return the room that pods hold."""
+    """Return the requests of pods by node, as reserved room."""
     held: dict[str, Counter[str]] = {}
     for pod in pods:
         held[pod.node] = held.get(pod.node, Counter()) + Counter(pod.requests)
@@ -105,7 +112,7 @@ def _reserved(held: Mapping[str, Counter[str]]) -> tuple[Reserved, ...]:
 
 
 def _groups(rayjob: Manifest) -> list[Group]:
-    """Return the head pod, and the workers of each pool."""
+    """Return the groups of equal pods of an attempt: the head pod, and the workers of each pool."""
     cluster = rayjob["spec"]["rayClusterSpec"]
     found = [_group("the head pod", 1, cluster["headGroupSpec"])]
     for each in cluster["workerGroupSpecs"]:

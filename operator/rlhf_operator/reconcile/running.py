@@ -14,15 +14,15 @@ from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
 
 UNSCHEDULABLE_SECONDS: Final = 120.0
-"""Time for which pods may find no node although there was room: the scheduler is busy, or others took the room."""
+"""Seconds for which pods may find no node although room was reserved: the scheduler is busy, or others took it."""
 UNRELATED_TO_ROOM: Final = re.compile("volume|free storage|scheduling gates", re.IGNORECASE)
-"""In the scheduler's words on a pod that would wait on an empty cluster as well."""
+"""Words in the scheduler's message about a pod that would wait on an empty cluster as well."""
 CLOCK_SECONDS: Final = 2.0
-"""Tolerance for a time in the status that lies ahead; times there are whole seconds."""
+"""Tolerance in seconds for a time in the status that lies ahead; such times are whole seconds."""
 
 
 def check(ctx: ReconcileContext) -> None:
-    """Updates the status from what was observed, and ends the attempt if it has succeeded, failed or been suspended."""
+    """Update the status from what was observed, and end the attempt if it has succeeded, failed or been suspended."""
     rayjob = ctx.snapshot.current_rayjob()
     cleanup.delete_rayjobs(ctx, but=rayjob.name if rayjob else None)
     attempt_status.record_start(ctx)
@@ -69,7 +69,7 @@ def _has_succeeded(ctx: ReconcileContext) -> bool:
 
 
 def _has_waited(ctx: ReconcileContext, seconds: float) -> bool:
-    """Whether the attempt has been over for so long; the first time it is asked notes the end."""
+    """Whether the attempt has been over for so many seconds; the first call records its end."""
     if ctx.record is None or seconds <= 0:
         return True
     if ctx.record.end_time is None:
@@ -92,13 +92,13 @@ def _failure(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
 
 
 def _waiting_pods(ctx: ReconcileContext) -> list[ObservedPod]:
-    """The pods for which no node has room."""
+    """Return the pods of the current attempt for which no node has room."""
     pods = observed_attempt.current_pods(ctx.snapshot)
     return [each for each in pods if each.unschedulable and not UNRELATED_TO_ROOM.search(each.unschedulable)]
 
 
 def _is_pushed_out(ctx: ReconcileContext) -> str:
-    """Why an attempt for which there was room must give it back; empty if it need not."""
+    """Return why an attempt must give its room back, because a pod has found no node for too long; else empty."""
     pods = _waiting_pods(ctx) if ctx.snapshot.in_line else []
     if not pods:
         return ""
@@ -149,7 +149,7 @@ def _began(ctx: ReconcileContext) -> datetime:
 
 
 def _silence(ctx: ReconcileContext) -> float:
-    """Seconds since the last step, or before the first one since the trainer's first word."""
+    """Seconds since the last step; before the first step, since the trainer's first report."""
     if ctx.status.progress and (stepped := parsed(ctx.status.progress.last_step_time)):
         return ctx.age(_latest(ctx, stepped))
     training = ctx.condition("Training")
@@ -159,5 +159,5 @@ def _silence(ctx: ReconcileContext) -> float:
 
 
 def _latest(ctx: ReconcileContext, *moments: datetime | None) -> datetime:
-    """Return when a silence began, not before the operator has watched."""
+    """Return the latest of some moments, but not before the operator began to watch."""
     return max([ctx.snapshot.watching_since, *(each for each in moments if each)])

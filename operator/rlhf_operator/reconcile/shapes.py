@@ -1,4 +1,4 @@
-"""Has a pod of the job read what the operator cannot: an own algorithm, and the shapes of models."""
+"""Reading of a custom algorithm and of model shapes by a pod of the job, because the operator cannot read them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from rlhf_operator.resources import reader
 from rlhf_operator.snapshot import ObservedPod
 
 LOOK_AGAIN_SECONDS: Final = 60.0
-"""No event tells that a Job has gone that had no pod."""
+"""Seconds until the next look at the reader Job: no event tells that a Job without pods is gone."""
 MAX_SHAPES: Final = 16
 MAX_PROBLEM: Final = 300
-"""Bytes."""
+"""Most bytes of a problem's text in the status."""
 ANSWER_FIELDS: Final = ("shape", "problem", "weightBytes")
 """Fields of a reader's answer about a model."""
 
 
 def are_read(ctx: ReconcileContext, job: Job) -> bool:
-    """Whether nothing is left to read; else it is being read, and the condition Mapped says how far that is."""
+    """Whether nothing is left to read; if not, a pod reads it, and the condition Mapped reports the progress."""
     algorithm = job.spec.algorithm
     if type(algorithm) is Custom:
         custom = {"entrypoint": algorithm.entrypoint, "options": algorithm.options}
@@ -66,7 +66,7 @@ def _take_step(ctx: ReconcileContext, ended: ObservedPod) -> None:
 def _is_read(
     ctx: ReconcileContext, job: Job, request: reader.ReadRequest, what: str, take: Callable[[ObservedPod], None]
 ) -> bool:
-    """Have a pod read something, and take what it said when it has ended; False."""
+    """Have a pod read something, and give its answer to `take` once it has ended; return False."""
     name = reader.name(ctx.snapshot, job, request)
     pods = [pod for pod in ctx.snapshot.readers if pod.name.startswith(f"{name}-")]
     ended = next(filter(_has_ended, pods), None)
@@ -97,12 +97,12 @@ def forget_problems(ctx: ReconcileContext) -> None:
 
 
 def _has_ended(pod: ObservedPod) -> bool:
-    """Whether a reader pod will say no more; a pod that lost its node is made again."""
+    """Whether a reader pod has ended for good; a pod that lost its node is made again."""
     return _has_read(pod) or (pod.phase == "Failed" and not pod.disruption)
 
 
 def _has_read(pod: ObservedPod) -> bool:
-    """Containers that others put beside the reader may still run."""
+    """Whether the reader container has succeeded; containers that others put beside it may still run."""
     return any(each.name == names.READER and each.exit_code == 0 for each in pod.containers)
 
 
@@ -127,7 +127,7 @@ def _answers(pod: ObservedPod, models: Sequence[Unread]) -> list[ReadShape]:
 
 
 def _shape_in(model: Unread, answer: object, pod: ObservedPod) -> ReadShape:
-    """The answer about a model. Any program of the user's may have given it."""
+    """Return the checked answer about a model; any program of the user's may have written it."""
     fields = {name: answer[name] for name in ANSWER_FIELDS if name in answer} if isinstance(answer, dict) else {}
     read: ReadShape | None
     try:

@@ -1,4 +1,4 @@
-"""Manifests of an attempt, with the RayJob. Pure."""
+"""Manifests of an attempt, including its RayJob; pure functions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
 KEPT_SECONDS = 300
-"""How long KubeRay leaves the pods of a job that has ended: the operator reads the last status of the head pod."""
+"""Seconds for which KubeRay keeps the pods of an ended job, so that the head pod's last status can be read."""
 KEPT_FOR_EVER = 2**31 - 1
-"""Time to live without end: Kueue admits no RayJob whose cluster KubeRay never takes down."""
+"""Time to live in seconds that never ends: Kueue admits only RayJobs whose cluster KubeRay takes down."""
 NO_NEW_HEAD = "ray.io/disable-provisioned-head-restart"
-"""A head that is lost ends the attempt; on a new one KubeRay would submit the job once more."""
+"""Annotation that forbids a new head pod, on which KubeRay would submit the job once more."""
 
 PODS_FIRST = "foregroundDeletion"
 """Finalizer with which Kubernetes ends the pods at once, whoever deletes the RayJob and even without KubeRay."""
@@ -35,10 +35,10 @@ def attempt_manifests(
     claim_size: str,
     avoided: Sequence[str] = (),
 ) -> tuple[Manifest, ...]:
-    """Everything that an attempt needs, in the order in which it is to be made; its pods go to no node of `avoided`.
+    """Return the manifests of all objects that an attempt needs, in the order of their creation.
 
-    All jobs that this one reads have succeeded: the snapshot says where their models are. claim_size: what the run
-    folder needs at least.
+    All input jobs have succeeded, so the snapshot says where their models are. claim_size: least size of the claim for
+    the run folder. avoided: nodes that the pods do not go to.
     """
     document = job_file.config_map(snapshot, job, mapping)
     pods = Pods(
@@ -60,9 +60,9 @@ def attempt_manifests(
 
 
 def rayjob(pods: Pods) -> Manifest:
-    """The RayJob of an attempt: made once, never changed, and its end is the end of the attempt.
+    """Return the RayJob of an attempt, which is made once and never changed; its end is that of the attempt.
 
-    KubeRay makes the cluster of it, submits the entrypoint over HTTP, and takes the cluster down.
+    KubeRay makes the RayJob's cluster, submits the entrypoint over HTTP, and takes the cluster down.
     """
     name = names.rayjob(pods.job.name, pods.attempt)
     metadata, policy = identity.metadata(pods.snapshot.job, name, attempt=pods.attempt), pods.job.spec.run_policy

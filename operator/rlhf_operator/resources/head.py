@@ -1,4 +1,4 @@
-"""The head pod: Ray's own services, the trainer's controller process, and the container that shows its log."""
+"""Head pod: Ray's own services, the trainer's controller process, and the container that shows its log."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rlhf_operator.resources import identity, storage
 from rlhf_operator.resources.pods import SCRATCH, Pods, environment, object_store, shared_memory
 
 PORTS = {"gcs-server": 6379, "dashboard": names.DASHBOARD_PORT, "metrics": names.RAY_METRICS_PORT}
-"""Ports of Ray's container, from which KubeRay makes the head's Service."""
+"""Named ports of the head pod's Ray container, from which KubeRay makes the head's Service."""
 LOG_PORTS = {"status": names.STATUS_PORT, "rlhf-metrics": names.METRICS_PORT}
-"""Named beside them, where no Service is made of them. The metrics are those of the trainer."""
+"""Named ports of the log container, with the trainer's status and metrics; no Service is made of them."""
 SHARED_MEMORY = "4Gi"
-"""The controller holds references, never the bytes."""
+"""Size of /dev/shm in the head pod; the controller holds references to data, never the bytes."""
 
 
 def group(pods: Pods) -> dict[str, Any]:
-    """The head group; no task of Ray runs there but the controller, which takes no CPU of Ray's."""
+    """Return the head group of the Ray cluster; only the controller runs there, without CPUs of Ray's."""
     size, default = pods.job.spec.runtime.controller, pods.settings.controller
     resources = {"cpu": size.cpu or default.cpu, "memory": size.memory or default.memory}
     shared = shared_memory(SHARED_MEMORY, resources["memory"], share=Fraction(1, 4))
@@ -43,7 +43,10 @@ def group(pods: Pods) -> dict[str, Any]:
 
 
 def _driver_log(pods: Pods) -> dict[str, Any]:
-    """Shows the controller's log to `kubectl logs`, keeps it on the claim, and tells its status to the operator."""
+    """Return the container that shows the controller's log and serves its status to the operator.
+
+    It prints the log for `kubectl logs`, and keeps it on the claim.
+    """
     folder = f"{names.OUTPUT_FOLDER}/{pods.job.name}"
     output = [each for each in storage.of_container(pods.mounts) if each["mountPath"] == names.OUTPUT_FOLDER]
     return {

@@ -10,7 +10,7 @@ from rlhf_operator import names
 from rlhf_operator.snapshot import ObservedJob
 
 USER = 1000
-"""User of the trainer's image, and group of the volumes."""
+"""User id of the trainer's image, and group id of the volumes."""
 
 
 def metadata(job: ObservedJob, name: str, *, attempt: int | None = None) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def metadata(job: ObservedJob, name: str, *, attempt: int | None = None) -> dict
 
 
 def owner(job: ObservedJob) -> dict[str, Any]:
-    """The reference in an object that is deleted with the job."""
+    """Return the owner reference of an object that is deleted with the job."""
     return {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
 
 
@@ -35,12 +35,12 @@ def labels(job: ObservedJob, attempt: int | None = None) -> dict[str, str]:
 
 
 def queue(job: ObservedJob) -> dict[str, str]:
-    """The labels of Kueue that a job has, for what takes its quota."""
+    """Labels of Kueue that a job has, for objects that take its quota."""
     return {label: value for label, value in job.labels.items() if label in (names.QUEUE, names.QUEUE_PRIORITY)}
 
 
 def of_pod(runtime: Runtime) -> dict[str, Any]:
-    """Fields of a pod: the restricted profile of Kubernetes, and no token of its service account."""
+    """Return pod fields for the restricted profile of Kubernetes, without a service account token."""
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -61,5 +61,5 @@ def of_pod(runtime: Runtime) -> dict[str, Any]:
 
 
 def of_container() -> dict[str, Any]:
-    """The security context of a container: no capabilities."""
+    """Return the security context of a container without capabilities."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

@@ -13,7 +13,7 @@ CA_VOLUME, MODELS_VOLUME = "rlhf-ca", "rlhf-models"
 
 
 def variables(settings: Settings) -> dict[str, str]:
-    """Variables that point libraries to the authorities (OpenSSL, httpx, requests, botocore) and to the cache."""
+    """Return the variables that point libraries to the certificate authorities and to the model cache."""
     authorities = f"{CA_FOLDER}/{CA_FILE}"
     return {
         **({"SSL_CERT_FILE": authorities, "REQUESTS_CA_BUNDLE": authorities} if settings.ca_bundle else {}),
@@ -22,7 +22,7 @@ def variables(settings: Settings) -> dict[str, str]:
 
 
 def volumes(settings: Settings) -> list[dict[str, Any]]:
-    """Volumes of a pod."""
+    """Volumes of a pod for the certificate authorities and the model cache."""
     found: list[dict[str, Any]] = []
     if bundle := settings.ca_bundle:
         items = [{"key": bundle.key, "path": CA_FILE}]
@@ -33,6 +33,6 @@ def volumes(settings: Settings) -> list[dict[str, Any]]:
 
 
 def mounts(settings: Settings) -> list[dict[str, Any]]:
-    """Mounts of a container."""
+    """Mounts of a container for the certificate authorities and the model cache."""
     ca = [{"name": CA_VOLUME, "mountPath": CA_FOLDER, "readOnly": True}] if settings.ca_bundle else []
     return [*ca, *([{"name": MODELS_VOLUME, "mountPath": MODELS_FOLDER}] if settings.model_cache else [])]

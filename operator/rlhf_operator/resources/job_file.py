@@ -1,4 +1,4 @@
-"""The job as the trainer in the pods is given it: placed by hand as the mapper said, every input a local folder."""
+"""job.yaml as the trainer in the pods gets it: models placed by hand as mapped, every input a local folder."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rlhf_operator.snapshot import ObservedInput, Snapshot
 
 KEY = "job.yaml"
 FOR_THE_OPERATOR = ("suspend", "runPolicy", "runtime", "storage")
-"""Parts of the spec that a pod has no use for."""
+"""Fields of the spec that only the operator uses, left out of job.yaml."""
 
 
 def config_map(snapshot: Snapshot, job: Job, mapping: MappedPlacement) -> Manifest:
-    """The ConfigMap for this mapping; never another document under the same name, for a mapping may be made anew."""
+    """Return the ConfigMap with job.yaml for a mapping; its name holds a hash, as later mappings may differ."""
     text = kubectl_yaml.write(placed(job, mapping, snapshot.inputs))
     return {
         "apiVersion": "v1",
@@ -34,7 +34,7 @@ def config_map(snapshot: Snapshot, job: Job, mapping: MappedPlacement) -> Manife
 
 
 def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, ObservedInput]) -> dict[str, Any]:
-    """The document; what makes the experiment is the same in every attempt, whatever the mapping."""
+    """Return the document of job.yaml; the experiment in it is the same in every attempt, whatever the mapping."""
     document: dict[str, Any] = job.model_dump(mode="json", by_alias=True)
     document["metadata"] = {"name": job.name, "namespace": job.metadata.namespace}
     spec = document["spec"]
@@ -56,7 +56,10 @@ def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, ObservedInpu
 
 
 def _tell_models(job: Job, mapping: MappedPlacement, spec: dict[str, Any]) -> None:
-    """Each model with its sizes; a reference is always written down, for it may be cut otherwise than the actor."""
+    """Write the sizes of each model into the spec, in place.
+
+    A reference model is always written, because its sizes may differ from those of the actor.
+    """
     used = job.models()
     for sizes in mapping.sizes:
         model = _entry(spec["models"], job.spec.models.field(sizes.role), used[sizes.role])
@@ -68,7 +71,7 @@ def _tell_models(job: Job, mapping: MappedPlacement, spec: dict[str, Any]) -> No
 
 
 def _entry(models: dict[str, Any], field: str, model: Model) -> dict[str, Any]:
-    """The entry of a model, by its field of `models`; made where the manifest leaves it out."""
+    """Return the entry of a model, by its field of `models`; create it if the manifest leaves it out."""
     found: Any = models
     *parents, last = field.split(".")
     for name in parents:
@@ -80,7 +83,7 @@ def _entry(models: dict[str, Any], field: str, model: Model) -> dict[str, Any]:
 
 
 def _tell_sizes(mapping: MappedPlacement, spec: dict[str, Any]) -> None:
-    """How the actor generates, and what fits into the memory of a GPU."""
+    """Write the sizes of generation, and the limits by the memory of a GPU, into the spec, in place."""
     actor = next((sizes for sizes in mapping.sizes if sizes.generation_tensor), None)
     if actor:
         spec["rollout"]["tensorParallel"] = actor.generation_tensor
@@ -92,7 +95,7 @@ def _tell_sizes(mapping: MappedPlacement, spec: dict[str, Any]) -> None:
 
 
 def _tell_uris(found: Any, inputs: Mapping[str, ObservedInput]) -> None:
-    """Rewrite what pods have as a folder, wherever a `uri` stands, or the `initial` adapter."""
+    """Replace job:// and pvc:// URIs by folders in the pod, in place, in each field `uri` or `initial` (adapter)."""
     if isinstance(found, list):
         for each in found:
             _tell_uris(each, inputs)

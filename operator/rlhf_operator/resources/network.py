@@ -1,4 +1,4 @@
-"""Who may connect to the pods of a job: they to each other, and few others to one port or two. Outwards all is free."""
+"""NetworkPolicy of a job: its pods may connect to each other, few others to one port or two; egress is free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_operator.snapshot import ObservedJob
 
 
 def policy(job: ObservedJob, admitted: JobNetworkPolicy) -> Manifest:
-    """The NetworkPolicy of all pods of the job; it goes with the job, and is never changed."""
+    """Return the NetworkPolicy of all pods of the job; it is deleted with the job, and never changed."""
     own = {"matchLabels": {names.JOB_UID: job.uid}}
     ports_of = (
         (admitted.kube_ray, (names.DASHBOARD_PORT,)),

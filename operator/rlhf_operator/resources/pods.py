@@ -18,17 +18,17 @@ from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
 SCRATCH = "/tmp"
-"""Writable by everybody; Ray keeps its session and its logs below it."""
+"""Folder in which everybody may write; Ray keeps its session and its logs there."""
 SHARED_MEMORY = "/dev/shm"
 END_SECONDS = 15
-"""Seconds of the grace period that processes have left after save-now."""
+"""Seconds of the grace period that processes have left to end after save-now."""
 MIN_STORE_BYTES = 80 * 1024**2
-"""Ray refuses less than 75 MiB."""
+"""Least bytes of Ray's object store; Ray refuses less than 75 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pods:
-    """An attempt, as its manifests are made of it."""
+    """Values from which the pod templates and manifests of an attempt are made."""
 
     snapshot: Snapshot
     job: Job
@@ -36,27 +36,27 @@ class Pods:
     settings: Settings
     attempt: int
     avoided: Sequence[str]
-    """Nodes that its pods do not go to."""
+    """Names of the nodes that the attempt's pods do not go to."""
     config_map: str
-    """The one with job.yaml."""
+    """Name of the ConfigMap with job.yaml."""
 
     @property
     def image(self) -> dict[str, str]:
-        """Image of every container."""
+        """Image and pull policy of every container."""
         return image_of(self.job, self.settings)
 
     @property
     def gpu_resource(self) -> str:
-        """Kubernetes resource of this job's GPUs."""
+        """Name of the Kubernetes resource of this job's GPUs."""
         return self.settings.gpu_resource_of(self.job.spec.runtime)
 
     @property
     def mounts(self) -> tuple[storage.Mount, ...]:
-        """The claims."""
+        """Mounts of all claims in the attempt's pods."""
         return storage.mounts(self.job, self.snapshot.inputs)
 
     def template(self, role: PodRole, pod: Mapping[str, Any], *, pool: str = "") -> dict[str, Any]:
-        """A pod template; `pod` holds the fields that differ between head and workers."""
+        """Return a pod template of a role; `pod` holds the fields that differ between head and workers."""
         labels = {**identity.labels(self.snapshot.job, self.attempt), names.ROLE: role}
         ours = {
             "metadata": {
@@ -75,7 +75,7 @@ class Pods:
         return template
 
     def container(self, name: str, resources: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:
-        """The container in which Ray runs; KubeRay says its command and its probes."""
+        """Return the container in which Ray runs; KubeRay sets its command and its probes."""
         # Time for a checkpoint, before the kubelet kills what is left; by default Ray kills the trainer three seconds
         # after asking it to stop.
         saving_seconds = str(max(1, self.settings.grace_period_seconds - END_SECONDS))
@@ -110,17 +110,17 @@ class Pods:
 
     @property
     def whose(self) -> dict[str, str]:
-        """Variables that say which attempt of which job this is."""
+        """Variables of a container with the attempt's number and the job's uid."""
         return {"RLHF_ATTEMPT": str(self.attempt), "RLHF_JOB_UID": self.snapshot.job.uid}
 
 
 def image_of(job: Job, settings: Settings) -> dict[str, str]:
-    """Image of every container of a job."""
+    """Image and pull policy of every container of a job."""
     return {"image": job.spec.runtime.image or settings.trainer_image, "imagePullPolicy": settings.image_pull_policy}
 
 
 def environment(job: Job, settings: Settings, ours: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Variables of a container: ours, and those of installation and user, which come first where both name one."""
+    """Return the variables of a container; those of the installation and the user replace ours of the same name."""
     users: dict[str, dict[str, Any]] = {}
     for variable in settings.runtime_of(job.spec.runtime).env:
         secret = variable.secret
@@ -147,10 +147,10 @@ def environment(job: Job, settings: Settings, ours: Mapping[str, str]) -> list[d
 
 
 def shared_memory(requested: str, memory: str, *, share: Fraction) -> str:
-    """Size of /dev/shm: what is asked, and never more than a share of the pod's memory, to which it counts."""
+    """Size of /dev/shm: as requested, but at most a share of the pod's memory, against which it counts."""
     return mebibytes(min(amount(requested), amount(memory) * share))
 
 
 def object_store(shared: str) -> str:
-    """Bytes of Ray's object store: half of /dev/shm; collectives and loaders of data use it too."""
+    """Bytes of Ray's object store: half of /dev/shm, which collectives and data loaders use too."""
     return str(max(int(amount(shared) / 2), MIN_STORE_BYTES))

@@ -19,24 +19,24 @@ from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
 ReadRequest = Sequence[tuple[str, str | None]] | Mapping[str, Any]
-"""(URI as the job names it, revision) of each model; or entry point and options of an algorithm."""
+"""Request to a reader pod: (URI as the job names it, revision) of each model, or a custom algorithm."""
 RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}}
-"""A module of the user's may import torch."""
+"""Requests and limits of the reader pod; the user's module that it loads may import torch."""
 KEPT_SECONDS = 60
-"""How long Kubernetes leaves it when it has ended; then it may be made anew."""
+"""Seconds for which Kubernetes keeps an ended reader Job; after that it may be made anew."""
 MESSAGE = "/dev/termination-log"
 CONTAINERS = ("containers", "initContainers")
-"""Fields of a template that are for the head only."""
+"""Fields of the head's pod template that the reader pod does not take over."""
 DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 
 
 def name(snapshot: Snapshot, job: Job, request: ReadRequest) -> str:
-    """Name of the Job for a request."""
+    """Return the name of the reader Job for a request."""
     return names.reader(job.name, snapshot.job.status.attempt or 0, _argument(snapshot, request))
 
 
 def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequest) -> Manifest:
-    """The Job. A pod that fails is not tried again, unless its node was taken from it."""
+    """Return the reader Job; its pod is tried again only after a disruption, such as the loss of its node."""
     metadata = identity.metadata(snapshot.job, name(snapshot, job, request))
     mounts = tuple(each for each in storage.mounts(job, snapshot.inputs) if each.read_only)
     container = {

@@ -21,11 +21,11 @@ PVC = "pvc://"
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A folder of a claim."""
+    """Folder of a claim."""
 
     claim: str
     path: str
-    """Empty for the whole claim."""
+    """Path of the folder in the claim; empty for the whole claim."""
 
     @classmethod
     def of(cls, uri: str) -> Place:
@@ -34,13 +34,13 @@ class Place:
         return cls(claim=claim, path="/".join(part for part in path.split("/") if part not in ("", ".", "..")))
 
     def below(self, *parts: str) -> str:
-        """The URI of something in it."""
+        """Return the URI of a path below this folder."""
         return PVC + "/".join(part for part in (self.claim, self.path, *parts) if part)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A claim in a pod."""
+    """Mount of a folder of a claim in a pod."""
 
     place: Place
     folder: str
@@ -48,7 +48,7 @@ class Mount:
 
 
 def run_folder(job: Job) -> Place:
-    """Return the place of a job's run folder: below the storage that it names, or in a claim made for it.
+    """Return the folder for a job's runs: in the claim that its storage names, or in a claim made for the job.
 
     Each job has its own folder, because jobs may share a claim and a run folder is for one run at a time.
     """
@@ -59,14 +59,14 @@ def run_folder(job: Job) -> Place:
 
 
 def output_uri(job: Job) -> str:
-    """URI of the model, or of the data set, once the job has succeeded."""
+    """URI of the model, or of the data set, that the job will have made when it has succeeded."""
     return run_folder(job).below(job.name, job.spec.algorithm.makes)
 
 
 def of_checkpoints(job: Job) -> str | None:
-    """The place of checkpoints as the trainer in a pod is given it; None for the run folder.
+    """URI of a bucket's folder for checkpoints, as the trainer gets it; None if they go to the run folder.
 
-    A bucket serves all namespaces, and in each there may be a job of this name.
+    The URI has the namespace, because jobs of several namespaces may have one name and share a bucket.
     """
     storage = job.spec.checkpoint.storage
     if storage is None or storage.startswith(PVC):
@@ -75,7 +75,7 @@ def of_checkpoints(job: Job) -> str | None:
 
 
 def mounts(job: Job, inputs: Mapping[str, ObservedInput]) -> tuple[Mount, ...]:
-    """All claims of a job's pods."""
+    """Mounts of all claims in a job's pods."""
     spec = job.spec.model_dump(exclude={"checkpoint"})  # whose claim is mounted as the run folder
     read = [(f"{names.INPUTS_FOLDER}/{name}", Place.of(inputs[name].output_uri).claim) for name in inputs_of(spec)]
     read += [(f"{names.CLAIMS_FOLDER}/{claim}", claim) for claim in claims_named(spec)]
@@ -86,13 +86,13 @@ def mounts(job: Job, inputs: Mapping[str, ObservedInput]) -> tuple[Mount, ...]:
 
 
 def of_pod(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
-    """The volumes of a pod, one a claim."""
+    """Volumes of a pod, one for each claim."""
     claims = dict.fromkeys(mount.place.claim for mount in mounted)
     return [{"name": _volume(mounted, claim), "persistentVolumeClaim": {"claimName": claim}} for claim in claims]
 
 
 def of_container(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
-    """Mounts of a container."""
+    """Volume mounts of a container, one for each mount of a claim."""
     return [
         {
             "name": _volume(mounted, mount.place.claim),
@@ -105,7 +105,7 @@ def of_container(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
 
 
 def in_pod(uri: str, inputs: Mapping[str, ObservedInput]) -> str:
-    """A URI as the trainer in a pod is given it."""
+    """Return a URI as the trainer in a pod gets it: job:// and pvc:// become the folder of a mount."""
     if uri.startswith(SCHEME):
         name = uri.removeprefix(SCHEME)
         return _file(f"{names.INPUTS_FOLDER}/{name}", Place.of(inputs[name].output_uri))
@@ -116,18 +116,18 @@ def in_pod(uri: str, inputs: Mapping[str, ObservedInput]) -> str:
 
 
 def has_own_claim(job: Job) -> bool:
-    """Whether a claim is made for a job."""
+    """Whether the operator makes a claim for the job, because the job's storage names none."""
     return not (job.spec.checkpoint.storage or "").startswith(PVC)
 
 
 def goes_with(job: Job, *, has_succeeded: bool) -> bool:
-    """Whether the claim that is made for a job is deleted with it."""
+    """Whether the claim that the operator made for a job is deleted with the job."""
     retain = job.spec.storage.retain
     return retain == "Never" or (retain == "OnFailure" and has_succeeded)
 
 
 def output_claim(seen: ObservedJob, job: Job, settings: Settings, *, at_least: str) -> Manifest:
-    """The claim that is made for a job which names none, before its first attempt; at_least: its size."""
+    """Return the claim that is made for a job whose storage names none. at_least: its least size."""
     storage = settings.storage
     size = max(storage.size, at_least, key=amount)
     spec: dict[str, Any] = {"accessModes": [storage.access_mode], "resources": {"requests": {"storage": size}}}
@@ -149,5 +149,5 @@ def _file(folder: str, place: Place) -> str:
 
 
 def _volume(mounted: tuple[Mount, ...], claim: str) -> str:
-    """Volume name of a claim in the pod: names of claims may be longer than names of volumes."""
+    """Name of a claim's volume in the pod, with an index: names of claims may be too long for a volume."""
     return f"claim-{list(dict.fromkeys(mount.place.claim for mount in mounted)).index(claim)}"

@@ -17,28 +17,28 @@ from rlhf_operator.resources.pods import Pods, object_store, shared_memory
 from rlhf_operator.snapshot import ObservedNode
 
 RESERVED = "head"
-"""Group name that KubeRay and Kueue reserve."""
+"""Name of a worker group that KubeRay and Kueue reserve."""
 INTERFACE = "eth0"
 """Name of a pod's own network interface."""
 
 
 def groups(pods: Pods) -> list[dict[str, Any]]:
-    """Return the worker groups in the order of the pools; a pool over several zones has a group in each zone."""
+    """Return Ray's worker groups in the order of the pools; a pool over several zones has a group in each zone."""
     parts = [part for pool in pods.mapping.pools for part in _parts(pool)]
     given = group_names([f"{part.pool.name}{part.suffix}" for part in parts])
     return [_group(pods, part, name) for part, name in zip(parts, given, strict=True)]
 
 
 class _Part(NamedTuple):
-    """The nodes of a pool in one zone."""
+    """Part of a pool: its nodes in one zone."""
 
     pool: MappedPool
     zone: str
-    """Empty if the zone is unknown."""
+    """Zone of the nodes; empty if the zone is unknown."""
     places: list[int]
-    """Positions of the nodes in the order of ranks."""
+    """Positions of the part's nodes in the pool, in the order of ranks."""
     suffix: str = ""
-    """Suffix of the pool's name; empty if this is the whole pool."""
+    """Suffix of the pool's name in the group's name; empty if the part is the whole pool."""
 
 
 def _parts(pool: MappedPool) -> list[_Part]:
@@ -50,7 +50,7 @@ def _parts(pool: MappedPool) -> list[_Part]:
 
 
 def group_names(pools: Sequence[str]) -> list[str]:
-    """Return a group name for each pool: the pool's own name if KubeRay accepts it."""
+    """Return a name of a worker group for each pool: the pool's own name if KubeRay accepts it."""
     taken = {name for name in pools if name != RESERVED and not name[0].isdecimal()}
     given = []
     for pool in pools:
@@ -102,7 +102,7 @@ def _group(pods: Pods, part: _Part, name: str) -> dict[str, Any]:
 
 
 def _collectives(device: Device, *, on_host: bool) -> dict[str, str]:
-    """Return the variables of collectives; the interface is set unless the pod is on the network of its node."""
+    """Return the variables of NCCL and Gloo; the interface is set unless the pod uses its node's network."""
     interface = {} if on_host else {"GLOO_SOCKET_IFNAME": INTERFACE}
     if device == "CPU":
         return interface
@@ -159,7 +159,7 @@ def _products(pods: Pods, gpu: str, nodes: Sequence[ObservedNode]) -> Iterator[t
 
 
 def _details(values: Sequence[str], used: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the requirements on the labels that distinguish GPUs of one product, as far as the cluster uses them."""
+    """Return the requirements on labels that distinguish GPUs of one product, for labels that the cluster uses."""
     details = zip(names.GPU_DETAILS, values, strict=True)
     return [_label_is(detail, value) for detail, value in details if detail in used]
 
