@@ -1,4 +1,4 @@
-"""The shape of a decoder model, as its config.json gives it, and what follows: parameters and FLOPs."""
+"""Shape of a decoder model from its config.json, and the numbers of parameters that follow from it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from rlhf_api.spec.lora import Lora
 
 CUT = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types whose later stages take hidden states as the first takes embeddings; others may scale what comes in."""
+"""Model types that may be cut into pipeline stages and tensor shards; in others a stage may scale its input."""
 PLAIN_HEADS = ("llama", "mistral", "qwen2")
 """Model types that do not normalize queries and keys."""
 FUSED = ("phi3",)
-"""Model types of which queries, keys and values are one matrix, and both of the MLP's first two."""
+"""Model types that join the query, key and value matrices into one, and the MLP's gate and up matrices into another."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A decoder with a gated MLP: Llama, Qwen and their kin."""
+    """Shape of a decoder model with a gated MLP: Llama, Qwen and similar models."""
 
     layers: int
     hidden: int
@@ -26,20 +26,20 @@ class Architecture:
     kv_heads: int
     head_size: int
     ffn: int
-    """Width of the MLP, of one expert where there are several."""
+    """Width of the MLP; in a mixture of experts, the width of one expert."""
     vocabulary: int
     tied: bool = False
-    """Whether the output head is the embedding."""
+    """Whether the output head shares the weights of the input embedding."""
     experts: int = 1
     experts_per_token: int = 1
     may_be_cut: bool = True
-    """Whether the trainer can cut it into stages and shards; else only over data-parallel ranks."""
+    """Whether the trainer can cut the model into pipeline stages and tensor shards; else it is only data-parallel."""
     is_fused: bool = False
-    """Whether matrices that read the same are one (`FUSED`)."""
+    """Whether projections of the same input are joined into one matrix (see `FUSED`)."""
     norms_heads: bool = False
-    """Whether queries and keys are normalized (Qwen3)."""
+    """Whether attention normalizes queries and keys (as in Qwen3)."""
     scores: bool = False
-    """A reward model, cost model or critic: a head of one value a token."""
+    """Whether the model is a reward model, cost model or critic, whose head gives one value a token."""
 
     @property
     def layer_parameters(self) -> int:
@@ -48,11 +48,11 @@ class Architecture:
 
     @property
     def active_layer_parameters(self) -> int:
-        """Parameters of one layer with which a token is multiplied."""
+        """Parameters of one layer that a token is multiplied with: attention, router, and the experts of this token."""
         return self._attention + self.experts_per_token * self._mlp + self._router
 
     def cannot_be_cut(self, *, pipeline: int = 1, tensor: int = 1) -> tuple[str, str] | None:
-        """(the size that is wrong, a clause about it) if there can be no such stages or shards."""
+        """Return (`pipeline` or `tensor`, a clause on what is wrong with this size); None for a possible cut."""
         if pipeline > self.layers:
             return "pipeline", f"is {pipeline}, but the model has {self.layers} layers"
         for what, number in (
@@ -66,7 +66,7 @@ class Architecture:
 
     @property
     def head_parameters(self) -> int:
-        """Parameters of the output head: of the vocabulary, or of one value."""
+        """Parameters of the output head: hidden size times the vocabulary, or times 1 for a model that scores."""
         return self.hidden * (1 if self.scores else self.vocabulary)
 
     @property
@@ -77,7 +77,7 @@ class Architecture:
 
     @property
     def matrices(self) -> tuple[tuple[int, int], ...]:
-        """(how many, numbers of each) of the weights but norms; of a tied head none."""
+        """(count, elements of each) of the model's weight matrices, without norms, routers and a tied head."""
         queries, keys = (self.hidden * self.head_size * each for each in (self.heads, self.kv_heads))
         own_head = () if self.tied and not self.scores else ((1, self.head_parameters),)
         of_layers = ((2, queries), (2, keys), (3 * self.experts, self.hidden * self.ffn))
@@ -88,9 +88,9 @@ class Architecture:
         )
 
     def trained_parameters(self, lora: Lora | None) -> int:
-        """Number of trained parameters: all of them, or those of an adapter and the head of a scorer.
+        """Return the number of trained parameters: all, or with LoRA those of the adapter and of a scoring head.
 
-        A shared expert, and layers without experts in a mixture, are not counted.
+        In a mixture of experts, a shared expert and the layers without experts are not counted.
         """
         if lora is None:
             return self.parameters
@@ -106,7 +106,7 @@ class Architecture:
 
     @property
     def kv_values(self) -> int:
-        """Numbers that the KV cache holds for a token, of all layers."""
+        """Numbers that the KV cache holds for one token: keys and values of all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size
 
     @property
@@ -123,7 +123,7 @@ class Architecture:
 
 
 def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Architecture:
-    """The architecture that a config.json describes. Raises KeyError with the name of a field that is not there."""
+    """Return the architecture that a config.json describes. Raises KeyError with the name of a missing field."""
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     experts = int(config.get("num_local_experts") or config.get("num_experts") or 1)
     return Architecture(

@@ -9,10 +9,10 @@ from rlhf_mapper.mapping import DeviceMapping, Infeasible, MappedPool, ModelPred
 
 
 def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
-    """Seconds, bytes of a GPU and numbers of GPUs under the same keys in every case.
+    """Return the mapper's answer as a JSON object with the same keys in every case.
 
-    Without a mapping there are no pools and `infeasible` says why; without a prediction `predicted` is null, and
-    `models` is empty.
+    Times are in seconds; memory is in bytes of one GPU, except `short_bytes`, which is of all GPUs. If nothing fits,
+    `pools` is empty and `infeasible` says why. Without a prediction `predicted` is null, and `models` is empty.
     """
     answer: dict[str, Any] = {"schema_version": 1, "predicted": None, "pools": [], "models": {}, "rejected": []}
     if isinstance(mapping, Infeasible):

@@ -31,9 +31,9 @@ from rlhf_mapper.workload import Work, Workload, workload_of
 from rlhf_mapper.zones import orders
 
 MAX_PLACEMENTS = 4
-"""Placements to keep: the best, and three to compare it with."""
+"""Number of placements that a search returns: the best, and three others to compare with."""
 MAX_NODES = 4096
-"""Beyond so many nodes nobody is told to look."""
+"""Largest number of nodes to try when the smallest cluster that would do is searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class MappingProblem:
     correction: Correction
 
     def costs(self, cluster: Cluster) -> PoolCosts:
-        """Stage costs of every set of models on every node group of a cluster, with all or some GPUs of its nodes."""
+        """Return stage costs of every set of models on every node group, with all or some GPUs of each node in use."""
         most = max(MAX_GROUPS // sum(len(group.in_zones) for group in cluster.groups), 1)
         used = [(host, part) for host, nodes in enumerate(cluster.groups) for part in _ways(nodes, self.load, most)]
         settings = [Setting(nodes, self.software, self.load, self.correction) for _, nodes in used]
@@ -55,7 +55,7 @@ class MappingProblem:
         return PoolCosts(self.requests, settings, sizes, hosts)
 
     def costs_as_placed(self, placed: DeviceMapping, nodes: Sequence[NodeGroup]) -> PoolCosts:
-        """Stage costs with the sizes of a placement, whose pools become groups on these nodes.
+        """Return stage costs of a given placement with its parallel sizes; each pool is a node group on its `nodes`.
 
         A pool on several nodes may use only some of their GPUs.
         """
@@ -65,7 +65,7 @@ class MappingProblem:
         return PoolCosts(requests, settings, [np.array([pool.size]) for pool in placed.pools])
 
     def search(self, costs: PoolCosts, objective: Objective | None = None) -> list[Found]:
-        """The best placements, each with its best allocation."""
+        """Return the best placements of models in pools, each with its best allocation of GPUs."""
         goal = replace(objective or Objective.throughput(), works_ahead=self.load.works_ahead)
         return pruned(costs, [role for role in self.requests if role not in PLACED_WITH], MAX_PLACEMENTS, goal)
 
@@ -81,11 +81,11 @@ def auto_map(
     responses: Sequence[float] = (),
     explains: bool = True,
 ) -> DeviceMapping | Infeasible:
-    """The best mapping of a job's models onto a cluster, or why there is none.
+    """Return the best mapping of a job's models onto a cluster, or why there is none.
 
-    shapes: of every model of the job; responses: tokens of a sample of responses, without which all are as long as
-    may be; explains: whether to look for what would do where nothing fits, which takes many searches. Raises SpecError
-    for sizes of the manifest that a model cannot be cut into.
+    shapes: architecture of every model of the job. responses: lengths of sampled responses in tokens; without any, all
+    have the longest length. explains: whether to search for remedies if nothing fits, which takes many searches.
+    Raises SpecError for sizes of the manifest that a model cannot be cut into.
     """
     task = task_of(job, shapes, device=device, correction=correction, responses=responses)
     if answer := mapping_of(task, cluster, device=device, objective=objective):
@@ -105,8 +105,8 @@ def mapping_of(
 ) -> DeviceMapping | None:
     """Return the best mapping of a problem; None if nothing fits.
 
-    Each group, and each zone of a group, is also searched alone: fewer groups leave room for more ways to use their
-    nodes.
+    Each node group, and each zone of a node group, is also searched alone: with fewer groups the search tries more
+    ways to use their nodes.
     """
     best: tuple[tuple[float, float], PoolCosts, list[Found], Objective] | None = None
     for chosen in _choices(cluster):
@@ -119,7 +119,7 @@ def mapping_of(
 
 
 def _choices(cluster: Cluster) -> Iterator[list[tuple[int, NodeGroup]]]:
-    """Yield sets of (index of the group, nodes): all groups, then each group alone and each zone of a group alone."""
+    """Yield lists of (index of a node group, its nodes) to search: all groups, then each group and each zone alone."""
     every = list(enumerate(cluster.groups))
     yield every
     parts = ((host, part) for host, group in every for part in dict.fromkeys((group, *_alone(group))))
@@ -127,7 +127,7 @@ def _choices(cluster: Cluster) -> Iterator[list[tuple[int, NodeGroup]]]:
 
 
 def _merit(found: Found, costs: PoolCosts, objective: Objective) -> tuple[float, float]:
-    """Merit by which placements on several clusters are compared; the smaller the better."""
+    """Return the objective's two numbers for a placement, to compare the results of searches; smaller is better."""
     weights = objective.weights(len(costs.groups))
     used = sum(weights[group] * gpus for _, group, gpus in found.sets)
     first, second = objective.keys(np.array(found.seconds), np.array(used))
@@ -184,9 +184,9 @@ def task_of(
 
 
 def _mapping(costs: PoolCosts, found: list[Found], device: Device, objective: Objective) -> DeviceMapping:
-    """The mapping of the best placement; the other placements are its rejected ones."""
+    """Return the mapping of the best found placement; the other placements are listed as rejected."""
     best = found[0].sets
-    if (load := costs.settings[0].load).streams:  # for which no placement is searched
+    if (load := costs.settings[0].load).streams:  # the search does not know of streaming
         found = [Found(best, *overlap.step_of([costs.seconds(*each) for each in best], load)), *found[1:]]
     ordered = sorted(best, key=lambda each: ("actor" not in each[0], sorted(each[0])))
     pools = [_pool(costs, models, group, gpus) for models, group, gpus in ordered]
@@ -196,14 +196,14 @@ def _mapping(costs: PoolCosts, found: list[Found], device: Device, objective: Ob
 
 
 def _with_prediction(costs: PoolCosts, found: Found, mapping: DeviceMapping) -> DeviceMapping:
-    """A mapping whose pools are those that were found, with sizes and prediction."""
+    """Return the mapping with the parallel sizes and the prediction of the found placement of its pools."""
     cuts = {role: cut for pool in found.sets for role, cut in cuts_of(costs, *pool).items()}
     sizes = {role: cuts[role].sizes for role in costs.requests}
     return replace(mapping, sizes=sizes, prediction=prediction_of(costs, found, cuts, mapping.pools))
 
 
 def _impossible(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
-    """Sizes that the manifest asks for, and that the model does not allow."""
+    """Yield a problem for each size of the manifest that the model does not allow."""
     fixed = _fixed_sizes(job, role)
     wrong = model.cannot_be_cut(pipeline=fixed.pipeline, tensor=fixed.tensor) if fixed else None
     shards = job.spec.rollout.tensor_parallel or 1
@@ -215,16 +215,16 @@ def _impossible(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
 
 
 def _fixed_sizes(job: Job, role: Role) -> Parallelism | None:
-    """The sizes that the manifest asks for; a reference that it does not write down has none."""
+    """Return a model's parallel sizes in the manifest; None if unset, for a rollout pool and an implied reference."""
     if role == "rollout" or (role == "reference" and job.spec.models.reference is None):
         return None
     return job.models()[role].parallelism
 
 
 def _request(job: Job, role: Role, model: Architecture, work: Work, device: Device) -> ModelRequest:
-    """A model, its work, and the sizes that the manifest asks for."""
+    """Return the mapper's request for a model: its shape, its work, and the sizes that the manifest sets."""
     rollout, source = job.spec.rollout, job.models()["actor" if role == "rollout" else role]
-    recomputes = bool(work.recomputes) if device == "CPU" else work.recomputes  # there it is as the manifest says
+    recomputes = bool(work.recomputes) if device == "CPU" else work.recomputes  # on CPU the manifest alone decides
     trained = model.trained_parameters(source.lora) / model.parameters
     return ModelRequest(
         model=model,
@@ -239,7 +239,7 @@ def _request(job: Job, role: Role, model: Architecture, work: Work, device: Devi
 
 
 def _with_sizes(request: ModelRequest, sizes: ParallelSizes) -> ModelRequest:
-    """Return the request with fixed sizes."""
+    """Return a model's request with all its parallel sizes fixed."""
     fixed = Parallelism(pipeline=sizes.pipeline, tensor=sizes.tensor, data=sizes.data, replicas=sizes.replicas)
     return replace(
         request,
@@ -250,14 +250,14 @@ def _with_sizes(request: ModelRequest, sizes: ParallelSizes) -> ModelRequest:
 
 
 def _alone(group: NodeGroup) -> list[NodeGroup]:
-    """The nodes of each zone, if nothing lies in the others."""
+    """Return the nodes of each zone as a node group without a link to other zones."""
     return [replace(part, zone_bandwidth=None) for part in group.in_zones]
 
 
 def _ways(group: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup]:
-    """The nodes of each zone, in at most so many ways, and what a pool over two of them may have: all orders of nodes.
+    """Yield ways to use a node group: at most `most` in each zone, then pools over two zones in orders of nodes.
 
-    A pool that has room in one zone lies in one: its nodes there are as many, and no slower.
+    A pool that has room in one zone never spans two, which would not be faster.
     """
     for part in group.in_zones:
         yield from _used(part, load)[:most]
@@ -266,7 +266,7 @@ def _ways(group: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup]:
 
 
 def _over_both(one: NodeGroup, other: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup]:
-    """Nodes of two zones, more than either has."""
+    """Yield node groups over two zones, with more nodes than either zone has, in each order worth a try."""
     for used in _used(replace(one, count=one.count + other.count, zones=()), load)[:most]:
         counts: list[int] = (_sizes_of_pools(used, load) // used.gpus_per_node).tolist()
         for count in (each for each in counts if each > max(one.count, other.count)):
@@ -276,7 +276,7 @@ def _over_both(one: NodeGroup, other: NodeGroup, load: Workload, most: int) -> I
 
 
 def _as_placed(pool: MappedPool, nodes: NodeGroup) -> NodeGroup:
-    """Return the nodes that a pool uses of its group; unknown zones of several nodes are taken in turn."""
+    """Return the nodes that a manually placed pool uses of its node group; zones take turns if the pool names none."""
     machines = len(pool.slots_per_machine)
     if min(machines, nodes.count) > 1:
         nodes = replace(nodes, gpus_per_node=max(pool.slots_per_machine))
@@ -287,7 +287,7 @@ def _as_placed(pool: MappedPool, nodes: NodeGroup) -> NodeGroup:
 
 
 def _used(nodes: NodeGroup, load: Workload) -> list[NodeGroup]:
-    """Return the nodes with all or some of each node's GPUs in use, most first: of 8 also 5, for a batch of 500.
+    """Return node groups with all or some of each node's GPUs in use, most first: 5 of 8 suit a batch of 500.
 
     A pool on several nodes uses as many GPUs on each. So each divisor of the batch is tried in every shape that the
     nodes allow, also the shapes of smaller nodes. A number of GPUs is left out if a larger number allows the same pools
@@ -307,7 +307,7 @@ def _used(nodes: NodeGroup, load: Workload) -> list[NodeGroup]:
 
 
 def _sizes_of_pools(nodes: NodeGroup, load: Workload) -> Indices:
-    """GPUs that a pool may have, with which the batch divides."""
+    """Return the pool sizes in GPUs that the nodes allow and that divide the batch sizes evenly."""
     most = min(load.pool_divides, default=nodes.gpus) // nodes.gpus_per_node
     sizes = pool_sizes(replace(nodes, count=min(nodes.count, most)))
     for number in load.pool_divides:
@@ -329,7 +329,7 @@ def _pool(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> Ma
 
 
 def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | None:
-    """A node group for each pool, of its type of GPU if it says one, the largest pools first; None without room."""
+    """Return the index of a node group with room for each pool, of its GPU type if set; None if one has no room."""
     left = [group.gpus for group in cluster.groups]
     groups: dict[str, int] = {}
     for pool in sorted(pools, key=lambda pool: -pool.size):
@@ -343,7 +343,7 @@ def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | Non
 
 
 def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
-    """Return what a cluster without a mapping is short of, and how many nodes would do.
+    """Return how much memory a cluster without a mapping is short of, and how many GPUs of each type would do.
 
     If host memory can hold the states of all models, the GPUs need to hold only the largest model.
     """
@@ -363,7 +363,7 @@ def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
 
 
 def _smallest(task: MappingProblem, group: NodeGroup) -> int | None:
-    """The least nodes of a group on which a mapping is found; None beyond MAX_NODES."""
+    """Return the fewest nodes like those of a group on which a mapping fits; None beyond MAX_NODES."""
 
     def fits(count: int) -> bool:
         return bool(task.search(task.costs(Cluster((replace(group, count=count, zones=()),)))))
@@ -385,7 +385,7 @@ def _gpus_in(cluster: Cluster) -> str:
 
 
 def _fixed_sizes_in_words(request: ModelRequest) -> str:
-    """Return the sizes that the manifest asks for: `pipeline 2, tensor 4, replicas 2`."""
+    """Return the parallel sizes that the manifest sets for a model in words: `pipeline 2, tensor 4, replicas 2`."""
     sizes = request.sizes.model_dump(exclude={"replicas"}) if request.sizes else {}
     words = [f"{name} {size}" for name, size in sizes.items() if size]
     return ", ".join(words) + f", replicas {request.replicas}" * (request.replicas > 1)
@@ -394,7 +394,7 @@ def _fixed_sizes_in_words(request: ModelRequest) -> str:
 def _short_of(
     task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float, *, waits: bool
 ) -> str:
-    """Why nothing fits; needed, have: bytes for the states of the models; waits: host memory has room for all."""
+    """Return why nothing fits; needed, have: GPU bytes for the states; waits: host memory can hold all states."""
     models = ", ".join(task.requests)
     if needed > have:
         one = "the largest of " * (waits and len(task.requests) > 1)

@@ -13,15 +13,15 @@ from rlhf_mapper.mapping import Kind, Phase
 KIND_OF: Mapping[Phase, Kind] = MappingProxyType(
     {"reshard": "transition", "generation": "generation", "scoring": "inference", "update": "training"}
 )
-"""Kind of work that a phase's correction concerns."""
+"""Kind of work whose correction factor is measured by a phase."""
 WARM_UP, FEW = 2, 4
-"""The first steps are left out where there are more than a few: they compile, allocate and fill caches."""
+"""Number of first steps that a calibration leaves out (they compile and allocate) if there are more than FEW steps."""
 
 Name = TypeVar("Name", bound=str)
 
 
 class Compared(NamedTuple, Generic[Name]):
-    """A phase, its seconds of a step as predicted and as measured, and measured / predicted."""
+    """Comparison of a phase: its predicted and its measured seconds in a step, and measured / predicted."""
 
     phase: Name
     predicted: float
@@ -30,7 +30,7 @@ class Compared(NamedTuple, Generic[Name]):
 
 
 def compare_phases(predicted: Mapping[Name, float], rows: Sequence[Mapping[str, float]]) -> list[Compared[Name]]:
-    """Prediction and measurement side by side, for the phases that have both.
+    """Compare predicted with measured seconds, for the phases that have both.
 
     predicted: seconds of a step by phase: `phases` of a Prediction (or `predicted.phases` of mapping.json), and `step`
     for the whole step. rows: the records of a job's metrics.jsonl by step, of which `time/<phase>` is read; the
@@ -49,12 +49,12 @@ def compare_phases(predicted: Mapping[Name, float], rows: Sequence[Mapping[str, 
 def correction_of(
     predicted: Mapping[Phase, float], rows: Sequence[Mapping[str, float]], *, before: Correction | None = None
 ) -> Correction:
-    """The factors with which the prediction would have been what was measured; arguments as of `compare_phases`.
+    """Return the factors by which the prediction would have matched the measurement; arguments as of `compare_phases`.
 
-    before: the factors that the prediction was made with (`predicted.correction` of mapping.json), into which the new
-    ones are multiplied; a kind without prediction or measurement keeps its own. The prediction for a run takes every
-    response to be as long as `data.maxResponseTokens` allows, so a factor holds how long responses really were, besides
-    the speed of the machine: it is right for jobs whose responses fill the same share of that.
+    before: the factors that the prediction was made with (`predicted.correction` of mapping.json), by which the new
+    ones are multiplied. A kind without prediction or measurement keeps its old factor. The prediction for a run takes
+    every response to be as long as `data.maxResponseTokens` allows. So a factor contains the real length of responses,
+    besides the speed of the machine: it is right for jobs whose responses fill the same share of that limit.
     """
     factors = dict((before or Correction()).factors)
     for phase, _, _, ratio in compare_phases(predicted, rows):

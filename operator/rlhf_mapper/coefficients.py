@@ -1,4 +1,4 @@
-"""The numbers by which the simulators differ from peaks: how well kernels and links do, and what software costs."""
+"""Coefficients of the simulators: shares of hardware peaks that kernels and links reach, and overheads of software."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_mapper.mapping import Device, Kind
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """Shares of a peak that are reached, and times that no bandwidth explains."""
+    """Shares of hardware peaks that programs reach, and overheads in seconds that no bandwidth explains."""
 
     kernel: float
     """Share of peak FLOP/s that matrix products reach."""
@@ -37,50 +37,51 @@ class Efficiency:
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """How the programs that train and generate are built."""
+    """Properties of the training and generation programs that decide their memory and speed."""
 
     name: str
     """Name of the software, for outputs."""
     is_eager: bool
-    """Layers are transformers' own modules, each operation a kernel; else fused ones (Megatron)."""
+    """Whether layers are transformers' own modules, a kernel for each operation; else they are fused (Megatron)."""
     attention: Literal["Flash", "SDPA"]
-    """The kernels of attention in training and scoring."""
+    """Attention kernels of training and scoring."""
     shards_weights: bool
-    """Data-parallel ranks share weights and gradients, too (FSDP, ZeRO-3); else the optimizer alone (ZeRO-1).
+    """Whether data-parallel ranks shard weights and gradients too (FSDP, ZeRO-3), or the optimizer alone (ZeRO-1).
 
-    Then gradients are there only while their model is updated, and the head computes no logits of all tokens at once.
+    If true, gradients exist only while their model is updated, and the head never computes the logits of all tokens
+    at once.
     """
     weight_bytes: float
-    """Bytes of a parameter of a trained model."""
+    """Bytes of the weight of one parameter in a trained model."""
     gradient_bytes: float
     optimizer_bytes: float
     frozen_bytes: float
-    """Bytes of a parameter of a frozen model."""
+    """Bytes of the weight of one parameter in a frozen model."""
     compute_bytes: float
     """Bytes of a number in matrix products, activations and the KV cache."""
     rereads_kv: bool
-    """The generator reads the KV cache of a group once for every query head (vLLM 0.3), not once for all."""
+    """Whether the generator reads a KV head's cache once for each of its query heads (vLLM 0.3), not once for all."""
     running_sequences: int
-    """Most sequences that one generator decodes at once."""
+    """Largest number of sequences that one generator decodes at once."""
     may_offload: bool
-    """Whether states may wait in host memory."""
+    """Whether the states of idle models may be moved to host memory."""
     state_share: float
-    """Share of a GPU's memory that states may fill."""
+    """Largest share of a GPU's memory that model states (weights, gradients, optimizer) may fill."""
     efficiency: Efficiency
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Measured over predicted seconds, by kind; 1 where nothing was measured."""
+    """Correction factors by kind of work: measured over predicted seconds; 1 where nothing was measured."""
 
     factors: dict[Kind, float] = field(default_factory=dict)
 
     def of(self, kind: Kind) -> float:
-        """The factor of a kind."""
+        """Return the correction factor of a kind of work."""
         return self.factors.get(kind, 1.0)
 
 
-_ON_GPU = Efficiency(  # benchmarks/fit.py ours finds the first four, but for rounding
+_ON_GPU = Efficiency(  # the first four are those that `benchmarks/fit.py ours` finds, rounded
     kernel=0.37,
     memory=0.85,
     decode_seconds=8e-4,
@@ -125,7 +126,7 @@ TRAINER = Software(
 
 
 def software_for(device: Device, precision: Literal["Auto", "FP32", "BF16"], attention: Attention = "Auto") -> Software:
-    """This project's trainer on a device; Auto is FP32 and SDPA on CPU, and BF16 and Flash on GPU."""
+    """Return the figures of this project's trainer on a device; Auto: FP32 and SDPA on CPU, BF16 and Flash on GPU."""
     full = precision == "FP32" or (precision == "Auto" and device == "CPU")
     size, on_cpu = (4 if full else 2), device == "CPU"
     return replace(

@@ -1,4 +1,4 @@
-"""The shape of a model by the text of its config.json or by a manifest; which model of a chain has the same shape."""
+"""Architecture of a model from its config.json or a manifest; the first model of a chain of jobs has the same shape."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ SIZES = (
 WORDS = (*(name for name in SIZES if name != "num_local_experts"), "model_type", "tie_word_embeddings")
 """Fields that a Shape takes from config.json; num_local_experts is another name of num_experts."""
 MAX_SIZE = 10_000_000
-"""No size of a model is larger."""
+"""Upper bound of each size in a config.json; a larger value is an error."""
 DECODERS = ("ForCausalLM", "ForSequenceClassification")
-"""How the architectures of transformers that the trainer takes are named."""
+"""Suffixes of the names of those transformers architectures that the trainer supports."""
 OTHERS = ("bart", "bert", "distilbert", "electra", "mbart", "mt5", "pegasus", "roberta", "t5", "umt5", "xlm-roberta")
-"""Families that are no decoders, for a shape that names no architecture."""
+"""Model types that are no decoders; they decide for a config.json that names no architecture."""
 
 
 class ConfigError(Exception):
-    """A config.json does not give the shape of a decoder; the message is a clause about the file."""
+    """Error for a config.json that does not give the shape of a decoder; the message is a clause about the file."""
 
 
 def made_from(job: Job, role: Role, jobs: Mapping[str, Job]) -> tuple[Job, Role]:
-    """The job and the role whose model a chain of jobs makes this one from; it has the same shape.
+    """Return the first job of a chain, and its role from whose model this role's model is made; both have one shape.
 
-    Jobs that name each other, as a job made anew under an old name may, have no first one: then any of them.
+    If the jobs form a cycle, as after a job was made anew under an old name, return any of the cycle.
     """
     visited: set[tuple[str, Role]] = set()
     # A URI of another scheme than job:// is no job's name.
@@ -55,14 +55,14 @@ def made_from(job: Job, role: Role, jobs: Mapping[str, Job]) -> tuple[Job, Role]
 
 
 def shape_of(text: str, role: Role) -> Architecture:
-    """The architecture of a role's model by its config.json. Raises ConfigError."""
+    """Return the architecture of a role's model from the text of its config.json. Raises ConfigError."""
     return _architecture(read(text), role)
 
 
 def manifest_architecture(job: Job, role: Role, maker: Job, made: Role) -> Architecture | None:
-    """The architecture that a manifest tells: of a job's own model, or else of the one that a chain makes it from.
+    """Return the architecture from the `shape` in a manifest: of the job's model, else of the chain's first model.
 
-    None where neither is told. SpecError for a shape that cannot be.
+    Return None if neither manifest has a shape. Raises SpecError for a shape that no model can have.
     """
     for where, source in ((job, role), (maker, made)):
         if shape := where.models()[source].shape:
@@ -75,7 +75,7 @@ def manifest_architecture(job: Job, role: Role, maker: Job, made: Role) -> Archi
 
 
 def architecture_in(shape: Shape, role: Role) -> Architecture:
-    """The architecture of a role's model by the numbers of a manifest or of a status. Raises ConfigError."""
+    """Return the architecture of a role's model from the `shape` in a manifest or a status. Raises ConfigError."""
     given = {name: value for name in WORDS if (value := getattr(shape, name)) is not None}
     config = {**KNOWN.get(shape.name or "", {}), **given}
     _require_decoder(config)
@@ -83,7 +83,7 @@ def architecture_in(shape: Shape, role: Role) -> Architecture:
 
 
 def shape_in(text: str) -> Shape:
-    """The numbers of a config.json. Raises ConfigError."""
+    """Return the fields of a config.json that make up a shape. Raises ConfigError."""
     config = read(text)
     _architecture(config, "actor")
     found: dict[str, Any] = {name: config[name] for name in WORDS if name in config}
@@ -114,7 +114,7 @@ def read(text: str) -> dict[str, Any]:
 
 
 def _require_decoder(config: Mapping[str, Any]) -> None:
-    """ConfigError where a configuration describes no decoder, or none that can be."""
+    """Raise ConfigError if a configuration describes no decoder, or has sizes that no decoder can have."""
     names = config.get("architectures", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"architectures is {json.dumps(names)[:100]}, expected a list of names")
@@ -139,7 +139,7 @@ def _is_decoder(config: Mapping[str, Any], names: Sequence[str]) -> bool:
 
 
 def _conflict(config: Mapping[str, Any]) -> str | None:
-    """Return which of the valid sizes contradict each other; None if none do."""
+    """Return a clause on two sizes that are valid alone but contradict each other; None without a contradiction."""
     heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size")
     kv_heads, per_token = config.get("num_key_value_heads", heads), config.get("num_experts_per_tok", 1)
     experts = config.get("num_local_experts", config.get("num_experts"))

@@ -10,49 +10,49 @@ from dataclasses import dataclass, field, replace
 GB = 1e9
 """Vendors' gigabyte, as memory, bandwidths and prices are quoted."""
 GIGABIT = 1e9 / 8
-"""Bytes; networks are quoted in gigabits."""
+"""Bytes in a gigabit, the unit in which networks are quoted."""
 USUAL_NETWORK = 50.0
-"""Gb/s of a GPU's share of its node's network, where neither the table nor anybody says: 400 Gb/s for eight."""
+"""Default Gb/s of a GPU's share of its node's network, if it is not known: 400 Gb/s for eight GPUs."""
 SAME_MEMORY = 0.1
-"""Two figures of a GPU's memory, of its product name and of the table, differ by a smaller share than this."""
+"""Relative difference below which the memory in a product name and the memory in the table count as equal."""
 NEUTRAL = {"nvidia", "tesla", "amd", "instinct", "ac", "mega", "oam", "vf", "hbm3", "hbm3e"} | {
     f"sxm{version}" for version in ("", 4, 5, 6)
 }
-"""Words of a product name that make no difference; a GPU in an SXM or OAM socket is the one that vendors name first.
+"""Words of a product name that do not tell GPU types apart; a plain GPU name means the SXM or OAM version.
 
-Words that are not here, such as shared (a GPU that pods use in turn) or laptop, are of other products.
+Any other word, such as shared (a GPU that pods use in turn) or laptop, marks another product.
 """
 ALIASES = {"nvidia-tesla-a100": "a100-40g"}
-"""GKE's name of a GPU that others call by words of several rows -> its row."""
+"""Product name of GKE that fits several rows of the GPU table -> name of the right row."""
 MIG = re.compile(r"(.+)[- ]mig[- ]([1-7])g\.(\d+)gb([.+].*)?")
-"""A product name's end for a slice of a GPU: its sevenths of the multiprocessors, and its memory in GB."""
+"""Pattern of the name of a GPU slice (MIG): the GPU, sevenths of its multiprocessors, and gigabytes of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A type of accelerator; the figures are peaks, and dense where vendors also quote sparse ones."""
+    """Type of accelerator; the figures are peaks, and dense where vendors also quote sparse ones."""
 
     name: str
     memory: float
-    """Bytes."""
+    """Bytes of the GPU's memory."""
     bf16: float
     """FLOP/s of matrix products in bf16 (fp16 where there is no bf16)."""
     fp32: float
     """FLOP/s in fp32, without tensor cores."""
     memory_bandwidth: float
-    """Bytes/s."""
+    """Bytes/s between the GPU and its own memory."""
     link_bandwidth: float
     """Bytes/s between the GPUs of a node, both directions together, as vendors quote it."""
     host_bandwidth: float
-    """Bytes/s to host memory, one direction."""
+    """Bytes/s between a GPU and host memory, one direction."""
     network_bandwidth: float = USUAL_NETWORK * GIGABIT
     """Bytes/s of a GPU's share of its node's network, one direction, if the node's figure is unknown."""
     launch_seconds: float = 4e-6
-    """Time to start a kernel; a decoder layer starts 12 to 54."""
+    """Seconds to start a kernel; a decoder layer starts 12 to 54 kernels."""
     source: str
-    """Source of the figures."""
+    """Source of the GPU's figures, such as a datasheet."""
     product: frozenset[str] = frozenset()
-    """Words that its product name has, besides memory and NEUTRAL ones; none: it is recognised by no product name."""
+    """Words of the product name besides memory and NEUTRAL words; empty: no product name stands for this type."""
 
 
 def gpu_row(
@@ -67,7 +67,7 @@ def gpu_row(
     network: float,
     source: str,
 ) -> Gpu:
-    """A GPU by the figures that vendors quote: gigabytes, TFLOP/s in bf16 and in fp32, GB/s, then network in Gb/s."""
+    """Return a GPU type from the vendor's figures: GB, TFLOP/s in bf16 and in fp32, GB/s, then network in Gb/s."""
     return Gpu(
         name=name,
         memory=memory * GB,
@@ -133,7 +133,7 @@ GPUS: Mapping[str, Gpu] = {
 
 
 def gpu_of_product(product: str) -> Gpu | None:
-    """Return the table's row for a product name, or its share for a slice (MIG); None for an unknown product.
+    """Return the table's row for a product name, or a share of the row for a slice (MIG); None if unknown.
 
     product: the node label nvidia.com/gpu.product or amd.com/gpu.product-name, such as NVIDIA-A100-SXM4-80GB or
     NVIDIA-H200-MIG-1g.18gb; or a driver's name, such as NVIDIA A100 80GB PCIe.
@@ -156,7 +156,7 @@ def gpu_of_product(product: str) -> Gpu | None:
 
 
 def gpu_named(name: str, known: Mapping[str, Gpu] = GPUS) -> Gpu | None:
-    """The GPU of a name, also of a slice (MIG) of one, such as a100-80g-mig-1g.10gb; None for another."""
+    """Return the GPU type of a name, which may be a slice (MIG) such as a100-80g-mig-1g.10gb; None if unknown."""
     found = MIG.fullmatch(name)
     if name in known or not found or found[1] not in known:
         return known.get(name)
@@ -164,7 +164,7 @@ def gpu_named(name: str, known: Mapping[str, Gpu] = GPUS) -> Gpu | None:
 
 
 def _slice(gpu: Gpu, sevenths: int, gigabytes: int) -> Gpu:
-    """A slice (MIG) as a GPU of its own; shares as in NVIDIA's MIG user guide, Supported MIG Profiles.
+    """Return a slice (MIG) of a GPU as a type of its own; shares as in NVIDIA's MIG user guide, Supported MIG Profiles.
 
     Slices have no NVLink and no peer access: they meet in host memory, whose link they share.
     """
@@ -194,7 +194,7 @@ PER_CYCLE: Mapping[tuple[int, int], tuple[int, int]] = {
     (10, 0): (8192, 256),
     (12, 0): (1024, 256),
 }
-"""CUDA's compute capability -> FLOP that a multiprocessor makes in a cycle: of matrix products in bf16, and in fp32.
+"""CUDA's compute capability -> FLOP of one multiprocessor in a cycle: (matrix products in bf16, fp32).
 
 From NVIDIA's papers on the architectures. GeForce cards add bf16 products up in fp32 half as fast.
 """
@@ -204,24 +204,24 @@ PCIE_4 = 32 * GB
 
 @dataclass(frozen=True, kw_only=True)
 class FoundGpu:
-    """A GPU of a machine, as its driver describes it."""
+    """GPU of a machine, as the driver describes it."""
 
     name: str
     memory: float
-    """Bytes."""
+    """Bytes of the GPU's memory."""
     capability: tuple[int, int] = (0, 0)
     """CUDA's compute capability; (0, 0) for a GPU of another vendor."""
     multiprocessors: int = 0
     clock: float = 0.0
-    """The highest, in Hz."""
+    """Highest clock rate of the multiprocessors, in Hz."""
     memory_bandwidth: float = 0.0
-    """Bytes/s; 0: the driver does not say."""
+    """Bytes/s between the GPU and its own memory; 0 if the driver does not report it."""
 
 
 def figures_of(found: FoundGpu) -> Gpu | None:
-    """The row of the table for a GPU, else one by its multiprocessors and clocks; None where those say too little.
+    """Return a GPU's figures from the table, or estimated from multiprocessors and clock; None if those are unknown.
 
-    Nothing tells the bandwidth of links: they are taken to be PCIe 4.0 x16.
+    An estimate takes the links to be PCIe 4.0 x16, since the driver does not report their bandwidth.
     """
     if known := gpu_of_product(found.name):
         return known
@@ -243,12 +243,12 @@ def figures_of(found: FoundGpu) -> Gpu | None:
 
 
 MAX_GROUPS = 8
-"""Most node groups of a search, which tries every group for every pool."""
+"""Largest number of node groups in a search, which tries every group for every pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
-    """Equal nodes. A pool lies in one group: it never spans GPU types."""
+    """Group of equal nodes. A pool lies in one node group, so it never spans GPU types."""
 
     gpu: Gpu
     count: int
@@ -256,13 +256,13 @@ class NodeGroup:
     link_bandwidth: float | None = None
     """Bytes/s between the GPUs of a node, both directions together; None: the GPU type's."""
     node_bandwidth: float | None = None
-    """Bytes/s of a node's network, one direction, shared by its GPUs; None: what is usual with the GPU type."""
+    """Bytes/s of a node's network, one direction, shared by its GPUs; None: the usual network of the GPU type."""
     link_latency: float = 5e-6
-    """Seconds of a message within a node."""
+    """Seconds that a message takes between GPUs of one node."""
     node_latency: float = 15e-6
-    """Seconds of a message between nodes."""
+    """Seconds that a message takes between nodes."""
     host_memory: float | None = None
-    """Bytes of host memory for each GPU; None: enough for whatever is offloaded."""
+    """Bytes of host memory for each GPU; None: enough for all offloaded states."""
     gpu_hour_price: float | None = None
     """Price of a GPU for an hour, in any currency."""
     zones: tuple[str, ...] = ()
@@ -276,7 +276,7 @@ class NodeGroup:
 
     @property
     def in_zones(self) -> tuple[NodeGroup, ...]:
-        """The nodes of each zone; all, where they lie in one."""
+        """Node group of each zone alone; just this group if all its nodes lie in one zone."""
         if not self.spans_zones:
             return (self,)
         return tuple(replace(self, count=n, zones=(zone,) * n) for zone, n in Counter(self.zones).items())
@@ -297,7 +297,7 @@ class NodeGroup:
 
 
 def merged(groups: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
-    """Groups that differ in nothing but the number of nodes and their zones become one."""
+    """Join the node groups that differ only in the number and the zones of their nodes."""
     counts, zones = Counter[NodeGroup](), dict[NodeGroup, tuple[str, ...]]()
     for group in groups:
         one = replace(group, count=1, zones=())
@@ -318,5 +318,5 @@ class Cluster:
 
     @property
     def memory(self) -> float:
-        """Bytes of all GPUs."""
+        """Bytes of memory of all GPUs together."""
         return sum(group.gpus * group.gpu.memory for group in self.groups)

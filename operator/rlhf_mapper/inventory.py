@@ -1,4 +1,4 @@
-"""The cluster that a user describes: an inventory file, or a number of equal nodes."""
+"""Cluster that a user describes: an inventory file, or a number of equal nodes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from rlhf_mapper.hardware import (
 )
 
 MAX_PRINTABLE = 1e300
-"""YAML has whole numbers that are no floats."""
+"""Bound above which a message does not show a number: whole numbers in YAML may exceed the range of floats."""
 
 
 def _in(unit: str, least: float, most: float) -> BeforeValidator:
-    """A number in this unit; one outside of the bounds is in another unit, and the sentence says so."""
+    """Return a validator of a number from `least` to `most`; its message names the unit, which may be the mistake."""
 
     def check(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -58,7 +58,7 @@ Price = Annotated[float, _in("units of a currency, for one GPU and one hour", 0,
 
 
 class GpuType(Spec):
-    """A type of GPU that the table lacks; the figures are peaks, as its vendor quotes them."""
+    """Entry of an inventory file for a GPU type that the table lacks; the figures are peaks, as vendors quote them."""
 
     name: Name
     memory: Annotated[Memory, Field(alias="memoryGB")]
@@ -69,13 +69,13 @@ class GpuType(Spec):
     host_bandwidth: Annotated[GigabytesPerSecond, Field(alias="hostGBps")]
 
     def gpu(self, source: str) -> Gpu:
-        """Convert to bytes and FLOP/s."""
+        """Return the GPU type with its figures in bytes and FLOP/s."""
         rates = (self.memory_bandwidth, self.link_bandwidth, self.host_bandwidth)
         return gpu_row(self.name, "", self.memory, self.bf16, self.fp32, *rates, USUAL_NETWORK, source)
 
 
 class NodeFigures(Spec):
-    """Links of GPUs and nodes, and their price; an unset link is the usual link of the GPU type."""
+    """Bandwidths and price of the nodes in an entry; an unset bandwidth is the usual one of the GPU type."""
 
     intra_node: Annotated[BothDirections | None, Field(alias="intraNodeGBps")] = None
     inter_node: Annotated[GigabitsPerSecond | None, Field(alias="interNodeGbps")] = None
@@ -100,7 +100,7 @@ class Link(Spec):
 
 
 class Nodes(NodeFigures):
-    """Equal nodes."""
+    """Entry of an inventory file for equal nodes."""
 
     name: Name | None = None
     """Name of the nodes' zone, for `links`."""
@@ -110,7 +110,7 @@ class Nodes(NodeFigures):
     host_memory: Annotated[Memory | None, Field(alias="hostMemoryGB")] = None
 
     def group(self, gpu: Gpu, link: Link | None) -> NodeGroup:
-        """Convert to bytes and bytes/s, as a zone of a link."""
+        """Return the nodes as a node group in bytes and bytes/s; link: link between their zone and other zones."""
         return NodeGroup(
             gpu=gpu,
             count=self.count,
@@ -125,7 +125,7 @@ class Nodes(NodeFigures):
 
 
 class InventoryFile(Spec):
-    """An inventory file: nodes by group, what links some of them, and the GPU types of one's own."""
+    """Content of an inventory file: groups of equal nodes, links between zones, and GPU types that the table lacks."""
 
     nodes: Annotated[tuple[Nodes, ...], Field(strict=False, min_length=1)]
     links: Annotated[tuple[Link, ...], Field(strict=False)] = ()
@@ -133,16 +133,16 @@ class InventoryFile(Spec):
 
 
 class Flags(Spec):
-    """Equal nodes as `rlhf plan` is told of them."""
+    """Options of `rlhf plan` that describe a cluster of equal nodes."""
 
     nodes: Annotated[NodeCount, Field(alias="--nodes")]
     gpus_per_node: Annotated[SlotCount, Field(alias="--gpus-per-node")]
 
 
 def cluster_of(document: object, source: str) -> Cluster:
-    """The cluster that an inventory file describes; equal entries are one group, and others of one GPU type are two.
+    """Return the cluster that an inventory file describes; entries with equal nodes become one node group.
 
-    source: the file, which opens every sentence. Raises SpecError with every mistake.
+    source: name of the file, with which every message begins. Raises SpecError with every mistake.
     """
     try:
         inventory = InventoryFile.model_validate(document, by_alias=True, by_name=False)
@@ -160,7 +160,7 @@ def cluster_of(document: object, source: str) -> Cluster:
 
 
 def cluster_of_flags(nodes: int, gpus_per_node: int, gpu: str) -> Cluster:
-    """Equal nodes with the table's figures. Raises SpecError with every mistake."""
+    """Return a cluster of equal nodes with the figures of the GPU table. Raises SpecError with every mistake."""
     try:
         Flags.model_validate({"--nodes": nodes, "--gpus-per-node": gpus_per_node}, by_alias=True, by_name=False)
     except ValidationError as found:
@@ -172,7 +172,7 @@ def cluster_of_flags(nodes: int, gpus_per_node: int, gpu: str) -> Cluster:
 
 
 def _groups(inventory: InventoryFile, types: Mapping[str, Gpu]) -> Iterator[NodeGroup]:
-    """Yield the groups without a link, merged if equal, and then the groups of each link."""
+    """Yield the node groups without a link, merged if equal, and then the groups of each link."""
     linked = {name: link for link in inventory.links for name in link.between}
     for link in (None, *inventory.links):
         of_link = [nodes for nodes in inventory.nodes if linked.get(nodes.name or "") is link]

@@ -14,13 +14,13 @@ from rlhf_mapper.mapping import Infeasible
 from rlhf_mapper.simulate import memory
 
 ONE = Architecture(layers=1, hidden=1, heads=1, kv_heads=1, head_size=1, ffn=1, vocabulary=1)
-"""Any model: what is asked are the bytes of a parameter."""
+"""Tiny model that stands for any model when the bytes of states for each parameter are computed."""
 
 
 def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]) -> Infeasible | None:
-    """Why CPU slots cannot hold the states of models of so many parameters, as the manifest says; None where it may.
+    """Return why CPU slots cannot hold the states of models with so many parameters; None if the slots may hold them.
 
-    A model that is not in `parameters` counts as nothing.
+    A model that is not in `parameters` counts as 0 bytes.
     """
     software, models = software_for("CPU", job.spec.training.precision), job.models()
     states = {
@@ -38,5 +38,5 @@ def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]
 
 
 def _is_trained(model: Model) -> bool:
-    """Whether all of a model is; an adapter's share depends on the shape."""
+    """Whether all parameters of a model are trained; with LoRA the trained share depends on the unknown shape."""
     return model.optimizer is not None and model.lora is None

@@ -13,14 +13,14 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 Device = Literal["CPU", "GPU"]
 Stage = Literal["generation", "preparation", "training"]
 STAGES: tuple[Stage, ...] = ("generation", "preparation", "training")
-"""The stages of a step, one after the other; within one, pools work at the same time (HybridFlow Algorithm 1)."""
+"""Stages of a step, one after the other; within a stage, pools work at the same time (HybridFlow Algorithm 1)."""
 Phase = Literal["generation", "reshard", "scoring", "update"]
 PHASES: tuple[Phase, ...] = ("reshard", "generation", "scoring", "update")
-"""Phases of which a run measures time/<phase>."""
+"""Phases of a step that a run measures as the metrics time/<phase>."""
 PLACED_WITH: Mapping[Role, Role] = {"cost_critic": "critic"}
-"""Models that have no place of their own: model -> the one in whose pool it lives."""
+"""Models that are always placed in the pool of another model: model -> that other model."""
 RESIDENT = ("weights", "optimizer")
-"""Parts of a model's memory that stay on the GPU unless they are offloaded; gradients are there in its update only."""
+"""Parts of a model's memory that stay on the GPU unless they are offloaded; gradients exist only in its update."""
 STAGE_OF: Mapping[Phase, Stage] = {
     "reshard": "generation",
     "generation": "generation",
@@ -28,29 +28,29 @@ STAGE_OF: Mapping[Phase, Stage] = {
     "update": "training",
 }
 Kind = Literal["training", "inference", "generation", "transition"]
-"""Kinds of work; measurements correct each kind by a factor."""
+"""Kind of work in a step; measurements correct the predicted seconds of each kind by a factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MappedPool:
-    """Slots that some models share; models of one pool run in turn, those of different pools at the same time."""
+    """Pool of slots (GPUs or CPU workers) for some models, which run in turn; different pools run at the same time."""
 
     name: str
     models: tuple[Role, ...]
     slots_per_machine: tuple[int, ...]
     gpu: str = ""
-    """Name of the GPU type; empty where nobody said."""
+    """Name of the pool's GPU type; empty if unknown."""
     zones: tuple[str, ...] = ()
     """Zone of each machine in the order of ranks; empty if unknown."""
 
     @property
     def size(self) -> int:
-        """Slots of all machines."""
+        """Number of slots of the pool on all machines."""
         return sum(self.slots_per_machine)
 
     @property
     def where(self) -> str:
-        """The zones in the order of ranks: `8 a`, `4 a + 4 b`, or `2 x (3 a + 1 b)`; empty where nobody said."""
+        """Zones of the machines in the order of ranks: `8 a`, `4 a + 4 b`, or `2 x (3 a + 1 b)`; empty if unknown."""
         zones, many = self.zones, len(self.zones)
         period = next((n for n in range(1, many) if zones == zones[:n] * (many // n)), many)
         runs = [(zone, len(list(run))) for zone, run in groupby(zones[:period])]
@@ -65,15 +65,15 @@ class ModelPrediction:
     """Prediction for one model in its pool."""
 
     micro_batch: int
-    """Sequences of a forward pass."""
+    """Number of sequences in one forward pass of the model."""
     offload: str
     """States that wait in host memory while the model is idle, named as in `models.<role>.offload`."""
     recomputes: bool = False
     """Whether layers are computed again in the backward pass (`models.<role>.gradientCheckpointing`)."""
     seconds: Mapping[Phase, float]
-    """Seconds of a step by phase; phases without work are left out."""
+    """Seconds of the model in a step by phase; phases without work are left out."""
     memory: Mapping[Stage, Mapping[str, float]]
-    """Bytes of a GPU that are this model's while it is its turn in each stage, by part: weights, gradients, optimizer,
+    """Bytes of a GPU that the model fills while it has its turn in each stage, by part: weights, gradients, optimizer,
     activations, generator (its copy of the weights) and kv_cache."""
 
     def resident(self, stage: Stage) -> dict[str, float]:
@@ -90,22 +90,22 @@ class Prediction:
     tokens_per_second: float
     """Prompt and response tokens of the batch over the time of a step."""
     phases: Mapping[Phase, float]
-    """Seconds of a step; of the slowest pool, where pools work at the same time."""
+    """Seconds of each phase in a step; those of the slowest pool where pools work at the same time."""
     stages: Mapping[Stage, float]
-    """Seconds by stage; their sum is the step, unless `works_ahead`."""
+    """Seconds of each stage; their sum is the step, unless `works_ahead`."""
     models: Mapping[Role, ModelPrediction]
     memory_limit: Mapping[str, float]
-    """Bytes of a GPU that may be used, by pool."""
+    """Usable bytes of a GPU's memory, by pool."""
     gpu_memory_utilization: float
     """Share of a GPU's memory for the generator's weights and KV cache."""
     correction: Mapping[Kind, float] = field(default_factory=dict)
-    """The factors of the kinds that are in these seconds; none where nothing was measured before."""
+    """Correction factors by kind of work that the predicted seconds contain; empty if nothing was measured before."""
     coefficients: str = ""
-    """Name of the software whose coefficients give the seconds."""
+    """Name of the software whose coefficients the predicted seconds are computed with."""
     response_tokens: float = 0.0
-    """Mean length of responses in these seconds."""
+    """Mean length of the responses that the prediction assumes, in tokens."""
     works_ahead: bool = False
-    """Whether the responses of a later step are generated during the other two stages."""
+    """Whether the responses of a later step are generated during preparation and training."""
 
     def peak(self, models: Sequence[Role], stage: Stage) -> dict[str, float]:
         """Bytes of a GPU by part at the fullest moment of a stage, in a pool where these models take turns."""
@@ -139,7 +139,7 @@ class Infeasible:
     smallest: tuple[tuple[str, int], ...] = ()
     """(GPU type, GPUs) of the smallest cluster of each type that is large enough."""
     options: tuple[str, ...] = ()
-    """Choices of the manifest with which it would fit on what there is."""
+    """Remedies in words, such as a changed field of the manifest, each of which would make the job fit."""
 
     def __str__(self) -> str:
         would_do = " or ".join(dict.fromkeys([*self.options, *(f"{gpus} x {gpu}" for gpu, gpus in self.smallest)]))
@@ -148,19 +148,19 @@ class Infeasible:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMapping:
-    """The answer: every model of the job is in exactly one pool."""
+    """Answer of the mapper: pools of models; every model of the job is in exactly one pool."""
 
     device: Device
     pools: tuple[MappedPool, ...]
     sizes: dict[Role, ParallelSizes]
-    """Sizes of every model of the job."""
+    """Parallel sizes of every model of the job."""
     prediction: Prediction | None = None
-    """None where the shapes of the models are not known."""
+    """Predicted step; None if the shapes of the models are unknown."""
     rejected: tuple[Rejected, ...] = field(default=())
-    """The best other placements, best first."""
+    """Best placements that lost against this mapping, best first."""
 
     def described(self, pool: MappedPool) -> str:
-        """A pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with p-t-d of what is not cut by data alone."""
+        """Return a pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with p-t-d of models with p or t > 1."""
         zones = f" in zones {pool.where}" if pool.zones else ""
         return f"{pool.size} {self.device} slots ({', '.join(map(self._named, pool.models))}){zones}"
 

@@ -1,4 +1,4 @@
-"""Places the models of a job: pools as the manifest names them, or all models on one pool."""
+"""Placement of a job's models without a search: pools as the manifest names them, or one pool for all models."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def _manual_pools(job: Job) -> tuple[MappedPool, ...]:
 
 
 def _single_pool(job: Job, device: Device, gpus_per_machine: Sequence[int]) -> tuple[MappedPool, ...]:
-    """Return one pool of all models."""
+    """Return one pool for all models of a job."""
     slots = job.spec.resources.slots_per_node or (max(gpus_per_machine) if device == "GPU" else 1)
     slots_per_machine = (slots,) * job.spec.resources.nodes
     return (MappedPool(name="all", models=tuple(job.models()), slots_per_machine=slots_per_machine),)
 
 
 def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:
-    """Sizes of the manifest; by default data parallelism, and t_g = t in generation."""
+    """Return a model's parallel sizes from the manifest; by default data parallelism, and t_g = t in generation."""
     rollout = job.spec.rollout
     if role == "rollout":
         return generating(rollout.pipeline_parallel or 1, rollout.tensor_parallel or 1, pool.size)
@@ -66,12 +66,12 @@ def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:
 
 
 def generating(pipeline: int, tensor: int, slots: int) -> ParallelSizes:
-    """A pool that only generates: engines of p_g t_g slots, side by side."""
+    """Return the sizes of a pool that only generates: generation engines of p_g t_g slots each, side by side."""
     return ParallelSizes(data=max(1, slots // (pipeline * tensor)), pipeline=pipeline, tensor=tensor)
 
 
 def _does_not_fill(job: Job, role: Role, pool: MappedPool) -> list[Problem]:
-    """Sizes whose product is not the slots of the pool, or replicas that do not divide d."""
+    """Return the problem of a model whose p t d is not the slots of the pool, or whose replicas do not divide d."""
     sizes = _sizes(job, role, pool)
     path = f"{job.name}: spec.rollout"
     if role != "rollout":
@@ -95,7 +95,7 @@ def device_of(job: Job, gpus_per_machine: Sequence[int]) -> Device:
 
 
 def _does_not_divide(job: Job, pool: MappedPool) -> list[Problem]:
-    """Batch sizes that do not divide over the slots of a pool."""
+    """Return a problem for each batch size that does not divide over the slots of a pool."""
     training = job.spec.training
     sizes = {
         "batchSize": training.batch_size,
@@ -113,7 +113,7 @@ def _does_not_divide(job: Job, pool: MappedPool) -> list[Problem]:
 
 
 def _cuts_a_prompt(job: Job, pool: MappedPool) -> list[Problem]:
-    """A pool whose slots would share the responses to a prompt, where the best and the worst are to be found."""
+    """Return the problem of a pool that would spread a prompt's responses over slots, if the algorithm pairs them."""
     prompts, algorithm = job.rows_per_step, job.spec.algorithm
     if not (algorithm.chooses_pairs and "actor" in pool.models and prompts % pool.size):
         return []

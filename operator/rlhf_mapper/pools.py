@@ -17,11 +17,11 @@ from rlhf_mapper.simulate.layouts import Numbers
 from rlhf_mapper.strategy import ACTIVATION_SHARES, GeneratingStrategies, Indices, ModelRequest, Setting, Strategies
 
 BATCH_BYTES = 16
-"""Bytes of a token that a pool without the generator fetches: token, mask and two numbers."""
+"""Bytes of each token of the batch that a pool without the generator fetches: token, mask and two numbers."""
 
 
 def pool_sizes(nodes: NodeGroup) -> Indices:
-    """GPUs that a pool may have: parts of a node that pack without a gap, and whole nodes; over zones just all."""
+    """Return the sizes a pool may have: parts of a node that pack without a gap, or whole nodes; over zones all."""
     if nodes.spans_zones:
         return np.array([nodes.gpus])
     part, parts = nodes.gpus_per_node, []
@@ -34,30 +34,30 @@ def pool_sizes(nodes: NodeGroup) -> Indices:
 
 
 PoolOffload = Literal["None", "All", "OptimizerInHost"]
-"""States in host memory: none, all of idle models, or the optimizers of trained models for good."""
+"""Model states that a pool keeps in host memory: none, those of idle models, or always those of the optimizer."""
 
 
 @dataclass(frozen=True)
 class StateChoice:
-    """One way to keep the states of a set of models, on GPUs or in host memory: arrays over pool sizes [K]."""
+    """Way to keep the states of a pool's models, on GPUs or in host memory; its arrays have K pool sizes."""
 
     least: int
-    """Smallest p t of the models, where a replica holds all states."""
+    """Smallest p x t of the cuts to choose from; it matters if data-parallel ranks do not shard the states."""
     offload: PoolOffload
     room: Indices
-    """Index into ACTIVATION_SHARES of what activations may fill; -1: the states do not fit."""
+    """[K] index into ACTIVATION_SHARES of the memory that activations may fill; -1: the states do not fit."""
     cache: Numbers
-    """[G, K] bytes for the KV cache; [0, K] without a generator."""
+    """[G, K] bytes of a GPU for the KV cache, by generation cut p_g-t_g; [0, K] without a generator."""
     generator: Indices
-    """Row of p_g-t_g."""
+    """[K] row of the fastest generation cut p_g-t_g."""
     seconds: Numbers
-    """[3, K] of the stages; inf where it does not fit."""
+    """[3, K] seconds of generation, preparation and training; inf where the models do not fit."""
 
 
 def offload_seconds(request: ModelRequest, parts: Mapping[memory.Part, Numbers], setting: Setting) -> Numbers:
-    """[3, K]: seconds of each stage to bring an offloaded model to the GPU and back: weights, to train also moments.
+    """Return [3, K] seconds in each stage to bring an offloaded model's weights (and moments) to the GPU and back.
 
-    parts: bytes of a GPU for the model's states.
+    parts: bytes of a GPU for the model's states. Moments move only in training.
     """
     work, there_and_back = request.work, 2 / setting.nodes.gpu.host_bandwidth
     weights = parts["weights"] * there_and_back
@@ -76,7 +76,7 @@ class PoolCosts:
         sizes: Sequence[Indices],
         hosts: Sequence[frozenset[tuple[int, str]]] | None = None,
     ) -> None:
-        """Settings, pool sizes in GPUs, and hosts (see `search.tables.Costs`) of each node group.
+        """Keep the settings, the pool sizes in GPUs, and the hosts (see `search.tables.Costs`) of each node group.
 
         hosts None: each group has its own nodes.
         """
@@ -88,11 +88,11 @@ class PoolCosts:
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """GPUs of each node group."""
+        """Number of GPUs in each node group."""
         return tuple(setting.nodes.gpus for setting in self.settings)
 
     def of(self, models: frozenset[str], group: int) -> StageTable:
-        """Seconds of each stage on each number of GPUs, with the way to keep the states that is fastest there."""
+        """Return the stage seconds of a set of models by pool size, each with the fastest way to keep the states."""
         key = (models, group)
         if key not in self._tables:
             seconds = np.stack([choice.seconds for choice in self._state_choices(models, group)])
@@ -102,13 +102,13 @@ class PoolCosts:
         return self._tables[key]
 
     def chosen(self, models: frozenset[str], group: int, gpus: int) -> tuple[StateChoice, int]:
-        """(the way to keep states that is fastest in a pool of so many GPUs, index of that number in its arrays)."""
+        """Return (fastest way to keep the states in a pool of so many GPUs, index of this size in its arrays)."""
         size = int(np.searchsorted(self.sizes[group], gpus))
         choices = self._state_choices(models, group)
         return min(choices, key=lambda choice: float(choice.seconds[:, size].sum())), size
 
     def seconds(self, models: frozenset[str], group: int, gpus: int) -> Numbers:
-        """[3] seconds of the stages of one pool."""
+        """Return [3] seconds of the stages of one pool."""
         choice, size = self.chosen(models, group, gpus)
         return choice.seconds[:, size]
 
@@ -130,14 +130,14 @@ class PoolCosts:
         return self._strategies[key]
 
     def _beside(self, role: Role, models: frozenset[str]) -> ModelRequest:
-        """One of a pool's models, without the passes that it makes on other pools only."""
+        """Return the request of a model in a pool; in the actor's pool without passes that only other pools need."""
         request = self.requests[role]
         if request.work.read_apart and "actor" in models:
             return replace(request, work=replace(request.work, read=0.0))
         return request
 
     def states(self, role: Role, group: int, offload: PoolOffload = "None") -> dict[memory.Part, float]:
-        """Bytes of a model's weights, gradients and optimizer over all GPUs of a replica."""
+        """Return the bytes of a model's weights, gradients and optimizer on all GPUs that share one copy of them."""
         request = self.requests[role]
         if request.work.receives_weights or (offload == "OptimizerInHost" and request.work.trained):
             return {"weights": 0.0}
@@ -145,9 +145,10 @@ class PoolCosts:
         return memory.states(request.model, software, trains=work.trained > 0, trained_share=work.trained_share)
 
     def _state_choices(self, models: frozenset[str], group: int) -> list[StateChoice]:
-        """Each way to keep the states: with a smallest p t, and in host memory while not in use.
+        """Return the ways to keep the states: by smallest p x t, and by what is in host memory.
 
-        An optimizer that steps there is the last resort, for no run says how fast it is, and needs a known size.
+        An optimizer that steps in host memory is tried only where nothing else fits, since no run has measured its
+        speed; and only if the size of the host memory is known.
         """
         key = (models, group)
         if key not in self._choices:
@@ -168,7 +169,7 @@ class PoolCosts:
         return self._choices[key]
 
     def _offloads(self, models: frozenset[str], group: int) -> list[PoolOffload]:
-        """Return the choices for host memory that the manifest leaves open."""
+        """Return the uses of host memory that the manifest leaves open for a pool of `models`."""
         fixed = {self.requests[role].offload for role in self.roles_of(models)} - {"None"}
         if not self.settings[group].software.may_offload:
             return ["None"]
@@ -204,7 +205,7 @@ class PoolCosts:
                 seconds[:] = np.inf
             elif isinstance(strategies, GeneratingStrategies):
                 cache = strategies.cache(together)
-                if offloads:  # weights and generator are there together, then generator and cache
+                if offloads:  # the GPU holds weights and generator together, then generator and cache
                     resharding = strategies.cache(parts[role]["weights"])
                     cache = np.where(resharding >= 0, strategies.cache(0 * whole), -1.0)
                 generator, found = strategies.with_generator(room, cache)
@@ -217,7 +218,10 @@ class PoolCosts:
         return StateChoice(least, offload, room, cache, generator, np.where(room < 0, np.inf, seconds))
 
     def _pinned(self, roles: Sequence[Role], group: int, gpus: Numbers, offload: PoolOffload) -> Numbers:
-        """Bytes of host memory for a GPU's part of what waits there: weights and moments, or gradients as well."""
+        """Return the bytes of pinned host memory for one GPU's part of the states in host memory.
+
+        Gradients are there as well if the optimizer steps in host memory.
+        """
         software, total = self.settings[group].software, 0.0 * gpus
         moments = (software.optimizer_bytes / 2, software.optimizer_bytes / 2)
         for role in roles:
@@ -236,7 +240,7 @@ class PoolCosts:
         return total
 
     def _batch(self, setting: Setting, gpus: Indices) -> Numbers:
-        """Seconds in which a pool without the generator fetches the batch: tokens, mask and log-probabilities."""
+        """Return the seconds in which a pool without the generator fetches the batch: tokens, mask and log-probs."""
         if not any(request.work.generated for request in self.requests.values()):
             return np.zeros(len(gpus))
         nodes = np.ceil(gpus / setting.nodes.gpus_per_node)

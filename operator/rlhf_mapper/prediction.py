@@ -28,12 +28,12 @@ from rlhf_mapper.strategy import GeneratingStrategies, Strategies
 from rlhf_mapper.workload import Work
 
 OFFLOAD_PHASES: tuple[Phase, ...] = ("reshard", "scoring", "update")
-"""Phase of each stage in which offloaded states move to the GPU and back."""
+"""Phases whose seconds include the moves of offloaded states to the GPU and back, one for each stage."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How one model of a pool is cut, and what that takes."""
+    """Parallel sizes of one model in a pool, with the predicted time and memory."""
 
     sizes: ParallelSizes
     predicted: ModelPrediction
@@ -42,7 +42,7 @@ class Cut:
 
 
 def cuts_of(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> dict[Role, Cut]:
-    """The strategies behind the stage costs of a pool."""
+    """Return the cut of each model in a pool of so many GPUs, from which the pool's stage costs follow."""
     choice, size = costs.chosen(models, group, gpus)
     return {
         role: _cut(
@@ -56,7 +56,7 @@ def cuts_of(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> 
 
 
 def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: Sequence[MappedPool]) -> Prediction:
-    """The prediction of a step; its stages take what the search found, each as long as the slowest pool."""
+    """Return the prediction of a step with a found placement; each stage takes as long as the slowest pool."""
     limits = {setting.nodes.gpu.name: setting.nodes.gpu.memory for setting in costs.settings}
     return Prediction(
         step_seconds=found.seconds,
@@ -76,7 +76,7 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
 def _phases(
     found: Found, cuts: Mapping[Role, Cut], pools: Sequence[MappedPool], *, streams: bool
 ) -> dict[Phase, float]:
-    """Seconds of a step by phase, without phases that take no time. streams: part of scoring overlaps generation."""
+    """Return the seconds of each phase that takes time in a step. streams: part of scoring overlaps generation."""
     stages = dict(zip(STAGES, found.stages, strict=True))
     generator = cuts.get("rollout") or cuts.get("actor")
     generating = generator.predicted.seconds if generator else {}
@@ -91,7 +91,7 @@ def _phases(
 
 
 def rejected_of(costs: PoolCosts, found: Sequence[Found], objective: Objective) -> tuple[Rejected, ...]:
-    """The placements after the first, each with what it loses by."""
+    """Return the placements after the first and best one, each with the reason why it loses."""
     return tuple(
         Rejected(
             pools=tuple(
@@ -129,7 +129,7 @@ def _time(seconds: float) -> str:
 
 
 def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: StateChoice, size: int) -> Cut:
-    """How a model is cut in a pool whose states are kept as `choice` says; size: the pool's place in its arrays."""
+    """Return the cut of a model in a pool that keeps states by `choice`; size: index of the pool size in its arrays."""
     work, setting = strategies.request.work, strategies.setting
     row, sizes, seconds = _strategy(strategies, choice, size)
     micro_batch = int(strategies.way.micro_batch[choice.room[size], row, size])
@@ -160,7 +160,7 @@ def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: St
 
 
 def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[int, ParallelSizes, dict[Phase, float]]:
-    """(row of p-t, sizes, seconds by phase without those of offloading) of the fastest strategy with this choice."""
+    """Return (row of p-t, sizes, seconds by phase without offloading) of the fastest strategy with this choice."""
     room = int(choice.room[size])
     seconds: dict[Phase, float] = {}
     row, generator = int(strategies.best[room, size]), (0, 0)
@@ -186,7 +186,7 @@ def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[i
 
 
 def _states(work: Work, held: dict[str, float], *, offloads: bool) -> dict[Stage, dict[str, float]]:
-    """Bytes of weights, gradients and optimizer on a GPU by stage; in generation the engine has a copy of its own."""
+    """Return the bytes of model states on a GPU by stage; offloaded states are away while generation uses a copy."""
     away = {
         "generation": offloads,
         "preparation": offloads and not work.read,
@@ -203,9 +203,9 @@ def _add_passes(
     *,
     recomputes: bool,
 ) -> None:
-    """Add what passes hold at their fullest to the stages in which a model has any.
+    """Add the peak memory of forward and backward passes to the stages in which the model has passes.
 
-    Gradients are those of the rank's shards; all else counts as activations: weights that are gathered, too.
+    Gradients are those of the rank's shards; everything else counts as activations, also gathered weights.
     """
     work, setting, layouts = strategies.request.work, strategies.setting, _layouts(sizes)
     tokens = micro_batch * setting.load.most_tokens
@@ -224,7 +224,7 @@ def _add_passes(
 
 
 def _generator_memory(strategies: Strategies, sizes: ParallelSizes, choice: StateChoice, size: int) -> dict[str, float]:
-    """Bytes of a GPU for the generator's copy of the weights and for the part of its KV cache that it fills."""
+    """Return the bytes of a GPU for the generator's copy of the weights and for the filled part of its KV cache."""
     work, load, passes = strategies.request.work, strategies.setting.load, strategies.passes
     p_g, t_g = np.array(float(sizes.generation_pipeline)), np.array(float(sizes.generation_tensor))
     generator = Layouts(p_g, t_g, _layouts(sizes).d)
@@ -238,5 +238,5 @@ def _generator_memory(strategies: Strategies, sizes: ParallelSizes, choice: Stat
 
 
 def _layouts(sizes: ParallelSizes) -> Layouts:
-    """The training sizes as the simulators take them."""
+    """Return a model's training sizes in the form that the simulators take."""
     return Layouts(*(np.array(float(each)) for each in (sizes.pipeline, sizes.tensor, sizes.data)))

@@ -12,11 +12,11 @@ from rlhf_api.job import Job
 from rlhf_mapper.hardware import CPU_SLOT, GPUS, Cluster, Gpu, merged
 
 Fits = Callable[[Job, Cluster], bool]
-"""Whether there is a mapping of a job onto a cluster."""
+"""Function that tells whether there is a mapping of a job onto a cluster."""
 
 
 def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
-    """Each would do alone."""
+    """Return remedies in words, each of which alone would make the job fit."""
     return (
         *_larger_type(job, cluster, fits),
         *_more_host_memory(job, cluster, fits),
@@ -26,7 +26,7 @@ def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
 
 
 def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
-    """The type of the same vendor with the least memory with which as many nodes would do; none for CPU slots."""
+    """Return the GPU type of the same vendor with the least memory that would make the job fit; empty for CPU slots."""
     if any(group.gpu.name == CPU_SLOT.name for group in cluster.groups):
         return ()
     most = max(group.gpu.memory for group in cluster.groups)
@@ -49,7 +49,7 @@ def _is_amd(gpu: Gpu) -> bool:
 
 
 def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
-    """The memory of worker pods, or of an inventory's nodes, where models could wait in more of it."""
+    """Return the remedy of more host memory (of worker pods or an inventory's nodes), if the job would fit so."""
     enough = Cluster(merged(replace(group, host_memory=None) for group in cluster.groups))
     if enough == cluster or not fits(job, enough):
         return ()
@@ -57,7 +57,7 @@ def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
 
 
 def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
-    """Gradient checkpointing of the models whose manifest says no to it, where that would do."""
+    """Return the remedy of gradient checkpointing for models whose manifest turns it off, if the job would fit so."""
     kept = [role for role in job.trained() if job.models()[role].gradient_checkpointing is False]
     fields = dict.fromkeys(job.spec.models.field(role) for role in kept)
     document = job.model_dump(mode="json", by_alias=True)
@@ -69,7 +69,7 @@ def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
 
 
 def _larger_batch(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
-    """The least batch that divides over all GPUs, and with it the mini-batch, where that would do."""
+    """Return the remedy of the smallest batch and mini-batch that divide over all GPUs, if the job would fit so."""
     training, sizes = job.spec.training, _dividing(job, cluster.gpus)
     spec = job.spec.model_copy(update={"training": training.model_copy(update=sizes)})
     is_new = any(size != getattr(training, name) for name, size in sizes.items())
@@ -79,7 +79,7 @@ def _larger_batch(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
 
 
 def _dividing(job: Job, gpus: int) -> dict[str, int]:
-    """The batch, and the mini-batch where one is given, rounded up to what divides over so many GPUs."""
+    """Return the fields of the batch and of a given mini-batch, rounded up to sizes that divide over so many GPUs."""
     training, samples = job.spec.training, job.spec.rollout.samples_per_prompt
     name = "prompt_batch_size" if training.prompt_batch_size else "batch_size"
     rows = -(-(training.prompt_batch_size or training.batch_size or 1) // gpus) * gpus

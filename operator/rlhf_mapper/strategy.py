@@ -22,11 +22,11 @@ from rlhf_mapper.workload import Work, Workload
 
 Indices = NDArray[np.int64]
 ACTIVATION_SHARES = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75)
-"""Shares of a GPU's memory that passes may fill beside states: in steps, so a strategy serves all sets of models."""
+"""Shares of a GPU's memory that activations may fill beside states; coarse, so that sets of models share strategies."""
 PIPELINES = (*range(1, 11), 12, 14, 16, 18, 20, 24, 28, 32)
-"""Numbers of stages to try."""
+"""Numbers of pipeline stages to try."""
 MICRO_BATCHES_OF_A_STAGE = 4
-"""Micro-batches for each pipeline stage that keep the bubble below a fifth."""
+"""Number of micro-batches for each pipeline stage that keeps the bubble below a fifth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +36,19 @@ class ModelRequest:
     model: Architecture
     work: Work
     micro_batch_tokens: int = MICRO_BATCH_TOKENS
-    """Most tokens of a forward pass."""
+    """Largest number of tokens in one forward pass of the model."""
     sizes: Parallelism | None = None
-    """None: all are to be chosen."""
+    """Parallel sizes that the user has fixed; None: the mapper chooses all of them."""
     generation_pipeline: int | None = None
     generation_tensor: int | None = None
     generator_share: float | None = None
-    """Share of a GPU's memory that the generator may take; None: the rest."""
+    """Share of a GPU's memory that the generator may take; None: all that states leave free."""
     offload: Offload = "None"
-    """States that the user wants in host memory."""
+    """Model states that the user wants in host memory."""
 
     @property
     def replicas(self) -> int:
-        """Copies of the weights: 1, or as many as the manifest asks for."""
+        """Copies of the model's weights: 1, or as many as the manifest sets."""
         return self.sizes.replicas if self.sizes else 1
 
 
@@ -63,24 +63,25 @@ class Setting:
 
 
 class Way(NamedTuple):
-    """Costs of a model besides generation with each cut, all [rooms, C, K]."""
+    """Costs of a model besides generation: arrays [rooms, C, K] over ACTIVATION_SHARES, cuts p-t and pool sizes."""
 
     micro_batch: Numbers
-    """Sequences of a forward pass; 0: not one fits."""
+    """Number of sequences in a forward pass; 0 if not even one fits."""
     recomputes: Numbers
     """1 where layers are recomputed in the backward pass, else 0."""
     training_seconds: Numbers
-    """inf where it does not fit."""
+    """Seconds of all updates in a step; inf where the model does not fit."""
     inference_seconds: Numbers
+    """Seconds of all forward passes in a step; inf where the model does not fit."""
 
     @property
     def seconds(self) -> Numbers:
-        """Seconds of training and inference."""
+        """Seconds of training and inference together."""
         return self.training_seconds + self.inference_seconds
 
 
 class Strategies:
-    """The ways to cut one model over pools of each of `gpus` GPUs, [K]; p-t in rows [C], p_g-t_g in rows [G].
+    """Ways to cut one model over pools of each of `gpus` GPUs, [K]; p-t in rows [C], p_g-t_g in rows [G].
 
     least: the smallest p t to try; it matters where each replica holds all states of its model.
     """
@@ -96,7 +97,7 @@ class Strategies:
         self.layouts = Layouts(p, t, np.where(self.fits, d, 1.0))
 
     def _cuts(self) -> list[tuple[int, int]]:
-        """(p, t): t divides the heads and lies in a node; stages have a layer at least."""
+        """Return each (p, t) to try: t divides the heads and fits in a node, and every stage has at least one layer."""
         request, fixed, slots = self.request, self.request.sizes, self.setting.nodes.gpus_per_node
         tensors = [t for t in range(1, slots + 1) if slots % t == 0] if request.model.may_be_cut else [1]
         pipelines = PIPELINES if request.model.may_be_cut else (1,)
@@ -108,7 +109,7 @@ class Strategies:
         ]
 
     def _shares_are_even_enough(self, d: Numbers) -> NDArray[np.bool_]:
-        """Every data-parallel rank has a sequence of each mini-batch, and the replicas asked for divide them."""
+        """Return, for each d, whether all data ranks get a sequence of each mini-batch and the replicas divide d."""
         work = self.request.work
         least = min([work.trained / work.updates] if work.updates else [], default=np.inf)
         few = (d <= min(least, work.read or np.inf, self.setting.load.sequences)) & (d % self.request.replicas == 0)
@@ -118,12 +119,12 @@ class Strategies:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there is any."""
+        """Whether there is any cut p-t of the model."""
         return len(self.cuts) > 0
 
     @cached_property
     def way(self) -> Way:
-        """Layers are recomputed as the manifest says; unless it does, where that is faster or nothing else fits."""
+        """Costs of each cut. If the manifest is silent, layers are recomputed where this is faster or needed to fit."""
         given = self.request.work.recomputes
         found = self._way(recomputes=bool(given))
         if given is not None or not self.request.work.trained:
@@ -143,12 +144,14 @@ class Strategies:
         return Way(size, np.full(size.shape, float(recomputes)), trained, read)
 
     def reading(self, layouts: Layouts) -> list[memory.Moment]:
-        """The moments of the model's forward passes."""
+        """Return the moments of the model's forward passes at which memory may be fullest."""
         return memory.reading(self.request.model, self.setting.software, self._of_a_copy(layouts), self._longest)
 
     def updating(self, layouts: Layouts, *, recomputes: bool, accumulates: bool) -> list[memory.Moment]:
-        """Moments of the model's updates; none if it is not trained. accumulates: whether an update has several micro-
-        batches."""
+        """Return the moments of the model's updates at which memory may be fullest; empty if it is not trained.
+
+        accumulates: whether an update has several micro-batches.
+        """
         if not self.request.work.trained:
             return []
         how = memory.Update(
@@ -161,22 +164,22 @@ class Strategies:
         return memory.updating(self.request.model, self.setting.software, self._of_a_copy(layouts), self._longest, how)
 
     def _of_a_copy(self, layouts: Layouts) -> Layouts:
-        """The ranks that share one copy of the weights."""
+        """Return layouts of only those ranks that share one copy of the weights: d divided by the replicas."""
         return replace(layouts, d=layouts.d / self.request.replicas)
 
     @property
     def _longest(self) -> float:
-        """The most tokens of a micro-batch."""
+        """Largest number of tokens in a micro-batch."""
         return max(float(self.request.micro_batch_tokens), self.setting.load.most_tokens)
 
     @property
     def _of_a_rank(self) -> Numbers:
-        """[C, K]: sequences of a mini-batch, or of all forward passes of a model that is not trained."""
+        """[C, K] sequences of each data rank in a mini-batch, or in all forward passes of an untrained model."""
         work = self.request.work
         return (work.trained / work.updates if work.trained else max(work.read, 1)) / self.layouts.d
 
     def _largest(self, updating: Sequence[memory.Moment]) -> Numbers:
-        """[rooms, C, K]: sequences of a micro-batch, the most that fit and leave a pipeline enough; 0: none."""
+        """Return [rooms, C, K] sequences of a micro-batch: the most that fit and keep a pipeline busy; 0: none fits."""
         setting, layouts, of_a_rank = self.setting, self.layouts, self._of_a_rank
         tokens = setting.load.most_tokens
         moments = [*updating, *(self.reading(layouts) if self.request.work.read or not updating else ())]
@@ -186,38 +189,38 @@ class Strategies:
         return np.clip(np.floor(memory.most_tokens(moments, rooms) / tokens), 0, np.minimum(most, enough))
 
     def _seconds(self, simulate: training.Simulator, work: Work, size: Numbers) -> Numbers:
-        """[rooms, C, K]: with micro-batches of so many sequences; inf where it does not fit."""
+        """Return [rooms, C, K] seconds with micro-batches of `size` sequences; inf where the model does not fit."""
         seconds = simulate(self.passes, work, self.setting.load, self.layouts, np.maximum(size, 1))
         return np.where(self.fits & (size >= 1), seconds, np.inf)
 
     @cached_property
     def best(self) -> Indices:
-        """[rooms, K]: row of the cut with the least time of training and forward passes."""
+        """[rooms, K] row of the cut p-t with the least time of training and forward passes."""
         rows: Indices = np.argmin(self.way.seconds, axis=1)
         return rows
 
     def without_generator(self, room: Indices) -> Numbers:
-        """[3, K]: seconds of the stages with the best cut; room: [K] index into ACTIVATION_SHARES."""
+        """Return [3, K] seconds of the stages with the best cut; room: [K] index into ACTIVATION_SHARES."""
         return self.stages(room, self.best[room, np.arange(len(self.gpus))])
 
     def stages(self, room: Indices, row: Indices) -> Numbers:
-        """[3, K]: seconds of the stages with the cuts of the rows, none of them generation."""
+        """Return [3, K] seconds of the stages with the cuts in `row`; generation has none."""
         sizes = np.arange(len(self.gpus))
         read, trained = (each[room, row, sizes] for each in (self.way.inference_seconds, self.way.training_seconds))
         return np.stack([np.zeros(len(sizes)), read, trained])
 
 
 class GeneratingStrategies(Strategies):
-    """Strategies of the actor: first the training layout, then a generation layout that divides it (appendix C)."""
+    """Strategies of a model that generates: a training layout and a generation layout that divides it (appendix C)."""
 
     @property
     def is_possible(self) -> bool:
-        """Whether there is any, with a generator."""
+        """Whether there is any cut p-t of the model, and any generation cut p_g-t_g."""
         return len(self.cuts) > 0 and len(self.generators) > 0
 
     @cached_property
     def generators(self) -> Indices:
-        """[G, 2]: p_g, t_g."""
+        """[G, 2] generation cuts (p_g, t_g) to try; each divides a training cut (p, t)."""
         request = self.request
         fixed = (request.generation_pipeline, request.generation_tensor)
         divides = {
@@ -232,13 +235,13 @@ class GeneratingStrategies(Strategies):
 
     @cached_property
     def generator_layouts(self) -> Layouts:
-        """[G, K]: p_g, t_g, and the replicas there are."""
+        """[G, K] layouts of generation: p_g, t_g, and the number of generator replicas in the pool."""
         p, t = (self.generators[:, column, None].astype(float) for column in (0, 1))
         return Layouts(p, t, np.maximum(self.gpus[None, :] / (p * t), 1.0))
 
     @cached_property
     def _of_training(self) -> tuple[Numbers, Indices, Numbers]:
-        """[rooms, G, K]: least seconds of all but generation, the row of that cut, and its transition's seconds."""
+        """[rooms, G, K] least seconds besides generation, the row of that p-t, and the seconds of its transition."""
         moved = np.full((len(self.generators), len(self.cuts), len(self.gpus)), np.inf)
         for row, (p_g, t_g) in enumerate(self.generators.tolist()):
             divided = (self.cuts[:, 0] % p_g == 0) & (self.cuts[:, 1] % t_g == 0)
@@ -252,7 +255,7 @@ class GeneratingStrategies(Strategies):
         return np.take_along_axis(whole, row[:, :, None], axis=2)[:, :, 0], row, moved_best
 
     def cache(self, held: Numbers) -> Numbers:
-        """[G, K]: bytes for the KV cache of a GPU beside the states held [K]; negative: no room for the weights."""
+        """Return [G, K] bytes of a GPU for KV cache beside `held` [K] bytes of states; negative: weights do not fit."""
         q = self.setting.nodes.gpu.memory
         room = np.minimum(memory.USABLE_SHARE * q - held, (self.request.generator_share or 1.0) * q)
         left = room - self.generator_bytes
@@ -261,17 +264,17 @@ class GeneratingStrategies(Strategies):
 
     @cached_property
     def generator_bytes(self) -> Numbers:
-        """[G, 1]: bytes of a GPU for the generator's weights."""
+        """[G, 1] bytes of a GPU for the generator's copy of the weights."""
         return generation.weights_of_gpu(self.passes, self.generator_layouts)
 
     def generation_seconds(self, cache: Numbers) -> Numbers:
-        """[G, K]: seconds of generation with so many bytes of KV cache on each GPU; inf where it does not fit."""
+        """Return [G, K] seconds of generation with `cache` bytes of KV cache on each GPU; inf where nothing fits."""
         load, work = self.setting.load, self.request.work
         seconds = generation.generation_seconds(self.passes, work, load, self.generator_layouts, cache)
         return seconds * self.setting.correction.of("generation")
 
     def with_generator(self, room: Indices, cache: Numbers) -> tuple[Indices, Numbers]:
-        """([K] row of p_g-t_g, [3, K] seconds of the stages) of the least time in all; cache in bytes."""
+        """Return ([K] row of p_g-t_g, [3, K] seconds of the stages) with the least total time; cache in bytes."""
         sizes = np.arange(len(self.gpus))
         least, row, moved = (table[room, :, sizes].T for table in self._of_training)
         generated = self.generation_seconds(cache)
@@ -281,9 +284,9 @@ class GeneratingStrategies(Strategies):
         return best, stages
 
     def training_row(self, room: int, generator: int, size: int) -> int:
-        """The cut that goes best with a generator."""
+        """Return the row of the training cut p-t that is fastest with a generation cut."""
         return int(self._of_training[1][room, generator, size])
 
     def transition_seconds(self, room: int, generator: int, size: int) -> float:
-        """Seconds of the transition with that cut; further generation passes of a step have the weights."""
+        """Return the seconds of a step's transition to a generation cut from its fastest training cut."""
         return float(self._of_training[2][room, generator, size])

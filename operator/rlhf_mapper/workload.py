@@ -13,19 +13,19 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 
 PAIRED = ("pairs", "safety_pairs")
-"""Data whose rows are two sequences."""
+"""Kinds of data whose rows are two sequences each."""
 
 
 CUTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 0.995, 1.0)
-"""Shares of a sample, shortest first, between which lengths are taken to be alike: fine where the longest are."""
+"""Quantiles that divide a sample of lengths into parts of nearly equal lengths; narrow among the longest."""
 SAMPLE = 400
-"""Numbers that stand for a distribution."""
+"""Number of lengths in the sample of a distribution."""
 P99 = NormalDist().inv_cdf(0.99)
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of sequences: a sample in which each counts alike; a maximum alone is a sample of one."""
+    """Lengths of sequences in tokens: a sample with equal weights; if only a maximum is known, a sample of one."""
 
     sample: tuple[float, ...]
 
@@ -43,14 +43,14 @@ class Lengths:
 
     @cached_property
     def still_running(self) -> tuple[tuple[float, float], ...]:
-        """(tokens, share of the sequences that are at least about as long), shortest first."""
+        """Points (tokens, share of the sequences with about so many tokens or more), shortest first."""
         ordered, count = sorted(self.sample), len(self.sample)
         places = sorted({round(cut * count) for cut in CUTS})
         parts = [(start, ordered[start:end]) for start, end in pairwise(places)]
         return tuple((sum(part) / len(part), 1 - start / count) for start, part in parts)
 
     def held(self, prompt: float) -> float:
-        """Mean tokens of a cached sequence, prompt included, at the moment when all running sequences hold most.
+        """Return mean tokens of a cached sequence, with its prompt, when all running sequences together hold most.
 
         There are two candidates. All sequences grow together; or each that ends makes room for the next, and then a
         length is weighted by how long it runs.
@@ -60,9 +60,9 @@ class Lengths:
 
 
 def lognormal(mean: float, p99: float, *, most: float) -> tuple[float, ...]:
-    """A sample of lengths whose logarithms are normal; those beyond `most` end there.
+    """Return a sample of log-normal lengths in tokens; longer ones are cut at `most`.
 
-    p99: 99 of 100 are shorter. ValueError if no such distribution has that mean.
+    p99: length that 99 of 100 do not reach. Raises ValueError if no such distribution has that mean.
     """
     ratio = log(p99 / mean) if 0 < mean < p99 else -1.0
     if not 0 < ratio <= P99**2 / 2:
@@ -79,48 +79,48 @@ class Work:
 
     generated: float = 0.0
     passes: int = 0
-    """Generation calls among which they are divided."""
+    """Number of generation calls among which the generated sequences are divided."""
     read: float = 0.0
-    """Sequences of forward passes alone."""
+    """Sequences of forward passes without backward passes, as in scoring."""
     read_apart: bool = False
-    """Whether the model makes these passes only in another pool than the actor's, without time of the actor."""
+    """Whether the `read` passes are left out if the model shares the actor's pool."""
     trained: float = 0.0
-    """Sequences of forward and backward passes, over all mini-batches and epochs."""
+    """Sequences that the model is trained on in a step, over all mini-batches and epochs."""
     updates: int = 0
-    """Optimizer steps."""
+    """Number of optimizer steps of the model in one step of the job."""
     read_together: int = 1
-    """Sequences of forward passes that have one prompt, which is computed once."""
+    """Number of sequences in forward passes that share a prompt, which is computed once."""
     trained_together: int = 1
-    """Sequences of a mini-batch that have one prompt."""
+    """Number of sequences in a mini-batch that share a prompt, which is computed once."""
     trained_share: float = 1.0
-    """Share of the parameters that are trained: less than 1 for an adapter."""
+    """Trained share of the model's parameters: less than 1 with an adapter (LoRA)."""
     steps_in_host: bool = False
-    """Whether its float32 weights, gradients and moments are in host memory for good (`OptimizerInHost`)."""
+    """Whether float32 weights, gradients and moments are always in host memory (`OptimizerInHost`)."""
     keeps_generator: bool = False
-    """Whether its generator has its weights from step to step: they do not change, and it never makes room."""
+    """Whether the generator keeps the weights between steps: they never change, and nothing else needs the memory."""
     receives_weights: bool = False
     """Whether the model is only a generator, whose weights come from another pool."""
     recomputes: bool | None = False
-    """Whether activations are recomputed in the backward pass; None: as it fits best."""
+    """Whether activations are recomputed in the backward pass; None: the mapper decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A step of a job."""
+    """Work of one step of a job: number and lengths of sequences, and the work of each model."""
 
     sequences: int
-    """Responses of the step's batch, or rows of an offline algorithm's."""
+    """Number of responses in the step's batch, or of sequences for an offline algorithm."""
     prompt: Lengths
     response: Lengths
     work: Mapping[Role, Work]
     most_response_tokens: float = 0.0
-    """Longest response that may come, if it is longer than all of the sample."""
+    """Length in tokens of the longest possible response, which the sample need not contain."""
     works_ahead: bool = False
     """Whether the responses of later steps are generated while a step trains."""
     streams: bool = False
     """Whether models of other pools score the first responses while the longest are generated."""
     pool_divides: tuple[int, ...] = ()
-    """Numbers of sequences that the slots of a pool must divide; none: ranks may take uneven shares."""
+    """Batch sizes in sequences that each pool's number of slots must divide; empty: uneven shares are allowed."""
 
     @property
     def sequence_tokens(self) -> float:
@@ -129,7 +129,7 @@ class Workload:
 
     @property
     def most_tokens(self) -> float:
-        """Most tokens of a sequence, for which memory must have room."""
+        """Largest number of tokens in a sequence, for which memory must have room."""
         return self.prompt.longest + max(self.response.longest, self.most_response_tokens)
 
     @property
@@ -144,7 +144,7 @@ class Workload:
 
 
 def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
-    """A step of a job; responses: lengths seen so far in tokens, without which all have the longest."""
+    """Return the work of a job's step; responses: past lengths in tokens; without any, all have the longest length."""
     data, training, algorithm = job.spec.data, job.spec.training, job.spec.algorithm
     lengths = Lengths(tuple(responses) or (float(data.max_response_tokens),))
     divided = [job.sequences_per_step, training.mini_batch_size]
@@ -185,7 +185,7 @@ def _work(job: Job, role: Role) -> Work:
 
 
 def _read_by(job: Job, role: Role, calls: Sequence[tuple[str, str]]) -> float:
-    """Sequences of forward passes of a model; the actor also does the passes of a reference without own weights."""
+    """Return the sequences of a model's forward passes; the actor also runs those of a reference with its weights."""
     models = {role, "reference"} if role == "actor" and job.reference_is_actor else {role}
     return sum(_read(job, model, method) for model, method in calls if model in models)
 
@@ -200,7 +200,7 @@ def _is_update(method: str) -> bool:
 
 
 def _read(job: Job, role: str, method: str) -> float:
-    """Sequences of forward passes of a call."""
+    """Return the sequences of forward passes in one call of a model's method; 0 for generation and updates."""
     if (role, method) == ("actor", "compute_log_prob") and not job.recomputes_log_probs:
         return 0.0
     if method == "generate_sequences" or _is_update(method):
@@ -211,7 +211,7 @@ def _read(job: Job, role: str, method: str) -> float:
 
 
 def _updates(job: Job, role: Role) -> tuple[float, int]:
-    """(sequences trained on, optimizer steps) of a model that the step updates."""
+    """Return (sequences trained on, optimizer steps) in a step, for a model that the step updates."""
     algorithm, training = job.spec.algorithm, job.spec.training
     kept = job.sequences_per_step // algorithm.prompts_drawn
     mini, each = min(training.mini_batch_size or kept, kept), 1
@@ -223,7 +223,7 @@ def _updates(job: Job, role: Role) -> tuple[float, int]:
 
 
 def _together(job: Job, role: Role, updates: int) -> tuple[int, int]:
-    """(sequences of forward passes, of a mini-batch) that have one prompt, of a model with so many updates."""
+    """Return how many sequences share a prompt in (forward passes, a mini-batch) of a model with so many updates."""
     algorithm, training, samples = job.spec.algorithm, job.spec.training, job.spec.rollout.samples_per_prompt
     if not training.share_prompts:
         return 1, 1

@@ -1,4 +1,4 @@
-"""Order of a pool's nodes in two zones with a slow link between, and the traffic over that link.
+"""Order of a pool's nodes in two zones with a slow link between them, and the traffic over that link.
 
 Ranks lie tensor first, then pipeline, then data. If a model's replica takes r nodes, node i of n has block i % r of
 replica i // r. Two things cross the link: rings of data ranks with nodes in both zones, and hand-overs between stages.
@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 
 MAX_REPLICA_NODES = 32
-"""Nodes, as many as pipelines have stages."""
+"""Largest number of nodes of one model replica to try: as many as pipelines have stages at most."""
 
 
 def orders(nodes: int, fewest: int, most: int) -> list[tuple[bool, ...]]:
@@ -44,14 +44,14 @@ def _for_replicas(nodes: int, r: int, fewest: int, most: int) -> Iterator[tuple[
 
 
 def _order(nodes: int, chosen: list[int], *, first: bool) -> tuple[bool, ...]:
-    """Whether each node is in the first zone, if the chosen ones are, or are not."""
+    """Return whether each node is in the first zone: the chosen nodes if `first` is set, else all others."""
     lies = set(chosen)
     return tuple((node in lies) == first for node in range(nodes))
 
 
 @lru_cache(maxsize=2**16)
 def crossings(zones: tuple[str, ...], gpus_per_node: int, pipeline: int, tensor: int) -> tuple[float, int]:
-    """(rings, hand-overs) of a model with such a cut that cross between zones at the same time.
+    """Return numbers of (data rings, stage hand-overs) of a cut model that cross between zones at the same time.
 
     A ring goes through its ranks in their order, and back to the first; what a rank hands over counts by itself.
     """

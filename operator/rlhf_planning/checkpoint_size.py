@@ -21,7 +21,7 @@ def checkpoint_bytes(job: Job, shapes: Mapping[Role, Architecture]) -> int:
 
 
 def bytes_at_once(job: Job, shapes: Mapping[Role, Architecture]) -> int:
-    """Return the bytes of all kept checkpoints and a new one."""
+    """Return the bytes of all kept checkpoints and a new one together."""
     return checkpoint_bytes(job, shapes) * (job.spec.checkpoint.kept + 1)
 
 

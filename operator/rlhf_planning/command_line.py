@@ -43,7 +43,7 @@ def exits_by(exit_code_of: ExitCodeOf) -> Callable[[Callable[P, None]], Callable
 
 
 def print_errors(lines: Sequence[str]) -> None:
-    """Print lines to stderr, whose reader may be gone, as after a terminal was closed."""
+    """Print lines to stderr; silence stderr if its reader is gone, as after a terminal was closed."""
     try:
         for line in lines:
             typer.echo(line, err=True)

@@ -19,7 +19,7 @@ prompt and response is as long as it may be."""
 
 
 def text_of(graph: Graph, *, title: str) -> str:
-    """Return a line a call and a line an edge; a long list of fields goes on in the next line."""
+    """Return the graph as text: a line for each call and each edge; a long list of fields goes on in the next line."""
     calls = Table(box=None, pad_edge=False)
     for name in ("#", "level", "pool", "call", "reads of", "adds"):
         calls.add_column(name, justify="right" if name in ("#", "level") else "left", no_wrap=name == "call")
@@ -40,7 +40,7 @@ def text_of(graph: Graph, *, title: str) -> str:
 
 
 def mermaid_of(graph: Graph) -> str:
-    """Return a flowchart with a box a pool, a node a call, and an arrow an edge with the names of its fields."""
+    """Return the graph as a mermaid flowchart: a box a pool, a node a call, and an arrow an edge with its fields."""
     lines = ["flowchart TD"]
     for place, pool in enumerate(dict.fromkeys(call.pool for call in graph.calls)):
         nodes = [f'    call{call.number}["{call.label}"]' for call in graph.calls if call.pool == pool]

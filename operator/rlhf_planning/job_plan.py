@@ -34,8 +34,8 @@ def plan_job(
 ) -> DeviceMapping | Infeasible:
     """Return the manifest's placement or the best mapping of a job onto a cluster, with the predicted step.
 
-    objective: None takes the manifest's. responses: lengths of past responses in tokens; without any, every response
-    has the longest length. explains: whether to look for a cluster that would do where nothing fits. Raises SpecError.
+    objective: None takes the objective of the manifest. responses: lengths of past responses in tokens; without any,
+    every response has the longest length. explains: whether to search for remedies if nothing fits. Raises SpecError.
     """
     if job.spec.placement.mode == "Manual":
         placed = place(job, _gpus_per_machine(cluster, device))
@@ -49,7 +49,7 @@ def plan_job(
 
 
 def prices_of(cluster: Cluster) -> dict[str, float]:
-    """Return the price of a GPU for an hour by type; empty if a type has no price, or several."""
+    """Return the price of a GPU for an hour by GPU type; empty if a type has no price, or several."""
     groups = {(group.gpu.name, group.gpu_hour_price) for group in cluster.groups}
     prices = {gpu: price for gpu, price in groups if price is not None}
     return prices if len(prices) == len(groups) else {}

@@ -20,20 +20,20 @@ from rlhf_planning.numbers import between, number
 
 REFRESH_SECONDS: Final = 2.0
 WIDE: Final = 100
-"""Columns from which on a terminal has room for the algorithm and wider gaps."""
+"""Terminal width in columns from which on the table shows the algorithm and wider gaps."""
 MIN_NAME: Final = 8
 NOTHING: Final = "-"
 STYLES: Final = {"Running": "green", "Succeeded": "dim", "Stopped": "yellow"} | dict.fromkeys(
     ("Failed", "Died", "Damaged"), "bold red"
 )
-"""Phase -> its style."""
+"""Phase of a job -> style of its text in the table."""
 UNITS: Final = (("d", 86400, 3600), ("h", 3600, 60), ("m", 60, 1))
 """Unit of an age, seconds of the unit, and seconds of the next smaller unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobLine:
-    """Row of the table."""
+    """Row of the job table: one job."""
 
     name: str
     """Name of the job, after the run folder or the namespace if the table shows several."""
@@ -46,7 +46,7 @@ class JobLine:
 
 
 def show(read: Callable[[], Sequence[JobLine]], nothing: str, *, once: bool, passing: type[Exception]) -> None:
-    """Print the table: in a terminal again and again until Ctrl-C, elsewhere or with `once` a single time.
+    """Print the job table: in a terminal again and again until Ctrl-C, elsewhere or with `once` a single time.
 
     nothing: sentence in place of an empty table. passing: kind of error that may pass; after the first table such an
     error is shown below the last one.
@@ -68,7 +68,7 @@ def show(read: Callable[[], Sequence[JobLine]], nothing: str, *, once: bool, pas
 
 
 def table(lines: Sequence[JobLine], width: int) -> Table:
-    """Return the table for a width in columns; below WIDE without the algorithm; long names end in an ellipsis."""
+    """Return the job table for a width in columns; below WIDE without the algorithm; long names end in an ellipsis."""
     wide = width >= WIDE
     gap = 2 if wide else 1
     grid = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
@@ -88,7 +88,7 @@ def table(lines: Sequence[JobLine], width: int) -> Table:
 
 
 def cells(line: JobLine, now: str) -> list[str]:
-    """Return step of total, reward or loss, tokens a second, time left, and the ages of job and newest checkpoint."""
+    """Return a job's cells: step of total, reward or loss, tokens/s, time left, ages of job and newest checkpoint."""
     status, progress = line.status, line.status.progress
     is_on = line.phase == "Running"
     left = progress.remaining_seconds if progress and is_on else None

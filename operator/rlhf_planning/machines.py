@@ -29,7 +29,7 @@ class UnknownGpuError(Exception):
 def requested_cluster(
     *, nodes: int | None, gpus_per_node: int | None, gpu: str | None, inventory: Path | None
 ) -> Cluster | None:
-    """The cluster that these options describe; None without any of them. Raises SpecError."""
+    """Return the cluster that these command-line options describe; None without any of them. Raises SpecError."""
     options = {"--nodes": nodes, "--gpus-per-node": gpus_per_node, "--gpu": gpu}
     given = [option for option, value in options.items() if value is not None]
     if inventory:
@@ -104,7 +104,7 @@ def _read(file: Path) -> Cluster:
 
 
 def _memory() -> int:
-    """Return the bytes of this machine's memory."""
+    """Return the bytes of this machine's host memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -1,4 +1,4 @@
-"""Fields that the mapper fills into a manifest on GPUs; a value of the manifest itself stays."""
+"""Fields that the mapper fills into a manifest on GPUs; a value that the manifest sets is kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gpu_memory_utilization(job: Job, prediction: Prediction) -> float | None:
 
 
 def micro_batch_tokens(job: Job, models: Iterable[ModelPrediction]) -> int:
-    """Return the tokens of a forward pass for which each model has room, at most those of the manifest."""
+    """Return the most tokens of a forward pass that fit in memory for every model, at most those of the manifest."""
     sequence = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens
     fewest = min(model.micro_batch for model in models)
     return min(job.spec.training.micro_batch_tokens or MICRO_BATCH_TOKENS, max(fewest * sequence, 1))

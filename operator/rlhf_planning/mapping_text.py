@@ -42,7 +42,7 @@ PARTS = {
     "generator": "gene-\nrator",
     "kv_cache": "KV\ncache",
 }
-"""Heading of the column of each part of the memory."""
+"""Column heading of each part of a GPU's memory."""
 HEADS: dict[Phase, str] = {
     "reshard": "reshard",
     "generation": "gene-\nration",
@@ -54,13 +54,13 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 UNIT = re.compile(r"(?<=\d) (?=(ms|s|kB|MB|GB|M)\b)")
 NO_BREAK = "\N{NO-BREAK SPACE}"
 UNITS = ((9, "GB"), (6, "MB"), (3, "kB"))
-"""Power of ten and name."""
+"""Units of memory: power of ten and name, the largest first."""
 STAGE_COLUMNS, NUMBER_COLUMNS, MEMORY_COLUMNS = 11, 5, 64
-"""Columns of a stage's name, of bytes, and of a memory table without its bar."""
+"""Width in columns of a stage's name, of a number of bytes, and of a memory table without its bar."""
 NARROW = 78
-"""Columns below which memory has no bar, and the table of models is cut in two."""
+"""Terminal width in columns below which memory has no bar, and the table of models is cut in two."""
 WIDE = 88
-"""Columns from which on two blank columns lie between neighbours."""
+"""Terminal width in columns from which on two blank columns lie between two columns of a table."""
 
 
 def explain(
@@ -73,7 +73,7 @@ def explain(
 ) -> None:
     """Print the place of each model, the predicted step and the rejected placements; or why nothing fits.
 
-    prices: price of a GPU for an hour by type; without any there is no price of a step. networks: a sentence on each.
+    prices: price of a GPU for an hour by type; without any there is no price of a step. networks: a sentence each.
     """
     writer = Writer(console)
     writer.line(title, style="bold")
@@ -117,7 +117,7 @@ def step_price(pools: Iterable[tuple[str, int]], seconds: float, prices: Mapping
 
 
 class Prose:
-    """Paragraph as wide as there is room; no line break parts a number from its unit."""
+    """Paragraph wrapped at the console's width; no line break parts a number from its unit."""
 
     def __init__(self, text: str, style: str = "") -> None:
         self.text, self.style = text, style
@@ -146,7 +146,7 @@ class Writer:
         self.console.print(Prose(text, style) if isinstance(text, str) else text)
 
     def table(self, table: Table) -> None:
-        """Print a table, indented."""
+        """Print a table, indented by two columns."""
         self.console.print(Padding(table, (0, 0, 0, 2), expand=False))
 
 
@@ -164,12 +164,12 @@ def _pools(mapping: DeviceMapping) -> Table:
 
 
 def _machines(pool: MappedPool) -> str:
-    """Return `8 x 8`, or `2 x 8 + 1 x 4` if the machines differ."""
+    """Return a pool's machines x slots: `8 x 8`, or `2 x 8 + 1 x 4` if the machines differ."""
     return " + ".join(f"{machines} x {slots}" for slots, machines in Counter(pool.slots_per_machine).items())
 
 
 def _models(mapping: DeviceMapping, prediction: Prediction, columns: Columns, *, gap: int) -> Table:
-    """Return a row a model: its parallel sizes, the seconds of a step, or both."""
+    """Return the table of models: each one's parallel sizes, the seconds of a step, or both."""
     phases = [phase for phase in PHASES if any(phase in model.seconds for model in prediction.models.values())]
     generates = "generation" in phases
     table = _table(left=("model",), gap=gap)
@@ -206,12 +206,12 @@ def _cuts(mapping: DeviceMapping) -> Table:
 
 
 def _roles(mapping: DeviceMapping) -> list[Role]:
-    """Return the models by pool."""
+    """Return the roles of all models, in the order of the pools."""
     return [role for pool in mapping.pools for role in pool.models]
 
 
 def _memory(writer: Writer, mapping: DeviceMapping, prediction: Prediction) -> None:
-    """Print a table a pool: the fullest moment of a slot in each stage, against its limit."""
+    """Print a memory table for each pool: the fullest moment of a slot in each stage, against the pool's limit."""
     stages = [stage for stage in STAGES if prediction.stages.get(stage)]
     held = {pool.name: {stage: prediction.peak(pool.models, stage) for stage in stages} for pool in mapping.pools}
     power, unit = _memory_unit(sum(parts.values()) for stages in held.values() for parts in stages.values())
@@ -234,12 +234,12 @@ def _memory_unit(sizes: Iterable[float]) -> tuple[int, str]:
 
 
 def _bar_cells(columns: int) -> int:
-    """Return the columns of a bar; 0 if there is no room for one."""
+    """Return the width of a memory bar in columns; 0 if there is no room for a bar."""
     return columns - MEMORY_COLUMNS if columns >= NARROW else 0
 
 
 def _stages(held: Mapping[Stage, Mapping[str, float]], limit: float, *, scale: float, cells: int) -> Table:
-    """Return the bytes of a slot by stage and part, with a bar of so many cells; 0 cells: no bar."""
+    """Return a pool's memory table: bytes of a slot by stage and part, with a bar of so many cells; 0 cells: no bar."""
     table = _table(gap=1)
     table.add_column("", min_width=STAGE_COLUMNS)
     table.add_column("total", justify="right", min_width=NUMBER_COLUMNS)
@@ -255,7 +255,7 @@ def _stages(held: Mapping[Stage, Mapping[str, float]], limit: float, *, scale: f
 
 
 def _filled(share: float, cells: int) -> Text:
-    """Return a bar and its percentage."""
+    """Return a bar that is filled to a share, followed by the percentage."""
     percentage = f" {share:>4.0%}"
     length = cells - len(percentage)
     full = min(length, round(share * length))
@@ -283,7 +283,7 @@ def _times(writer: Writer, mapping: DeviceMapping, prediction: Prediction, price
 
 
 def _listed(seconds: Mapping[Any, float], order: Iterable[str]) -> str:
-    """Return `generation 4.1 s, scoring 20 ms`, without phases that take no time."""
+    """Return names with durations, `generation 4.1 s, scoring 20 ms`, without those that take no time."""
     return ", ".join(f"{name} {seconds_text(seconds[name])}" for name in order if seconds.get(name))
 
 
@@ -320,7 +320,7 @@ def _slots(gpu: str, slots: int) -> str:
 
 
 def _table(*, left: Iterable[str] = (), right: Iterable[str] = (), gap: int) -> Table:
-    """Return a table without lines."""
+    """Return an empty table without lines; left, right: headings of its columns by alignment."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim", highlight=False)
     for name in left:
         table.add_column(name, overflow="fold")

@@ -28,7 +28,7 @@ def number(value: float) -> str:
 
 
 def tick(value: float, digits: int = 4) -> str:
-    """Return a label of an axis, with so many significant digits."""
+    """Format a number as the label of an axis, with so many significant digits."""
     if abs(value) >= MILLION:
         text = _large(value, digits)
     else:
@@ -37,7 +37,7 @@ def tick(value: float, digits: int = 4) -> str:
 
 
 def ticks(values: Sequence[float]) -> list[str]:
-    """Return labels of an axis, with as many digits as neighbours need to differ."""
+    """Format numbers as labels of an axis, with as many digits as neighbours need to differ."""
     for digits in range(4, 16):
         labels = [tick(value, digits) for value in values]
         if len(set(labels)) == len(set(values)):
@@ -51,7 +51,7 @@ def _large(value: float, digits: int) -> str:
 
 
 def size_text(size: float) -> str:
-    """Return bytes with a decimal unit: 538 kB."""
+    """Format a number of bytes with a decimal unit: 538 kB."""
     for unit in UNITS:
         if size < 1000 or unit == UNITS[-1]:
             break
@@ -60,7 +60,7 @@ def size_text(size: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a change with its sign."""
+    """Format the change of a number, always with its sign."""
     return ("+" if value >= 0 else MINUS) + number(abs(value))
 
 
@@ -94,5 +94,5 @@ def shortened(text: str, limit: int) -> str:
 
 
 def step_list(steps: list[int]) -> str:
-    """Return `step 3`, or `14 steps, 3 to 25`."""
+    """Return a list of steps in words: `step 3`, or `14 steps, 3 to 25`."""
     return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"

@@ -20,24 +20,24 @@ class Call:
     pool: str
     protocol: str
     level: int
-    """A call waits for calls of lower levels only; of one level there is at most one in a pool."""
+    """Level of the call: it waits only for calls of lower levels; a pool has at most one call of each level."""
     adds: Mapping[str, int]
-    """Added field -> its bytes, at most."""
+    """Fields that the call adds to the batch -> bytes of the field, at most."""
     row_by_row: bool = False
     """Whether the call may run on some rows before the others exist."""
     in_groups: bool = False
-    """Whether finished rows leave the call in groups, before the call ends."""
+    """Whether the call hands on finished rows, some at a time, before it ends."""
 
     @property
     def label(self) -> str:
-        """Return name and arguments."""
+        """Return name and arguments of the call as text."""
         arguments = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
         return f"{self.name}({arguments})" if arguments else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class FieldTransfer:
-    """Field that an edge carries."""
+    """Field that an edge of the graph carries from one call to another."""
 
     name: str
     """Name under which the consumer reads the field."""
@@ -49,7 +49,7 @@ class FieldTransfer:
 
 @dataclass(frozen=True, kw_only=True)
 class Edge:
-    """Fields that one call added and another call reads."""
+    """Edge of the graph: fields that one call added and another call reads."""
 
     producer: int
     consumer: int

@@ -11,14 +11,14 @@ from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, MappedPool, Phase, Pre
 from rlhf_planning.numbers import MINUS, number, tick
 
 STEPS = (1, 2, 2.5, 5, 10)
-"""Distances between marks of a time axis, times a power of ten."""
+"""Possible distances between marks of a time axis, to be multiplied by a power of ten."""
 NEGLIGIBLE = 1e-9
 """Share of a step below which a gap between bars is rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Time in which a model works, in seconds after the begin of the step."""
+    """Time in which a model works on one phase, in seconds after the begin of the step."""
 
     pool: str
     model: Role
@@ -32,16 +32,16 @@ class Timeline:
     """Timeline of a step; a stage lasts as long as its slowest pool, and ends with a barrier."""
 
     rows: tuple[tuple[str, Role], ...]
-    """Pool and model of every row, by pool."""
+    """(pool, model) of every row of the timeline, ordered by pool."""
     stages: dict[Stage, tuple[float, float]]
-    """Begin and end of the stages with work, in order."""
+    """Begin and end in seconds of the stages with work, in order."""
     bars: tuple[Bar, ...]
     ahead: str
-    """Note for a job that generates ahead; else empty."""
+    """Note that generation is of a later step, for a job that generates ahead; else empty."""
 
     @property
     def seconds(self) -> float:
-        """Return the length of the step."""
+        """Return the length of the step in seconds."""
         return max([0.0, *(end for _, end in self.stages.values()), *(bar.end for bar in self.bars)])
 
     def of(self, pool: str, model: Role) -> list[Bar]:
@@ -110,7 +110,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def plain(value: float) -> str:
-    """Format a number with the minus that every terminal has."""
+    """Format a number with an ASCII minus, which every terminal can show."""
     return number(value).replace(MINUS, "-")
 
 

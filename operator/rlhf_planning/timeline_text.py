@@ -1,4 +1,4 @@
-"""Timeline of a step for a terminal: a row of block characters a model; phases differ without colours, too."""
+"""Timeline of a step for a terminal: a row of block characters for each model; phases differ even without colours."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ BLOCKS: dict[Phase, tuple[str, str]] = {
     "scoring": ("▒", "magenta"),
     "update": ("█", "green"),
 }
-"""Character and colour of a phase."""
+"""Character and colour of each phase in the chart."""
 IDLE = "·"
 MARK_COLUMNS, MIN_CELLS = 8, 20
-"""Columns for a mark of the time axis, and of the narrowest chart."""
+"""Width in columns of a mark of the time axis, and of the narrowest chart."""
 NAME_COLUMNS = 16
-"""Columns of a pool's name; a longer one is cut."""
+"""Width in columns of a pool's name; a longer name is cut."""
 BUSY_COLUMNS, GAP = 5, 2
 
 
 def chart_of(timeline: Timeline, *, columns: int) -> Table:
-    """Return a table with the stages above, a row a model, and the time axis below."""
+    """Return the timeline as a table with the stages above, a row a model, and the time axis below."""
     names = min(NAME_COLUMNS, max(map(len, ("pool", *(pool for pool, _ in timeline.rows)))))
     models = max(len(model) for _, model in timeline.rows)
     cells = max(MIN_CELLS, columns - names - models - BUSY_COLUMNS - 3 * GAP)
@@ -57,7 +57,7 @@ def legend_of(timeline: Timeline) -> Text:
 
 
 def _row(timeline: Timeline, pool: str, model: Role, cells: int) -> Text:
-    """Return the bars of a model; the shortest are drawn last, so that each is visible."""
+    """Return the chart's row of a model: its bars, of which the shortest are drawn last and stay visible."""
     row = [(" ", "")] * cells
     for start, end in timeline.idle(pool):
         for cell in _covered(start, end, timeline.seconds, cells):
@@ -69,13 +69,13 @@ def _row(timeline: Timeline, pool: str, model: Role, cells: int) -> Text:
 
 
 def _covered(start: float, end: float, seconds: float, cells: int) -> range:
-    """Return the cells of a time, at least one."""
+    """Return the cells of a row that a span of time covers, at least one."""
     first = min(round(start / seconds * cells), cells - 1)
     return range(first, max(first + 1, round(end / seconds * cells)))
 
 
 def _stages(timeline: Timeline, cells: int) -> Text:
-    """Return a bracket a stage with its name and time, as far as there is room."""
+    """Return the chart's head line: a bracket for each stage, with the stage's name and time if there is room."""
     line = [" "] * cells
     for stage, (start, end) in timeline.stages.items():
         covered = _covered(start, end, timeline.seconds, cells)

@@ -21,45 +21,45 @@ from rlhf_mapper.search.stacked import Floats, Ints, StackedTables, stack
 from rlhf_mapper.search.tables import Costs, Found, Sets, assignments, placements
 
 WAVE = 1024
-"""Boxes looked at together: numpy calls of that length cost little more than short ones."""
+"""Number of boxes processed at once: numpy calls of this length cost little more than short ones."""
 SLACK = 1 + 1e-9
-"""Limits computed by subtraction or division are widened, lest rounding cuts off an equal."""
+"""Factor that widens limits computed by subtraction or division, lest rounding excludes an equally good allocation."""
 
 
 Typed = tuple[int, Sets, tuple[int, ...]]
-"""A typed placement: number of the placement, its sets, index of a node group for each."""
+"""Typed placement: (number of the placement, its sets of models, index of a node group for each set)."""
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """All typed placements, in the order of `placements` and then of `assignments`."""
+    """Input of the search as arrays over T typed placements, in the order of `placements` and then of `assignments`."""
 
     typed: list[Typed]
     stacked: StackedTables
     tables: Ints
-    """[T, S] of each set; `nothing` beyond the sets."""
+    """[T, S] number of each set's stage table in `stacked`; the table `nothing` beyond the placement's sets."""
     groups: Ints
-    """[T, S] 0 beyond the sets."""
+    """[T, S] index of each set's node group; 0 beyond the placement's sets."""
     placement: Ints
-    """[T]"""
+    """[T] number of the placement to which each typed placement belongs."""
     budgets: Ints
-    """[G] GPUs."""
+    """[G] number of GPUs in each node group."""
     weights: Floats
-    """[G] of a GPU, for the objective."""
+    """[G] weight of one GPU of each node group in the objective (`Objective.weights`)."""
 
 
 @dataclass(frozen=True)
 class _Boxes:
-    """Boxes that remain to be searched."""
+    """Boxes that remain to be searched, M of them: typed placements with limits of the stages' seconds."""
 
     typed: Ints
-    """[M]"""
+    """[M] index of each box's typed placement."""
     low: Ints
-    """[M, 3] ranks that the slowest set has at least."""
+    """[M, 3] lower limits of the slowest set's seconds in each stage, as ranks (see `StackedTables`)."""
     high: Ints
-    """[M, 3] ranks that no set exceeds."""
+    """[M, 3] upper limits of the slowest set's seconds in each stage, as ranks."""
     first: Floats
-    """[M] bounds of the objective's two numbers."""
+    """[M] lower bound of the objective's first number in each box; `second` bounds its second number."""
     second: Floats
 
     def __getitem__(self, chosen: slice | NDArray[np.bool_] | Ints) -> _Boxes:
@@ -70,17 +70,17 @@ class _Boxes:
 
 
 class _Best:
-    """The best allocation of each placement so far."""
+    """Best allocation of each placement that the search has found so far."""
 
     def __init__(self, placements: int, keep: int) -> None:
         self.first = np.full(placements, np.inf)
         self.second = np.full(placements, np.inf)
         self.options: dict[int, tuple[int, Ints]] = {}
-        """Best option by placement: (typed placement, index of the option of each set)."""
+        """Best allocation by placement: (typed placement, [S] index of each set's pool size in the stacked tables)."""
         self._keep = keep
 
     def offer(self, placement: Ints, first: Floats, second: Floats, typed: Ints, options: Ints) -> None:
-        """[M] allocations, of which the best of each placement is kept if it is better than before."""
+        """Take M allocations, and keep the best of each placement if it is better than the one before."""
         better = np.nonzero(_less(first, second, self.first[placement], self.second[placement]))[0]
         order = better[np.lexsort((second[better], first[better], placement[better]))]
         starts = np.diff(placement[order], prepend=-1) > 0
@@ -90,13 +90,13 @@ class _Best:
             self.options[index] = int(typed[row]), options[row].copy()
 
     def order(self) -> Ints:
-        """The best placements, best first: no more than asked for."""
+        """Return the numbers of the best placements, best first, at most as many as are to be kept."""
         order: Ints = np.lexsort((self.second, self.first))[: self._keep]
         fits: Ints = order[np.isfinite(self.first[order])]
         return fits
 
     def limits(self) -> tuple[Floats, Floats]:
-        """[placements] an allocation is of use only if its two numbers are less than these."""
+        """Return the objective's two numbers, by placement, below which an allocation must lie to be kept."""
         order = np.lexsort((self.second, self.first))
         if len(order) < self._keep:
             return self.first, self.second
@@ -109,7 +109,7 @@ class _Best:
 
 
 def pruned(costs: Costs, models: Iterable[str], keep: int = 4, objective: Objective | None = None) -> list[Found]:
-    """The first `keep` answers of `exhaustive`: the same placements with the same two numbers of the objective."""
+    """Return the best `keep` placements, with the same two numbers of the objective as an exhaustive search finds."""
     goal = objective or Objective.throughput()
     typed = [
         (number, sets, groups)
@@ -152,7 +152,7 @@ def _problem(costs: Costs, typed: list[Typed], goal: Objective) -> _Problem:
 
 
 def _roots(problem: _Problem) -> _Boxes:
-    """One box without limits for each typed placement."""
+    """Return one box without limits for each typed placement."""
     count = len(problem.typed)
     low = np.zeros((count, 3), np.int64)
     high = low + problem.stacked.seconds.shape[1] - 1
@@ -160,7 +160,7 @@ def _roots(problem: _Problem) -> _Boxes:
 
 
 def _halved(problem: _Problem, goal: Objective, best: _Best, boxes: _Boxes) -> _Boxes:
-    """Bounds boxes, offers their smallest pools as allocations, and halves those that may hold something better."""
+    """Bound boxes, offer their smallest pools as allocations, and return halves of boxes that may hold better ones."""
     stacked = problem.stacked
     options = stacked.smallest(problem.tables[boxes.typed], boxes.high)
     gpus = _by_group(problem, boxes.typed, stacked.gpus[options])
@@ -184,7 +184,7 @@ def _halved(problem: _Problem, goal: Objective, best: _Best, boxes: _Boxes) -> _
 
 
 def _split(stacked: StackedTables, boxes: _Boxes, chosen: Ints) -> _Boxes:
-    """Halves of boxes in whose smallest pools the slowest set has the ranks `chosen`."""
+    """Return two halves of each box; chosen: [M, 3] ranks of the slowest set when every set has its smallest pool."""
     low, high = boxes.low.copy(), boxes.high.copy()
     start, end = stacked.values(low), np.minimum(chosen, high)
     stop = stacked.values(end)
@@ -196,7 +196,7 @@ def _split(stacked: StackedTables, boxes: _Boxes, chosen: Ints) -> _Boxes:
 
 
 def _worthwhile(problem: _Problem, best: _Best, boxes: _Boxes) -> NDArray[np.bool_]:
-    """[M] whether something better than the best so far may lie in a box."""
+    """Return [M] whether each box may contain an allocation that is better than the best so far."""
     first, second = best.limits()
     placement = problem.placement[boxes.typed]
     better = _less(boxes.first, boxes.second, first[placement], second[placement])
@@ -205,9 +205,9 @@ def _worthwhile(problem: _Problem, best: _Best, boxes: _Boxes) -> NDArray[np.boo
 
 
 def _lowest(problem: _Problem, typed: Ints, options: Ints, gpus: Ints, spare: Floats) -> Ints:
-    """[M, 3] least ranks of the slowest set, if each set in turn has all GPUs that the smallest pools leave.
+    """Return [M, 3] lowest ranks of the slowest set, if each set in turn gets all GPUs that the smallest pools leave.
 
-    `spare` [M] is the weight of GPUs that the objective allows besides those pools.
+    `spare` [M] is the weight of GPUs that the objective allows besides the smallest pools.
     """
     weights = np.broadcast_to(problem.weights, gpus.shape)
     affordable = np.divide(spare[:, None], weights, out=np.full(gpus.shape, np.inf), where=weights > 0)
@@ -218,7 +218,7 @@ def _lowest(problem: _Problem, typed: Ints, options: Ints, gpus: Ints, spare: Fl
 
 
 def _by_group(problem: _Problem, typed: Ints, sizes: Ints) -> Ints:
-    """[M, S] -> [M, G] GPUs."""
+    """Return the [M, G] GPUs used in each node group, from the [M, S] GPUs of each set."""
     groups = problem.groups[typed]
     return np.stack([(sizes * (groups == group)).sum(1) for group in range(len(problem.budgets))], 1)
 

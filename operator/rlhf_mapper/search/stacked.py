@@ -16,38 +16,40 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StackedTables:
-    """Tables one after the other, each followed by an end mark; the last table is `nothing`: no GPUs, no seconds.
+    """Stage tables in a row, each followed by an end mark; the last table, `nothing`, has no GPUs and no seconds.
 
-    A rank is an index into the sorted seconds of a stage, over all tables; of equals, the first.
+    An option is a row of a table: a pool size. A rank is an index into the sorted seconds of a stage over all tables;
+    equal seconds have the rank of the first.
     """
 
     gpus: Ints
-    """[N] sizes of the options of all tables."""
+    """[N] pool size in GPUs of each option of all tables."""
     ranks: Ints
-    """[N, 3]; of an end mark: above all ranks."""
+    """[N, 3] rank of each option's seconds in each stage; an end mark lies above all ranks."""
     seconds: Floats
-    """[3, N] by rank, ascending from 0."""
+    """[3, N] seconds of each rank in each stage, ascending from 0."""
     by_gpus: Ints
-    """[N] ascending: number of the table, then GPUs."""
+    """[N] ascending key of each option: number of its table, then GPUs."""
     by_rank: Ints
-    """[3, N] ascending: number of the table, then the least rank of this option and all smaller ones, backwards."""
+    """[3, N] ascending key of each option: number of its table, then its `least_ranks` in reverse."""
     least_ranks: Ints
-    """[N, 3] of this option and all smaller ones of its table."""
+    """[N, 3] lowest rank in each stage among an option and all smaller options of its table."""
     most_gpus: int
+    """Largest number of GPUs that any table may use; end marks have one more."""
 
     @property
     def nothing(self) -> int:
-        """Number of the last table."""
+        """Number of the last table, which has no GPUs and no seconds."""
         return int(self.by_gpus[-1] // (self.most_gpus + 2))
 
     def within(self, tables: Ints, gpus: Ints) -> Ints:
-        """[...] -> [..., 3] least rank of each stage with at most so many GPUs, which are enough for some option."""
+        """Return [..., 3] lowest ranks of each table with at most `gpus` GPUs, which are enough for some option."""
         last = np.searchsorted(self.by_gpus, tables * (self.most_gpus + 2) + np.minimum(gpus, self.most_gpus), "right")
         ranks: Ints = self.least_ranks[last - 1]
         return ranks
 
     def smallest(self, tables: Ints, ranks: Ints) -> Ints:
-        """[M, S], [M, 3] -> [M, S] index of the smallest option whose stages have at most these ranks, or end mark."""
+        """Return [M, S] index of each table's smallest option whose stages have at most `ranks` [M, 3], or end mark."""
         width = self.seconds.shape[1] + 1
         option = np.zeros_like(tables)
         for stage in range(3):
@@ -63,18 +65,18 @@ class StackedTables:
         return option
 
     def values(self, ranks: Ints) -> Floats:
-        """[M, 3] -> [M, 3] seconds."""
+        """Return the [M, 3] seconds of [M, 3] ranks."""
         seconds: Floats = self.seconds[np.arange(3), ranks]
         return seconds
 
     def highest(self, seconds: Floats) -> Ints:
-        """[M, 3] -> [M, 3] highest ranks with no more seconds than these; -1 below zero."""
+        """Return the [M, 3] highest ranks with no more than [M, 3] seconds; -1 for seconds below zero."""
         columns = [np.searchsorted(self.seconds[stage], seconds[:, stage], "right") - 1 for stage in range(3)]
         return np.stack(columns, 1)
 
 
 def stack(tables: Sequence[StageTable], budgets: Sequence[int]) -> StackedTables:
-    """Tables without what cannot be chosen or is worse in every way; `budgets` are the GPUs that each may use."""
+    """Stack tables without options that do not fit or are worse in every way; budgets: GPUs that each table may use."""
     kept = [_useful(table, budget) for table, budget in zip(tables, budgets, strict=True)]
     kept.append((np.zeros(1, np.int64), np.zeros((3, 1))))
     most = max(budgets)
@@ -85,7 +87,7 @@ def stack(tables: Sequence[StageTable], budgets: Sequence[int]) -> StackedTables
     width = values.shape[1]
     ranks = np.stack([np.searchsorted(value, stage) for value, stage in zip(values, seconds, strict=True)])
     ranks[:, gpus > most] = width
-    # Least so far within a table: all of a later table is lower than all of an earlier one.
+    # Running minimum within each table: the offset puts a later table below every earlier one.
     offset = number * (width + 1)
     lowered = np.minimum.accumulate(np.where(gpus > most, 0, ranks) - offset, axis=1)
     return StackedTables(

@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALONE = "rollout"
-"""Has a pool of its own: a generator that is not where the actor is."""
+"""Role that is always alone in its pool: a generator apart from the actor."""
 Sets = tuple[frozenset[str], ...]
-"""Sets of models that share a pool each; every model is in exactly one."""
+"""Sets of models, each of which shares one pool; every model is in exactly one set."""
 
 
 @dataclass(frozen=True)
 class StageTable:
-    """Seconds of one set of models by pool size."""
+    """Seconds of each stage for one set of models, by pool size."""
 
     gpus: NDArray[np.int64]
-    """[K], ascending, above zero. Sizes pack: pools fit a node group whenever the sum of their sizes does."""
+    """[K] pool sizes, ascending, above zero. Pools fit in a node group whenever the sum of their sizes does."""
     seconds: NDArray[np.float64]
-    """[3, K] of generation, preparation and training, none negative; inf where the set does not fit."""
+    """[3, K] seconds of generation, preparation and training, none negative; inf where the set does not fit."""
 
 
 class Costs(Protocol):
@@ -30,27 +30,27 @@ class Costs(Protocol):
 
     @property
     def groups(self) -> Sequence[int]:
-        """GPUs of each node group; a pool lies in one of them."""
+        """Number of GPUs in each node group; every pool lies in one node group."""
 
     @property
     def hosts(self) -> Sequence[frozenset[tuple[int, str]]]:
-        """Hosts of each group, as (number, zone). Of groups that share a host, a placement uses only one.
+        """Nodes under each node group of the search, as (index of the cluster's own node group, zone).
 
-        A group with several hosts serves one pool.
+        A placement uses only one of the node groups that share a host. A group with several hosts serves one pool.
         """
 
     def of(self, models: frozenset[str], group: int) -> StageTable:
-        """The table of a set whose pool lies in the group with this index."""
+        """Return the stage table of a set of models whose pool lies in the node group with this index."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A placement with its best allocation."""
+    """Placement of models in pools, with its best allocation of GPUs to the pools."""
 
     sets: tuple[tuple[frozenset[str], int, int], ...]
     """(models, index of the node group, GPUs) of each pool."""
     seconds: float
-    """Seconds of a step."""
+    """Predicted seconds of a step."""
     stages: tuple[float, float, float]
     """Seconds of generation, preparation and training, each of the slowest pool."""
 
@@ -60,9 +60,9 @@ class Found:
 
 
 def placements(models: Iterable[str]) -> list[Sets]:
-    """All set partitions, fewest sets first and then by name, whatever the order of the input; none of no models.
+    """Return all partitions of the models into sets, fewest sets first, then by model names; empty without models.
 
-    What has a pool of its own is with no other.
+    The role `ALONE` shares a set with no other model.
     """
     found = [sorted(blocks) for blocks in _partitions(sorted(set(models))) if blocks and all(map(_may_be, blocks))]
     return [tuple(map(frozenset, blocks)) for blocks in sorted(found, key=lambda blocks: (len(blocks), blocks))]
@@ -73,7 +73,7 @@ def _may_be(block: list[str]) -> bool:
 
 
 def _partitions(names: list[str]) -> Iterator[list[list[str]]]:
-    """The names stay in order in each block."""
+    """Yield all partitions of a list of names into blocks; each block keeps the order of the list."""
     if not names:
         yield []
         return
@@ -85,10 +85,10 @@ def _partitions(names: list[str]) -> Iterator[list[list[str]]]:
 
 
 def assignments(placement: Sets, hosts: Sequence[frozenset[tuple[int, str]]]) -> Iterator[tuple[int, ...]]:
-    """All ways to put the pools of a placement into node groups with these hosts, an index for each."""
+    """Yield all ways to put the pools of a placement into node groups: the index of a group for each pool."""
 
     def goes(group: int, other: int) -> bool:
-        """Whether a pool may go into a group beside another pool there, or in another group."""
+        """Whether a pool may lie in the node group `group` if another pool lies in the node group `other`."""
         return len(hosts[group]) == 1 if group == other else hosts[group].isdisjoint(hosts[other])
 
     def extended(chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

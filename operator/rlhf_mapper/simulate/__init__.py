@@ -1,1 +1,1 @@
-"""How long the parts of a step take and what memory they need; each function takes arrays of layouts at once."""
+"""Simulators of the time and the memory of a step's parts; each function takes arrays of layouts at once."""

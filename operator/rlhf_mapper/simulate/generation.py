@@ -17,18 +17,18 @@ from rlhf_mapper.workload import Work, Workload
 
 
 def weights_of_gpu(passes: Passes, generator: Layouts) -> Numbers:
-    """Bytes of the generation shard, M / (t_g p_g)."""
+    """Return the bytes of a GPU's shard of the weights in generation: bytes of the model / (t_g p_g)."""
     return passes.model.parameters * passes.software.compute_bytes / (generator.t * generator.p)
 
 
 def cached_bytes(passes: Passes, generator: Layouts, tokens: float) -> Numbers:
-    """Bytes of a GPU for the KV cache of one sequence; heads are copied where there are fewer than t_g."""
+    """Return the bytes of a GPU for the KV cache of one sequence; KV heads are copied if there are fewer than t_g."""
     shards = np.minimum(generator.t, passes.model.kv_heads) * generator.p
     return passes.model.kv_values * passes.software.compute_bytes * tokens / shards
 
 
 def running(passes: Passes, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
-    """Sequences that a generator decodes at once with so many bytes of cache on each of its GPUs.
+    """Return how many sequences a generator decodes at once with `cache` bytes of KV cache on each of its GPUs.
 
     The cache grows by blocks with each sequence, but the longest one has to fit.
     """
@@ -38,7 +38,7 @@ def running(passes: Passes, load: Workload, generator: Layouts, cache: Numbers) 
 
 
 def generation_seconds(passes: Passes, work: Work, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
-    """Seconds of all generation passes of a step; inf if not one sequence fits. generator.d counts the replicas.
+    """Return the seconds of a step's generation passes; inf if not one sequence fits. generator.d: replicas.
 
     A sequence that ends makes room for the next one. So all waves but the last are full, and the last one shrinks.
     """
@@ -54,9 +54,9 @@ def generation_seconds(passes: Passes, work: Work, load: Workload, generator: La
 
 
 def _last_wave(passes: Passes, load: Workload, generator: Layouts, count: Numbers) -> Numbers:
-    """Decode steps of `count` sequences that start together, as one after the other ends.
+    """Return the seconds of all decode steps of `count` sequences that start together and end one after the other.
 
-    Of n sequences of which the share s is still running, one at least is there in 1 - (1 - s)^n of the cases.
+    If each of n sequences is still running with probability s, at least one is with probability 1 - (1 - s)^n.
     """
     seconds, before = 0.0 * count, 0.0
     for tokens, share in load.response.still_running:
@@ -67,15 +67,17 @@ def _last_wave(passes: Passes, load: Workload, generator: Layouts, count: Number
 
 
 def _prefill(passes: Passes, load: Workload, generator: Layouts, sequences: Numbers) -> Numbers:
-    """All prompts, by fused kernels; only the last token of each meets the output head."""
+    """Return the seconds of the prefill of all prompts by fused kernels; the output head takes only the last tokens."""
     fused = replace(passes, software=replace(passes.software, is_eager=False))
     read = fused.layers(generator, sequences, load.prompt.mean) + fused.head(generator, sequences)
     return generator.p * (read + fused.tensor_parallel(generator, sequences * load.prompt.mean))
 
 
 def _step(passes: Passes, generator: Layouts, at_once: Numbers) -> Numbers:
-    """Seconds of a decode step that do not depend on lengths: weights, all-reduces, kernel starts, and the generator's
-    code."""
+    """Return the seconds of a decode step that do not depend on lengths.
+
+    The seconds are those of weights, all-reduces, kernel starts, and the generator's own code.
+    """
     model, software = passes.model, passes.software
     weights = weights_of_gpu(passes, generator) / passes.memory_bandwidth
     multiplied = model.active_layer_parameters * model.layers + model.head_parameters
@@ -89,7 +91,7 @@ def _step(passes: Passes, generator: Layouts, at_once: Numbers) -> Numbers:
 
 
 def _cache_reads(passes: Passes, load: Workload, generator: Layouts) -> Numbers:
-    """Reading the KV cache of a sequence in all its decode steps."""
+    """Return the seconds to read the KV cache of one sequence in all its decode steps."""
     model, response = passes.model, load.response
     copies = model.heads / model.kv_heads if passes.software.rereads_kv else 1.0
     tokens = load.prompt.mean * response.mean + response.mean_square / 2
@@ -97,7 +99,7 @@ def _cache_reads(passes: Passes, load: Workload, generator: Layouts) -> Numbers:
 
 
 def received_bytes(passes: Passes, work: Work, training: Layouts, generator: Layouts) -> Numbers:
-    """Bytes that a GPU receives: its generation shard less the part of it in its training shard."""
+    """Return the bytes that a GPU receives in a transition: its generation shard less what its training shard has."""
     if work.receives_weights:
         return weights_of_gpu(passes, generator)
     whole = passes.model.parameters * passes.software.compute_bytes
@@ -106,7 +108,7 @@ def received_bytes(passes: Passes, work: Work, training: Layouts, generator: Lay
 
 
 def transition_seconds(passes: Passes, work: Work, training: Layouts, generator: Layouts) -> Numbers:
-    """Seconds of a transition in each step; the way back moves nothing. Another pool is taken to be on other nodes."""
+    """Return the seconds of a transition in each step; the way back moves nothing. Other pools count as other nodes."""
     span = training.gpus if passes.software.shards_weights else training.p * training.t
     reached = passes.network.between if work.receives_weights else passes.network.of(span)
     moved = received_bytes(passes, work, training, generator) / reached

@@ -13,7 +13,7 @@ from rlhf_mapper.coefficients import Software
 from rlhf_mapper.simulate.layouts import Numbers
 
 FUSED_KERNELS, FUSED_TOUCHES = 12, 14
-"""Kernels of a forward pass, and reads or writes of a hidden state, for a layer in Megatron or vLLM."""
+"""Numbers of kernels and of reads or writes of a hidden state, in a layer's forward pass in Megatron or vLLM."""
 FLOAT = 4
 """Bytes of a float32: norms compute in it, and attention keeps the logarithm of each head's sum."""
 HALF = 2
@@ -21,19 +21,19 @@ HALF = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """Bytes of a token: so many for each unit of a layer's widths."""
+    """Bytes of a token in a layer, for each unit of the layer's widths."""
 
     hidden: float
-    """Bytes by hidden size, held whole by every tensor-parallel rank; the other widths are cut over the ranks."""
+    """Bytes per unit of hidden size, held whole by each tensor-parallel rank; other widths are cut over the ranks."""
     ffn: float
     queries: float
-    """Bytes by heads x head size."""
+    """Bytes per unit of heads x head size."""
     keys: float
-    """Bytes by KV heads x head size."""
+    """Bytes per unit of KV heads x head size."""
     heads: float = 0.0
 
     def of(self, model: Architecture, t: Numbers) -> Numbers:
-        """Bytes of a token on one of t ranks."""
+        """Return the bytes of a token of a layer on one of t tensor-parallel ranks."""
         cut = (
             self.ffn * model.experts_per_token * model.ffn
             + self.queries * model.heads * model.head_size
@@ -44,7 +44,7 @@ class Widths:
 
 
 def kept(model: Architecture, software: Software) -> Widths:
-    """Bytes that the backward pass of a layer reads.
+    """Return the bytes of a token that a layer keeps for its backward pass.
 
     Eager layers keep: for a norm its input in float32, the normalised values and its output; in the MLP gate,
     silu(gate), up and their product; in attention queries, keys, values and output. Rotary embeddings keep nothing.
@@ -66,7 +66,7 @@ def kept(model: Architecture, software: Software) -> Widths:
 
 
 def moved(model: Architecture, software: Software) -> Widths:
-    """Bytes that a forward pass reads and writes outside matrix products and attention."""
+    """Return the bytes of a token that a layer's forward pass moves outside matrix products and attention."""
     size = software.compute_bytes
     if not software.is_eager:
         return Widths(hidden=FUSED_TOUCHES * size, ffn=0.0, queries=0.0, keys=0.0)
@@ -81,7 +81,7 @@ def moved(model: Architecture, software: Software) -> Widths:
 
 
 def kernels(model: Architecture, software: Software) -> int:
-    """Kernels that a forward pass of a layer starts."""
+    """Return the number of kernels that a forward pass of a layer starts."""
     if not software.is_eager:
         return FUSED_KERNELS
     norms, of_a_norm = (4 if model.norms_heads else 2), (8 if software.compute_bytes == HALF else 6)
@@ -89,15 +89,16 @@ def kernels(model: Architecture, software: Software) -> int:
 
 
 def forward_peak(software: Software) -> Widths:
-    """The most that a forward pass alone holds at once: in the MLP, beside the residual."""
+    """Return the peak bytes of a token in a layer's forward pass without gradients: in the MLP, beside the residual."""
     size = software.compute_bytes
     return Widths(hidden=2 * size, ffn=3 * size, queries=0.0, keys=0.0)
 
 
 def backward_peak(software: Software) -> Widths:
-    """The most that a layer's backward pass holds beside what was kept: gradients in the MLP, and of norms in float32.
+    """Return the peak bytes of a token in a layer's backward pass beside kept activations.
 
-    Read off counted peaks (docs/performance.md), which tests hold it against.
+    They are gradients in the MLP, and of norms in float32. The factors are read off counted peaks
+    (docs/performance.md), against which tests check them.
     """
     size = software.compute_bytes
     return Widths(hidden=8 * size, ffn=3 * size, queries=0.0, keys=0.0)

@@ -1,4 +1,4 @@
-"""Arrays of layouts p-t-d, and the bandwidths of their groups: ranks lie tensor first, then pipeline, then data."""
+"""Arrays of layouts p-t-d and bandwidths of their parallel groups: ranks lie tensor first, then pipeline, then data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Layouts:
-    """Arrays that broadcast against each other: one p-t-d each place."""
+    """Layouts p-t-d as three arrays that broadcast against each other: one layout at each position."""
 
     p: Numbers
     t: Numbers
@@ -37,12 +37,12 @@ class Network:
 
     @property
     def within(self) -> float:
-        """Between the GPUs of a node."""
+        """Bandwidth between the GPUs of a node."""
         return self.nodes.link * self.efficiency.link
 
     @property
     def between(self) -> float:
-        """Between nodes, of a GPU whose neighbours on the node send as much; all of the smaller zone to the other."""
+        """Bandwidth between nodes if all GPUs of a node send; between zones, if all GPUs of the smaller zone send."""
         reached = min(self.nodes.network * self.efficiency.network / self.nodes.gpus_per_node, self.within)
         if not self.nodes.spans_zones:
             return reached
@@ -55,16 +55,18 @@ class Network:
         return (link or math.inf) * self.efficiency.network
 
     def of(self, span: Numbers) -> Numbers:
-        """Bandwidth in groups of ranks within `span` neighbouring GPUs, with all groups active at once."""
+        """Return the bandwidth in groups of ranks within `span` neighbouring GPUs, with all groups active at once."""
         return np.where(span <= self.nodes.gpus_per_node, self.within, self.between)
 
     def latency(self, span: Numbers) -> Numbers:
-        """Seconds of a message in such a group."""
+        """Return the seconds of a message in a group of ranks within `span` neighbouring GPUs."""
         return np.where(span <= self.nodes.gpus_per_node, self.nodes.link_latency, self.nodes.node_latency)
 
     def of_neighbours(self, layouts: Layouts) -> Numbers:
-        """Bandwidth from a rank to its neighbour in the next stage; t ranks share a node's network if a replica has
-        several nodes."""
+        """Return the bandwidth from a rank to its neighbour in the next pipeline stage.
+
+        If a replica has several nodes, t ranks share a node's network.
+        """
         across = self.nodes.network * self.efficiency.network / np.minimum(layouts.t, self.nodes.gpus_per_node)
         inside = layouts.p * layouts.t <= self.nodes.gpus_per_node
         reached = np.where(inside, self.within, np.minimum(across, self.within))
@@ -72,7 +74,7 @@ class Network:
         return shared
 
     def of_data_ranks(self, layouts: Layouts) -> Numbers:
-        """Bandwidth in the data-parallel groups, each of which has every (p t)th GPU.
+        """Return the bandwidth in the data-parallel groups, each of which has every (p t)th GPU.
 
         A ring crosses a node's network once, however many of its ranks are there. A node has min(p t, GPUs) rings.
         """
@@ -85,7 +87,7 @@ class Network:
         return shared
 
     def _over_the_link(self, layouts: Layouts) -> tuple[Numbers, Numbers]:
-        """Bandwidth between zones of (a ring of data ranks, a hand-over); infinite if none crosses."""
+        """Return bandwidths of (a ring of data ranks, a stage hand-over) between zones; inf if none crosses zones."""
         p, t, d = np.broadcast_arrays(layouts.p, layouts.t, layouts.d)
         shares = np.full((2, p.size), np.inf)
         if self.nodes.spans_zones:
@@ -98,5 +100,5 @@ class Network:
 
 
 def ring(size: Numbers) -> Numbers:
-    """Share of the whole that a rank of a ring all-gather or reduce-scatter receives: (n - 1) / n."""
+    """Return the share of all bytes that a rank receives in a ring all-gather or reduce-scatter: (n - 1) / n."""
     return (size - 1) / size

@@ -1,4 +1,4 @@
-"""Bytes of a GPU: states of the models that live there, and what a phase adds at its fullest moment."""
+"""Memory of a GPU in bytes: states of its models, and the addition of a phase at its fullest moment."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ USABLE_SHARE = 0.92
 HOST_SHARE = 0.5
 """Share of the host memory of a GPU for offloaded states; a prior, since Ray and the programs need some."""
 MAX_SINGLE_UNIT_BYTES = 32 * 2**20
-"""Bytes of a stage up to which FSDP2 gathers it at once (`rlhf_trainer.training.sharding`)."""
+"""Largest bytes of a pipeline stage that FSDP2 gathers as a whole (`rlhf_trainer.training.sharding`)."""
 MAX_CHUNK_LOGITS = 2**26
-"""The most logits of a chunk on a rank (`rlhf_trainer.training.head`)."""
+"""Largest number of logits in a chunk of the output head on a rank (`rlhf_trainer.training.head`)."""
 WHOLE_GRADIENTS = 0.1
 """Share of a GPU's memory that whole gradients may take beyond their shards (`rlhf_trainer.training.optimizer`)."""
 RESHARD_BUCKETS, BUCKET, BUCKETS_OF_A_MODEL = 3, 512 * 2**20, 48
-"""A reshard holds so many buckets, of so many bytes or that part of the weights (`rlhf_trainer.hybrid_engine`)."""
+"""Buckets that a reshard holds, most bytes of one, and fewest buckets of a model (`rlhf_trainer.hybrid_engine`)."""
 
 Part = Literal["weights", "gradients", "optimizer", "activations", "generator", "kv_cache"]
 
 
 class Moment(NamedTuple):
-    """One that may be the fullest of a phase: bytes of a GPU whatever the micro-batch, and for each token of it."""
+    """Moment of a phase at which memory may be fullest: fixed bytes of a GPU, and bytes per token of a micro-batch."""
 
     fixed: Numbers
     of_a_token: Numbers
@@ -39,10 +39,10 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """How a model is updated, as far as memory goes."""
+    """Properties of a model's update that decide its memory."""
 
     recomputes: bool
-    """Whether only the inputs of layers are kept, and one layer at a time is computed again."""
+    """Whether only the inputs of layers are kept, and the backward pass recomputes one layer at a time."""
     accumulates: bool
     """Whether an update has several micro-batches, so that gradients of the first wait for the last."""
     in_host: bool = False
@@ -54,7 +54,7 @@ class Update:
 
 
 def states(model: Architecture, software: Software, *, trains: bool, trained_share: float = 1.0) -> dict[Part, float]:
-    """Bytes of a model's states over all GPUs of a replica; gradients only where they are always there.
+    """Return the bytes of a model's states over all GPUs of a replica; gradients only if they are always in memory.
 
     trained_share: see `Work`.
     """
@@ -71,15 +71,15 @@ def states(model: Architecture, software: Software, *, trains: bool, trained_sha
 def parts_of_gpu(
     states: Mapping[Part, float], software: Software, *, replica: Numbers | float, gpus: Numbers
 ) -> dict[Part, Numbers]:
-    """Bytes of a GPU: what data-parallel ranks share is cut over all GPUs of the pool, the rest over p t of them."""
+    """Return a GPU's bytes of each part: those that data ranks shard over all `gpus`, others over `replica` (p t)."""
     shared = {part for part in states if software.shards_weights or part == "optimizer"}
     return {part: size / (gpus if part in shared else replica + 0 * gpus) for part, size in states.items()}
 
 
 def pinned(model: Architecture, bytes_: float, gpus: Numbers) -> Numbers:
-    """Bytes of host memory that a GPU's part of a model's matrices takes when it is offloaded.
+    """Return the bytes of pinned host memory that a GPU's part of a model's matrices takes when it is offloaded.
 
-    bytes_: of a parameter. Torch takes pinned memory in powers of two, for each matrix.
+    bytes_: bytes of each parameter. Torch takes pinned memory in powers of two, for each matrix.
     """
     parts = [(count, size * bytes_ / gpus) for count, size in model.matrices]
     total: Numbers = sum((count * 2.0 ** np.ceil(np.log2(part)) for count, part in parts), start=0.0 * gpus)
@@ -87,24 +87,24 @@ def pinned(model: Architecture, bytes_: float, gpus: Numbers) -> Numbers:
 
 
 def fullest(moments: Sequence[Moment], tokens: Numbers | float) -> Numbers:
-    """Bytes at the fullest of the moments, with micro-batches of so many tokens."""
+    """Return the bytes of a GPU at the fullest of the moments, with micro-batches of `tokens` tokens."""
     return reduce(np.maximum, (each.fixed + each.of_a_token * tokens for each in moments))
 
 
 def most_tokens(moments: Sequence[Moment], room: Numbers | float) -> Numbers:
-    """The most tokens of a micro-batch with which every moment stays in the room; negative: not even one fits."""
+    """Return the most tokens of a micro-batch with which every moment fits in `room` bytes; negative: none fits."""
     with np.errstate(divide="ignore", invalid="ignore"):  # to what no token is added, either none or any fit
         return reduce(np.fmin, ((room - each.fixed) / each.of_a_token for each in moments))
 
 
 def reshard_bytes(software: Software, generator_bytes: Numbers) -> Numbers:
-    """Bytes of the buffers that move weights from training to the generator."""
+    """Return the bytes of the buffers that move weights from training to the generator."""
     bucket = np.minimum(BUCKET, generator_bytes / BUCKETS_OF_A_MODEL)
     return RESHARD_BUCKETS * bucket * software.shards_weights
 
 
 def reading(model: Architecture, software: Software, layouts: Layouts, longest: float) -> list[Moment]:
-    """The moments of forward passes alone; longest: tokens of the largest micro-batch there may be."""
+    """Return the moments of passes without backward pass; longest: tokens of the largest possible micro-batch."""
     if not software.shards_weights:
         return [_whole(model, layouts, layer.kept(model, software).of(model, layouts.t))]
     found = []
@@ -120,7 +120,7 @@ def reading(model: Architecture, software: Software, layouts: Layouts, longest: 
 
 
 def updating(model: Architecture, software: Software, layouts: Layouts, longest: float, how: Update) -> list[Moment]:
-    """The moments of an update: backward passes of the last layers and of the first, of the head, and the root's sum.
+    """Return the moments of an update: backward passes of last layers, first layers and head, and the root's sum.
 
     1F1B: the first stage holds a micro-batch for each stage, the last one. FSDP2 gathers a layer while it computes with
     another, and keeps the root (embedding and head) gathered; gradients of a layer are summed in float32 while the next
@@ -153,22 +153,22 @@ def updating(model: Architecture, software: Software, layouts: Layouts, longest:
 
 @dataclass(frozen=True, kw_only=True)
 class _Stage:
-    """The first or the last stage of a pipeline; bytes in the type that is computed in, of weights gathered over d."""
+    """First or last stage of a pipeline: bytes of its weights in the compute type, gathered from all data ranks."""
 
     root: Numbers
-    """Part that stays gathered: embedding and head on the stage, and all layers of a small stage."""
+    """Weights that stay gathered: embedding and head on the stage, and all layers of a small stage."""
     head: Numbers
-    """The head's weight, whose gradient waits for the embedding's."""
+    """Weight of the output head, whose gradient waits for the embedding's."""
     layer: Numbers
     layers: Numbers
-    """All that are gathered one by one."""
+    """Weights of all layers that are gathered one by one."""
     has_head: Numbers
     chunk: Numbers
-    """Logits of as many tokens as the head takes at once."""
+    """Bytes for the logits of as many tokens as the head takes at once."""
     of_a_token: float
-    """Final norm and what the head reads, of a token."""
+    """Bytes of each token for the final norm and the input of the head."""
     in_flight: Numbers
-    """Micro-batches whose activations the stage holds."""
+    """Number of micro-batches whose activations the stage holds at the same time."""
 
 
 def _stages(model: Architecture, software: Software, layouts: Layouts, longest: float) -> list[_Stage]:
@@ -204,13 +204,13 @@ class _Gradients(NamedTuple):
     """Bytes of a stage's gradients in float32."""
 
     waiting: Numbers
-    """Gradients of earlier micro-batches."""
+    """Gradients that wait from earlier micro-batches of the mini-batch."""
     of_root: Numbers
-    """Part of these gradients that belongs to the root."""
+    """Part of the waiting gradients that belongs to the stage's root (see `_Stage`)."""
     shards: Numbers
-    """Gradient shards of all layers, once they are summed over the ranks."""
+    """Gradient shards of all layers, after the sum over the ranks."""
     in_sum: Numbers
-    """Gradients of a layer while they are summed, unless they were among the waiting ones."""
+    """Gradients of one layer during the sum over the ranks, unless they are among the waiting gradients."""
 
 
 def _gradients(stage: _Stage, software: Software, layouts: Layouts, how: Update) -> _Gradients:
@@ -223,6 +223,6 @@ def _gradients(stage: _Stage, software: Software, layouts: Layouts, how: Update)
 
 
 def _whole(model: Architecture, layouts: Layouts, of_a_token: Numbers) -> Moment:
-    """Moment of software with whole replicas: activations, and logits with their gradients in float32."""
+    """Return the fullest moment if replicas are whole: activations, and logits with their gradients in float32."""
     logits = (1 if model.scores else model.vocabulary) / layouts.t * 2 * layer.FLOAT
     return Moment(0.0 * layouts.gpus, of_a_token + logits + 0.0 * layouts.gpus)

@@ -12,10 +12,10 @@ from rlhf_mapper.workload import Lengths, Workload
 
 
 def left_to_score(generation: float, scoring: float, load: Workload) -> float:
-    """Seconds of scoring in another pool that are left when generation has ended.
+    """Return the seconds of scoring in another pool that are left when generation has ended.
 
-    Rows leave in groups as they end. A decode step is taken to be as long with few rows as with many, so a group ends
-    at its longest row's share of the longest of all; its scoring is its share of all tokens.
+    Rows of the batch leave generation in groups as they end. A decode step is taken to be as long with few rows as
+    with many. So a group ends at its longest row's share of the longest of all; its scoring is its share of all tokens.
     """
     ready = 0.0
     for ends, share in _groups(load.response, load.prompt.mean):
@@ -24,7 +24,7 @@ def left_to_score(generation: float, scoring: float, load: Workload) -> float:
 
 
 def _groups(response: Lengths, prompt: float) -> list[tuple[float, float]]:
-    """(when it ends, share of the tokens) of each group, the shortest rows first."""
+    """Return (end as a share of generation time, share of the tokens) of each group of rows, shortest rows first."""
     ordered = np.sort(np.array(response.sample))
     total = float((prompt + ordered).sum())
     parts = [ordered[rows.start : rows.stop] for rows in stream_groups(len(ordered)) if rows]
@@ -32,10 +32,10 @@ def _groups(response: Lengths, prompt: float) -> list[tuple[float, float]]:
 
 
 def step_of(pools: Sequence[Numbers], load: Workload) -> tuple[float, tuple[float, float, float]]:
-    """Seconds of a step, and of its stages, each as long as the slowest pool; pools: the stages [3] of each.
+    """Return the seconds of a step, and of its stages, each as long as the slowest pool; pools: stages [3] of each.
 
-    With `works_ahead` generation is of a later step, and beside the two others. With `streams` the second stage is what
-    is left of it when generation has ended.
+    With `works_ahead`, responses of a later step are generated during the two other stages. With `streams`, the second
+    stage is only the scoring that is left when generation has ended.
     """
     first = max(float(each[0]) for each in pools)
     second = max(_second(first, each, load) for each in pools)
@@ -44,6 +44,6 @@ def step_of(pools: Sequence[Numbers], load: Workload) -> tuple[float, tuple[floa
 
 
 def _second(generation: float, stages: Numbers, load: Workload) -> float:
-    """Seconds of a pool's second stage; one that generates has none beside that."""
+    """Return the seconds of a pool's second stage; streaming shortens it, except for the pool that generates."""
     is_beside = load.streams and not load.works_ahead and stages[0] == 0
     return left_to_score(generation, float(stages[1]), load) if is_beside else float(stages[1])

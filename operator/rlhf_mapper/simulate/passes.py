@@ -21,7 +21,7 @@ TOUCHES_OF_A_LOGIT = 6
 
 @dataclass(frozen=True)
 class Passes:
-    """Forward and backward passes of one model."""
+    """Simulator of the forward and backward passes of one model."""
 
     model: Architecture
     nodes: NodeGroup
@@ -39,27 +39,27 @@ class Passes:
 
     @property
     def memory_bandwidth(self) -> float:
-        """Bytes/s that kernels reach."""
+        """Bytes/s of the GPU's memory that kernels reach."""
         return self.nodes.gpu.memory_bandwidth * self.software.efficiency.memory
 
     def to_or_from_host(self, layouts: Layouts, bytes_: float) -> Numbers:
-        """Seconds of so many bytes for each parameter of a GPU's shards, between GPU and host memory."""
+        """Return the seconds to move `bytes_` bytes for each parameter of a GPU's shards to or from host memory."""
         return self.model.parameters / layouts.gpus * bytes_ / self.nodes.gpu.host_bandwidth
 
     def stage_layers(self, layouts: Layouts) -> Numbers:
-        """Layers of the largest stage."""
+        """Return the number of layers in the largest pipeline stage."""
         return np.ceil(self.model.layers / layouts.p)
 
     def compute(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
-        """Forward, of `sequences` sequences of so many tokens each, through the slowest stage; no communication."""
+        """Return the seconds of a forward pass through the slowest stage without communication; tokens: a sequence."""
         return self.layers(layouts, sequences, tokens) + self.head(layouts, sequences * tokens)
 
     def layers(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
-        """Seconds of the layers of the largest stage, without communication."""
+        """Return the seconds of a forward pass through the largest stage's layers, without communication."""
         return self.stage_layers(layouts) * self._layer(layouts, sequences, tokens)
 
     def tensor_parallel(self, layouts: Layouts, tokens: Numbers) -> Numbers:
-        """Two ring all-reduces of the hidden states a layer."""
+        """Return the seconds of a stage's tensor-parallel communication: two ring all-reduces in each layer."""
         t, bytes_ = layouts.t, tokens * self.model.hidden * self.software.compute_bytes
         steps = 2 * (t - 1) * self.network.latency(t)
         once = np.where(t > 1, steps + 2 * ring(t) * bytes_ / self.network.of(t), 0.0)
@@ -67,7 +67,7 @@ class Passes:
         return both
 
     def between_stages(self, layouts: Layouts, tokens: Numbers) -> Numbers:
-        """A micro-batch's hidden states on their way to the next stage, and the code of that; 0 with one stage."""
+        """Return the seconds to send a micro-batch's hidden states to the next stage, with code; 0 with one stage."""
         bytes_ = tokens * self.model.hidden * self.software.compute_bytes / layouts.t
         replica = layouts.p * layouts.t
         way = self.network.latency(replica) + bytes_ / self.network.of_neighbours(layouts)
@@ -85,6 +85,6 @@ class Passes:
         return np.maximum(products + moved / self.memory_bandwidth, started)
 
     def head(self, layouts: Layouts, count: Numbers) -> Numbers:
-        """Output head, which the last stage has; logits in float32."""
+        """Return the seconds of the output head on `count` tokens in the last stage; logits are in float32."""
         logits = count * (1 if self.model.scores else self.model.vocabulary) / layouts.t
         return 2 * logits * self.model.hidden / self.peak + TOUCHES_OF_A_LOGIT * 4 * logits / self.memory_bandwidth

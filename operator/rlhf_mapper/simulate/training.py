@@ -11,7 +11,7 @@ from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Work, Workload
 
 BACKWARD_OVER_FORWARD, BESIDE_FROZEN = 2.0, 1.0
-"""FLOPs; of an adapter alone: those of the weights' own gradients are left out."""
+"""FLOPs of a backward pass over those of a forward pass, without and with LoRA; frozen weights need no gradients."""
 OPTIMIZER_BYTES = 34.0
 """Bytes that Adam reads and writes for a parameter: gradient, master weight, moments, and the rounded weight."""
 
@@ -20,7 +20,7 @@ Simulator = Callable[[Passes, Work, Workload, Layouts, Numbers], Numbers]
 
 
 def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
-    """Seconds of all mini-batch updates of a step, with micro-batches of `micro_batch` sequences."""
+    """Return the seconds of all updates of a model in a step, with micro-batches of `micro_batch` sequences."""
     if not work.trained:
         return np.zeros_like(layouts.gpus)
     of_a_rank = np.ceil(work.trained / work.updates / layouts.d)
@@ -41,7 +41,7 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
 
 
 def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
-    """Seconds of the forward passes of a step."""
+    """Return the seconds of a model's forward passes in a step, without those of its updates."""
     if not work.read:
         return np.zeros_like(layouts.gpus)
     of_a_rank = np.ceil(work.read / layouts.d)
@@ -55,18 +55,18 @@ def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layou
 
 
 def _computed_tokens(load: Workload, sequences: Numbers, together: int) -> Numbers:
-    """Tokens to compute for each sequence of a micro-batch; sequences with one prompt compute the prompt once."""
+    """Return the tokens to compute for each sequence of a micro-batch; a shared prompt is computed once."""
     tokens: Numbers = load.prompt.mean / np.minimum(sequences, together) + load.response.mean
     return tokens
 
 
 def _shard_parameters(passes: Passes, layouts: Layouts) -> Numbers:
-    """Parameters of a stage's tensor-parallel shard."""
+    """Return the number of parameters in one tensor-parallel shard of a pipeline stage."""
     return passes.model.parameters / (layouts.p * layouts.t)
 
 
 def _gathered(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
-    """FSDP's all-gather of the weights for a pass of one micro-batch, which hides behind the computation."""
+    """Return the seconds of FSDP's all-gather of weights for a pass of one micro-batch; computation may hide them."""
     if not passes.software.shards_weights:
         return np.zeros_like(layouts.gpus)
     bytes_ = _shard_parameters(passes, layouts) * passes.software.compute_bytes
@@ -75,7 +75,7 @@ def _gathered(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
 
 
 def _gathered_and_scattered(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
-    """FSDP's all-gathers for the forward and the backward pass, and its reduce-scatter of the gradients."""
+    """Return the seconds of FSDP's all-gathers for forward and backward pass, and of its gradient reduce-scatter."""
     if not passes.software.shards_weights:
         return np.zeros_like(layouts.gpus)
     trained = passes.software.gradient_bytes * work.trained_share
@@ -86,7 +86,7 @@ def _gathered_and_scattered(passes: Passes, work: Work, layouts: Layouts) -> Num
 
 
 def _synchronised(passes: Passes, work: Work, layouts: Layouts, backward: Numbers) -> Numbers:
-    """Once a mini-batch where replicas are whole: the gradients' reduce-scatter and the new weights' all-gather.
+    """Return the seconds to reduce-scatter gradients and all-gather new weights once a mini-batch, for whole replicas.
 
     The reduce-scatter hides behind the backward pass of the last micro-batch.
     """
@@ -103,7 +103,7 @@ def _synchronised(passes: Passes, work: Work, layouts: Layouts, backward: Number
 
 
 def _optimizer(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
-    """Seconds of the optimizer: on the GPU, or on the host at the speed of the link to the GPU."""
+    """Return the seconds of an optimizer step: on the GPU, or on the host at the speed of the link to the GPU."""
     of_a_parameter = OPTIMIZER_BYTES * work.trained_share
     if work.steps_in_host:
         return passes.to_or_from_host(layouts, of_a_parameter)
