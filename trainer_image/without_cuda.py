@@ -21,11 +21,11 @@ WEAK_TYPES = ("w", "v")
 DRIVER_LIBRARY = "libcuda.so.1"
 """Library of the GPU driver, which no image contains; its users are loaded only where there is a driver."""
 NEVER_LOADED = "libtorch_cuda_linalg.so"
-"""torch loads it when a GPU is to solve something."""
+"""Library of torch for linear algebra on a GPU, loaded at the first such call; it is deleted."""
 
 
 def main() -> int:
-    """Replace the absent libraries; return 1 if there is no torch."""
+    """Put empty substitutes in place of the absent CUDA libraries that torch needs; return 1 if there is no torch."""
     found = importlib.util.find_spec("torch")
     if found is None or not found.origin:
         print("error: there is no torch in this environment", file=sys.stderr)
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def compiled(functions: dict[str, str], scratch: Path) -> list[str]:
-    """Return the arguments of the linker: an object with all functions, and their symbol versions."""
+    """Compile empty functions; return the linker's arguments: an object with all functions, and symbol versions."""
     labels = "".join(f".globl {name}\n.type {name}, @function\n{name}:\n" for name in sorted(functions))
     (scratch / "empty.s").write_text(f".text\n{labels}    ud2\n.section .note.GNU-stack\n")
     output("gcc", "-c", scratch / "empty.s", "-o", scratch / "empty.o")
@@ -62,7 +62,7 @@ def compiled(functions: dict[str, str], scratch: Path) -> list[str]:
 
 
 def symbols(library: Path, which: str) -> dict[str, str]:
-    """Return dynamic symbol -> its version, which may be empty; weak symbols are left out."""
+    """Return a library's dynamic symbols -> their versions, which may be empty; weak symbols are left out."""
     lines = (line.split() for line in output("nm", "--dynamic", which, library).splitlines())
     parts = (words[-1].partition("@") for words in lines if words[-2] not in WEAK_TYPES)
     return {name: version.lstrip("@") for name, _, version in parts}

@@ -83,7 +83,7 @@ __all__ = [
 ]
 
 Manifest: TypeAlias = str | PathLike[str] | Job | Mapping[str, Any] | Sequence[Job | Mapping[str, Any]]
-"""Path of a file, or jobs: as `load` returns them, or as mappings with the keys of a manifest."""
+"""Manifest of a call: path of a file, or jobs, as `load` returns them or as mappings with a manifest's keys."""
 
 
 def load(manifest: Manifest, *, sets: Sequence[str] = ()) -> list[Job]:
@@ -156,7 +156,7 @@ def _source(manifest: Manifest) -> Path | str:
 
 
 def _folder(manifest: Manifest, output: str | PathLike[str] | None) -> Path:
-    """The run folder."""
+    """Return the run folder: `output`, or runs/<name of the manifest's file or of its last job>."""
     if output is not None:
         return Path(output)
     source = _source(manifest)

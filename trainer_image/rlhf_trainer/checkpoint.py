@@ -30,20 +30,20 @@ PROBE = ".probe"
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """One checkpoint."""
+    """One checkpoint of a job: a folder with the files of a step, whole or not."""
 
     step: int
     uri: str
     problem: str = ""
     """Reason why the checkpoint is not whole; empty if it is."""
     bytes: int = 0
-    """Size of all its files."""
+    """Total bytes of the checkpoint's files."""
     saved_at: datetime | None = None
     """Time at which the checkpoint became whole."""
 
     @property
     def name(self) -> str:
-        """Name of its folder."""
+        """Name of the checkpoint's folder, such as `step-000010`."""
         return f"{PREFIX}{self.step:06d}"
 
     @property
@@ -51,19 +51,19 @@ class Checkpoint:
         return not self.problem
 
     def text(self, name: str) -> str:
-        """The content of one of the controller's files."""
+        """Read the text of one of the controller's files in the checkpoint."""
         with storage_errors(self.uri):
             files, path = open_storage(self.uri)
             text: str = files.cat_file(f"{path}/{name}").decode()
         return text
 
     def state(self) -> dict[str, Any]:
-        """State of the controller after the step."""
+        """Read the controller's state after the checkpoint's step (`state.json`)."""
         state: dict[str, Any] = json.loads(self.text(STATE))
         return state
 
     def condemn(self, problem: str) -> None:
-        """Mark a damaged checkpoint whose file sizes look right, so that it is never chosen again."""
+        """Mark this damaged checkpoint, whose file sizes look right, so that no run resumes from it again."""
         with storage_errors(self.uri):
             files, path = open_storage(self.uri)
             files.pipe_file(f"{path}/{COMPLETE}", json.dumps({"problem": problem}).encode())
@@ -73,20 +73,20 @@ class CheckpointStore:
     """The checkpoints below one address, a folder or an `s3://` or `gs://` URL."""
 
     def __init__(self, uri: str) -> None:
-        """Raises EnvironmentProblem when the package for this kind of address is missing."""
+        """Open the storage; EnvironmentProblem if the package for this kind of address is missing."""
         self.uri = uri.rstrip("/")
         with storage_errors(self.uri):
             self._files, self._path = open_storage(self.uri)
 
     def try_writing(self) -> None:
-        """Raises EnvironmentProblem if nothing can be written here; called before training starts."""
+        """Write and delete a test file, before training starts; EnvironmentProblem if nothing can be written."""
         with storage_errors(self.uri):
             self._make_folder(self._path)
             self._files.pipe_file(f"{self._path}/{PROBE}", b"")
             self._files.rm_file(f"{self._path}/{PROBE}")
 
     def all(self) -> list[Checkpoint]:
-        """All checkpoints, whole or not, oldest first."""
+        """List all checkpoints below the address, whole or not, oldest first."""
         with storage_errors(self.uri):
             if not self._files.isdir(self._path):
                 return []
@@ -96,7 +96,7 @@ class CheckpointStore:
             return [self._inspect(name) for name in sorted(steps, key=lambda name: int(name.removeprefix(PREFIX)))]
 
     def newest(self) -> Checkpoint | None:
-        """The newest whole checkpoint."""
+        """Return the newest whole checkpoint; None if there is none."""
         return next((checkpoint for checkpoint in reversed(self.all()) if checkpoint.is_whole), None)
 
     def begin(self, step: int) -> str:
@@ -132,7 +132,7 @@ class CheckpointStore:
                     self._remove(checkpoint.name)
 
     def clear(self) -> None:
-        """Delete every checkpoint."""
+        """Delete every checkpoint below the address, whole or not."""
         for checkpoint in self.all():
             with storage_errors(self.uri):
                 self._remove(checkpoint.name)
@@ -155,7 +155,7 @@ class CheckpointStore:
             logger.warning("%s: parts of unfinished uploads may be left: %s", self.uri, error)
 
     def _remove(self, name: str) -> None:
-        """Delete a folder, its COMPLETE first, so that a half deleted checkpoint is never taken for a whole one."""
+        """Delete a checkpoint's folder, COMPLETE first, so that a half deleted checkpoint never counts as whole."""
         folder = f"{self._path}/{name}"
         if self._files.exists(f"{folder}/{COMPLETE}"):
             self._files.rm_file(f"{folder}/{COMPLETE}")
@@ -163,13 +163,13 @@ class CheckpointStore:
             self._files.rm(folder, recursive=True)
 
     def _sizes(self, folder: str) -> dict[str, int]:
-        """Name in the folder -> bytes, of every file but the marker."""
+        """Return the bytes of every file in a checkpoint's folder but COMPLETE, by name in the folder."""
         found = self._files.find(folder, detail=True)
         names = {path: path.removeprefix(folder).lstrip("/") for path in found}
         return {names[path]: int(entry["size"]) for path, entry in found.items() if names[path] != COMPLETE}
 
     def _inspect(self, name: str) -> Checkpoint:
-        """The checkpoint in a folder, checked against its COMPLETE."""
+        """Return the checkpoint in a folder, after comparing the files there with COMPLETE."""
         folder = f"{self._path}/{name}"
         sizes = self._sizes(folder)
         problem, saved_at = "it was not finished (no COMPLETE)", None
@@ -185,7 +185,7 @@ class CheckpointStore:
 
 
 def verify_marker(marker: bytes, found: Mapping[str, int]) -> tuple[str, datetime | None]:
-    """(what is wrong with the files found, when they were saved), according to the text of COMPLETE."""
+    """Return (problem of the files found, or ""; time at which they were saved), by the text of COMPLETE."""
     try:
         document = json.loads(marker)
         if "problem" in document:
@@ -196,7 +196,7 @@ def verify_marker(marker: bytes, found: Mapping[str, int]) -> tuple[str, datetim
 
 
 def difference(listed: Mapping[str, int], found: Mapping[str, int]) -> str:
-    """The first difference between files and COMPLETE, in words; empty if there is none."""
+    """Return the first difference between a checkpoint's files and COMPLETE, in words; empty if there is none."""
     for name, size in listed.items():
         if name not in found:
             return f"{name} is missing"

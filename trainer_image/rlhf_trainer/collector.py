@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Switch the collector off within the block, and exclude all objects of the block's end from later collections.
+    """Switch the garbage collector off in the block, and exclude objects that exist at its end from later collections.
 
     During long imports collections take much of the time and find nothing. `gc.unfreeze` reverses the exclusion.
     """

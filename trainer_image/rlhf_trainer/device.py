@@ -26,7 +26,7 @@ def gpus_here() -> list[FoundGpu]:
 
 
 def peak_flops(dtype: torch.dtype) -> float:
-    """FLOP/s of this rank's GPU at its peak, by the mapper's table; 0 on CPU, and of a GPU that it does not know."""
+    """Return the peak FLOP/s of this rank's GPU by the mapper's table; 0 on CPU, and for a GPU that the table lacks."""
     found = gpus_here()
     gpu = figures_of(found[0]) if found else None
     if gpu is None:
@@ -53,7 +53,7 @@ def memory_in_use() -> tuple[int, int]:
 
 
 def _found(properties: Any) -> FoundGpu:
-    """A GPU by torch's properties, whose clocks are in kHz and whose memory moves data twice a cycle."""
+    """Return a GPU's figures from torch's properties: clocks in kHz, and memory that moves data twice a cycle."""
     import torch
 
     return FoundGpu(

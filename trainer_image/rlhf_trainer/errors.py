@@ -16,62 +16,62 @@ class TrainerError(Exception):
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
     host = ""
-    """The machine, on a cluster the pod, with the rank to blame; empty where that is not known."""
+    """Machine, or on a cluster the pod, of the rank that caused the error; empty if that is unknown."""
 
 
 class ConfigError(TrainerError):
-    """A manifest that does not fit this machine or this model."""
+    """Error of a manifest that does not fit this machine or this model."""
 
     exit_code = ExitCode.SPEC
 
 
 class DataError(TrainerError):
-    """A data set that is missing, unreadable, or lacks what the manifest names."""
+    """Error of a data set that is missing, unreadable, or lacks what the manifest names."""
 
     exit_code = ExitCode.DATA
 
 
 class EnvironmentProblem(TrainerError):  # noqa: N818 (EnvironmentError is a builtin)
-    """A device, a disk, Ray or a package that is missing or does not work."""
+    """Error of a device, a disk, Ray or a package that is missing or does not work."""
 
     exit_code = ExitCode.ENVIRONMENT
 
 
 class MemoryProblem(TrainerError):  # noqa: N818 (MemoryError is a builtin)
-    """Not enough memory on the device or the machine."""
+    """Error of too little memory on the device or the machine."""
 
     exit_code = ExitCode.OUT_OF_MEMORY
 
 
 class NumericsError(TrainerError):
-    """A value that is not finite, or bytes whose checksum does not match."""
+    """Error of a value that is not finite, or of bytes whose checksum does not match."""
 
     exit_code = ExitCode.NUMERICS
 
 
 class UserCodeError(TrainerError):
-    """Code named in the manifest (a reward function, a data hook) raised or returned the wrong thing."""
+    """Error of code named in the manifest (a reward function, a data hook) that raised or returned the wrong thing."""
 
     exit_code = ExitCode.USER_CODE
 
 
 class CommunicationError(TrainerError):
-    """A collective failed or a worker was lost."""
+    """Error of a collective that failed, or of a worker that was lost."""
 
     exit_code = ExitCode.COMMUNICATION
 
 
 class NoRowLeftError(DataError):
-    """A data set whose every row is bad or too long."""
+    """Error of a data set whose every row is bad or too long."""
 
 
 def together(errors: Sequence[TrainerError]) -> TrainerError:
-    """One error, of the kind of the first, that says all of them, a line each."""
+    """Join errors into one error of the first one's class, with the text of each error in a line."""
     return type(errors[0])("\n".join(map(str, errors)))
 
 
 def user_error(error: BaseException) -> BaseException:
-    """The error to show to a user: EnvironmentProblem if a package that is not ours is missing, or a disk is full.
+    """Return the error to show to a user: EnvironmentProblem if a foreign package is missing or a disk is full.
 
     Else it is `error` itself.
 
@@ -87,5 +87,5 @@ def user_error(error: BaseException) -> BaseException:
 
 
 def reason_of(code: int) -> str:
-    """The word for an exit code in a job's status."""
+    """Return the word for an exit code in a job's status, such as `OutOfMemory`."""
     return "Stopped" if code in (ExitCode.SIGINT, ExitCode.SIGTERM) else ExitCode(code).name.title().replace("_", "")

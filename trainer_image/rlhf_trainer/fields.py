@@ -11,15 +11,15 @@ from torch import Tensor
 
 
 class Width(Enum):
-    """How many values a row of a field has."""
+    """Number of values in a row of a batch's field."""
 
     ONE = "[B]"
     PROMPT = "[B, P]"
-    """The longest prompt of the batch."""
+    """One value per token of the longest prompt of the batch (P)."""
     TEXT = "[B, T]"
-    """The longest prompt with its response."""
+    """One value per token of the longest prompt with its response (T)."""
     BYTES = "[B, C]"
-    """Bytes of the longest text; known only when the texts exist."""
+    """One value per byte of the longest text (C); known only when the texts exist."""
 
 
 Widths = Mapping[Width, int]
@@ -27,7 +27,7 @@ Widths = Mapping[Width, int]
 
 @dataclass(frozen=True)
 class FieldType:
-    """Type and shape of a field."""
+    """Type and shape of a field of a batch."""
 
     dtype: torch.dtype
     width: Width
@@ -36,11 +36,11 @@ class FieldType:
         return f"{str(self.dtype).removeprefix('torch.')} {self.width.value}"
 
     def row_bytes(self, widths: Widths) -> int:
-        """Bytes of a row; `widths`: the number of values of each width."""
+        """Bytes of a row of the field; `widths`: the number of values of each Width."""
         return self.dtype.itemsize * widths[self.width]
 
     def fits(self, tensor: Tensor, *, rows: int) -> bool:
-        """Whether a tensor has this type and shape and so many rows."""
+        """Whether a tensor has the field's type and shape, and `rows` rows."""
         dims = 1 if self.width is Width.ONE else 2
         return tensor.dtype == self.dtype and tensor.dim() == dims and len(tensor) == rows
 
@@ -71,7 +71,7 @@ UNDECLARED = FieldType(torch.float32, Width.BYTES)
 
 
 def require_declared(added: object, names: Collection[str], *, rows: int) -> None:
-    """TypeError or ValueError unless a method added fields of these names, each of the type and shape declared.
+    """Raise TypeError or ValueError unless a worker's method added fields of these names, of declared type and shape.
 
     A rank may add none of them: a stage of a pipeline that is not the last has no output.
     """

@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 
 HUB = "hf://"
 HUB_SECONDS, HUB_TRIES = 5.0, 3
-"""Seconds for each answer of the hub, and the number of requests; with the pauses in between 18 seconds."""
+"""Time limit of each answer of the hub in seconds, and number of requests; 18 seconds with the pauses in between."""
 KIND = Literal["dataset", "model"]
 
 
 _silence: list[Exception] = []
-"""The error of the first request without an answer; this process then asks the hub nothing more."""
+"""Error of the first request that the hub did not answer; this process then sends the hub no more requests."""
 
 
 def require_hub(uri: str, field: str, kind: KIND) -> None:
@@ -77,7 +77,7 @@ def _unreached(uri: str, attempt: int, error: Exception) -> str:
 
 
 def _ask(name: str, kind: KIND) -> None:
-    """Raise the hub's error if the name does not exist, and TimeoutError if the hub takes longer than HUB_SECONDS.
+    """Ask the hub for a name: raise its error for an unknown name, TimeoutError for no answer within HUB_SECONDS.
 
     A thread waits for the answer, because DNS and the connection to each address have no common time limit.
     """

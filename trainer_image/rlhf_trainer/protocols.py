@@ -17,41 +17,41 @@ from rlhf_api.spec.parallel_sizes import Axis, ParallelSizes
 
 
 class AxisPlacement(Enum):
-    """How the ranks of an axis of a layout hold a batch."""
+    """Placement of a batch on the ranks of one axis of a layout."""
 
     SPLIT = "S(0)"
-    """Each rank holds a contiguous block of rows, in the order of the ranks."""
+    """Placement in which each rank holds a contiguous block of the batch's rows, in the order of the ranks."""
     BROADCAST = "B"
-    """Each rank holds the same rows."""
+    """Placement in which each rank holds the same rows."""
     PARTIAL = "P"
-    """Each rank holds a partial sum of the same rows."""
+    """Placement in which each rank holds a partial sum of the same rows."""
     LAST = "last"
-    """Only the last rank holds the rows, as the last stage of a pipeline."""
+    """Placement in which only the last rank of the axis holds the rows, as the last stage of a pipeline does."""
 
 
 AxisPlacements = Mapping[Axis, AxisPlacement]
-"""The placement on each axis, the outermost first; an axis that is left out broadcasts."""
+"""Placement of a batch on each axis of a layout, the outermost axis first; an axis that is left out broadcasts."""
 PlacementKey = tuple[tuple[Axis, AxisPlacement], ...]
 """AxisPlacements as a hashable key of `lru_cache`; a step uses few different ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransferProtocol:
-    """How a call is distributed over the ranks of a group and its outputs are collected."""
+    """Rule by which a call is distributed over the ranks of a worker group, and the ranks' outputs are collected."""
 
     name: str
     distribute: Callable[[ParallelSizes, int], list[range]]
-    """(layout, rows of the batch) -> the rows that each rank gets."""
+    """Function (layout, number of rows of the batch) -> the rows that each rank gets."""
     collect: Callable[[ParallelSizes], list[tuple[int, ...]]]
-    """layout -> the ranks whose outputs are joined, in the order of their rows; those of a tuple are added up."""
+    """Function layout -> the ranks whose outputs are joined, in the order of rows; those of a tuple are added up."""
     holders: Callable[[ParallelSizes], frozenset[int]] = lambda _: frozenset()
-    """layout -> the ranks whose own output is the final result for their rows; they read it from their own process."""
+    """Function layout -> the ranks whose own output is final for their rows, and is read in the same process."""
     by_rank: bool = False
-    """The caller gives a batch for each rank, and nothing is distributed."""
+    """Whether the caller gives a batch for each rank, so that nothing is distributed."""
 
 
 def blocks(rows: int, count: int) -> list[range]:
-    """`count` contiguous blocks of rows; where `count` does not divide, the first blocks are longer by one."""
+    """Cut rows into `count` contiguous blocks; if `count` does not divide them, the first blocks are longer by one."""
     short, longer = divmod(rows, count)
     starts = [index * short + min(index, longer) for index in range(count + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]
@@ -111,7 +111,7 @@ EVERY_RANK: AxisPlacements = {"data": S, "pipeline": S, "tensor": S}
 
 ONE_TO_ALL = sbp_protocol("ONE_TO_ALL", takes={}, gives=EVERY_RANK)
 DP_PROTO = sbp_protocol("DP_PROTO", takes=EVERY_RANK, gives=EVERY_RANK)
-"""Every rank is a data-parallel one (FSDP, ZeRO)."""
+"""Protocol for models whose ranks are all data-parallel (FSDP, ZeRO): each rank gets and returns its own rows."""
 THREE_D_PROTO = sbp_protocol("3D_PROTO", takes={"data": S}, gives={"data": S, "pipeline": LAST, "tensor": B})
 THREE_D_ALL_MICRO_DP = sbp_protocol(
     "3D_ALL_MICRO_DP",

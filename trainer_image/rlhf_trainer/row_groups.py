@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RowGroup:
-    """Rows whose generation has ended."""
+    """Rows of a batch whose generation has ended, while other rows are still generated."""
 
     rows: Tensor
-    """Rows of the step's batch, int64 [n]."""
+    """Numbers of the group's rows in the step's batch, int64 [n]."""
     fields: Fields
-    """[n] or [n, t], t as wide as the longest of these rows."""
+    """Fields of the group's rows, [n] or [n, t], where t is the width of the longest of these rows."""
     width: int = 0
-    """T of the batch, which only the last group of a rank knows; 0 in all earlier groups."""
+    """Width T of the whole batch, which only the last group of a rank knows; 0 in all earlier groups."""
 
     @property
     def is_last(self) -> bool:
@@ -36,7 +36,7 @@ class RowGroup:
 
 
 class Outlet:
-    """The groups of one rank's call, which other processes fetch by their numbers."""
+    """Row groups of one rank's generation call, which other processes fetch by number."""
 
     def __init__(self) -> None:
         self._groups: dict[int, RowGroup] = {}
@@ -44,19 +44,19 @@ class Outlet:
         self._changed = threading.Condition()
 
     def put(self, number: int, group: RowGroup) -> None:
-        """Add the group with this number."""
+        """Add the row group with this number, for `take`."""
         with self._changed:
             self._groups[number] = group
             self._changed.notify_all()
 
     def fail(self, error: TrainerError) -> None:
-        """Record the error of the call; no further groups come."""
+        """Record the error of the generation call; no further row groups come."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
 
     def take(self, number: int) -> RowGroup:
-        """Wait for a group and return it. Raises the error of a call that failed before."""
+        """Wait for a row group, remove and return it. Raises the error of a call that failed before."""
         with self._changed:
             self._changed.wait_for(lambda: number in self._groups or self._error)
             if number not in self._groups:
@@ -67,17 +67,17 @@ class Outlet:
 
 @dataclass
 class Gathered:
-    """Results of a method for the groups of a stream, on one rank."""
+    """Results of a scoring method on one rank, for the row groups of one generation."""
 
     rows: range
-    """Rows of the step's batch that this rank scores."""
+    """Numbers of the rows of the step's batch that this rank scores."""
     error: TrainerError | None = None
-    """Error of a group that could not be scored."""
+    """Error of a row group that could not be scored."""
     parts: list[tuple[Tensor, Fields]] = field(default_factory=list)
     """(rows of the batch, fields that the method added for these rows) for each scored group."""
     width: int = 0
     widths: list[int] = field(default_factory=list)
-    """Padded width of each part's text, in tokens."""
+    """Padded width of the text of each scored group in `parts`, in tokens."""
 
     def batch_of(self, whole: Batch, groups: Sequence[RowGroup]) -> Batch:
         """Return this rank's rows of the groups as a batch; `whole`: all rows of the rank with their earlier fields."""
@@ -94,7 +94,7 @@ class Gathered:
         return Batch(step=whole.step, start=whole.start, size=len(rows), fields=fields)
 
     def add(self, fields: Fields) -> None:
-        """Add the method's result for the batch that `batch_of` returned last."""
+        """Add the scoring method's result for the batch that `batch_of` returned last."""
         self.parts[-1] = (self.parts[-1][0], {name: table.cpu() for name, table in fields.items()})
 
     def result(self) -> Fields:
@@ -107,7 +107,7 @@ class Gathered:
         return {name: self._joined([fields[name] for _, fields in self.parts])[order] for name in self.parts[0][1]}
 
     def _joined(self, tables: Sequence[Tensor]) -> Tensor:
-        """Concatenate the parts. Tables as wide as the text of their part are padded to the width of the batch."""
+        """Concatenate a field's tables; tables as wide as the text of each part are padded to the batch's width."""
         import torch
 
         is_text = all(table.shape[1:2] == (width,) for table, width in zip(tables, self.widths, strict=True))

@@ -60,7 +60,7 @@ class RankValues:
         self._value, self._counted = value, counted
 
     def result(self) -> list[Any]:
-        """The values of those ranks, in order."""
+        """Gather the values of the counted ranks, in order; a collective."""
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, self._value)
         return [gathered[rank] for rank in self._counted]
@@ -70,7 +70,7 @@ class LocalModel:
     """A worker with the interface of a `ModelHandle`, whose calls run at once, in this process, on this rank's rows."""
 
     def __init__(self, worker: Any, layout: ParallelSizes, transfers: Mapping[str, Transfer] | None = None) -> None:
-        """transfers: the marks of the worker's methods, if they are not those of its class."""
+        """transfers: transfer marks of the worker's methods, if they differ from those of the worker's class."""
         for name, transfer in (transfers or transfers_of(type(worker))).items():
             setattr(self, name, partial(self._call, getattr(worker, name), transfer, layout))
 
@@ -89,18 +89,18 @@ class LocalModel:
 
 
 class SpmdRuntime:
-    """The models of one rank."""
+    """Runtime of one rank under torchrun: its models, whose calls run at once."""
 
     def __init__(self, models: Mapping[str, Any], layout: ParallelSizes) -> None:
         self.models, self._layout = models, layout
 
     def blank(self, step: int, size: int) -> Batch:
-        """This rank's rows of a batch of `size` rows, without fields."""
+        """Return this rank's rows of a batch of `size` rows, without fields."""
         rows = THREE_D_PROTO.distribute(self._layout, size)[dist.get_rank()]
         return Batch(step=step, start=rows.start, size=len(rows))
 
     def send(self) -> None:
-        """Do nothing: under torchrun a call runs at once."""
+        """Do nothing, where a controller sends its pending calls: under torchrun a call runs at once."""
 
     def drain(self, step: int = 0) -> Sequence[Report]:  # noqa: ARG002 no call is of a later step
         """Return the measurements of every rank since the last call; a collective."""
@@ -125,7 +125,7 @@ def main(
 
 
 def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]) -> None:
-    """The program of one rank; rank 0 writes the run folder."""
+    """Run the program of one rank, from the manifest to the summary; rank 0 writes the run folder."""
     jobs = load_with_finished(output, file, overrides)
     job = job_of(program, jobs, file)
     require_no_cluster([job])
@@ -158,7 +158,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
 
 
 def require_ready(job: Job, jobs: Sequence[Job], output: Path) -> None:
-    """Rank 0 tries what the job needs; what it finds is the error of every rank. A collective."""
+    """Check on rank 0 that the job's models, data and disk are usable; every rank raises the error. A collective."""
     found: list[TrainerError | None] = [None]
     if dist.get_rank() == 0:
         try:
@@ -173,7 +173,7 @@ def require_ready(job: Job, jobs: Sequence[Job], output: Path) -> None:
 def run_rank(
     job: Job, folders: Mapping[Role, str], publisher: Publisher | None, *, layout: ParallelSizes, made: Path
 ) -> dict[str, Any]:
-    """Build this rank's workers and run the job."""
+    """Build this rank's workers and run the job's steps; returns the summary."""
     pool = MappedPool(name="ranks", models=tuple(job.models()), slots_per_machine=(dist.get_world_size(),))
     device: Device = "GPU" if device_here().type == "cuda" else "CPU"
     placed = DeviceMapping(device=device, pools=(pool,), sizes=dict.fromkeys(job.models(), layout))
@@ -197,7 +197,7 @@ def run_rank(
 
 
 def layout_here(job: Job, world_size: int) -> ParallelSizes:
-    """How torchrun's ranks are cut, the same for all models of the job; SpecError if the manifest says otherwise."""
+    """Return the layout of torchrun's ranks, the same for all models of the job; SpecError if the manifest differs."""
     asked = {role: model.parallelism or Parallelism() for role, model in job.models().items()}
     first = next(iter(asked.values()))
     path = f"{job.name}: spec.models.{next(iter(asked))}.parallelism"
@@ -211,7 +211,7 @@ def layout_here(job: Job, world_size: int) -> ParallelSizes:
 
 
 def job_of(program: str, jobs: Sequence[Job], file: Path) -> Job:
-    """The first job of the program's kind; `file` is where the jobs come from, for messages."""
+    """Return the first job of the program's algorithm; `file`: the jobs' manifest, for messages."""
     if program not in PROGRAMS:
         raise SpecError([Problem("program", f"is {program}; there are {', '.join(PROGRAMS)}")])
     for job in jobs:

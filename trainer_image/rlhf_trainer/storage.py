@@ -12,7 +12,7 @@ from rlhf_trainer.errors import EnvironmentProblem, NumericsError
 
 
 def open_storage(uri: str) -> tuple[AbstractFileSystem, str]:
-    """(file system, path in it) of a folder or a URL; credentials and endpoints come from the environment."""
+    """Return (file system, path in it) of a folder or a URL; credentials and endpoints come from the environment."""
     files, path = url_to_fs(uri, use_listings_cache=False)
     return files, path.rstrip("/")
 

@@ -23,17 +23,17 @@ from rlhf_trainer.tensor_slice import TensorSlice
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPE_MAP.items()}
 CHUNK_BYTES = 64 * 2**20
-"""Bytes that are read or written at once; one row may be larger."""
+"""Maximum bytes of a tensor that are read or written at once; one row may be larger."""
 SUMS = "rlhf.crc32"
 """Key in the header of a file. Its value is JSON: tensor name -> CRC-32 of the tensor's bytes, in hexadecimal."""
 
 
 class TensorSource(Protocol):
-    """A tensor from which a rank reads the part that it needs."""
+    """Source of a tensor, in memory or in files, from which a rank reads the part that it needs."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the whole tensor."""
+        """Shape of the whole tensor of this source."""
 
     def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
         """Yield parts of the whole tensor, on the CPU, that together cover `wanted`."""
@@ -43,23 +43,23 @@ class TensorFile(Protocol):
     """A safetensors file. Its methods raise OSError or SafetensorError where it is damaged."""
 
     def names(self) -> Iterable[str]:
-        """Names of the tensors in the file."""
+        """Return the names of the tensors in the file."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor of the file."""
+        """Return the shape of a tensor of the file, by the tensor's name."""
 
     def dtype(self, name: str) -> torch.dtype:
-        """Type of a tensor of the file."""
+        """Return the element type of a tensor of the file, by the tensor's name."""
 
     def metadata(self) -> dict[str, str]:
-        """Texts in the header."""
+        """Return the texts in the file's header, by key."""
 
     def read(self, name: str, index: tuple[slice, ...]) -> Tensor:
-        """A part of a tensor, on the CPU."""
+        """Read a part of a tensor of the file, to the CPU; an empty index: the whole tensor."""
 
 
 class LocalFile:
-    """A file on this machine's disk. `find` returns its path; it is called at the first read."""
+    """A safetensors file on this machine's disk. `find` returns the file's path, and is called at the first read."""
 
     def __init__(self, find: Callable[[], str]) -> None:
         self._find = find
@@ -90,14 +90,14 @@ class LocalFile:
 
 
 class RemoteFile:
-    """A file in an object store. Only ranges of bytes are read: the header and the requested rows."""
+    """A safetensors file in an object store. Only ranges of bytes are read: the header and the requested rows."""
 
     def __init__(self, files: AbstractFileSystem, path: str) -> None:
         self._files, self._path = files, path
 
     @cached_property
     def _header(self) -> tuple[int, dict[str, Any]]:
-        """(byte at which the tensors begin, parsed header)."""
+        """(byte at which the file's tensors begin, parsed header of the file)."""
         size = int.from_bytes(self._bytes(0, 8), "little")
         return 8 + size, json.loads(self._bytes(8, 8 + size))
 
@@ -137,7 +137,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class HeldTensor:
-    """A tensor in memory, on any device."""
+    """Tensor source that is a tensor in memory, on any device."""
 
     tensor: Tensor
 
@@ -155,7 +155,7 @@ class Layer:
 
     stack: TensorSource
     place: TensorSlice
-    """Slice of the stack; it spans one layer."""
+    """Slice of the stack that this tensor is: one index of the first dim, and some rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in one or several files."""
+    """Tensor source in one or several files, each of which holds a piece of the tensor."""
 
     pieces: Sequence[Piece]
 
@@ -213,7 +213,7 @@ class StoredTensor:
 
 
 def bytes_of(values: Tensor) -> memoryview:
-    """The bytes of a tensor on the CPU."""
+    """Return the bytes of a tensor on the CPU."""
     return values.contiguous().flatten().view(torch.uint8).numpy().data
 
 
@@ -223,7 +223,7 @@ def hexadecimal(checksum: int) -> str:
 
 
 def chunks(part: TensorSlice, itemsize: int) -> Iterator[TensorSlice]:
-    """Split a part into groups of rows of at most CHUNK_BYTES."""
+    """Split a part of a tensor into blocks of rows of at most CHUNK_BYTES."""
     if not part.starts:
         yield part
         return

@@ -16,7 +16,7 @@ TRANSFER = "transfer"
 CONTROLLER = "controller"
 """Phase of the spans of the controller: its steps, dispatches and waits."""
 ENDPOINTS = "rollout.endpoints"
-"""Pool name of the process that calls external generation servers. The process takes no slot."""
+"""Pool name of the process that calls external generation servers. The process takes no GPU or CPU worker."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Span:
     start: float
     end: float
     pool: str = ""
-    """Tells ranks of the same number apart; empty for the controller and under torchrun."""
+    """Name of the rank's pool, as each pool has a rank 0; empty for the controller and under torchrun."""
 
 
 @dataclass
@@ -37,9 +37,9 @@ class Report:
     """The measurements of one process since its last report."""
 
     means: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """name -> (weighted total, weight)."""
+    """Weighted means: name -> (weighted total, weight)."""
     deviations: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    """name -> (weighted total, weighted total of the squares, weight)."""
+    """Standard deviations: name -> (weighted total, weighted total of the squares, weight)."""
     maxima: dict[str, float] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
@@ -55,11 +55,11 @@ class StepReport:
     """Measurements of the step, merged over ranks, by their names in metrics.jsonl; `step` is the step's number."""
     warnings: Sequence[str]
     spans: Sequence[Span]
-    """Activities of every rank and of the controller."""
+    """Timed activities of every rank and of the controller in the step."""
 
 
 class Recorder:
-    """Collects the measurements of this process."""
+    """Collects the measurements of this process until `drain` returns them."""
 
     def __init__(self) -> None:
         self.rank = 0
@@ -96,11 +96,11 @@ class Recorder:
             self._report.deviations[name] = (known[0] + added[0], known[1] + added[1], known[2] + added[2])
 
     def maximum(self, name: str, value: SupportsFloat) -> None:
-        """Add to a maximum over all ranks and calls; a tensor is read by `drain`."""
+        """Add a value to a maximum over all ranks and calls; a tensor is read by `drain`."""
         self._maxima.setdefault(name, []).append(value)
 
     def add(self, name: str, value: float) -> None:
-        """Add to a sum over all ranks and calls."""
+        """Add a value to a sum over all ranks and calls."""
         if self._counts:
             self._report.sums[name] = self._report.sums.get(name, 0.0) + float(value)
 
@@ -122,7 +122,7 @@ class Recorder:
                 self.maximum("memory_used", used / limit)
 
     def drain(self) -> Report:
-        """Return the measurements since the last call and begin anew."""
+        """Return this process's measurements since the last call, and begin an empty report."""
         means = {name: (float(total), float(weight)) for name, (total, weight) in self._means.items()}
         maxima = {name: max(map(float, values)) for name, values in self._maxima.items()}
         report, self._report = replace(self._report, means=means, maxima=maxima), Report()
@@ -131,7 +131,7 @@ class Recorder:
 
 
 def _in_64_bits(value: SupportsFloat) -> Any:
-    """A number, or a tensor where it is; this module does not import torch."""
+    """Convert a number, or a tensor on its device, to 64 bits; this module does not import torch."""
     return value.detach().double() if hasattr(value, "detach") else float(value)
 
 
@@ -140,7 +140,7 @@ recorder = Recorder()
 
 
 def merge(reports: Iterable[Report]) -> dict[str, float]:
-    """Measurements of all ranks and calls as one flat record; spans are left to `phase_seconds`."""
+    """Merge the measurements of all ranks and calls into one flat record; spans are left to `phase_seconds`."""
     total = Recorder()
     for report in reports:
         for name, (value, weight) in report.means.items():
@@ -157,7 +157,7 @@ def merge(reports: Iterable[Report]) -> dict[str, float]:
 
 
 def _deviations(report: Report) -> dict[str, float]:
-    """sqrt(mean of the squares - square of the mean), of the values that have a weight."""
+    """Return a report's standard deviations, sqrt(mean of the squares - square of the mean), if they have a weight."""
     return {
         name: math.sqrt(max(0.0, squares / weight - (total / weight) ** 2))
         for name, (total, squares, weight) in report.deviations.items()
@@ -184,7 +184,7 @@ def phase_seconds(spans: Iterable[Span], step_seconds: float) -> dict[str, float
 
 
 def slot_seconds(spans: Sequence[Span], step_seconds: float) -> dict[str, float]:
-    """`busy/<pool>` and `idle/<pool>` of a step: seconds of all slots of a pool in a phase, and in none.
+    """`busy/<pool>` and `idle/<pool>` of a step: seconds that all workers of a pool spend in a phase, and in none.
 
     A slot that waits for fields or for other pools is idle, also in the middle of a phase. Ranks under torchrun are in
     no pool.
@@ -201,7 +201,7 @@ def slot_seconds(spans: Sequence[Span], step_seconds: float) -> dict[str, float]
 
 
 def idle_shares(record: Mapping[str, float], spans: Sequence[Span]) -> dict[str, float]:
-    """`rollout_idle` and `trainer_idle` where a pool only generates: how much of a step it waits, and the actor's."""
+    """Return `rollout_idle` and `trainer_idle` if a pool only generates: idle shares of it and of the actor's pool."""
     pools = {role: {span.pool for span in spans if span.name.startswith(f"{role}.")} for role in ("rollout", "actor")}
     shares = {}
     for name, role in (("rollout_idle", "rollout"), ("trainer_idle", "actor")):
@@ -212,7 +212,7 @@ def idle_shares(record: Mapping[str, float], spans: Sequence[Span]) -> dict[str,
 
 
 def utilization(record: Mapping[str, float], spans: Iterable[Span], step_seconds: float) -> dict[str, float]:
-    """`mfu` of a step: the FLOPs of its models by what all slots could have done; none without a known peak."""
+    """Return the `mfu` of a step: FLOPs of the models / peak FLOPs of all slots; empty if the peak is unknown."""
     slots = [pool for pool, _ in slots_of(spans) if pool != ENDPOINTS]
     could = step_seconds * len(slots) * record.get("peak_flops", 0.0)
     done = sum(value for name, value in record.items() if name.startswith("flops/"))
@@ -220,7 +220,7 @@ def utilization(record: Mapping[str, float], spans: Iterable[Span], step_seconds
 
 
 def slots_of(spans: Iterable[Span]) -> set[tuple[str, int]]:
-    """Return (pool, rank) of each slot with an activity."""
+    """Return (pool, rank) of each GPU or CPU worker with an activity."""
     return {(span.pool, span.rank) for span in spans if span.phase != CONTROLLER}
 
 

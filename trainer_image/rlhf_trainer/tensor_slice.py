@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
-    """The elements [starts[i], stops[i]) of every dim i of a tensor."""
+    """Slice of a tensor: the elements [starts[i], stops[i]) of every dim i."""
 
     starts: tuple[int, ...]
     stops: tuple[int, ...]
@@ -30,7 +30,7 @@ class TensorSlice:
         return prod(self.shape)
 
     def cut(self, dim: int, start: int, stop: int) -> TensorSlice:
-        """The part of this slice between two indices of a dim of the whole tensor; empty where they do not meet."""
+        """Return the part of this slice between two indices of the whole tensor's dim `dim`; empty if disjoint."""
         starts, stops = list(self.starts), list(self.stops)
         starts[dim] = max(starts[dim], start)
         stops[dim] = max(starts[dim], min(stops[dim], stop))
@@ -44,7 +44,7 @@ class TensorSlice:
         return self.cut(dim, start, min(start + size, stop))
 
     def intersection(self, other: TensorSlice) -> TensorSlice | None:
-        """The elements in both slices; None if there are none."""
+        """Return the slice of the elements that are in both slices; None if there are none."""
         starts = tuple(map(max, self.starts, other.starts))
         stops = tuple(map(min, self.stops, other.stops))
         return TensorSlice(starts, stops) if all(map(int.__lt__, starts, stops)) else None

@@ -29,9 +29,9 @@ class Batch:
     step: int
     """Number of the step, from 1; 0 and below are the draws of an evaluation."""
     start: int
-    """Row of the step's batch that is this rank's first."""
+    """Number of this rank's first row in the step's batch."""
     size: int
-    """Rows of this rank."""
+    """Number of this rank's rows."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -41,30 +41,30 @@ class Batch:
         return self.fields[name]
 
     def with_fields(self, added: Fields) -> Batch:
-        """This batch with further fields."""
+        """Return this batch with further fields."""
         return replace(self, fields={**self.fields, **added})
 
     def with_prefixed(self, **others: Batch) -> Batch:
-        """This batch, and the fields of others of the same rows as `<name>_<field>`."""
+        """Return this batch, with the fields of other batches of the same rows as `<name>_<field>`."""
         return self.with_fields(prefixed(others))
 
     @property
     def rows(self) -> Tensor:
-        """Rows of the step's batch, int64 [size]."""
+        """Numbers of this rank's rows in the step's batch, int64 [size]."""
         import torch
 
         return torch.arange(self.start, self.start + self.size)
 
 
 class HasFields(Protocol[Value_co]):
-    """A batch of tensors, or of references."""
+    """Interface of a batch with named fields, of tensors (on a rank) or of references (in the controller)."""
 
     @property
     def fields(self) -> Mapping[str, Value_co]: ...
 
 
 def prefixed(batches: Mapping[str, HasFields[Value_co]]) -> dict[str, Value_co]:
-    """The fields of named batches, each as `<name>_<field>`."""
+    """Return the fields of named batches, each as `<name>_<field>`."""
     return {f"{name}_{key}": value for name, batch in batches.items() for key, value in batch.fields.items()}
 
 
@@ -76,13 +76,13 @@ class Transfer:
     reads: tuple[str, ...]
     reads_if_there: tuple[str, ...]
     adds: tuple[str, ...] | None
-    """None: the method returns a small value instead of the batch."""
+    """Fields that the method returns; None: a small value, which is not a part of the batch."""
     phase: str
     row_by_row: bool = False
     in_groups: bool = False
 
     def fields_read(self, fields: Collection[str]) -> tuple[str, ...]:
-        """The fields that the method reads from a batch with these fields."""
+        """Return the names of the fields that the method reads from a batch with `fields`."""
         return (*self.reads, *(name for name in self.reads_if_there if name in fields))
 
 
@@ -126,11 +126,11 @@ def register(
 
 
 Marks = dict[str, Transfer]
-"""Marks of a worker's methods by their names."""
+"""Transfer marks of a worker's methods, by name of the method."""
 
 
 def transfers_of(worker_class: type, arguments: Mapping[str, Any] | None = None) -> Marks:
-    """Return the marks of a worker's methods by their names.
+    """Return the transfer marks of a worker's methods, by name of the method.
 
     arguments: those of its constructor. Where the marks depend on them the class has a class method
     `change_transfers(marks, **arguments)`, which returns the changed marks.

@@ -14,5 +14,5 @@ class CostModel(Algorithm):
 
     @staticmethod
     def step(safety_pairs: B, *, cost: CostInTraining[B]) -> None:
-        """One optimizer step on a batch of pairs."""
+        """Take one optimizer step of the cost model on a batch of pairs with safety labels."""
         cost.update_cost(safety_pairs)

@@ -17,6 +17,6 @@ class DPO(Preference):
 
     @staticmethod
     def step(pairs: B, *, actor: PreferenceActor[B], reference: PairReference[B]) -> None:
-        """One optimizer step on a batch of pairs."""
+        """Take one optimizer step of the actor on a batch of preference pairs."""
         pairs = reference.compute_pair_log_prob(pairs)
         actor.update_actor(pairs)

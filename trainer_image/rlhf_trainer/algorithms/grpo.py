@@ -13,7 +13,7 @@ from rlhf_api.spec.algorithms import KL, Aggregation, PolicyGradient, Ratio
 from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
 
 STD_EPS = 1e-6
-"""Added to a group's standard deviation before dividing by it."""
+"""Number added to the standard deviation of a prompt's returns before dividing by it."""
 
 
 class LossKL(KL):

@@ -14,11 +14,11 @@ else:
     Tensor = Any  # the files of the algorithms import without torch
 
 Whiten: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Values and mask [B, T] -> the values with mean 0 and variance 1 over the tokens of all ranks."""
+"""Function (values, mask) [B, T] -> the values with mean 0 and variance 1 over the tokens of all ranks."""
 
 
 class Rows(Protocol):
-    """Operations of an algorithm on a batch."""
+    """Batch with the operations that the step of an algorithm may use."""
 
     def with_prefixed(self, **others: Self) -> Self: ...
 
@@ -28,7 +28,7 @@ B_contra = TypeVar("B_contra", contravariant=True)
 
 
 class Actor(Protocol[B]):
-    """The policy: adds tokens, response_mask and old_log_probs [B, T] of its responses; learns from advantages."""
+    """Policy in training: adds tokens, response_mask, old_log_probs [B, T] of its responses; learns from advantages."""
 
     def generate_sequences(self, batch: B, *, do_sample: bool = True) -> B: ...
     def compute_log_prob(self, batch: B) -> B: ...
@@ -37,7 +37,7 @@ class Actor(Protocol[B]):
 
 
 class Generator(Protocol[B]):
-    """A model that is not trained."""
+    """A language model that generates responses and is not trained."""
 
     def generate_sequences(self, batch: B, *, do_sample: bool = True) -> B: ...
 
@@ -50,84 +50,84 @@ class OnlinePreferenceActor(Protocol[B]):
 
 
 class Critic(Protocol[B]):
-    """Adds values [B, T] of the tokens, and learns from token_rewards [B, T]."""
+    """Critic model: adds values [B, T] of the tokens, and learns from token_rewards [B, T]."""
 
     def compute_values(self, batch: B) -> B: ...
     def update_critic(self, batch: B) -> B: ...
 
 
 class CostCritic(Critic[B], Protocol[B]):
-    """Critic that values the remaining cost."""
+    """Critic that predicts the remaining cost of a response, not the reward (Safe RLHF)."""
 
 
 class Reference(Protocol[B]):
-    """The actor before training: adds ref_log_probs [B, T]."""
+    """Reference model, the actor before training: adds ref_log_probs [B, T]."""
 
     def compute_log_prob(self, batch: B) -> B: ...
 
 
 class PairReference(Protocol[B]):
-    """The actor before training: adds ref_chosen and ref_rejected [B]."""
+    """Reference model, the actor before training: adds ref_chosen and ref_rejected [B], log-probabilities of pairs."""
 
     def compute_pair_log_prob(self, batch: B) -> B: ...
 
 
 class Pairs(Protocol[B]):
-    """Makes a pair of the responses to each prompt."""
+    """Choice of one preference pair among the responses to each prompt."""
 
     def choose_pairs(self, batch: B) -> B: ...
 
 
 class Reward(Protocol[B]):
-    """Adds scores [B] of the responses: a model, a function, a service, a judge or a sum of them."""
+    """Reward of the responses: adds scores [B] by a model, a function, a service, a judge or a sum of them."""
 
     def compute_reward(self, batch: B) -> B: ...
 
 
 class Cost(Protocol[B]):
-    """Adds costs [B] of the responses; above 0 is unsafe."""
+    """Cost model: adds costs [B] of the responses; a response with a cost above 0 is unsafe."""
 
     def compute_cost(self, batch: B) -> B: ...
 
 
 class Responses(Protocol[B_contra]):
-    """Writer of the data set that a job makes."""
+    """Writer of the responses that a job generates as a data set."""
 
     def write(self, batch: B_contra) -> Any: ...
 
 
 class Advantage(Protocol[B]):
-    """Adds advantages [B, T], by the method `advantage` of the algorithm."""
+    """Advantage estimator: adds advantages [B, T] by the algorithm's method `advantage`."""
 
     def compute_advantage(self, batch: B) -> B: ...
 
 
 class CriticsAdvantage(Advantage[B], Protocol[B]):
-    """Advantage of algorithms with a critic: also adds token_rewards [B, T], from which critics learn."""
+    """Advantage estimator of algorithms with a critic: also adds token_rewards [B, T], from which critics learn."""
 
     def compute_rewards(self, batch: B) -> B: ...
 
 
 class SupervisedActor(Protocol[B_contra]):
-    """An actor that learns from written responses."""
+    """An actor that learns from given responses to prompts, by supervised fine-tuning."""
 
     def update_actor(self, batch: B_contra) -> Any: ...
 
 
 class PreferenceActor(Protocol[B_contra]):
-    """An actor that learns from pairs of responses."""
+    """An actor that learns from given pairs of a chosen and a rejected response."""
 
     def update_actor(self, batch: B_contra) -> Any: ...
 
 
 class RewardInTraining(Protocol[B_contra]):
-    """A reward model that learns from pairs."""
+    """A reward model that learns from pairs of a chosen and a rejected response."""
 
     def update_reward(self, batch: B_contra) -> Any: ...
 
 
 class CostInTraining(Protocol[B_contra]):
-    """A cost model that learns from pairs and from which of them are safe."""
+    """A cost model that learns from pairs of responses and from which responses are safe."""
 
     def update_cost(self, batch: B_contra) -> Any: ...
 
@@ -135,7 +135,7 @@ class CostInTraining(Protocol[B_contra]):
 def sample_and_learn(
     prompts: B, *, actor: Actor[B], reference: Reference[B], reward: Reward[B], advantage: Advantage[B]
 ) -> None:
-    """One iteration without a critic, the step of several algorithms; a prompt has as many rows as responses."""
+    """Run one iteration without a critic, the step of several algorithms; a prompt has as many rows as responses."""
     batch = actor.generate_sequences(prompts)
     batch = actor.compute_log_prob(batch)
     batch = reference.compute_log_prob(batch)

@@ -22,7 +22,7 @@ class PPO(ActorCritic):
         reward: Reward[B],
         advantage: CriticsAdvantage[B],
     ) -> None:
-        """One iteration. Every call returns at once; the worker waits for the fields that the call reads.
+        """Run one iteration of PPO. Every call returns at once; the worker waits for the fields that the call reads.
 
         The critic learns from rewards, so its update need not wait for advantages. A critic that makes one update a
         step beside the actor finds the values in that update; then `compute_values` finds none.
@@ -42,7 +42,7 @@ class PPO(ActorCritic):
         actor.update_actor(batch)
 
     def advantage(self, rewards: Tensor, values: Tensor, mask: Tensor, *, whitened: Whiten) -> Tensor:
-        """Generalized advantage estimation over the rewards of tokens, [B, T]."""
+        """Return advantages [B, T] by generalized advantage estimation over the tokens' rewards, whitened if set."""
         from rlhf_trainer.ops.advantages import gae
 
         advantages, _ = gae(rewards, values, mask, gamma=self.discount, lam=self.gae_lambda)

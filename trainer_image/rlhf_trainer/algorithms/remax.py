@@ -23,7 +23,7 @@ class ReMax(PolicyGradient):
     def step(
         prompts: B, *, actor: Actor[B], reference: Reference[B], reward: Reward[B], advantage: Advantage[B]
     ) -> None:
-        """One iteration; the greedy pass and its reward are PPO's with `do_sample=False`."""
+        """Run one iteration of ReMax; the greedy responses are generated with `do_sample=False` and scored alike."""
         batch = actor.generate_sequences(prompts)
         greedy = actor.generate_sequences(prompts, do_sample=False)
         batch = actor.compute_log_prob(batch)

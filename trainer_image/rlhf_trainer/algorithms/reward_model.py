@@ -14,5 +14,5 @@ class RewardModel(Algorithm):
 
     @staticmethod
     def step(pairs: B, *, reward: RewardInTraining[B]) -> None:
-        """One optimizer step on a batch of pairs."""
+        """Take one optimizer step of the reward model on a batch of preference pairs."""
         reward.update_reward(pairs)

@@ -50,7 +50,7 @@ class SafeRLHF(Constrained):
         advantage: CriticsAdvantage[B],
         cost_critic: CostCritic[B] | None = None,
     ) -> None:
-        """One iteration of PPO with costs; without a cost critic the critic values reward less cost."""
+        """Run one iteration of PPO with costs; without a cost critic the critic predicts reward less cost."""
         critics = [critic, cost_critic] if cost_critic else [critic]
         batch = actor.generate_sequences(prompts)
         batch = actor.compute_log_prob(batch)

@@ -14,5 +14,5 @@ class SFT(Algorithm):
 
     @staticmethod
     def step(completions: B, *, actor: SupervisedActor[B]) -> None:
-        """One optimizer step on a batch of prompts with their responses."""
+        """Take one optimizer step of the actor on a batch of prompts with their responses."""
         actor.update_actor(completions)

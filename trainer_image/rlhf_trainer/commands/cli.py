@@ -346,12 +346,12 @@ def storage_needs(jobs: Sequence[Job]) -> Iterator[str]:
 
 
 def run_folder(file: Path, output: Path | None) -> Path:
-    """Return the run folder of a manifest."""
+    """Return the run folder of a manifest: `output`, or runs/<file name>."""
     return output or Path("runs") / file.stem
 
 
 def main() -> None:
-    """Entry point of the `rlhf` command; what a terminal cannot show becomes `?`."""
+    """Entry point of the `rlhf` command; characters that a terminal cannot show become `?`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -20,20 +20,20 @@ from rlhf_trainer.run.worker_specs import data_of
 from rlhf_trainer.run_folder.written_data import with_written_data
 
 EXAMPLES, BINS, MAX_BAR = 3, 8, 40
-"""Shown rows, bars of a histogram, and characters of its longest bar."""
+"""Number of rows shown as examples, bars of a histogram, and characters of its longest bar."""
 TEXTS = {
     "prompt_ids": ("prompt_mask", None),
     "tokens": ("attention_mask", "response_mask"),
     "chosen_tokens": ("chosen_mask", "chosen_response_mask"),
     "rejected_tokens": ("rejected_mask", "rejected_response_mask"),
 }
-"""Field of token ids in a batch -> its mask of present tokens, and its mask of learned tokens."""
+"""Field of token ids in a batch -> the field that masks padding, and the field that marks trained tokens."""
 OPEN, CLOSE = "\u27e6", "\u27e7"
-"""Brackets around learned tokens."""
+"""Brackets around tokens that the job trains on."""
 
 
 def print_data(jobs: Sequence[Job], output: Path, *, only: str | None) -> None:
-    """Print the data of each job, or of one; no part of a model but the tokenizer is loaded."""
+    """Print rows, lengths and examples of each job's data, or of one job's; of models only tokenizers are loaded."""
     chosen = [job for job in jobs if only in (None, job.name)]
     if not chosen:
         raise SpecError([Problem("--job", f"is {only}; there are {', '.join(job.name for job in jobs)}")])
@@ -68,7 +68,7 @@ def _histograms(loader: Loader) -> Iterator[str]:
 
 
 def histogram(lengths: Tensor) -> Iterator[str]:
-    """Yield a bar for each of some equal ranges, with the number of lengths int64 [N] in it."""
+    """Yield the lines of a histogram of lengths int64 [N]: equal ranges, each with a bar and its number of lengths."""
     least, most = int(lengths.min()), int(lengths.max())
     size = -(-(most - least + 1) // BINS)
     starts = range(least, most + 1, size)
@@ -81,7 +81,7 @@ def histogram(lengths: Tensor) -> Iterator[str]:
 
 
 def examples(loader: Loader, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[Text]]:
-    """Yield the texts of the first examples as a model reads them, with learned tokens in brackets and green."""
+    """Yield the texts of the first rows as a model reads them, with trained tokens in brackets and green."""
     count = min(EXAMPLES, len(loader))
     batch = loader.ordered(slice(0, count))
     for row in range(count):
@@ -95,7 +95,7 @@ def examples(loader: Loader, tokenizer: PreTrainedTokenizerBase) -> Iterator[lis
 
 
 def _runs(ids: Tensor, learned: Tensor, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str]]:
-    """Yield (text, style) of each run of learned tokens and of other tokens."""
+    """Yield (text, style) of each run of trained tokens and of other tokens."""
     starts = [0, *((learned[1:] != learned[:-1]).nonzero()[:, 0] + 1).tolist(), len(ids)]
     for start, end in pairwise(starts):
         text = str(tokenizer.decode(ids[start:end]))

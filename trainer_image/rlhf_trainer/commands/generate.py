@@ -12,7 +12,7 @@ from rlhf_trainer.run_folder.folder import writing
 
 
 def write_manifest(output: Path, *, model: str, data: str, samples: int, batch: int) -> None:
-    """Write OUTPUT/generate.yaml."""
+    """Write OUTPUT/generate.yaml, a manifest whose job writes `samples` responses to each prompt."""
     document: dict[str, Any] = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -31,5 +31,5 @@ def write_manifest(output: Path, *, model: str, data: str, samples: int, batch: 
 
 
 def uri_of(place: str) -> str:
-    """Return a URI; the path of a file or folder becomes a URI."""
+    """Return `place` as a URI; the path of a file or folder becomes a `file://` URI."""
     return place if "://" in place else Path(place).absolute().as_uri()

@@ -12,7 +12,7 @@ PROJECT = Path(__file__).with_name("project")
 
 
 def write_project(folder: Path) -> list[Path]:
-    """Write the files into a new folder. SpecError if something is there."""
+    """Copy the files of the example project into a new folder; returns their paths. SpecError if the folder exists."""
     if folder.exists():
         raise SpecError([Problem(str(folder), "is there already; name a new folder")])
     with writing(folder):

@@ -35,9 +35,9 @@ from rlhf_trainer.run_folder.folder import writing
 LENGTHS = "fixed(TOKENS) or lognormal(MEAN,P99)"
 DISTRIBUTION = re.compile(r"(?P<name>fixed|lognormal)\((?P<mean>[1-9]\d*)(, *(?P<p99>[1-9]\d*))?\)")
 MERMAID = (".md", ".mmd")
-"""Endings of a file that gets the graph as mermaid text."""
+"""Endings of a `--svg` file that gets the step's graph as mermaid text."""
 COLUMNS = 100
-"""Width of the text without a terminal."""
+"""Width in characters of the printed plan when stdout is no terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class PlanOptions:
     """Options of `rlhf plan` besides the manifest."""
 
     only: str | None = None
-    """Name of one of the jobs; None: all."""
+    """Name of the only job to plan; None: all jobs of the manifest."""
     nodes: int | None = None
     gpus_per_node: int | None = None
     gpu: str | None = None
@@ -57,7 +57,7 @@ class PlanOptions:
     """Whether to print the calls of a step instead of the mapping."""
     svg: Path | None = None
     calibrate: Path | None = None
-    """Run folder whose times correct the prediction."""
+    """Run folder of an earlier run, whose measured times correct the prediction; None: no correction."""
     lengths: str | None = None
     """Lengths of responses: a named distribution, or a file of past lengths in tokens; None: the longest length."""
 
@@ -71,11 +71,11 @@ class JobPlan:
     calibration: RunCalibration | None
     """Past run that corrects the prediction; None: no correction."""
     prices: Mapping[str, float]
-    """Price of a GPU for an hour by type; empty if a price is not known."""
+    """Price of a GPU-hour by GPU type; empty if a price is not known."""
     networks: tuple[str, ...]
-    """Sentences on the assumed networks of the nodes."""
+    """Sentences on the network speeds that the prediction assumes for the nodes."""
     checkpoints: str
-    """Sentence on the size of checkpoints."""
+    """Sentence on the size of the job's checkpoints."""
 
     @property
     def title(self) -> str:
@@ -83,7 +83,7 @@ class JobPlan:
 
 
 def print_plans(jobs: Sequence[Job], output: Path, options: PlanOptions) -> None:
-    """Print the plan of each of the manifest's jobs, or of one.
+    """Print the placement of the models of each of the manifest's jobs, or of one job.
 
     Raises the errors of `plans_of`, and after printing EnvironmentProblem if no mapping fits.
     """
@@ -106,12 +106,12 @@ def plans_of(jobs: Sequence[Job], output: Path, options: PlanOptions) -> list[Jo
 
 
 def documents_of(plans: Sequence[JobPlan]) -> dict[str, dict[str, Any]]:
-    """Return the JSON document of each job by its name."""
+    """Return the JSON document of each job's plan, by name of the job."""
     return {each.job.name: {"job": each.job.name, **_priced(as_json(each.mapping), each.prices)} for each in plans}
 
 
 def _plan(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, options: PlanOptions) -> JobPlan:
-    """Map a job by the command line, the manifest and config.json."""
+    """Plan a job's placement, from the command line, the manifest and the models' shapes (config.json)."""
     device, objective = device_of(job, cluster), options.objective
     run = options.calibrate
     calibration = calibration_of(run, read_run(run).jobs, job, cluster) if run else None
@@ -166,7 +166,7 @@ def _past_lengths(file: Path, path: str, most: int) -> tuple[float, ...]:
 
 
 def _chosen(jobs: Sequence[Job], options: PlanOptions) -> list[Job]:
-    """Return the requested jobs. SpecError if there are none, or too many for one picture."""
+    """Return the jobs to plan. SpecError if there are none, or too many for one picture."""
     names = ", ".join(job.name for job in jobs)
     chosen = [job for job in jobs if options.only in (None, job.name)]
     if not chosen:
@@ -179,7 +179,7 @@ def _chosen(jobs: Sequence[Job], options: PlanOptions) -> list[Job]:
 
 
 def _print(answers: Sequence[JobPlan], options: PlanOptions) -> None:
-    """Print the plans in the requested form."""
+    """Print the plans as JSON, as graphs of the step's calls, or as text with tables."""
     found = [(each.job, each.mapping) for each in answers if isinstance(each.mapping, DeviceMapping)]
     if options.in_json:
         documents = [*documents_of(answers).values()]
@@ -200,7 +200,7 @@ def _priced(document: dict[str, Any], prices: Mapping[str, float]) -> dict[str, 
 
 
 def _draw(found: Sequence[tuple[Job, DeviceMapping]], svg: Path | None) -> None:
-    """Print the graph of each job's step, and draw that of the only one into a file."""
+    """Print the graph of the calls of each job's step, and draw the graph of a single job into a file."""
     try:
         from rlhf_trainer.run.graph import graph_of
     except ModuleNotFoundError as error:
@@ -235,7 +235,7 @@ def _explain(answer: JobPlan, svg: Path | None) -> None:
 
 
 def _pictures() -> ModuleType:
-    """Import what draws plans. EnvironmentProblem without matplotlib."""
+    """Import the module that draws plans. EnvironmentProblem without matplotlib."""
     try:
         from rlhf_trainer.report import plan_pictures
     except ModuleNotFoundError as error:

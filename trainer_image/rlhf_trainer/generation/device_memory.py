@@ -1,4 +1,4 @@
-"""Device memory of a generator."""
+"""Device memory of the generation engine: its parts, and the bytes in use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 Part = Literal["weights", "kv_cache"]
-"""Parts that sleep and wake on their own, by vLLM's names."""
+"""Parts of the engine's memory that are freed and allocated separately, by vLLM's names."""
 
 
 def bytes_used(device: torch.device) -> int:

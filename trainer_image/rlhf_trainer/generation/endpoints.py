@@ -29,11 +29,11 @@ STARTED_WITH = {
     CALL: f"VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls {EXTENSION}",
     FORGET: "VLLM_SERVER_DEV_MODE=1",
 }
-"""Path of a server -> options of vLLM that provide it."""
+"""Path of a server's HTTP API -> options of vLLM with which a server has this path."""
 ANSWER_SECONDS = 30.0
-"""Time limit of an answer by an idle server."""
+"""Time limit in seconds of an answer by an idle server."""
 MAX_REQUESTS = 512
-"""Limit of pending requests to all servers together."""
+"""Limit of pending generation requests to all servers together."""
 KEEPALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
@@ -44,23 +44,23 @@ KEEPALIVE = [
 
 
 class LostError(Exception):
-    """A server gives no usable answer; the text says how it failed."""
+    """External server that gives no usable answer; the error's text says how it failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Facts that a rank of a server reports about itself."""
+    """Facts that a rank of an external vLLM server reports about itself."""
 
     start: str
     """Random id of this server process; it differs after a restart."""
     host: str
     stages: int
-    """Pipeline stages and data-parallel copies."""
+    """Number of the server's pipeline stages times its data-parallel engines."""
     dtype: str
     logprobs_mode: str
     max_model_len: int
     shapes: dict[str, tuple[int, ...]]
-    """Shapes of the whole parameters, by Hugging Face's names."""
+    """Shapes of the served model's whole parameters, by Hugging Face's names."""
 
 
 FACTS = TypeAdapter(list[Facts])
@@ -68,14 +68,14 @@ FACTS = TypeAdapter(list[Facts])
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Requirements of a job on every server."""
+    """Requirements of a job on every external vLLM server."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of the actor's parameters, by name."""
+    """Shapes of the actor's whole parameters, by Hugging Face's names."""
     dtype: str | None
-    """Type of the weights; None: any."""
+    """Type that the server's weights must have; None: any type."""
     tokens: int
-    """Tokens of the longest prompt with its response."""
+    """Number of tokens of the job's longest prompt with its response."""
 
     def unmet_by(self, facts: Facts) -> str:
         """First unmet requirement, to follow the server's URL in a sentence; empty if all are met."""
@@ -101,23 +101,23 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 @dataclass(kw_only=True, eq=False)
 class Server:
-    """State of the server of one URL."""
+    """State of the external vLLM server at one URL."""
 
     url: str
     path: str
-    """Place of the URL in the manifest, for messages."""
+    """Field of the manifest that holds the URL, for messages."""
     joined: str = ""
-    """`Facts.start` of the process that joined to get the actor's weights; empty: none has."""
+    """`Facts.start` of the server process that joined to get the actor's weights; empty: no process has joined."""
     is_lost: bool = False
     requests: int = 0
-    """Pending requests."""
+    """Number of pending generation requests to the server."""
 
     def says(self, what: str) -> str:
         return f"{self.path}: {self.url} {what}"
 
 
 class Endpoints:
-    """All servers of a job."""
+    """All external vLLM servers of a job: checks, transfer of weights, and generation."""
 
     def __init__(self, job: Job, needs: Needs, *, eos_token: int) -> None:
         """eos_token: id of the token that ends a response."""
@@ -137,11 +137,11 @@ class Endpoints:
         return news
 
     def problems(self) -> list[TrainerError]:
-        """Problems of servers: unreachable, another model, or answers in another form than vLLM's."""
+        """Return the problems of servers: unreachable, another model, or answers in another form than vLLM's."""
         return [error for error in asyncio.run(self._examined()) if isinstance(error, TrainerError)]
 
     def found(self) -> list[tuple[str, int]]:
-        """(machine, ranks) of each server that answers; empty if exactly these have joined already.
+        """Return (machine, number of ranks) of each server that answers; empty if exactly these servers have joined.
 
         Servers that do not meet the job's needs are left out. EnvironmentProblem if none remains.
         """
@@ -195,7 +195,7 @@ class Endpoints:
         ]
 
     async def _examine(self, client: httpx.AsyncClient, server: Server) -> list[Facts] | TrainerError:
-        """Facts of each rank of a server that generates two tokens as a test; or the server's problem."""
+        """Ask a server for the facts of each rank, and for two tokens as a test; returns the facts, or the problem."""
         try:
             body = await _post(client, server, CALL, {"method": "served_facts"}, seconds=ANSWER_SECONDS)
             facts = FACTS.validate_python(body["results"])
@@ -285,7 +285,7 @@ class Endpoints:
         return Response(tokens=tokens, log_probs=log_probs, finished=is_finished, versions=[self.version] * len(tokens))
 
     def _lose(self, server: Server, why: str) -> None:
-        """Send a server no requests until it is found again."""
+        """Mark a server as lost, so that it gets no requests until `found` finds it again."""
         if not server.is_lost:
             server.is_lost = True
             self._news[server.path] = f"{why}; the other servers do its part"

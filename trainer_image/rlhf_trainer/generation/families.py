@@ -15,7 +15,7 @@ GENERATED = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "granite", "gpt2"),
     *("qwen2_moe", "qwen3_moe", "olmoe"),
 )
-"""`model_type` of each; `tests/trainer/generation/test_every_family_is_generated_with.py` generates with all."""
+"""`model_type` of each family; `tests/trainer/generation/test_every_family_is_generated_with.py` generates with all."""
 CPU_ATTENTION, HEAD_SIZES = "v1/attention/backends/cpu_attn.py", "get_supported_head_sizes"
 
 

@@ -45,7 +45,7 @@ def _require_same(holds: Mapping[str, TensorSlice], kept: Mapping[str, TensorSli
 
 
 class _WeightUpdate:
-    """One update in progress."""
+    """One update of vLLM's weights in progress: the slices that were written, and what is missing."""
 
     def __init__(self, model: nn.Module, locations: dict[str, ParameterLocation]) -> None:
         self._model, self._locations = model, locations
@@ -58,7 +58,7 @@ class _WeightUpdate:
         self._sums: dict[str, Tensor] = {}
 
     def write(self, name: str, part: TensorSlice, tensor: Tensor) -> None:
-        """Copy one slice to its location; the last slice of a module makes the module ready for use."""
+        """Copy one slice of a parameter to its location; the last slice of a module makes the module ready for use."""
         if name not in self._locations:
             raise TrainerError(f"{name}: a piece of it came, and vLLM holds none on this rank")
         location = self._locations[name]
@@ -76,7 +76,7 @@ class _WeightUpdate:
             self._close(location.module)
 
     def finish(self) -> dict[str, Tensor]:
-        """The bit sum of each parameter; TrainerError if elements are missing."""
+        """End the update; returns the `bit_sum` of each parameter. TrainerError if elements are missing."""
         for name, missing in self._missing.items():
             if missing:
                 total = self._locations[name].shard.numel
@@ -97,7 +97,7 @@ class _WeightUpdate:
 
 
 def _make_room(module: Any, attributes: Iterable[str]) -> None:
-    """Make sure that there are plain tensors to write to; on CPU they replace packed weights."""
+    """Make sure that a module has plain tensors to write to; on CPU they replace packed weights."""
     if not current_platform.is_cpu():
         return
     if isinstance(module, RoutedExperts):

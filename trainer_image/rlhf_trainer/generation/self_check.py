@@ -27,7 +27,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 @contextmanager
 def layout_checked() -> Iterator[None]:
-    """While this block runs, an engine with `load_format="dummy"` is checked before its weights are made."""
+    """Check the weight layout of an engine that starts with `load_format="dummy"` in this block."""
     original = DummyModelLoader.load_weights
 
     def checked(loader: DummyModelLoader, model: nn.Module, model_config: Any) -> None:
@@ -43,7 +43,10 @@ def layout_checked() -> Iterator[None]:
 
 @torch.no_grad()
 def check(model: Any) -> None:
-    """EnvironmentProblem names a parameter that vLLM keeps elsewhere. Overwrites the weights that it checks."""
+    """Check where vLLM keeps the parameters of a model, and overwrite these parameters.
+
+    EnvironmentProblem names a parameter that vLLM keeps elsewhere.
+    """
     every = locations_of(model)
     _require_no_gaps(every)
     locations = _checked_locations(every)
@@ -79,7 +82,7 @@ def _checked_locations(locations: dict[str, ParameterLocation]) -> dict[str, Par
 
 
 def _require_no_gaps(locations: dict[str, ParameterLocation]) -> None:
-    """EnvironmentProblem unless each row of vLLM's tensors is located; a vocabulary may end with rows of padding."""
+    """Raise EnvironmentProblem unless each row of vLLM's tensors is located; a vocabulary may end with padding."""
     rows: dict[tuple[nn.Module, str], int] = {}
     for location in locations.values():
         key = location.module, location.attribute

@@ -13,11 +13,11 @@ from vllm.model_executor.layers.linear import LinearBase
 from rlhf_trainer.generation.weight_layout import linear_size
 
 FreedStorages = list[tuple[torch.UntypedStorage, int]]
-"""(storage, bytes that it had)."""
+"""Freed storages of tensors, each with the number of bytes that it had."""
 
 
 def bytes_held(model: nn.Module, caches: Iterable[Tensor]) -> int:
-    """Bytes of the KV cache and of the weights, with the packed copies of linear layers and of the head.
+    """Count the bytes of the KV cache and the weights, with the packed copies of linear layers and of the head.
 
     Experts have no copy: packed, they stand in the place of the plain parameters.
     """
@@ -34,7 +34,7 @@ def free(tensors: Iterable[Tensor]) -> FreedStorages:
 
 
 def drop_packed(model: nn.Module) -> None:
-    """Free the packed copies; the next update packs anew."""
+    """Free the packed copies of a model's weights for vLLM's CPU kernels; the next update packs anew."""
     modules: Iterator[Any] = model.modules()
     for module in modules:
         if hasattr(module, "cpu_linear"):
@@ -42,14 +42,14 @@ def drop_packed(model: nn.Module) -> None:
 
 
 def allocate(freed: FreedStorages) -> None:
-    """Give the storages memory again, all zero: a masked position of the cache must not be a NaN."""
+    """Give freed storages memory again, all zero: a masked position of the KV cache must not be a NaN."""
     for storage, size in freed:
         storage.resize_(size)
         torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """Each storage once, without empty ones."""
+    """Return the storages of tensors, each once, without empty storages."""
     found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
     return [storage for storage in found.values() if storage.nbytes()]
 

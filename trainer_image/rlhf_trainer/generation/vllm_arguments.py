@@ -22,12 +22,12 @@ CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",  # else the first call with log-probs on CPU compiles C++ for 20 s
 }
 GPU_ENVIRONMENT = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
-"""Variables that, with `NCCL_ONLY`, make tensor-parallel ranks reduce by NCCL."""
+"""Environment variables that, with `NCCL_ONLY`, make vLLM's tensor-parallel ranks reduce by NCCL."""
 NCCL_ONLY = {
     "disable_custom_all_reduce": True,
     "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},  # by FlashInfer's all-reduce
 }
-"""Arguments that switch off vLLM's faster all-reduces for small tensors, which do not fit our ranks.
+"""Engine arguments that switch off vLLM's faster all-reduces for small tensors, which do not fit our ranks.
 
 Ray shows a process its own GPU only, as device 0, and the ranks of a tensor group come from the layout, so they are not
 neighbours. vLLM's custom all-reduce takes a rank's place in its group for a device number of this process: it asks
@@ -37,10 +37,10 @@ fused, adds up in no fixed order, so a response would depend on more than its se
 measured its cost.
 """
 STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
-"""Variable with the number of layers of each pipeline stage."""
+"""Environment variable of vLLM with the number of layers of each pipeline stage."""
 CPU_BLOCK_TOKENS = 128
 CPU_STEP_TOKENS = 4096
-"""Minimum of the tokens that an engine reads or writes in a step on CPU."""
+"""Lower bound for vLLM's limit on the tokens that an engine reads or writes in a step on CPU."""
 MAX_SEQUENCES = {"CPU": 256, "GPU": 1024}
 """Most responses that an engine generates at a time.
 
@@ -53,7 +53,7 @@ GIB = 1024**3
 
 
 def environment(*, on_gpu: bool, stage_layers: Sequence[int] = ()) -> dict[str, str]:
-    """Variables to set before the import of vLLM. Values of the user's stay, except for the layers of the stages.
+    """Return environment variables to set before the import of vLLM; the user's values stay, except for stage layers.
 
     stage_layers: the layers of each pipeline stage, or nothing for one stage.
     """
@@ -63,7 +63,7 @@ def environment(*, on_gpu: bool, stage_layers: Sequence[int] = ()) -> dict[str, 
 
 
 def sampling_arguments(rollout: Rollout, *, eos_token: int, seed: int, max_tokens: int, greedy: bool) -> dict[str, Any]:
-    """vLLM's `SamplingParams` of one response, which are JSON, too."""
+    """Return vLLM's `SamplingParams` of one response, as arguments or for JSON."""
     return {
         "max_tokens": max_tokens,
         "min_tokens": min(rollout.min_response_tokens, max_tokens),
@@ -88,7 +88,7 @@ def engine_arguments(
     shards: int,
     stage_layers: Sequence[int],
 ) -> dict[str, Any]:
-    """The arguments of vLLM's engine that follow from the job.
+    """Return the arguments of vLLM's engine that follow from the job.
 
     max_sequences: the most that the engine is asked for at once; shards: tensor-parallel ranks of an engine.
     MemoryProblem when the cache cannot fit, and ConfigError for stages of unequal length on GPUs.
@@ -122,7 +122,7 @@ def engine_arguments(
 def _cache_on_cpu(
     config: PreTrainedConfig, max_tokens: int, sequences: int, *, layers: int, shards: int
 ) -> dict[str, Any]:
-    """vLLM's options for a float32 KV cache that holds `sequences` full-length responses at once.
+    """Return vLLM's options for a float32 KV cache that holds `sequences` full-length responses at once.
 
     layers: of this rank's stage; shards: tensor-parallel ranks. The number of blocks is given too, as all stages must
     use the same. MemoryProblem when the machine has less memory than that.

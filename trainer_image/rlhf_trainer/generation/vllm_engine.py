@@ -25,28 +25,28 @@ from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """Response of the engine to one prompt."""
+    """Response of vLLM's engine to one prompt."""
 
     tokens: Sequence[int]
-    """Token ids, with the end-of-text token if it was reached."""
+    """Token ids of the response, with the end-of-text token if the response reached it."""
     log_probs: Sequence[float]
-    """Log-probability of each token under its sampling distribution."""
+    """Log-probability of each token of the response under its sampling distribution."""
     finished: bool
     """Whether the response ended with end-of-text (False: cut at the length limit)."""
     versions: Sequence[int]
-    """Policy version of the weights that wrote each token."""
+    """Policy version of the weights that wrote each token of the response."""
     written: Sequence[bool] = ()
     """Whether the model wrote each token of an episode; the others are an environment's. Empty: all are the model's."""
 
 
 @dataclass(frozen=True)
 class _Request:
-    """A response that is being generated."""
+    """Request for a response that is being generated."""
 
     prompt: Sequence[int]
     sampling: Any
     versions: list[int]
-    """Policy versions of the tokens that older weights have written."""
+    """Policy versions of the response's tokens that older weights have written."""
 
 
 def response_seed(seed: int, step: int, row: int, turn: int = 0) -> int:
@@ -78,7 +78,7 @@ class GenerationEngine:
         tensor_groups: Sequence[Sequence[int]],
         stage_layers: Sequence[int] = (),
     ) -> None:
-        """Build this rank's part and put it to sleep; a collective of the world.
+        """Build this rank's part of an engine, and free its cache and weights until needed; a collective of the world.
 
         folder: of the model's config (weights come with `load_weights`); max_tokens: of prompt and response;
         tensor_groups: every rank of the world once, the p_g stages of an engine one after the other;
@@ -88,12 +88,12 @@ class GenerationEngine:
         """
         self._rollout, self._eos_token = rollout, eos_token
         self.is_first = torch.distributed.get_rank() in {ranks[0] for ranks in tensor_groups[:: len(stage_layers) or 1]}
-        """True on the first rank of an engine."""
+        """True on the first rank of an engine, False on the engine's other ranks."""
         self._device, self._on_gpu = device, device.type == "cuda"
         self._awake: set[Part] = {"weights", "kv_cache"}
         self._measured_bytes, self._cache_peak = 0, 0.0
         self.version = -1
-        """Policy version of the weights, set by the caller that loads them."""
+        """Policy version of the engine's weights, set by the caller that loads weights."""
         self.before_token: Callable[[], None] = lambda: None
         """Callback before each step of vLLM; it may load other weights."""
         self._requests: dict[int, _Request] = {}
@@ -142,11 +142,11 @@ class GenerationEngine:
         return sums
 
     def wake_cache(self) -> None:
-        """Allocate the cache; called last before `generate`, when the weights' source may have left the device."""
+        """Allocate the KV cache; called last before `generate`, when the weights' source may have left the device."""
         self._wake("kv_cache")
 
     def sleep(self) -> int:
-        """Free cache and weights until the next `load_weights`; returns the number of freed bytes."""
+        """Free the KV cache and the weights until the next `load_weights`; returns the number of freed bytes."""
         before = self.bytes_held()
         with self._measured():
             if self._awake and self._on_gpu:
@@ -167,12 +167,12 @@ class GenerationEngine:
         return held
 
     def cache_peak(self) -> float:
-        """Largest share of the cache in use since the last call."""
+        """Return the largest share of the KV cache in use since the last call."""
         peak, self._cache_peak = self._cache_peak, 0.0
         return peak
 
     def _watch_cache(self) -> None:
-        """Measure the share of the cache in use after each step that vLLM schedules."""
+        """Measure the share of the KV cache in use after each step that vLLM schedules."""
         scheduler = self._engine.llm_engine.engine_core.engine_core.scheduler
         schedule = scheduler.schedule
 
@@ -184,7 +184,7 @@ class GenerationEngine:
         scheduler.schedule = watched
 
     def close(self) -> None:
-        """End the engine; another can start in this process."""
+        """End vLLM's engine, so that another engine can start in this process."""
         with other_groups_kept():
             self._engine.llm_engine.engine_core.shutdown()
 
@@ -286,7 +286,7 @@ class GenerationEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a response is being generated."""
+        """Whether the engine is generating a response."""
         return bool(self._engine.llm_engine.has_unfinished_requests())
 
     def agreed(self, value: Any) -> Any:
@@ -330,7 +330,7 @@ def _import_vllm(variables: Mapping[str, str]) -> Any:
 
 @contextmanager
 def _start_of_vllm(tensor_groups: Sequence[Sequence[int]], field: str) -> Iterator[None]:
-    """In this block vLLM starts: on these groups, with a check of its layout, without touching torch's random state.
+    """Start vLLM in this block: on these groups of ranks, with a check of its layout, and torch's random state kept.
 
     An error about memory becomes a MemoryProblem that names the field of the manifest.
     """

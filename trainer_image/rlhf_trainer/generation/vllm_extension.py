@@ -30,15 +30,15 @@ class WorkerExtension:
         return {name: location.shard for name, location in locations_of(self.get_model()).items()}
 
     def update_live_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
-        """Replace all weights by `live_weights.update`."""
+        """Replace all of this rank's weights in place, by `live_weights.update`; returns each parameter's `bit_sum`."""
         return update(self.get_model(), pieces, holds)
 
     def bytes_held(self) -> int:
-        """Bytes of this rank's cache and weights."""
+        """Count the bytes of this rank's KV cache and weights."""
         return bytes_held(self.get_model(), self.model_runner.kv_caches)
 
     def free_part(self, part: Part) -> None:
-        """Free the weights or the cache (on CPU, where vLLM has no sleep mode)."""
+        """Free the weights or the KV cache (on CPU, where vLLM has no sleep mode)."""
         if part == "kv_cache":
             self._freed[part] = free(self.model_runner.kv_caches)
         else:
@@ -46,7 +46,7 @@ class WorkerExtension:
             drop_packed(self.get_model())
 
     def allocate_part(self, part: Part) -> None:
-        """Allocate memory for a freed part; the values of weights come with the next update."""
+        """Allocate memory for the freed weights or KV cache; the values of weights come with the next update."""
         allocate(self._freed.pop(part))
 
     def allocate_stage_input(self) -> None:

@@ -23,22 +23,22 @@ from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.tensor_slice import TensorSlice
 
 EXPERTS: Mapping[str, str] = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
-"""Stacks of experts in vLLM -> in transformers, of the same shape."""
+"""Name of a stack of experts' weights in vLLM -> its name in transformers; both have the same shape."""
 PLAIN = {UnquantizedMoeBackend.CPU, UnquantizedMoeBackend.TRITON}
-"""Kernels that read the stacks as they are; the CPU's are packed anew after each update."""
+"""vLLM's kernels that read stacks of experts as they are; on CPU the stacks are packed after each update."""
 TRANSPOSED = ("c_attn", "c_proj", "c_fc")
 """Modules of GPT-2 whose weights are [in, out] at Hugging Face, and [out, in] in vLLM."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ParameterLocation:
-    """Location of one Hugging Face parameter in vLLM."""
+    """Location of one Hugging Face parameter in the modules of vLLM's model on this rank."""
 
     module: nn.Module
     attribute: str
-    """`weight` or `bias` of the module, or one of `EXPERTS`."""
+    """Name of the module's tensor: `weight`, `bias` or a key of `EXPERTS`."""
     row: int
-    """First row in the module's own tensor."""
+    """First row of the shard in the module's tensor, which may hold several parameters."""
     shape: tuple[int, ...]
     """Shape of the whole Hugging Face parameter."""
     shard: TensorSlice
@@ -68,7 +68,7 @@ class RowRange:
 
     @classmethod
     def shard(cls, total: int, index: int, count: int) -> RowRange:
-        """Shard `index` of `count` equal ones."""
+        """Return shard `index` of `count` equal shards of a parameter's `total` rows."""
         return cls(index * (total // count), (index + 1) * (total // count), total)
 
 
@@ -90,7 +90,7 @@ def locations_of(model: nn.Module) -> dict[str, ParameterLocation]:
 def _locations_in(
     module: Any, path: str, attributes: Sequence[str], fused: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, ParameterLocation]]:
-    """Locations in some tensors of a module; a fused module keeps several parameters in each."""
+    """Yield (name, location) of the parameters in some tensors of a module; a fused module holds several in each."""
     if not attributes:
         return
     parent, dot, leaf = path.rpartition(".")
@@ -133,13 +133,13 @@ def stacks_in(module: RoutedExperts) -> dict[str, tuple[int, ...]]:
 
 
 def linear_size(module: Any) -> tuple[int, int]:
-    """(rows, columns) of a linear layer's weight on this rank, even if vLLM has packed it; a router is whole."""
+    """Return (rows, columns) of a linear layer's weight on this rank, even if vLLM has packed it; a router is whole."""
     rows = getattr(module, "output_size_per_partition", module.output_size)
     return int(rows), int(getattr(module, "input_size_per_partition", module.input_size))
 
 
 def row_ranges(module: Any) -> list[RowRange]:
-    """Rows of each Hugging Face parameter in a module, one below the other; [] for an unknown layout."""
+    """Return the rows that a module keeps of each Hugging Face parameter, in order; [] for an unknown layout."""
     if isinstance(module, QKVParallelLinear):
         head, rank, count = module.head_size, module.tp_rank, module.tp_size
         replicas = module.num_kv_head_replicas
@@ -160,7 +160,7 @@ def row_ranges(module: Any) -> list[RowRange]:
 
 
 def _part_of(module: Any, attribute: str, rows: RowRange) -> tuple[tuple[int, ...], TensorSlice]:
-    """(shape of a Hugging Face parameter, slice that this rank holds)."""
+    """Return (shape of a Hugging Face parameter, slice of it that this rank holds)."""
     width = getattr(module, "input_size", getattr(module, "embedding_dim", None))
     if attribute == "bias" or width is None:
         return (rows.total,), TensorSlice((rows.start,), (rows.stop,))

@@ -12,41 +12,41 @@ from torch import Tensor
 from rlhf_trainer.hybrid_engine.reshard_plan import Move, ReshardPlan
 
 Part = tuple[str, Move]
-"""(name of a parameter, move of a part of it to a rank)."""
+"""(name of a parameter, move of a part of that parameter to a rank)."""
 Cut = tuple[int, int, int]
-"""(number of a parameter, number of its part, count of its parts)."""
+"""(number of a parameter, number of a part, count of the parameter's parts)."""
 BUCKETS = 48
-"""Number of buckets of the busiest rank's traffic, if the bounds of their size allow it."""
+"""Number of buckets into which the busiest rank's traffic is cut, if the bounds of a bucket's size allow it."""
 GRAIN = 4
 """A parameter larger than 1 / GRAIN of a bucket is cut, so that buckets are well filled."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One collective, with the parts that a rank sends, receives and then has."""
+    """One collective of a reshard, with the parts of parameters that a rank sends, receives and then gives to vLLM."""
 
     sends: tuple[Part, ...]
-    """Parts that this rank sends, by destination."""
+    """Parts of parameters that this rank sends in the step, sorted by destination."""
     receives: tuple[Part, ...]
-    """Parts that this rank receives, by source."""
+    """Parts of parameters that this rank receives in the step, sorted by source."""
     needed: tuple[Part, ...]
-    """Parts of its generation shard, by parameter: its own, or received in this step or the one before."""
+    """Parts of the rank's generation shard that it has then: its own, or received in this step or the step before."""
     is_exchanged: bool
-    """Whether any rank of the world sends anything; then all ranks call the collective."""
+    """Whether any rank of the world sends anything in the step; then all ranks call the collective."""
 
     @property
     def numel(self) -> int:
-        """Elements of this rank's buffer."""
+        """Number of elements of the buffer that this rank needs for the step."""
         return numel(self.sends) + numel(self.receives)
 
 
 def loads(plan: ReshardPlan) -> Tensor:
-    """Elements of each parameter that a rank sends and receives across nodes, and within: int64 [parameters, 2]."""
+    """Count the elements of each parameter that a rank sends and receives across nodes, and within: [parameters, 2]."""
     return torch.tensor([moves.traffic for moves in plan.moves.values()], dtype=torch.int64)
 
 
 def steps(plan: ReshardPlan, loads_of_all: Tensor, bucket: tuple[int, int]) -> list[Step]:
-    """The steps of a rank. With ranks on several nodes, step k sends bucket k across nodes and forwards bucket k - 1.
+    """Return a rank's steps. With ranks on several nodes, step k sends bucket k across nodes and forwards bucket k - 1.
 
     loads_of_all: `loads` of every rank of the world [ranks, parameters, 2]. A bucket holds 1 / BUCKETS of the busiest
     rank's traffic, within the bounds `bucket` (elements). Rows are not split, so a part of a parameter may be larger
@@ -72,7 +72,7 @@ def steps(plan: ReshardPlan, loads_of_all: Tensor, bucket: tuple[int, int]) -> l
 
 
 def _cuts(plan: ReshardPlan, traffic: Tensor, limit: int) -> list[Cut]:
-    """All parts of all parameters; stages alternate, so that every stage sends all the time."""
+    """List the parts of all parameters as they are sent; pipeline stages alternate, so that all send all the time."""
     found = []
     for parameter, (load, (start, stop)) in enumerate(zip(traffic.amax(0).tolist(), plan.spans, strict=True)):
         count = max(1, -(-load * GRAIN // limit))
@@ -99,7 +99,7 @@ def _buckets(cuts: Iterable[Cut], traffic: Tensor, limit: int) -> Iterator[list[
 def _parts(
     plan: ReshardPlan, buckets: Iterable[Sequence[Cut]], limit: int
 ) -> Iterator[tuple[list[Part], list[Part], list[Part]]]:
-    """Parts by bucket: (needed by this rank, exchanged across nodes, exchanged within its node)."""
+    """Yield the parts of each bucket: (needed by this rank, exchanged across nodes, exchanged within its node)."""
     names = list(plan.moves)
 
     @cache  # all layers are cut in the same way
@@ -139,5 +139,5 @@ def _cut(move: Move, index: int, count: int) -> list[Move]:
 
 
 def numel(parts: Iterable[Part]) -> int:
-    """Elements of some parts."""
+    """Return the total number of elements of some parts of parameters."""
     return sum(move.slice.numel for _, move in parts)

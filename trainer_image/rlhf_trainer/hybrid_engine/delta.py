@@ -16,23 +16,23 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 FULL_EVERY = 100
-"""Interval of full exchanges, which send all values."""
+"""Interval, in exchanges, at which all values are sent, not only changed ones."""
 
 BITS = {2: torch.int16, 4: torch.int32}
-"""Bytes of an element -> integer type for its bits."""
+"""Bytes of a weight's element -> integer type of the same size, to compare its bits."""
 PLACES = 8
-"""Elements per byte of the mask, and the alignment of each section in bytes."""
+"""Elements per byte of a message's mask of changes, and the alignment of each section of the message in bytes."""
 
 
 class Waiting(Protocol):
-    """A running collective."""
+    """A running collective whose end can be awaited."""
 
     def wait(self) -> object: ...
 
 
 @dataclass
 class StepState:
-    """Tensors that a step of an exchange last sent and received, and its number of exchanges."""
+    """Tensors that a step of the reshard last sent and received, and how many times it ran."""
 
     sent: Tensor
     received: Tensor
@@ -130,7 +130,7 @@ def _packed(mask: Tensor) -> Tensor:
 
 
 def _joined(count: int, sections: list[Tensor]) -> Tensor:
-    """Join the count and the sections; each section is aligned for views of any type."""
+    """Join the count of changes and the sections of a message; each section is aligned for views of any type."""
     lengths = [PLACES, *(_aligned(section.nbytes) for section in sections)]
     message = torch.zeros(sum(lengths), dtype=torch.uint8, device=sections[0].device)
     message[:PLACES].view(torch.int64)[0] = count

@@ -29,17 +29,17 @@ class ReshardStats:
     sent: int = 0
     received: int = 0
     collectives: int = 0
-    """Number of calls, including the ones that compare checksums, whose bytes are not counted."""
+    """Number of calls of collectives, with those that compare checksums, whose bytes are not counted."""
     buffers: int = 0
-    """Bytes of the send and receive buffers; they are freed when the reshard ends."""
+    """Bytes of the reshard's send and receive buffers; they are freed when the reshard ends."""
     is_whole: bool = True
-    """Whether all values were sent, not only changed ones."""
+    """Whether the reshard sent all values of the weights, not only changed values."""
 
 
 Shard = Tensor | AdaptedShard
 """This rank's shard of a training weight, without gradient."""
 Arrived = dict[tuple[str, TensorSlice], Tensor]
-"""Parts received from other ranks: (parameter, slice) -> part of a buffer."""
+"""Parts of weights received from other ranks: (parameter, slice) -> view of a buffer."""
 
 
 class Exchange:
@@ -74,10 +74,10 @@ class Exchange:
         self._sent: list[tuple[int, Tensor]] = []
         self._came: list[tuple[int, Tensor]] = []
         self.stats = ReshardStats()
-        """Statistics of the last reshard."""
+        """Traffic and memory of the last reshard."""
 
     def pieces(self, weights: Mapping[str, Shard]) -> Iterator[WeightSlice]:
-        """This rank's generation shard, piece by piece in the plan's order. Every rank must iterate to the end.
+        """Yield this rank's generation shard, piece by piece in the plan's order. Every rank must iterate to the end.
 
         weights: parameter -> this rank's training shard, on any device; shards are only read. A piece is valid until
         the next iteration; it may be a view of a training weight. No value is read from the device.
@@ -129,7 +129,7 @@ class Exchange:
         raise NumericsError(f"{name}: what rank {destination} received of it is not what rank {source} sent (checksum)")
 
     def _buffers(self, weights: Mapping[str, Shard]) -> list[Tensor]:
-        """Two or three alternating buffers for steps, and one for casting local tensors, empty if none needs a cast."""
+        """Allocate two or three alternating buffers for steps, and one to cast local tensors, empty without a cast."""
         moved = max((step.numel for step in self._steps), default=0)
         is_ready = all((weight.dtype, weight.device) == (self._dtype, self._device) for weight in weights.values())
         own = (move.slice.numel for step in self._steps for _, move in step.needed if move.is_own)
@@ -173,7 +173,7 @@ class Exchange:
     def _deliver(
         self, step: Step, work: Waiting | None, weights: Mapping[str, Shard], arrived: Arrived, cast: Tensor
     ) -> Iterator[WeightSlice]:
-        """Wait for a step and yield its pieces: the rank's own ones cast, received ones as they arrived."""
+        """Wait for a step and yield its pieces of weights: the rank's own ones cast, received ones as they arrived."""
         if work is not None:
             work.wait()
         for name, move in step.needed:
@@ -187,7 +187,7 @@ class Exchange:
             yield name, move.slice, piece
 
     def _slot(self, name: str, rank: int) -> int:
-        """Index in a flat table of the pair (rank, parameter)."""
+        """Return the index of the pair (rank, parameter) in a flat table of checksums."""
         return rank * len(self._place) + self._place[name]
 
     def _table(self, sums: Sequence[tuple[int, Tensor]]) -> Tensor:
@@ -199,13 +199,13 @@ class Exchange:
         return table.view(self._world, -1)
 
     def _local(self, name: str, part: TensorSlice, weights: Mapping[str, Shard]) -> Tensor:
-        """Elements of a part: a view of this rank's training weights or, with an adapter, the merged elements."""
+        """Return a part's elements: a view of this rank's training weights or, with an adapter, the merged elements."""
         weight, held = weights[name], self._plan.held[name]
         assert weight.shape == held.shape, f"{name}: rank {self._plan.rank} holds {tuple(weight.shape)}, not {held}"
         return weight[part.within(held)]
 
 
 def _views(parts: Sequence[Part], buffer: Tensor) -> Iterator[tuple[Part, Tensor]]:
-    """Parts with their views of a buffer, which lie one after the other."""
+    """Pair each part with its view of a buffer; the views lie one after the other."""
     views = torch.split(buffer, [move.slice.numel for _, move in parts]) if parts else ()
     return ((part, view.view(part[1].slice.shape)) for part, view in zip(parts, views, strict=True))

@@ -30,14 +30,14 @@ BUCKET_BYTES = 16 * 2**20, 512 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Process group over two pools: first the training ranks, then the generating ranks."""
+    """Description of a process group over two pools: first the training ranks, then the generating ranks."""
 
     address: str
-    """Machine of the first rank."""
+    """Address of the machine of the group's first rank."""
     port: int
-    """Free port on that machine."""
+    """Free port on the machine of the group's first rank."""
     hosts: Sequence[str]
-    """Host of each rank."""
+    """Host of each rank of the group; ranks with the same host are on one node."""
     training: ParallelSizes
     generation: ParallelSizes
     timeout_seconds: float
@@ -58,10 +58,10 @@ class Span:
 
 
 class TakesWeights(Protocol):
-    """Generator on a rank."""
+    """Interface of a generation engine on a rank, as the HybridEngine uses it."""
 
     def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
-        """Replace the weights, like `GenerationEngine.load_weights`."""
+        """Replace the engine's weights, like `GenerationEngine.load_weights`."""
         ...
 
 
@@ -79,7 +79,7 @@ class HybridEngine:
         span: Span | None = None,
         sends_changes: bool = False,
     ) -> None:
-        """A collective of the pool or, with a span, of both pools.
+        """Plan the reshard, and join the group of a span: a collective of the pool or, with a span, of both pools.
 
         model: of a training rank; generator: of a generating rank; dtype: the model's compute type, also the type of
         sent weights and of the generator; sends_changes: send changed elements only.
@@ -108,7 +108,7 @@ class HybridEngine:
         )
 
     def to_generation(self) -> ReshardStats:
-        """Give the generator the current weights, a collective; returns the traffic.
+        """Reshard the current training weights into the generator, a collective; returns the traffic.
 
         NumericsError, with the parameter and the ranks, if received bits differ from sent bits, or the generator's bits
         from received ones.
@@ -127,7 +127,7 @@ class HybridEngine:
 
 
 def _nodes() -> list[int]:
-    """rank -> number of its node; a process of a node has its host name."""
+    """Return the node number of each rank; processes of one node have the same host name. A collective."""
     hosts = [""] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())
     return _numbered(hosts)
@@ -138,7 +138,7 @@ def _numbered(hosts: Sequence[str]) -> list[int]:
 
 
 def engine_groups(layout: ParallelSizes) -> list[list[int]]:
-    """The tensor-parallel ranks of each generation engine's stages, the p_g stages of an engine one after the other."""
+    """List the tensor-parallel ranks of the stages of all engines, the p_g stages of an engine one after the other."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):
         at = layout.coordinates(rank)
@@ -147,7 +147,7 @@ def engine_groups(layout: ParallelSizes) -> list[list[int]]:
 
 
 def stage_layers(layout: ParallelSizes, layers: int) -> list[int]:
-    """Number of decoder layers of each of the p_g generation stages; each joins p / p_g training stages."""
+    """Count the decoder layers of each of the p_g generation stages; each joins p / p_g training stages."""
     width = layout.pipeline // layout.generation_pipeline
     sizes = [len(stage) for stage in blocks(layers, layout.pipeline)]
     return [sum(sizes[start : start + width]) for start in range(0, layout.pipeline, width)]

@@ -78,7 +78,7 @@ def _vocabulary(parameter: Parameter) -> Parameter:
 
 
 def _split(parameter: Parameter, styles: dict[str, str], config: Any) -> Parameter:
-    """Add the split that the model's plan has for the parameter's module."""
+    """Add the tensor-parallel split that the model's plan has for the parameter's module."""
     module, _, kind = parameter.name.rpartition(".")
     style = next((style for path, style in styles.items() if re.fullmatch(_pattern(path), module)), None)
     if style is None:
@@ -97,7 +97,7 @@ def _pattern(path: str) -> str:
 
 
 def training_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int) -> Shards:
-    """A rank's shards in training: FSDP shards inside tensor-parallel shards inside pipeline stages.
+    """Return a rank's shards in training: FSDP shards inside tensor-parallel shards inside pipeline stages.
 
     The d data-parallel ranks are `replicas` (HSDP) of `shards` FSDP shards; shard s of replica r is data index
     r * shards + s.
@@ -111,7 +111,7 @@ def training_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int)
 
 
 def generation_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int) -> Shards:
-    """A rank's shards in generation: vLLM's tensor-parallel shards inside p_g stages of p / p_g training stages.
+    """Return a rank's shards in generation: vLLM's tensor-parallel shards in p_g stages of p / p_g training stages.
 
     ConfigError if t_g ranks cannot share a parameter equally.
     """
@@ -124,7 +124,7 @@ def generation_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: in
 
 
 def training_slice(parameter: Parameter, sizes: ParallelSizes, tensor: int, shard: int) -> TensorSlice:
-    """FSDP shard `shard` of tensor-parallel shard `tensor`; DTensor and FSDP2 split like torch.chunk."""
+    """Return FSDP shard `shard` of a parameter's tensor-parallel shard `tensor`, split like torch.chunk."""
     part = TensorSlice.whole(parameter.shape)
     if sizes.tensor > 1:
         _require_known(parameter, "spec.models.actor.parallelism.tensor")
@@ -134,7 +134,7 @@ def training_slice(parameter: Parameter, sizes: ParallelSizes, tensor: int, shar
 
 
 def generation_slice(parameter: Parameter, sizes: ParallelSizes, shard: int) -> TensorSlice:
-    """Tensor-parallel shard `shard` of t_g, split like vLLM. ConfigError if t_g ranks cannot share it equally."""
+    """Return shard `shard` of a parameter's t_g shards in vLLM. ConfigError if t_g ranks cannot share it equally."""
     whole, tensor = TensorSlice.whole(parameter.shape), sizes.generation_tensor
     if tensor > 1:
         _require_known(parameter, "spec.rollout.tensorParallel")
@@ -156,7 +156,7 @@ def _require_known(parameter: Parameter, path: str) -> None:
 
 
 def stages_of(model: Sequence[Parameter], pipeline: int) -> dict[str, frozenset[int]]:
-    """Pipeline stages that hold each parameter. ConfigError for more stages than layers."""
+    """Return the pipeline stages that hold each parameter, by name. ConfigError for more stages than layers."""
     layers = 1 + max((at for parameter in model for at in parameter.positions if isinstance(at, int)), default=-1)
     if pipeline > layers > 0:
         raise ConfigError(
@@ -168,7 +168,7 @@ def stages_of(model: Sequence[Parameter], pipeline: int) -> dict[str, frozenset[
 
 
 def generation_stages_of(model: Sequence[Parameter], sizes: ParallelSizes) -> dict[str, frozenset[int]]:
-    """Generation stages that hold each parameter."""
+    """Return the pipeline stages of a generation engine that hold each parameter, by name."""
     width = sizes.pipeline // sizes.generation_pipeline
     training = stages_of(model, sizes.pipeline)
     return {name: frozenset(stage // width for stage in stages) for name, stages in training.items()}

@@ -1,4 +1,4 @@
-"""Notices between the ranks of two pools during other work; the sender never waits for a reader."""
+"""Messages between the ranks of a training and a generating pool; the sender never waits for a reader."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ OFFERS = "offers"
 
 
 class Notices:
-    """Notices in the store of a group of training and generating ranks."""
+    """Messages in the TCPStore that training and generating ranks share: offers of weights, and a number per rank."""
 
     def __init__(self, store: TCPStore, rank: int, generators: Sequence[int]) -> None:
-        """rank: of this process; generators: the generating ranks of the group."""
+        """rank: this process's rank in the group; generators: the generating ranks of the group."""
         self._store = PrefixStore("notices", store)  # the group has keys of its own
         self._rank, self._generators = rank, generators
 
@@ -24,7 +24,7 @@ class Notices:
 
     @property
     def offers(self) -> int:
-        """Number of announcements so far."""
+        """Number of announcements of new weights so far."""
         return int(self._store.add(OFFERS, 0))
 
     def tell(self, number: int, value: int) -> None:
@@ -35,7 +35,7 @@ class Notices:
         self._store.set(self._key(number, self._rank), f"{number} {value}")
 
     def told(self, number: int) -> list[int] | None:
-        """Values of a round by all generating ranks; None until all have published theirs."""
+        """Return the values that all generating ranks published in a round; None until all have."""
         keys = [self._key(number, rank) for rank in self._generators]
         if not self._store.check(keys):
             return None

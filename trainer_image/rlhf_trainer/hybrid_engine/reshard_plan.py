@@ -42,12 +42,12 @@ class Move:
 
 @dataclass(frozen=True)
 class Moves:
-    """Moves of one rank for a parameter: its own part, then exchange across nodes, then within its node."""
+    """Moves of one parameter for one rank: the rank's own part, exchange across nodes, and exchange within its node."""
 
     own: Move | None
     across: tuple[Move, ...]
     within: tuple[Move, ...]
-    """Moves within the node, forwards of parts from other nodes included."""
+    """Moves between ranks of the node, forwards of parts from other nodes included."""
 
     @cached_property
     def traffic(self) -> tuple[int, int]:
@@ -57,24 +57,24 @@ class Moves:
 
 @dataclass(frozen=True)
 class ReshardPlan:
-    """Reshard plan of one rank."""
+    """Plan by which one rank moves weights from the training layout to the generation layout."""
 
     rank: int
     held: Shards
-    """Training shards of the rank."""
+    """Slices of the parameters that the rank holds in training, by name."""
     wanted: Shards
-    """Generation shards of the rank."""
+    """Slices of the parameters that the rank needs for generation, by name."""
     moves: Mapping[str, Moves]
     """Moves by parameter: all parameters of the model, in its order, on every rank."""
     spans: Sequence[tuple[float, float]]
-    """Begin and end of each parameter within its stages, as shares from 0 to 1."""
+    """Begin and end of each parameter among the elements of its pipeline stages, as shares from 0 to 1."""
 
     def received(self) -> int:
-        """Elements that the rank receives from other ranks."""
+        """Count the elements of weights that the rank receives from other ranks."""
         return sum(move.slice.numel for move in self.exchanged() if move.destination == self.rank)
 
     def sent(self) -> int:
-        """Elements that the rank sends to other ranks; an element for two ranks counts twice."""
+        """Count the elements of weights that the rank sends to other ranks; an element for two ranks counts twice."""
         return sum(move.slice.numel for move in self.exchanged() if move.source == self.rank)
 
     def exchanged(self) -> Iterator[Move]:
@@ -88,11 +88,11 @@ class Parties:
 
     training: ParallelSizes
     sources: range
-    """Ranks of `training` in its order, of one or more replicas."""
+    """Ranks with the training layout, in the layout's order, of one or more replicas."""
     generation: ParallelSizes
     destinations: range
     nodes: Sequence[int]
-    """rank -> number of its node."""
+    """Node number of each rank."""
 
     @classmethod
     def replica(cls, sizes: ParallelSizes, nodes: Sequence[int], rank: int) -> Parties:
@@ -149,7 +149,7 @@ def _spans(model: Sequence[Parameter], stages: Mapping[str, frozenset[int]]) -> 
 
 
 def _holders(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> list[tuple[TensorSlice, Ranks]]:
-    """(slice, ranks that hold it) for each disjoint slice of a parameter in training."""
+    """Return (slice, ranks that hold the slice) for each disjoint slice of a parameter in training."""
     found: dict[tuple[int, int], Ranks] = {}
     for rank, at in parties.training_places.items():
         if at["pipeline"] in stages:
@@ -159,7 +159,7 @@ def _holders(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> 
 
 
 def _requesters(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> dict[TensorSlice, dict[int, Ranks]]:
-    """Disjoint slices of a parameter in generation -> node -> ranks there that need the slice."""
+    """Return, for each disjoint slice of a parameter in generation and each node, the ranks that need the slice."""
     slices = [
         generation_slice(parameter, parties.generation, shard) for shard in range(parties.generation.generation_tensor)
     ]
@@ -177,7 +177,7 @@ def _moves(
     nodes: Sequence[int],
     rank: int,
 ) -> Moves:
-    """Moves of a rank, in an order that is the same at source and destination."""
+    """Return a rank's moves of one parameter, in an order that is the same at source and destination."""
     here = nodes[rank]
     own: Move | None = None
     across: list[Move] = []
@@ -200,7 +200,7 @@ def _moves(
 def _moves_into(
     node: int, part: TensorSlice, holders: Ranks, needing: Ranks, nodes: Sequence[int]
 ) -> tuple[list[Move], list[Move]]:
-    """(at most one move from another node, moves inside the node) by which ranks of a node get a part."""
+    """Return (at most one move from another node, moves inside the node) by which ranks of a node get a part."""
     inside = [rank for rank in holders if nodes[rank] == node]
     entering: list[Move] = []
     if not inside:

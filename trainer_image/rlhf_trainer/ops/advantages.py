@@ -7,7 +7,7 @@ from torch import Tensor
 from rlhf_trainer.ops.masks import WHITEN_EPS, keep, last_token
 
 SIGNAL = 1e-6
-"""Least difference of scores from which an algorithm learns."""
+"""Smallest difference between the scores of a prompt's responses from which an algorithm learns."""
 
 
 def gae(
@@ -18,7 +18,7 @@ def gae(
     gamma: float,
     lam: float | Float[Tensor, "B 1"],
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Generalized advantage estimation (arXiv:1506.02438, eq. 16).
+    """Compute advantages and returns by generalized advantage estimation (GAE, arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma * V_{t+1} - V_t
     A_t     = delta_t + gamma * lam * A_{t+1}
@@ -36,7 +36,7 @@ def gae(
 
 
 def _from_the_right(x: Float[Tensor, "B T"], factors: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """y_t = x_t + factors_t * y_{t+1}, with 0 after the last token, in log2(T) steps that double what they reach."""
+    """Solve y_t = x_t + factors_t * y_{t+1}, with 0 after the last token, in log2(T) steps of doubling reach."""
     reach = 1
     while reach < x.shape[1]:
         x, factors, reach = x + factors * _left(x, reach), factors * _left(factors, reach), 2 * reach
@@ -44,7 +44,7 @@ def _from_the_right(x: Float[Tensor, "B T"], factors: Float[Tensor, "B T"]) -> F
 
 
 def _left(x: Float[Tensor, "B T"], by: int = 1) -> Float[Tensor, "B T"]:
-    """x_{t + by}, 0 beyond the last token."""
+    """Shift x to the left: position t gets x_{t + by}, and 0 beyond the last token."""
     return torch.nn.functional.pad(x[:, by:], (0, by))
 
 
@@ -91,17 +91,17 @@ def overlong_penalty(
 
 
 def rewards_to_go(rewards: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Sum of the rewards of the mask from each of its tokens on, undiscounted; 0 outside the mask."""
+    """Sum the rewards from each token of the mask to the last one, undiscounted; 0 outside the mask."""
     return keep(keep(rewards, mask).flip(1).cumsum(1).flip(1), mask)
 
 
 def on_every_token(x: Float[Tensor, " B"], mask: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Return one number of each response, on each of its tokens."""
+    """Copy one number per response, [B], to each token of the response, [B, T]; 0 outside the mask."""
     return keep(x[:, None].expand_as(mask), mask)
 
 
 def has_signal(scores: Float[Tensor, " N"], counted: Bool[Tensor, " N"], *, group_size: int) -> Bool[Tensor, " N"]:
-    """Return whether the scores of each response's group differ (DAPO, arXiv:2503.14476, eq. 11); NaN never differs.
+    """Return for each response whether its prompt's scores differ (DAPO, arXiv:2503.14476, eq. 11); NaN never differs.
 
     Groups lie side by side. A response that is not counted differs from no other.
     """

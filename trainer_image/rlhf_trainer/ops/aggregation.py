@@ -14,7 +14,7 @@ def aggregate(
     aggregation: Aggregation,
     normalizer: int | float | Tensor,
 ) -> Float[Tensor, ""]:
-    """This batch's share of a loss over the global batch, whose `normalizer` is the sum of all `weight_of`.
+    """Return this batch's share of a loss over the global batch, whose `normalizer` is the sum of all `weight_of`.
 
     TokenMean     sum of x over the mask / tokens of the global batch            (DAPO, arXiv:2503.14476, eq. 8)
     SequenceMean  sum over rows of (sum of x / tokens of the row) / responses     (GRPO, arXiv:2402.03300, eq. 3)

@@ -13,7 +13,7 @@ MAX_RELATIVE_ERROR = 0.2
 def kl_estimate(
     log_probs: Float[Tensor, "*shape"], ref_log_probs: Float[Tensor, "*shape"], *, estimator: Estimator
 ) -> Float[Tensor, "*shape"]:
-    """Per-token estimate of KL(policy || reference) in nats (Schulman, "Approximating KL divergence", 2020).
+    """Estimate KL(policy || reference) of each token in nats (Schulman, "Approximating KL divergence", 2020).
 
     The tokens were sampled from the policy of log_probs. With r = reference / policy of the token:
     K1 = -log r (unbiased), K2 = (log r)^2 / 2 (biased, never negative), K3 = r - 1 - log r (unbiased, never negative).
@@ -27,7 +27,7 @@ def kl_estimate(
 
 
 def adaptive_coefficient(coefficient: float, *, kl: float, target: float, horizon: float, num_sequences: int) -> float:
-    """The KL coefficient after a step of `num_sequences` responses (arXiv:1909.08593, section 2.2).
+    """Return the KL coefficient after a step of `num_sequences` responses (arXiv:1909.08593, section 2.2).
 
     error = clip(kl / target - 1, -0.2, 0.2);  coefficient * (1 + error * num_sequences / horizon)
 

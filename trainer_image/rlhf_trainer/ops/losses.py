@@ -22,9 +22,9 @@ class PolicyLoss:
     """PPO's clipped loss, and how far the actor has moved from the policy that wrote the responses."""
 
     loss: Float[Tensor, ""]
-    """The loss, with gradient."""
+    """Clipped policy loss of this call, with gradient."""
     clipped_tokens: Float[Tensor, ""]
-    """Tokens whose gradient the clip cuts off; add over micro-batches. No gradient."""
+    """Number of tokens whose gradient the clip cuts off; add it over micro-batches. No gradient."""
     max_ratio_deviation: Float[Tensor, ""]
     """Largest |ratio - 1| over the mask, 0 when it is empty; take the largest over micro-batches. No gradient."""
 
@@ -42,7 +42,7 @@ def policy_loss(
     normalizer: int | float | Tensor,
     objective: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate (arXiv:1707.06347, eq. 7), negated and aggregated.
+    """Compute PPO's clipped surrogate (arXiv:1707.06347, eq. 7) of token log-probabilities, negated and aggregated.
 
     r = exp(log_probs - old_log_probs);  L = weight * min(r * A, clip(r, 1 - low, 1 + high) * A)
 
@@ -130,7 +130,7 @@ def kl_loss(
 def sft_loss(
     log_probs: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, num_tokens: int | float | Tensor
 ) -> Float[Tensor, ""]:
-    """Cross-entropy: minus the sum of the log-probabilities over the mask, / num_tokens."""
+    """Cross-entropy of given tokens: minus the sum of the log-probabilities over the mask, / num_tokens."""
     return -masked_mean(log_probs, mask, count=num_tokens)
 
 

@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 WHITEN_EPS = 1e-8
-"""Added to a standard deviation before dividing by it."""
+"""Number added to a standard deviation before dividing by it."""
 
 
 def keep(x: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """x where the mask is 1, and exactly 0 with gradient 0 elsewhere, whatever x holds there.
+    """Return x where the mask is 1, and exactly 0 with gradient 0 elsewhere, whatever x holds there.
 
     A NaN survives multiplication by 0, and so does its gradient; hence select, and do so before any arithmetic.
     """
@@ -20,7 +20,7 @@ def keep(x: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"]) -> Float[Ten
 
 
 def masked_sum(x: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """Sum of x where the mask is 1."""
+    """Sum of all elements of x where the mask is 1."""
     return keep(x, mask).sum()
 
 
@@ -37,17 +37,17 @@ def masked_mean(
 def whiten(
     x: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], *, mean: float | Tensor, std: float | Tensor
 ) -> Float[Tensor, "B T"]:
-    """(x - mean) / (std + 1e-8) where the mask is 1, 0 elsewhere; mean and std are those of the global batch."""
+    """Return (x - mean) / (std + 1e-8) where the mask is 1, 0 elsewhere; mean, std: of the global batch."""
     return keep((x - mean) / (std + WHITEN_EPS), mask)
 
 
 def row_sums(x: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]) -> Float[Tensor, " B"]:
-    """Sum of x over each row's tokens where the mask is 1."""
+    """Sum of x over the tokens of each row where the mask is 1."""
     return keep(x, mask).sum(dim=1)
 
 
 def last_token(mask: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """1.0 at each row's last token of the mask, 0.0 elsewhere; a row without one is all zeros."""
+    """Return 1.0 at each row's last token of the mask, 0.0 elsewhere; a row without a token is all zeros."""
     chosen = mask > 0
     chosen_from_here = chosen.flip(1).cumsum(1).flip(1)
     return (chosen & (chosen_from_here == 1)).to(mask.dtype)

@@ -1,4 +1,4 @@
-"""pass@k (Chen et al., arXiv:2107.03374, section 2.1)."""
+"""Estimate of pass@k, the chance that one of k responses passes (Chen et al., arXiv:2107.03374, section 2.1)."""
 
 import math
 
@@ -9,5 +9,5 @@ def pass_at(size: int, *, samples: int, passed: int) -> float:
 
 
 def sizes_of(samples: int) -> list[int]:
-    """Return k = 2, 4, ... up to `samples`, and `samples`."""
+    """Return the k for which pass@k is measured: 2, 4, ... up to `samples`, and `samples` itself."""
     return sorted({*(2**power for power in range(1, samples.bit_length())), samples} - {1})

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of everything seen so far, merged batch by batch."""
+"""Running mean and standard deviation of numbers, merged batch by batch."""
 
 import math
 from dataclasses import dataclass
@@ -32,5 +32,5 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """Population standard deviation; 1.0 while fewer than two numbers were seen."""
+        """Population standard deviation of the numbers seen so far; 1.0 while they are fewer than two."""
         return math.sqrt(self.m2 / self.count) if self.count >= 2 else 1.0

@@ -18,17 +18,17 @@ from rlhf_trainer.run_folder.attempt import Attempt, own_attempt
 
 LOGS: Final = Path("/tmp/ray/session_latest/logs")
 FOLDER: Final = "ray-logs"
-"""Folder in the run folder; it holds `a<attempt>/<pod>/`."""
+"""Name of the folder for Ray's logs in the run folder; it holds `a<attempt>/<pod>/`."""
 KEPT_ATTEMPTS: Final = 3
 MAX_FILE_BYTES: Final = 1 << 20
-"""Bytes that are kept of a file, from its end."""
+"""Maximum number of bytes copied from the end of a log file."""
 MAX_POD_BYTES: Final = 32 << 20
 FREE_SHARE: Final = 10
-"""1 / FREE_SHARE of the disk stays free for checkpoints."""
+"""Divisor of the disk's size: 1 / FREE_SHARE of the disk stays free for checkpoints."""
 
 
 def keep(logs: Path, output: Path, attempt: Attempt, pod: str) -> None:
-    """Copy the ends of the files that changed last. Files that cannot be read or written are left out."""
+    """Copy the ends of Ray's log files, the last changed first; a file that cannot be read or written is left out."""
     kept = output / FOLDER / f"a{attempt.number}"
     with suppress(OSError):
         older = sorted((each for each in kept.parent.iterdir() if each != kept), key=lambda each: each.stat().st_mtime)
@@ -50,7 +50,7 @@ def keep(logs: Path, output: Path, attempt: Attempt, pod: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point."""
+    """Entry point: copy the logs of this pod's Ray to the run folder."""
     parser = argparse.ArgumentParser(
         prog="python -m rlhf_trainer.pods.ray_logs", description="Keep Ray's logs of this pod."
     )

@@ -30,14 +30,14 @@ from rlhf_trainer.run.shapes import CONFIG, config_file
 from rlhf_trainer.run_folder.folder import model_folder
 
 OUTPUT = Path("/")
-"""Folder of `job://` models; no model of a pod is the output of its own run."""
+"""Run folder in which `job://` URIs are looked up; a model for this program is never such an output."""
 MAX_PROBLEM_BYTES = 300
-"""Bytes of a problem's text; the kubelet keeps 4,096 bytes of a termination message."""
+"""Maximum bytes of a problem's text; the kubelet keeps 4,096 bytes of a termination message."""
 WEIGHTS = "model*.safetensors"
 
 
 def main() -> None:
-    """Answer the request of the command line."""
+    """Read the request from the command line, and write the answer to the file that it names."""
     request, file = json.loads(sys.argv[1]), Path(sys.argv[2])
     answers = step(request) if isinstance(request, dict) else [answer(uri, revision) for uri, revision in request]
     file.write_text(json.dumps(answers, ensure_ascii=False), encoding="utf-8")

@@ -31,15 +31,15 @@ STAY_SECONDS = 600.0
 """Longest time in seconds that the side-car stays after SIGTERM."""
 CHUNK = 1 << 16
 KEPT_LOGS = 10
-"""Attempts whose logs stay in the run folder."""
+"""Number of attempts whose driver logs stay in the run folder."""
 MAX_LOG_BYTES = 64 << 20
-"""Bytes of a log that are kept in the run folder; the volume is for checkpoints."""
+"""Maximum bytes of a driver log that are kept in the run folder; the volume is for checkpoints."""
 SIGNALLED = 128
 """Exit codes above this number are 128 + the number of a signal."""
 
 
 def answer(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
-    """The content of /status.json: the trainer's own status of this attempt, and how its process has ended, if it has.
+    """Return the content of /status.json: the trainer's own status of this attempt, and how its process ended, if so.
 
     A failure before the job began is not in the trainer's status and is added here.
     """
@@ -55,7 +55,7 @@ def answer(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves on all addresses of the pod, with IPv6 if there is any."""
+    """HTTP server of the side-car, on all addresses of the pod, with IPv6 if the pod has it."""
 
     daemon_threads = True
 
@@ -71,11 +71,11 @@ class Server(ThreadingHTTPServer):
         super().server_bind()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that closed their connection."""
+        """Ignore the error of a request, such as a client that closed its connection."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handler of one HTTP request: GET /status.json or /healthz."""
 
     server: Server
     timeout = 10
@@ -101,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class LogFollower:
-    """Copies the newest driver log as it grows, and then a newer one."""
+    """Copies the newest log of a Ray job's driver as it grows, and moves on to a newer log."""
 
     def __init__(self, folder: Path, shown: BinaryIO, kept: BinaryIO | None) -> None:
         self._folder, self._shown, self._kept = folder, shown, kept
@@ -110,7 +110,7 @@ class LogFollower:
         self._path: Path | None = None
 
     def copy(self) -> None:
-        """Copy all that is there now; a log that cannot be read is tried again next time."""
+        """Copy what the log has gained since the last call; a log that cannot be read is tried again next time."""
         with suppress(OSError):
             self._copy_rest()
             newest = self._newest()
@@ -135,7 +135,7 @@ class LogFollower:
 
 
 def kept_log(output: Path, attempt: Attempt) -> BinaryIO | None:
-    """A new file of the run folder for the log of an attempt; deletes the oldest. None if it cannot be made."""
+    """Open a new file in the run folder for an attempt's log, and delete the oldest logs; None if that fails."""
     with suppress(OSError):
         new = output / f"driver-a{attempt.number}.log"
         new.unlink(missing_ok=True)  # not truncated: a pod of another RLHFJob may still write to it
@@ -147,7 +147,7 @@ def kept_log(output: Path, attempt: Attempt) -> BinaryIO | None:
 
 
 def serve(job_folder: Path, attempt: Attempt, *, port: int, logs: Path, stay: float) -> None:
-    """Serve and copy the log until a signal came and the trainer ended, but at most `stay` seconds after the signal.
+    """Serve the status and copy the log until a signal came and the trainer ended, or `stay` seconds after the signal.
 
     OSError if the port cannot be opened.
     """
@@ -167,7 +167,7 @@ def serve(job_folder: Path, attempt: Attempt, *, port: int, logs: Path, stay: fl
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point."""
+    """Entry point: read the command line, and serve and copy until the trainer has ended."""
     parser = argparse.ArgumentParser(
         prog="python -m rlhf_trainer.pods.sidecar", description="Log and status of a trainer."
     )

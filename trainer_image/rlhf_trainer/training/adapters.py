@@ -35,16 +35,19 @@ from rlhf_trainer.training.loading import stored_model
 from rlhf_trainer.training.models import Adapter, LanguageModel, Scorer, inner
 
 A, B = "lora_a", "lora_b"
-"""Parameters of an adapted module besides its `weight`."""
+"""Names of the parameters that an adapter adds to a linear module, next to the module's `weight`."""
 HEAD = "score"
-"""Name of a scorer's head."""
+"""Module name of a scorer's head, the layer that turns hidden states into scores."""
 
 
 class AdaptedLinear(nn.Linear):
     """A linear layer with an adapter: W x + bias + s B A x."""
 
     def __init__(self, adapted: nn.Linear, *, rank: int, scale: float) -> None:
-        """The layer is on the meta device, and so are A and B; an active `Drawing` records their initial values."""
+        """Take over the weight and bias of `adapted`, which is on the meta device, and make A and B there.
+
+        An active `Drawing` records the initial values of A and B.
+        """
         nn.Module.__init__(self)
         self.in_features, self.out_features = adapted.in_features, adapted.out_features
         self.weight, self.bias, self.scale, self.is_on = adapted.weight, adapted.bias, scale, True
@@ -93,7 +96,7 @@ def add_adapter(
 
 
 def _matrices_in_layers(pretrained: PreTrainedModel) -> dict[str, nn.Linear]:
-    """The linear modules of all decoder layers, by name."""
+    """Return the linear modules of all decoder layers, by name."""
     layers = set(pretrained._no_split_modules or [])  # noqa: SLF001 there is no public name
     return {
         f"{above}.{name}": each
@@ -105,7 +108,7 @@ def _matrices_in_layers(pretrained: PreTrainedModel) -> dict[str, nn.Linear]:
 
 
 def _targets_among(names: list[str], lora: Lora, kind: type, path: str) -> tuple[str, ...]:
-    """The names of matrices to adapt; ConfigError for an unknown target, or without any."""
+    """Return the names of the matrices to adapt, all or `lora.targets`; ConfigError for an unknown name, or none."""
     if unknown := [name for name in lora.targets if name not in names]:
         raise ConfigError(f"{path}.targets: the model has no {unknown[0]}; there are {', '.join(names)}")
     targets = tuple(name for name in names if not lora.targets or name in lora.targets)
@@ -139,10 +142,10 @@ def shard_adapted(module: AdaptedLinear, axis: DeviceMesh, style: ParallelStyle)
 
 
 class AdaptedShard:
-    """This rank's shard of W + s B A; a part is computed when it is indexed."""
+    """This rank's shard of an adapted weight, W + s B A; indexing computes only the requested part."""
 
     def __init__(self, weight: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
-        """weight, b: the rank's rows, whole or cut; a: all rows of the rank's columns."""
+        """weight, b: this rank's rows of W and of B; a: all rows of A, at the columns of W that this rank holds."""
         self._weight, self._a, self._b, self._scale = weight, a, b, scale
         self.shape, self.dtype, self.device = weight.shape, weight.dtype, weight.device
 
@@ -152,7 +155,7 @@ class AdaptedShard:
 
 
 def with_adapters(parameters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor | AdaptedShard]:
-    """This rank's shards of the effective weights (W + s B A where there is an adapter), by name.
+    """Return this rank's shards of the effective weights (W + s B A where there is an adapter), by name.
 
     FSDP2 and tensor parallelism give a rank the same rows of B as of W, and the same columns of A, but not all rows of
     A. These are gathered: a collective of the stage's data-parallel ranks, unless there is no adapter.
@@ -172,7 +175,7 @@ def with_adapters(parameters: Mapping[str, Tensor], scale: float) -> dict[str, T
 
 
 def _all_rows(a: Tensor) -> Tensor:
-    """All rows of this rank's columns of A, on the device."""
+    """Gather all rows of A at this rank's columns, on the device; a plain tensor is whole already."""
     if not isinstance(a, DTensor):
         return a
     is_cut_by_columns = [isinstance(each, Shard) and each.dim == 1 for each in a.placements]
@@ -184,7 +187,7 @@ def _all_rows(a: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Merged:
-    """W + s B A in float32, computed part by part from the stored W, A and B."""
+    """Tensor source of a merged weight: W + s B A in float32, computed part by part from the stored W, A and B."""
 
     weight: TensorSource
     a: TensorSource
@@ -207,7 +210,7 @@ class Merged:
 def merged(
     weights: Mapping[str, TensorSource], trained: Mapping[str, TensorSource], scale: float
 ) -> dict[str, TensorSource]:
-    """The tensors of the merged model by name; weights: of the base model, trained: of the adapter and a new head."""
+    """Return the merged model's tensors by name; weights: the base model's; trained: the adapter's and a new head's."""
     found: dict[str, TensorSource] = {}
     for name, weight in weights.items():
         module = name.removesuffix(".weight")
@@ -217,7 +220,7 @@ def merged(
 
 
 def _sum(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """W + s B A in float32."""
+    """Compute W + s B A in float32."""
     return torch.addmm(weight.float(), b.float(), a.float(), alpha=scale)
 
 
@@ -229,7 +232,7 @@ def _read(source: TensorSource, part: TensorSlice) -> Tensor:
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""Prefix of PEFT's names; the model's name follows."""
+"""Prefix that PEFT puts before the name of a model's parameter."""
 PLAIN: Mapping[str, object] = {
     "peft_type": "LORA",
     "lora_dropout": 0.0,
@@ -241,11 +244,11 @@ PLAIN: Mapping[str, object] = {
     "alpha_pattern": {},
     "layers_to_transform": None,
 }
-"""Fixed fields of adapter_config.json. An adapter that is read may have another dropout."""
+"""Fields of adapter_config.json with the only supported value; adapters that are read may have another dropout."""
 
 
 def peft_name(name: str) -> str:
-    """PEFT's name of a trained parameter."""
+    """Return the name that PEFT's files give to a trained parameter of the model."""
     for own, theirs in ((A, "lora_A.weight"), (B, "lora_B.weight")):
         if name.endswith(f".{own}"):
             return f"{PREFIX}{name.removesuffix(own)}{theirs}"
@@ -253,7 +256,7 @@ def peft_name(name: str) -> str:
 
 
 def write_adapter_config(adapter: Adapter, folder: Path) -> None:
-    """Write adapter_config.json."""
+    """Write adapter_config.json, the settings of an adapter in PEFT's format."""
     document = {
         **PLAIN,
         "task_type": "SEQ_CLS" if adapter.scores else "CAUSAL_LM",
@@ -269,7 +272,7 @@ def write_adapter_config(adapter: Adapter, folder: Path) -> None:
 
 
 def adapter_of(text: str, *, trust_remote_code: bool) -> Adapter:
-    """The adapter that `write_adapter_config` wrote as JSON."""
+    """Read an adapter's settings from the text of an adapter_config.json that `write_adapter_config` wrote."""
     found = json.loads(text)
     return Adapter(
         rank=found["r"],
@@ -290,7 +293,7 @@ def write_adapter(adapter: Adapter, trained: Mapping[str, TensorSource], folder:
 
 
 def merged_weights(adapter: Adapter, trained: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """The tensors of the merged model: base weights plus adapter.
+    """Return the tensors of the merged model by name: base weights plus adapter.
 
     Base weights are read from their original files, so their type during the run does not matter. DataError if these
     files are missing.
@@ -305,7 +308,7 @@ def merged_weights(adapter: Adapter, trained: Mapping[str, TensorSource]) -> dic
 def initial_weights(
     adapter: Adapter, folder: str, shapes: Mapping[str, tuple[int, ...]], *, path: str
 ) -> dict[str, StoredTensor]:
-    """The stored parameters of an adapter in a PEFT directory, local or on the hub, by name; shapes: those expected.
+    """Return an adapter's stored parameters in a PEFT directory, local or on the hub; shapes: expected shapes, by name.
 
     DataError, naming the field `path`, for an adapter of another rank, alpha or targets, or of another kind.
     """

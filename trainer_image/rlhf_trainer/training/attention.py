@@ -25,7 +25,7 @@ MIN_FLASH_CAPABILITY = (8, 0)
 """Minimum compute capability for FlashAttention: Ampere."""
 
 FEWER_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-"""Option for keys and values with fewer heads than queries; torch 2.11 lacks the option and always allows them."""
+"""Argument of `varlen_attn` for fewer heads of keys than of queries; torch 2.11 lacks it, and always allows them."""
 
 
 def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -93,7 +93,7 @@ def _by_sdpa(
 
 
 def _mask(own: int, seen: int, window: int, device: torch.device, *, is_needed: bool) -> Tensor | None:
-    """Causal mask bool [own, seen]; None where a causal square, which costs half as much, does as well."""
+    """Return a document's causal mask, bool [own, seen]; None if SDPA's own causal mask, at half the cost, is right."""
     prompt = seen - own
     if window == seen and prompt <= own and not is_needed:
         return None

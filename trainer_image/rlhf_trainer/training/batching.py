@@ -22,7 +22,7 @@ from rlhf_trainer.types import Batch, Fields
 
 
 def micro_batches(lengths: Tensor, *, token_budget: int, at_least: int = 1) -> list[Tensor]:
-    """Numbers (int64) of the bundles of each micro-batch.
+    """Divide bundles of rows among micro-batches; returns the numbers (int64) of the bundles of each micro-batch.
 
     There are as few micro-batches as the budget allows, but at least `at_least`, some perhaps empty; none without
     bundles. lengths: int64 [bundles], tokens of each. A micro-batch holds token_budget tokens at most, or one bundle.
@@ -39,8 +39,9 @@ def micro_batches(lengths: Tensor, *, token_budget: int, at_least: int = 1) -> l
 
 
 def longest_first(costs: Sequence[int], count: int) -> list[int]:
-    """The group, 0 .. count - 1, of each cost: the largest cost first, each joins the group with the smallest sum.
+    """Divide costs into `count` groups with similar sums; returns the group, 0 .. count - 1, of each cost.
 
+    The largest cost comes first, and each cost joins the group with the smallest sum so far.
     The largest sum is at most 4/3 of the optimum (Graham 1969, "Bounds on multiprocessing timing anomalies").
     """
     least, found = [(0, group) for group in range(count)], [0] * len(costs)
@@ -54,7 +55,7 @@ def longest_first(costs: Sequence[int], count: int) -> list[int]:
 def mini_batches(
     trained: Tensor, batch: Batch, training: Training, mesh: ModelMesh, *, size: int | None
 ) -> Iterator[Tensor]:
-    """The mini-batches of all epochs of a step, each as a mask of this rank's rows: bool [B].
+    """Yield the mini-batches of all epochs of a step, each as a mask of this rank's rows: bool [B].
 
     trained: bool [B], the rows to learn from; the others are in no mini-batch. size: the most rows of a mini-batch over
     all ranks; None: all rows. No mini-batch is empty on all ranks. The assignment is the same for any number of ranks.
@@ -69,7 +70,7 @@ def mini_batches(
 
 
 def assign_mini_batches(rows: Tensor, *, count: int, seed: int, step: int, epoch: int) -> Tensor:
-    """The mini-batch, 0 .. count - 1, of each row: int64 [B].
+    """Return the number of each row's mini-batch, 0 .. count - 1: int64 [B].
 
     rows: int64 [B], positions among the rows to learn from. Of each `count` neighbouring rows one goes to each
     mini-batch, by a random permutation. A rank holds neighbouring rows, so all ranks get about the same number of rows
@@ -88,11 +89,11 @@ class Bundles:
     """Bundles of rows [B] that share a prompt, numbered from 0; one rank computes a bundle, in one micro-batch."""
 
     of_rows: Tensor
-    """int64 [B]: the bundle of each row."""
+    """Number of the bundle that contains each row of the batch: int64 [B]."""
     lengths: Tensor
-    """int64 [texts, B]: tokens of each text of each row."""
+    """Number of tokens of each text of each row: int64 [texts, B]."""
     shared: Tensor
-    """int64 [texts, B]: tokens of each row that another text of its bundle computes."""
+    """Number of prompt tokens of each text of each row that another text of the bundle computes: int64 [texts, B]."""
 
     @classmethod
     def of(cls, texts: Sequence[Text], *, token_budget: int) -> Bundles:
@@ -115,40 +116,43 @@ class Bundles:
         return cls(of_rows, lengths, shared)
 
     def sums(self, values: Tensor) -> Tensor:
-        """Sums of values int64 [texts, B] over the rows of each bundle: [bundles]."""
+        """Sum values int64 [texts, B] over the texts and rows of each bundle: [bundles]."""
         count = int(self.of_rows.max()) + 1 if len(self.of_rows) else 0
         return values.new_zeros(count).index_add(0, self.of_rows, values.sum(0))
 
     @property
     def tokens(self) -> Tensor:
-        """Tokens to compute of each bundle: int64 [bundles]."""
+        """Number of tokens that a pass over each bundle computes, shared prompts once: int64 [bundles]."""
         return self.sums(self.lengths - self.shared)
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """The rows of some bundles, in the order of the rows: int64."""
+        """Return the numbers of the rows in the bundles `numbers`, in ascending order: int64."""
         return torch.isin(self.of_rows, numbers).nonzero()[:, 0]
 
 
 @dataclass
 class _Bundle:
-    """A bundle that is being filled."""
+    """A bundle of rows with the same prompt, while rows are added."""
 
     rows: list[int] = field(default_factory=list)
     taken: list[list[int]] = field(default_factory=list)
-    """Shared tokens of each text, by row."""
+    """Number of tokens of each text that another text of the bundle computes, by row of the bundle."""
     tokens: int = 0
-    """Tokens to compute."""
+    """Number of tokens that a pass over the bundle computes, shared prompts once."""
     prompts: set[bytes] = field(default_factory=set)
 
     def shared(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[int]:
-        """Tokens of each text of a further row that another text computes; sizes: of the prompts of its texts."""
+        """Return how many tokens of each text of a further row another text computes.
+
+        keys, sizes: key and number of tokens of the prompt of each text of the row.
+        """
         return [
             size if key in self.prompts or key in keys[:text] else 0
             for text, (key, size) in enumerate(zip(keys, sizes, strict=True))
         ]
 
     def add(self, row: int, keys: Sequence[bytes], sizes: Sequence[int], total: int) -> None:
-        """Add a row; total: tokens of its texts together."""
+        """Add a row to the bundle; keys, sizes: see `shared`; total: number of tokens of all texts of the row."""
         self.taken.append(self.shared(keys, sizes))
         self.rows.append(row)
         self.tokens += total - sum(self.taken[-1])
@@ -156,7 +160,7 @@ class _Bundle:
 
 
 class RowCosts:
-    """Cost of a row in a model's layers: its FLOPs / (2 x layers)."""
+    """Estimate of the cost of a row in a model's layers: FLOPs of a forward pass / (2 x number of layers)."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config
@@ -170,12 +174,12 @@ class RowCosts:
         self._layers, self._head = int(config.num_hidden_layers), int(config.hidden_size * config.vocab_size)
 
     def of(self, lengths: Tensor) -> Tensor:
-        """Costs int64 [B] of rows of some lengths: products with parameters, and causal attention (half the square)."""
+        """Return costs int64 [B] of rows of these lengths: products with parameters, and half of full attention."""
         costs: Tensor = lengths * (self._parameters + self._attention * lengths)
         return costs
 
     def flops(self, costs: float, read: float) -> float:
-        """FLOPs of a forward pass of the whole model; costs: of its rows, read: tokens that need log-probabilities."""
+        """Return the FLOPs of a forward pass; costs: sum over the rows; read: tokens that need log-probabilities."""
         return 2.0 * (self._layers * costs + self._head * read)
 
 
@@ -208,7 +212,10 @@ class RowAssignment:
         ]
 
     def rows(self, fields: Fields) -> Fields:
-        """The fields, [B, T] or [B], of the rows that this rank computes; T becomes the widest of all ranks."""
+        """Send rows to the ranks that compute them; returns the fields, [B, T] or [B], of this rank's computed rows.
+
+        T becomes the widest of all ranks.
+        """
         if not self._moves:
             return fields
         tables = [field if field.dim() > 1 else field[:, None] for field in fields.values()]
@@ -234,7 +241,7 @@ class RowAssignment:
 
 
 def assign_bundles(costs: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The rank that computes each bundle; costs: of the bundles that each rank holds.
+    """Choose the rank that computes each bundle of rows; costs: costs of the bundles that each rank holds.
 
     All bundles stay where they are if that balances as well as the assignment by `longest_first`.
     """
@@ -249,7 +256,7 @@ def assign_bundles(costs: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _of_all(values: Tensor, mesh: ModelMesh) -> list[list[list[int]]]:
-    """The values [bundles, n] of each data-parallel rank."""
+    """Gather the values [bundles, n] of every data-parallel rank; the ranks may have different numbers of bundles."""
     if mesh.layout.data == 1:
         return [values.tolist()]
     counts = mesh.of_all(torch.tensor([len(values)]))[:, 0].tolist()

@@ -38,7 +38,7 @@ def start(device: Device, timeout_seconds: float) -> int:
 def join_group(
     address: str, port: int, rank: int, size: int, timeout_seconds: float
 ) -> tuple[dist.ProcessGroup, TCPStore]:
-    """Join a process group over several worlds, and its store; address, port: on the machine of rank 0.
+    """Join a process group over the ranks of several torch worlds, and its store on rank 0's machine (address, port).
 
     Torch's collectives take the group as `group`, but do not know the ranks of any world in it.
     """
@@ -49,12 +49,12 @@ def join_group(
 
 
 def collective_timeout() -> timedelta | None:
-    """Time limit of a collective, an argument of each new group; None before `start`."""
+    """Return the time limit of a collective, an argument of each new process group; None before `start`."""
     return _timeout
 
 
 def device_here() -> torch.device:
-    """The device that this rank computes on."""
+    """Return the device that this rank computes on: its GPU, or the CPU under gloo."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
@@ -68,26 +68,26 @@ def device_memory() -> int:
 
 @torch.no_grad()
 def local_shard(tensor: Tensor) -> Tensor:
-    """This rank's shard of a tensor, without gradient; the tensor itself if it is whole."""
+    """Return this rank's shard of a DTensor, without gradient; a plain tensor is returned as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def sum_over_ranks(values: Sequence[float | Tensor], group: dist.ProcessGroup | None = None) -> list[float]:
-    """Each value summed over the ranks, all of them or those of a group (float64, one collective)."""
+    """Sum each value over all ranks, or over the ranks of a process group (float64, one collective)."""
     total = torch.tensor([float(value) for value in values], dtype=torch.float64, device=device_here())
     dist.all_reduce(total, group=group)
     return [float(value) for value in total.tolist()]
 
 
 def largest_over_ranks(value: int, group: dist.ProcessGroup | None = None) -> int:
-    """The largest value of any rank."""
+    """Return the largest of the values that the ranks pass; a collective."""
     largest = torch.tensor(value, device=device_here())
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
     return int(largest.item())
 
 
 def rows_of_all_ranks(values: Tensor, start: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The rows of all ranks, float64 [B]; values: those of this rank, start: number of the first of these."""
+    """Gather a value per row from all ranks, float64 [B]; values: of this rank's rows; start: the rank's first row."""
     total = int(sum_over_ranks([len(values)], group)[0])
     rows = torch.zeros(total, dtype=torch.float64, device=device_here())
     rows[start : start + len(values)] = values
@@ -97,11 +97,11 @@ def rows_of_all_ranks(values: Tensor, start: int, group: dist.ProcessGroup | Non
 
 REPLICATE, SHARD, PIPELINE, TENSOR = "replicate", "shard", "pipeline", "tensor"
 DATA = "data"
-"""Name of replicas and shards as one axis."""
+"""Name of the mesh axis of data parallelism: replicas and FSDP shards as one axis."""
 
 
 class ModelMesh:
-    """Process groups of a layout; making it is a collective of all ranks of the pool.
+    """Process groups of a model's layout, one for each axis; construction is a collective of all ranks of the pool.
 
     Data-parallel ranks are `replicas` copies of FSDP shards (HSDP). An axis of length 1 has no group.
     """
@@ -119,22 +119,22 @@ class ModelMesh:
         self._coordinates = layout.coordinates(dist.get_rank())
 
     def coordinate(self, axis: Axis) -> int:
-        """This rank's index on an axis."""
+        """Return this rank's index on an axis of the layout."""
         return self._coordinates[axis]
 
     @property
     def data_axes(self) -> DeviceMesh:
-        """Axes over which FSDP2 shards: the shards, and with replicas (HSDP) the copies before them."""
+        """Device mesh for FSDP2: the axis of shards and, with replicas (HSDP), the axis of replicas before it."""
         return self._mesh[REPLICATE, SHARD] if self.layout.replicas > 1 else self._mesh[SHARD]
 
     @property
     def tensor_axis(self) -> DeviceMesh:
-        """Axis of this rank's tensor-parallel ranks; KeyError if t is 1."""
+        """Device mesh of this rank's tensor-parallel ranks; KeyError without tensor parallelism."""
         return self._mesh[TENSOR]
 
     @property
     def pipeline_group(self) -> dist.ProcessGroup:
-        """Ranks of this rank's pipeline; KeyError if p is 1."""
+        """Process group of this rank's pipeline, one rank for each stage; KeyError without pipeline parallelism."""
         return self._mesh[PIPELINE].get_group()
 
     @property
@@ -150,31 +150,31 @@ class ModelMesh:
         return self._mesh[DATA if self.layout.replicas > 1 else SHARD].get_group()
 
     def sum(self, values: Sequence[float | Tensor]) -> list[float]:
-        """Each value summed over the ranks that hold different rows."""
+        """Sum each value over the data-parallel ranks, which hold different rows."""
         return sum_over_ranks(values, self._data_group)
 
     def largest(self, value: int) -> int:
-        """The largest value of the ranks that hold different rows."""
+        """Return the largest of the values that the data-parallel ranks pass; a collective."""
         return largest_over_ranks(value, self._data_group)
 
     def rows_of_all(self, values: Tensor, start: int) -> Tensor:
-        """The rows of the whole batch, float64 [B]; see `rows_of_all_ranks`."""
+        """Gather a value per row of the whole batch from the data-parallel ranks, float64 [B] (`rows_of_all_ranks`)."""
         return rows_of_all_ranks(values, start, self._data_group)
 
     @property
     def data_rank(self) -> int:
-        """This rank's index among the ranks that hold different rows."""
+        """This rank's index among the data-parallel ranks, which hold different rows."""
         return dist.get_rank(self._data_group)
 
     def of_all(self, values: Tensor) -> Tensor:
-        """The values [n] of each rank that holds different rows: [ranks, n], on the CPU."""
+        """Gather the values [n] of every data-parallel rank: [ranks, n], on the CPU."""
         given = values.to(device_here())
         every = given.new_empty(self.layout.data * len(given))
         dist.all_gather_into_tensor(every, given, group=self._data_group)
         return every.view(self.layout.data, len(given)).cpu()
 
     def exchange_rows(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Exchange rows [B, ...] between the ranks that hold different rows; returns the received rows.
+        """Exchange rows [B, ...] between the data-parallel ranks; returns the received rows.
 
         sent, received: numbers of neighbouring rows, by rank. The result is on the device of `rows`.
         """
@@ -192,5 +192,5 @@ class ModelMesh:
         return given.to(values.device)
 
     def sum_over_all(self, value: Tensor) -> float:
-        """A value summed over all ranks of the model."""
+        """Sum a value over all ranks of the model."""
         return sum_over_ranks([value])[0]

@@ -18,20 +18,20 @@ _FILLS = (torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar)
 
 @dataclass(frozen=True)
 class Write:
-    """One in-place operation on a parameter, or on a view of it, while the model was made."""
+    """Record of one in-place operation on a parameter, or on a view of the parameter, while the model was made."""
 
     operation: Any
     view: tuple[tuple[int, ...], tuple[int, ...], int]
-    """Shape, strides and offset of the view."""
+    """Shape, strides and offset of the view of the parameter that the operation changed."""
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     generator: Tensor | None
-    """State of the CPU's generator before the operation; None if it draws nothing."""
+    """State of the CPU's random generator before the operation; None if the operation uses no random numbers."""
 
 
 @dataclass(frozen=True)
 class DrawnTensor:
-    """A parameter as the model's own initialisation draws it; each rank draws all of it again and cuts its part."""
+    """Source of a parameter's initial values: each rank repeats the recorded initialisation, and cuts its part."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -62,7 +62,7 @@ class OnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Drawing(OnMeta):  # type: ignore[no-untyped-call]
-    """`OnMeta` that also records how each weight is drawn, in the order and by the generator of a model made in memory.
+    """`OnMeta` mode that also records how each weight is initialised, with the same random numbers as in memory.
 
     Each tensor is drawn and dropped, so the generator ends in the same state too.
     """
@@ -93,5 +93,5 @@ class Drawing(OnMeta):  # type: ignore[no-untyped-call]
         drawn.writes.append(Write(operation, view, arguments, options, generator))
 
     def of(self, tensor: Tensor) -> DrawnTensor:
-        """How a tensor on the meta device is drawn."""
+        """Return the record of how a tensor on the meta device is initialised."""
         return self._drawn[tensor.untyped_storage()._cdata]  # noqa: SLF001 as above

@@ -17,11 +17,11 @@ MAX_CHUNK_LOGITS = 2**26
 
 
 class Likelihood(NamedTuple):
-    """Log-probabilities and entropies of the tokens that are read: float32, nats."""
+    """Log-probabilities and entropies of the tokens that a loss reads: float32, nats."""
 
     log_probs: Tensor
     entropy: Tensor
-    """Entropy of the distribution of each token; 0 unless requested."""
+    """Entropy of the model's distribution at the position of each token; 0 unless requested."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class VocabularyPart:
 
     first: int = 0
     group: dist.ProcessGroup | None = None
-    """Ranks that share the vocabulary; None: this rank has all of it."""
+    """Process group of the ranks that share the vocabulary; None: this rank has the whole vocabulary."""
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum values over the group, in place."""
+        """Sum values over the ranks that share the vocabulary, in place."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Tensor) -> Tensor:
-        """Reduce values to the largest of the group, in place."""
+        """Reduce values to the largest among the ranks that share the vocabulary, in place."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Tensor, operation: Any) -> Tensor:
@@ -161,7 +161,7 @@ def _columns(tokens: Tensor, part: VocabularyPart, width: int) -> tuple[Tensor, 
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, where total is float32."""
+    """Add the matrix product `left @ right` to `total`, which is float32, in place."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     else:

@@ -45,11 +45,11 @@ from rlhf_trainer.training.models import LanguageModel, Scorer
 
 WEIGHT_FILES = "*.safetensors"
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-"""Files that can run code when they are loaded; they are never loaded."""
+"""Name patterns of pickled weights, which can run code when they are loaded; the trainer never loads them."""
 
 
 def load_tokenizer(folder: str, *, trust_remote_code: bool, revision: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder; DataError without an end-of-text token."""
+    """Load the tokenizer of a model folder; DataError without an end-of-text token."""
     tokenizer: PreTrainedTokenizerBase = _loaded(
         AutoTokenizer, folder, trust_remote_code=trust_remote_code, revision=revision
     )
@@ -61,13 +61,13 @@ def load_tokenizer(folder: str, *, trust_remote_code: bool, revision: str | None
 
 
 def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -> PreTrainedConfig:
-    """config.json of a model folder."""
+    """Load the config.json of a model folder."""
     config: PreTrainedConfig = _loaded(AutoConfig, folder, trust_remote_code=trust_remote_code, revision=revision)
     return config
 
 
 def has_weights(folder: str) -> bool:
-    """Whether a local model folder holds weights; a name on the hub counts as having them.
+    """Whether a local model folder holds weights; a model on the hub is assumed to have weights.
 
     DataError when it holds pickled ones only.
     """
@@ -93,7 +93,7 @@ def try_config(folder: str, *, scores: bool, trust_remote_code: bool, revision: 
 def load_language_model(
     folder: str, *, seed: int, trust_remote_code: bool, revision: str | None, may_initialise: bool = False
 ) -> LanguageModel:
-    """A causal language model, float32 on the meta device; `shard` fills the shards of a rank.
+    """Make a causal language model, float32 on the meta device; `shard` fills the shards of a rank.
 
     A folder without weights is initialised from `seed` if `may_initialise`, and is a DataError otherwise.
     ConfigError for a model whose class does not compute its buffers when it is made.
@@ -125,7 +125,7 @@ def load_scorer(
     may_add_head: bool = True,
     label: int | None = None,
 ) -> Scorer:
-    """A scorer, float32 on the meta device, from a reward model or, with a head drawn from `seed`, a language model.
+    """Make a scorer, float32 on the meta device, of a reward model or, with a head drawn from `seed`, a language model.
 
     `shard` fills the shards of a rank. label: index of the score among several outputs, of a model that is not trained.
     Raises ConfigError, naming `path` in the manifest, for several outputs without a label, and for a language model if
@@ -155,7 +155,7 @@ def load_scorer(
 
 
 def _require_label(count: int, label: int | None, path: str, found: str, *, trains: bool) -> None:
-    """ConfigError unless the score is one of `count` outputs."""
+    """Raise ConfigError unless the score is one of a scorer's `count` outputs; several outputs need a `label`."""
     if trains and count != 1:
         raise ConfigError(f"{path}: {found}; one that is trained has 1")
     if label is None and count != 1:
@@ -184,7 +184,10 @@ def _made(factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code
 def _unread(
     factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code: bool, revision: str | None
 ) -> tuple[Any, dict[str, StoredTensor]]:
-    """A model on the meta device, and its stored parameters; its config then names the type of the stored ones."""
+    """Make a model on the meta device, and locate its stored parameters without reading them.
+
+    The model's config then names the type of the stored parameters.
+    """
     source_dtype = config.dtype
     if getattr(config, "quantization_config", None):
         raise DataError(
@@ -202,7 +205,7 @@ def _unread(
 def stored_model(
     folder: str, *, scores: bool, trust_remote_code: bool, revision: str | None
 ) -> dict[str, StoredTensor]:
-    """The stored parameters of a causal language model or scorer, by name; DataError if the folder holds none.
+    """Return the stored parameters of a causal language model or scorer, by name; DataError if the folder holds none.
 
     The head of a scorer that is made of a language model is not among them.
     """
@@ -215,7 +218,7 @@ def stored_model(
 
 
 def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) -> dict[str, StoredTensor]:
-    """The stored parameters of a model in the files of its folder, by their names in the model.
+    """Return the stored parameters of a model in the files of its folder, by their names in the model.
 
     Files of a local folder are opened at once, so that every rank sees a damaged one. Files of the hub are downloaded
     and opened when a rank needs them. OSError or SafetensorError for a missing or damaged file; ValueError where the
@@ -240,14 +243,14 @@ def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) ->
 
 
 def _add_tied(stored: dict[str, StoredTensor], model: PreTrainedModel) -> None:
-    """Add the source of a tied parameter if only its target is stored."""
+    """Add the source of tied weights (the embedding) under its own name if only the target (the head) is stored."""
     for target, source in model.all_tied_weights_keys.items():
         if source not in stored and target in stored:
             stored[source] = stored[target]
 
 
 def _stored_names(find: Callable[..., Any], folder: str) -> Iterator[tuple[LocalFile, str]]:
-    """(file, name) of each stored tensor: by the files of a local folder, by the index of one on the hub."""
+    """Yield (file, name) of each stored tensor, by the files of a local folder or the index of a model on the hub."""
     index = find(SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
     names_by_file: dict[str, list[str]] = {}
     if index is None or Path(folder, SAFE_WEIGHTS_NAME).is_file():
@@ -264,7 +267,7 @@ def _stored_names(find: Callable[..., Any], folder: str) -> Iterator[tuple[Local
 def _require_all(
     model: PreTrainedModel, weights: Mapping[str, StoredTensor], folder: str, *, drawn: Collection[str] = ()
 ) -> None:
-    """DataError where a parameter is missing or has another shape, or where a buffer has values of its own.
+    """Raise DataError if a parameter is missing or has another shape, or if a buffer has values of its own.
 
     Files of the hub are checked when they are read.
     """
@@ -280,7 +283,7 @@ def _require_all(
 
 
 def _require_shape(name: str, weights: StoredTensor, shape: tuple[int, ...], folder: str) -> None:
-    """DataError unless the weights have the parameter's shape; a stack must have all parts, each of its shape."""
+    """Raise DataError unless the weights have the parameter's shape; a stack of experts must have all its parts."""
     for piece in weights.pieces:
         stored, own = piece.file.shape(piece.name), piece.place.shape[1:] if piece.place else shape
         if stored != own:
@@ -312,7 +315,7 @@ Shape = tuple[int, ...]
 
 
 def place_in_stack(converters: Sequence[WeightConverter], pattern: str, name: str, stack: Shape) -> TensorSlice | None:
-    """The place of a file's tensor in a stack [experts, rows, columns]; None if the tensor is combined in another way.
+    """Return the slice of a stack [experts, rows, columns] that a file's tensor fills; None if combined otherwise.
 
     pattern: the source pattern of a converter that the tensor's name matches, with `*` for the number of the expert.
     The parts of one expert lie one below the other, in equal heights.
@@ -326,7 +329,7 @@ def place_in_stack(converters: Sequence[WeightConverter], pattern: str, name: st
 
 
 def as_stored(model_type: str, sources: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """The tensors of a model's files, by their names there, from its parameters: stacks are cut into their parts."""
+    """Convert a model's parameters to the tensors of its files, by name in the files; stacks of experts are cut."""
     conversions = get_checkpoint_conversion_mapping(model_type) or []
     converters = [each for each in conversions if isinstance(each, WeightConverter) and _stacks(each)]
     if not converters:
@@ -353,7 +356,7 @@ def _unstacked(
 
 
 def _stacks(converter: WeightConverter) -> bool:
-    """Whether a converter stacks experts, and before that perhaps the matrices of each expert below each other."""
+    """Whether a converter only stacks experts, and perhaps joins the matrices of an expert one below the other."""
     kinds = [(type(each), getattr(each, "dim", None)) for each in converter.operations]
     return kinds in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)])
 

@@ -23,18 +23,18 @@ class Text:
     """Texts that a model reads, and the tokens whose log-probabilities a loss reads."""
 
     tokens: Tensor
-    """int64 [b, T], padded on the right."""
+    """Token ids of the texts: int64 [b, T], padded on the right."""
     lengths: Tensor
-    """int64 [b]: tokens of each row without padding."""
+    """Number of tokens of each row without padding: int64 [b]."""
     prompts: Tensor | None = None
-    """int64 [b]: tokens of each row's prompt, fewer than of the row; rows with the same prompt compute it once. None:
+    """Number of tokens of each row's prompt: int64 [b], fewer than of the row. Rows with equal prompts share it. None:
     each row is computed whole."""
     read: Tensor | None = None
-    """[b, T]: above 0 where a language model's log-probability is needed; a scorer scores every token."""
+    """Mask [b, T], above 0 at tokens whose log-probability is needed; None for a scorer, which scores every token."""
     temperature: float = 1.0
-    """Divisor of the logits."""
+    """Sampling temperature, by which the logits are divided."""
     entropy: bool = False
-    """Whether the entropies of these tokens are needed too."""
+    """Whether the entropies of the tokens in `read` are needed too."""
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -65,28 +65,31 @@ class FieldsOnDevice(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Documents:
-    """Places of documents packed side by side; a document sees its own tokens and the prompt that it shares."""
+    """Positions of texts (documents) packed side by side in a row of N tokens.
+
+    A document attends to its own tokens, and to the prompt that it shares with an earlier document.
+    """
 
     lengths: tuple[int, ...]
-    """Tokens of each document, in their order; together all N."""
+    """Number of tokens of each document, in packed order; the sum is N."""
     starts: Tensor
-    """int32 [documents + 1]: 0, the end of the first, .., N."""
+    """Offset of each document in the packed row, then N: int32 [documents + 1]."""
     seen: tuple[int, ...]
-    """Tokens that the last token of each document sees: a prompt stored with another document, and the own tokens."""
+    """Number of tokens that each document's last token attends to: the document, and a prompt shared with another."""
     seen_starts: Tensor
-    """int32 [documents + 1]: 0 and the running sums of `seen`."""
+    """Running sums of `seen`, beginning with 0: int32 [documents + 1]."""
     seen_tokens: Tensor | None
-    """int64 [sum of seen]: indices of the seen tokens among the N, by document; None: each sees only its own tokens."""
+    """Indices in the packed row of the tokens that each document attends to: int64 [sum of seen]; None: its own."""
 
     @classmethod
     def of(cls, sizes: Tensor, seen_tokens: Tensor | None) -> Self:
-        """Make places from sizes int64 [2, documents]: tokens of each document, and tokens that its last token sees."""
+        """Make Documents of sizes int64 [2, documents]: tokens of a document, and tokens that its last token sees."""
         lengths, seen = (tuple(each) for each in sizes.tolist())
         starts, seen_starts = pad(sizes.cumsum(1), (1, 0)).int()
         return cls(lengths, starts, seen, seen_starts, seen_tokens)
 
     def to(self, device: torch.device) -> Self:
-        """A copy with its tensors on a device."""
+        """Return a copy of the documents' positions with all tensors on a device."""
         return replace(self, **_on_device(self, device))
 
 
@@ -99,26 +102,26 @@ class ModelInput:
     """
 
     tokens: Tensor
-    """int64 [1, N]."""
+    """Token ids of the packed row: int64 [1, N]."""
     positions: Tensor
-    """int64 [1, N]: position of each token in its text."""
+    """Position of each packed token in its text: int64 [1, N]."""
     documents: Documents
     shape: tuple[int, int]
-    """(rows, T)."""
+    """(rows, T) of the texts before packing, one text below the other."""
     padding: int
-    """Tokens at the end of the N that belong to no text."""
+    """Number of filler tokens at the end of the packed row, which belong to no text."""
     whole: Tensor
-    """int64 [m]: indices of the tokens without padding among the rows * T."""
+    """Indices of the texts' tokens, without padding, among the rows * T positions: int64 [m]."""
     packed: Tensor
-    """int64 [m]: index of each of these among the N; rows that share a prompt have the same indices in it."""
+    """Index in the packed row of each token of `whole`: int64 [m]; rows that share a prompt have equal indices."""
     places: Tensor
-    """int64 [n]: indices of the tokens that are read among the rows * T."""
+    """Indices of the tokens that a loss reads among the rows * T positions: int64 [n]."""
     before: Tensor
-    """int64 [n]: index among the N of the token before each token that is read."""
+    """Index in the packed row of the token before each token that a loss reads: int64 [n]."""
     targets: Tensor
-    """int64 [n]: the tokens that are read."""
+    """Ids of the tokens that a loss reads: int64 [n]."""
     temperature: Tensor
-    """float32 [n]."""
+    """Sampling temperature of each token that a loss reads: float32 [n]."""
     entropy: bool
 
     @classmethod
@@ -169,11 +172,11 @@ class ModelInput:
         )
 
     def to(self, device: torch.device) -> Self:
-        """A copy with its tensors on a device."""
+        """Return a copy of the model input with all tensors on a device."""
         return replace(self, documents=self.documents.to(device), **_on_device(self, device))
 
     def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
-        """Zeros [rows, T] with values at some places."""
+        """Return zeros [rows, T] with `values` at the indices `places` among the rows * T positions."""
         rows, width = self.shape
         return values.new_zeros(rows * width).index_copy(0, places, values).view(rows, width)
 
@@ -191,7 +194,7 @@ def prompt_keys(text: Text) -> list[bytes]:
 
 
 def _shared_prompts(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-    """(first row with the same prompt, tokens shared with that row) of each row of all texts."""
+    """Return, by row of all texts, (first row with the same prompt, number of tokens shared with that row)."""
     found: dict[bytes, int] = {}
     keys = chain.from_iterable(map(prompt_keys, texts))
     rows = torch.tensor([found.setdefault(key, row) for row, key in enumerate(keys)])
@@ -199,5 +202,5 @@ def _shared_prompts(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
 
 
 def _on_device(value: Documents | ModelInput, device: torch.device) -> dict[str, Any]:
-    """The tensors among the attributes, copied to a device."""
+    """Return the tensor attributes of an object by name, copied to a device."""
     return {name: to_device(each, device) for name, each in vars(value).items() if isinstance(each, Tensor)}

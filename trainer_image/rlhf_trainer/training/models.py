@@ -29,13 +29,13 @@ class Adapter:
     rank: int
     alpha: int
     targets: tuple[str, ...]
-    """Last parts of the names of the adapted modules."""
+    """Last parts of the adapted modules' names, such as `q_proj`."""
     base: str
     """Folder, or name on the hub, of the frozen base model."""
     revision: str | None
     trust_remote_code: bool
     scores: bool
-    """Whether the model is a scorer; its head is trained too."""
+    """Whether the adapted model is a scorer, whose head is trained too."""
 
     @property
     def scale(self) -> float:
@@ -114,26 +114,26 @@ def _last_hidden_state(model: PreTrainedModel, given: Tensor, text: ModelInput) 
 
 
 def inner(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside a Scorer or LanguageModel."""
+    """Return the transformers model inside a Scorer or LanguageModel."""
     found = model.classifier if isinstance(model, Scorer) else model.causal_lm
     assert isinstance(found, PreTrainedModel)
     return found
 
 
 def has_copy_of_embedding(model: nn.Module) -> bool:
-    """Whether a stage is the last of a pipeline and its head a copy of the first stage's embedding."""
+    """Whether a model's part here is the last pipeline stage, whose head is a copy of the first stage's embedding."""
     head = getattr(inner(model), "lm_head", None)
     has_head = head is not None and not isinstance(head, MissingLayer)
     return has_head and ties_embedding(model) and _embedding(model) is None
 
 
 def ties_embedding(model: nn.Module) -> bool:
-    """Whether a model is a language model whose head is its embedding."""
+    """Whether a model is a language model whose head has the embedding's weight (tied weights)."""
     return isinstance(model, LanguageModel) and bool(inner(model).config.tie_word_embeddings)
 
 
 def tied_embedding(model: nn.Module) -> nn.Parameter:
-    """The embedding of a first stage, or its copy on a last stage."""
+    """Return the tied embedding of a first pipeline stage, or its copy in the head of a last stage."""
     pretrained: Any = inner(model)
     parameter = pretrained.lm_head.weight if has_copy_of_embedding(model) else _embedding(model).weight
     assert isinstance(parameter, nn.Parameter)
@@ -141,6 +141,6 @@ def tied_embedding(model: nn.Module) -> nn.Parameter:
 
 
 def _embedding(model: nn.Module) -> Any:
-    """The embedding of a model; None on a stage without one."""
+    """Return the token embedding of a model; None on a pipeline stage without an embedding."""
     base: Any = inner(model).base_model
     return base.embed_tokens if hasattr(base, "embed_tokens") else base.get_input_embeddings()

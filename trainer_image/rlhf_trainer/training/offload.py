@@ -13,7 +13,7 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import local_shard
 
 Offloaded = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
-"""(the emptied storage on the device, its copy in host memory)."""
+"""Pairs (emptied storage on the device, copy of the storage in host memory)."""
 
 
 class Offloader:
@@ -26,7 +26,7 @@ class Offloader:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None, *, offload: Offload, role: str
     ) -> None:
-        """offload: the tensors to move to host memory; role: for the measurement."""
+        """offload: tensors to move to host memory; role: the model's name in the measurement `idle_bytes/<role>`."""
         self._model, self._optimizer, self._role = model, optimizer, role
         self._steps_in_host = offload == "OptimizerInHost"  # FSDP2 brings each layer to the device
         self._offloads_parameters = offload in ("Parameters", "All")
@@ -88,7 +88,7 @@ def offload_storages(tensors: Iterable[Tensor]) -> Offloaded:
 
 
 def load_storages(offloaded: Offloaded) -> None:
-    """Fill the storages on the device again, and clear `offloaded`."""
+    """Copy offloaded storages from host memory back to the device, and clear `offloaded`."""
     for storage, host in offloaded:
         storage.resize_(host.nbytes())
         storage.copy_(host, non_blocking=False)

@@ -22,15 +22,15 @@ from rlhf_trainer.training.distributed import ModelMesh, device_here, device_mem
 from rlhf_trainer.training.sharding import ShardedModel
 
 COSINE_FLOOR = 0.1
-"""Share of the peak learning rate at which the cosine schedule ends."""
+"""Share of the peak learning rate at which a cosine schedule ends."""
 ROUNDING = 1e-6
-"""Addend to the norm before the division, as in torch's own clipping."""
+"""Number added to the gradient norm before dividing by it, as in torch's own clipping."""
 MEMORY_SHARE = 0.1
-"""Share of the device's memory that whole gradients may take beyond their shards on the device."""
+"""Share of the device's memory that unsharded gradients may take, beyond the memory of this rank's gradient shards."""
 
 
 def learning_rate(settings: Optimizer, step: int, *, total_steps: int, path: str) -> float:
-    """The rate of a step (from 1): peak x linear warm-up x factor of the schedule.
+    """Return the learning rate of a step (from 1): peak x linear warm-up x factor of the schedule.
 
     The factor is 1, a cosine down to a tenth, or the result of the user's function(step, total_steps). path: of the
     model in the manifest. UserCodeError if that function fails, or returns no number of at least 0.
@@ -103,7 +103,7 @@ def clip_gradients(
 
 
 def _copies(gradient: Tensor, mesh: ModelMesh) -> int:
-    """Number of ranks of this stage that hold the same shard."""
+    """Return the number of ranks of this pipeline stage that hold the same shard of a gradient."""
     ranks = mesh.layout.data * mesh.layout.tensor
     if not isinstance(gradient, DTensor):
         return ranks
@@ -121,7 +121,7 @@ class GradientSync:
     """
 
     def __init__(self, model: ShardedModel) -> None:
-        """A collective of the data-parallel ranks."""
+        """Choose when this model's gradients are reduced; a collective of the data-parallel ranks."""
         assert isinstance(model.module, FSDPModule)
         self._module = model.module
         held = [local_shard(each) for each in model.module.parameters() if each.requires_grad]
@@ -132,7 +132,7 @@ class GradientSync:
 
     @contextmanager
     def root_gathered(self) -> Iterator[None]:
-        """Keep the root's parameters gathered between a forward pass and its backward pass while the block runs.
+        """Keep parameters of FSDP2's root module gathered between a forward pass and its backward pass in the block.
 
         Outside the block a forward pass frees them, as no backward pass follows.
         """

@@ -19,25 +19,28 @@ from rlhf_trainer.training.models import MissingLayer, inner
 from rlhf_trainer.types import Fields
 
 TextsFunction = Callable[[Fields], Sequence[Text]]
-"""Fields of a micro-batch -> texts that the model reads, each with the same number of rows b."""
+"""Function from the fields of a micro-batch to the texts (token ids) that the model reads, each text with b rows.
+
+Most models read one text a row, prompt and response; pairs have two, the chosen and the rejected response.
+"""
 OutputFunction = Callable[[Any, Fields], Tensor]
-"""(the model's output on all texts, one below the other; fields of the micro-batch) -> a loss, or a tensor [b, t].
+"""Function (model's output on all texts, one below the other; fields of the micro-batch) -> loss, or tensor [b, t].
 
 The output is a `Likelihood` of tensors [rows, T], or a scorer's scores [rows, T].
 """
 BeforeBackward = Callable[[bool], None]
-"""Called before each backward pass of an update; the argument is true before the last one."""
+"""Callback before each backward pass of an update; its argument is true before the last backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """Rows of a batch on the device, cut to the longest of them."""
+    """Rows of a batch that one forward pass computes, on the device, cut to the longest row."""
 
     fields: Fields
-    """Each field [b, t] or [b]."""
+    """Fields of the micro-batch's rows, each [b, t] or [b]."""
     given: ModelInput
     rows: Tensor
-    """int64 [b]: numbers of the rows in the rank's batch; empty for a padding micro-batch, which joins collectives."""
+    """Numbers of the rows in the rank's batch: int64 [b]; empty for a padding micro-batch, which joins collectives."""
 
 
 class NoPipelining:
@@ -89,7 +92,7 @@ class Pipelining:
     """
 
     def __init__(self, model: nn.Module, mesh: ModelMesh, *, dtype: torch.dtype) -> None:
-        """dtype: of the hidden states that a stage sends to the next."""
+        """dtype: type of the hidden states that a stage sends to the next stage."""
         self._model, self._mesh, self._dtype = model, mesh, dtype
 
     def forward(self, micros: Sequence[MicroBatch], compute: OutputFunction) -> list[Tensor]:
@@ -138,7 +141,7 @@ class StageModule(nn.Module):
     """A pipeline stage: its output is hidden states, or on the last stage the result of `compute`."""
 
     def __init__(self, model: nn.Module, micros: Sequence[MicroBatch], compute: OutputFunction | None) -> None:
-        """micros: in the order of the schedule."""
+        """micros: micro-batches in the order in which the schedule runs them."""
         super().__init__()
         self.model = model
         self._micros, self._compute = iter(micros), compute

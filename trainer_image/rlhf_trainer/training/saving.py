@@ -39,9 +39,9 @@ from rlhf_trainer.training.sharding import ShardedModel, pieces_to_save, read_sh
 FILE_SIZE = "5GB"
 
 CONFIG_FOLDER = "huggingface"
-"""Folder for `save_config_and_tokenizer` in a model's checkpoint."""
+"""Name of the folder in a model's checkpoint that holds config and tokenizer (`save_config_and_tokenizer`)."""
 ADAPTER_FOLDER = "adapter"
-"""Name of an adapter's folder, beside the folder of its saved model."""
+"""Name of the folder of a saved adapter, beside the folder of the model that the adapter is merged with."""
 
 
 def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -71,7 +71,10 @@ def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: 
 
 
 def _put_together(pieces: Path, model: ShardedModel, folder: Path, unfinished: Path) -> None:
-    """Write this rank's share of the final files. All pieces are closed at the end, as NFS deletes no open file."""
+    """Write this rank's share of a saved model's final files, from the pieces of all ranks.
+
+    All pieces are closed at the end, as NFS deletes no open file.
+    """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     config, adapter = inner(model.module).config, model.adapter
     files = [LocalFile(partial(str, pieces / f"{each}.safetensors")) for each in range(ranks)]
@@ -143,7 +146,7 @@ def disk_errors(what: str, folder: Path) -> Iterator[None]:
 
 WEIGHT, MOMENT = "model.", "optimizer."
 READERS = 8
-"""Threads of a rank that read a checkpoint; an object store answers slowly, but many requests at once."""
+"""Number of threads in which a rank reads a checkpoint; an object store answers slowly, but many requests at once."""
 
 
 class TrainerState:
@@ -206,7 +209,7 @@ class TrainerState:
                 set_random_state(load(files.cat_file(random)))
 
     def _tensors(self) -> dict[str, Any]:
-        """All trained weights and their moments, by name; before the first step the moments are made, all zero."""
+        """Return all trained weights and Adam's moments by name; before the first step, moments of zeros are made."""
         tensors: dict[str, Any] = {}
         for name, parameter in trained_parameters(self._model).items():
             moments = self._optimizer.state[parameter]
@@ -219,25 +222,28 @@ class TrainerState:
 
 
 def saved_weights(uri: str) -> dict[str, StoredTensor]:
-    """The weights that a `TrainerState` wrote below an address, by Hugging Face name; EnvironmentProblem if none."""
+    """Return the weights that a `TrainerState` wrote below an address, by Hugging Face name.
+
+    EnvironmentProblem if there are none.
+    """
     with storage_errors(uri):
         stored = saved_by_ranks(tensor_files(*open_storage(uri)))
     return {name.removeprefix(WEIGHT): tensor for name, tensor in stored.items() if name.startswith(WEIGHT)}
 
 
 def random_state() -> dict[str, Tensor]:
-    """State of torch's random generators of this rank."""
+    """Return the states of torch's random generators on this rank: `cpu` and, with a GPU, `cuda`."""
     states = {"cpu": torch.random.get_rng_state()}
     return {**states, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
 
 
 def random_file(folder: str) -> str:
-    """Path of this rank's random state in a checkpoint."""
+    """Return the path of the file with this rank's random generator states in a checkpoint folder."""
     return f"{folder}/random/rank-{dist.get_rank()}.safetensors"
 
 
 def save_random_state(states: dict[str, Tensor], folder: Path) -> None:
-    """Write the random state of this rank."""
+    """Write the states of this rank's random generators into a checkpoint folder."""
     path = Path(random_file(str(folder)))
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(states, path)

@@ -49,12 +49,12 @@ from rlhf_trainer.training.passes import keep_stage
 
 _CHECKPOINT_PART = "_checkpoint_wrapped_module."
 MAX_SINGLE_UNIT_BYTES = 32 * 2**20
-"""Bytes of a stage, in its compute type, up to which it is gathered as a whole; many small collectives cost more."""
+"""Largest pipeline stage, in bytes of its compute type, that FSDP2 gathers whole; many small collectives cost more."""
 
 
 @dataclass(frozen=True)
 class ShardedModel:
-    """This rank's part of a model."""
+    """This rank's part of a model that is cut over pipeline, tensor and data axes."""
 
     module: nn.Module
     """A LanguageModel or Scorer whose parameters are DTensors over the data axes and, if t > 1, the tensor axis."""
@@ -111,7 +111,7 @@ def shard(
 
 
 def _layers_of(model: nn.Module) -> list[nn.Module]:
-    """The decoder layers of a model; ConfigError if its class does not name their classes."""
+    """Return the decoder layers of a model; ConfigError if the model's class does not name the layers' classes."""
     pretrained = inner(model)
     names = set(pretrained._no_split_modules or [])  # noqa: SLF001 there is no public name
     if layers := [module for module in model.modules() if type(module).__name__ in names]:
@@ -152,7 +152,7 @@ def _compile(layers: Sequence[nn.Module], mesh: ModelMesh) -> None:
 
 
 def _at(home: torch.device, tensor: Tensor) -> Tensor:
-    """Move a parameter to its home, or a buffer to the device; a meta tensor gets memory without values."""
+    """Move a parameter to `home`, or a buffer to the rank's device; a meta tensor gets memory without values."""
     device = home if isinstance(tensor, nn.Parameter) else device_here()
     return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
 
@@ -195,7 +195,7 @@ def held_piece(tensor: Tensor) -> tuple[Tensor, TensorSlice]:
 
 
 def pieces_to_save(mesh: ModelMesh, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, TensorSlice]]:
-    """The pieces of tensors that this rank writes, by name: its shards in the first replica, nothing in the others."""
+    """Return the pieces of tensors that this rank saves, by name: shards in the first replica, none in the others."""
     if mesh.coordinate("data") >= mesh.layout.shards:
         return {}
     held = {name: held_piece(tensor.detach()) for name, tensor in tensors.items()}
@@ -211,7 +211,7 @@ def read_shard(tensor: Tensor, source: TensorSource) -> None:
 
 
 def _fill(model: ShardedModel, weights: Weights) -> None:
-    """Give this rank's shards their values; DataError if they cannot be read."""
+    """Read the values of this rank's shards from `weights`; DataError if they cannot be read."""
     for name, parameter in named_parameters(model):
         if name not in weights:
             continue  # the parameter got its values when the model was made
@@ -230,7 +230,7 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "rowwise": RowwiseParallel,
     "replicated_with_grad_allreduce": partial(SequenceParallel, sequence_dim=HEADS_DIM, use_local_output=True),
 }
-"""Supported styles of transformers -> styles of torch."""
+"""Supported tensor-parallel styles of transformers' plans -> the styles of torch that implement them."""
 
 
 def plan_of(config: PreTrainedConfig) -> dict[str, str]:

@@ -38,13 +38,13 @@ LossAndOutput = Callable[[Any, Fields], tuple[Tensor, Tensor]]
 """`OutputFunction` that returns both the loss and a tensor [b, t] without gradient."""
 
 PASSES = {"scoring": 1.0, "update": 3.0}
-"""FLOPs of a phase in forward passes; a backward pass counts as two, recomputed layers do not count."""
+"""FLOPs of a phase, in multiples of a forward pass; a backward pass counts as two, recomputed layers do not count."""
 
 BESIDE_FROZEN = 2.0
-"""FLOPs of an adapter's update in forward passes; frozen weights have no gradient of their own."""
+"""FLOPs of an adapter's update, in multiples of a forward pass; frozen weights have no gradient of their own."""
 
 MIN_PARTS = 4
-"""Parts into which a rank's rows can be cut for load balancing at least, if no row is too long."""
+"""Minimum number of bundles into which a rank's rows are cut for load balancing, unless a row is too long."""
 
 
 class ModelRunner:
@@ -141,12 +141,12 @@ class ModelRunner:
         return self._back(result, assignment, fields)
 
     def _back(self, result: Tensor, assignment: RowAssignment, fields: Fields) -> Tensor:
-        """Return the last stage's result to every stage of the ranks that hold the rows, as wide as their fields."""
+        """Send the last pipeline stage's results to all stages of the ranks that hold the rows, as wide as fields."""
         return assignment.back(self.mesh.from_last_stage(result))[:, : widest(fields).shape[1]]
 
 
 def widest(fields: Fields) -> Tensor:
-    """The field of most columns."""
+    """Return the field of a batch with the most columns."""
     return max((field for field in fields.values() if field.dim() > 1), key=lambda field: field.shape[1])
 
 
@@ -168,7 +168,7 @@ def _cut(fields: Fields, rows: Tensor, *, width: int) -> Fields:
 
 
 def _nothing(fields: Fields) -> Fields:
-    """One row of one token, all 0."""
+    """Return fields of one row with one token, all 0, for a micro-batch without text."""
     return {name: field.new_zeros((1,) * field.dim()) for name, field in fields.items()}
 
 
@@ -189,7 +189,7 @@ class Trainer(ModelRunner):
         attention: Attention,
         share_prompts: bool = True,
     ) -> None:
-        """path: the model's field in the manifest, for messages; the others: see `ModelRunner`."""
+        """path: the model's field in the manifest, for messages; other arguments: see `ModelRunner`."""
         self._settings = optimizer
         self._total_steps = total_steps
         self._max_skipped_updates = max_skipped_updates
