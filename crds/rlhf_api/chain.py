@@ -12,9 +12,9 @@ from rlhf_api.spec.job_spec import JobSpec
 
 SCHEME = "job://"
 ACTORS = tuple(name for name, each in ALGORITHMS.items() if "actor" in each.trained)
-"""The algorithms whose output is a language model."""
+"""Names of the algorithms whose output is a language model."""
 WRITERS = tuple(name for name, each in ALGORITHMS.items() if each.makes == "data")
-"""The algorithms whose output is a data set."""
+"""Names of the algorithms whose output is a data set."""
 
 
 def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
@@ -46,7 +46,7 @@ def _repeated_names(jobs: Sequence[Job]) -> Iterator[Problem]:
 
 
 def _references(job: Job) -> dict[Role, str]:
-    """Return the job that each model comes from, by role, for models with a job:// URI."""
+    """Return for each model with a job:// URI, by role, the name of the job that makes it."""
     given = job.spec.models.by_role().items()
     return {role: model.uri.removeprefix(SCHEME) for role, model in given if model.uri.startswith(SCHEME)}
 
@@ -57,7 +57,7 @@ def inputs_of(job: Job) -> set[str]:
 
 
 def data_from_jobs(job: Job) -> dict[str, str]:
-    """Return the job that wrote each data set, by the data set's field, for data sets with a job:// URI."""
+    """Return for each data set with a job:// URI, by its field, the name of the job that writes it."""
     spec = job.spec
     read = {"spec.data.train": spec.data.train, "spec.data.pretrain": spec.data.pretrain}
     sources = [each for field, data in read.items() if data for each in data.sources(field).items()]
@@ -68,7 +68,7 @@ def data_from_jobs(job: Job) -> dict[str, str]:
 
 
 def with_sources(spec: JobSpec, change: SourceChange) -> JobSpec:
-    """Return the spec with each data source changed."""
+    """Return the spec with each data set replaced by `change` of it."""
     data, evaluation = spec.data, spec.evaluation
     sources = {"train": data.train.map_sources(change), "pretrain": data.pretrain and change(data.pretrain)}
     measured = evaluation and evaluation.model_copy(update={"data": evaluation.data.map_sources(change)})

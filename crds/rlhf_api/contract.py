@@ -58,10 +58,10 @@ FORMS = {
     STORAGE_URI: "file:///folder, s3://bucket, gs://bucket or pvc://claim",
     PROJECT: "a name without / \\ # ? % :",
 }
-"""Words for each pattern in error messages."""
+"""Pattern of a field -> words that say in an error message what the pattern expects."""
 
 MAX_DEPTH = 16
-"""Most levels of mappings and lists in free JSON."""
+"""Most levels of mappings and lists in a field that holds any JSON, such as `arguments`."""
 MAX_INTEGER = 2**31 - 1
 """Largest whole number of a field: the API server can multiply two of them without overflow."""
 
@@ -87,7 +87,7 @@ Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER), WHOLE]
 Count = Annotated[int, Field(ge=1, le=MAX_INTEGER), WHOLE]
 NodeCount = Annotated[int, Field(ge=1, le=100_000), WHOLE]
 SlotCount = Annotated[int, Field(ge=1, le=1024), WHOLE]
-"""Slots of one node."""
+"""Number of slots (GPUs or CPU workers) of one node."""
 Name = Annotated[str, Field(pattern=DNS_LABEL, max_length=52)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Identifier = Annotated[str, Field(pattern=IDENTIFIER, max_length=128)]
@@ -99,7 +99,7 @@ Labels = Annotated[
 
 
 def _absolute(uri: str, info: ValidationInfo) -> str:
-    """A `file://` URI made absolute against the folder in the validation context, if there is one."""
+    """Return a `file://` URI as an absolute one, relative to the folder in the validation context if there is one."""
     context = info.context or {}
     if "folder" not in context or not uri.startswith("file://"):
         return uri
@@ -152,7 +152,10 @@ def null_is_unset(*members: type[Spec]) -> BeforeValidator:
 
 
 def tag_of(model: type[BaseModel]) -> str:
-    """Return the value that selects a member of a union: its form, or the one value of its name; else empty."""
+    """Return the tag by which a union of models selects this one; empty if the model has none.
+
+    A tag is the class variable `form` or, without it, the only value that the field `name` allows.
+    """
     if form := getattr(model, "form", ""):
         return str(form)
     name = model.model_fields.get("name")
@@ -164,7 +167,7 @@ def _names(model: type[BaseModel]) -> frozenset[str]:
 
 
 def _null_is_a_value(model: type[BaseModel]) -> frozenset[str]:
-    """Return the fields in which null is a value, since their default is not null."""
+    """Return the names of a model's fields in which null is a value, since their default is not null."""
     return frozenset(
         field.alias or name
         for name, field in model.model_fields.items()

@@ -23,7 +23,7 @@ Values = Mapping[str, Any]
 `each` is an entry of the list of a rule, `one` an entry that `where` tests, `value` the field of a Check.
 """
 Places = Mapping[str, tuple[str, Mapping[str, Any]]]
-"""Starting points in CEL: the name of each in a rule, and its structural schema."""
+"""Starting points of field paths in CEL: (name in the rule, structural schema) of each."""
 WITHOUT_VALUES = (
     (r'^is "?\{[\w:]+\}"?, (?=more|fewer)', "is "),
     (r'^is "?\{[\w:]+\}"?[;,] (but |which )?', ""),
@@ -51,7 +51,7 @@ def _operation(template: str, compute: Callable[..., Any]) -> Callable[..., Expr
 
 
 class Expression:
-    """`of(values)` is the value in Python, `cel(places)` the text in CEL; `needs` are the fields that must be given."""
+    """Expression over a spec: `of(values)` is its value, `cel(places)` its CEL text; it needs the fields in `needs`."""
 
     def __init__(
         self, of: Callable[[Values], Any], cel: Callable[[Places], str], needs: tuple[Field, ...] = ()
@@ -99,7 +99,7 @@ def _literal(value: object) -> str:
 
 
 class Field(Expression):
-    """The value at a path in camelCase; what follows `[]` in a path is a field of `each` entry of the list."""
+    """Expression for the value at a path in camelCase; after `[]` the path goes on in `each` entry of the list."""
 
     def __init__(self, path: str, root: str = "spec") -> None:
         super().__init__(self._value, lambda places: ".".join([places[self._root][0], *self._parts]), (self,))
@@ -109,14 +109,14 @@ class Field(Expression):
         self._attributes = [*map(to_snake, self._parts)]
 
     def _value(self, values: Values) -> Any:
-        """Return the value; None where the field, or a field above it, is unset."""
+        """Return the value at the path; None if the field, or a field above it, is unset."""
         value = values[self._root]
         for name in self._attributes:
             value = getattr(value, name, None)
         return value
 
     def presence(self, places: Places) -> list[str]:
-        """Return a CEL test of presence for each part of the path that a document may leave out."""
+        """Return a CEL test `has(...)` for each part of the path that a document may leave out."""
         (name, schema), tests = places[self._root], []
         for part in self._parts:
             name = f"{name}.{part}"
@@ -127,14 +127,14 @@ class Field(Expression):
 
     @property
     def is_given(self) -> Expression:
-        """Whether the field has a value."""
+        """Expression that is true if the field has a value."""
         return Expression(
             lambda values: self.of(values) is not None,
             lambda places: f"({' && '.join(self.presence(places)) or 'true'})",
         )
 
     def or_else(self, default: Expression | str | float) -> Expression:
-        """Return the value, or `default` where it is unset and the API server fills in nothing."""
+        """Return the expression for the field's value, or for `default` where the field is unset."""
         other = default if isinstance(default, Expression) else _constant(default)
         return Expression(
             lambda values: other.of(values) if self.of(values) is None else self.of(values),
@@ -142,7 +142,7 @@ class Field(Expression):
         )
 
     def where(self, test: Expression) -> Expression:
-        """Return the entries of a list that pass a test; the test names an entry `one`."""
+        """Return the expression for the entries of a list that pass a test; the test names an entry `one`."""
 
         def cel(places: Places) -> str:
             entry = entries(places[self._root][1], ".".join(self._parts))
@@ -155,23 +155,23 @@ class Field(Expression):
 
 
 VALUE = Field("", "value")
-"""The value that a Check is about."""
+"""Expression for the value of the field that a Check annotates."""
 
 
 def entries(schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """Return the schema of the entries of the list at a path."""
+    """Return the structural schema of the entries of the list at a path."""
     for part in path.split("."):
         schema = schema["properties"][part]
     return dict(schema["items"])
 
 
 def holds(test: Expression, values: Values) -> bool:
-    """Whether a test is true, or something that it needs is not given."""
+    """Whether a test is true of a spec, or a field that the test needs is unset."""
     return any(field.of(values) is None for field in test.needs) or bool(test.of(values))
 
 
 def as_cel(test: Expression, places: Places) -> str:
-    """Return the test in CEL; it is true where a field that the test needs is unset."""
+    """Return a test in CEL; the text is true where a field that the test needs is unset."""
     needed = dict.fromkeys(given for field in test.needs for given in field.presence(places))
     return " || ".join([*(f"!{given}" for given in needed), test.cel(places)])
 

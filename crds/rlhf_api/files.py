@@ -17,7 +17,7 @@ TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec")
 def load(
     text_or_path: str | Path, overrides: Sequence[str] = (), finished: Mapping[str, str] = MappingProxyType({})
 ) -> list[Job]:
-    """The jobs of a manifest, each after the jobs it reads.
+    """Return the jobs of a manifest, each after the jobs that it reads.
 
     A Path is read; a str is the manifest itself, and its relative file:// URIs are relative to the working directory.
     `overrides` are the arguments of `--set`; `finished` jobs, name -> algorithm, may be read by `job://`
@@ -72,7 +72,7 @@ def _mappings(documents: list[Any], source: str) -> list[dict[str, Any]]:
 
 
 class _NoSuchParentError(LookupError):
-    """Error for a path through a value without fields, or without this entry."""
+    """Error for an override's path through a value that has no such field or entry."""
 
 
 def apply(texts: Sequence[str], documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def apply(texts: Sequence[str], documents: list[dict[str, Any]]) -> list[dict[st
 
 
 def _override(text: str) -> tuple[str, str, tuple[str, ...], Any]:
-    """Return (label in messages, document's name or empty for all, path, value). Raises SpecError."""
+    """Return `--set` text as (label in messages, job's name or empty for all, path, value). Raises SpecError."""
     label = f"--set {text}"
     target, equals, value = text.partition("=")
     name, _, path = target.rpartition(":")
@@ -122,7 +122,7 @@ def _name_of(document: dict[str, Any]) -> str:
 
 
 def _replaced(node: Any, path: tuple[str, ...], value: Any) -> Any:
-    """Return `node` with `value` at `path`; changed parts are copied, because YAML aliases share nodes."""
+    """Return a document's `node` with `value` at `path`; changed parts are copied, because YAML aliases share nodes."""
     if not path:
         return value
     part, rest = path[0], path[1:]

@@ -79,7 +79,7 @@ class Job(Spec):
         return self.metadata.name
 
     def models(self) -> dict[Role, Model]:
-        """Return the models that the algorithm uses; trained ones have an optimizer, and the reference is filled in."""
+        """Return the models that the algorithm uses by role: trained ones with optimizer, the reference filled in."""
         models = self.spec.models.by_role()
         if "actor" in models:
             models.setdefault("reference", _untrained(models["actor"]))  # only used if `used_roles` says so
@@ -100,7 +100,7 @@ class Job(Spec):
         return tuple(role for role, model in self.models().items() if model.optimizer)
 
     def placed_roles(self) -> tuple[Role, ...]:
-        """Return the roles that live in pools: the models, and a generator that has its own pool."""
+        """Return the roles that are placed in pools: the models, and `rollout` if it has a pool of its own."""
         has_pool = self.generates_apart and not self.generates_elsewhere
         return (*self.models(), "rollout") if has_pool else tuple(self.models())
 
@@ -116,7 +116,7 @@ class Job(Spec):
 
     @property
     def generates_elsewhere(self) -> bool:
-        """Whether servers that are not the job's generate."""
+        """Whether servers that are not part of the job generate its responses."""
         return self.spec.rollout.endpoints is not None
 
     @property
@@ -126,7 +126,7 @@ class Job(Spec):
 
     @property
     def saved(self) -> Role:
-        """Role of the model that the job saves: the trained one, or the one that generates."""
+        """Role of the model that the job saves: the first trained one, or else the first that is only read."""
         return (*self.spec.algorithm.trained, *self.spec.algorithm.frozen)[0]
 
     @property
@@ -136,13 +136,13 @@ class Job(Spec):
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer steps of an algorithm that learns from the advantages of its responses, at most."""
+        """Most optimizer steps in one training step of an algorithm that learns from advantages."""
         training = self.spec.training
         learned = self.sequences_per_step // self.spec.algorithm.prompts_drawn
         return training.update_epochs * -(-learned // (training.mini_batch_size or learned))
 
     def micro_batch_tokens(self, device: Literal["CPU", "GPU"], *, hidden: int) -> int:
-        """Tokens of one forward pass, at most, of a model with hidden states of this size."""
+        """Return the most tokens of one forward pass of a model with hidden states of size `hidden`."""
         fastest = max(CPU_HIDDEN_VALUES // hidden, CPU_MICRO_BATCH_TOKENS) if device == "CPU" else MICRO_BATCH_TOKENS
         return self.spec.training.micro_batch_tokens or min(fastest, MICRO_BATCH_TOKENS)
 
@@ -163,7 +163,7 @@ class Job(Spec):
 
     @property
     def recomputes_log_probs(self) -> bool:
-        """Whether a forward pass of the trainer's own gives the old log-probabilities."""
+        """Whether the trainer makes a forward pass only for the old log-probabilities of the responses."""
         return self.spec.training.old_log_probs != "Generator" and not self.old_log_probs_by_update
 
     @property
@@ -177,20 +177,20 @@ class Job(Spec):
         return isinstance(algorithm, ActorCritic) and self.updates_per_step == 1 and not has_own
 
     def total_steps_for(self, rows: int) -> int:
-        """Steps of the whole job on `rows` rows; a batch may span two epochs, and only the very last may be short."""
+        """Return the steps of the whole job on `rows` rows; a batch may span two epochs, only the last may be short."""
         training = self.spec.training
         return training.total_steps or -(-(training.total_epochs or 0) * rows // self.rows_per_step)
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of the data that a step reads."""
+        """Number of rows of the data that a training step reads."""
         rows = self.spec.training.prompt_batch_size or self.spec.training.batch_size
         assert rows, "a rule requires one of the two"
         return rows * self.spec.algorithm.prompts_drawn
 
 
 def _source(model: Model) -> dict[str, object]:
-    """Return the fields of a model that say where its weights come from."""
+    """Return the fields of a model's spec that say where the weights come from, by name."""
     return {name: getattr(model, name) for name in ("uri", "revision", "trust_remote_code", "shape")}
 
 

@@ -29,7 +29,7 @@ SCALARS = {
     ),
     "merge": (r"<<", "<"),
 }
-"""Plain scalars of each type and their first characters; the first type that fits is taken."""
+"""Type of YAML -> pattern of its unquoted scalars, and their first characters; the first type that fits is taken."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -77,7 +77,7 @@ def _mapping(loader: _Loader, node: MappingNode) -> Iterable[dict[str, Any]]:
 
 
 def _key(key: object) -> str:
-    """A key as JSON writes it."""
+    """Return a key of a mapping as the text that JSON has for it."""
     return str(key).lower() if isinstance(key, bool) else str(key)
 
 
@@ -91,7 +91,7 @@ for _name in ("timestamp", "binary", "omap", "pairs", "set"):  # JSON has none o
 
 
 def read(text: str, source: str) -> list[Any]:
-    """The documents in `text`, empty ones as None. Raises SpecError with the line, after `source`."""
+    """Return the YAML documents in a text, empty ones as None. Raises SpecError with the line, after `source`."""
     try:
         documents = list(yaml.load_all(text, _Loader))
         for number, document in enumerate(documents, start=1):

@@ -11,8 +11,8 @@ POOL_RESOURCE = "rlhf-pool-"
 """Prefix of Ray's resource for a pool's slots, on a cluster where each pool has pods of its own."""
 
 PlacedRole = Literal["actor", "critic", "reference", "reward", "cost"]
-"""Models that a manifest may name."""
+"""Roles of the models that a manifest may name."""
 PoolRole = Literal[PlacedRole, "rollout"]
-"""Content of a pool: models, or a generator alone, whose weights come from the actor's pool."""
+"""Roles that a pool may hold: models, or only `rollout`, a generator with weights from the actor's pool."""
 Role = Literal[PoolRole, "cost_critic"]
 """Roles of all models. No manifest names `cost_critic`: it comes with SafeRLHF's critic and lives in its pool."""

@@ -30,12 +30,12 @@ def add_search_path(folder: Path) -> None:
 
 
 def package_of(module: str) -> str:
-    """Return the outermost package of a module."""
+    """Return the outermost package of a module's dotted name."""
     return module.partition(".")[0]
 
 
 def line_of(error: BaseException, packages: Collection[str]) -> str:
-    """Return ` (file:line)` of the innermost traceback line that is in one of the packages; else empty."""
+    """Return ` (file:line)` of an error's innermost traceback line that is in one of the packages; else empty."""
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -57,7 +57,7 @@ def defined_at(what: object) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error as one line."""
+    """Return an exception as one line: its class and its text."""
     told: object = error
     if isinstance(error, SyntaxError) and error.filename:
         told = error.msg  # the text ends with the name of the file, without its folder

@@ -9,12 +9,12 @@ from typing import ClassVar
 from rlhf_api.exit_codes import ExitCode
 
 CREDENTIALS = re.compile(r"//[^/\s]*@")
-"""Credentials in a URL: `//user:password@`."""
+"""Pattern of credentials in a URL: `//user:password@`."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: the path of the field and a sentence."""
+    """One mistake in a manifest: the path of the field, and a sentence."""
 
     path: str
     message: str
@@ -28,7 +28,7 @@ class Problem:
 
 
 class SpecError(ValueError):
-    """Every mistake found in a spec; the text has one line for each."""
+    """Error with every mistake found in a spec; its text has one line for each."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.SPEC
 
@@ -38,7 +38,7 @@ class SpecError(ValueError):
 
 
 def choice(names: Iterable[str]) -> str:
-    """`a, b or c`."""
+    """Return names as words: `a, b or c`."""
     *most, last = names
     return f"{', '.join(most)} or {last}" if most else last
 

@@ -36,7 +36,7 @@ BOUNDS = MappingProxyType(
 
 
 def explain(root: type[BaseModel], found: ValidationError) -> SpecError:
-    """Return an error with every mistake in `found`, which the validation of a `root` raised."""
+    """Return a SpecError with every mistake that pydantic found in validating a model of class `root`."""
     return SpecError([problem for error in found.errors() for problem in _problems(root, error)])
 
 

@@ -29,7 +29,7 @@ Phase = Literal[
     "Failed",
     "Stopped",
 ]
-"""Stopped is for runs without an operator: a signal ended them after a checkpoint."""
+"""Phase of a job. Stopped is for runs without an operator: a signal ended them after a checkpoint."""
 ConditionType = Literal[
     "Accepted",
     "InputsReady",
@@ -238,7 +238,7 @@ class Reserved(Spec):
 
     @property
     def amounts(self) -> Counter[str]:
-        """Amounts by resource."""
+        """Reserved amounts by resource."""
         return Counter({each.resource: each.amount for each in self.requests})
 
 
@@ -312,5 +312,5 @@ class Status(Spec):
     ] = ()
 
     def document(self) -> dict[str, Any]:
-        """This status as JSON types in camelCase, without the fields that are unset."""
+        """Return the status as JSON types in camelCase, without the fields that are unset."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

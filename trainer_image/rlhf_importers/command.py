@@ -13,14 +13,14 @@ from rlhf_importers.errors import ConversionError
 from rlhf_importers.table import Draft, NoCounterpartError, Values, fill
 
 PROJECTS = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
-"""Module of each project, with `read`, `algorithm`, `table_of` and `combine`."""
+"""Project that `--from` names -> its module, with `read`, `algorithm`, `table_of` and `combine`."""
 
 MAX_VALUE = 60
-"""Characters of a value in an error."""
+"""Most characters of a configuration value in an error."""
 
 
 def convert(text: str, project: str, *, source: str, algorithm: str | None = None) -> Draft:
-    """Convert a configuration of a project. ConversionError for text that is no such configuration."""
+    """Convert a configuration of another project to a draft manifest. ConversionError for text that is none."""
     its, values = PROJECTS[project], Values()
     try:
         given = values = Values(its.read(text, source))
@@ -40,7 +40,7 @@ def convert(text: str, project: str, *, source: str, algorithm: str | None = Non
 
 
 def manifest_text(draft: Draft, source: str, project: str) -> str:
-    """Return the manifest, below comments with the outcome of each key."""
+    """Return the YAML of a draft manifest, below comments with the outcome of each key of the configuration."""
     lines = [f"Imported from {source} ({project}) by `rlhf import`; it is a draft: read it before it runs."]
     parts: tuple[tuple[str, Mapping[str, str]], ...] = (
         ("Check:", dict.fromkeys(draft.checks, "")),

@@ -1,4 +1,4 @@
-"""The error of `rlhf import`."""
+"""Error of `rlhf import`, for a configuration that cannot be converted."""
 
 from typing import ClassVar
 
@@ -6,6 +6,6 @@ from rlhf_api.exit_codes import ExitCode
 
 
 class ConversionError(Exception):
-    """A configuration that cannot be read, or that becomes no valid manifest. Its text is one sentence a line."""
+    """Error for a configuration that cannot be read or becomes no valid manifest; its text is a sentence a line."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.SPEC

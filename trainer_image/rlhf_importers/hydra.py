@@ -10,7 +10,7 @@ from rlhf_importers.shell import only_document, scalar, words
 
 
 def read(text: str, source: str) -> dict[str, Any]:
-    """Return dotted keys and values of a configuration file, or of the overrides in a script."""
+    """Return dotted keys and values of a Hydra configuration file, or of the overrides in a script."""
     if re.search(r"^\s*[+~]*[\w.]+=", text.replace("\\\n", "\n"), re.MULTILINE) or "main_ppo" in text:
         pairs = (
             word.lstrip("+").partition("=") for word in words(text, source) if re.match(r"\+{0,2}\w+[\w.]*\.\w+=", word)
@@ -30,7 +30,7 @@ def _flat(part: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _resolved(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return the value of an interpolation of Hydra; None if it is unknown."""
+    """Return a value of a Hydra configuration with an interpolation `${key}` replaced; None if the key is unknown."""
     named = re.fullmatch(r"\$\{(?:oc\.select:)?\s*([\w.]+)\s*(?:,(.*))?\}", value) if isinstance(value, str) else None
     if not named:
         return None if value == "???" else value

@@ -31,7 +31,7 @@ min_lr_ratio                                        lost  Cosine ends at a tenth
 muon.*                                              lost  the optimizer is AdamW
 optim                                               skip  the optimizer is AdamW
 """
-"""Rows of an optimizer. The older names, of 0.9, belong to the actor, whose rows therefore follow the critic's."""
+"""Table rows for the keys of an optimizer. The older keys, of OpenRLHF 0.9, are the actor's, so its rows come last."""
 COMMON = """
 (program)                                           skip  says the algorithm
 data.max_len|max_len=2048                           with  data.maxPromptTokens and data.maxResponseTokens
@@ -173,7 +173,7 @@ train.max_epochs|max_epochs=1                       to    training.totalEpochs
 
 
 def read(text: str, source: str) -> dict[str, Any]:
-    """Return the flags of the last call, and its program under PROGRAM."""
+    """Return the flags of the last OpenRLHF program that a script calls, and the program's name under PROGRAM."""
     script = words(text, source)
     calls = [number for number, word in enumerate(script) if word.startswith("openrlhf.cli.train_")]
     if not calls:
@@ -182,7 +182,7 @@ def read(text: str, source: str) -> dict[str, Any]:
 
 
 def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
-    """Return the algorithm of the program or, in RL, of the advantage estimator."""
+    """Return the manifest's algorithm for OpenRLHF's program or, in RL, for the advantage estimator."""
     if (program := given[PROGRAM]) in OFFLINE:
         return {"name": OFFLINE[program]}
     estimator = given.get("algo.advantage.estimator", given.get("advantage_estimator", "gae"))
@@ -192,12 +192,12 @@ def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
 
 
 def table_of(name: str) -> Table:
-    """Return the table of the program that trains by an algorithm."""
+    """Return the table of keys of the OpenRLHF program that trains by an algorithm."""
     return table(COMMON + (OFFLINE_KEYS if name in OFFLINE.values() else RL))
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
-    """Put the fields that depend on several keys."""
+    """Set the fields of the draft that depend on several keys of the configuration."""
     draft.name = draft.algorithm.lower()
     rank, alpha, targets = (values[f"ds.lora.{key}"] for key in ("rank", "alpha", "target_modules"))
     several.adapters(draft, ALGORITHMS[draft.algorithm].trained, rank=rank, alpha=alpha, targets=targets)

@@ -11,7 +11,7 @@ FUNCTION = "models.reward: a function gets prompts, responses and columns by nam
 
 
 def adapters(draft: Draft, roles: Sequence[str], *, rank: Any, alpha: Any, targets: Any) -> None:
-    """Put adapters of all linear layers, or of `targets`, if there is a rank."""
+    """Set adapters (LoRA) of the roles' models if there is a rank: for all linear layers, or for `targets`."""
     names = [targets] if isinstance(targets, str) else list(targets)
     every = names == ["all-linear"]
     for role in roles if rank else ():
@@ -25,7 +25,7 @@ def no_ring(draft: Draft, ring: int) -> None:
 
 
 def outputs(draft: Draft, loggers: Any, project: str) -> None:
-    """Put the outputs Weights & Biases and TensorBoard; `loggers` is a list of names, or one name."""
+    """Set the draft's outputs to Weights & Biases and TensorBoard; `loggers` is a list of names, or one name."""
     if "wandb" in (loggers or ()):
         draft.put("outputs.wandb.project", project)
     if "tensorboard" in (loggers or ()):
@@ -33,7 +33,7 @@ def outputs(draft: Draft, loggers: Any, project: str) -> None:
 
 
 def train_on(draft: Draft, sets: Sequence[dict[str, Any]]) -> None:
-    """Put one data set, with the fields of its rows that the table has set, or a mix of several."""
+    """Set the training data: one data set, with the row fields that the table has set, or a mix of several."""
     if len(sets) == 1:
         draft.put("data.train", sets[0] | (draft.get("data.train") or {}))
     elif sets:
@@ -42,28 +42,28 @@ def train_on(draft: Draft, sets: Sequence[dict[str, Any]]) -> None:
 
 
 def evaluate_on(draft: Draft, held_out: dict[str, Any], every: Any) -> None:
-    """Put held-out data, and the steps between two measurements; 0 and less mean never."""
+    """Set the held-out data, and the steps between two evaluations; 0 and less mean never during training."""
     draft.put("evaluation.data", held_out)
     if every and int(every) > 0:
         draft.put("evaluation.everySteps", int(every))
 
 
 def halve(draft: Draft, key: str, total: int) -> None:
-    """Put half of a common bound of prompt and response to each."""
+    """Set the bounds of prompt and response to half of a key that bounds both together, and add a check."""
     draft.put("data.maxPromptTokens", total // 2)
     draft.put("data.maxResponseTokens", total // 2)
     draft.checks.append(f"{key} {total} bounded both together; here half is for the prompt, half for the response")
 
 
 def kl(draft: Draft, coefficient: Any, *, in_loss: bool, target: Any = None, horizon: Any = None) -> None:
-    """Put the KL penalty; with a target its coefficient is adaptive."""
+    """Set the KL penalty of the draft; with a target its coefficient is adaptive."""
     draft.put("algorithm.kl", {"coefficient": coefficient, "applyTo": "Loss" if in_loss else "Reward"})
     if target:
         draft.spec["algorithm"]["kl"] |= {"controller": "Adaptive", "target": target, "horizon": horizon or 10000}
 
 
 def whole_responses(draft: Draft) -> None:
-    """Put GSPO's ratio of whole responses."""
+    """Set GSPO's probability ratio of whole responses, or add a check if the algorithm has no such option."""
     if draft.has("algorithm.ratio"):
         draft.spec["algorithm"] |= {"ratio": "Sequence", "aggregation": "SequenceMean"}
     else:
@@ -71,7 +71,7 @@ def whole_responses(draft: Draft) -> None:
 
 
 def warmup(draft: Draft, role: str, key: str, ratio: Any, steps: int | None) -> None:
-    """Put the warm-up steps for a share of all steps, if the number of steps is known."""
+    """Set a model's warm-up steps to a share of all steps, or add a check if the number of steps is unknown."""
     place = f"models.{role}.optimizer.warmupSteps"
     if ratio and steps:
         draft.put(place, round(float(ratio) * steps))
@@ -80,16 +80,16 @@ def warmup(draft: Draft, role: str, key: str, ratio: Any, steps: int | None) -> 
 
 
 def entrypoint(file: Any, function: str) -> str:
-    """Return the entry point of a function in a Python file."""
+    """Return the entry point `module:function` of a function in a Python file."""
     return f"{str(file).rsplit('/', 1)[-1].removesuffix('.py')}:{function}"
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list unchanged, a value as a list of one, and nothing as an empty list."""
+    """Return a configuration's value as a list: a single value as a list of one, nothing as an empty list."""
     return value if isinstance(value, list) else [value] if value else []
 
 
 def critic_from(draft: Draft, model: Any) -> None:
-    """Put the critic's initial model, if the draft has none."""
+    """Set the critic's initial model, if the algorithm has a critic and the draft names no model for it."""
     if draft.has("models.critic") and not draft.get("models.critic.uri") and model:
         draft.put("models.critic.uri", uri_of(model))

@@ -37,7 +37,7 @@ def words(script: str, source: str) -> list[str]:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """Yield lines without comments; an array of several lines becomes one line."""
+    """Yield the lines of a script without comments; an array of several lines becomes one line."""
     gathered: list[str] = []
     for line in script.splitlines():
         bare = re.sub(r"(^|\s)#.*", "", line).rstrip()
@@ -66,7 +66,7 @@ def only_document(text: str, source: str) -> Any:
 
 
 def scalar(text: str) -> Any:
-    """Return a word as YAML reads it: a number, a boolean, a list or text."""
+    """Return a word of a script as YAML reads it: a number, a boolean, a list or text."""
     try:
         return read(text, "")[0]
     except (SpecError, IndexError):
@@ -74,7 +74,7 @@ def scalar(text: str) -> Any:
 
 
 def flags(script: list[str]) -> dict[str, Any]:
-    """Return `--name value ...` and `--name=value` by name; without a value True, with several values a list."""
+    """Return the values of flags `--name value ...` and `--name=value` by name: True without any, a list of several."""
     found: dict[str, list[str]] = {}
     name = ""
     for word in script:

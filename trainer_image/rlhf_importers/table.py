@@ -30,49 +30,49 @@ from rlhf_importers.shell import scalar
 
 ROW = re.compile(r"(?P<keys>\S.*?) +(?P<outcome>to|with|skip|lost) +(?P<text>.*)")
 SCHEDULES = {"constant": "Constant", "constant_with_warmup": "Constant", "cosine": "Cosine"}
-"""Our schedule for names of transformers' schedules; every other name that begins with cosine is Cosine."""
+"""Name of a learning-rate schedule of transformers -> ours; other names that begin with cosine become Cosine."""
 SECTIONS = ("algorithm", "models", "data", "rollout", "training", "evaluation", "outputs", "checkpoint", "resources")
 FILES = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 
 
 class NoCounterpartError(Exception):
-    """Error for a value without a counterpart here; the text says why."""
+    """Error for a value of another project that has no counterpart here; the text says why."""
 
 
 class OffError(NoCounterpartError):
-    """Error for a value that turns an option off which is off here by default."""
+    """Error for a value that turns off an option which is off here by default, so that nothing is lost."""
 
 
 Change = Callable[[Any], Any]
 Row = tuple[str, str]
-"""Outcome and text."""
+"""Row of a table of keys: OUTCOME and TEXT."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows by key or pattern, keys by their older names, and defaults that differ from ours."""
+    """Parsed table of another project: rows by key or pattern, keys by older names, defaults that differ from ours."""
 
     changes: Mapping[str, Change]
-    """Functions that the brackets of rows name."""
+    """Functions that convert a value, by the name that rows give in brackets."""
     rows: dict[str, Row] = field(default_factory=dict)
     newer: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
 
     def row(self, key: str) -> Row | None:
-        """Return the row of a key, or of the first pattern that matches the key."""
+        """Return the table's row of a key, or of the first pattern that matches the key; None without any."""
         fitting = (pattern for pattern in self.rows if "*" in pattern and fnmatchcase(key, pattern))
         return self.rows.get(key) or next((self.rows[pattern] for pattern in fitting), None)
 
     def changed(self, value: Any, how: str) -> Any:
-        """Return the value after the function in a row's brackets, or the text behind the row's `=`."""
+        """Return a given value converted by the function in a row's brackets, or the value behind the row's `=`."""
         if how.startswith("= "):
             return scalar(how.removeprefix("= "))
         return self.changes[how.strip("()")](value) if how else value
 
 
 def table(text: str, **changes: Change) -> Table:
-    """Parse a table, whose brackets name functions of `changes` and of CHANGES."""
+    """Parse the text of a table of keys, whose brackets name functions of `changes` and of CHANGES."""
     read = Table({**CHANGES, **changes})
     prefix = ""
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -108,7 +108,7 @@ def sampling_rows(names: Mapping[str, str], rollout: type[Rollout] = Rollout) ->
 
 @dataclass
 class Draft:
-    """Unfinished manifest, and the outcome of each given key."""
+    """Unfinished manifest, and the outcome of each key of the converted configuration."""
 
     name: str = "imported"
     spec: dict[str, Any] = field(default_factory=dict)
@@ -120,16 +120,16 @@ class Draft:
 
     @property
     def algorithm(self) -> str:
-        """Return the name of the algorithm."""
+        """Return the name of the draft's algorithm."""
         return str(self.spec["algorithm"]["name"])
 
     @property
     def role(self) -> str:
-        """Return the trained model of the job."""
+        """Return the role of the first model that the draft's algorithm trains."""
         return ALGORITHMS[self.algorithm].trained[0]
 
     def put(self, path: str, value: Any) -> None:
-        """Set a field below spec; None only makes the fields above it."""
+        """Set a field of the draft's spec; a value of None only creates the objects above the field."""
         *above, last = path.replace("<role>", self.role).split(".")
         place = self.spec
         for part in above:
@@ -138,14 +138,14 @@ class Draft:
             place[last] = value
 
     def get(self, path: str) -> Any:
-        """Return a field below spec, or None."""
+        """Return the value of a field of the draft's spec, or None if the field is not set."""
         place: Any = self.spec
         for part in path.replace("<role>", self.role).split("."):
             place = place.get(part, {}) if isinstance(place, dict) else {}
         return None if place == {} else place
 
     def has(self, path: str) -> bool:
-        """Whether the algorithm has this field, or this model."""
+        """Whether the draft's algorithm has the field or the model at this path; all other paths exist."""
         top, part, *_ = [*path.split("."), ""]
         algorithm = ALGORITHMS[self.algorithm]
         if top == "models" and part in get_args(Role):
@@ -153,13 +153,13 @@ class Draft:
         return top != "algorithm" or part in {each.alias or name for name, each in algorithm.model_fields.items()}
 
     def document(self) -> dict[str, Any]:
-        """Return the manifest."""
+        """Return the draft as the document of a manifest."""
         spec = {part: self.spec[part] for part in SECTIONS if part in self.spec}
         return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.name}, "spec": spec}
 
 
 class Values(dict[str, Any]):
-    """Values by key, None for a missing key; `last` is the key that was read last, for errors."""
+    """Configuration values by key, None for a missing key; `last` is the key that was read last, for errors."""
 
     last = ""
 
@@ -172,7 +172,7 @@ class Values(dict[str, Any]):
 
 
 def fill(draft: Draft, table: Table, given: Mapping[str, Any]) -> Values:
-    """Put each key into the draft by the table, and return all values, with defaults, by their newer names.
+    """Convert each given key into the draft by the table; return all values, with defaults, by their newer names.
 
     Given values go before defaults, which the draft does not report. A newer name goes before an older one.
     """
@@ -221,7 +221,7 @@ def _put(draft: Draft, report: Draft, key: str, value: Any, table: Table, path: 
 
 
 def one_of(choices: Mapping[Any, str]) -> Callable[[Any], str]:
-    """Return a function that maps one of several values to ours."""
+    """Return a function that converts a value by `choices`, from theirs to ours; NoCounterpartError for others."""
 
     def change(value: Any) -> str:
         if value not in choices:
@@ -232,7 +232,7 @@ def one_of(choices: Mapping[Any, str]) -> Callable[[Any], str]:
 
 
 def schedule(value: Any) -> str:
-    """Return Constant, or Cosine for a schedule that falls."""
+    """Return our name of a learning-rate schedule, Constant or Cosine; NoCounterpartError for any other."""
     name = str(value).lower()
     if name in SCHEDULES or name.startswith("cosine"):
         return SCHEDULES.get(name, "Cosine")
@@ -240,19 +240,19 @@ def schedule(value: Any) -> str:
 
 
 def above_zero(value: Any) -> int:
-    """Return a number of steps or rows. OffError for 0 and less, which mean never or all."""
+    """Return a number of steps or rows above 0. OffError for 0 and less, which mean never or all."""
     if float(value) <= 0:
         raise OffError(f"{value} is none, or all; here nothing says so")
     return int(value)
 
 
 def flag(value: Any) -> bool:
-    """Whether a switch is on."""
+    """Whether a value of another project's configuration turns its option on."""
     return value in (True, "true", "True", "1", 1)
 
 
 def uri_of(place: Any) -> str:
-    """Return a URI: `org/name` is on the hub, a path is a file."""
+    """Return the URI of a model or data set: `org/name` is on the Hugging Face Hub, a path is a file."""
     text = str(place)
     if "://" in text:
         return text

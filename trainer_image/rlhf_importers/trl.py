@@ -20,10 +20,10 @@ MARKS = {
     "RewardModel": ("center_rewards_coefficient",),
     "DPO": ("precompute_ref_log_probs", "ld_alpha", "label_smoothing", "loss_weights", "beta"),
 }
-"""Keys that only one of the programs has; the first matching program decides."""
+"""Algorithm -> keys that only its program of TRL has; a file is for the first algorithm with a given key."""
 AGGREGATIONS = {"grpo": "SequenceMean", "dapo": "TokenMean", "dr_grpo": "FixedLength"}
 PEFT_TARGETS = ("q_proj", "v_proj")
-"""Layers of most models that PEFT adapts by default."""
+"""Names of the layers that PEFT adapts by default in most models."""
 VERIFIERS = {
     "accuracy_reward": {"name": "Math", "answerKey": "solution"},
     "think_format_reward": {"name": "Format", "tags": ["think"]},
@@ -137,7 +137,7 @@ TABLES = {
 
 
 def table_of(name: str) -> Table:
-    """Return the table of the program that trains by an algorithm."""
+    """Return the table of keys of the TRL program that trains by an algorithm."""
     changes = {"aggregation": one_of(AGGREGATIONS), "scale": _scale, "top_k": lambda value: value or -1}
     return table(TABLES[name], **changes)
 
@@ -149,7 +149,7 @@ def _scale(value: Any) -> bool:
 
 
 def read(text: str, source: str) -> dict[str, Any]:
-    """Return the keys of a configuration file, or the flags of a script that calls `trl` and PROGRAM."""
+    """Return the keys of a TRL configuration file, or the flags of a script that calls `trl`, with PROGRAM."""
     if called := re.search(r"\btrl\s+(\w+)", re.sub(r"#.*", "", text)):
         return {PROGRAM: called[1], **flags(words(text, source))}
     document = only_document(text, source)
@@ -159,7 +159,7 @@ def read(text: str, source: str) -> dict[str, Any]:
 
 
 def algorithm(given: Mapping[str, Any], chosen: str | None) -> dict[str, Any]:
-    """Return the algorithm of the program; for a file, keys that only one program has decide."""
+    """Return the manifest's algorithm for TRL's program; for a file, keys that only one program has decide."""
     if program := given.get(PROGRAM):
         if program not in PROGRAMS:
             raise NoCounterpartError(f"trl {program} is no algorithm here; expected {', '.join(PROGRAMS)}")
@@ -171,7 +171,7 @@ def algorithm(given: Mapping[str, Any], chosen: str | None) -> dict[str, Any]:
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
-    """Put the fields that depend on several keys."""
+    """Set the fields of the draft that depend on several keys of the configuration."""
     draft.name = draft.algorithm.lower()
     rank, targets = flag(values["use_peft"]) and values["lora_r"], values["lora_target_modules"] or PEFT_TARGETS
     trained = ALGORITHMS[draft.algorithm].trained
@@ -203,7 +203,7 @@ def _optimizer(draft: Draft, values: Mapping[str, Any]) -> None:
 
 
 def _steps(draft: Draft, values: Mapping[str, Any]) -> int | None:
-    """Put batch sizes and steps, and return the number of steps if it is given."""
+    """Set the draft's batch sizes and number of steps or epochs; return the number of steps if it is given."""
     each, times, processes = (
         int(values[key]) for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
     )

@@ -179,7 +179,7 @@ defaults* hydra*                      skip  is Hydra's
 
 
 def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
-    """Return the algorithm of an advantage estimator."""
+    """Return the manifest's algorithm for verl's advantage estimator."""
     estimator = given.get("algorithm.adv_estimator", "gae")
     if estimator not in ESTIMATORS:
         raise NoCounterpartError(f"algorithm.adv_estimator {estimator} is no algorithm here")
@@ -187,12 +187,12 @@ def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
 
 
 def table_of(_: str) -> Table:
-    """Return the table, which is the same for all algorithms."""
+    """Return the table of verl's keys, which is the same for all algorithms."""
     return table(KEYS, aggregation=one_of(AGGREGATIONS))
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
-    """Put the fields that depend on several keys."""
+    """Set the fields of the draft that depend on several keys of the configuration."""
     draft.name = dns_label(values["trainer.experiment_name"] or "")
     several.critic_from(draft, values[MODEL + "path"])
     rank, alpha, targets = (values[MODEL + key] for key in ("lora.rank", "lora.alpha", "target_modules"))
@@ -313,7 +313,7 @@ def _offload(draft: Draft, values: Mapping[str, Any]) -> None:
 
 
 def _set_name(file: Any) -> str:
-    """Return folder and file of a data set, as in gsm8k_test."""
+    """Return a name for a data set made of its folder and file, such as gsm8k_test."""
     return dns_label("-".join(str(file).split(".")[0].split("/")[-2:])).replace("-", "_")
 
 

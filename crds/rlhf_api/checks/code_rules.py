@@ -12,13 +12,13 @@ from rlhf_api.spec.verifiers import RewardVerifier
 
 OWN_VARIABLES = "RLHF_"
 OWN_MEASURES = ("reward", "cost", "win_rate", "win_rate_null", "response_tokens", "response_finished")
-"""Measures of every evaluation with responses."""
+"""Names of measures that every evaluation with responses has, so that no function can take them."""
 ENVIRONMENT, TOOLS = (Field(path).is_given for path in ("rollout.environment", "rollout.tools"))
 SAMPLES = Field("rollout.samplesPerPrompt")
 
 
 def user_code() -> Iterator[Rule]:
-    """Rules for user code: a call must end before the workers count as hung. Models have no such time."""
+    """Yield the rules for user code: a call must end before the workers count as hung."""
     with_code: dict[str, type[BaseModel]] = {
         "entrypoint": RewardFunction,
         "verifier": RewardVerifier,

@@ -15,7 +15,7 @@ PodRole = Literal["controller", "worker"]
 CONTAINERS: Final[Mapping[PodRole, tuple[str, ...]]] = MappingProxyType(
     {"controller": ("ray-head", "driver-log"), "worker": ("ray-worker",)}
 )
-"""Containers of the operator, by kind of pod; Ray's container comes first."""
+"""Kind of pod -> names of the containers that the operator puts into it; Ray's container comes first."""
 KEYS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "containers": "name",
@@ -30,7 +30,7 @@ KEYS: Final[Mapping[str, str]] = MappingProxyType(
         "hostAliases": "ip",
     }
 )
-"""Lists whose entries are merged by a key. Entries of other lists of objects are added; plain lists are replaced."""
+"""List field -> key by which its entries are merged. Other lists of objects are joined; plain lists are replaced."""
 OWN = "is the operator's"
 OF_THE_POD: Final = MappingProxyType(
     {
@@ -43,7 +43,7 @@ OF_THE_POD: Final = MappingProxyType(
         "imagePullSecrets": f"{OWN}; write spec.runtime.imagePullSecrets",
     }
 )
-"""Fields of a pod that a template cannot set, and why."""
+"""Field of a pod that a pod template cannot set -> why, for the message."""
 BY_KUBERAY = f"{OWN} or KubeRay's"
 OF_A_CONTAINER: Final = MappingProxyType(
     {
@@ -53,7 +53,7 @@ OF_A_CONTAINER: Final = MappingProxyType(
         **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), BY_KUBERAY),
     }
 )
-"""Fields of the operator's own containers that a template cannot set, and why."""
+"""Field of the operator's own containers that a pod template cannot set -> why, for the message."""
 OWN_VOLUME = re.compile(r"scratch|shared-memory|job|claim-\d+|rlhf-(ca|models)")
 OWN_FOLDER = re.compile(r"/tmp/?|/dev/shm/?|/rlhf(/.*)?")
 OWN_LABEL = re.compile(r"(rlhf\.hybridflow\.io|ray\.io|kueue\.x-k8s\.io)/.*|app\.kubernetes\.io/managed-by")
@@ -164,7 +164,7 @@ class Template(Spec):
 
 
 def template_problems(template: Mapping[str, Any], role: PodRole) -> list[Problem]:
-    """Return the problems of a template; the paths begin in the template."""
+    """Return the problems of a pod template; their paths begin in the template."""
     try:
         read = Template.model_validate(template, by_alias=True, by_name=False)
     except ValidationError as found:
@@ -188,7 +188,7 @@ def template_problems(template: Mapping[str, Any], role: PodRole) -> list[Proble
 
 
 def _without_keys(value: Any, path: str) -> Iterator[Problem]:
-    """Yield a problem for each entry without its key in a list that is merged by key."""
+    """Yield a problem for each entry that lacks its key, in the lists that are merged by a key (KEYS)."""
     children = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     key = KEYS.get(path.rpartition(".")[2]) if isinstance(value, list) else None
     for name, each in children:
@@ -198,7 +198,7 @@ def _without_keys(value: Any, path: str) -> Iterator[Problem]:
 
 
 def _of_container(container: Container, given: Mapping[str, Any], role: PodRole) -> Iterator[Problem]:
-    """Yield the problems of a container of a template."""
+    """Yield the problems of one container of a pod template."""
     own, others = CONTAINERS[role], {name for names in CONTAINERS.values() for name in names} - {*CONTAINERS[role]}
     if container.name in others:
         yield Problem("name", f'"{container.name}" is in other pods; the operator\'s here: {", ".join(own)}')
@@ -211,7 +211,7 @@ def _of_container(container: Container, given: Mapping[str, Any], role: PodRole)
 
 
 def _name_problems(container: Container) -> Iterator[Problem]:
-    """Name the folders and variables of a container that are the operator's."""
+    """Yield a problem for each mount path and variable of a template's container that only the operator may set."""
     for place, mount in enumerate(container.volume_mounts):
         if OWN_FOLDER.fullmatch(mount.mount_path):
             yield Problem(f"volumeMounts.{place}.mountPath", f'"{mount.mount_path}" {OWN}')
@@ -221,7 +221,7 @@ def _name_problems(container: Container) -> Iterator[Problem]:
 
 
 def _resource_problems(container: Container, role: PodRole) -> Iterator[Problem]:
-    """Name the resources of the main container that fields of the spec set."""
+    """Yield a problem for each resource of the main container that a field of the spec sets instead."""
     for kind, quantities in (("requests", container.resources.requests), ("limits", container.resources.limits)):
         for resource in filter(OWN_RESOURCE.fullmatch, quantities):
             field = f"spec.runtime.{role}.{resource}" if resource in ("cpu", "memory") else "spec.resources"

@@ -26,12 +26,12 @@ class Rule:
 
     @cached_property
     def _entries(self) -> Field | None:
-        """The list that the rule is about."""
+        """Field of the list to whose entries the rule applies; None for a rule about the whole spec."""
         entries, repeated, _ = self.path.partition("[]")
         return Field(entries) if repeated else None
 
     def problems(self, spec: JobSpec) -> Iterator[Problem]:
-        """Yield a problem for each place where the rule is broken."""
+        """Yield a problem for each path of the spec at which the rule is broken."""
         for place, each in enumerate(self._entries.of({"spec": spec}) or () if self._entries else [spec]):
             known = {"spec": spec, "each": each}
             if not holds(self.test, known):
@@ -41,7 +41,7 @@ class Rule:
 
 
 class _Step(Field):
-    """The algorithm, where its class is known; the API server knows no class of an own algorithm."""
+    """Expression for a job's algorithm, unset if its class is unknown, as an own algorithm's is to the API server."""
 
     def _value(self, values: Values) -> Algorithm | None:
         found = values["spec"].algorithm
@@ -55,6 +55,6 @@ NAME, STEP = Field("algorithm.name"), _Step("algorithm")
 
 
 def algorithm(test: Callable[[type[Algorithm]], bool]) -> Expression:
-    """Whether a test is true of the algorithm's class."""
+    """Return the expression that is true if a test holds for the class of the job's algorithm."""
     names = tuple(name for name, each in ALGORITHMS.items() if test(each))
     return Expression(lambda known: test(type(known["spec"].algorithm)), NAME.one_of(names).cel, (STEP,))

@@ -23,7 +23,7 @@ ROLES: tuple[PlacedRole, ...] = get_args(PlacedRole)
 
 
 def rule_problems(spec: JobSpec) -> list[Problem]:
-    """Return every problem of every rule, with paths that start at `spec`."""
+    """Return the problems of a spec by all rules, with paths that start at `spec`."""
     problems = [*(problem for rule in RULES for problem in rule.problems(spec)), *_repeated(spec), *_taken(spec)]
     return [_in_manifest(problem, spec).within("spec.") for problem in problems]
 
@@ -53,12 +53,12 @@ def reads_reference(spec: JobSpec) -> bool:
 
 
 def reference_is_actor(spec: JobSpec) -> bool:
-    """Whether a reference would be the actor without its adapter."""
+    """Whether a reference model, if the job has one, is the actor without its adapter."""
     return bool(REFERENCE_IS_ACTOR.of({"spec": spec}))
 
 
 def _uses(role: str) -> Expression:
-    """Whether a model of this role is read or trained, though that of the reference may be the actor's."""
+    """Return the expression that is true if the job reads or trains a model of this role, or the actor as reference."""
     has = algorithm(lambda each: role in each.trained + each.frozen)
     if role != "reference":
         return has
@@ -118,7 +118,7 @@ def _models() -> Iterator[Rule]:
 
 
 def _only_read(path: str, role: str) -> Iterator[Rule]:
-    """Rules for a model that is not trained: options of training are refused."""
+    """Yield the rules for a model that is not trained: options of training are refused."""
     read, untrained = algorithm(lambda each: role in each.frozen), f"{{name}} does not train the {role}"
     for part in ("optimizer", "lora"):
         yield Rule(f"{path}.{part}", read.implies(~Field(f"{path}.{part}").is_given), untrained)
@@ -129,7 +129,7 @@ def _only_read(path: str, role: str) -> Iterator[Rule]:
 
 
 def _shapes() -> Iterator[Rule]:
-    """Rules for shapes: a known name, or all numbers that determine the size of a model."""
+    """Yield the rules for shapes: a known model's name, or all numbers that determine the size of a model."""
     needed = ("hiddenSize", "numHiddenLayers", "numAttentionHeads", "intermediateSize", "vocabSize")
     for path in (*(f"models.{role}.shape" for role in ROLES), "models.reward.sum[].reward.shape"):
         numbers = reduce(operator.and_, (Field(f"{path}.{number}").is_given for number in needed))
@@ -228,7 +228,7 @@ def _old_log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
 
 
 def _compares() -> Expression:
-    """Whether the algorithm compares the responses to a prompt: always, or with some of its options."""
+    """Return the expression that is true if the algorithm, with its options, compares the responses to a prompt."""
     compares = algorithm(lambda each: each.comparing == {})
     for name, each in ALGORITHMS.items():
         if options := each.comparing:
@@ -238,7 +238,7 @@ def _compares() -> Expression:
 
 
 def _has_its_defaults(path: str, model: type[BaseModel]) -> Expression:
-    """Whether every field of an object has its default."""
+    """Return the expression that is true if every field of the object at a path has its default."""
     fields = ((Field(f"{path}.{info.alias}"), info.default) for info in model.model_fields.values())
     return reduce(operator.and_, (~each.is_given if default is None else each == default for each, default in fields))
 
@@ -304,7 +304,7 @@ def _placement() -> Iterator[Rule]:
 
 
 def _apart() -> Iterator[Rule]:
-    """Rules for responses that are generated in a pool of their own, or elsewhere."""
+    """Yield the rules for responses that are generated in a pool of their own, or by servers outside the job."""
     yield Rule(
         "placement.pools", ROLLOUT_POOLS <= 1, "rollout is in {count} pools, expected one", {"count": ROLLOUT_POOLS}
     )
@@ -347,7 +347,7 @@ RULES = tuple(rule for part in PARTS for rule in part())
 
 
 def _taken(spec: JobSpec) -> Iterator[Problem]:
-    """Find columns of the data whose names the job's own output rows use."""
+    """Yield a problem for each column of the training data whose name the job's output rows use themselves."""
     if not isinstance(spec.algorithm, Writing):
         return
     sources = spec.data.train.sources("data.train")
@@ -376,7 +376,7 @@ NAMED_LISTS = (
     "evaluation.functions",
     "evaluation.verifiers",
 )
-"""Lists whose entries have a name of their own."""
+"""Lists of the spec whose entries have names, which must all differ within a list."""
 
 
 def _repeated(spec: JobSpec) -> Iterator[Problem]:

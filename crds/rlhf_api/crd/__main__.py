@@ -22,7 +22,7 @@ def generated() -> Mapping[Path, str]:
 
 
 def with_version(chart: str) -> str:
-    """Chart.yaml with the version of pyproject.toml, for the chart and for the images that it installs."""
+    """Return Chart.yaml with the version of pyproject.toml, for the chart and for the images that it installs."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     return re.sub(r"^(version|appVersion): .*$", rf"\1: {version}", chart, flags=re.MULTILINE)
 

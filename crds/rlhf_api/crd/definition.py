@@ -35,7 +35,7 @@ COLUMNS = (
     ("Remaining", "integer", ".status.progress.remainingSeconds", 1),
     ("Age", "date", ".metadata.creationTimestamp", 0),
 )
-"""Name, type, path and priority; a column of priority 1 is shown by `-o wide`."""
+"""Columns of `kubectl get`: name, type, JSON path and priority; a column of priority 1 is shown by `-o wide`."""
 PAUSED = "self.suspend || oldSelf.suspend"
 WHILE_SUSPENDED = "may change only while the job is suspended"
 ANOTHER = "is not what it was when the job was made, and would make it another experiment; make a new job"
@@ -86,7 +86,7 @@ def _version() -> dict[str, Any]:
 
 
 def root() -> Schema:
-    """Return the schema of the resource, with its rules."""
+    """Return the OpenAPI schema of an RLHFJob, with its rules in CEL."""
     spec = structural_schema(JobSpec)
     shape = f"self.metadata.name.matches('{JOB_NAME}')"
     message = f"metadata.name: expected at most {MAX_NAME_LENGTH} characters: {FORMS[JOB_NAME]}"
@@ -109,7 +109,7 @@ def root() -> Schema:
 
 
 def in_cel(rule: Rule, spec: Schema) -> tuple[str, dict[str, str]]:
-    """Return (path, validation) of a rule: at the list's entries if the rule reads nothing else, else at the spec."""
+    """Return a rule as (path, validation in CEL): at a list's entries if it reads nothing else, else at the spec."""
     at, in_list, field = rule.path.partition("[]")
     message, places = without_values(rule.message), {"spec": ("self", spec)}
     if not in_list:
@@ -140,7 +140,7 @@ def _rules_of_changes(spec: Schema) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _experiment(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield a validation for each field that may not change, also in objects below."""
+    """Yield (path, validation) for each field of an object that an update may not change, also in objects below."""
     needed = schema.get("required", [])
     for field, each in schema["properties"].items():
         below = f"{path}.{field}"
@@ -182,12 +182,12 @@ def _paused() -> Iterator[dict[str, str]]:
 
 
 def _same(field: str) -> str:
-    """Return CEL that is true if an optional field is unset in both objects, or equal in both."""
+    """Return CEL that is true if an optional field is unset before and after an update, or equal."""
     return f"(has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field}))"
 
 
 def _lengths() -> Iterator[dict[str, str]]:
-    """Yield rules that let the length change only where no learning rate depends on it."""
+    """Yield rules that let an update change the job's number of steps only if no learning rate depends on it."""
     scheduled = " || ".join(
         f"has(self.models.{role}) && has(self.models.{role}.optimizer) && "
         f"self.models.{role}.optimizer.schedule != 'Constant'"

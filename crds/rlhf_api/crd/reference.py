@@ -37,7 +37,7 @@ SIZES = {
 
 
 def text() -> str:
-    """Return the page as Markdown."""
+    """Return the API reference page as Markdown."""
     fields = root()["properties"]
     parts = [HEAD, *_section(fields["spec"], "spec", deep=False)]
     for name, schema in fields["spec"]["properties"].items():

@@ -1,6 +1,6 @@
 """A structural schema (Kubernetes' part of OpenAPI 3) of a typed value.
 
-A structural schema has no unions: one of objects becomes one object, with rules about which fields go together.
+A structural schema has no unions: a union of objects becomes one object, with rules about which fields go together.
 """
 
 import json
@@ -29,21 +29,21 @@ KEYS = MappingProxyType(
         "verifiers": "name",
     }
 )
-"""Lists whose entries have a key, by the key's field; any other list is one value (atomic)."""
+"""List field -> field that is the key of its entries (list type `map`); other lists are one value (`atomic`)."""
 SETS = ("models", "endpoints")
-"""Lists without repeated values."""
+"""List fields without repeated values (list type `set`)."""
 KEPT = (
     *("type", "description", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "maxProperties"),
     "x-kubernetes-validations",
 )
 PLAIN = ("description", "default", "properties", "enum", "x-kubernetes-validations")
-"""Keys that may differ between the schemas that several members have for one field."""
+"""Schema keys that may differ between the members of a union that share a field."""
 JSON_VALUE = {"$ref": "#/$defs/JsonValue"}
 BOUNDS = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """Return the structural schema of a model, without references."""
+    """Return the structural schema of a pydantic model, without references."""
     document = model.model_json_schema(by_alias=True)
     return _Converter(document.get("$defs", {})).convert(document)
 
@@ -53,7 +53,7 @@ class _Converter:
         self._definitions = definitions
 
     def convert(self, node: Schema, name: str = "") -> Schema:
-        """Return a node of pydantic's JSON schema as a structural one; name: of its field."""
+        """Return a part of pydantic's JSON schema as a structural schema; name: of the part's field."""
         if "anyOf" in node:
             return self._optional(node, name)
         if "$ref" in node:
@@ -131,7 +131,7 @@ def _default(node: Schema) -> dict[str, Any]:
 
 
 def _given(value: Any) -> Any:
-    """Return a default without its null fields."""
+    """Return a field's default without its null fields."""
     if not isinstance(value, dict):
         return value
     return {key: _given(each) for key, each in value.items() if each is not None}
@@ -157,19 +157,19 @@ def merge_union(members: Mapping[str, Schema], discriminator: str | None) -> Sch
 
 
 def _owners(members: Mapping[str, Schema]) -> dict[str, list[str]]:
-    """Return the members that have each field."""
+    """Return for each field the names of the union's members that have it."""
     fields = dict.fromkeys(field for member in members.values() for field in member["properties"])
     return {field: [name for name, each in members.items() if field in each["properties"]] for field in fields}
 
 
 def _needing(members: Mapping[str, Schema]) -> dict[str, list[str]]:
-    """Return the members that require each field."""
+    """Return for each field the names of the union's members that require it."""
     fields = _owners(members)
     return {field: [name for name, each in members.items() if field in each.get("required", ())] for field in fields}
 
 
 def _merged_field(field: str, owned: list[str], members: Mapping[str, Schema], discriminator: str | None) -> Schema:
-    """Return the schema of a field that the members in `owned` have, and say so where other members lack it."""
+    """Return the schema of a union's field; the description names the members `owned` that have it if others do not."""
     schema = _merged({name: members[name]["properties"][field] for name in owned})
     if len(owned) == len(members) or owned == [field]:
         return schema
@@ -204,7 +204,7 @@ def _exactly_one(tests: Mapping[str, str]) -> Schema:
 
 
 def _by_key(members: Sequence[Schema]) -> dict[str, Schema]:
-    """Return each object by the one field that it requires and no other object has."""
+    """Return the members of a union, each by the one field that it requires and no other member has."""
     named: dict[str, Schema] = {}
     for member in members:
         others = {field for other in members if other is not member for field in other["properties"]}
@@ -214,7 +214,7 @@ def _by_key(members: Sequence[Schema]) -> dict[str, Schema]:
 
 
 def _merged(variants: Mapping[str, Schema], *, keeps_default: bool = False) -> Schema:
-    """Return one schema for a field of several members; a default that not all members share is only described."""
+    """Return one schema for a field of several union members; a default that they do not share is only described."""
     first, *others = variants.values()
     schema = deepcopy(first)
     for other in others:
@@ -230,7 +230,7 @@ def _merged(variants: Mapping[str, Schema], *, keeps_default: bool = False) -> S
 
 
 def _with_defaults(schema: Schema, defaults: Mapping[str, Any], *, keeps_one: bool) -> Schema:
-    """Return the schema with the members' defaults in its description; keeps_one: a default that all share stays."""
+    """Return a schema that describes the union members' defaults; keeps_one: a default that all share stays."""
     shares_one = len({json.dumps(default) for default in defaults.values()}) == 1
     if not defaults or (keeps_one and shares_one):
         return schema
@@ -239,7 +239,7 @@ def _with_defaults(schema: Schema, defaults: Mapping[str, Any], *, keeps_one: bo
 
 
 def _defaults(usual: Any, defaults: Mapping[str, Any]) -> str:
-    """Return `Default: 0.2.` or `Default: 0.05 (GRPO 0.04).`; a usual default of None is `unset`."""
+    """Return defaults in words, `Default: 0.2.` or `Default: 0.05 (GRPO 0.04).`; a usual default of None is `unset`."""
     unusual = [f"{name} {_text(value)}" for name, value in defaults.items() if value != usual]
     usual = "unset" if usual is None else usual
     return f"Default: {_text(usual)}{f' ({choice(unusual)})' if unusual else ''}.".replace(" or ", ", ")

@@ -18,7 +18,7 @@ from rlhf_api.spec.algorithms import Algorithm, PolicyGradient, Preference
 from rlhf_api.spec.custom_algorithm import Custom, describe_algorithm, load_algorithm
 
 PROJECT, GROUP = "rlhf-operator", "rlhf.algorithm_packages"
-"""This project, and its entry points that name packages of algorithms."""
+"""Name of this project, and the group of its entry points that name packages of algorithms."""
 
 
 def algorithm_packages() -> list[ModuleType]:
@@ -47,7 +47,7 @@ def _place(algorithm: type[Algorithm]) -> tuple[bool, bool, bool, str]:
 ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
     {tag_of(each): each for each in sorted(_found(), key=_place)}
 )
-"""Name -> class, in the order in which the reference lists them."""
+"""Name of an algorithm -> its class, in the order in which the API reference lists them."""
 
 
 def _with_its_class(algorithm: Algorithm, info: ValidationInfo) -> Algorithm:

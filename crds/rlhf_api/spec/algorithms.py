@@ -20,18 +20,18 @@ Aggregation = Literal["TokenMean", "SequenceMean", "FixedLength"]
 Ratio = Literal["Token", "Sequence"]
 CorrectionMode = Literal["Truncate", "Mask"]
 MIN_MULTIPLIER = 1e-6
-"""Smallest multiplier. A smaller one would have a logarithm near that of 0."""
+"""Smallest Lagrange multiplier of the cost (`Constrained`); a smaller one could hardly grow again."""
 RESPONSE_COLUMNS = frozenset({"prompt", "response", "reward", "reward_parts", "finished", "response_tokens", "sample"})
-"""Columns that a job of `Writing` fills in the row of a response."""
+"""Columns that a job that writes data (`Writing`) fills itself in a row with one response."""
 PAIR_COLUMNS = frozenset({"prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"})
 CUSTOM = "Custom"
-"""Name in a manifest of an algorithm from outside this package."""
+"""Name by which a manifest's `algorithm` says that its class is the user's own."""
 ROWS = ("prompts", "completions", "pairs", "safety_pairs")
-"""Kinds of data rows; the first parameter of a step names one of them."""
+"""Kinds of data rows that an algorithm may read; the first parameter of its step names one of them."""
 OBJECTIVE_INPUTS = ("log_probs", "old_log_probs", "advantages", "mask", "token_weights")
-"""Names that the parameters of an `objective` may have."""
+"""Names that the parameters of an algorithm's own `objective` may have."""
 Call = tuple[str, str]
-"""(model, method): the model by the name of the step's parameter."""
+"""Call of a step as (model, method); the model has the name of the step's parameter."""
 
 
 class _Recorded:
@@ -67,22 +67,22 @@ class Algorithm(Spec):
     comparing: ClassVar[Mapping[str, str] | None] = None
     """Option values with which the algorithm compares the responses to a prompt; {} is always, None is never."""
     may_lack_reward: ClassVar[bool] = False
-    """Whether a job may have no reward although the step has that parameter."""
+    """Whether a job may name no reward although the algorithm's step has a parameter `reward`."""
     workers: ClassVar[Mapping[str, type]] = {}
-    """Own worker classes by parameter of the step; other parameters get the worker of their protocol."""
+    """Parameter of the step -> the algorithm's own worker class; other parameters get the trainer's workers."""
 
     data: ClassVar[str]
     """Kind of the data's rows: prompts, completions, pairs or safety_pairs."""
     models: ClassVar[list[str]]
     """Parameters of the step after the first: models, and workers such as `advantage`."""
     calls: ClassVar[tuple[Call, ...]]
-    """Calls of one step, in order."""
+    """Calls of models' methods in one step of the algorithm, in order."""
     offline: ClassVar[bool]
     """Whether the algorithm learns from the data alone and generates nothing."""
     trained: ClassVar[tuple[Role, ...]]
-    """Roles that a manifest names and the step updates; the first is the model that the job is for."""
+    """Roles of the models that the step updates; the first is the model that the job is for."""
     frozen: ClassVar[tuple[Role, ...]]
-    """Roles that are read and not trained; `reference` may be left out."""
+    """Roles of the models that the step reads and does not train; `reference` may be left out."""
     chooses_pairs: ClassVar[bool]
     """Whether the step makes pairs of the responses to a prompt. All responses to a prompt are then on one rank."""
     makes: ClassVar[Literal["model", "data"]]
@@ -109,7 +109,7 @@ class Algorithm(Spec):
 
     @classmethod
     def set_step(cls, data: str, models: Sequence[str], calls: Sequence[Call]) -> None:
-        """Set the attributes that follow from the step's parameters and calls."""
+        """Set the class attributes that follow from the step's parameters and calls."""
         cls.data, cls.models, cls.calls = data, [*models], tuple(calls)
         updated = _updated(calls)
         roles: list[Role] = [role for role in get_args(PlacedRole) if role in cls.models]
@@ -145,12 +145,12 @@ class Algorithm(Spec):
 
     @property
     def prompts_drawn(self) -> int:
-        """Prompts drawn for each one that is trained on."""
+        """Number of prompts drawn from the data for each prompt that is trained on."""
         return 1
 
     @property
     def needs_reference(self) -> bool:
-        """Whether what is learned depends on the reference, if the algorithm has one."""
+        """Whether the trained model depends on the reference model, if the step has one."""
         return True
 
     @property
@@ -183,7 +183,7 @@ class Writing(Algorithm):
 
     @property
     def own_columns(self) -> frozenset[str]:
-        """Columns that the job fills itself; a row also has columns of the data."""
+        """Columns of the written data set that the job fills itself; a row also has columns of the prompts' data."""
         return PAIR_COLUMNS if self.rows == "Pairs" else RESPONSE_COLUMNS
 
 
@@ -212,7 +212,7 @@ class KL(Spec):
 
     @property
     def resolved_estimator(self) -> Estimator:
-        """The estimator to use, the default filled in."""
+        """Estimator of the KL divergence to use, with the default filled in."""
         return self.estimator or ("K1" if self.apply_to == "Reward" else "K3")
 
 
@@ -261,7 +261,7 @@ class PolicyGradient(Algorithm):
     advantage: ClassVar[Callable[..., Any]]
     """Advantage of the paper, a pure method of tensors; `workers/advantage.py` supplies its parameters by name."""
     estimates: ClassVar[tuple[str, ...]] = ("advantages",)
-    """Fields that `advantage` gives; several are returned as a mapping."""
+    """Names of the batch fields that `advantage` returns; several are returned as a mapping."""
 
     objective: ClassVar[Callable[..., Any] | None] = None
     """Objective of each token, [B, T], to be maximised instead of PPO's clipped one; None is the clipped one.
@@ -309,7 +309,7 @@ class PolicyGradient(Algorithm):
 
     @property
     def clip_ranges(self) -> tuple[float, float]:
-        """How far the ratio may go below and above 1."""
+        """Distances below and above 1 to which PPO's loss clips the probability ratio."""
         return self.clip_range, self.clip_range_high or self.clip_range
 
     @property
@@ -349,11 +349,11 @@ class Constrained(ActorCritic):
     lagrange: Annotated[Lagrange, Field(description="The multiplier that weighs cost against reward.")] = Lagrange()
 
     def weigh(self, gain: Any, cost: Any, multiplier: float) -> Any:
-        """(gain - lambda * cost) / (1 + lambda), of rewards or of advantages, tensors of one shape."""
+        """Return (gain - lambda * cost) / (1 + lambda) of rewards or of advantages, tensors of one shape."""
         return (gain - multiplier * cost) / (1.0 + multiplier)
 
     def next_multiplier(self, multiplier: float, *, cost: float) -> float:
-        """The multiplier after a step of this mean cost (Safe RLHF, arXiv 2310.12773, section 3.3 and appendix B).
+        """Return the Lagrange multiplier after a step of this mean cost (Safe RLHF, arXiv 2310.12773, section 3.3, B).
 
         ln(lambda) + learning_rate * lambda * (cost - limit), at most ln(maximum): it grows while the cost is above the
         limit. It stays above 1e-6, from where it can come back.

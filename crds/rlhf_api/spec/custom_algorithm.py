@@ -26,13 +26,13 @@ from rlhf_api.pydantic_errors import explain
 from rlhf_api.spec.algorithms import CUSTOM, ActorCritic, Algorithm, PolicyGradient
 
 GROUP = "rlhf.algorithms"
-"""Entry points of installed packages, by which a manifest may name their algorithms."""
+"""Group of entry points by which installed packages offer algorithms under names for a manifest."""
 OUR_PACKAGES = {"rlhf_api", "rlhf_trainer"}
 FIELD, OPTIONS = "spec.algorithm.entrypoint", "spec.algorithm.options"
 
 
 def _unknown(prompts: Any) -> None:
-    """Step of a class that was not imported."""
+    """Placeholder for the step of an own algorithm whose class was not imported."""
 
 
 class Custom(Algorithm):
@@ -56,7 +56,7 @@ class Custom(Algorithm):
 
     @model_serializer(mode="wrap")
     def _as_in_manifest(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the options of a base class, which a described algorithm has."""
+        """Write the fields of a manifest only: a described algorithm also has options of its base class."""
         fields: dict[str, Any] = write(self)
         return {name: fields[name] for name in Custom.model_fields if name in fields}
 
@@ -100,7 +100,7 @@ BASES: Mapping[str, type[Algorithm]] = {
 
 
 def read_step(algorithm: Algorithm) -> ReadStep:
-    """Return the properties of an algorithm that a pod reports."""
+    """Return the properties of an algorithm's class, which a pod with the job's image reports to the operator."""
     base = next(name for name, base in BASES.items() if isinstance(algorithm, base))
     return ReadStep.model_validate(
         {
@@ -116,7 +116,7 @@ def read_step(algorithm: Algorithm) -> ReadStep:
 
 
 def describe_algorithm(given: Custom, step: ReadStep) -> Algorithm:
-    """Return an algorithm with the properties that a pod has read, without its class."""
+    """Return a stand-in for an own algorithm, with the properties that a pod has read from its class."""
     fields = given.model_dump(by_alias=True)
     return _described_by(step).model_validate(fields, by_alias=True, by_name=False)
 
@@ -154,7 +154,7 @@ def load_algorithm(given: Custom) -> Algorithm:
 
 
 def _in_options(problem: Problem) -> Problem:
-    """Return the problem with its path in the manifest; a validator of the whole class names no option."""
+    """Return a problem of an own algorithm's options with its path in the manifest, or that of all options."""
     return Problem(OPTIONS if problem.path == "document" else f"{OPTIONS}.{problem.path}", problem.message)
 
 

@@ -56,11 +56,11 @@ class Rows(Spec):
         raise NotImplementedError
 
     def sources(self, path: str) -> "dict[str, Rows]":
-        """The data sets by their fields; `path` is the field of this."""
+        """Return the data sets by their fields of the manifest; `path` is the field that holds them."""
         return {path: self}
 
     def map_sources(self, change: "SourceChange") -> "Rows":
-        """Return these rows changed."""
+        """Return `change` of these rows."""
         return change(self)
 
 
@@ -97,11 +97,11 @@ class SeveralSources(Spec):
     key: ClassVar[str]
 
     def sources(self, path: str) -> dict[str, Rows]:
-        """The data sets by their fields; `path` is the field of this."""
+        """Return the data sets by their fields of the manifest; `path` is the field that holds them."""
         return {f"{path}.{self.key}.{place}": source for place, source in enumerate(getattr(self, self.key))}
 
     def map_sources(self, change: "SourceChange") -> Self:
-        """Return these sources with each data set changed."""
+        """Return a copy in which each data set is replaced by `change` of it."""
         return self.model_copy(update={self.key: tuple(map(change, getattr(self, self.key)))})
 
 
@@ -136,7 +136,7 @@ AnyData = Rows | DataMix | DataSets
 
 
 def _form_by(several: type[SeveralSources]) -> Callable[[object], str]:
-    """Return a function that finds the form of given data by the key that only this form has."""
+    """Return a function that names the union member for given data: one data set, several, or a function's rows."""
 
     def form(data: object) -> str:
         if not isinstance(data, Mapping):

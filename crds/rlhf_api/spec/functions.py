@@ -8,7 +8,7 @@ from rlhf_api.contract import ENTRYPOINT, MAX_DEPTH, SERVICE_URL, Count, Identif
 from rlhf_api.expressions import VALUE, Check
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
-"""Parameters of every function."""
+"""Names of the parameters that every user function gets; no argument or column may have them."""
 
 
 def _not_always_given(name: str) -> str:
@@ -19,7 +19,7 @@ def _not_always_given(name: str) -> str:
 
 Argument = Annotated[Identifier, AfterValidator(_not_always_given)]
 Column = Annotated[Text, Check(~VALUE.one_of(ALWAYS_GIVEN), "is given to every function; rename the column")]
-"""A column of the data that functions get by its name."""
+"""Name of a column of the data, under which functions get its values."""
 
 
 class EntryPoint(Spec):

@@ -112,7 +112,7 @@ CODE: Mapping[str, type[RewardFunction | RewardVerifier | RewardService | Reward
     "url": RewardService,
     "judge": RewardJudge,
 }
-"""Rewards other than models and sums, by the key that only each form has."""
+"""Key that only one form of reward has -> class of that form, for rewards other than models and sums."""
 
 
 def _form(reward: object) -> str:
@@ -214,19 +214,19 @@ class Models(Spec):
         return {role: model for role, model in roles.items() if model}
 
     def field(self, role: Role) -> str:
-        """The field of `models` that says how the model of a role is used and trained."""
+        """Return the field of `models` that says how the model of a role is used and trained."""
         if role != "reward":
             return "critic" if role == "cost_critic" else role
         return next((field for field, part in self.rewards().items() if isinstance(part, Model)), role)
 
     def source_field(self, role: Role) -> str:
-        """The field of `models` that says where the weights of a role come from."""
+        """Return the field of `models` that says where the weights of a role come from."""
         if role == "cost_critic":
             return "cost"
         return "actor" if role == "reference" and self.reference is None else self.field(role)
 
     def rewards(self) -> dict[str, Model | RewardFunction | RewardVerifier | RewardService | RewardJudge | None]:
-        """The parts of the reward, by their field of `models`."""
+        """Return the parts of the reward by their fields below `models`; a reward that is no sum is one part."""
         if not isinstance(self.reward, RewardSum):
             return {"reward": self.reward}
         return {f"reward.sum.{place}.reward": term.reward for place, term in enumerate(self.reward.sum)}
@@ -330,7 +330,7 @@ class Checkpoint(Spec):
 
     @property
     def kept(self) -> int:
-        """Most checkpoints that are kept."""
+        """Most checkpoints of the job that are kept at a time."""
         return self.keep_last + (self.keep_best is not None)
 
 
@@ -353,7 +353,7 @@ class JobSpec(Spec):
     runtime: Annotated[Runtime, Field(description="What the pods are made of, on a cluster.")] = Runtime()
 
     def columns(self, data: AnyData) -> tuple[str, ...]:
-        """Return the further columns of prompts, named by data sets or read by verifiers and judges."""
+        """Return the data columns read besides the prompt: named by data sets, or read by verifiers and judges."""
         named = [column for source in data.sources("").values() for column in source.columns]
         return tuple(dict.fromkeys([*named, *self.verifier_columns(data)]))
 

@@ -10,12 +10,12 @@ from rlhf_api.spec.functions import ServiceUrl
 
 RESPONSE, RESPONSE_A, RESPONSE_B = "response", "response_a", "response_b"
 GIVEN = ("prompt", RESPONSE, RESPONSE_A, RESPONSE_B)
-"""Placeholders of a template that are no columns."""
+"""Placeholders of a judge's prompt template that stand for no column of the data."""
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 COMPARES = r"\{response_a\}"
-"""A template that compares two responses."""
+"""Pattern that is found only in a prompt template that compares two responses."""
 OWN_FIELDS = ("model", "messages", "stream", "n")
-"""Fields of a request that the trainer writes."""
+"""Fields of a request to a judge that the trainer writes, so that no argument can set them."""
 
 
 def _asks_one_thing(template: str) -> str:

@@ -18,7 +18,7 @@ Axis = Literal["data", "pipeline", "tensor", "micro", "generation_pipeline", "ge
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSizes:
-    """Sizes of one model, all known.
+    """Parallel sizes of one model, all of them set.
 
     Tensor-parallel ranks are consecutive, then pipeline stages, then data-parallel replicas. For generation each
     replica becomes d_g = p t / (p_g t_g) micro data-parallel replicas. Their ranks are picked at intervals, so a rank's
@@ -31,9 +31,9 @@ class ParallelSizes:
     replicas: int = 1
     """Copies of the training weights among the data-parallel ranks (HSDP)."""
     generation_pipeline: int = 0
-    """p_g; 0 stands for p."""
+    """Pipeline stages in generation (p_g); 0 stands for those in training (p)."""
     generation_tensor: int = 0
-    """t_g; 0 stands for t."""
+    """Tensor-parallel shards in generation (t_g); 0 stands for those in training (t)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "generation_pipeline", self.generation_pipeline or self.pipeline)
@@ -48,7 +48,7 @@ class ParallelSizes:
 
     @property
     def shards(self) -> int:
-        """Data-parallel ranks that share one copy of the weights (FSDP); rank i of the data axis has shard i mod this.
+        """Shards of a copy of the weights (FSDP), one for each data-parallel rank: rank i has shard i mod their number.
 
         Raises ValueError if `replicas` does not divide d.
         """
@@ -58,16 +58,16 @@ class ParallelSizes:
 
     @property
     def micro(self) -> int:
-        """d_g, micro data-parallel replicas of a data-parallel one. ValueError if p_g, t_g do not divide p, t."""
+        """Micro data-parallel replicas (d_g) of a data-parallel replica. ValueError if p_g, t_g do not divide p, t."""
         stages, shards = self._micro()
         return stages * shards
 
     def size(self, axis: Axis) -> int:
-        """Ranks along an axis."""
+        """Return the number of ranks along an axis."""
         return int(getattr(self, axis))
 
     def coordinates(self, rank: int) -> dict[Axis, int]:
-        """Return the place of a rank on every axis; (data, pipeline, tensor) is unique, as is data with the others."""
+        """Return a rank's coordinate on each axis; (data, pipeline, tensor) is unique, as is data with the others."""
         tensor, stage = rank % self.tensor, rank // self.tensor % self.pipeline
         stages, shards = self._micro()
         return {
@@ -80,7 +80,7 @@ class ParallelSizes:
         }
 
     def _micro(self) -> tuple[int, int]:
-        """(p / p_g, t / t_g), whose product is d_g."""
+        """Return (p / p_g, t / t_g), whose product is d_g."""
         if self.pipeline % self.generation_pipeline or self.tensor % self.generation_tensor:
             raise ValueError(f"the generation sizes of {self!r} do not divide its training sizes")
         return self.pipeline // self.generation_pipeline, self.tensor // self.generation_tensor

@@ -11,7 +11,7 @@ from rlhf_api.expressions import VALUE, Check
 from rlhf_api.spec.functions import EntryPoint, ServiceUrl
 
 STREAM_SHARES = (0.5, 0.25, 0.125, 0.125)
-"""Shares of a rank's rows in the groups of `stream`, in the order in which the groups end.
+"""Shares of a rank's rows in the groups that generation with `stream` hands on, in the order in which they end.
 
 Where lengths are skewed, half of the rows end early. Each group takes a pass of its own, which costs time besides its
 tokens. Only the last group is left when generation ends.
@@ -19,7 +19,7 @@ tokens. Only the last group is left when generation ends.
 
 
 def stream_groups(rows: int) -> list[range]:
-    """Return the groups of `rows` rows, in the order in which they end."""
+    """Return the groups of a rank's `rows` rows as consecutive ranges, in the order in which the groups end."""
     ends = [int(rows * share) for share in accumulate(STREAM_SHARES)]
     return [range(*each) for each in pairwise([0, *ends])]
 
@@ -32,9 +32,9 @@ class RestrictsSampling:
     """
 
     neutral: float
-    """Value that restricts nothing."""
+    """Value of the field that keeps no token from being drawn."""
     parameter: str = ""
-    """Name of the value in vLLM's SamplingParams, for a field that greedy responses do without."""
+    """Name of the field's value in vLLM's SamplingParams; empty for a field that also holds for greedy responses."""
 
 
 class Rollout(Spec):
@@ -141,7 +141,7 @@ class Rollout(Spec):
         return all(getattr(self, name) == each.neutral for name, each in self.sampling_restrictions().items())
 
     def sampling_parameters(self, *, greedy: bool) -> dict[str, float]:
-        """Return the restrictions that vLLM knows, by its names; greedy responses have neutral ones."""
+        """Return the sampling restrictions by their names in vLLM; for greedy responses they have neutral values."""
         return {
             each.parameter: each.neutral if greedy else getattr(self, name)
             for name, each in self.sampling_restrictions().items()

@@ -28,11 +28,11 @@ Reason = Literal[
     "Internal",
     "Unknown",
 ]
-"""Why an attempt failed; docs/jobs.md says of each what it means and what to do."""
+"""Reason of an attempt's failure; docs/jobs.md says of each what it means and what to do."""
 
 Action = Literal["Restart", "Remap", "Ignore", "Fail"]
-"""Restart: a new attempt that counts against backoffLimit, mapped as before as long as the nodes have room. Remap: the
-same with a mapping made anew, on the nodes of that time. Ignore: as Restart, not counted. Fail: no more attempts."""
+"""Action after a failure. Restart: a new attempt that counts against backoffLimit, mapped as before if there is
+room. Remap: the same with a new mapping, on the nodes of that time. Ignore: as Restart, not counted. Fail: no more."""
 
 
 class FailureRule(Spec):

@@ -117,7 +117,7 @@ class Code(Verifier):
 
 
 ANSWERS = "text, a number or a list of these"
-"""Types allowed in a column of right answers, or of tests."""
+"""Words for the types that a column of right answers, or of tests, may hold."""
 
 
 def are_answers(value: object) -> bool:

@@ -17,7 +17,7 @@ from rlhf_trainer.errors import DataError
 KINDS = (".json", ".jsonl", ".csv")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BEGINNING = 4096
-"""Bytes at the start of a file that show its kind."""
+"""Number of bytes at the start of a data file that show its kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Line:
 
     file: Path
     number: int
-    """Line number, from 1."""
+    """Number of the line in its file, from 1."""
     text: str
     problem: str = ""
     """Reason why the line is no row, to follow its place in a sentence; empty for rows and the header of a CSV file."""
@@ -43,7 +43,7 @@ def are_rows(file: Path) -> bool:
 
 
 def lines_of(file: Path) -> Iterator[Line]:
-    """The lines of a file for which `are_rows` holds; DataError with the line for text that is not UTF-8."""
+    """Yield the lines of a file for which `are_rows` holds; DataError with the line for text that is not UTF-8."""
     texts = _texts(file)
     if _is_csv(file):
         yield from _records(file, texts)
@@ -54,14 +54,14 @@ def lines_of(file: Path) -> Iterator[Line]:
 
 
 def row_numbers(file: Path, left_out: Sequence[Line]) -> Iterator[int]:
-    """The line of each row of a file from which some lines were left out."""
+    """Yield the line number of each row of a file, without the lines in `left_out`."""
     bad = {line.number for line in left_out if line.file == file}
     numbers = (line.number for line in lines_of(file) if line.number not in bad)
     return islice(numbers, int(_is_csv(file)), None)
 
 
 def copy_rows(place: Path, copy: Path) -> tuple[int, list[Line]]:
-    """Copy a file, or all files of a folder, without bad and empty lines; returns (lines kept, bad lines)."""
+    """Copy a data file, or all files of a folder, without bad and empty lines; returns (lines kept, bad lines)."""
     rows, left_out = 0, list[Line]()
     for file in files_of(place):
         target = copy / os.path.relpath(file, place)
@@ -78,7 +78,7 @@ def copy_rows(place: Path, copy: Path) -> tuple[int, list[Line]]:
 
 
 def files_of(place: Path) -> list[Path]:
-    """Return a file, or the files below a folder, sorted."""
+    """Return the files of a data set at a path: the file itself, or the files below a folder, sorted."""
     return [file for file in (sorted(place.rglob("*")) if place.is_dir() else [place]) if file.is_file()]
 
 
@@ -109,7 +109,7 @@ def _texts(file: Path) -> Iterator[str]:
 
 
 def _no_object(text: str) -> str:
-    """Reason why a line of JSON is no row; empty if the line is an object."""
+    """Return why a line of a JSON file is no row; empty if the line is an object."""
     try:
         value = json.loads(text.rstrip())
     except json.JSONDecodeError as error:
@@ -120,7 +120,7 @@ def _no_object(text: str) -> str:
 
 
 def _records(file: Path, texts: Iterator[str]) -> Iterator[Line]:
-    """The header and the records of a CSV file."""
+    """Yield the header and the records of a CSV file."""
     read: list[str] = []
 
     def remembered() -> Iterator[str]:

@@ -35,14 +35,14 @@ from rlhf_trainer.data.reading import CompletionReader, PairReader, Reader, Safe
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Rows of a batch from which one rank makes tensors."""
+    """Rows of a step's batch of which one rank makes tensors."""
 
     examples: Tensor
-    """int64 [B]"""
+    """Number of the example in each row of the rank, int64 [B]."""
     valid: Tensor
-    """float32 [B], 0 on padding"""
+    """Mask of the rank's rows, float32 [B]: 0 on padding rows, else 1."""
     batch: Tensor
-    """int64: the examples of the whole batch; the longest one sets the width of the tensors."""
+    """Numbers of the examples of the whole batch, int64; the longest example sets the width of the tensors."""
 
 
 class Loader:
@@ -52,9 +52,9 @@ class Loader:
     """
 
     reader: ClassVar[type[Reader]] = Reader
-    """Class that reads a data set."""
+    """Class of the readers, one for each data set."""
     fields: ClassVar[tuple[str, ...]]
-    """The fields of a step's batch; `batch` also returns `row`."""
+    """Names of the tensors of a step's batch; the method `batch` also returns `row`."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class Loader:
         Raises DataError (see `Reader.read`).
         """
         self.path = path
-        """The place in the manifest."""
+        """Field of the manifest that names the data, such as `spec.data.train`."""
         self.readers = [
             self.reader(each, tokenizer, path=place, limits=spec.data, **self._kept(each, spec, tools, ordered_by))
             for place, each in source.sources(path).items()
         ]
-        """Reader of each data set, with its counts of rows that were left out."""
+        """Readers, one for each data set, with the numbers of rows that were left out."""
         read = [reader.read() for reader in self.readers]
         self._prompts, *others = (Ragged.joined(list(pieces)) for pieces in zip(*read, strict=True))
         kinds = len(self.reader.responses)
@@ -102,14 +102,14 @@ class Loader:
     def _kept(
         self, source: Source, spec: JobSpec, tools: Sequence[Mapping[str, Any]], ordered_by: str
     ) -> dict[str, Any]:
-        """Options of a reader: whether it keeps rows and, of prompts without responses, further columns and tools."""
+        """Return a reader's options: whether it keeps rows and, of prompts alone, further columns and tools."""
         keeps = {"keeps_rows": spec.algorithm.makes == "data" or bool(spec.data.order and ordered_by)}
         if self.reader.responses:
             return keeps
         return {**keeps, "columns": spec.columns(source), "verified": spec.verifier_columns(source), "tools": tools}
 
     def facts(self) -> list[str]:
-        """Sentences on rows that were left out."""
+        """Return sentences on the rows of each data set that were left out."""
         counted = zip(self.readers, self._order.counts, strict=True)
         return [fact for reader, rows in counted for fact in reader.facts(rows)]
 
@@ -118,12 +118,12 @@ class Loader:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Examples of each data set."""
+        """Number of examples of each data set."""
         return self._order.counts
 
     @property
     def digest(self) -> str:
-        """Hash of all examples (token ids, further columns) in order, and of an own order's first epoch."""
+        """Hash of all examples (token ids, further columns) in order, and of the first epoch of a user's own order."""
         found = hashlib.blake2b(digest_size=8)
         for rows in (self._prompts, *self._responses, *self._labels):
             found.update(rows.lengths.numpy().data)
@@ -136,12 +136,12 @@ class Loader:
         return found.hexdigest()
 
     def lengths(self) -> dict[str, Tensor]:
-        """Lengths of each example's prompt and responses, int64 [examples], by the fields that name their columns."""
+        """Return the numbers of tokens of each prompt and each response, int64 [examples], by the columns' fields."""
         keys = (*self.readers[0].fields()[:1], *self.reader.responses)
         return dict(zip(keys, [rows.lengths for rows in (self._prompts, *self._responses)], strict=True))
 
     def batch(self, step: int, *, batch_size: int, rows: slice | None = None) -> dict[str, Tensor]:
-        """The rows [start, stop) of a step's batch (all by default); steps count from 1.
+        """Return the tensors of rows [start, stop) of a step's batch (all by default); steps count from 1.
 
         The order follows from the seed and the step alone. Rows beyond the last epoch repeat row 0 of the batch with
         `valid` 0; a step without rows is a ValueError. The tensors are those of the class, and `row` int64 [B]:
@@ -158,7 +158,7 @@ class Loader:
         return self._slice(torch.from_numpy(examples), torch.from_numpy(valid), rows)
 
     def ordered(self, rows: slice | None = None) -> dict[str, Tensor]:
-        """The examples [start, stop) (all by default) in the order of the file, for evaluation; tensors as by `batch`.
+        """Return examples [start, stop) (all by default) in the file's order, for evaluation; tensors as by `batch`.
 
         Rows beyond the last example repeat example 0 with `valid` 0.
         """
@@ -168,40 +168,43 @@ class Loader:
         return self._slice(torch.arange(total) * valid, valid, rows)
 
     def columns(self, examples: Tensor) -> list[dict[str, Any]]:
-        """The further columns (`JobSpec.columns`) of examples; None for a column of other data sets of a mix."""
+        """Return the values of the columns that `JobSpec.columns` names, for each example by column.
+
+        Of a mix, a column that the example's data set does not name is None.
+        """
         names = dict.fromkeys(name for reader in self.readers for name in reader.columns)
         return [{**names, **reader.further(row)} for reader, row in self._read(examples)]
 
     def prompts(self, examples: Tensor) -> list[dict[str, Any]]:
-        """The prompts of examples as they stand in the file; see `Reader.prompt`."""
+        """Return the prompts of examples as they stand in the file; see `Reader.prompt`."""
         return [reader.prompt(row) for reader, row in self._read(examples)]
 
     def _read(self, examples: Tensor) -> Iterator[tuple[Reader, int]]:
-        """(reader, number among the rows of that reader) of each example."""
+        """Yield for each example its data set's reader, and its number among the rows of that reader."""
         ends = np.cumsum(self._order.counts)
         for example in examples.tolist():
             place = int(np.searchsorted(ends, example, side="right"))
             yield self.readers[place], example - int(ends[place]) + self._order.counts[place]
 
     def _slice(self, examples: Tensor, valid: Tensor, rows: slice | None) -> dict[str, Tensor]:
-        """Tensors of some rows of a batch: `examples` int64 [B], `valid` bool [B]."""
+        """Return the tensors of some rows of a batch; examples int64 [B] and valid bool [B] cover the whole batch."""
         assert rows is None or 0 <= rows.start <= rows.stop <= len(examples), f"{rows} of {len(examples)} rows"
         numbers = torch.arange(len(examples))[rows or slice(None)]
         chosen = Rows(examples=examples[numbers], valid=valid[numbers].float(), batch=examples)
         return {**self._tensors(chosen), "valid": chosen.valid, "row": numbers}
 
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
-        """Tensors of rows, without `valid` and `row`."""
+        """Return a subclass's tensors of some rows, without `valid` and `row`."""
         raise NotImplementedError
 
     def _whole(self, response: int, rows: Rows) -> tuple[Tensor, Tensor]:
-        """(ids, attention mask) [B, T] of prompt and response; T is the largest length of any response of the batch."""
+        """Return (ids, attention mask) [B, T] of prompt and response; T: tokens of the longest in the batch."""
         width = max(int((self._prompts.lengths + each.lengths)[rows.batch].max()) for each in self._responses)
         whole = self._responses[response].selected(rows.examples).after(self._prompts.selected(rows.examples))
         return whole.padded(width, self._pad_id)
 
     def _response_mask(self, attention_mask: Tensor, rows: Rows) -> Tensor:
-        """Mask: 1 on the response and its end-of-text token, 0 elsewhere and on rows that are not valid."""
+        """Return the mask of responses [B, T]: 1 on one and its end-of-text token, 0 elsewhere and on padding rows."""
         is_response = torch.arange(attention_mask.shape[1]) >= self._prompts.lengths[rows.examples][:, None]
         return attention_mask * is_response * rows.valid[:, None]
 
@@ -220,7 +223,7 @@ class PromptLoader(Loader):
 class CompletionLoader(Loader):
     """Prompts with a response: `tokens` int64, `attention_mask`, `response_mask` [B, T], `valid` [B].
 
-    `response_mask` is 1 on the response, of a conversation on each answer that is learned, and its end-of-text token;
+    `response_mask` is 1 on the response, of a conversation on each answer in the loss, and its end-of-text token;
     it is 0 on every token of a row that is not valid.
     """
 
@@ -258,7 +261,7 @@ class PairLoader(Loader):
 
 
 class SafetyPairLoader(PairLoader):
-    """Pairs, and whether each response is safe: also `chosen_safe` and `rejected_safe` [B], 1 or 0."""
+    """Pairs of responses with labels of safety: also `chosen_safe` and `rejected_safe` [B], 1 (safe) or 0."""
 
     reader = SafetyPairReader
     fields = (*PairLoader.fields, "chosen_safe", "rejected_safe")

@@ -19,18 +19,18 @@ MAX_SOURCES = 64
 
 @dataclass(frozen=True)
 class Order:
-    """Order of the examples of all sources, which are numbered through in the order of the sources."""
+    """Order of the examples of all data sets (sources), which are numbered through in the order of the sources."""
 
     counts: tuple[int, ...]
-    """Examples of each source."""
+    """Number of examples of each source."""
     weights: tuple[float, ...]
     seed: int | None
-    """None: every epoch has the order of the sources."""
+    """Seed of the permutations; None: every epoch has the order of the files."""
     own: Callable[[int, int], Examples] | None = None
-    """(source, epoch) -> order of its examples instead of a permutation; a pure function, too."""
+    """User's own order instead of permutations: (source, epoch) -> order of its examples; a pure function."""
 
     def at(self, positions: Examples) -> Examples:
-        """The examples at consecutive positions (from 0), or at some of them: int64 [B] -> int64 [B]."""
+        """Return the examples at positions (from 0) of the order, consecutive or not: int64 [B] -> int64 [B]."""
         found = np.empty_like(positions)
         sources, turns = shares(positions, self.weights)
         firsts = np.cumsum([0, *self.counts])
@@ -40,7 +40,7 @@ class Order:
         return found
 
     def _of_source(self, source: int, count: int, positions: Examples) -> Examples:
-        """The examples of a source at positions in its sequence of epochs."""
+        """Return the examples of a source at positions in its sequence of epochs."""
         epochs, within = np.divmod(positions, count)
         found = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
@@ -51,7 +51,7 @@ class Order:
 
 
 def shares(positions: Examples, weights: Sequence[float]) -> tuple[Examples, Examples]:
-    """(source, number of earlier rows of that source) at each position, int64 [B] each.
+    """Return (source, number of earlier rows of that source) at each position, int64 [B] each.
 
     Row k of a source with share w has its place at (k + 1/2) / w; the rows of all sources are sorted by place. So
     the first n rows hold n x share rows of each source, within the number of sources.
@@ -71,7 +71,7 @@ def shares(positions: Examples, weights: Sequence[float]) -> tuple[Examples, Exa
 
 @lru_cache(maxsize=MAX_SOURCES)
 def permutation(num_examples: int, seed: int | None, epoch: int, source: int) -> Examples:
-    """Order of an epoch (from 0) of a source: every example once, int64 [num_examples], read-only."""
+    """Return the order of an epoch (from 0) of a source: every example once, int64 [num_examples], read-only."""
     order = np.arange(num_examples, dtype=np.int64)
     if seed is not None:
         numbers = [seed, epoch, source] if source else [seed, epoch]

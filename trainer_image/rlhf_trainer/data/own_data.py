@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def own_rows(source: OwnRows, path: str) -> datasets.Dataset:
-    """The first `source.limit` rows that a function returns; a row has None in the columns that it lacks.
+    """Return the first `source.limit` rows that a user's function gives; a row has None in the columns that it lacks.
 
     path: the source's place in the manifest. UserCodeError if the function fails or gives no rows.
     """
@@ -48,7 +48,7 @@ def own_rows(source: OwnRows, path: str) -> datasets.Dataset:
 def own_order(
     order: EntryPoint, path: str, tables: Sequence[datasets.Dataset], seed: int, source: int, epoch: int
 ) -> Examples:
-    """The order of an epoch (from 0) of one data set by a function(rows, epoch, seed): int64 [rows].
+    """Return the order of one data set in an epoch (from 0) by the user's function(rows, epoch, seed): int64 [rows].
 
     tables: all data sets; source: index of the one to order; path: the function's place in the manifest. UserCodeError
     unless the function gives one number of a row for each row.

@@ -31,9 +31,9 @@ class Reader:
     """Reader of prompts, and base of the readers of responses."""
 
     responses: ClassVar[tuple[str, ...]] = ()
-    """Fields of Rows that name the columns of responses."""
+    """Fields of a manifest's data source (`Rows`) that name the columns of responses."""
     labels: ClassVar[tuple[str, ...]] = ()
-    """Fields of Rows that name columns of true and false."""
+    """Fields of a manifest's data source (`Rows`) that name columns of labels, true or false."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Reader:
         keeps_rows: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """`path`: the source's place in the manifest, such as "spec.data.train"; limits: of its rows.
+        """Keep the options. path: the source's field in the manifest, as "spec.data.train"; limits: of its rows.
 
         columns: further columns, which are kept as they stand in the file. verified: required columns among these, each
         with the field of the manifest that reads it; without an answer there a row is bad. keeps_rows: whether to keep
@@ -59,13 +59,13 @@ class Reader:
         self.short = 0
         """Number of rows left out because their prompt or a response is too short, and none exceeds the limits."""
         self.bad = 0
-        """Number of bad rows left out."""
+        """Number of rows left out because they cannot be read as a prompt with its responses."""
         self.named: list[str] = []
-        """Sentences on the first bad rows."""
+        """Sentences on the first MAX_NAMED_ROWS bad rows, for messages."""
         self._tokenizer, self._limits, self._tools = tokenizer, limits, tools
         self._keeps_rows = bool(columns) or keeps_rows
         self._rows: list[int] = []
-        """Numbers in the file of the rows that are kept."""
+        """Row numbers, in the data set as opened, of the rows that are kept."""
         self._prompt_key = "messages_key" if source.messages_key else "prompt_key"
 
     def read(self) -> list[Ragged]:
@@ -90,15 +90,15 @@ class Reader:
         return found
 
     def rows(self) -> datasets.Dataset:
-        """The rows that are kept, with all their columns."""
+        """Return the rows that are kept, with all their columns."""
         return self._table.select(self._rows)
 
     def further(self, row: int) -> dict[str, Any]:
-        """The further columns of a kept row (from 0)."""
+        """Return the values of the further columns of a kept row (from 0), by column."""
         return dict(self._further[self._rows[row]]) if self.columns else {}
 
     def prompt(self, row: int) -> dict[str, Any]:
-        """The `prompt` of a kept row (from 0), a text or messages, and its tools if there are any.
+        """Return the `prompt` of a kept row (from 0), a text or messages, and its tools if there are any.
 
         A final answer among the messages is not part of the prompt.
         """
@@ -108,12 +108,12 @@ class Reader:
         return {"prompt": prompt[:-1] if ends_with_answer else prompt, **found}
 
     def add_further_to(self, digest: hashlib.blake2b) -> None:
-        """Add the further columns of all rows to a digest."""
+        """Add the further columns of all kept rows to a digest."""
         for row in self._rows if self.columns else ():
             digest.update(repr(self._further[row]).encode(errors="replace"))
 
     def facts(self, rows: int) -> Iterator[str]:
-        """Sentences on the rows that were left out; rows: number of the kept ones."""
+        """Yield sentences on the rows that were left out, with their number and why; rows: number of the kept ones."""
         total = rows + self.dropped + self.short + self.bad
         for count, why in ((self.dropped, self._longer()), (self.short, self._shorter())):
             if count:
@@ -123,7 +123,7 @@ class Reader:
             yield f"{self.path}: {self.bad} of {total} rows are bad and were dropped, such as {such}"
 
     def fields(self) -> tuple[str, ...]:
-        """Fields of the source that name the columns to read; the prompt's comes first."""
+        """Return the fields of the source that name the columns to read; the prompt's comes first."""
         return (self._prompt_key, *self.responses, *self.labels, *(("tools_key",) if self.source.tools_key else ()))
 
     def _tokenised(self, rows: OpenedRows) -> Iterator[tuple[int, Encoder, list[list[Ids]]]]:
@@ -145,13 +145,13 @@ class Reader:
             yield first, encoder, texts
 
     def _encoded(self, encoder: Encoder, column: Callable[[str], Column]) -> list[list[Ids]]:
-        """Ids of the prompts, of each kind of response, and each label."""
+        """Return the token ids of the prompts and of each kind of response, and each kind of label."""
         prompts = encoder.prompts()
         replies = [encoder.responses(column(key), prompts) for key in self.responses]
         return [prompts, *replies, *[encoder.labels(column(key)) for key in self.labels]]
 
     def _kept(self, opened: OpenedRows, first: int, encoder: Encoder, texts: list[list[Ids]]) -> list[Ragged]:
-        """Select the rows without faults and within the limits; others are counted, or a DataError."""
+        """Return the token ids of the rows that are good and within the limits; others are counted, or a DataError."""
         for row, fault in sorted(encoder.faults.items()):
             self._leave_out(f"{fault.field}: {opened.place(first + row)} {fault.what}")
         good = torch.tensor([row not in encoder.faults for row in range(len(texts[0]))])
@@ -172,7 +172,7 @@ class Reader:
         return tokens if len(kept) == len(good) else [rows.selected(kept) for rows in tokens]
 
     def _leave_out(self, sentence: str) -> None:
-        """Count a bad row, or raise its sentence as a DataError."""
+        """Count a bad row, or raise the sentence on it as a DataError, as `onBadRow` of the manifest asks."""
         if self._limits.on_bad_row == "Fail":
             raise DataError(sentence)
         self.bad += 1
@@ -180,7 +180,7 @@ class Reader:
             self.named.append(sentence)
 
     def _none_left(self) -> str:
-        """Sentence on why no row is left."""
+        """Return the part of a sentence that says why no row of the data set is left."""
         reasons = [self._longer()] if self.dropped else []
         reasons += [self._shorter()] if self.short else []
         reasons += [f"bad: {'; '.join(self.named)}"] if self.bad else []
@@ -194,7 +194,7 @@ class Reader:
         return DataError(f"{self.path}.{field}: {place} has {length} tokens, more than the {most} of spec.data.{limit}")
 
     def _bounds(self, prompt: int, response: int) -> torch.Tensor:
-        """Tokens of the prompt and of each response, int64 [1 + responses, 1]."""
+        """Return a bound on the tokens of the prompt and one for each kind of response, int64 [1 + responses, 1]."""
         return torch.tensor([prompt, *[response] * len(self.responses)])[:, None]
 
     def _longer(self) -> str:
@@ -215,7 +215,7 @@ class CompletionReader(Reader):
         return tuple(key for key in super().fields() if not (self.source.messages_key and key == "response_key"))
 
     def _encoded(self, encoder: Encoder, column: Callable[[str], Column]) -> list[list[Ids]]:
-        """Encode like the base class, but with ~token for a token that is not learned, such as a later question's."""
+        """Encode like the base class, but with ~token for a token outside the loss, such as one of a later question."""
         if not self.source.messages_key:
             return super()._encoded(encoder, column)
         found = encoder.conversations()
@@ -239,7 +239,7 @@ class PairReader(Reader):
         return [*found, encoder.labels(column("better_key"))] if self.source.better_key else found
 
     def _kept(self, opened: OpenedRows, first: int, encoder: Encoder, texts: list[list[Ids]]) -> list[Ragged]:
-        """Select rows, and put the better response, and whether it is safe, before the worse one."""
+        """Return rows as the base class does, with the better response, and its label, before the worse one."""
         prompts, *pairs = super()._kept(opened, first, encoder, texts)
         if not self.source.better_key:
             return [prompts, *pairs]
@@ -249,6 +249,6 @@ class PairReader(Reader):
 
 
 class SafetyPairReader(PairReader):
-    """Reader of pairs, and whether each response is safe."""
+    """Reader of pairs of responses, and of labels that say whether each response is safe."""
 
     labels = ("chosen_safe_key", "rejected_safe_key")

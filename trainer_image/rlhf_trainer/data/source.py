@@ -31,40 +31,40 @@ from rlhf_trainer.errors import DataError
 from rlhf_trainer.hub import HUB, require_hub
 
 NULL_START = re.compile(rb"(?:\xef\xbb\xbf)?[\s\[]*(null|NaN|-?Infinity)")
-"""Start of a JSON file whose first row `datasets` reads as null."""
+"""Pattern of the start of a JSON file whose first row `datasets` reads as null."""
 KIND_OF_EXTENSION = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
 
 class UnreadableError(DataError):
-    """Files that cannot be read as they are."""
+    """Error for data files that cannot be read as they are; a copy without bad lines may be readable."""
 
 
 @dataclass(frozen=True)
 class OpenedRows:
-    """The rows of a source, in the order of its files."""
+    """Opened data set: its rows in the order of its files, and the lines that are no rows."""
 
     table: datasets.Dataset
     files: Sequence[Path] = ()
     """Files of the table on this machine; empty for a data set of the hub or of a function."""
     left_out: Sequence[Line] = ()
-    """Lines that are no rows."""
+    """Lines of the files that are no rows, such as broken JSON."""
 
     def place(self, row: int) -> str:
-        """Place of a row (from 0), for messages: the line of its file, if the file has lines."""
+        """Return the place of a row (from 0) for messages: its file and line, or its number if files have no lines."""
         if row >= len(self._lines):
             return f"row {row} (counted from 0)"
         file, number = self._lines[row]
         return f"{self.files[file]}, line {number}"
 
     def left_out_before_limit(self, limit: int | None) -> Sequence[Line]:
-        """Lines that are no rows, but only those before the last row that is read."""
+        """Return the lines that are no rows, but only those before the last row that is read, row number `limit`."""
         if not self.left_out or limit is None or len(self._lines) < limit:
             return self.left_out
         order = {file: place for place, file in enumerate(self.files)}
         return [line for line in self.left_out if (order.get(line.file, -1), line.number) < self._lines[limit - 1]]
 
     def values(self, columns: Iterable[str], first: int, count: int, path: str) -> dict[str, list[Any]]:
-        """The values of rows `first` to `first + count - 1` in some columns; DataError for text that is not UTF-8."""
+        """Return the values of `count` rows from `first` on in some columns; DataError for text that is not UTF-8."""
         try:
             found: dict[str, list[Any]] = self.table.select_columns(list(columns))[first : first + count]
         except ValueError as error:  # `datasets` has not decoded the texts of a Parquet file before
@@ -76,7 +76,7 @@ class OpenedRows:
 
     @cached_property
     def _lines(self) -> list[tuple[int, int]]:
-        """(index of the file, line) of each row; empty for files without lines. Read from the files at first use."""
+        """Place of each row as (index of the file, line), read at first use; empty for files without lines."""
         files = self.files if all(map(are_rows, self.files)) else ()
         return [(place, line) for place, file in enumerate(files) for line in row_numbers(file, self.left_out)]
 
@@ -150,7 +150,10 @@ def _open_local(source: DataSource, path: str, columns: list[str]) -> OpenedRows
 def _open_rows_alone(
     found: Path, kind: str, source: DataSource, path: str, options: Mapping[str, Any], error: DataError
 ) -> OpenedRows:
-    """Open a file or folder that cannot be read as it is, by a copy without bad lines; raises `error` if that fails."""
+    """Open a JSON or CSV file with bad lines, or a folder of such files, by a copy of the good lines.
+
+    Raises `error`, the failure to open the original, if the copy has no rows or cannot be opened either.
+    """
     copy = _place_of_copy(found)
     with _named(path):
         rows, left_out = copy_rows(found, copy)
@@ -164,7 +167,7 @@ def _open_rows_alone(
 
 
 def _open_place(place: Path, kind: str, source: DataSource, path: str, options: Mapping[str, Any]) -> OpenedRows:
-    """Open a file or folder on this machine."""
+    """Open a data set that is a file or a folder on this machine."""
     if kind == "json":
         _require_no_null(place, path)
     if place.is_dir():
@@ -173,7 +176,7 @@ def _open_place(place: Path, kind: str, source: DataSource, path: str, options: 
 
 
 def _place_of_copy(place: Path) -> Path:
-    """Path for a copy of the rows of a file or folder; another path once the original has changed."""
+    """Return the path for a copy of the rows of a file or folder; another path once the original has changed."""
     now = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files_of(place)]
     name = hashlib.sha256(f"{place} {now}".encode(errors="replace")).hexdigest()[:16]
     return Path(datasets.config.HF_DATASETS_CACHE) / "rows" / name / place.name
@@ -213,7 +216,7 @@ def _extensions() -> str:
 
 
 def _load(address: str, source: DataSource, path: str, **options: Any) -> OpenedRows:
-    """Open one split by `datasets`; address: a data set of the hub, a folder, or a kind of file."""
+    """Open one split of a data set by `datasets`; address: a data set of the hub, a folder, or a kind of file."""
     try:
         with _quiet():
             builder = datasets.load_dataset_builder(address, source.subset, **options)
@@ -243,7 +246,7 @@ def _require_split(source: DataSource, sizes: dict[str, int], path: str) -> None
 
 
 def _cause(error: BaseException) -> str:
-    """First line of the original error, which `datasets` wraps in general ones."""
+    """Return the first line of the original error, which `datasets` wraps in general ones."""
     while isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).splitlines()
@@ -252,7 +255,7 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Put the field of a source's address before the DataErrors of the block."""
+    """Begin the text of the block's DataErrors with the manifest's field of the data set's address, `path`.uri."""
     try:
         yield
     except DataError as error:

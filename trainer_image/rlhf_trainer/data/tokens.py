@@ -18,12 +18,12 @@ ASSISTANT = "assistant"
 
 
 class BadValueError(Exception):
-    """A value of a wrong kind in a column; the text follows the row in a sentence, as in `holds nothing`."""
+    """Error for a data column's value of a wrong type; the text follows the row in a sentence: `holds nothing`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Consecutive values of one column."""
+    """Consecutive values of one column of a data set."""
 
     field: str
     """Field of the manifest that names the column, such as "spec.data.train.promptKey"."""
@@ -32,21 +32,21 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Fault of a row."""
+    """Reason why a row of the data set is bad."""
 
     field: str
     what: str
-    """Text that follows the row in a sentence."""
+    """Text of the reason, which follows the row's place in a sentence."""
 
 
 class Conversation(NamedTuple):
     """Token ids of a whole conversation."""
 
     prompt: Ids
-    """Tokens up to the first answer that is learned."""
+    """Token ids before the first answer that counts in the loss."""
     rest: Ids
     learned: Ids
-    """1 for each token of `rest` in an answer, its end-of-text token included; 0 for the others."""
+    """Loss mask of `rest`: 1 for each token of an answer that counts, its end-of-text token included; else 0."""
 
 
 class Encoder:
@@ -65,21 +65,21 @@ class Encoder:
         chat_template: ChatTemplate,
         tools: Column | None = None,
     ) -> None:
-        """tools: of each row, for the template, in the template's own form."""
+        """Read the prompts; tools: those of each row for the chat template, in the template's own form."""
         self.faults: dict[int, Fault] = {}
-        """Index of a row -> its first fault."""
+        """Faults of the encoded rows: index of a row -> the first fault found in it."""
         self._tokenizer = tokenizer
         self._prompts, self._tools = prompts, tools
         self._chats = self._each(prompts, lambda index: self._chat(index, chat_template))
 
     def prompts(self) -> list[Ids]:
-        """Token ids of each prompt, up to where the response starts; a prompt without tokens is a fault."""
+        """Return the token ids of each prompt, up to where the response starts; a prompt without tokens is a fault."""
         encoded = self._encoded(self._each(self._prompts, lambda index: self._text(index, None)))
         self._each(self._prompts, lambda index: _require(bool(encoded[index]), "is empty"))
         return encoded
 
     def responses(self, responses: Column, prompt_ids: Sequence[Ids]) -> list[Ids]:
-        """Token ids of the response to each prompt, the end-of-text token included; ConfigError if there is none.
+        """Return the token ids of each prompt's response, with the end-of-text token; ConfigError without such a token.
 
         A response is a text, a message of the assistant, or messages that end with one. With a chat template its ids
         follow `prompt_ids` in the whole conversation, up to the last end-of-text token. Without a template, and where
@@ -100,7 +100,7 @@ class Encoder:
         return [ids if ids and ids[-1] == end else [*ids, end] for ids in encoded]
 
     def written(self, responses: Column) -> list[Ids]:
-        """Token ids of each prompt with its response in the tokenizer's own form.
+        """Return the token ids of each prompt with its response in the tokenizer's own form.
 
         A conversation goes through the template; a text gets the tokens that the tokenizer adds to any text.
         """
@@ -113,10 +113,10 @@ class Encoder:
         return found
 
     def conversations(self) -> list[Conversation]:
-        """The prompts as conversations that end with an answer; all answers are learned.
+        """Return the prompts as conversations that end with an answer; all answers count in the loss.
 
         Some templates change an earlier answer once the conversation goes on (they leave out its thoughts). Then only
-        the last answer is learned.
+        the last answer counts.
         """
         end, prompts = end_of_text(self._tokenizer), self.prompts()
         values = self._prompts.values
@@ -139,7 +139,7 @@ class Encoder:
         return found
 
     def labels(self, labels: Column) -> list[Ids]:
-        """Labels, each true or false, or 1 or 0, as rows of one number."""
+        """Return a column of labels, each true or false, or 1 or 0, as rows of one number."""
         found = self._each(labels, lambda index: _label(labels.values[index]))
         return [[label or 0] for label in found]
 
@@ -159,7 +159,7 @@ class Encoder:
         return found
 
     def _chat(self, index: int, chat_template: ChatTemplate) -> list[Message] | str:
-        """The prompt as a conversation, or a text that is encoded as it stands."""
+        """Return the prompt of a row as a conversation, or as a text that is encoded as it stands."""
         prompt, has_template = self._prompts.values[index], bool(self._tokenizer.chat_template)
         if isinstance(prompt, str):
             return [_as_message("user", prompt)] if has_template and chat_template == "Auto" else prompt
@@ -181,14 +181,14 @@ class Encoder:
         return messages[-1]
 
     def _text(self, index: int, reply: Message | None) -> str:
-        """Text to encode: a conversation's prompt, or all of it with a reply; else the prompt or the reply alone."""
+        """Return a row's text to encode: a conversation, with a reply if given; else the prompt or the reply alone."""
         chat = self._chats[index]
         if isinstance(chat, list):
             return self._rendered(index, [*chat, reply] if reply else chat, is_prompt=reply is None)
         return str(reply["content"] if reply else chat)
 
     def _earlier_answers(self, index: int) -> list[tuple[str, str]]:
-        """The conversation up to the start and up to the end of each of its answers but the last."""
+        """Return the rendered conversation up to the start and up to the end of each of its answers but the last."""
         chat = self._chats[index]
         assert isinstance(chat, list), "conversations go through a template"
         places = [place for place, message in enumerate(chat) if message["role"] == ASSISTANT]
@@ -221,7 +221,7 @@ class Encoder:
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id of the end-of-text token; ConfigError if the tokenizer has none."""
+    """Return the id of the end-of-text token; ConfigError if the tokenizer has none."""
     end = tokenizer.eos_token_id
     if not isinstance(end, int):
         raise ConfigError(f"the tokenizer {tokenizer.name_or_path!r} has no end-of-text token")
@@ -229,7 +229,7 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _up_to_last(end: int, ids: Ids) -> Ids:
-    """The ids up to the last `end`. Templates add a line break after it, but a model stops before that."""
+    """Return the ids up to the last `end` token. Templates add a line break after it, but a model stops before that."""
     return ids[: len(ids) - ids[::-1].index(end)] if end in ids else ids
 
 
@@ -238,7 +238,7 @@ def _as_message(role: str, text: str) -> Message:
 
 
 def _message(value: object) -> Message:
-    """A message with its content as a text, without keys whose value is None: a table adds the keys of other rows."""
+    """Return a message with its content as text, without keys that are None, which a table takes from other rows."""
     if not isinstance(value, dict):
         raise BadValueError(f"holds {_kind(value)}, not a text or a message")
     message = {key: item for key, item in value.items() if item is not None}

@@ -25,12 +25,12 @@ class TurnEncoder:
         self._texts_are_messages = self._has_template and chat_template == "Auto"
 
     def prompt(self, given: str | list[Message]) -> Ids:
-        """Ids of an episode's first messages, up to the model's answer. DataError if the template refuses them."""
+        """Return the ids of an episode's first messages, up to the answer. DataError if the template refuses them."""
         messages = self._as_messages(given)
         return self._encoded(self._rendered(messages) if isinstance(messages, list) else messages)
 
     def observation(self, given: str | list[Message]) -> Ids:
-        """Ids of an observation, after the end-of-text token of an answer and up to the model's next answer.
+        """Return the token ids of an observation, from the end of an answer up to the model's next answer.
 
         The template gets a made-up answer before the observation; the text after that answer is encoded.
         """
@@ -43,7 +43,7 @@ class TurnEncoder:
         return self._encoded(after if end and not ending.strip() else rest)
 
     def answer(self, tokens: Ids) -> str:
-        """Text of an answer without its end-of-text token; special tokens of calls are part of the text."""
+        """Return the text of an answer without its end-of-text token; special tokens of tool calls are kept."""
         written = tokens[:-1] if tokens[-1] == self._tokenizer.eos_token_id else tokens
         return str(self._tokenizer.decode(written, skip_special_tokens=False))
 

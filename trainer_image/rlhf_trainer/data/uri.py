@@ -10,7 +10,7 @@ FILE = "file://"
 
 
 def local_path(uri: str) -> Path:
-    """Path of the file or folder that `uri` names.
+    """Return the path of the file or folder that `uri` names.
 
     `file:///absolute/path` is taken as it stands (%20 and the like decoded); `package://top_package/path` is looked up
     in the installed Python package. Raises DataError, naming `uri`, when there is nothing or the scheme is another one.

@@ -35,23 +35,23 @@ from rlhf_trainer.rewards.supervision import (
 )
 
 POLL_SECONDS = 0.001
-"""Shortest wait for an episode that is late."""
+"""Shortest wait in seconds for the answer of an episode that is late."""
 
 
 @dataclass
 class RunningEpisode:
-    """An episode as the trainer sees it."""
+    """Trainer's record of an episode: the socket to its process, and the limit of a pending request."""
 
     channel: socket.socket
     until: float | None = None
-    """Time limit of its answer; None: no request is pending."""
+    """Monotonic time by which the episode must answer; None: no request is pending."""
 
 
 class Environments:
     """Episodes of `module:Class`; its process starts at once and imports the module while the trainer goes on."""
 
     def __init__(self, entrypoints: Sequence[str], *, arguments: Mapping[str, Any], seconds: float, path: str) -> None:
-        """entrypoints: of the class, then of functions that it calls; seconds: limit of an answer.
+        """Start the process. entrypoints: of the class, then of functions that it calls; seconds: limit of an answer.
 
         path: the field of the manifest, for messages.
         """
@@ -61,7 +61,7 @@ class Environments:
         self._selector = selectors.DefaultSelector()
         self._episodes: dict[int, RunningEpisode] = {}
         self._failed: list[tuple[int, Failure]] = []
-        """Episodes that have failed before their request was sent."""
+        """Numbers of episodes that failed before their request was sent, with the failure."""
 
     def ready(self) -> None:
         """Wait until the modules are imported; UserCodeError if they cannot be."""
@@ -82,7 +82,7 @@ class Environments:
             self._episodes[number] = RunningEpisode(ours)
 
     def ask(self, number: int, method: str, given: Any) -> None:
-        """Call a method of an episode; its answer comes by `answers`."""
+        """Send an episode the call of a method of its environment; `answers` returns the result."""
         if number not in self._episodes:
             return  # the episode has failed, and `answers` says so
         episode = self._episodes[number]
@@ -95,7 +95,7 @@ class Environments:
             self._failed.append((number, self._failure_of(number)))
 
     def answers(self, *, seconds: float) -> list[tuple[int, Any]]:
-        """(number, answer or Failure) of each episode that has answered, failed, or is late.
+        """Return (number, answer or Failure) of each episode that has answered, failed, or is late.
 
         seconds: longest wait for the first of them, if a request is pending.
         """
@@ -137,7 +137,7 @@ class Environments:
             self._selector.unregister(episode.channel)
 
     def _read(self, number: int) -> Any:
-        """Read an answer that has begun to come."""
+        """Return the answer of an episode whose socket has something to read, or a Failure."""
         episode = self._episodes[number]
         left = (episode.until or 0.0) - time.monotonic()
         self._drop_request(episode)
@@ -154,12 +154,12 @@ class Environments:
         return Failure(f"did not answer within {self._seconds:g} s")
 
     def _failure_of(self, number: int) -> Failure:
-        """Failure of an episode whose process has closed its socket."""
+        """Return the failure of an episode whose process has closed its socket."""
         return Failure(self.end(number) or "ended")
 
 
 class WrongAnswerError(Exception):
-    """An environment gave a value of a wrong kind; the text goes on after its name."""
+    """Error for a value of a wrong type from a user's environment; the text follows the method's name in a sentence."""
 
 
 def serve(channel: socket.socket, entrypoints: str) -> None:
@@ -183,7 +183,7 @@ def serve(channel: socket.socket, entrypoints: str) -> None:
 
 
 def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[str, Any]) -> int:
-    """Fork an episode's process, in a group of its own, on the socket that comes after the command."""
+    """Fork an episode's process, in a process group of its own, and give it the socket that follows the command."""
     _, (handle,), *_ = socket.recv_fds(channel, 1, 1)
     with socket.socket(fileno=handle) as theirs:
         process = os.fork()
@@ -198,7 +198,7 @@ def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[st
 
 
 def _seed(seed: int) -> None:
-    """Seed the generators that a fork would continue in every episode with the same numbers."""
+    """Seed an episode's random number generators: forks of one process would all draw the same numbers."""
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
@@ -234,7 +234,7 @@ def _answer_all(channel: socket.socket, episode: EpisodeServer) -> None:
 
 
 class EpisodeServer:
-    """An object of the user's class, made at the first call; its methods may be coroutines."""
+    """Server of one episode: calls an object of the user's class, made at the first call; methods may be coroutines."""
 
     def __init__(self, make: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         self._make, self._arguments = make, arguments
@@ -242,7 +242,7 @@ class EpisodeServer:
         self._loop: Any = None
 
     def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """The environment's answer to {method: argument}, or its problem."""
+        """Call {method: argument} of the environment; returns {"answer": result} or {"problem": sentence}."""
         ((method, given),) = call.items()
         called, function = "__init__", self._make
         try:
@@ -265,7 +265,7 @@ class EpisodeServer:
 
 
 def _step(found: Any) -> tuple[Any, float, bool]:
-    """(observation, reward, whether the episode is over) of what `step` returned."""
+    """Check what an environment's `step` returned; returns (observation, reward, whether the episode is over)."""
     if not isinstance(found, tuple | list) or len(found) != 3:
         raise WrongAnswerError(f"{kind_of(found)}, expected (observation, reward, done)")
     observation, reward, done = found
@@ -281,7 +281,7 @@ def _step(found: Any) -> tuple[Any, float, bool]:
 
 
 def _messages(found: Any) -> Any:
-    """A text, messages with their role and content, or None."""
+    """Check an observation, which is a text, messages with role and content, or None; returns it unchanged."""
     are_messages = isinstance(found, list) and all(
         isinstance(each, dict) and isinstance(each.get("role"), str) and isinstance(each.get("content"), str)
         for each in found
@@ -293,7 +293,7 @@ def _messages(found: Any) -> Any:
 
 
 ANSWERS: Mapping[str, Callable[[Any], Any]] = {"reset": _messages, "step": _step, "schemas": lambda found: found}
-"""A method of an environment -> a check of its result, which returns it as JSON values."""
+"""Name of an environment's method -> check of its result, which returns the result as JSON values."""
 
 
 if __name__ == "__main__":

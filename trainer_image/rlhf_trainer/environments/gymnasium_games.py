@@ -25,6 +25,6 @@ class Game:
         return observation
 
     def step(self, response: str) -> tuple[str, float, bool]:
-        """Act; returns (observation, reward, whether the game or its time is over)."""
+        """Play the response as an action; returns (observation, reward, whether the game or its time is over)."""
         observation, reward, terminated, truncated, _ = self._game.step(response)
         return observation, float(reward), terminated or truncated

@@ -14,7 +14,7 @@ TOOLS = "rlhf_trainer.environments.tools:Tools"
 
 
 def subject_of(job: Job) -> str:
-    """Beginning of a sentence on a job's environment: the field of the manifest and the entry point."""
+    """Return the beginning of a sentence on a job's environment: the field of the manifest and the entry point."""
     environment = job.spec.rollout.environment
     return f"{_path(job)}: {environment.entrypoint}" if environment else f"{_path(job)}:"
 
@@ -24,7 +24,7 @@ def _path(job: Job) -> str:
 
 
 def environments_of(job: Job) -> Environments:
-    """Make the environment of a job, with its tools or its own class; its process starts."""
+    """Return the environments of a job, with its tools or the user's class; their process starts."""
     rollout = job.spec.rollout
     functions = list(rollout.tools or ())
     entrypoints: list[str] = [TOOLS, *functions]

@@ -11,7 +11,7 @@ from typing import Any
 from rlhf_trainer.rewards.function import imported, place_of
 
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-"""Format of a call: {"name": ..., "arguments": {...}} as JSON within these tags."""
+"""Pattern of a tool call in an answer: {"name": ..., "arguments": {...}} as JSON within these tags."""
 
 
 class Tools:
@@ -25,7 +25,7 @@ class Tools:
         self._functions = {each.partition(":")[2]: imported(each) for each in functions}
 
     def schemas(self, _: None) -> list[dict[str, Any]]:
-        """JSON schemas for chat templates, made from the signature and docstring of each function."""
+        """Return the JSON schema of each function for chat templates, made from its signature and docstring."""
         from transformers.utils import get_json_schema  # a slow import that no episode needs
 
         found = []
@@ -37,7 +37,7 @@ class Tools:
         return found
 
     def reset(self, _: Mapping[str, Any]) -> None:
-        """The prompt stays as it is."""
+        """Begin an episode; returns None, as the prompt of the data stays as it is."""
 
     async def step(self, response: str) -> tuple[list[dict[str, str]] | None, float, bool]:
         """Return (messages with the results of the calls, reward 0, whether there was no call)."""
@@ -47,7 +47,7 @@ class Tools:
         return messages or None, 0.0, not messages
 
     async def _call(self, call: str) -> tuple[str, str]:
-        """Call a function; returns (its name, its result as text)."""
+        """Run one tool call of the model; returns (the function's name, its result as text)."""
         try:
             request = json.loads(call)
             name, arguments = request["name"], request.get("arguments") or {}

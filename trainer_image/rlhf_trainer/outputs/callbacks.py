@@ -18,7 +18,7 @@ METHODS = ("step", "close")
 
 
 class Callback:
-    """Service of a user's object: step(record) for each line of metrics.jsonl, and close(summary) at the end."""
+    """Tracking service that calls a user's object: step(record) for each line of metrics.jsonl, then close(summary)."""
 
     def __init__(self, field: str, entry: EntryPoint, folder: Path) -> None:
         self.field, self._entry, self._folder = field, entry, folder
@@ -46,14 +46,14 @@ class Callback:
             self._job, self._object = job, found(**self._entry.arguments)
 
     def send(self, records: Sequence[Mapping[str, float]]) -> None:
-        """Call `step` once for each record, also if a failed batch of records is sent again."""
+        """Call the user's `step` once for each record, also if a failed batch of records is sent again."""
         with own_code(self._entry.entrypoint, self.field):
             for record in (each for each in records if each["step"] > self._last_step):
                 self._object.step(dict(record))
                 self._last_step = record["step"]
 
     def close(self, phase: Phase) -> None:
-        """Call `close` with the phase, and for a job that succeeded with its part of summary.json."""
+        """Call the user's `close` with the job's phase and, for a job that succeeded, its part of summary.json."""
         assert self._job is not None, "go_on comes first"
         measured = read_summary(self._folder.parent).get(self._job.name, {}) if phase == "Succeeded" else {}
         with own_code(self._entry.entrypoint, self.field):

@@ -25,7 +25,7 @@ SHOWN = {
     "response_length/mean": ("length", ".1f"),
     "tokens_per_second": ("tokens/s", ",.0f"),
 }
-"""Label and format of each metric on the line of a step."""
+"""Metrics on the printed line of a step: name in metrics.jsonl -> label and format."""
 
 
 class LastingConsole(Console):
@@ -74,10 +74,10 @@ class Display:
         self.say(f"{self._name:<14} {steps}  {'  '.join(shown)}  left {left}")
 
     def end(self, phase: Phase) -> None:
-        """Do nothing: the lines of the job stay."""
+        """Do nothing at the end of a job: its printed lines remain on the terminal."""
 
     def seconds_left(self, number: int) -> float:
-        """Return the seconds for the steps after `number` at the mean pace of this run."""
+        """Return the seconds that the job's steps after step `number` take at the mean pace of this run."""
         spent = time.monotonic() - self._started
         return spent / (number - self._first_step + 1) * (self._total_steps - number)
 
@@ -109,5 +109,5 @@ def _measures(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def clock(seconds: float) -> str:
-    """Format minutes and seconds."""
+    """Return a duration as minutes and seconds, such as `2:05`."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

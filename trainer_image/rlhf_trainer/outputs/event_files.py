@@ -12,11 +12,11 @@ from rlhf_api.status import Phase
 from rlhf_trainer.telemetry import StepReport
 
 FLUSH_SECONDS = 10
-"""Time after which a step is on disk at the latest."""
+"""Seconds after which a step's metrics are on disk at the latest."""
 
 
 class EventFiles:
-    """Listener that writes `FOLDER/<job>/events.out.tfevents.*`, in a thread of TensorBoard."""
+    """Listener of a run's steps that writes `FOLDER/<job>/events.out.tfevents.*`, in a thread of TensorBoard."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -17,7 +17,7 @@ class Listener(Protocol):
         """Receive a job whose first step starts now; `first_step` is above 1 for a resumed job."""
 
     def step(self, report: StepReport) -> None:
-        """Receive a finished step of the job."""
+        """Receive the report of a finished step of the job."""
 
     def end(self, phase: Phase) -> None:
         """Receive the end of the job, perhaps before its first step."""

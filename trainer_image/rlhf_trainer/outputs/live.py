@@ -24,11 +24,11 @@ from rlhf_trainer.telemetry import StepReport
 
 REFRESHES_PER_SECOND = 1.0
 POINTS = 48
-"""Cells at which a sparkline is halved; an even number."""
+"""Points of a sparkline at which each two neighbours become one, so that half remain; an even number."""
 BAR = 24
-"""Cells of a job's progress bar."""
+"""Width of a job's progress bar in terminal cells."""
 BLOCKS = "▁▂▃▄▅▆▇"
-"""Blocks of a sparkline; the full block is left out, so that a line does not touch the line above."""
+"""Characters of a sparkline, lowest first; without the full block, so that a line does not touch the line above."""
 STATES = {
     "waiting": "dim",
     "starting": "cyan",
@@ -38,7 +38,7 @@ STATES = {
     "failed": "red",
     "stopped": "yellow",
 }
-"""Style of each state of a job."""
+"""State of a job in the display -> its style of text."""
 STATE_OF: dict[Phase, str] = {"Succeeded": "done", "Failed": "failed", "Stopped": "stopped"}
 PHASE_COLORS = {
     "generation": "magenta",
@@ -49,7 +49,7 @@ PHASE_COLORS = {
     "controller": "bright_black",
 }
 MIN_SHARE = 0.01
-"""Share of the time below which a phase is not shown."""
+"""Share of the steps' time below which a phase is not shown."""
 
 
 class MetricHistory:
@@ -62,7 +62,7 @@ class MetricHistory:
         self._steps_a_point = 1
 
     def add(self, value: float) -> None:
-        """Add the value of a step; when the points are full, two become one."""
+        """Add the value of a step; when there are POINTS points, each two become one."""
         self.latest = value
         self._open.append(value)
         if len(self._open) < self._steps_a_point:
@@ -93,7 +93,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 @dataclass
 class JobView:
-    """State of a job of the chain, as the display shows it."""
+    """State of one job of a run's chain, as the display shows it."""
 
     name: str
     algorithm: str
@@ -107,7 +107,7 @@ class JobView:
     left: float | None = None
     histories: dict[str, MetricHistory] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds of each phase over all steps."""
+    """Seconds that the job spent in each phase of its steps, over all steps so far."""
 
 
 class LiveDisplay(Display):
@@ -153,14 +153,14 @@ class LiveDisplay(Display):
             self._next()
 
     def _next(self) -> None:
-        """Make the first job that waits the current one."""
+        """Make the first waiting job of the chain the current one."""
         waiting = [view for view in self._chain if view.state == "waiting"]
         if waiting:
             self._current = waiting[0]
             self._current.state, self._current.since = "starting", time.monotonic()
 
     def __rich__(self) -> RenderableType:
-        """Return the picture as it is now."""
+        """Return the display's current content: the chain's table, and metrics and phases of the current job."""
         parts: list[RenderableType] = [chain_table(self._chain)]
         shown = self._current if self._current.histories else None
         if shown:
@@ -169,7 +169,7 @@ class LiveDisplay(Display):
 
 
 def grid(*columns: Mapping[str, Any]) -> Table:
-    """Return a table without lines; `columns`: options of `add_column`."""
+    """Return an empty table without lines between cells; `columns`: options of rich's `add_column` for each."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for options in columns:
         table.add_column(**options)
@@ -177,7 +177,7 @@ def grid(*columns: Mapping[str, Any]) -> Table:
 
 
 def chain_table(chain: Sequence[JobView]) -> Table:
-    """Return a row a job: name, algorithm, state, bar, steps, time spent and left."""
+    """Return the table of a chain, with a row for each job: name, algorithm, state, bar, steps, time spent and left."""
     whole, right = {"no_wrap": True}, {"no_wrap": True, "justify": "right"}
     state = {"no_wrap": True, "min_width": max(map(len, STATES))}
     table = grid(whole, whole, state, {}, right, right, whole)  # the bar gets narrower where there is little room
@@ -201,7 +201,7 @@ def progress_bar(view: JobView) -> ProgressBar:
 
 
 def history_table(view: JobView) -> Table:
-    """Return a row a metric: label, latest value, sparkline over the steps so far, and its range."""
+    """Return the table of a job's metrics with a row for each: label, latest value, sparkline over the steps, range."""
     whole = {"no_wrap": True}
     table = grid(whole, {**whole, "justify": "right"}, {**whole, "style": "cyan"}, {**whole, "style": "dim"})
     for name, (label, form) in SHOWN.items():
@@ -212,7 +212,7 @@ def history_table(view: JobView) -> Table:
 
 
 def phase_table(view: JobView) -> Table:
-    """Return the share of each phase in the time of the steps, largest first, as a bar and in words."""
+    """Return a table with each phase's share of the time of a job's steps, largest first, as a bar and in words."""
     total = sum(view.phases.values())
     bar, words = Text(), []
     for name, seconds in sorted(view.phases.items(), key=lambda phase: -phase[1]):

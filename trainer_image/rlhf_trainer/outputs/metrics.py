@@ -17,7 +17,7 @@ TYPES: Mapping[Kind, type[Gauge | Counter | Summary]] = {"gauge": Gauge, "counte
 
 
 class PrometheusMetrics:
-    """Listener that fills the Prometheus families of METRICS step by step."""
+    """Listener of a run's steps that updates the Prometheus metric of each entry of METRICS."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # no second series that says when each began
@@ -38,10 +38,10 @@ class PrometheusMetrics:
             self._put(name, value)
 
     def end(self, phase: Phase) -> None:
-        """Keep the last values until the run ends."""
+        """Do nothing at the end of a job: Prometheus reads its last values until the run ends."""
 
     def _put(self, name: str, value: float) -> None:
-        """Put the value of a metric into its family; a metric that METRICS lacks is left out."""
+        """Update the Prometheus metric of a name in metrics.jsonl by a value; a name that METRICS lacks is left out."""
         if not (found := metric_of(name)):
             return
         metric, part = found

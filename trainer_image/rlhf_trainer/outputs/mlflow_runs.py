@@ -28,17 +28,17 @@ VARIABLES = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""Variables of MLflow's client; a value that the user has set stays."""
+"""Environment variables for MLflow's client; a value that the user has set takes precedence."""
 METRICS_AT_ONCE, PARAMETERS_AT_ONCE = 1000, 100
-"""Most metrics and parameters of a request."""
+"""Most metrics and most parameters in one request to MLflow."""
 MAX_NAME, MAX_VALUE = 250, 6000
-"""Characters of the name and of the value of a parameter."""
+"""Most characters of the name and of the value of an MLflow parameter; longer ones are cut."""
 NOT_IN_A_NAME = re.compile(r"[^-A-Za-z0-9_. :/]")
 STATUS: Mapping[Phase, str] = {"Succeeded": "FINISHED", "Failed": "FAILED", "Stopped": "KILLED"}
 
 
 class MLflowRuns:
-    """Service whose runs are in an experiment of an MLflow server."""
+    """Tracking service that records each job as a run in an experiment of an MLflow server."""
 
     def __init__(self, field: str, settings: MLflow) -> None:
         self.field, self._settings = field, settings
@@ -70,7 +70,7 @@ class MLflowRuns:
         return str(client.create_run(experiment, run_name=job.name).info.run_id)
 
     def go_on(self, job: Job, run: str) -> None:
-        """Open the run, and add parameters that it lacks: MLflow refuses to change a parameter."""
+        """Open MLflow's run of this id, and add parameters that are missing: MLflow refuses to change a parameter."""
         from mlflow.entities import Param
 
         client = self._client
@@ -99,7 +99,7 @@ class MLflowRuns:
 
 
 def parameters(job: Job) -> dict[str, str]:
-    """Return the resolved manifest as MLflow's parameters, one a path, without `spec.runtime`."""
+    """Return a job's resolved manifest as MLflow's parameters, field path -> value, without `spec.runtime`."""
     document = document_of(job)
     return {
         NOT_IN_A_NAME.sub("_", path)[:MAX_NAME]: str(value)[:MAX_VALUE]

@@ -62,7 +62,7 @@ class JobOutputs:
 
 
 def services(job: Job, folder: Path) -> list[Service]:
-    """Return the trackers of a job's manifest; `folder` is for their local files."""
+    """Return the tracking services that a job's manifest names; `folder` is for their local files."""
     found: list[Service] = []
     if wandb := job.spec.outputs.wandb:
         from rlhf_trainer.outputs.wandb_runs import WandBRuns

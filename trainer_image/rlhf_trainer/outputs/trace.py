@@ -13,7 +13,7 @@ from rlhf_trainer.run_folder.attempt import replace
 from rlhf_trainer.telemetry import CONTROLLER, Span, StepReport
 
 FIRST_STEPS, LATEST_STEPS = 5, 20
-"""Steps in the file: the first of the attempt, and with `--trace` also the latest."""
+"""Number of steps in trace.json: the first of the attempt, and with `--trace` also the latest."""
 
 
 class Trace:
@@ -23,7 +23,7 @@ class Trace:
     """
 
     def __init__(self, output: Path, *, latest: int) -> None:
-        """Set the run folder; `latest`: number of the latest steps in the file, besides the first ones."""
+        """Keep the run folder; `latest`: number of the latest steps in the file, besides the first ones."""
         self._output, self._most = output, latest
 
     def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 the steps say it
@@ -49,7 +49,7 @@ class Trace:
         """Do nothing: every step is already in the file."""
 
     def _event(self, span: Span, step: int, origin: float) -> dict[str, Any]:
-        """Return a complete event; times in microseconds from the start of the first step."""
+        """Return the trace event of a rank's span of work; times in microseconds from the start of the first step."""
         name = CONTROLLER if span.phase == CONTROLLER else f"pool {span.pool}"
         process = self._processes.setdefault(name, len(self._processes))
         if (process, span.rank) not in self._names:
@@ -67,7 +67,7 @@ class Trace:
 
 
 def naming(name: str, process: int, rank: int) -> str:
-    """Return the events that name a process and one of its threads."""
+    """Return the trace events that name a process (a pool) and one of its threads (a rank)."""
     names = {
         "process_name": {"name": name},
         "process_sort_index": {"sort_index": process},

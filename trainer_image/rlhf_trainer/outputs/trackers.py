@@ -20,9 +20,9 @@ from rlhf_trainer.run_folder.folder import MAX_REASON, METRICS, JobFolder
 from rlhf_trainer.telemetry import StepReport
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds before a retry, after the first failure and at most."""
+"""Seconds before a tracker sends again: after its first failure, and at most after several."""
 LAST_SECONDS = 15.0
-"""Time for which the end of a job waits for a tracker."""
+"""Seconds for which the end of a job waits until a tracker has sent all steps."""
 STEPS_AT_ONCE = 20
 
 
@@ -32,22 +32,22 @@ class Service(Protocol):
     field: str
     """Job and field of the manifest that name the service, for messages."""
     target: Mapping[str, Any]
-    """Value of the field; an earlier run continues only if its value is the same."""
+    """Value of the service's field in the manifest; an earlier run continues only if its value is the same."""
 
     def check(self) -> None:
         """Raise EnvironmentProblem if the package is missing, or the service does not answer."""
 
     def create(self, job: Job) -> str:
-        """Create a run, or at least its id, and return the id."""
+        """Create a run at the tracker, or at least its id, and return the id."""
 
     def go_on(self, job: Job, run: str) -> None:
-        """Open the run, and send the manifest of the job."""
+        """Open the tracker's run of this id, and send the manifest of the job."""
 
     def send(self, records: Sequence[Mapping[str, float]]) -> None:
-        """Send at most STEPS_AT_ONCE steps to the run."""
+        """Send the metrics of at most STEPS_AT_ONCE steps to the tracker's run."""
 
     def close(self, phase: Phase) -> None:
-        """Close the run with the phase in which the job ended."""
+        """Close the tracker's run with the phase in which the job ended."""
 
 
 class Tracker:
@@ -99,7 +99,7 @@ class Tracker:
         return f"{steps} of the steps" if steps else "the end of the run"
 
     def _work(self) -> None:
-        """Send new steps until the job has ended and all steps are sent, or the time is over."""
+        """Send new steps until the job has ended and all steps are sent, or the job's end has waited long enough."""
         pause = FIRST_PAUSE
         while not self._over.is_set():
             try:
@@ -159,7 +159,7 @@ class Tracker:
             self._say(f"{reason}; training goes on, and it is tried again")
 
     def _say(self, message: str) -> None:
-        """Write a line to the terminal, and to events.log if the folder is still ours."""
+        """Write a line about the tracker to the terminal, and to events.log if this attempt still owns the folder."""
         path, _, field = self._service.field.rpartition(": ")
         with suppress(OSError, TrainerError):
             self._folder.event(f"{field}: {message}")

@@ -18,13 +18,13 @@ KEY, URL = "WANDB_API_KEY", "WANDB_BASE_URL"
 PUBLIC = "https://api.wandb.ai"
 ANSWER_SECONDS = 10.0
 FINISH_SECONDS = 10.0
-"""Time in which the client sends the rest at the end; a job waits longer for its tracker."""
+"""Seconds in which W&B's client sends unsent data at the end of a job, which waits longer than that."""
 VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
-"""Variables of the client; a value that the user has set stays."""
+"""Environment variables for W&B's client; a value that the user has set takes precedence."""
 
 
 class WandBRuns:
-    """Service whose runs are in a project of W&B; unsent files lie in `wandb` of the job's folder."""
+    """Tracking service that records each job as a run in a project of W&B; unsent files lie in the job's `wandb`."""
 
     def __init__(self, field: str, settings: WandB, folder: Path) -> None:
         self.field, self._settings, self._folder = field, settings, folder
@@ -52,7 +52,7 @@ class WandBRuns:
         return uuid.uuid4().hex
 
     def go_on(self, job: Job, run: str) -> None:
-        """Open the run of this id; `wandb sync` joins the files of several attempts by the id."""
+        """Open W&B's run of this id; `wandb sync` joins the files of several attempts by the id."""
         client = wandb()
         document = document_of(job)
         document["spec"].pop("runtime")  # what pods are made of

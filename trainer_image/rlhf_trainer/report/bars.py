@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 LETTER = 6.4
 """Width of a letter of the small text, in points, rounded up; the browser chooses the font."""
 BAR_HEIGHT, LEAST_WIDTH = 0.72, 1.0
-"""Share of a row that a bar fills, and width of a bar at least, in points."""
+"""Share of a row's height that a bar fills, and least width of a bar in points."""
 WHITE = "#ffffff"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Work from one time to another, in seconds after the begin of the step."""
+    """Bar for some work in the picture of a step; start and end in seconds after the begin of the step."""
 
     start: float
     end: float
@@ -54,7 +54,7 @@ def draw_bars(axes: Axes, row: int, bars: Sequence[Bar], *, width: float, beside
 
 
 def svg_of(figure: Figure, hovers: Mapping[str, str], *, transparent: bool = False) -> str:
-    """The figure as SVG without a date; a browser shows the text of `hovers` over the part of that id."""
+    """Return a figure as SVG without a date; a browser shows a text of `hovers` over the part with its id."""
     buffer = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=transparent, metadata=metadata)
@@ -65,5 +65,5 @@ def svg_of(figure: Figure, hovers: Mapping[str, str], *, transparent: bool = Fal
 
 
 def _room(text: str) -> float:
-    """Points that a small text needs."""
+    """Return the width in points that a small text needs."""
     return len(text) * LETTER + 8

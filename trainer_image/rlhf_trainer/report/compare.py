@@ -21,12 +21,12 @@ NO_FIGURES = ("steps", "seconds", "seed")
 
 
 class Row(NamedTuple):
-    """Row of a table with a column a run."""
+    """Row of a comparison table, which has a column for each run."""
 
     name: str
     values: list[str]
     change: str = ""
-    """Change from the first to the second of two runs."""
+    """Change of the value from the first to the second of two runs; else empty."""
 
 
 def write_comparison(folders: Sequence[Path], path: Path | None) -> Path:
@@ -48,7 +48,7 @@ def write_comparison(folders: Sequence[Path], path: Path | None) -> Path:
 
 
 def render(names: Sequence[str], runs: Sequence[Run]) -> str:
-    """Return the page about runs of these names."""
+    """Return the HTML page that compares runs; `names`: name of each run."""
     by_name: dict[str, dict[int, JobRecord]] = {}
     for place, run in enumerate(runs):
         for job in run.jobs:
@@ -64,7 +64,7 @@ def render(names: Sequence[str], runs: Sequence[Run]) -> str:
 
 
 def _job(jobs: Mapping[int, JobRecord], names: Sequence[str]) -> dict[str, Any]:
-    """Return the template's variables for the jobs of a name; `jobs`: job by the place of its run."""
+    """Return the template's variables for the jobs of one name; `jobs`: number of a run -> its job."""
     count = len(names)
     return {
         "notes": [f"{names[place]}: {note}" for place, job in jobs.items() for note in job.notes],
@@ -76,7 +76,7 @@ def _job(jobs: Mapping[int, JobRecord], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:
-    """Return rows with the status, the time and the held-out measures of each job."""
+    """Return the comparison rows with the status, the time and the held-out measures of each job."""
 
     def row(name: str, text: Callable[[JobRecord], str | None]) -> Row:
         texts = {place: text(job) for place, job in jobs.items()}
@@ -92,7 +92,7 @@ def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:
 
 
 def _measures(jobs: Mapping[int, JobRecord], count: int) -> Iterator[Row]:
-    """Yield a row for each held-out measure."""
+    """Yield a comparison row for each held-out measure of the jobs."""
     for name in dict.fromkeys(name for job in jobs.values() for name in job.summary if name not in NO_FIGURES):
         found = {place: job.summary.get(name) for place, job in jobs.items()}
         known = {place: value for place, value in found.items() if isinstance(value, int | float)}
@@ -111,7 +111,7 @@ def _whole_time(job: JobRecord) -> str | None:
 
 
 def differences(documents: Mapping[int, Mapping[str, Any]], count: int) -> list[Row]:
-    """Return a row a field that differs between the documents; `documents`: document by the place of its run."""
+    """Return a row for each field that differs between documents; `documents`: number of a run -> its document."""
     flat = {place: dict(leaves(dict(document))) for place, document in documents.items() if document}
     paths = dict.fromkeys(path for fields in flat.values() for path in fields)
     return [

@@ -18,7 +18,7 @@ from rlhf_trainer.report.run_record import JobRecord
 HIGHLIGHTS, MAX_ROWS, MAX_CHARACTERS = 3, 250, 2000
 WHEN = ("before", "after")
 CONFIDENCE = 1.96
-"""Standard errors on each side of a mean: half the 95 % confidence interval."""
+"""Number of standard errors on each side of a mean that make its 95 % confidence interval."""
 TIE = 0.5
 BLANK_LINES = re.compile(r"\n\s*\n")
 NO_METRICS = ("steps", "seconds", "seed", "best_step")
@@ -43,16 +43,16 @@ class SampleTable:
     """Lines of samples.jsonl that the page shows."""
 
     scores: list[str]
-    """Names of the scores of every row."""
+    """Names of the scores that every row has."""
     decider: str
-    """Score whose change chooses the highlighted rows."""
+    """Name of the score whose change chooses the highlighted rows."""
     groups: list[tuple[str, Sequence[dict[str, Any]]]]
     rest: list[dict[str, Any]]
     distributions: list[tuple[str, Markup]]
 
 
 def measures(job: JobRecord) -> list[MetricRow]:
-    """Return the metrics of a job in summary.json."""
+    """Return the page's table rows for a job's held-out metrics, which summary.json holds."""
     found = []
     values = {name: value for name, value in job.summary.items() if isinstance(value, int | float)}
     for name, value in values.items():
@@ -69,7 +69,7 @@ def measures(job: JobRecord) -> list[MetricRow]:
 
 
 def samples(job: JobRecord) -> SampleTable | None:
-    """Return the rows of samples.jsonl by the change of their score; None if there are none."""
+    """Return a job's held-out responses (samples.jsonl) ordered by the change of their score; None without any."""
     names = _score_names(job.samples)
     if not job.samples or not names:
         return None
@@ -90,7 +90,7 @@ def samples(job: JobRecord) -> SampleTable | None:
 
 
 def _paired(job: JobRecord, name: str, before: float, after: float) -> MetricRow:
-    """Return a metric before and after, with the 95 % confidence interval of its change over held-out prompts."""
+    """Return the row of a metric before and after training, with the 95 % confidence interval of its change."""
     changes = [_change(row, name) for row in job.samples if _has(row, name)]
     change, is_gain, note = signed(after - before), None, ""
     if len(changes) > 1:
@@ -124,7 +124,7 @@ def _decider(rows: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _score_names(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the scores that every row has before and after, in the file's order."""
+    """Return the names of the scores that every row has before and after training, in the file's order."""
     names = [name.removesuffix("_before") for name in (rows[0] if rows else ()) if name.endswith("_before")]
     return [name for name in names if name != "response" and all(_has(row, name) for row in rows)]
 

@@ -17,11 +17,11 @@ PLACES = {metric.recorded: place for place, metric in enumerate(METRICS)}
 LEARNING = {metric.recorded.partition("/")[0] for metric in METRICS if metric.section == "learning"} - {
     metric.recorded.partition("/")[0] for metric in METRICS if metric.section == "health"
 }
-"""Families of metrics that all show whether the model learns."""
+"""Beginnings of metric names (before `/`) under which all metrics show whether the model learns."""
 UNITLESS = ("1", "ratio")
-"""Units that are not written: the meaning says them."""
+"""Units that the page does not show: the metric's meaning says them."""
 PHASES = ("update", "scoring", "generation", "reshard", "controller", "transfer", "data", "advantage", "checkpoint")
-"""Phases of a step; a phase has the same colour in every plot, and those that are not listed share one."""
+"""Phases of a step in the order of their colours, the same in every plot; phases that are not listed share one."""
 NEARLY_CONSTANT = 1e-5
 """A metric that stays this near to 0, or changes by this share of itself (rounding errors), is a number, no plot."""
 
@@ -39,7 +39,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Overlay:
-    """Plot of a metric of several jobs over their steps, each job in the colour of its place."""
+    """Plot of a metric of several compared jobs over their steps, each job in the colour of its run."""
 
     name: str
     meaning: str
@@ -49,20 +49,20 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Times:
-    """Time of a job's steps by phase."""
+    """Part of the page about the time of a job's steps, by phase."""
 
     phases: list[tuple[str, int, float, float]]
-    """Name, number of the colour, seconds of a mean step and per cent of each phase, the longest first."""
+    """Each phase, the longest first: name, number of its colour, seconds of a mean step, and per cent."""
     plot: Markup
     step: str
     total: float
-    """Seconds of all steps together."""
+    """Seconds that all steps of the job took together."""
     overlapping: bool
     """Whether phases ran at the same time on different pools, so that they add up to more than the step."""
 
 
 def panels(job: JobRecord, *, learning: bool) -> list[Panel]:
-    """Return a plot for each metric that changes: those about learning, or all others but times."""
+    """Return a plot for each metric of a job that changes: those about learning, or all others but times."""
     chosen = [name for name in _names(job) if _is_learning(name) == learning and _changes(_series(job, name)[1])]
     return [_panel(job, name) for name in sorted(chosen, key=_rank)]
 
@@ -92,7 +92,7 @@ def constants(job: JobRecord) -> list[tuple[str, str, str]]:
 
 
 def times(job: JobRecord) -> Times | None:
-    """Return the time of each phase; None without a step."""
+    """Return the time of a job's steps by phase; None before the first step."""
     series = _phase_series(job)
     total, together = sum(record.get("time/step", 0.0) for record in job.records), sum(map(sum, series.values()))
     if not total or not together:
@@ -147,7 +147,7 @@ def _panel(job: JobRecord, name: str) -> Panel:
 
 
 def _described(name: str, values: Sequence[float]) -> str:
-    """Return the meaning of a metric, its unit, and the kind of axis on which these values are plotted."""
+    """Return a metric's meaning, its unit, and `logarithmic` if these values are plotted on such an axis."""
     row = _row(name)
     notes = [row.unit] if row and row.unit not in UNITLESS else []
     notes += ["logarithmic"] if values and plots.is_log(values) else []
@@ -166,6 +166,6 @@ def _is_learning(name: str) -> bool:
 
 
 def _rank(name: str) -> tuple[bool, int, str]:
-    """Sort key of a metric on the page."""
+    """Return the sort key of a metric on the page: learning first, then the order of METRICS, then the name."""
     row = _row(name)
     return not _is_learning(name), PLACES[row.recorded] if row else len(PLACES), name

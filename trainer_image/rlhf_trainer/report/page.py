@@ -37,7 +37,7 @@ def write_report(folder: Path) -> Path:
 
 
 def render(run: Run) -> str:
-    """Return the page about a run; texts of models and users are escaped, and the page runs no script."""
+    """Return the HTML page about a run; texts of models and users are escaped, and the page runs no script."""
     jobs = [_job(job) for job in run.jobs]
     variables = {
         "run": run,
@@ -52,7 +52,7 @@ def render(run: Run) -> str:
 
 
 def _headline(run: Run) -> str:
-    """Return how the run ended."""
+    """Return the headline of a run's page, which says how the run ended."""
     done = sum(job.status.phase == "Succeeded" for job in run.jobs)
     if done == len(run.jobs):
         return "Succeeded"
@@ -61,7 +61,7 @@ def _headline(run: Run) -> str:
 
 
 def _job(job: JobRecord) -> dict[str, Any]:
-    """Return the template's variables for a job."""
+    """Return the variables of the page's template for one job."""
     return {
         "record": job,
         "wall": between(job.status.start_time, job.status.completion_time),
@@ -80,14 +80,14 @@ def _job(job: JobRecord) -> dict[str, Any]:
 
 
 def _compared(job: JobRecord) -> list[Compared[str]]:
-    """Return predicted and measured seconds of the phases and of the step; empty before the first step."""
+    """Return predicted and measured seconds of a job's phases and step; empty without a prediction or a step."""
     if not (predicted := job.mapping.get("predicted")):
         return []
     return compare_phases({**predicted["phases"], "step": predicted["step_seconds"]}, job.records)
 
 
 def mapping_line(mapping: Mapping[str, Any]) -> str:
-    """Return `2 x cpu-slot: actor 1-1-2, generation 1-1; critic 1-1-2 | 1 x cpu-slot: reward 1-1-1`."""
+    """Return a mapping as one line: `2 x cpu-slot: actor 1-1-2, generation 1-1 | 1 x cpu-slot: reward 1-1-1`."""
     return " | ".join(
         f"{pool['gpus']} x {pool['gpu']}: {'; '.join(_sizes(role, mapping['models'][role]) for role in pool['models'])}"
         for pool in mapping["pools"]
@@ -100,7 +100,7 @@ def _sizes(role: str, sizes: Mapping[str, Any]) -> str:
 
 
 def _facts(job: JobRecord) -> list[tuple[str, str]]:
-    """Return the most important settings."""
+    """Return (name, text) of a job's most important settings."""
     training, data = job.spec.get("training") or {}, job.spec.get("data") or {}
     facts = [*_models(job), ("data", str((data.get("train") or {}).get("uri", "")))]
     if "maxPromptTokens" in data:
@@ -114,7 +114,7 @@ def _facts(job: JobRecord) -> list[tuple[str, str]]:
 
 
 def _models(job: JobRecord) -> Iterator[tuple[str, str]]:
-    """Yield role, URI and learning rate of each model."""
+    """Yield (role, URI and learning rate) of each model of a job."""
     for role, model in (job.spec.get("models") or {}).items():
         optimizer = (model or {}).get("optimizer") or {}
         rate = f", learning rate {optimizer['learningRate']:g}" if "learningRate" in optimizer else ""

@@ -19,7 +19,7 @@ from rlhf_planning.timeline import Timeline, marks_of, seconds_text
 from rlhf_trainer.report.bars import WHITE, Bar, draw_bars, svg_of
 
 INCH = 72
-"""Points."""
+"""Points of one inch."""
 INK, FAINT, BAND, RULE = "#24292f", "#6e7781", "#f3f5f8", "#b8c0c8"
 PHASE_COLOURS: dict[Phase, str] = {
     "reshard": "#b8860b",
@@ -49,27 +49,27 @@ STYLE: dict[Any, Any] = {
 }
 
 WIDTH = 960
-"""Points of the timeline from left to right."""
+"""Width of the timeline's picture in points."""
 ROW, HEAD, LINE = 28, 150, 16
-"""Points of a row of the timeline, of all that stands around its rows, and of a line of small text."""
+"""Heights in points of a row of the timeline, of all that stands around the rows, and of a line of small text."""
 MAX_NAME, MAX_TITLE, MAX_MARKS = 24, 100, 9
-"""Letters of a pool and of a title; marks of the time axis."""
+"""Most letters of a pool's name, most letters of a title, and most marks of the time axis."""
 CALL, COLUMN, SLANT = 34, 21, 55
-"""Points of the row of a call and of the column of a field; degrees by which the names of fields are turned."""
+"""Points of a call's row and of a field's column in the graph; degrees by which names of fields are turned."""
 GRAPH_WIDTH, GRAPH_HEAD = 480, 320
-"""Points of all that stands around the rows and columns of the graph."""
+"""Width and height in points of all that stands around the rows and columns of the graph."""
 SMALL = 6.4
-"""Points of a letter of small text, rounded up."""
+"""Width in points of a letter of small text, rounded up."""
 
 
 def timeline_svg(timeline: Timeline, *, title: str) -> str:
-    """Draw a step: a band a pool, in it a row a model and a bar a phase; a pool is hatched while it waits."""
+    """Draw a step: a band for each pool, with a row for each model and a bar for each phase; waiting is hatched."""
     with mpl.rc_context(STYLE):
         return svg_of(*timeline_figure(timeline, title=title))
 
 
 def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str, str]]:
-    """Return the figure of a step with a plot a pool, and the hover text of each bar by its id."""
+    """Return the figure of a step with a plot for each pool, and the hover text of each bar by the bar's id."""
     pools = {pool: [model for _, model in rows] for pool, rows in groupby(timeline.rows, key=lambda row: row[0])}
     size = (WIDTH / INCH, (HEAD + ROW * len(timeline.rows) + LINE * len(pools)) / INCH)
     figure = Figure(figsize=size)
@@ -99,7 +99,7 @@ def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str
 
 
 def _keys(timeline: Timeline) -> list[Patch]:
-    """Return the legend: the colours of the phases, and the hatch of waiting if a pool waits."""
+    """Return the entries of the legend: the colours of the phases, and the hatch of waiting if a pool waits."""
     phases = {bar.phase for bar in timeline.bars}
     keys = [Patch(color=PHASE_COLOURS[phase], label=phase) for phase in PHASES if phase in phases]
     if any(timeline.idle(pool) for pool, _ in timeline.rows):
@@ -140,7 +140,7 @@ def _bar(bar: PlannedBar) -> Bar:
 
 
 def _cut(text: str, letters: int) -> str:
-    """Return the text, or its beginning and an ellipsis."""
+    """Return a text of at most `letters` letters, or its beginning and an ellipsis."""
     return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 

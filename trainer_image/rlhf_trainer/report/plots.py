@@ -53,19 +53,19 @@ STYLE: dict[Any, Any] = {
 }
 
 LABEL_INCHES = 0.07 / 8.5
-"""Width of a character of a label by the points of its font; the browser chooses the font."""
+"""Width of a label's character in inches for each point of font size; the browser chooses the font."""
 BELOW_INCHES = 0.2 / 8.5
-"""Height of the labels below a plot by the points of their font."""
+"""Height of the labels below a plot in inches for each point of font size."""
 TIMELINE_POINTS = 760.0
-"""Points that a timeline has at least from the begin to the end of its step."""
+"""Least width in points of a step's timeline from the begin to the end of the step."""
 
 Array = NDArray[np.float64]
 Series = tuple[Sequence[int], Sequence[float]]
-"""Steps, and the value at each."""
+"""Series of a plot: steps, and the value at each step."""
 
 
 class Labels(Formatter):
-    """Labels of an axis that all differ."""
+    """Formatter of an axis: its labels have enough digits to differ."""
 
     def __init__(self, unit: str = "") -> None:
         self._unit = unit
@@ -83,7 +83,7 @@ def is_log(values: Sequence[float]) -> bool:
 
 
 def lines(name: str, series: Mapping[int, Series]) -> Markup:
-    """Draw series against the step; `series`: series by the number of its colour."""
+    """Draw series of values against the step; `series`: number of a colour -> series."""
     together = [value for _, values in series.values() for value in values]
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure, axes = _figure(3.1, 1.45)
@@ -108,7 +108,7 @@ def _curve(axes: Axes, x: Array, y: Array, colour: str) -> None:
 
 
 def stack(name: str, steps: Sequence[int], series: Mapping[int, Sequence[float]]) -> Markup:
-    """Draw series on top of each other against the step, the first at the bottom; keys are numbers of colours."""
+    """Draw series as stacked areas against the step, the first at the bottom; `series`: colour's number -> values."""
     x, rows = np.asarray(steps, dtype=float), [np.asarray(row, dtype=float) for row in series.values()]
     if len(x) > POINTS:
         parts = _parts(len(x))
@@ -140,7 +140,7 @@ def distributions(name: str, before: Sequence[float], after: Sequence[float]) ->
 
 
 def timeline(name: str, rows: Sequence[tuple[str, Sequence[Bar]]], seconds: float) -> Markup:
-    """Draw bars over the time of a step: a grey row a lane, named at its left end."""
+    """Draw bars over the time of a step: a grey row for each rank, with the rank's name at the left end."""
     with mpl.rc_context({**STYLE, "svg.hashsalt": name, "font.size": 11}):
         figure, axes = _figure(13.3, 0.36 * len(rows) + 0.3)
         axes.set(xlim=(0, seconds), ylim=(len(rows) - 0.5, -0.5))
@@ -156,7 +156,7 @@ def timeline(name: str, rows: Sequence[tuple[str, Sequence[Bar]]], seconds: floa
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return an empty plot of a size in inches."""
+    """Return the figure and axes of an empty plot; width and height in inches."""
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.patch.set_visible(False)
@@ -170,12 +170,12 @@ def _step_axis(axes: Axes) -> None:
 
 
 def _parts(count: int) -> list[NDArray[np.intp]]:
-    """Return `count` indices in POINTS runs of nearly the same length."""
+    """Return the indices 0 to count - 1, cut into POINTS runs of nearly the same length."""
     return np.array_split(np.arange(count), POINTS)
 
 
 def _each(values: Array, parts: Sequence[NDArray[np.intp]], reduce: Callable[[Array], Any]) -> Array:
-    """Return a value for each run of indices."""
+    """Return the values reduced to one for each run of indices."""
     return np.asarray([reduce(values[part]) for part in parts])
 
 

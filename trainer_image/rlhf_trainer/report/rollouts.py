@@ -12,24 +12,24 @@ from rlhf_trainer.run_folder.rollouts import parse_row
 
 T = TypeVar("T")
 Place = tuple[int, int]
-"""Step, and row in it."""
+"""Place of a kept response: its step, and its row in the step's batch."""
 MAX_ROWS = 1000
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Kept responses of a job, of which the page shows some."""
+    """Responses in a job's rollouts.jsonl: those that the page shows, and the numbers of all."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """Rows that the page shows, by step and row."""
+    """Responses that the page shows, in the order of step and row."""
     kept: int = 0
     steps: int = 0
     damaged: int = 0
-    """Lines that cannot be read."""
+    """Number of lines of rollouts.jsonl that cannot be read."""
 
 
 def read_rollouts(file: Path) -> Rollouts:
-    """Read some rows of a file that may not fit into memory; nothing if there is no file."""
+    """Read at most MAX_ROWS rows of a rollouts.jsonl that may not fit into memory; nothing if there is no file."""
     if not file.is_file():
         return Rollouts()
     starts: dict[Place, int] = {}
@@ -49,7 +49,7 @@ def read_rollouts(file: Path) -> Rollouts:
 
 
 def evenly(places: Collection[Place], most: int) -> list[Place]:
-    """Return at most so many of the places: about as many of each step, spread over its rows."""
+    """Return at most `most` of the places: about as many of each step, spread over its rows."""
     by_step: dict[int, list[Place]] = defaultdict(list)
     for place in sorted(places):
         by_step[place[0]].append(place)

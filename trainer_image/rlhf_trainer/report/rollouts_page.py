@@ -23,7 +23,7 @@ def render(name: str, jobs: Mapping[str, Rollouts]) -> str:
 
 
 def _row(job: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row as the page holds it; a number that is not finite becomes null, as JSON requires."""
+    """Return a kept response as data for the page; a number that is not finite becomes null, as JSON requires."""
     parts, columns, turns = row.get("reward_parts"), row.get("columns"), row.get("turns")
     return {
         "job": job,
@@ -40,7 +40,7 @@ def _row(job: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a turn of an episode: a text of the model or of its environment."""
+    """Return a turn of an episode, a text of the model or of its environment, as data for the page."""
     return {
         "text": shortened(str(turn.get("text")), MAX_CHARACTERS),
         "written": bool(turn.get("written")),

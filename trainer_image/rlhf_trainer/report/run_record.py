@@ -42,7 +42,7 @@ class JobRecord:
     summary: Mapping[str, Any]
     rollouts: Rollouts = field(default_factory=Rollouts)
     mapping: Mapping[str, Any] = field(default_factory=dict)
-    """Pools, sizes and predictions, as `rlhf plan --json` prints them."""
+    """Mapping of the job: pools, parallel sizes and predictions, as `rlhf plan --json` prints them."""
     trace: list[Event] = field(default_factory=list)
     """Events of ranks and controller in the traced steps."""
     notes: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class JobRecord:
 
     @property
     def warnings(self) -> dict[str, list[int]]:
-        """Return the steps of each warning by its sentence."""
+        """Return the warnings of the job: sentence -> steps that gave the warning."""
         found: dict[str, list[int]] = {}
         for match in filter(None, map(STEP_WARNING.fullmatch, self.events)):
             found.setdefault(match["message"], []).append(int(match["step"]))
@@ -146,7 +146,7 @@ def _in_chain_order(jobs: list[JobRecord]) -> list[JobRecord]:
 
 
 def _read(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
-    """Return a parsed file; None if the file is missing, or damaged, which adds a note."""
+    """Return a parsed file of a run folder; None if the file is missing, or damaged, which adds a note."""
     if not path.is_file():
         return None
     try:
@@ -169,7 +169,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Return the objects of a file with one a line; a run in progress may have written half of the last line."""
+    """Return the objects of a JSON Lines file; a run in progress may have written half of the last line."""
     rows, damaged = [], 0
     for line in _lines(path):
         try:

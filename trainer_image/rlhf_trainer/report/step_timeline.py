@@ -16,11 +16,11 @@ from rlhf_trainer.report.run_record import JobRecord
 from rlhf_trainer.report.trace_events import Event
 
 MAX_LANES = 8
-"""Ranks that are all drawn; of more ranks only the first of each pool is drawn."""
+"""Most ranks that are all drawn; of more ranks only the first of each pool is drawn."""
 MAX_NAME = 22
-"""Letters of a lane's name; a longer one is cut."""
+"""Most letters of the name of a rank's row in the picture; a longer name is cut."""
 CONTROLLER, TRANSFER = "controller", "transfer"
-"""Phases in which no rank works."""
+"""Phases of a step in which no rank computes: the controller's own work, and moving or awaiting data."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class Lane:
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """Traced step with the lanes of its ranks."""
+    """Picture of a traced step, with a row (lane) for each rank."""
 
     step: int
     seconds: float
     lanes: Sequence[Lane]
     phases: Sequence[tuple[str, int]]
-    """Name and number of the colour of the phases that are drawn."""
+    """Name and number of the colour of each phase that is drawn."""
     later: int
-    """The last step for which some of the work was done."""
+    """Last step for which ranks worked in this step's time; above `step` if they worked ahead."""
 
     def plot(self) -> Markup:
-        """Draw the lanes."""
+        """Draw the step: a row for each rank, with a bar for each piece of its work."""
         rows = [(f"{lane.name}  {lane.waits}", lane.bars) for lane in self.lanes]
         return plots.timeline(f"step {self.step}", rows, self.seconds)
 
@@ -82,7 +82,7 @@ def _median_step(job: JobRecord) -> Event | None:
 
 
 def _lanes(events: Sequence[Event], step: int, seconds: float) -> Iterator[Lane]:
-    """Yield a lane for each rank that worked, or with many ranks for the first of each pool."""
+    """Yield the row of each rank that worked or, if there are more than MAX_LANES, of the first rank of each pool."""
     ranks = sorted({(event.pool, event.rank) for event in events if event.phase != TRANSFER})
     sizes = Counter(pool for pool, _ in ranks)
     for pool, rank in ranks:
@@ -101,7 +101,7 @@ def _lane(name: str, events: Sequence[Event], step: int, seconds: float) -> Lane
 
 
 def _covered(events: Sequence[Event]) -> float:
-    """Return the seconds in which there is at least one event."""
+    """Return the seconds during which at least one of the events lasts."""
     total, reached = 0.0, 0.0
     for event in sorted(events, key=lambda each: each.start):
         total += max(0.0, event.end - max(event.start, reached))
@@ -121,5 +121,5 @@ def _bar(event: Event, step: int) -> Bar:
 
 
 def _colour(phase: str) -> int:
-    """Return the number of the phase's colour in the other plots."""
+    """Return the number of a phase's colour, the same as in the other plots."""
     return PHASES.index(phase) if phase in PHASES else len(PHASES)

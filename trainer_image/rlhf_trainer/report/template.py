@@ -1,4 +1,4 @@
-"""Pages from templates: texts of models and users are escaped, and a page loads nothing."""
+"""Rendering of HTML pages from templates: texts of models and users are escaped, and a page loads nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILTERS = (duration, number, shortened, step_list)
 
 
 def rendered(template: str, variables: Mapping[str, Any], *, filters: tuple[Callable[..., Any], ...] = ()) -> str:
-    """Return the page of a template; `filters` are available in it under their names."""
+    """Return the HTML page that a template makes of the variables; `filters` are available in it by their names."""
     environment = Environment(
         loader=PackageLoader("rlhf_trainer.report"),
         autoescape=True,

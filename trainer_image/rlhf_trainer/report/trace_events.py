@@ -8,21 +8,21 @@ from rlhf_trainer.run_folder.attempt import from_json
 
 
 class Event(NamedTuple):
-    """Event of one rank; times in seconds after the begin of the first step."""
+    """Event of one rank or of the controller; times in seconds after the begin of the first step."""
 
     pool: str
-    """Name of the pool; empty for the controller."""
+    """Name of the rank's pool; empty for the controller."""
     rank: int
     phase: str
     name: str
     step: int
-    """Step for which the work was done."""
+    """Step for which the rank did the event's work."""
     start: float
     end: float
 
 
 def events(text: str) -> list[Event]:
-    """Return the events of a file. ValueError, TypeError or LookupError if the file is damaged."""
+    """Return the events of a trace.json. ValueError, TypeError or LookupError if the file is damaged."""
     rows = from_json(text)["traceEvents"]
     processes = {row["pid"]: row["args"]["name"] for row in rows if row["name"] == "process_name"}
     return [

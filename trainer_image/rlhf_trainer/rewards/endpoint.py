@@ -16,54 +16,54 @@ import httpx
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-"""Pause before the second attempt, which doubles for each further one, and the longest pause."""
+"""Seconds before a request's second attempt, doubled before each further one, and most seconds before any."""
 RETRYABLE = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
-"""Statuses besides 5xx that are retried."""
+"""HTTP statuses besides 5xx after which a request is retried."""
 JSON = {"Content-Type": "application/json"}
 T = TypeVar("T")
 
 
 class RetryableError(Exception):
-    """An attempt failed, but another may succeed; the text says how it failed."""
+    """Error of an attempt to send a request, of which another attempt may succeed; the text says how it failed."""
 
     def __init__(self, what: str, *, wait: float = 0.0) -> None:
-        """wait: pause in seconds that the service requests."""
+        """Keep the reason `what`, and `wait`, the pause in seconds that the service requests."""
         super().__init__(what)
         self.wait = wait
 
 
 class Answer(NamedTuple):
-    """Answer of the service that is not retried."""
+    """Final answer of an HTTP service: its request is not sent again."""
 
     code: int
     body: bytes
-    """Body, cut off once it is longer than `Endpoint.longest`."""
+    """Body of the answer, cut off once it is longer than `Endpoint.longest`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Address of a service, and limits of the requests to it."""
+    """Address of an HTTP service, and limits of the requests to it."""
 
     longest: ClassVar[int] = 65536
-    """Most bytes of an answer."""
+    """Most bytes of an answer's body; of a longer one the rest is not read."""
 
     url: str
     seconds: float
-    """Time limit of an attempt, from the connection to the last byte."""
+    """Time limit of one attempt of a request in seconds, from the connection to the last byte."""
     attempts: int
     concurrency: int
-    """Most requests of this process at a time."""
+    """Most requests that this process has under way at a time."""
     token_variable: str | None
     """Environment variable that holds the bearer token; its value is never shown."""
     path: str
     """The service's field in the manifest, for messages."""
 
     def ready(self) -> None:
-        """EnvironmentProblem if the token is not set or cannot be sent."""
+        """Check the bearer token. EnvironmentProblem if its variable is not set, or it cannot be sent."""
         self._headers()
 
     def close(self) -> None:
-        """Do nothing: no connection outlives a call."""
+        """Do nothing, as the connections to the service are closed at the end of each call of `answers`."""
 
     def answers(self, requests: Sequence[tuple[Any, object]], read: Callable[[Answer, object], T]) -> list[T]:
         """Send requests (JSON value, its subject for messages); returns `read` of each answer and subject.
@@ -73,7 +73,7 @@ class Endpoint:
         return asyncio.run(self._answers(requests, read))
 
     def refused(self, what: str, about: object) -> UserCodeError:
-        """Error for an unusable answer."""
+        """Return the error for an unusable answer of the service; about: the sample in question."""
         return UserCodeError(f"{self.path}: {self.url} {what}; the sample is {about}")
 
     def _headers(self) -> dict[str, str]:
@@ -105,7 +105,7 @@ class Endpoint:
         return [task.result() for task in tasks]
 
     async def _answer(self, client: httpx.AsyncClient, request: Any, about: object) -> Answer:
-        """Send a request until there is an answer, at most `attempts` times."""
+        """Send a request until there is an answer, at most `attempts` times, with growing pauses."""
         content = json.dumps(request, ensure_ascii=False).encode(errors="replace")
         for attempt in range(1, self.attempts + 1):
             wait = 0.0
@@ -143,16 +143,16 @@ class Endpoint:
 
 
 def pause(attempt: int) -> float:
-    """Seconds to wait after a failed attempt (from 1): exponential backoff with jitter, as all ranks may retry."""
+    """Return the seconds to wait after the failed attempt of this number (from 1): exponential backoff with jitter."""
     return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
 
 
 def retry_after(header: str) -> float:
-    """Seconds of a Retry-After header, up to the longest pause; 0 for none, or for a date."""
+    """Return the seconds of a Retry-After header, up to the longest pause; 0 for none, or for a date."""
     return min(LONGEST_PAUSE_SECONDS, float(header)) if header.isascii() and header.isdigit() else 0.0
 
 
 def named(code: int) -> str:
-    """`404 Not Found`: the standard phrase, not the server's."""
+    """Return an HTTP status with its standard phrase, not the server's, such as `404 Not Found`."""
     known = {int(status): status.phrase for status in HTTPStatus}
     return f"{code} {known.get(code, '')}".rstrip()

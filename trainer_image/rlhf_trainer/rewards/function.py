@@ -25,15 +25,15 @@ from rlhf_trainer.rewards.sample import EXPECTED, Sample, Score, is_score
 from rlhf_trainer.rewards.supervision import Failure, UserProcess, guard, receive, send
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
-"""Parameters of every function (`rlhf_api.spec.functions`, whose import takes longer than this process has)."""
+"""Parameters of every user function, as in `rlhf_api.spec.functions`, whose import is too slow for this process."""
 SEARCH_LIMITS = 3
-"""Time limits that the search for the sample at fault may take."""
+"""Multiple of a call's time limit that the search for the sample at fault may take."""
 MAX_SHOWN = 300
-"""Characters of an error's text in a message."""
+"""Most characters of an exception's text in a message."""
 SCORE = "score"
-"""The score among the parts of a response; a function without it means the sum of its parts."""
+"""Key of the score in the mapping that a function returns for a response; without it the score is the parts' sum."""
 MAX_PARTS = 16
-"""Named parts of all responses; each is two metrics."""
+"""Most names of reward parts in the result of one call; each name gives two metrics."""
 OWN_FILES = (
     "<",
     importlib.__file__,
@@ -41,7 +41,7 @@ OWN_FILES = (
     str(Path(os.__file__).parent / "asyncio"),
     str(Path(sysconfig.get_path("purelib")) / "transformers"),
 )
-"""Prefixes of file names in a traceback that are not the user's."""
+"""Prefixes of file names in a traceback that belong to us or to a library, not to the user."""
 
 
 class UserFunction:
@@ -61,7 +61,7 @@ class UserFunction:
         path: str,
         called: str = "",
     ) -> None:
-        """`path`: the function's field in the manifest, for messages; called: its name there, if not its entry point.
+        """Start the process. path: the function's field in the manifest, for messages; called: its name there, if any.
 
         seconds: limit of a call; deadline: limit of `scores` with its search.
         """
@@ -156,7 +156,7 @@ def import_all(entrypoints: str) -> tuple[list[Any], str]:
 
 
 def imported(entrypoint: str) -> Callable[..., Any]:
-    """Import an entry point's callable; TypeError if it is none."""
+    """Import the function or class of an entry point; TypeError if the object cannot be called."""
     module, _, name = entrypoint.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     if not callable(function):
@@ -187,7 +187,7 @@ def _call(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, An
 
 
 def _columns_for(parameters: Mapping[str, inspect.Parameter], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that a function has parameters for, without names that are given by position already."""
+    """Return the data columns that a function has parameters for, without names that are given by position already."""
     by_position = {name for name, each in parameters.items() if each.kind is each.POSITIONAL_ONLY}
     others = {name: values for name, values in columns.items() if name in by_position or name not in ALWAYS_GIVEN}
     if not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
@@ -215,7 +215,7 @@ def _checked(returned: Any, *, count: int) -> dict[str, Any]:
 
 
 def _score(value: Any) -> tuple[float | None, dict[str, float | None]]:
-    """The score of a response and its named parts; ValueError for a value that is no score."""
+    """Return (score, named parts) of a function's value for one response; ValueError for a value that is no score."""
     if not isinstance(value, Mapping):
         return number_of(value), {}
     if names := [name for name in value if not (isinstance(name, str) and name.isidentifier())]:
@@ -228,12 +228,12 @@ def _score(value: Any) -> tuple[float | None, dict[str, float | None]]:
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a value, for a message."""
+    """Return the type of a value in words for a message, such as `a value of type str`."""
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def number_of(value: Any) -> float | None:
-    """A number of any library as a float; ValueError for anything that is no number, or not finite as float32."""
+    """Return a number of any library as a float; ValueError for what is no number, or not finite as float32."""
     if value is None:
         return None
     number = None
@@ -265,7 +265,7 @@ def description_of(error: BaseException, failed: object) -> str:
 
 
 def place_of(what: object) -> str:
-    """` (file:line)` where a function or class of the user's begins, ` (file)` of a module; empty for our own."""
+    """Return ` (file:line)` where a user's function or class begins, ` (file)` for a module; empty for our own code."""
     if str(getattr(what, "__module__", None)).startswith("rlhf_trainer."):
         return ""
     from rlhf_api.own_code import defined_at  # a slow import, which only a failure needs

@@ -20,20 +20,20 @@ from rlhf_trainer.rewards.sample import Sample, Score
 
 VERDICT = re.compile(r"\[\[\s*([^\[\]]*?)\s*\]\]")
 WINS = {"A": 1.0, "B": 0.0, "C": 0.5}
-"""Verdict -> share of the comparison that the first response wins."""
+"""Verdict of a comparison -> share that the first of the two responses wins; a tie is half."""
 NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?")
 REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
-"""Statuses of a question that is too long or has refused content; the server may answer other questions."""
+"""HTTP statuses by which a judge's server refuses one question, as too long or for its content."""
 
 
 @dataclass
 class Counts:
-    """Counts of one call of `scores`."""
+    """Numbers of questions and of unreadable answers in one call of `JudgeClient.scores`."""
 
     questions: int = 0
-    """Questions to the judge."""
+    """Questions that were sent to the judge."""
     unread: int = 0
-    """Questions whose answer has no verdict."""
+    """Questions whose answer from the judge has no verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,12 @@ class JudgeClient(Endpoint):
 
     judge: Judge
     verdicts: dict[bytes, float] = field(default_factory=dict, repr=False)
-    """Hash of a question -> number from 0 to 1, or share that the first response wins."""
+    """Verdicts so far: hash of a question -> score from 0 to 1, or share that the first of two responses wins."""
     counts: Counts = field(default_factory=Counts, repr=False)
 
     @property
     def compares_groups(self) -> bool:
-        """Whether responses are compared with the other responses to their prompt."""
+        """Whether the judge compares responses with the other responses to their prompt, not with a reference."""
         return self.judge.compares and self.judge.reference_key is None
 
     def scores(self, samples: Sequence[Sample], among: Sequence[Sample] = ()) -> list[Score]:
@@ -69,7 +69,10 @@ class JudgeClient(Endpoint):
         return [Score(sum(won) / len(won) if won else None) for won in won_by]
 
     def _compare(self, pairs: Sequence[tuple[Sample, str]]) -> Iterator[list[float]]:
-        """Shares that a sample wins against another response in both orders; empty without both verdicts."""
+        """Yield for each pair the shares that the sample wins against the other response in both orders.
+
+        The list is empty unless both orders have a verdict.
+        """
         differ = [(sample, other) for sample, other in pairs if other != sample.response]
         verdicts = iter(self._verdicts([question for pair in differ for question in self._both_orders(*pair)]))
         for sample, other in pairs:
@@ -77,7 +80,7 @@ class JudgeClient(Endpoint):
             yield [] if first is None or second is None else [first, 1.0 - second]
 
     def _others(self, sample: Sample, everyone: Sequence[Sample]) -> Iterator[str]:
-        """The responses to compare a sample with."""
+        """Yield the responses to compare a sample's with: the reference, or the other responses to its prompt."""
         if key := self.judge.reference_key:
             yield _text(sample.columns[key])
             return
@@ -85,7 +88,7 @@ class JudgeClient(Endpoint):
         yield from (rows[row].response for row in sorted(rows))
 
     def _both_orders(self, sample: Sample, other: str) -> Iterator[tuple[str, Sample]]:
-        """The two questions on a pair; the sample's response comes first in the first question."""
+        """Yield the two questions on a pair of responses; the sample's response comes first in the first question."""
         for one, two in ((sample.response, other), (other, sample.response)):
             yield self._question(sample, **{RESPONSE_A: one, RESPONSE_B: two}), sample
 
@@ -94,7 +97,7 @@ class JudgeClient(Endpoint):
         return self.judge.fill_prompt(**texts, prompt=sample.prompt, **responses)
 
     def _verdicts(self, questions: Sequence[tuple[str, Sample]]) -> list[float | None]:
-        """Ask questions; returns the verdict on each, None for an answer without one."""
+        """Ask the judge questions; returns the verdict on each, None for an answer without one."""
         distinct = {_key(question): (question, sample) for question, sample in questions}
         new = {key: each for key, each in distinct.items() if key not in self.verdicts}
         found = self.answers([(self._request(question), sample) for question, sample in new.values()], self._verdict)
@@ -116,7 +119,7 @@ class JudgeClient(Endpoint):
         return {"model": self.judge.model, "messages": messages, **self.judge.arguments}
 
     def _verdict(self, answer: Answer, about: object) -> float | None:
-        """The verdict in an answer, or None; UserCodeError for a status that any question would get."""
+        """Return the verdict in the judge's answer, or None; UserCodeError for a status that any question would get."""
         if answer.code in REFUSED or len(answer.body) > self.longest:
             return None
         if answer.code != HTTPStatus.OK:
@@ -133,7 +136,7 @@ class JudgeClient(Endpoint):
 
 
 def content_of(body: bytes) -> str | None:
-    """The text of a chat completion; None for anything else."""
+    """Return the text of a chat completion's JSON body; None for anything else."""
     try:
         content = json.loads(body)["choices"][0]["message"]["content"]
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
@@ -146,7 +149,7 @@ def _key(question: str) -> bytes:
 
 
 def _text(value: Any) -> str:
-    """A column as text: the content of the last of some messages; other lists and mappings as JSON."""
+    """Return a column's value as text: of a list of messages the last one's content; other lists, mappings as JSON."""
     last = value[-1] if isinstance(value, list) and value else value
     if isinstance(last, dict) and isinstance(last.get("content"), str):
         return str(last["content"])

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_SHOWN = 80
-"""Characters of a text in a message."""
+"""Most characters of a prompt or a response in a message."""
 MAX_FLOAT32 = 3.4028234663852886e38
-"""The largest finite float32."""
+"""Largest finite float32."""
 EXPECTED = "a finite number (float32)"
-"""Requirement on a score, for messages."""
+"""Words for a valid score, for messages."""
 
 
 def is_score(value: float) -> bool:
@@ -25,15 +25,15 @@ class Sample:
     """A prompt and its response; `str(sample)` names it in a message."""
 
     step: int | None
-    """Number of the step; 0 and below are the draws of an evaluation. None: made up, to try code before the run."""
+    """Training step of the response; 0 and below: a draw of an evaluation; None: made up to try code before the run."""
     row: int
-    """Row of the step's batch."""
+    """Row of the response in the step's batch."""
     prompt: str
     response: str
     finished: bool
     """Whether the response ended with end-of-text."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The columns of the prompt's row that the data source names."""
+    """Values of the columns of the prompt's row that functions and services get, by name."""
 
     def __str__(self) -> str:
         if self.step is None:
@@ -45,15 +45,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Score:
-    """Score of a response by code of the user's."""
+    """Score of a response by the reward's code: a user's function, a verifier, a service or a judge."""
 
     value: float | None
-    """The score; None: nothing is learned from the response."""
+    """Score of the response; None: the response is left out of training."""
     parts: Mapping[str, float | None] = field(default_factory=dict)
-    """Named parts besides the score, for the metrics."""
+    """Named parts of the reward besides the score, for the metrics."""
 
 
 def _shown(text: str) -> str:
-    """The beginning of a text, quoted, on one line."""
+    """Return the beginning of a text, quoted, on one line."""
     shown = json.dumps(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...", ensure_ascii=False)
     return shown.encode(errors="backslashreplace").decode()  # a lone surrogate cannot be encoded

@@ -38,7 +38,7 @@ def _request(sample: Sample) -> dict[str, object]:
 
 
 def number_in(body: bytes) -> float | None:
-    """The number of an answer {"score": number}, finite as float32; None for anything else."""
+    """Return the number of an answer {"score": number}, finite as float32; None for anything else."""
     try:
         score = json.loads(body)["score"]
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):

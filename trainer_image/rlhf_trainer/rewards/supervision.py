@@ -30,37 +30,37 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 IMPORT_SECONDS = 300.0
-"""Limit of the import of the user's modules."""
+"""Time limit of the import of the user's modules."""
 GUARD_SECONDS = 10.0
-"""Time in which a guard kills its process and all descendants."""
+"""Seconds in which a guard process kills the process of user code and all its descendants."""
 REAP_MILLISECONDS = 1000
-"""Interval at which a guard reaps descendants that have ended."""
+"""Interval at which a guard process reaps descendants of the user code's process that have ended."""
 SIGNALS = {int(each): f" ({each.name})" for each in signal.Signals}
-"""Number of a signal -> its name for messages; most real-time signals have none."""
+"""Number of a signal -> name in brackets, for messages; most real-time signals have none."""
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 MEBIBYTE = 2**20
 JUDGEMENT = struct.Struct("16sd")
-"""A key that only parent and child know, and a number: a response may write anything into the pipe."""
+"""Message of a child: a key that only parent and child know, as a response may write into the pipe, and a number."""
 Serve = Callable[[socket.socket, str], None]
-"""Serves entry points, separated by commas, until the trainer closes its end of the socket."""
+"""Function that answers calls of entry points, separated by commas, until the trainer closes its end of the socket."""
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Failure of user code to answer."""
+    """Failure of a process of user code to answer."""
 
     what: str
-    """Sentence without its subject."""
+    """Sentence on the failure without its subject, such as `did not return within 5 s`."""
     index: int | None = None
-    """The sample that it failed at, if that is known."""
+    """Index of the sample at which the user code failed, if known."""
 
 
 class UserProcess:
-    """The guarded process of some entry points. It starts at once; after its end the next call starts another."""
+    """The guarded process of the user's entry points. It starts at once; after its end the next call starts another."""
 
     def __init__(self, program: str, entrypoints: str, *, subject: str = "") -> None:
-        """program: a module that calls `guard` when `python -m` runs it; subject: of the sentence on a slow import."""
+        """Start the process by `python -m program`, which calls `guard`; subject: of the sentence on a slow import."""
         self._command, self._subject = [sys.executable, "-m", program], subject
         self._entrypoints, self._is_imported = entrypoints, False
         self._start()
@@ -107,7 +107,7 @@ class UserProcess:
         return self.await_import() or self._exchange(value, seconds=seconds, doing="did not return")
 
     def hand(self, value: Any, theirs: socket.socket) -> Failure | None:
-        """Send a value, and an open socket after it."""
+        """Send the process a value and then the open socket `theirs`; returns a Failure if the process has failed."""
         if failure := self.await_import():
             return failure
         try:
@@ -143,7 +143,7 @@ class UserProcess:
             return self._ended()
 
     def _ended(self) -> Failure:
-        """Close a process whose socket is closed; the Failure says how it ended."""
+        """Clean up after a process that has closed its socket; return a Failure that says how the process ended."""
         assert self._guard is not None, "only a running process ends"
         try:
             failure = Failure(ending_of(self._guard.wait(GUARD_SECONDS)))
@@ -154,20 +154,20 @@ class UserProcess:
 
 
 def ending_of(code: int) -> str:
-    """The end of a process in words, by its exit code."""
+    """Return in words how a process ended, by its exit code."""
     if code < 0:
         return f"was ended by signal {-code}{SIGNALS.get(-code, '')}"
     return f"ended its process with exit code {code}"
 
 
 def send(channel: socket.socket, value: Any) -> None:
-    """Write a value; OSError if the other end is gone or (TimeoutError) does not read."""
+    """Write a JSON value to a socket; OSError if the other end is gone or (TimeoutError) does not read."""
     body = json.dumps(value).encode()
     channel.sendall(len(body).to_bytes(4, "big") + body)
 
 
 def receive(channel: socket.socket) -> Any:
-    """Read the next value; EOFError if the other end is gone, TimeoutError after the socket's time limit."""
+    """Read the next JSON value of a socket; EOFError if the other end is gone, TimeoutError after the time limit."""
     return json.loads(_read(channel, int.from_bytes(_read(channel, 4), "big")))
 
 
@@ -182,7 +182,7 @@ def _read(channel: socket.socket, count: int) -> bytes:
 
 
 def guard(serve: Serve) -> None:
-    """Serve in a forked process and wait for its end; never returns. sys.argv: number of the socket, entry points."""
+    """Call `serve` in a forked process and guard it until its end; never returns. sys.argv: socket, entry points."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans among the descendants become children of this process
@@ -212,7 +212,7 @@ def _prctl(option: int, *values: Any) -> None:
 
 
 def _await_end(server: int, channel: socket.socket) -> int:
-    """Wait until the trainer closes its socket (0) or the server ends (its status)."""
+    """Wait until the trainer closes its socket, and return 0, or until the process `server` ends: return its status."""
     events = select.poll()
     events.register(channel, 0)  # only POLLHUP
     events.register(os.pidfd_open(server), select.POLLIN)
@@ -224,7 +224,7 @@ def _await_end(server: int, channel: socket.socket) -> int:
 
 
 def _reap() -> Iterator[tuple[int, int]]:
-    """(process, status) of each child that has ended."""
+    """Yield (process, status) of each child that has ended."""
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             yield ended
@@ -241,7 +241,7 @@ def _end_descendants() -> None:
 
 
 def _end_as(code: int) -> None:
-    """End with an exit code; with a negative one by that signal."""
+    """End this process with an exit code; a negative code means that it ends by that signal."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if code < 0:
         with suppress(OSError):  # SIGKILL has no handler
@@ -252,13 +252,13 @@ def _end_as(code: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of one item that is judged in a child process."""
+    """Limits of the judgement of one item, such as a response, in a child process."""
 
     seconds: float
     memory: int
-    """Bytes of address space beyond those of the parent."""
+    """Most bytes of the child's address space beyond those of its parent."""
     is_sandboxed: bool = False
-    """Whether each item has a child of its own, in a sandbox."""
+    """Whether each judged item gets a child process of its own, in a sandbox."""
 
 
 def judge_in_children(
@@ -290,7 +290,7 @@ def judge_in_children(
 
 
 class _Child:
-    """A forked process that judges items one after the other."""
+    """Forked child process that judges items, such as responses, one after the other."""
 
     def __init__(self, judge: Callable[[Item], float], items: Sequence[Item], limits: Limits) -> None:
         self._answers, theirs = os.pipe()
@@ -304,7 +304,7 @@ class _Child:
         os.close(theirs)
 
     def answer(self, seconds: float) -> float | None:
-        """The next number; None if nothing comes in time, the process has ended, or it writes anything else."""
+        """Return the child's next number; None if none comes in time, the child has ended, or writes anything else."""
         events = select.poll()
         events.register(self._answers, select.POLLIN)
         if not events.poll(1000 * seconds):
@@ -322,7 +322,7 @@ class _Child:
 def _judge_all(
     judge: Callable[[Item], float], items: Sequence[Item], limits: Limits, *, answers: int, key: bytes
 ) -> None:
-    """Write a number for each item; a sandboxed child has no open file but that pipe and the standard ones."""
+    """Write each item's judgement to the pipe `answers`; a sandboxed child has only that and standard files open."""
     memory = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + limits.memory
     bounds = {resource.RLIMIT_AS: memory, resource.RLIMIT_CORE: 0}
     if limits.is_sandboxed:
@@ -346,7 +346,7 @@ LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 """Instructions of classic BPF: load 32 bits, jump if equal, jump if any bit is set, return."""
 KILL, ALLOW, REFUSE, NO_SUCH_CALL = 0x80000000, 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
-"""Offsets in struct seccomp_data."""
+"""Offsets of a system call's number, its architecture and its arguments in struct seccomp_data."""
 OPEN, OPENAT, CLONE, CLONE3 = 2, 257, 56, 435
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CLONE_THREAD = 0x10000
@@ -360,7 +360,7 @@ ALLOWED_CALLS = (
 )
 """Numbers of x86-64's system calls that Python needs to compute."""
 Step = tuple[int, int, int, int]
-"""struct sock_filter: instruction, how many to skip if it holds and if not, value."""
+"""One BPF instruction (struct sock_filter): its code, instructions to skip if it holds and if not, value."""
 
 
 def require_sandbox() -> None:
@@ -391,7 +391,7 @@ def enter_sandbox() -> None:
 
 
 def _by_bits(call: int, argument: int, bits: int, on_any: int, on_none: int) -> tuple[Step, ...]:
-    """Steps that answer a system call by whether an argument has any of the bits; its lower half comes first."""
+    """Return BPF instructions that answer a system call by whether an argument's lower 32 bits have any of `bits`."""
     place = ARGUMENTS_AT + 8 * argument
     return (
         *((EQUAL, 0, 4, call), (LOAD, 0, 0, place), (ANY_BIT, 0, 1, bits)),

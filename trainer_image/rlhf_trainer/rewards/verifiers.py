@@ -32,9 +32,9 @@ from rlhf_trainer.rewards.supervision import MEBIBYTE, Limits, judge_in_children
 OPTIONS: Final = "verifier()"
 
 USUAL_LIMITS = Limits(seconds=5.0, memory=1024 * MEBIBYTE)
-"""Limits of all verifiers but Code, against regular expressions and formulas that never end."""
+"""Limits of one judgement by any verifier but Code, against regular expressions and formulas that never end."""
 JUDGING_SHARE = 0.8
-"""Share of the time limit of a call after which no further response is judged."""
+"""Share of a call's time limit after which the verifier judges no further response."""
 BLOCK = re.compile(r"```[^\S\n]*\w*[^\S\n]*\n(.*?)```", re.DOTALL)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 Score = float | None | dict[str, float | None]
@@ -72,7 +72,7 @@ def score(
 
 
 def _expected(verifier: Verifier, columns: Mapping[str, list[Any]], *, count: int) -> list[list[str]]:
-    """The texts to compare each response with; ValueError for a row without any."""
+    """Return the right answers or tests of each response, from the verifier's column; ValueError if a row has none."""
     if not verifier.columns:
         return [[]] * count
     (name,) = verifier.columns
@@ -80,7 +80,7 @@ def _expected(verifier: Verifier, columns: Mapping[str, list[Any]], *, count: in
 
 
 def _texts(value: Any, column: str) -> list[str]:
-    """A text or number, or a list of these, as texts."""
+    """Return a column's value, a text, a number or a list of these, as a list of texts."""
     if not are_answers(value):
         raise ValueError(f"the column {column} holds {json.dumps(value)[:80]}, expected {ANSWERS}")
     return [str(each) for each in (value if isinstance(value, list) else [value])]
@@ -91,7 +91,7 @@ def _score_of_tests(passed: float, count: int) -> Score:
 
 
 def _comparing(compare: Callable[[str, str], float]) -> Callable[[Comparing], Callable[[str, Sequence[str]], float]]:
-    """A verifier whose score is the best comparison with any of the right answers."""
+    """Return a maker of judges that score a response by its best comparison with any of the right answers."""
 
     def made(verifier: Comparing) -> Callable[[str, Sequence[str]], float]:
         def judge(response: str, answers: Sequence[str]) -> float:
@@ -107,7 +107,7 @@ def _comparing(compare: Callable[[str, str], float]) -> Callable[[Comparing], Ca
 
 
 def _last_match(pattern: str | None, text: str) -> str | None:
-    """The group of the last match; None without a match."""
+    """Return the first group of a pattern's last match in a text; None without a match."""
     matches = list(re.finditer(pattern, text)) if pattern else []
     return matches[-1][1] if matches else None
 
@@ -117,19 +117,19 @@ def _same_text(given: str, answer: str) -> float:
 
 
 def _same_words(given: str, answer: str) -> float:
-    """F1 score of the words (SQuAD, arXiv:1606.05250)."""
+    """Return the F1 score of the words of two texts (SQuAD, arXiv:1606.05250)."""
     words, right = _words(given), _words(answer)
     common = sum((Counter(words) & Counter(right)).values())
     return 2 * common / (len(words) + len(right)) if common else float(words == right)
 
 
 def _words(text: str) -> list[str]:
-    """Words of a text in lower case, without punctuation and articles."""
+    """Return the words of a text in lower case, without punctuation and articles."""
     return ARTICLES.sub(" ", text.lower().translate(str.maketrans("", "", string.punctuation))).split()
 
 
 def _by_value(verifier: Math) -> Callable[[str, Sequence[str]], float]:
-    """Equality by math-verify; the time limit is that of the process."""
+    """Return the judge of the verifier Math: equality by math-verify; the judging process has the time limit."""
     from math_verify import parse, verify  # imported in the parent, not in each child
 
     def same_value(given: str, answer: str) -> float:
@@ -158,7 +158,7 @@ def _refuse(constant: str) -> None:
 
 
 def _last_block(response: str) -> str:
-    """Content of the last fenced block, or the whole response without one."""
+    """Return the content of a response's last fenced code block, or the whole response without one."""
     blocks = BLOCK.findall(response)
     return str(blocks[-1]) if blocks else response
 
@@ -169,7 +169,7 @@ def _by_regex(verifier: Regex) -> Callable[[str, Sequence[str]], float]:
 
 
 def _by_format(verifier: Format) -> Callable[[str, Sequence[str]], float]:
-    """A verifier of tags: each occurs once, so no text holds a tag."""
+    """Return the judge of the verifier Format: all tags in order, each exactly once, so that no text holds a tag."""
 
     def judge(response: str, _: Sequence[str]) -> float:
         marks = [mark for tag in verifier.tags for mark in (f"<{tag}>", f"</{tag}>")]
@@ -189,7 +189,9 @@ def _by_tests(_: Code) -> Callable[[str, Sequence[str]], float]:
 
 
 def _passed(code: str, tests: Sequence[str]) -> int:
-    """Number of tests that pass. Tests see the names that the code defines, but built-in functions as they were.
+    """Return the number of tests that a response's code passes.
+
+    Tests see the names that the code defines, but built-in functions as they were.
 
     Once the code has run, nothing here is looked up by a name that the code could have changed.
     """
@@ -211,7 +213,7 @@ def _passed(code: str, tests: Sequence[str]) -> int:
 
 
 def _compiled(test: str) -> CodeType:
-    """Compile a test; a test that is no Python fails."""
+    """Return the compiled code of a test; a text that is no Python becomes a test that fails."""
     try:
         return compile(test, "test", "exec")
     except (SyntaxError, ValueError):
@@ -228,4 +230,4 @@ JUDGES: Mapping[type[Verifier], Callable[[Any], Callable[[str, Sequence[str]], f
     Length: _by_length,
     Code: _by_tests,
 }
-"""Verifier -> its judge: (response, texts to compare with) -> a number."""
+"""Class of a verifier -> maker of its judge, a function (response, texts to compare with) -> number."""

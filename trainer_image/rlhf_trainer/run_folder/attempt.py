@@ -23,13 +23,16 @@ from typing import Any, Final
 VARIABLE: Final = "RLHF_ATTEMPT"
 JOB_UID_VARIABLE: Final = "RLHF_JOB_UID"
 MAX_DIGITS = 300
-"""Digits of a whole number that fits into a float in any case."""
+"""Digits from which a whole number in JSON is read as a float; a shorter number fits into a float in any case."""
 MARK, EXIT, LIFE, LOCK, STATUS = ".attempt", "exit.json", ".alive", ".lock", "status.json"
 BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 20.0
-"""Silence after which a trainer is dead; a volume may show another machine's writes some seconds late."""
+"""Seconds without a sign of life after which a trainer counts as dead; a volume may show remote writes late."""
 FREED_SECONDS: Final = 5.0
-"""Silence after which a trainer without its lock is dead; a trainer frees the lock before it writes exit.json."""
+"""Seconds without a sign of life after which a trainer without its lock counts as dead.
+
+A trainer frees the lock before it writes exit.json.
+"""
 
 
 class WrongAttempt(ValueError):  # noqa: N818 a sentence for a user, like the trainer's other errors
@@ -40,13 +43,13 @@ class WrongAttempt(ValueError):  # noqa: N818 a sentence for a user, like the tr
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt of one RLHFJob."""
+    """One attempt to run an RLHFJob: its number, and the uid of the RLHFJob."""
 
     number: int
     job_uid: str = ""
 
     def __str__(self) -> str:
-        """Return the attempt as a mark shows it."""
+        """Return the attempt as a line of the mark file: its number, and the uid of its job if there is one."""
         return f"{self.number} {self.job_uid}".strip()
 
 
@@ -70,7 +73,7 @@ def marked_attempts(folder: Path) -> list[Attempt]:
 
 
 def owner(folder: Path) -> Attempt | None:
-    """Return the attempt that owns a folder; None if there is none."""
+    """Return the attempt that owns a folder by the mark file; None if there is none."""
     return next(reversed(marked_attempts(folder)), None)
 
 
@@ -87,7 +90,7 @@ def newer_attempt(output: Path, attempt: Attempt) -> Attempt | None:
 
 
 def mark(folder: Path, attempt: Attempt) -> None:
-    """Make this attempt the owner of a folder."""
+    """Write the mark file of a folder, so that this attempt is the folder's owner."""
     earlier = [each for each in marked_attempts(folder) if each.job_uid != attempt.job_uid]
     replace(folder / MARK, "".join(f"{each}\n" for each in (*earlier, attempt)))
 
@@ -126,7 +129,7 @@ def read_status(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if there is none, or half of one."""
+    """Return the JSON object in a file; empty if the file is missing or holds no whole object."""
     try:
         found = from_json(path.read_bytes())
     except (OSError, ValueError):
@@ -140,7 +143,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file in one piece: neither a reader nor a crash ever sees half of it."""
+    """Write a text file by renaming a finished one, so that neither a reader nor a crash ever sees half of it."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     unfinished.write_text(text)
     unfinished.rename(path)
@@ -165,7 +168,10 @@ class Watch:
         return self._clock() - self._since < (FREED_SECONDS if self.has_freed_its_lock() else SILENCE_SECONDS)
 
     def has_freed_its_lock(self) -> bool:
-        """Return True if the trainer is surely dead; False on other machines, where a volume may not show locks."""
+        """Return True if the trainer's file lock is free, as after its death; False for a trainer on another machine.
+
+        A volume may not show the locks of other machines.
+        """
         if self._seen.split()[-1:] != [socket.gethostname()]:
             return False
         try:

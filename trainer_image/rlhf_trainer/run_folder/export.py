@@ -54,7 +54,7 @@ def export(uri: str, folder: Path, *, merges: bool) -> None:
 
 
 def _whole_checkpoint(uri: str) -> Checkpoint:
-    """Return the checkpoint of an address. SpecError if there is none, or it is not whole."""
+    """Return the checkpoint at an address. SpecError if there is none, or it is unfinished or damaged."""
     store, slash, name = uri.rstrip("/").rpartition("/")
     found = {checkpoint.name: checkpoint for checkpoint in CheckpointStore(store or slash or ".").all()}
     if name not in found:

@@ -34,11 +34,11 @@ from rlhf_trainer.run_folder.pace import Steps
 P = ParamSpec("P")
 JOB = "job://"
 MADE = ("model", "data")
-"""Names of the folder with a job's output."""
+"""Names that the folder of a job's output may have: `model` for weights, `data` for a data set."""
 SUMMARY, METRICS, JOB_FILE, INPUTS = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json"
 MAPPING = "mapping.json"
 MAX_REASON = 300
-"""Characters of the reason in an error."""
+"""Most characters of a library's error text that our error repeats."""
 SAVE_REQUEST = "save-now"
 """Name of the file that requests a checkpoint of the running job; the job deletes the file when it is whole."""
 
@@ -58,7 +58,7 @@ def model_folders(job: Job, output: Path) -> dict[Role, str]:
 
 
 def model_folder(uri: str, output: Path) -> str:
-    """Return the local folder of a model, or its name on the hub."""
+    """Return the local folder of a model by its URI, or the model's name on the Hugging Face Hub."""
     if uri.startswith(JOB):
         return str((output / uri.removeprefix(JOB) / "model").resolve())
     return uri.removeprefix(HUB) if uri.startswith(HUB) else str(local_path(uri))
@@ -72,7 +72,7 @@ def read_summary(output: Path) -> dict[str, Any]:
 
 
 def add_to_summary(output: Path, name: str, summary: Mapping[str, Any]) -> None:
-    """Put the measurements of a job into summary.json of the run folder."""
+    """Write the measurements of a job into summary.json of the run folder."""
     require_newest(output)
     everything = {**read_summary(output), name: dict(summary)}
     with writing(output / SUMMARY):
@@ -80,7 +80,7 @@ def add_to_summary(output: Path, name: str, summary: Mapping[str, Any]) -> None:
 
 
 def saved_state(checkpoint: Checkpoint) -> SavedState:
-    """Return a whole checkpoint as the status shows it."""
+    """Return the entry of the status for a whole checkpoint: its step, URI and time."""
     saved_at = checkpoint.saved_at or datetime.now(UTC)
     return SavedState(step=checkpoint.step, uri=checkpoint.uri, time=rfc3339(saved_at))
 
@@ -93,7 +93,7 @@ class FinishedJob(NamedTuple):
 
 
 def finished_jobs(output: Path) -> dict[str, FinishedJob]:
-    """Return the jobs that have succeeded in a run folder, by name."""
+    """Return the jobs that have succeeded in a run folder and left an output, by name."""
     found = {}
     for status in output.glob(f"*/{STATUS}"):
         job, inputs = (status.parent / name for name in (JOB_FILE, INPUTS))
@@ -114,7 +114,7 @@ def load_with_finished(output: Path, manifest: Path | str, overrides: Sequence[s
 
 
 def progress_of(record: Mapping[str, float], *, total_steps: int, stage: str, pace: Pace | None) -> Progress:
-    """Return the progress of a job after the step of a record."""
+    """Return a job's progress for the status, after the step whose metrics are `record`."""
     step, seconds, tokens = int(record["step"]), record.get("time/step"), record.get("tokens_per_second")
     return Progress(
         step=step,
@@ -155,7 +155,7 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def read_job(file: Path) -> Job:
-    """Return the job of a JOB_FILE. EnvironmentProblem if the file was damaged."""
+    """Return the job in a job.yaml that a run wrote. EnvironmentProblem if the file is damaged."""
     with reading(file):
         documents = kubectl_yaml.read(file.read_text(), "")
     if not documents:
@@ -176,7 +176,7 @@ def writing(path: Path) -> Iterator[None]:
 def writes(
     method: Callable[Concatenate[JobFolder, P], None],
 ) -> Callable[Concatenate[JobFolder, P], None]:
-    """Mark a method of JobFolder that writes: EnvironmentProblem if the disk refuses or the folder is not ours."""
+    """Guard a method of JobFolder that writes: EnvironmentProblem if the disk refuses or a newer attempt owns it."""
 
     @wraps(method)
     def write(folder: JobFolder, /, *arguments: P.args, **options: P.kwargs) -> None:
@@ -194,13 +194,13 @@ class JobFolder:
         self.path = output / job.name
         self.made = self.path / job.spec.algorithm.makes
         self.best_by = job.spec.checkpoint.keep_best
-        """Measure by which a checkpoint is the best; None if no best checkpoint is kept."""
+        """Evaluation measure by which the best checkpoint is chosen; None if no best checkpoint is kept."""
         self._job = job
         self._status = Status(phase="Pending", attempt=own_number())
         self._steps = Steps()
 
     def finished(self) -> bool:
-        """Whether a job of this name has succeeded here before."""
+        """Whether the status says that a job of this name succeeded, and its output folder is there."""
         status = self.path / STATUS
         with reading(status):
             return status.is_file() and self.made.is_dir() and json.loads(status.read_text())["phase"] == "Succeeded"
@@ -214,7 +214,7 @@ class JobFolder:
         return CheckpointStore(f"{storage.rstrip('/')}/{self.path.resolve().parent.name}/{self._job.name}")
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """Return the newest whole checkpoint, of the manifest's place or of the earlier run's place."""
+        """Return the newest whole checkpoint at the manifest's address or at that of the earlier run in this folder."""
         stores = [self.checkpoints]
         if (self.path / JOB_FILE).is_file():
             stores.append(JobFolder(self.path.parent, read_job(self.path / JOB_FILE)).checkpoints)
@@ -222,12 +222,12 @@ class JobFolder:
         return max(found, key=lambda checkpoint: checkpoint.step, default=None)
 
     def saved(self, name: str, checkpoint: Checkpoint | None) -> str:
-        """Return the text of JOB_FILE or INPUTS from a checkpoint, or from this folder."""
+        """Return the text of the file JOB_FILE or INPUTS from a checkpoint, or from this folder if there is none."""
         return checkpoint.text(name) if checkpoint else (self.path / name).read_text()
 
     @writes
     def clear(self) -> None:
-        """Delete this folder, and the job's checkpoints wherever they are."""
+        """Delete the job's folder, and the job's checkpoints wherever they are."""
         self.checkpoints.clear()
         shutil.rmtree(self.path, ignore_errors=True)
 
@@ -235,7 +235,7 @@ class JobFolder:
     def begin(
         self, checkpoint: Checkpoint | None, *, inputs: Mapping[str, str], mapping: DeviceMapping | None = None
     ) -> None:
-        """Prepare for a run from the start, or from a checkpoint: records after it are deleted."""
+        """Prepare the job's folder for a run from the start, or from a checkpoint: later metrics are deleted."""
         saved = saved_state(checkpoint) if checkpoint else None
         texts = {METRICS: checkpoint.text(METRICS)} if checkpoint else {}
         texts |= {INPUTS: json.dumps(dict(inputs)) + "\n", JOB_FILE: dump(self._job)}
@@ -248,7 +248,7 @@ class JobFolder:
         self._write_status(texts, phase="Running", start_time=now(), checkpoint=saved)
 
     def keep_code(self, *, first_step: int) -> str:
-        """Keep the source of an own algorithm's module; return a sentence if the code differs from the last run's."""
+        """Copy the source of a user's own algorithm to this folder; return a sentence if the last run's differs."""
         algorithm = self._job.spec.algorithm
         if not algorithm.is_own:
             return ""
@@ -268,12 +268,12 @@ class JobFolder:
 
     @writes
     def record_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Record the place of a whole checkpoint in the status."""
+        """Record the step and the URI of a whole checkpoint in the status."""
         self._write_status(checkpoint=saved_state(checkpoint))
         self.event(f"checkpoint of step {checkpoint.step}: {checkpoint.uri}")
 
     def require_ours(self) -> None:
-        """Raise EnvironmentProblem if a newer attempt of the job owns this folder now."""
+        """Raise EnvironmentProblem if a newer attempt of the job owns the run folder now."""
         require_newest(self.path.parent)
 
     @writes
@@ -285,18 +285,18 @@ class JobFolder:
 
     @property
     def save_request(self) -> Path:
-        """Return the path of the file that requests a checkpoint."""
+        """Return the path of the file that requests a checkpoint, in the run folder."""
         return self.path.parent / SAVE_REQUEST
 
     @writes
     def event(self, message: str) -> None:
-        """Add a line to events.log."""
+        """Add a line with the time and a message to the job's events.log."""
         with (self.path / "events.log").open("a") as file:
             file.write(f"{now()} {message}\n")
 
     @writes
     def record(self, record: Mapping[str, float], *, total_steps: int, stage: str) -> None:
-        """Add a step to metrics.jsonl and to the status."""
+        """Add the metrics of a step to metrics.jsonl and to the status."""
         with (self.path / METRICS).open("a") as file:
             file.write(json.dumps(dict(record), allow_nan=False) + "\n")
         shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if name != "step")
@@ -305,7 +305,7 @@ class JobFolder:
 
     @writes
     def samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write samples.jsonl, if there are rows."""
+        """Write rows of held-out prompts and responses to samples.jsonl, if there are any."""
         if not (rows := list(rows)):
             return
         text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
@@ -313,7 +313,7 @@ class JobFolder:
 
     @writes
     def succeed(self) -> None:
-        """Record success and the place of the output in the status."""
+        """Record in the status that the job succeeded, and the URI of its output."""
         self._write_status(phase="Succeeded", completion_time=now(), output=Output(uri=self.made.resolve().as_uri()))
 
     def fail(self, *, reason: str, exit_code: ExitCode, message: str, host: str = "") -> None:

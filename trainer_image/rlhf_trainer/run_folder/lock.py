@@ -33,9 +33,9 @@ from rlhf_trainer.run_folder.attempt import (
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 LOOK_SECONDS: Final = 0.1
-"""Time before a second try to lock; `is_running` holds a lock for less."""
+"""Seconds before a second try to lock the run folder; `is_running` holds the lock for less."""
 SETTLE_SECONDS: Final = 1.0
-"""Time in which an older attempt that saw the old mark finishes a write."""
+"""Seconds that a new attempt waits, in which an older attempt that has read the old mark finishes a write."""
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def only_run_in(output: Path) -> Iterator[None]:
 
 
 def _lock(lock: IO[str]) -> None:
-    """Lock a file, or raise BlockingIOError; a second try ignores the short lock of `is_running`."""
+    """Lock a run folder's lock file, or raise BlockingIOError; a second try outlasts the brief lock of `is_running`."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -77,7 +77,7 @@ def _lock(lock: IO[str]) -> None:
 
 
 def is_running(output: Path) -> bool:
-    """Whether a run of this machine is using the folder now."""
+    """Whether a run on this machine holds the lock of the run folder now."""
     try:
         with lock_file(output, None).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -127,7 +127,7 @@ def owned(output: Path) -> Iterator[None]:
 
 
 def _beat(output: Path, attempt: Attempt, ended: Event) -> None:
-    """Write the sign of life of this process again and again, until the block or the attempt is over."""
+    """Write this attempt's sign of life every BEAT_SECONDS until `ended` is set or a newer attempt owns the folder."""
     count = 0
     while not newer_attempt(output, attempt):
         with suppress(OSError):  # a full disk is reported where something is written

@@ -19,7 +19,7 @@ from rlhf_trainer.run_folder.top import read_status
 POLL_SECONDS = 0.5
 EVENTS, STACKS = "events.log", "stacks.txt"
 Line = tuple[str, Text]
-"""Time (RFC 3339) and text of a line."""
+"""Line of the printed log: its time (RFC 3339) and its text."""
 
 
 def show_logs(output: Path, *, job: str | None, follow: bool) -> None:
@@ -53,7 +53,7 @@ def _chosen(output: Path, job: str | None) -> Sequence[Path]:
 
 
 def _lines_of(folder: Path) -> Iterator[Line]:
-    """Yield the events of a job, and last the stacks of its latest hang."""
+    """Yield the events of a job as lines, and last the stacks of all ranks in the job's latest hang."""
     status = read_status(folder)
     failure = status and status.last_failure
     for line in _text(folder / EVENTS).splitlines():

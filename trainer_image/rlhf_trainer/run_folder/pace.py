@@ -11,7 +11,7 @@ from rlhf_mapper.calibration import WARM_UP
 from rlhf_mapper.mapping import PHASES
 
 MIN_STEPS, MAX_STEPS = 5, 10
-"""Numbers of steps of which medians are reported."""
+"""Fewest and most of the latest steps over which a median is taken."""
 
 
 class Steps:
@@ -22,7 +22,7 @@ class Steps:
         self._latest: deque[Mapping[str, float]] = deque(maxlen=MAX_STEPS)
 
     def pace(self, record: Mapping[str, float]) -> Pace | None:
-        """Add the record of a step and return the pace; None while there are too few steps."""
+        """Add the metrics of a step and return the pace; None while there are too few steps."""
         if self._cold:
             self._cold -= 1
             return None
@@ -37,6 +37,6 @@ class Steps:
         )
 
     def _median(self, name: str) -> float | None:
-        """Return the median of a metric with four digits; None if no step measured it."""
+        """Return the median of a metric over the latest steps, with four digits; None if no step measured it."""
         values = [record[name] for record in self._latest if name in record]
         return float(f"{median(values):.4g}") if values else None

@@ -44,7 +44,7 @@ def show_samples(output: Path, *, job: str | None, step: int | None, count: int,
 
 
 def read_step(file: Path, step: int | None) -> list[dict[str, Any]]:
-    """Return the rows of a step, by default the last step; of a step that ran twice the later rows."""
+    """Return the rows of a step in rollouts.jsonl, by default the last; of a step that ran twice the later rows."""
     found: dict[int, dict[str, Any]] = {}
     chosen = -1 if step is None else step
     with file.open(encoding="utf-8", errors="replace") as lines:
@@ -58,7 +58,7 @@ def read_step(file: Path, step: int | None) -> list[dict[str, Any]]:
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """Return the numbers of a row in one line; a value that is no number is left out."""
+    """Return the numbers of a kept response, such as its reward, in one line; a value that is no number is left out."""
     numbers, parts = {name: row.get(name) for name in NUMBERS}, row.get("reward_parts")
     numbers |= {f"reward_part/{name}": value for name, value in parts.items()} if isinstance(parts, dict) else {}
     shown = (f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float))
@@ -77,7 +77,7 @@ def _file(output: Path, job: str | None) -> Path:
 
 
 def parse_row(line: str | bytes) -> dict[str, Any]:
-    """Return the row of a line; empty if the line is not a whole row, such as one that is still being written."""
+    """Return the kept response in a line of rollouts.jsonl; empty for a line that is damaged or still being written."""
     try:
         row = dict(from_json(line))
     except (ValueError, TypeError):

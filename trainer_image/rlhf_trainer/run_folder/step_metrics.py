@@ -13,7 +13,7 @@ from typing import Literal
 Kind = Literal["gauge", "counter", "summary"]
 Section = Literal["learning", "health", ""]
 SECTIONS: Mapping[str, Section] = {"learning": "learning", "health": "health", "-": ""}
-"""Word of the table -> section of the report with the plot; empty: no plot, for one step's value says little."""
+"""Word in TABLE -> section of the report with the metric's plot; empty: no plot, as one step's value says little."""
 PLANNED_STEPS, WARNINGS = "planned_steps", "warnings"
 """Metrics that are not in metrics.jsonl: status.json holds the first, and events.log has a line for each warning."""
 TABLE = """
@@ -140,38 +140,38 @@ staleness_rows/<versions> | rlhf_staleness_rows_total | rows | -
     Rows that were learned from, by the policy versions between the weights that sampled them and those that
     learned.
 """
-"""Two lines or more a metric, in the order of the report: recorded name, Prometheus' name, unit, section; meaning.
+"""Table of all metrics in the order of the report: recorded name, Prometheus' name, unit, section; then the meaning.
 
-The recorded name of a family ends in its label, such as `<phase>`.
+A metric family has a series for each value of a label; its recorded name ends in the label, such as `<phase>`.
 """
 
 
 @dataclass(frozen=True)
 class StepMetric:
-    """A row of the table.
+    """A metric of a step: one row of TABLE.
 
     A gauge holds the value of the latest step, a counter (`_total`) the sum over the steps of this run, a summary
     (`_seconds`) their sum and number.
     """
 
     recorded: str
-    """Name in metrics.jsonl; `*` stands for the value of a family's label."""
+    """Name of the metric in metrics.jsonl; in a metric family `*` stands for the value of the label."""
     name: str
-    """Name for Prometheus."""
+    """Name of the metric for Prometheus."""
     unit: str
     section: Section
     meaning: str
     part: str
-    """Label of a family, else empty."""
+    """Name of a metric family's label, such as `phase`; empty for a metric with one series."""
 
     @property
     def kind(self) -> Kind:
-        """Return the type that Prometheus knows."""
+        """Return the metric's type for Prometheus, which the ending of its name tells."""
         return "counter" if self.name.endswith("_total") else "summary" if self.name.endswith("_seconds") else "gauge"
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Return the names of the labels."""
+        """Return the names of the metric's labels for Prometheus."""
         return ("job", "algorithm", *([self.part] if self.part else []))
 
 
@@ -189,7 +189,7 @@ _ROWS = {metric.recorded: metric for metric in METRICS}
 
 
 def metric_of(recorded: str) -> tuple[StepMetric, tuple[str, ...]] | None:
-    """Return the row of a name in metrics.jsonl and, for a family, the value of its label; None for other names."""
+    """Return the metric of a name in metrics.jsonl and, in a metric family, the label's value; None for other names."""
     if recorded in _ROWS:
         return _ROWS[recorded], ()
     family, _, part = recorded.partition("/")

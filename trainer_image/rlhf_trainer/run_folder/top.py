@@ -18,7 +18,7 @@ from rlhf_trainer.run_folder.lock import is_running
 
 RUNS = Path("runs")
 DIED, DAMAGED = "Died", "Damaged"
-"""Words instead of a phase: the status is Running but the run's process is gone; status.json cannot be read."""
+"""Words shown instead of a job's phase: the run's process is gone although Running; status.json cannot be read."""
 
 
 def show_jobs(folders: Sequence[Path], *, once: bool) -> None:
@@ -31,7 +31,7 @@ def show_jobs(folders: Sequence[Path], *, once: bool) -> None:
 
 
 def _jobs(folders: Sequence[Path]) -> Iterator[JobLine]:
-    """Yield the rows of each folder's jobs in the order in which they began."""
+    """Yield the table rows of the jobs of each run folder, in the order in which the jobs began."""
     for folder in folders:
         files = sorted(folder.glob(f"*/{JOB_FILE}"), key=lambda file: (file.stat().st_mtime, file))
         for file in files:
@@ -47,7 +47,7 @@ def _jobs(folders: Sequence[Path]) -> Iterator[JobLine]:
 
 
 def read_status(job_folder: Path) -> Status | None:
-    """Return the status of a job; Pending before there is a file, None if the file cannot be read."""
+    """Return the status in a job's folder; Pending before there is a status.json, None if it cannot be read."""
     try:
         return Status.model_validate_json((job_folder / STATUS).read_bytes(), by_alias=True, by_name=False)
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from rlhf_trainer.run_folder.folder import finished_jobs
 
 
 def with_written_data(job: Job, output: Path) -> Job:
-    """Return the job with the URIs of written data sets instead of job://. DataError for one that is not whole yet."""
+    """Return the job with file URIs, not job://, for data that earlier jobs wrote. DataError for unfinished data."""
     finished = finished_jobs(output)
     for field, name in data_from_jobs(job).items():
         if name not in finished:
