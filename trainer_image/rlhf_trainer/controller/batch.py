@@ -1,4 +1,4 @@
-"""Batch as the controller sees it: its rows lie in slots' processes or Ray's object store, never the bytes here."""
+"""Batch as references on the controller: the rows lie in workers' processes or in Ray's object store, never here."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class Kept:
-    """Rows of a field that a call added, in the process that ran the call."""
+    """Location of rows of a field in the process that ran the call which added the field."""
 
     call: int
     name: str
-    """Name of the field in the call."""
+    """Name of the field in the call that added it."""
     rows: range
-    """Rows of the step's batch."""
+    """Located rows, by their numbers in the step's batch."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class Holders:
 
     pool: str
     rows: tuple[range | None, ...]
-    """Rows by rank; None: the rank keeps nothing that can be read."""
+    """Rows of the field that each rank keeps; None: the rank keeps nothing that can be read."""
 
     def keep(self, rows: range, *, pool: str, rank: int) -> bool:
-        """Whether a reader finds all its rows in its own process."""
+        """Whether a reading rank has all the rows that it reads (`rows`) in its own process."""
         mine = self.rows[rank] if pool == self.pool else None
         return mine is not None and mine.start <= rows.start and rows.stop <= mine.stop
 
 
 @dataclass(frozen=True, kw_only=True)
 class FieldFuture:
-    """One field of a batch: the processes that keep it, and the blocks for all other readers, sorted by their rows."""
+    """References to one field of a batch: the processes that keep it, and blocks for other readers, sorted by rows."""
 
     call: int
     name: str
@@ -65,7 +65,7 @@ class FieldFuture:
     blocks: Sequence[RowBlock] = ()
 
     def needed(self, rows: range) -> Sequence[RowBlock]:
-        """The blocks that hold any of the rows; for no rows the first one, which may be empty."""
+        """Return the blocks of the field that hold any of the rows; for no rows the first block, which may be empty."""
         if not rows:
             return self.blocks[:1]
         first = bisect_right(self.blocks, rows.start, key=lambda block: block.stop)
@@ -78,17 +78,17 @@ class FieldFuture:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSlice:
-    """Tells a rank which rows are its own, and where they lie: in its process, or in the blocks sent with it."""
+    """Description of one rank's rows of a batch: fields in the rank's own process, and fields in blocks sent along."""
 
     step: int
     rows: range
     kept: Mapping[str, Kept]
-    """The fields that this process keeps."""
+    """Fields whose rows the rank's own process keeps, by name."""
     blocks: Mapping[str, Sequence[range]]
-    """Rows of the blocks of each other field, in the order of the tensors."""
+    """Row ranges of the blocks of each other field, in the order of the tensors that are sent along."""
 
     def filled(self, tensors: Sequence[Tensor], kept: Callable[[Kept], Tensor]) -> Batch:
-        """This rank's rows of all fields, from what its process keeps and from the blocks; runs in the worker."""
+        """Return this rank's rows of all fields, from kept fields and from received blocks; runs in the worker."""
         arrived = iter(tensors)
         fields = {name: kept(place) for name, place in self.kept.items()}
         recorder.add("bytes/transfer", tensor_bytes(tensors) + tensor_bytes(fields))
@@ -98,7 +98,7 @@ class BatchSlice:
         return Batch(step=self.step, start=self.rows.start, size=len(self.rows), fields=fields)
 
     def _joined(self, held: Sequence[tuple[range, Tensor]]) -> Tensor:
-        """This rank's rows of one field, from blocks that cover them in order; those of the same rows are added up."""
+        """Join blocks of one field, in the order of rows, to this rank's rows; blocks of the same rows are added up."""
         parts: dict[tuple[int, int], Tensor] = {}
         for block, tensor in held:
             key, mine = (block.start, block.stop), tensor[self._within(block)]
@@ -106,7 +106,7 @@ class BatchSlice:
         return concatenate(list(parts.values()))
 
     def _within(self, block: range) -> slice:
-        """The part of a block that belongs to this rank."""
+        """Return the part of a block that belongs to this rank, as a slice of the block's rows."""
         return slice(max(self.rows.start, block.start) - block.start, min(self.rows.stop, block.stop) - block.start)
 
 
@@ -119,11 +119,11 @@ class BatchFuture:
     fields: Mapping[str, FieldFuture] = field(default_factory=dict)
 
     def with_fields(self, added: Mapping[str, FieldFuture]) -> BatchFuture:
-        """This batch with further fields."""
+        """Return this batch with further fields."""
         return replace(self, fields={**self.fields, **added})
 
     def with_prefixed(self, **others: BatchFuture) -> BatchFuture:
-        """This batch, and the fields of others of the same rows as `<name>_<field>`."""
+        """Return this batch with the fields of other batches of the same rows, as `<name>_<field>`."""
         return self.with_fields(prefixed(others))
 
     def slice(

@@ -13,31 +13,31 @@ from pathlib import Path
 from rlhf_trainer.errors import CommunicationError
 
 WAITING = ("/torch/distributed/", "/rlhf_trainer/training/saving.py")
-"""A rank whose innermost frames are in these files waits for others: in a collective, or for a checkpoint's end."""
+"""Paths in which a rank's innermost frames lie while it waits for other ranks: a collective, or a checkpoint's end."""
 WRITING = {"save_model", "_put_together", "write_weights", "save_config_and_tokenizer"}
-"""Functions of these files that write to a disk themselves: a rank in one of them waits for nobody."""
+"""Functions in the files of WAITING that write to a disk themselves: a rank in these does not wait for others."""
 INNERMOST = 4
-"""Frames from the end of a stack that are searched for WAITING: a collective's wrappers lie above it."""
+"""Number of frames at the end of a stack that are searched for WAITING: a collective's wrappers lie above it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessState:
-    """State of a process at this moment."""
+    """State of a worker's process at the moment of the inspection."""
 
     call: str
-    """The method of a worker that it runs; empty between calls."""
+    """Worker method that the process runs; empty between calls."""
     line: str
-    """File and line, function: the innermost frame of that call."""
+    """Innermost frame of the running call: file and line, function."""
     waits: bool
     """Whether the process waits for other ranks."""
     stacks: str
-    """The Python stacks of all its threads."""
+    """Python stacks of all threads of the process."""
     quiet_seconds: float
-    """Seconds since the process last ended a call."""
+    """Seconds since this worker's process last ended a call."""
 
 
 def inspect_process(call: str, thread: int, *, quiet_seconds: float) -> ProcessState:
-    """The state of this process, of which `thread` runs `call`."""
+    """Return the state of this process, whose thread `thread` runs the worker method `call`."""
     frames = sys._current_frames()  # noqa: SLF001 the public faulthandler only writes to files
     names = {known.ident: known.name for known in threading.enumerate()}
     stacks = [
@@ -63,20 +63,20 @@ def is_waiting(stack: traceback.StackSummary) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class RankState:
-    """One rank as the controller sees it."""
+    """State of one rank, for the message about a hang."""
 
     name: str
-    """Rank, pool and process."""
+    """Name of the rank in messages: its number, pool and process id."""
     host: str
-    """The machine, on a cluster the pod; empty where it has not joined yet."""
+    """Host name of the rank's machine, on a cluster of its pod; empty before the rank has joined."""
     last_call: str
-    """Oldest unfinished call of the step, or the candidates for it; empty if all calls have ended."""
+    """Oldest unfinished call of the rank, or the candidates for it; empty if all calls have ended."""
     process: ProcessState | None
-    """Answer of the process; None if there was none in time."""
+    """State that the rank's process reported; None if no report came in time."""
     is_dead: bool = False
 
     def __str__(self) -> str:
-        """Return what the rank does, as part of a sentence."""
+        """Return what the rank does (died, does not answer, is in a call), as part of a sentence."""
         where = f" in {self.last_call}" if self.last_call else ""
         if self.is_dead:
             return f"{self.name} died{where}"
@@ -95,10 +95,10 @@ class RankState:
 
 
 def diagnose(error: CommunicationError, ranks: Sequence[RankState], path: Path) -> CommunicationError:
-    """The error, with the ranks that caused it in its sentence; writes the stacks of all ranks to `path`.
+    """Return the error with the blamed ranks in its message; write the stacks of all ranks to `path`.
 
-    The cause are the dead ranks; if none is dead the busy ones; if all wait, all. Its `host` is theirs, if they are
-    not all and are on one.
+    Dead ranks are blamed; if none is dead, the busy ranks; if all ranks wait, all of them. The error's `host` is the
+    machine of the dead or busy ranks, if they are on one machine.
     """
     waiting = [rank for rank in ranks if rank.is_waiting]
     blamed = [rank for rank in ranks if rank.is_dead] or [rank for rank in ranks if rank.is_busy] or waiting

@@ -15,20 +15,20 @@ from rlhf_trainer.protocols import TransferProtocol
 from rlhf_trainer.types import Transfer
 
 Batches = BatchFuture | Sequence[BatchFuture]
-"""One batch for a group or, by a protocol that distributes nothing (`by_rank`), a batch for each of its ranks."""
+"""Batch argument of a call: one batch for the whole worker group, or a batch for each rank (protocols `by_rank`)."""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Rows of a field that other processes read."""
+    """Rows of a field that processes other than their producer read."""
 
     pieces: Sequence[range]
-    """In order, cut where a reader's rows begin or end."""
+    """Row ranges in order, cut where a reader's rows begin or end."""
     some_are_empty: bool
-    """Whether any reader gets no rows."""
+    """Whether some reading rank gets no rows of the batch."""
 
     def cuts(self, made: range) -> list[range]:
-        """The blocks that a rank sends; `made`: the rows that it makes.
+        """Return the row ranges of the blocks that a rank sends; `made`: the rows that the rank computes.
 
         A reader that gets no rows takes an empty block, which only tells the field's type and shape.
         """
@@ -39,10 +39,10 @@ class Fetched:
 
 
 class Readers:
-    """The methods of all groups of a job, by the fields that they read.
+    """Index of the worker methods of a job by the fields that the methods read.
 
-    A producer of a field puts into Ray's object store what some rank reads from another process, in a block for each
-    reader's rows; what every reader finds in its own process is not sent at all.
+    The producer of a field puts rows that another process reads into Ray's object store, in a block for each reader's
+    rows. Rows that every reader has in its own process are not sent at all.
     """
 
     def __init__(self) -> None:
@@ -50,13 +50,13 @@ class Readers:
         self._known: dict[tuple[str, Holders, int], Fetched] = {}
 
     def add(self, pool: str, layout: ParallelSizes, transfer: Transfer) -> None:
-        """Add a method of a model of this layout on a pool."""
+        """Add a worker method, given by its mark `transfer`, of a model with this layout on a pool."""
         self._known.clear()
         for name in (*transfer.reads, *transfer.reads_if_there):
             self._by_field.setdefault(name, set()).add((transfer.protocol, layout, pool))
 
     def fetched(self, name: str, holders: Holders, *, rows: int) -> Fetched:
-        """Return the rows that other processes read of a field of a batch of `rows`; computed once a call."""
+        """Return the rows of a field that other processes read, in a batch of `rows` rows; results are cached."""
         key = (name, holders, rows)
         if key not in self._known:
             self._known[key] = self._fetched(*key)
@@ -83,7 +83,7 @@ class Readers:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPart:
-    """One rank's part of a call."""
+    """Input rows and output blocks of one rank in a call."""
 
     pool: str
     rank: int
@@ -94,20 +94,20 @@ class RankPart:
     """Rows of the blocks that the rank sends, for each field that it adds to the result."""
 
     def inputs(self, transfer: Transfer, *, reader: str) -> tuple[BatchSlice, list[ray.ObjectRef]]:
-        """Return the slice for the rank, and the references to the blocks of the fields that it reads."""
+        """Return the rank's slice of the batch, and the references to the blocks of the fields that the rank reads."""
         names = transfer.fields_read(self.batch.fields)
         return self.batch.slice(self.rows, names, pool=self.pool, rank=self.rank, reader=reader)
 
     @property
     def local_cuts(self) -> dict[str, list[slice]]:
-        """The cuts, counted from the rank's first row."""
+        """`cuts` as slices that count from the rank's first row."""
         first = self.rows.start
         return {
             name: [slice(part.start - first, part.stop - first) for part in parts] for name, parts in self.cuts.items()
         }
 
     def blocks(self, outputs: Sequence[ray.ObjectRef]) -> dict[str, list[RowBlock]]:
-        """The blocks of each field, from the references to them in the order of the cuts."""
+        """Return the blocks of each added field, given the references to them in the order of `cuts`."""
         references = iter(outputs)
         return {
             name: [RowBlock(part.start, part.stop, next(references)) for part in parts]
@@ -117,19 +117,22 @@ class RankPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
-    """A call's batch as it is dealt to the ranks of a group."""
+    """Distribution of a call's batch over the ranks of a worker group."""
 
     call: int
-    """Number of the call in the job."""
+    """Number of the distributed call, counted over the job."""
     parts: Sequence[RankPart]
-    """Parts by rank."""
+    """Input rows and output blocks of each rank, in the order of the ranks."""
     holders: Holders
-    """Holders of the fields that the call adds."""
+    """Processes that keep the fields which the call adds."""
 
     def collect(
         self, batch: Batches, transfer: Transfer, layout: ParallelSizes, outputs: Sequence[Sequence[ray.ObjectRef]]
     ) -> Batches:
-        """The batch, or that of each rank, with the fields that the ranks add. `outputs`: each rank's references."""
+        """Return the batch, or each rank's batch, with the fields that the ranks add.
+
+        outputs: for each rank the references to the blocks that it sends.
+        """
         blocks = [part.blocks(references) for part, references in zip(self.parts, outputs, strict=True)]
         if not isinstance(batch, BatchFuture):
             return [
@@ -159,7 +162,10 @@ def dispatch(
     call: int,
     name: str,
 ) -> Dispatch:
-    """The part of every rank. ValueError if the batch or the outputs of the call `name` do not fit its protocol."""
+    """Distribute a call's batch over the ranks of a pool.
+
+    ValueError if the batch or the outputs of the call `name` do not fit its transfer protocol.
+    """
     protocol = transfer.protocol
     if protocol.by_rank:
         batches = [batch] if isinstance(batch, BatchFuture) else list(batch)
@@ -193,7 +199,7 @@ def dispatch(
 def _require_each_row_once(
     transfer: Transfer, layout: ParallelSizes, given: Sequence[tuple[BatchFuture, range]], *, name: str
 ) -> None:
-    """ValueError if what is collected is not the rows of the batch, each once and in order."""
+    """Raise ValueError unless the collected outputs are the rows of the batch, each once and in order."""
     if not transfer.adds:
         return
     parts = [[given[rank][1] for rank in ranks] for ranks in transfer.protocol.collect(layout)]

@@ -19,7 +19,7 @@ from rlhf_trainer.types import Transfer, prefixed
 
 @dataclass(frozen=True)
 class Origin:
-    """A field, and the call that added it."""
+    """Name and type of a field in a recorded step, and the number of the call that added the field."""
 
     name: str
     type: FieldType
@@ -29,32 +29,32 @@ class Origin:
 
 @dataclass(frozen=True)
 class ShapeFuture:
-    """A batch of which only the shapes are known."""
+    """Stand-in for a batch while a step is recorded: field names and types without data."""
 
     fields: Mapping[str, Origin] = field(default_factory=dict)
     step: int = 1
-    """The number that every batch has."""
+    """Step number, the same for all batches of a recorded step."""
 
     def with_prefixed(self, **others: ShapeFuture) -> ShapeFuture:
-        """This batch, and the fields of others of the same rows as `<name>_<field>`."""
+        """Return this batch with the fields of other batches of the same rows, as `<name>_<field>`."""
         return replace(self, fields={**self.fields, **prefixed(others)})
 
 
 class NoValue:
-    """The value of a call that does not run."""
+    """Result of a recorded call that would return a value; reading it is an error, as nothing runs."""
 
     def result(self) -> NoReturn:
         raise TypeError("the step waits for a value of a call, so what it calls is not known before it runs")
 
 
 class Recording:
-    """A model whose calls are recorded."""
+    """Stand-in for a model while a step is recorded: its method calls are recorded and do not run."""
 
     def __init__(self, name: str, worker_class: type, calls: Mapping[str, Callable[..., object]]) -> None:
         self._name, self._worker_class, self._calls = name, worker_class, calls
 
     def with_calls(self, **calls: Callable[..., object]) -> Recording:
-        """Return a copy in which other functions make these calls."""
+        """Return a copy in which the given functions replace the methods of the same names."""
         return Recording(self._name, self._worker_class, {**self._calls, **calls})
 
     def __getattr__(self, method: str) -> Callable[..., object]:
@@ -67,7 +67,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class ModelLocation:
-    """Pool and layout of a model."""
+    """Pool of a model, and its parallel layout over the pool's ranks."""
 
     pool: str
     layout: ParallelSizes
@@ -92,7 +92,7 @@ class Tracer:
         return Recording(name, spec.worker_class, calls)
 
     def graph(self) -> Graph:
-        """Return the recorded graph."""
+        """Return the graph of the calls recorded so far."""
         return Graph(rows=self._rows, calls=tuple(self._calls), edges=tuple(self._edges))
 
     def _call(
@@ -104,7 +104,7 @@ class Tracer:
         batch: ShapeFuture | None = None,
         **arguments: object,
     ) -> ShapeFuture | NoValue:
-        """Record a call; KeyError if it reads a field that nobody has added, with the line of an own method."""
+        """Record a call; KeyError, with the line of a user's method, if it reads a field that no call has added."""
         number, fields = len(self._calls), batch.fields if batch else {}
         if missing := [key for key in transfer.reads if key not in fields]:
             held = ", ".join(fields) or "nothing"
@@ -138,7 +138,7 @@ class Tracer:
     def _edges_of(
         self, consumer: int, read: Mapping[str, Origin], transfer: Transfer, layout: ParallelSizes
     ) -> list[Edge]:
-        """An edge from each producer of the fields that are read."""
+        """Return an edge from each call that added a read field to the call `consumer`."""
         split, fetched = rows_sent(transfer.protocol, layout, self._rows)
         edges = []
         for producer in sorted({origin.producer for origin in read.values()}):
@@ -154,6 +154,6 @@ class Tracer:
 
 
 def rows_sent(protocol: TransferProtocol, layout: ParallelSizes, rows: int) -> tuple[int, int]:
-    """(different blocks of rows that a protocol makes of a batch, rows that all ranks get together)."""
+    """Return (different row blocks into which a protocol cuts a batch of `rows` rows, sum of the rows of all ranks)."""
     shares = protocol.distribute(layout, rows)
     return len({(share.start, share.stop) for share in shares}), sum(map(len, shares))

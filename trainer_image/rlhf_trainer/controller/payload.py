@@ -12,17 +12,17 @@ import numpy as np
 import ray
 
 SMALL = {str, bytes, bool, int, float, range, slice, type(None)}
-"""Types that hold no tensor, and are most of what is sent; they come first, for the other questions are slow."""
+"""Types without tensors, which most sent values have; they are tested first, as the other tests are slow."""
 
 
 @cache
 def field_names(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass; none of another class."""
+    """Return the names of a dataclass's fields; empty for any other class."""
     return tuple(part.name for part in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
 
 
 def tensor_bytes(value: object) -> int:
-    """Bytes of the tensors and arrays inside a value, through containers and dataclasses."""
+    """Return the bytes of all tensors and arrays inside a value, through containers and dataclasses."""
     counted = 0
     rest: list[Any] = [value]
     while rest:
@@ -47,19 +47,19 @@ def tensor_bytes(value: object) -> int:
 
 
 class PayloadMeter:
-    """Tensor bytes that went through Ray's serialiser in this process since the last reading."""
+    """Meter of the tensor bytes that go through Ray's serialiser in this process."""
 
     def __init__(self) -> None:
         self._bytes = 0
 
     def read(self) -> int:
-        """Bytes since the last reading."""
+        """Return the tensor bytes that were counted since the last call of `read`."""
         counted, self._bytes = self._bytes, 0
         return counted
 
     @contextmanager
     def watching(self) -> Iterator[PayloadMeter]:
-        """Count in this process while the block runs: arguments and `ray.put` going out, `ray.get` coming in."""
+        """Count the tensor bytes of this process while the block runs: arguments and `ray.put` out, `ray.get` in."""
         context = ray._private.worker.global_worker.get_serialization_context()  # noqa: SLF001 there is no public hook
         serialize, deserialize = context.serialize, context.deserialize_objects
 

@@ -16,11 +16,11 @@ from rlhf_trainer.errors import EnvironmentProblem
 
 Device = Literal["CPU", "GPU"]
 LOOK_SECONDS = 1
-"""How long Ray is waited for at a time: in between, Python sees signals."""
+"""Longest single wait for Ray, in seconds; between two waits Python handles signals."""
 
 
 class RayNode(TypedDict):
-    """Machine of a Ray, as `ray.nodes()` describes it."""
+    """Machine of a Ray cluster, as `ray.nodes()` describes it."""
 
     NodeID: str
     Alive: bool
@@ -28,10 +28,10 @@ class RayNode(TypedDict):
 
 
 def threads_of(pools: Sequence[ResourcePool], nodes: Sequence[RayNode]) -> list[int]:
-    """Threads of a slot of each pool: the cores of its machine by the slots of all pools there, or on GPUs by the GPUs.
+    """Return the CPU threads of a slot of each pool: a machine's cores by its slots, or by its GPUs for a GPU pool.
 
-    nodes: as `ray.nodes()` describes them. Ranks of a pool wait for each other, so the machine on which each gets
-    fewest counts for all.
+    nodes: as `ray.nodes()` describes them. Ranks of a pool wait for each other, so the machine with the fewest threads
+    per slot decides for all ranks.
     """
     resources = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
     slots: Counter[str] = Counter()
@@ -47,7 +47,7 @@ def threads_of(pools: Sequence[ResourcePool], nodes: Sequence[RayNode]) -> list[
 
 
 class ResourcePool:
-    """`ResourcePool([slots per machine] * machines)`: one Ray placement group a machine, one bundle a slot."""
+    """Slots, `ResourcePool([slots per machine] * machines)`: one Ray placement group a machine, one bundle a slot."""
 
     cpus_of_process = 1
 
@@ -59,11 +59,11 @@ class ResourcePool:
 
     @property
     def size(self) -> int:
-        """Slots of all machines."""
+        """Number of the pool's slots on all machines."""
         return sum(self.slots_per_machine)
 
     def reserve(self, *, deadline: float) -> None:
-        """Wait until Ray has set the slots aside; EnvironmentProblem after `deadline` seconds."""
+        """Wait until Ray has reserved the pool's slots; EnvironmentProblem after `deadline` seconds."""
         known = ray.cluster_resources()
         have = int(known.get(self.device, 0))
         if have < self.size:
@@ -86,7 +86,7 @@ class ResourcePool:
                     )
 
     def slots(self) -> list[tuple[PlacementGroupSchedulingStrategy, int]]:
-        """Return for each rank (Ray's scheduling strategy, rank on its machine)."""
+        """Return (Ray's scheduling strategy, rank on the machine) for each rank of the pool."""
         return [
             (PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index), index)
             for group, slots in zip(self._groups, self.slots_per_machine, strict=True)
@@ -94,21 +94,21 @@ class ResourcePool:
         ]
 
     def machines(self) -> list[tuple[str, int]]:
-        """(Ray's name of a machine, slots there); a machine may come twice."""
+        """Return (Ray's id of a machine, the pool's slots on it) for each placement group; a machine may come twice."""
         tables = [placement_group_table(group) for group in self._groups]
         return [
             (table["bundles_to_node_id"][0], slots) for table, slots in zip(tables, self.slots_per_machine, strict=True)
         ]
 
     def release(self) -> None:
-        """Give the slots back."""
+        """Give the pool's slots back to Ray."""
         for group in self._groups:
             remove_placement_group(group)
         self._groups = []
 
 
 class BesidePool(ResourcePool):
-    """One process that takes no slot, on the machine of a pool's first rank."""
+    """Pool of one process that takes no slot, on the machine of another pool's first rank."""
 
     cpus_of_process = 0
 

@@ -1,4 +1,4 @@
-"""The process of one slot: it holds a worker of each model of its pool and runs the controller's calls on them."""
+"""Process of one slot (GPU or CPU worker): holds a worker of each model of its pool and runs the controller's calls."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ if TYPE_CHECKING:  # the process starts without torch, which it imports while th
     from torch import Tensor
 
 INSPECTION = "inspection"
-"""The concurrency group, and so the thread, in which Ray runs `inspect` while another thread runs a call."""
+"""Ray concurrency group, and so the thread, in which `inspect` answers while another thread runs a call."""
 OUTLETS = "outlets"
-"""Concurrency group of `row_group`."""
+"""Ray concurrency group, and so the thread, in which `row_group` answers while another thread runs a call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallRequest:
-    """One rank's part of a call.
+    """Request to one rank to run its part of a call.
 
-    The requests of a message are its first argument, before the references to the tensors that the first call reads.
-    The references are not in it, as Ray brings only those that are arguments themselves to the worker; for others the
-    worker would have to ask the controller's process.
+    A message has its requests as first argument, and then references to the tensors that its first call reads. Ray
+    brings only references that are arguments themselves to the worker. The worker would have to fetch references inside
+    a request through the controller's process.
     """
 
     number: int
-    """Number of the call in the job."""
+    """Number of this rank's call, counted over the job."""
     role: str
     method: str
     arguments: Mapping[str, object]
@@ -55,18 +55,18 @@ class CallRequest:
     cuts: Mapping[str, Sequence[slice]] = field(default_factory=dict)
     """Rows of the blocks that other processes read, for each field that the rank adds; counted from its first row."""
     keeps: int = 0
-    """Earlier training steps whose added fields can still be read."""
+    """Number of earlier training steps whose added fields can still be read."""
     in_groups: bool = False
-    """Whether other processes take the rows of what it adds as they end, by `row_group`."""
+    """Whether other processes fetch the added rows in groups, by `row_group`, before the call has ended."""
     groups: int = 0
-    """Groups of rows that are the last inputs, one of each rank; the method runs on them alone."""
+    """Number of row groups at the end of the inputs, one from each generating rank; the method runs on these rows."""
     groups_of: int | None = None
-    """Number of the call that gave these groups. Without `groups`: of the one whose groups the method has been run on,
-    whose results are now this call's."""
+    """Number of the generating call that gave the row groups. If `groups` is 0, the method has already run on all row
+    groups of the generating call, and this call only returns the results."""
     counts: bool
     """Whether the measurements of this rank are kept; see `Recorder.counting`."""
     sent: float
-    """Seconds of the controller's clock when it recorded the call."""
+    """Time when the controller recorded the call, in seconds of its clock."""
 
     @property
     def name(self) -> str:
@@ -74,26 +74,26 @@ class CallRequest:
 
     @property
     def blocks(self) -> int:
-        """How many blocks other processes read."""
+        """Number of blocks of the added fields that other processes read."""
         return sum(map(len, self.cuts.values()))
 
 
 @dataclass(frozen=True)
 class Added:
-    """Fields that a call added."""
+    """Fields that a call added on this rank."""
 
     step: int
     first: int
-    """Row of the step's batch."""
+    """Row of the step's batch that is the first row of the fields."""
     fields: Fields
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a call on a rank."""
+    """Outcome of a call on one rank: the returned value and the measurements."""
 
     number: int
-    """Number of the call in the job."""
+    """Number of this rank's call, counted over the job."""
     value: Any
     """Value that the method returned; None if it adds fields."""
     report: Report
@@ -103,7 +103,7 @@ class SlotProcess:
     """One rank of a worker group. Calls run one at a time, in the order in which the controller made them."""
 
     def __init__(self, *, pool: str, path: Sequence[str]) -> None:
-        """path: where the controller finds modules; what is only there is found here too, after all other places."""
+        """path: the controller's `sys.path`; its further entries are added at the end of this process's `sys.path`."""
         sys.path += [each for each in path if each not in sys.path]
         recorder.pool = pool
         resource_tracker._HAVE_SIGMASK = False  # type: ignore[attr-defined]  # noqa: SLF001 it would let SIGTERM through
@@ -111,16 +111,16 @@ class SlotProcess:
         self._specs: dict[str, WorkerSpec] = {}
         self._step: int | None = None
         self._kept: dict[int, Added | TrainerError] = {}
-        """Number of a call -> what it added, or why it failed; of this step, and of those that are ahead."""
+        """Number of a call -> fields that it added, or its error; of this step and of steps that are still read."""
         self._outlets: dict[int, Outlet] = {}
-        """Number of a call -> its groups of rows."""
+        """Number of a generating call -> outlet of its row groups."""
         self._gathered: dict[tuple[int, str], Gathered] = {}
-        """(number of a call that gives groups, name of the scoring call) -> results for these groups."""
+        """(number of a generating call, name of a scoring call) -> results of the scoring call for the row groups."""
         self._running, self._thread = "", 0
         self._free_since = time.time()
 
     def prepare(self, imports: Callable[[], None]) -> None:
-        """Import what workers will need."""
+        """Import the modules that workers will need."""
         with collector_off():
             imports()
 
@@ -129,14 +129,14 @@ class SlotProcess:
         return inspect_process(self._running, self._thread, quiet_seconds=time.time() - self._free_since)
 
     def row_group(self, call: int, number: int) -> RowGroup:
-        """Wait for a group of rows of a call; answers also while the call runs."""
+        """Wait for the row group `number` of a call and return it; answers also while the call runs."""
         group = self._outlet(call).take(number)
         if group.is_last:
             del self._outlets[call]
         return group
 
     def rendezvous(self) -> tuple[str, int]:
-        """Address and a free port of this machine, for rank 0 of a group."""
+        """Return this machine's address and a free port on it, for rank 0 of a torch.distributed group."""
         with socket.socket() as free:
             free.bind(("", 0))
             return ray.util.get_node_ip_address(), free.getsockname()[1]
@@ -155,7 +155,7 @@ class SlotProcess:
         return os.getpid(), socket.gethostname()
 
     def build(self, role: str, worker_class: type, arguments: Mapping[str, object]) -> None:
-        """Make the worker of a role in this process."""
+        """Construct the worker of a role in this process."""
         init: Callable[..., Any] = worker_class.__init__  # type: ignore[misc]  # only for a message about it
         with (
             self._running_call(f"{role}.__init__"),
@@ -187,11 +187,11 @@ class SlotProcess:
             torch.manual_seed(self._seed)
 
     def run(self, requests: Sequence[CallRequest], *tensors: Tensor | RowGroup) -> list[Outcome] | tuple[object, ...]:
-        """Run calls, one after the other. Ray starts this when what the first one reads is here.
+        """Run calls, one after the other. Ray starts this method when the inputs of the first call are here.
 
-        Returns the blocks of each field of the last call that other processes read, and last the outcome of each call.
-        All that they add stays in this process until a call of another step. After a failure no further call runs, and
-        calls of this process that read what these were to add fail with its error.
+        Returns the blocks of the last call's fields that other processes read, and then a list of all calls' outcomes.
+        Added fields stay in this process until a call of another step. After a failure no further call runs, and later
+        calls of this process that read the missing fields fail with the same error.
         """
         outcomes: list[Outcome] = []
         blocks: list[Tensor] = []
@@ -206,7 +206,7 @@ class SlotProcess:
         return (*blocks, outcomes) if blocks else outcomes
 
     def _fail(self, request: CallRequest, error: TrainerError) -> None:
-        """Have calls fail with this error if they read the fields of the failed call."""
+        """Record the error of a failed call: later calls that read its fields fail with the same error."""
         self._kept[request.number] = error
         if request.in_groups:
             self._outlet(request.number).fail(error)
@@ -214,7 +214,7 @@ class SlotProcess:
             self._gathered_by(request).error = error
 
     def _run(self, request: CallRequest, tensors: Sequence[Tensor | RowGroup]) -> tuple[Outcome, list[Tensor]]:
-        """Run a method of a worker; return its outcome, and the blocks of the added fields that others read."""
+        """Run a worker method; return the outcome, and the blocks of added fields that other processes read."""
         spec = self._specs[request.role]
         transfer = spec.transfers[request.method]
         with self._running_call(request.name), translated_errors(request.name, spec.code_of(request.method)):
@@ -225,7 +225,7 @@ class SlotProcess:
             return Outcome(request.number, None, recorder.drain()), blocks
 
     def _keep(self, request: CallRequest, batch: BatchSlice, names: Sequence[str], result: Fields) -> list[Tensor]:
-        """Keep what a call added, fields of these names; its blocks for other processes."""
+        """Keep the fields that a call added; return the blocks of these fields that other processes read."""
         from rlhf_trainer.fields import require_declared
 
         require_declared(result, names, rows=len(batch.rows))
@@ -235,7 +235,7 @@ class SlotProcess:
         return [added[name][rows].clone() for name, parts in request.cuts.items() for rows in parts]
 
     def _read_kept(self, place: Kept) -> Tensor:
-        """Rows of a field that an earlier call of this step added; if it failed, its error."""
+        """Return kept rows of a field that an earlier call added; raise the error of a call that failed."""
         made = self._kept.get(place.call)
         if made is None:
             raise TrainerError(f"{place.name} was added in another step, or its call did not run")
@@ -244,7 +244,7 @@ class SlotProcess:
         return made.fields[place.name][place.rows.start - made.first : place.rows.stop - made.first]
 
     def _forget(self, step: int, keeps: int) -> None:
-        """Forget what was added in other steps than this one, and than the training steps that are still read."""
+        """Forget the fields added in steps other than `step`, except for training steps that are still read."""
         oldest = max(step - keeps, 1) if keeps else math.inf
         read: dict[int, Added | TrainerError] = {
             number: made
@@ -294,7 +294,7 @@ class SlotProcess:
         return self._gathered_by(request).batch_of(request.batch.filled(tensors, self._read_kept), groups)
 
     def _outlet(self, call: int) -> Outlet:
-        """Return the outlet of a call; the first of two threads that asks makes it."""
+        """Return the outlet of a call's row groups; the first of two threads that call this creates the outlet."""
         return self._outlets.setdefault(call, Outlet())
 
     def _gathered_by(self, request: CallRequest) -> Gathered:
@@ -307,7 +307,7 @@ class SlotProcess:
 def translated_errors(where: str, method: Callable[..., object] | None = None) -> Iterator[None]:
     """Turn any error of the block into a TrainerError whose sentence says in which call and rank it was raised.
 
-    method: of a call; if it is the user's own, or the error is of code that it runs, the file and line are said, too.
+    method: the called worker method. For a user's method, or an error in the user's code, file and line are named, too.
     """
     try:
         yield
@@ -328,7 +328,7 @@ def translated_errors(where: str, method: Callable[..., object] | None = None) -
 
 
 def memory_remedy(where: str) -> str:
-    """The option that takes less memory in a call; without a method the workers are being built."""
+    """Return advice which option saves memory in the call `where` (role.method; no method while workers are built)."""
     _, _, method = where.partition(".")
     if method == "generate_sequences":
         return "lower spec.rollout.gpuMemoryUtilization, on CPU spec.data.maxResponseTokens"
@@ -336,7 +336,7 @@ def memory_remedy(where: str) -> str:
 
 
 def kind_of(error: Exception) -> type[TrainerError]:
-    """The kind of TrainerError that a library's error becomes."""
+    """Return the class of TrainerError into which a library's error is turned."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""The calls whose rows leave them in groups (`row_groups`), as the controller sees them."""
+"""The controller's record of generating calls that hand out finished rows in groups (`row_groups`) before they end."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from rlhf_trainer.types import Transfer
 
 
 class Streams:
-    """Streams of row groups of a job, by the number of the call that gives them."""
+    """Streams of row groups of a job (`rollout.stream`), by the number of the generating call."""
 
     def __init__(self) -> None:
         self.are_on = False
-        """Whether calls give groups."""
+        """Whether the generating calls of this job hand out row groups."""
         self._ranks: dict[int, Sequence[ray.actor.ActorHandle]] = {}
-        """The handles of the ranks that give them."""
+        """Number of a generating call -> handles of the ranks that hand out its row groups."""
         self._scored: set[tuple[int, str]] = set()
-        """(call that gives groups, name of a scoring call made on its groups and not yet on all rows)."""
+        """(number of a generating call, name of a scoring call made on its row groups but not yet on all rows)."""
 
     def begin(self, call: int, ranks: Sequence[ray.actor.ActorHandle]) -> None:
-        """The rows of a call leave these ranks in groups."""
+        """Record that these ranks hand out the row groups of a generating call."""
         self._ranks[call] = ranks
 
     def forget(self) -> None:
-        """Forget the scoring calls of the last step."""
+        """Forget which scoring calls of the last step were made on row groups."""
         self._scored.clear()
 
     def groups(self, batch: BatchFuture) -> Iterator[list[ray.ObjectRef]]:
-        """Each group of rows of the newest such call in a batch: a reference for every rank."""
+        """Yield the row groups of the batch's newest generating call, each as a list of references, one a rank."""
         call = max(made.call for made in batch.fields.values() if made.call in self._ranks)
         ranks = self._ranks.pop(call)
         for number in range(len(STREAM_SHARES)):
@@ -43,10 +43,11 @@ class Streams:
     def read(
         self, name: str, batch: Batches | None, transfer: Transfer, *, in_groups: bool
     ) -> tuple[int | None, Transfer]:
-        """Return (number of the call whose groups a call `name` reads or has read, fields that it still reads).
+        """Return (number of the generating call whose row groups the call `name` uses, mark with the fields to read).
 
-        in_groups: the call is made on a group, which brings some of its fields along. Otherwise, if the call was made
-        on all groups before, its results are there, and nothing is read.
+        in_groups: the call is made on a row group, which brings some fields along. Otherwise, if the call was made on
+        all row groups before, its results are already there, and no field is read. (None, the given mark) if the call
+        uses no row groups.
         """
         if not isinstance(batch, BatchFuture) or not transfer.row_by_row:
             return None, transfer

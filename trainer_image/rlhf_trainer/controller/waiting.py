@@ -1,4 +1,4 @@
-"""Waits for what ranks bring: failures become ours, and signals are heard meanwhile."""
+"""Waiting for the results of ranks: Ray's failures become TrainerErrors, and signals are handled meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_trainer.controller.resource_pool import LOOK_SECONDS
 from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
 
 GATHER_SECONDS = 0.05
-"""How long `get` waits for further values after the first; it sees a failure so much later."""
+"""Seconds that `get` waits for further values after the first one; a failure is seen that much later."""
 
 
 def get(
@@ -24,8 +24,9 @@ def get(
 ) -> list[Any]:  # a reference does not say the type of its object
     """Return the values, as `ray.get` gives them, as long as one more of them arrives every `deadline` seconds.
 
-    quiet_seconds: how long no call ended of those that bring a value together.
-    Failures are ours: the worker's own error, or CommunicationError for a lost or silent worker.
+    quiet_seconds: gives the seconds since the last end of any call, as one value may take several calls.
+    Raises the worker's own error, MemoryProblem if Ray ended a worker for its memory, or CommunicationError for a lost
+    or silent worker.
     """
     values: dict[ray.ObjectRef, Any] = {}
     pending, patience = list(references), deadline
@@ -67,5 +68,5 @@ def wait(references: list[ray.ObjectRef], *, seconds: float) -> tuple[list[ray.O
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's text."""
+    """Return the first line of an error's text; empty if there is no text."""
     return (str(error).strip().splitlines() or [""])[0]

@@ -35,14 +35,14 @@ from rlhf_trainer.telemetry import CONTROLLER, Recorder, Report
 from rlhf_trainer.types import Transfer, transfers_of
 
 INSPECT_SECONDS = 10.0
-"""How long a rank may take to say what it does; a thread of its own answers."""
+"""Seconds that a rank may take to answer `inspect`, which runs in a thread of its own."""
 RAY_SETTINGS = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
-"""Settings of Ray that `ray_session` makes and ranks need too; a Ray that others started does not pass them on."""
+"""Environment variables that `ray_session` sets and ranks need too: a Ray started by others does not pass them on."""
 
 
 @dataclass(frozen=True)
 class ValueFuture:
-    """The small values that a method returns, for each part of the result the messages that bring its partial sums."""
+    """Future of the small values that a call returns: for each part of the result, messages with its partial sums."""
 
     parts: Sequence[Sequence[Message]]
     place: int
@@ -58,25 +58,25 @@ class ValueFuture:
 
 
 class CallLog:
-    """State that all groups of a job share: the readers of each field, and the messages of the step."""
+    """State that all worker groups of a job share: the readers of each field, and the messages sent to ranks."""
 
     def __init__(self, *, keeps: int = 0) -> None:
-        """keeps: how many steps before that of a call may still be read."""
+        """keeps: number of earlier steps whose added fields a call may still read."""
         self.keeps = keeps
         self.recorder = Recorder()
         self.readers = Readers()
         self.numbers = itertools.count()
-        """Numbers of the calls of the job."""
+        """Counter that numbers the calls of the job."""
         self.groups: list[WorkerGroup] = []
         self.streams = Streams()
         self.meter = PayloadMeter()
         self._messages: list[Message] = []
         self._drained: list[Message] = []
         self._aside: list[Message] = []
-        """Messages that only `settle` waits for."""
+        """Messages of calls set aside, which only `settle` waits for."""
 
     def add(self, messages: Sequence[Message]) -> None:
-        """Add messages that were sent."""
+        """Add messages that were sent to ranks, so that `drain` waits for them."""
         self._messages.extend(messages)
 
     def wait(self, *, deadline: float) -> None:
@@ -115,7 +115,7 @@ class CallLog:
     def drain(self, *, deadline: float, step: int | None = None) -> list[Report]:
         """Wait until every call made so far has ended; returns their reports, call by call, and the controller's.
 
-        step: leave the calls of later steps.
+        step: leave out the calls of later steps.
         """
         self.send()
         last = math.inf if step is None else step
@@ -128,11 +128,11 @@ class CallLog:
         return [*(outcome.report for outcome in in_order), self.recorder.drain()]
 
     def undrained(self) -> Sequence[Message]:
-        """Return the messages that were sent and are not drained yet."""
+        """Return the messages that were sent to ranks and that no `drain` has waited for yet."""
         return [*self._messages, *self._aside]
 
     def send(self) -> None:
-        """Send the calls recorded so far."""
+        """Send the calls recorded so far to the ranks of all worker groups."""
         for group in self.groups:
             group.send()
 
@@ -147,7 +147,7 @@ class CallLog:
         return next((str(each) for each in mine if each.outcomes() is None), "")
 
     def _quiet_seconds(self) -> float:
-        """Return the seconds since a rank that answers last ended a call."""
+        """Return the seconds since any rank that answers has ended a call; infinite if no rank answers."""
         ranks = [rank.process for group in self.groups for rank in group.inspect()]
         return min((process.quiet_seconds for process in ranks if process), default=math.inf)
 
@@ -168,7 +168,7 @@ class WorkerGroup:
         """Start the processes; `build` joins them by torchrun's environment variables.
 
         start: initialises torch.distributed from the environment; deadline: seconds in which some call must end;
-        layout: of the pool's slots; None: all are data-parallel ranks.
+        layout: parallel sizes over the pool's slots; None: all are data-parallel ranks.
         """
         self.name = pool.name
         self.layout = layout or ParallelSizes(data=pool.size)
@@ -177,16 +177,16 @@ class WorkerGroup:
         log.groups.append(self)
         self._pool, self._start, self._deadline = pool, start, deadline
         self._open: list[Message] = []
-        """Message for each rank that is sent next."""
+        """Message for each rank that is not sent yet, to which calls are added."""
         self._processes: list[int] = []
         self.hosts: list[str] = []
-        """The machine of each rank, once the workers are built."""
+        """Host name of each rank's machine; empty until the workers are built."""
         self._building: list[ray.ObjectRef] = []
         self._environment = {**RAY_SETTINGS, **environment}
         self._ranks = self._started()
 
     def _started(self) -> list[ray.actor.ActorHandle]:
-        """Start a process for each slot."""
+        """Start a process for each slot; return Ray's handle of each."""
         pool, process = self._pool, ray.remote(concurrency_groups={INSPECTION: 1, OUTLETS: 1})(SlotProcess)
         return [
             process.options(
@@ -199,18 +199,18 @@ class WorkerGroup:
         ]
 
     def restart(self) -> None:
-        """End the processes, some of which may have ended, and have new ones for which `build` is to be called."""
+        """End the processes, some of which may be dead already, and start new ones; `build` must be called again."""
         self.stop()
         self._open, self._processes, self._building = [], [], []
         self._ranks = self._started()
 
     def prepare(self, imports: Callable[[], None]) -> None:
-        """Have every rank import what it will need; returns at once, and a failure is that of whoever needs it."""
+        """Have every rank start `imports`, without waiting; a failed import is raised when the module is needed."""
         for handle in self._ranks:
             handle.prepare.remote(imports)
 
     def rendezvous(self) -> tuple[str, int]:
-        """Address and a free port of the machine of the first rank."""
+        """Return the address of the first rank's machine and a free port on it."""
         ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=self._deadline)
         return address, port
 
@@ -245,7 +245,7 @@ class WorkerGroup:
         self._processes, self.hosts = [process for process, _ in joined], [host for _, host in joined]
 
     def add_reader(self, transfer: Transfer, layout: ParallelSizes) -> None:
-        """Add a method of a model of this group: from now on the fields that it reads are cut for its rows."""
+        """Register a method of a model of this group as a reader: producers then send blocks cut for its rows."""
         self._log.readers.add(self.name, layout, transfer)
 
     def call(
@@ -262,7 +262,7 @@ class WorkerGroup:
         """Record a call on every rank; return the batch with the added fields, or a `ValueFuture`.
 
         A call that reads from other processes begins a message, and a call that other processes read ends one; waiting
-        sends the rest. groups: rows of the batch, on which alone the method is run; see `row_groups`.
+        sends the rest. groups: row groups of the batch (`row_groups`); the method then runs on their rows only.
         """
         name, number = f"{role}.{method}", next(self._log.numbers)
         stream, transfer = self._log.streams.read(name, batch, transfer, in_groups=bool(groups))
@@ -307,7 +307,7 @@ class WorkerGroup:
         transfer: Transfer,
         groups: Sequence[ray.ObjectRef] = (),
     ) -> None:
-        """Add a call to what each rank is sent next; if it reads from other processes, as the first of a message."""
+        """Add a call to each rank's unsent message; a call that reads from other processes begins a new message."""
         inputs: list[list[ray.ObjectRef]] = [[] for _ in requests]
         if dealt:
             given = [part.inputs(transfer, reader=requests[0].name) for part in dealt.parts]
@@ -323,7 +323,7 @@ class WorkerGroup:
             message.add(request)
 
     def send(self) -> list[list[ray.ObjectRef]]:
-        """Send each rank what was recorded; by rank the references to the blocks of the last call."""
+        """Send each rank its recorded calls; return for each rank the references to the blocks of the last call."""
         messages, self._open = self._open, []
         if not messages:
             return []
@@ -350,24 +350,24 @@ class WorkerGroup:
             return RankState(name=name, host=host, last_call=last_call, process=None, is_dead=True)
 
     def clear(self) -> None:
-        """Have every rank close and forget its workers, for the next job; those of this one can be called no more."""
+        """Have every rank close and forget its workers, so that the next job can use the processes."""
         self.send()
         get([handle.clear.remote() for handle in self._ranks], deadline=self._deadline)
 
     def take_over(self, log: CallLog) -> None:
-        """Serve another job, after `clear`."""
+        """Serve another job, with its call log, after `clear`."""
         self._log = log
         log.groups.append(self)
         self._building = self._building[: len(self._ranks)]  # that ranks have joined; the workers are gone
 
     def stop(self) -> None:
-        """End the processes."""
+        """Kill the processes of all ranks."""
         for handle in self._ranks:
             ray.kill(handle)
 
 
 class ModelHandle:
-    """Model of a worker group: each marked method of its worker class is a method here, and returns futures."""
+    """Controller's handle of a model in a worker group: it has the worker class's marked methods, returning futures."""
 
     def __init__(
         self,
@@ -378,7 +378,7 @@ class ModelHandle:
         layout: ParallelSizes | None = None,
         transfers: Mapping[str, Transfer] | None = None,
     ) -> None:
-        """layout: of the model over the group's ranks, if not the group's; transfers: marks, if not the class's."""
+        """layout: the model's over the group's ranks; transfers: marks; None: those of the group and of the class."""
         self._group, self._role, self._layout = group, role, layout or group.layout
         self._transfers = transfers_of(worker_class) if transfers is None else transfers
         for name, transfer in self._transfers.items():
@@ -390,11 +390,11 @@ class ModelHandle:
         return self._group.call(self._role, method, self._transfers[method], self._layout, batch, arguments)
 
     def call_on_groups(self, method: str, batch: BatchFuture, groups: Sequence[ray.ObjectRef]) -> None:
-        """Call a method on rows of the batch that have left the call which makes them; see `row_groups`."""
+        """Call a method on row groups of the batch, which a generating call has handed out early; see `row_groups`."""
         self._group.call(self._role, method, self._transfers[method], self._layout, batch, {}, groups=groups)
 
     def with_calls(self, **calls: Callable[..., object]) -> Self:
-        """Return a copy in which other functions make these calls."""
+        """Return a copy in which the given functions replace the methods of the same names."""
         changed = copy(self)
         vars(changed).update(calls)
         return changed

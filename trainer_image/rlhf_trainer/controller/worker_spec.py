@@ -22,7 +22,7 @@ class WorkerSpec:
 
     @cached_property
     def transfers(self) -> Marks:
-        """Marks of the worker's methods by name."""
+        """Transfer marks of the worker's methods by name."""
         return transfers_of(self.worker_class, self.arguments)
 
     def code_of(self, method: str) -> Callable[..., object]:
@@ -32,5 +32,5 @@ class WorkerSpec:
         return found or getattr(self.worker_class, method)  # type: ignore[no-any-return]
 
     def build(self) -> Any:  # any class may be a worker, the user's too
-        """Make the worker in this process."""
+        """Construct the worker in this process."""
         return self.worker_class(**self.arguments)

@@ -101,7 +101,7 @@ def run_pending(
     early: bool,
     context: RunContext,
 ) -> None:
-    """Run the jobs in slots that are released at the end, if all that they need is there; jobs: all of the manifest.
+    """Check and run the pending jobs, and release their slots at the end; jobs: all jobs of the manifest.
 
     early: the first job's processes start before the imports.
     """
@@ -119,7 +119,7 @@ def run_pending(
 
 
 def require_ready(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> None:
-    """TrainerError with all that would end the jobs later; the status of each of them says its part."""
+    """Raise a TrainerError with all errors that would end the jobs later; each failing job's status gets its own."""
     from rlhf_trainer.run.deep_check import problems  # torch and transformers: seconds
 
     found = list(problems(pending, jobs, output))
@@ -134,14 +134,14 @@ def require_ready(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> 
 
 
 def skip_finished(job: Job, output: Path, display: Display) -> None:
-    """A job that has succeeded here before is not run again; its status becomes that of this attempt."""
+    """Say that a job has succeeded here before and is not run again; its status becomes that of this attempt."""
     display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")
     if own_attempt():
         JobFolder(output, job).adopt()
 
 
 def clear(output: Path, jobs: Sequence[Job]) -> None:
-    """Forget what earlier runs of the jobs left in the run folder."""
+    """Clear what earlier runs of the jobs left in the run folder (`--restart`)."""
     with writing(output):
         (output / SUMMARY).unlink(missing_ok=True)
     for job in jobs:
@@ -149,7 +149,7 @@ def clear(output: Path, jobs: Sequence[Job]) -> None:
 
 
 def make_ready(output: Path, pending: Sequence[Job]) -> None:
-    """Try the disks and object stores before anything trains: a run fails now rather than after hours."""
+    """Prepare the run folder, and try the disks and object stores, so that a run fails now rather than after hours."""
     with writing(output):
         (output / SAVE_REQUEST).unlink(missing_ok=True)
         write_environment(output)
@@ -158,7 +158,7 @@ def make_ready(output: Path, pending: Sequence[Job]) -> None:
 
 
 def write_report_or_warn(output: Path, display: Display) -> None:
-    """Write the report; a report that fails does not undo a run that has finished."""
+    """Write the run's report; an error in it is only a warning, as the run has finished."""
     from rlhf_trainer.report.page import write_report  # matplotlib: a second that only a finished run needs
 
     try:

@@ -18,13 +18,13 @@ from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.workers.data import DataShape
 
 LOWEST = ("loss", "cost")
-"""Measures that are best when they are lowest."""
+"""Measures of an evaluation whose lowest value is the best; all others are best when highest."""
 State = dict[str, Any]
 """State of the controller after a step, besides the step's number: JSON values."""
 
 
 def require_measure(job: Job, names: Collection[str]) -> None:
-    """ConfigError unless what is to be best is one of these measures."""
+    """Raise ConfigError if `checkpoint.keepBest` names a measure that is not among `names`."""
     wanted = job.spec.checkpoint.keep_best
     if wanted is not None and wanted not in names:
         path = f"{job.name}: spec.checkpoint.keepBest"
@@ -32,21 +32,22 @@ def require_measure(job: Job, names: Collection[str]) -> None:
 
 
 class Checkpoints:
-    """No checkpoints (torchrun): the base of those that are kept."""
+    """Checkpointing of a job that keeps no checkpoints (torchrun); base class of `KeptCheckpoints`."""
 
     def restore(self) -> State | None:
-        """Put every model back to the newest whole checkpoint; its state with `step`, or None without one."""
+        """Load the newest complete checkpoint into the models; return its state with `step`, or None without one."""
         return None
 
     def end_step(self, step: int, state: Callable[[], State]) -> None:
-        """The last thing of a step: begin a checkpoint if it is time for one."""
+        """Begin a checkpoint at the end of a step, if it is time for one."""
 
     def after_record(
         self, step: int, state: Callable[[], State], *, is_last: bool, measured: Mapping[str, float] | None = None
     ) -> None:
-        """The step's record is written: make the checkpoint that cannot wait; raises Stopped if a signal asked.
+        """Write the step's checkpoint now if the user, a signal, a new best value or the last step requires it.
 
-        measured: by an evaluation after this step, as in the record.
+        Called once the step's record is written. Raises Stopped if a signal required it. measured: values of an
+        evaluation after this step, under the names of the record.
         """
 
     def best_step(self, last: int, summary: Mapping[str, float]) -> dict[str, int]:  # noqa: ARG002
@@ -54,11 +55,11 @@ class Checkpoints:
         return {}
 
     def before_model(self) -> None:
-        """The model is about to be written."""
+        """Check, before the trained model is written, that the job's folder still belongs to this run."""
 
     @contextmanager
     def around_steps(self) -> Iterator[None]:
-        """While the block runs, a signal waits for the end of the step."""
+        """Let stop signals wait for the end of the current step while the block runs."""
         yield
 
 
@@ -76,7 +77,7 @@ class KeptCheckpoints(Checkpoints):
         stop: StopSignals,
         resumed: Checkpoint | None,
     ) -> None:
-        """models: of the job, of which the trained ones and those with counters are saved.
+        """models: all of the job; saved are the state of trained models, and the counters of models with `counters`.
 
         Raises DataError when the data differs from that of the checkpoint.
         """
@@ -87,7 +88,7 @@ class KeptCheckpoints(Checkpoints):
         self._under_way: tuple[str, State] | None = None
         self._begun_step = 0
         self._best: tuple[int, float] | None = None
-        """(step, value) of the best so far, by what is to be best now."""
+        """(step, value) of the best evaluation so far, by the measure `checkpoint.keepBest`."""
         self._begun_at = time.monotonic()
         for path, digest in resumed.state().get("digests", {}).items() if resumed else ():
             if data.digests.get(path) != digest:
@@ -148,7 +149,7 @@ class KeptCheckpoints(Checkpoints):
         return {"best_step": self._best[0]} if self._best else {}
 
     def _becomes_best(self, step: int, measured: Mapping[str, float]) -> bool:
-        """Whether no step before it was as good."""
+        """Return whether the step is the best so far by `checkpoint.keepBest`; note its value if so."""
         value = measured.get(f"evaluation/{self._settings.keep_best}")
         if value is None or not (self._best is None or self._is_better(value)):
             return False
@@ -171,7 +172,7 @@ class KeptCheckpoints(Checkpoints):
             raise Stopped(self._stop.requested, saved="the checkpoint of the last step is saved")
 
     def _begin(self, step: int, state: Callable[[], State], *, copies: bool) -> None:
-        """Have the workers begin to write their state; copies: so that the next step can train meanwhile."""
+        """Have the workers begin a checkpoint; copies: of their state, so that the next step can train meanwhile."""
         self._folder.require_ours()
         self._begun_at, self._begun_step = time.monotonic(), step
         uri = self._store.begin(step)
@@ -184,7 +185,7 @@ class KeptCheckpoints(Checkpoints):
         self._under_way = uri, {"step": step, **data, **state(), "counters": counted}
 
     def _finish(self) -> None:
-        """Wait for the checkpoint under way and mark it whole."""
+        """Wait for the checkpoint under way and mark it complete."""
         if not self._under_way:
             return
         uri, state = self._under_way

@@ -49,7 +49,7 @@ from rlhf_trainer.workers.scoring import UserCode, reward_code
 P = ParamSpec("P")
 T = TypeVar("T")
 FIRST_ROWS = 64
-"""Rows of a data set that go through tokenizer and template."""
+"""Number of first rows of a data set that the check puts through tokenizer and chat template."""
 RESPONSE, OTHER_RESPONSE = "This is a response.", "This is another response."
 
 
@@ -66,27 +66,27 @@ def problems(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Itera
 
 
 def require_no_problems(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> None:
-    """The errors of all `problems` in one, if there are any."""
+    """Raise one TrainerError with all `problems`, if there are any."""
     if found := [error for _, error in problems(pending, jobs, output)]:
         raise together(found)
 
 
 class Origin(TypedDict):
-    """How a model of a folder or name is read."""
+    """Options for reading a model from its folder or hub name."""
 
     trust_remote_code: bool
     revision: str | None
 
 
 class JobCheck:
-    """Tries what one job needs."""
+    """Check of one job before it runs: its models, data sets, functions, services and step."""
 
     def __init__(self, job: Job, jobs: Mapping[str, Job], output: Path) -> None:
         self._job, self._jobs, self._output = job, jobs, output
         self._found: list[TrainerError] = []
 
     def problems(self) -> list[TrainerError]:
-        """Every error, each found once."""
+        """Run all checks and return the errors, without duplicates."""
         for role in self._job.models():
             self._tried(self._try_model, role)
         retokenized: set[Role] = (set() if self._found else self._tried(self._retokenized_roles)) or set()
@@ -105,7 +105,7 @@ class JobCheck:
         return list({str(error): error for error in self._found}.values())
 
     def _tried(self, check: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T | None:
-        """Return the result of the check; None after an error, which is kept."""
+        """Run a check and return its result; None after a TrainerError, which is added to the errors found."""
         try:
             return check(*arguments, **options)
         except TrainerError as error:
@@ -113,7 +113,7 @@ class JobCheck:
             return None
 
     def _try_model(self, role: Role) -> None:
-        """Make the model on the meta device."""
+        """Build the model of a role on the meta device, and check that an actor's model can generate."""
         setting, is_made = origin_of(self._job, role, self._jobs, self._output)
         origin = Origin(trust_remote_code=setting.model.trust_remote_code, revision=setting.model.revision)
         scores = role in SCORERS
@@ -129,7 +129,7 @@ class JobCheck:
             raise ConfigError(f"{path}: {reason}")
 
     def _try_endpoints(self) -> None:
-        """Compare what the servers hold with the actor, and have each generate two tokens."""
+        """Compare the external servers' models with the actor, and have each server generate two tokens."""
         setting, tokenizer = self._origin("actor"), self._origin("actor").tokenizer()
         config = load_config(
             setting.folder, trust_remote_code=setting.model.trust_remote_code, revision=setting.model.revision
@@ -145,7 +145,7 @@ class JobCheck:
         return device == "CPU" or (device == "Auto" and not gpu_count())
 
     def _try_step(self) -> None:
-        """Record the calls of an algorithm that is not of this package."""
+        """Record the step of a user's own algorithm, which raises the errors of its calls."""
         if not self._job.spec.algorithm.is_own:
             return
         pool = MappedPool(name="one", models=self._job.placed_roles(), slots_per_machine=(1,))
@@ -153,14 +153,14 @@ class JobCheck:
         graph_of(self._job, DeviceMapping(device="CPU", pools=(pool,), sizes=sizes))
 
     def _try_schedules(self) -> None:
-        """Ask for the learning rate of the first step."""
+        """Compute each trained model's learning rate at the first step, which raises the errors of a schedule."""
         for role, model in self._job.models().items():
             if model.optimizer:
                 path = f"{self._job.name}: spec.models.{self._job.spec.models.field(role)}"
                 learning_rate(model.optimizer, 1, total_steps=self._job.spec.training.total_steps or 1, path=path)
 
     def _try_measure(self) -> None:
-        """Look for what is to be best among what will be measured."""
+        """Check that the evaluation will measure what `checkpoint.keepBest` names."""
         wanted, evaluation = self._job.spec.checkpoint.keep_best, self._job.spec.evaluation
         if wanted is None or evaluation is None:
             return
@@ -177,7 +177,7 @@ class JobCheck:
         return origin_of(self._job, role, self._jobs, self._output)[0]
 
     def _try_tokens(self, retokenized: set[Role], data: DataWorker) -> None:
-        """Write a row in the tokens of each model that has its own."""
+        """Encode a sample row for each model whose tokenizer is not the actor's."""
         if not retokenized:
             return
         actor = self._origin("actor")
@@ -189,9 +189,9 @@ class JobCheck:
                 other.encoded([prompt_of(self._job.spec, sample.columns)], [sample.response], [True])
 
     def _data(self) -> DataWorker | None:
-        """The first rows of every data set; all of them where none of the first is one to train on.
+        """Load the first rows of every data set, or all rows if none of the first can be trained on.
 
-        None where a job is yet to write one of them, or to write it again.
+        Returns None if an earlier job has still to write one of the data sets, or to write it again.
         """
         if not is_written(self._job, self._output, identities([*self._jobs.values()], self._output)):
             return None
@@ -204,7 +204,7 @@ class JobCheck:
             return data_of(job)(setting, slots=1)
 
     def _try_code(self, data: DataWorker) -> None:
-        """Call the functions, services and judges on a row of each data set whose prompts they see."""
+        """Call the job's environment, functions, services and judges on the first row of each data set they score."""
         if not isinstance(data, PromptData):
             return
         first = _sample(data, data.train)
@@ -219,7 +219,7 @@ class JobCheck:
 
 
 def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tuple[WorkerSetting, bool]:
-    """Return (setting of the role's worker, whether another job is yet to make the model from that origin)."""
+    """Return (worker setting with the origin of a role's model, whether another job makes the model from it)."""
     maker, made = made_from(job, role, jobs)
     source, folder = maker.models()[made], model_folders(maker, output)[made]
     model = source.model_copy(update={"lora": job.models()[role].lora})
@@ -227,7 +227,7 @@ def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tu
 
 
 def _sample(data: PromptData, loader: Loader) -> Sample:
-    """The first row of a data set, with a made-up response."""
+    """Return the first row of a data set as a sample with a made-up response."""
     prompt, columns = data.first_row(loader)
     return Sample(step=None, row=0, prompt=prompt, response=RESPONSE, finished=True, columns=columns)
 
@@ -245,7 +245,7 @@ def _call(code: UserCode, samples: Sequence[Sample]) -> None:
 
 
 def _first_rows(spec: JobSpec) -> JobSpec:
-    """The spec with data sources that end after some rows."""
+    """Return the spec with each data source limited to its first `FIRST_ROWS` rows."""
 
     def short(source: Rows) -> Rows:
         return source.model_copy(update={"limit": min(source.limit or FIRST_ROWS, FIRST_ROWS)})
@@ -254,9 +254,9 @@ def _first_rows(spec: JobSpec) -> JobSpec:
 
 
 def _without_room(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Iterator[tuple[Job, TrainerError]]:
-    """The first job for whose checkpoints and model there is no room on a disk, after those before it."""
+    """Yield an error for the first job whose checkpoints and model do not fit on a disk after the earlier jobs."""
     kept: Counter[int] = Counter()
-    """Bytes that the jobs before it leave, by disk."""
+    """Bytes that the earlier jobs leave on each disk."""
     for job in pending:
         needed: Counter[int] = Counter()
         leaves: Counter[int] = Counter()
@@ -288,5 +288,5 @@ def _sizes(job: Job, jobs: Sequence[Job], output: Path) -> Iterator[tuple[Path, 
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
+    """Return the folder, or its nearest parent that exists."""
     return next(each for each in (folder, *folder.parents) if each.exists())

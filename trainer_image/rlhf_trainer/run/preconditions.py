@@ -13,18 +13,18 @@ from rlhf_trainer.errors import ConfigError
 
 CLAIM = "pvc://"
 IMPORTED_LATE = ("torch", "transformers", "datasets")
-"""Packages that take seconds to import, so that this comes after mistakes are told."""
+"""Packages that take seconds to import; they are imported only after mistakes in the manifest are reported."""
 
 
 def require_packages() -> None:
-    """ModuleNotFoundError for a package of the workers that is not installed; none is imported."""
+    """Raise ModuleNotFoundError for a package of the workers that is not installed; nothing is imported."""
     for name in IMPORTED_LATE:
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def require_no_cluster(jobs: Sequence[Job]) -> None:
-    """SpecError for each address on a cluster's volumes, and for a job that is suspended."""
+    """Raise SpecError for addresses on a cluster's volumes (`pvc://`) and for suspended jobs: no operator runs here."""
     claims = {f"{job.name}: spec.{path}": uri for job in jobs for path, uri in _addresses(job) if uri.startswith(CLAIM)}
     sentence = "is on a volume of a cluster, and no operator runs this job"
     problems = [Problem(path, f"{uri} {sentence}") for path, uri in claims.items()]
@@ -36,7 +36,7 @@ def require_no_cluster(jobs: Sequence[Job]) -> None:
 
 
 def _addresses(job: Job) -> Iterator[tuple[str, str]]:
-    """(path of the field, URI) of all that a job reads or writes; that of a shared model comes twice."""
+    """Yield (path of the field, URI) of everything that a job reads or writes; a model of two roles comes twice."""
     spec = job.spec
     for role, model in job.models().items():
         yield f"models.{spec.models.source_field(role)}.uri", model.uri
@@ -53,7 +53,10 @@ def _addresses(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Mapping[Role, tuple[Model, str]]) -> None:
-    """SpecError if a model cannot be cut so; sizes: (pipeline, tensor); models: what says its shape, and its folder."""
+    """Raise SpecError if a model cannot be cut into its pipeline stages and tensor shards.
+
+    sizes: (stages, shards) by role; models: by role (model with the same shape, folder of this model).
+    """
     problems = []
     for role, (pipeline, tensor) in sizes.items():
         if pipeline == tensor == 1:
@@ -73,7 +76,7 @@ def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Ma
 
 
 def other_vocabularies(job: Job, models: Mapping[Role, Model], folders: Mapping[Role, str]) -> set[Role]:
-    """Return the reward and cost models with other tokens than the actor; ConfigError for any other model.
+    """Return the reward and cost models whose tokenizer is not the actor's; ConfigError for any other such model.
 
     models, folders: of the job, by role.
     """

@@ -27,7 +27,7 @@ def prediction_of(mapping: DeviceMapping) -> list[str]:
 
 
 class Publisher:
-    """Publisher of one job, to its folder, the terminal and the outputs of the run."""
+    """Publisher of one job's sentences and steps, to its folder, the terminal and the run's outputs."""
 
     def __init__(self, job: Job, folder: JobFolder, display: Display, outputs: Sequence[Listener] = ()) -> None:
         self.folder = folder

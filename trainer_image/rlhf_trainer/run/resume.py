@@ -19,16 +19,16 @@ from rlhf_trainer.run_folder.folder import INPUTS, JOB_FILE, JobFolder, finished
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Beginning of an unfinished job."""
+    """Point from which an unfinished job runs: a checkpoint, or the beginning."""
 
     checkpoint: Checkpoint | None
-    """The checkpoint it goes on from; None for the start."""
+    """Checkpoint from which the job resumes; None: the job starts from the beginning."""
     inputs: Mapping[str, str]
-    """Identities of the jobs that it reads, by name."""
+    """Identities of the jobs whose outputs the job reads, by name."""
 
 
 def from_the_start(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
-    """All jobs, anew."""
+    """Return for every job, by name, a start without a checkpoint."""
     made = identities(jobs, output)
     return {job.name: Start(checkpoint=None, inputs=inputs(job, made)) for job in jobs}
 
@@ -36,8 +36,8 @@ def from_the_start(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
 def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
     """Return the start of each job that has not succeeded in this folder, by name.
 
-    A job starts over if another experiment made an input. SpecError if a job itself is another experiment than the job
-    of its name that was begun here.
+    A job starts over if another experiment made an input. SpecError if a job was begun here with a manifest that makes
+    it another experiment.
     """
     made = identities(jobs, output)
     pending: dict[str, Start] = {}
@@ -61,7 +61,7 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
 
 
 def identities(jobs: Sequence[Job], output: Path) -> dict[str, str]:
-    """Return the identity of each job's output by name, and of all finished jobs; jobs: each after those it reads."""
+    """Return the identity of each job and of all finished jobs by name; jobs: each after the jobs that it reads."""
     made = {name: finished.identity for name, finished in finished_jobs(output).items()}
     for job in jobs:
         made[job.name] = identity(document_of(job), inputs(job, made))
@@ -69,18 +69,18 @@ def identities(jobs: Sequence[Job], output: Path) -> dict[str, str]:
 
 
 def inputs(job: Job, made: Mapping[str, str]) -> dict[str, str]:
-    """The identities of the jobs that a job reads, by name."""
+    """Return the identities of the jobs whose outputs a job reads, by name."""
     return {name: made[name] for name in sorted(inputs_of(job))}
 
 
 def shortened(job: Job, newest: Checkpoint) -> list[Problem]:
-    """A problem if more steps are done than the job has now."""
+    """Return a problem if more steps are done than the job has by its manifest now."""
     steps = job.total_steps_for(newest.state()["rows"])
     sentence = f"gives {steps} steps, but {newest.step} are done; use another --output, or --restart"
     return [Problem("spec.training", sentence)] if steps < newest.step else []
 
 
 def without_checkpoint(fields: Sequence[str]) -> list[Problem]:
-    """A problem for each changed length of a finished job that has no checkpoint to go on from."""
+    """Return a problem for each changed field of the length of a finished job that has no checkpoint to go on from."""
     sentence = "is not what it was when the job finished, and no checkpoint is left; use another --output, or --restart"
     return [Problem(field, sentence) for field in fields]

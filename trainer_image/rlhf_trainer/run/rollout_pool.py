@@ -1,4 +1,4 @@
-"""Processes that generate apart from the actor.
+"""Processes that generate responses outside of the actor's pool.
 
     RolloutPool       A lost process ends the attempt.
     ReplaceablePool   Lost processes are replaced while the pools that train live on.
@@ -21,24 +21,24 @@ if TYPE_CHECKING:  # a graph of a step is made without Ray
 
 REPLACEMENTS = "rollout_replacements"
 MAX_REPLACEMENTS = 3
-"""Replacements without responses in between; after these something is wrong that new processes do not mend."""
+"""Most replacements in a row without responses in between; the next loss ends the attempt."""
 
 
 class RolloutPool:
     """Processes of the generators in a pool of their own; the loss of one ends the attempt."""
 
     def calls(self) -> AbstractContextManager[None]:
-        """Make the calls of the block on these processes, or calls that wait for them."""
+        """Return a context for calls on these processes, and for calls that wait for them."""
         return nullcontext()
 
     def settle(self, step: int | None = None) -> None:
-        """Wait for such calls, all or up to the last one of a step; CommunicationError if a rank is lost."""
+        """Wait for the calls made in `calls`, all or up to the last of `step`; CommunicationError if a rank is lost."""
 
     def gather(self) -> None:
-        """Join all that are to get the actor's weights and the actor's ranks in one group."""
+        """Join the actor's ranks and all processes that get the actor's weights in one torch.distributed group."""
 
     def replace(self, error: CommunicationError) -> None:
-        """Replace the processes by new ones, in which nothing has been called; raise the error if that is no help."""
+        """Replace the processes by new ones, where all calls must be made again; raise the error if this is no help."""
         raise error
 
 
@@ -60,7 +60,7 @@ class ReplaceablePool(RolloutPool):
             self._in_a_row = 0
 
     def drain(self) -> Report:
-        """Return the replacements since the last call, which may have been between two steps."""
+        """Return a report of the replacements since the last call of `drain`, which may have been between two steps."""
         report, self._report = self._report, Report(sums={REPLACEMENTS: 0.0})
         return report
 

@@ -1,4 +1,4 @@
-"""Ray of a run: a running one at a given address, or an own one that ends with the run."""
+"""Ray session of a run: a running Ray at a given address, or our own Ray, which ends with the run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rlhf_trainer.run.machine import cores
 from rlhf_trainer.run.stopping import SIGNALS, Stopped
 
 CONNECT_SECONDS = 10.0
-"""How long the Ray of an address may take to accept a connection."""
+"""Seconds that the Ray at a given address may take to accept a connection."""
 START_TIMEOUT = "timed out during startup"
-"""Words of Ray's error when its own processes were too slow."""
+"""Words in the error of a Ray whose own processes started too slowly."""
 MONITORS = ("start_api_server", "start_monitor", "start_log_monitor")
-"""Functions that start processes of Ray; an own Ray does without them, and there is no public way to say so."""
+"""Ray's functions that start processes which our own Ray does without; there is no public option for this."""
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
 
 
 def _init_ray(address: str, options: Mapping[str, Any]) -> None:
-    """Call `ray.init`, a second time where an own Ray did not start in its 30 s (a busy machine)."""
+    """Call `ray.init`; call it once more if our own Ray did not start in its 30 s (a busy machine)."""
     settings = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False, **options}
     try:
         ray.init(address=address, **settings)
@@ -84,9 +84,9 @@ def how_ray_ended() -> str:
 
 
 def on_the_end_of_a_child(*_signal: object) -> None:
-    """Handler of SIGCHLD: without one of its processes a Ray of our own is ended, with EnvironmentProblem.
+    """Handle SIGCHLD: if a process of our own Ray has ended early, kill the others and raise EnvironmentProblem.
 
-    Ray itself would try for a minute to reach that process, and then end this one.
+    Ray itself would try for a minute to reach the lost process, and then end this controller's process.
     """
     if problem := how_ray_ended():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -96,7 +96,7 @@ def on_the_end_of_a_child(*_signal: object) -> None:
 
 
 def own_processes() -> list[tuple[str, OwnProcess]]:
-    """The processes of a Ray of our own, with their names; none are those of an address."""
+    """Return (name, process) for each process of our own Ray; empty for a Ray at a given address."""
     node = worker._global_node  # noqa: SLF001 there is no public way
     found = ((name, info.process) for name, infos in (node.all_processes if node else {}).items() for info in infos)
     return [(name, process) for name, process in found if isinstance(process, OwnProcess)]
@@ -110,7 +110,7 @@ class OwnProcess(subprocess.Popen[bytes]):
     """
 
     started: ClassVar[list[OwnProcess]] = []
-    """All processes of this class."""
+    """All instances of this class so far."""
     was_killed = False
     """Whether `kill` has ended the process."""
 
@@ -125,7 +125,7 @@ class OwnProcess(subprocess.Popen[bytes]):
         self.started.append(self)
 
     def kill(self) -> None:
-        """End it, and all that it has started."""
+        """Kill the process and all processes that it has started."""
         if self.poll() is None:
             self.was_killed = True
             os.killpg(self.pid, signal.SIGKILL)
@@ -135,10 +135,10 @@ class OwnProcess(subprocess.Popen[bytes]):
 
 @contextmanager
 def started_by_us() -> Iterator[None]:
-    """A Ray that starts in the block consists of `OwnProcess`es, and does not show its logs.
+    """Patch Ray in the block: a Ray that starts there consists of `OwnProcess`es and does not show its logs.
 
-    It has no process for a dashboard, for more machines, or for logs: nobody asks them; each takes CPU to start, and
-    Ray waits for the first.
+    This Ray has no process for a dashboard, for more machines, or for logs: nothing needs them, each takes CPU to
+    start, and Ray waits for the first.
     """
     changes: dict[tuple[Any, str], Any] = {(Node, name): lambda _, **__: None for name in MONITORS}
     changes[services, "ConsolePopen"] = OwnProcess
@@ -154,7 +154,7 @@ def started_by_us() -> Iterator[None]:
 
 
 def _require_listener(address: str) -> None:
-    """EnvironmentProblem when nothing listens at `[ray://]host:port`: Ray itself would try for many minutes."""
+    """Raise EnvironmentProblem if nothing listens at `[ray://]host:port`: Ray itself would try for many minutes."""
     host, separator, port = address.removeprefix("ray://").rpartition(":")
     if not (separator and port.isdecimal()):
         return
@@ -165,6 +165,6 @@ def _require_listener(address: str) -> None:
 
 
 def gpus_per_machine() -> tuple[int, ...]:
-    """The machines of the connected Ray."""
+    """Return the number of GPUs of each machine of the connected Ray."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return tuple(int(resources.get("GPU", 0)) for resources in nodes)

@@ -18,18 +18,18 @@ CONFIG, CLAIM = "config.json", "pvc://"
 
 
 def shapes_of(jobs: Sequence[Job], job: Job, output: Path) -> dict[Role, Architecture]:
-    """The shape of each model of a job; jobs: those of the manifest, which may make its models.
+    """Return the architecture of each model of a job; jobs: all of the manifest, as one may make another's model.
 
-    Nothing but config.json is read, and not that of a model whose shape the manifest says. DataError where there is
-    none or it describes no decoder; EnvironmentProblem where it is on the hub and huggingface_hub is not installed;
-    SpecError for a shape that cannot be. They name the field of the manifest.
+    Only config.json is read, and only if the manifest does not give the model's shape. DataError if config.json is
+    missing or describes no decoder; EnvironmentProblem if it is on the hub and huggingface_hub is not installed;
+    SpecError for an impossible shape. The errors name the field of the manifest.
     """
     by_name = {each.name: each for each in jobs}
     return {role: _shape(job, role, *made_from(job, role, by_name), output) for role in job.models()}
 
 
 def _shape(job: Job, role: Role, maker: Job, made: Role, output: Path) -> Architecture:
-    """The shape of a model that a chain of jobs makes from one of the job `maker`."""
+    """Return the shape of a role's model, which the chain of jobs trains from the model `made` of the job `maker`."""
     if told := manifest_architecture(job, role, maker, made):
         return told
     model = maker.models()[made]
@@ -50,7 +50,7 @@ def _read(file: Path, role: Role) -> Architecture:
 
 
 def config_file(uri: str, revision: str | None, output: Path) -> Path:
-    """config.json of a model; of one on the hub it is fetched. DataError, EnvironmentProblem as above."""
+    """Return the path of a model's config.json, fetched if the model is on the hub; raises as `shapes_of` does."""
     if uri.startswith(CLAIM):
         raise DataError(f"{uri}: is on a claim of a cluster; a plan takes the numbers of models.<role>.shape instead")
     folder = model_folder(uri, output)
@@ -63,7 +63,7 @@ def config_file(uri: str, revision: str | None, output: Path) -> Path:
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
-    """config.json of a model on the Hugging Face Hub; no other file is fetched."""
+    """Fetch config.json, and no other file, of a model on the Hugging Face Hub; return its path."""
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The slots of a run: pools, and a process in each slot, which a job may take over from the job before it."""
+"""Slots of a run (GPUs or CPU workers): pools, and a process in each slot, which the next job may take over."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from rlhf_trainer.run.session import how_ray_ended
 from rlhf_trainer.run_folder.attempt import own_attempt
 
 COLLECTIVE_DEADLINES = 2
-"""How many deadlines a collective may take: the controller, which can see who is to blame, gives up first."""
+"""Timeout of a collective in call deadlines: the controller, which can see the rank to blame, gives up first."""
 POOL_DEADLINE_SECONDS = 300.0
-"""How long Ray may take to set a pool's slots aside."""
+"""Seconds that Ray may take to reserve a pool's slots."""
 HEAP = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
-"""Memory of so many bytes goes back to the system when a tensor is freed.
+"""Environment variable of glibc: memory blocks of at least this many bytes go back to the system when freed.
 
-By itself glibc soon keeps all that is smaller than 32 MiB, which the weights of a layer are, in heaps full of holes.
+By default glibc soon keeps all blocks below 32 MiB, such as the weights of a layer, in heaps full of holes.
 """
 
 THREADS = "OMP_NUM_THREADS"
 WAITING = {"GOMP_SPINCOUNT": "1000"}
-"""Looks of a waiting thread before it gives its core away: some microseconds.
+"""Environment variable of OpenMP: how often a waiting thread looks for work before it yields its core (microseconds).
 
-By itself OpenMP looks for milliseconds. Beside other programs one of the others waits for just that core, and a step
+By default OpenMP looks for milliseconds. Beside other programs another thread waits for just that core, and a step
 takes many times as long; without looking at all, each wait costs a wake-up.
 """
 
 
 class Slots:
-    """A worker group for each pool of a job; one job at a time."""
+    """Worker groups of a run: one for each pool of the job that runs now, one job at a time."""
 
     def __init__(self) -> None:
         self._like: object = None
-        """Device, deadline and pools of the processes that are there."""
+        """Device, deadline and pools (`likeness`) of processes that the next job may take over; None without any."""
         self._pools: list[ResourcePool] = []
         self._groups: dict[str, WorkerGroup] = {}
 
     def prepare(self, placed: DeviceMapping, *, home: Role, deadline: float) -> None:
         """Start the processes of the first job, which import what ranks need while the controller does the same.
 
-        home: the model beside which the data is read. What fails here fails again in `held`, where it is recorded.
+        home: role of the model in whose pool the data is read. A failure here comes again in `held`, which reports it.
         """
         self._like = likeness(placed, deadline)
         with suppress(TrainerError):
@@ -64,10 +64,10 @@ class Slots:
     def held(
         self, placed: DeviceMapping, *, log: CallLog, deadline: float, stacks: Path, may_stay: bool
     ) -> Iterator[Mapping[str, WorkerGroup]]:
-        """The worker groups of a job, by pool: those that the job before has left, if its pools were the same.
+        """Give the block a job's worker groups by pool: the previous job's, if the pools were the same, or new ones.
 
-        may_stay: whether the next job may have the processes of this one; those of a job that fails it never has.
-        A CommunicationError that leaves the block says which rank is to blame; stacks: the file for those of a hang.
+        may_stay: whether the next job may take over the processes; those of a failed job are always ended. stacks: file
+        for the stacks of all ranks after a hang. A CommunicationError that leaves the block names the rank to blame.
         """
         like = likeness(placed, deadline)
         if self._like != like:
@@ -91,13 +91,13 @@ class Slots:
                 self.release()
 
     def beside(self, pool: str, name: str, *, log: CallLog, deadline: float) -> None:
-        """Start one more group of a single process, which takes no slot, beside a pool; unless a job before has."""
+        """Start a group of one process without a slot, on the machine of a pool's first rank, unless it is there."""
         if name not in self._groups:
             beside = BesidePool(next(each for each in self._pools if each.name == pool), name=name)
             self._groups[name] = self._group(beside, "CPU", {THREADS: "1"}, log, deadline)
 
     def release(self) -> None:
-        """End the processes and give the slots back; with Ray they have ended, too."""
+        """End the processes and give the slots back to Ray; a Ray that has ended needs neither."""
         ends = [group.stop for group in self._groups.values()] + [pool.release for pool in self._pools]
         for end in [] if how_ray_ended() else ends:
             with suppress(Exception):  # it must not hide why a job ended
@@ -135,7 +135,7 @@ class Slots:
 
 
 def likeness(placed: DeviceMapping, deadline: float) -> object:
-    """Return the device, deadline and pools; a job may run in the processes of another job with the same."""
+    """Return a job's device, deadline and pools; jobs with equal ones may run in the same processes."""
     return placed.device, deadline, [(pool.name, tuple(pool.slots_per_machine)) for pool in placed.pools]
 
 
@@ -152,7 +152,7 @@ def import_workers_and_data() -> None:
 
 
 def join(device: Device, timeout_seconds: float) -> int:
-    """`distributed.start`, by a function that the controller can name without torch."""
+    """Start torch.distributed on a rank and return the rank; the controller can name this function without torch."""
     from rlhf_trainer.training import distributed
 
     return distributed.start(device, timeout_seconds)
@@ -172,5 +172,5 @@ def threads_told(pools: Sequence[ResourcePool]) -> list[dict[str, str]]:
 
 
 def unless_set(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables, with the user's own values where those are set."""
+    """Return the environment variables, with the user's own value for each that is already set."""
     return {name: os.environ.get(name, value) for name, value in variables.items()}

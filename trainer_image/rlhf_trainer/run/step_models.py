@@ -24,20 +24,20 @@ if TYPE_CHECKING:  # a graph of a step, and torchrun, need no Ray
 Handle: TypeAlias = Any  # its methods are the marked methods of a worker class, which may be the user's
 Rows: TypeAlias = Any  # a batch of references on the controller, of tensors under torchrun, of shapes in a graph
 Scorers = Sequence[Sequence[tuple[str, str]]]
-"""Calls (model, method) that score rows in other pools, for each generation of a step in order."""
+"""Scoring calls (model, method) in other pools, for each generating call of a step in order."""
 MAY_BE_LEFT_OUT = ("reference", "reward")
 
 
 class LeftOut:
-    """Stands in a step for a model that the job does without: each call returns the batch as it is."""
+    """Stand-in for a model that the job does without: each call returns the batch unchanged."""
 
     def __init__(self, methods: Iterable[str]) -> None:
-        """methods: those that the step calls."""
+        """methods: names of the methods that the step calls."""
         vars(self).update(dict.fromkeys(methods, unchanged))
 
 
 def unchanged(batch: Rows, **_: object) -> Rows:
-    """Return the batch."""
+    """Return the batch unchanged."""
     return batch
 
 
@@ -48,41 +48,41 @@ class ActorAsReference:
         self._actor = actor
 
     def compute_log_prob(self, batch: Rows) -> Rows:
-        """Compute the log-probabilities of the responses without the adapter."""
+        """Compute the reference log-probabilities of responses: by the actor without its adapter."""
         return self._actor.compute_ref_log_prob(batch)
 
     def compute_pair_log_prob(self, batch: Rows) -> Rows:
-        """Compute the log-probabilities of pairs without the adapter."""
+        """Compute the reference log-probabilities of response pairs: by the actor without its adapter."""
         return self._actor.compute_ref_pair_log_prob(batch)
 
 
 class KeptRollouts:
-    """Keeps the responses of a step before the actor learns from them."""
+    """Update call of an actor that first writes the kept share of the responses to a file (`rollout.keep`)."""
 
     def __init__(self, actor: Handle, rollouts: Handle) -> None:
         self._actor, self._rollouts = actor, rollouts
 
     def update_actor(self, batch: Rows) -> Rows:
-        """Keep the rows, and then train the actor."""
+        """Write the kept share of the rows to the file, and then train the actor."""
         self._rollouts.keep(batch)
         return self._actor.update_actor(batch)
 
 
 class ApartRollout:
-    """Calls of an actor whose responses are generated in another pool.
+    """Generation calls of an actor whose responses are generated in another pool.
 
     The actor's state does not depend on what generators do. So if a generator is lost, its calls are repeated.
     """
 
     def __init__(self, actor: Handle, rollout: Handle, pool: RolloutPool, *, interrupts: bool = False) -> None:
-        """interrupts: generators get new weights in the middle of a batch, too (`rollout.partial`)."""
+        """interrupts: whether generators get new weights in the middle of a batch, too (`rollout.partial`)."""
         self._actor, self._rollout, self._pool, self._interrupts = actor, rollout, pool, interrupts
         self._requests: dict[int, tuple[Rows, Mapping[str, object]]] = {}
         """Step -> (prompts, options of their generation), until the step has taken the responses."""
         self._responses: dict[int, Rows] = {}
-        """Step -> responses that are under way, or there."""
+        """Step -> batch with the requested responses, complete or still being generated."""
         self._settled: set[int] = set()
-        """Steps whose responses are there, whatever becomes of the generators."""
+        """Steps whose responses are complete, so that the loss of a generator does not affect them."""
 
     def generate_ahead(self, batch: Rows, **options: object) -> None:
         """Request the responses of a step before it begins, by the weights that there are now."""
@@ -98,7 +98,7 @@ class ApartRollout:
         return self._responses.pop(batch.step)
 
     def _call_until_done(self, step: int | None = None) -> None:
-        """Make all calls, and wait for the responses of a step; repeat both if a generator is lost meanwhile."""
+        """Make all pending generating calls, and wait for a step's responses; repeat both if a generator is lost."""
         while True:
             try:
                 self._make_calls()
@@ -110,7 +110,7 @@ class ApartRollout:
                 self._pool.replace(error)
 
     def _make_calls(self) -> None:
-        """Give the generators the newest weights, and then call them for the requests that nobody has made yet."""
+        """Send the newest weights to the generators, and then make the generating calls of all pending requests."""
         if not (steps := [step for step in self._requests if step not in self._responses]):
             return
         if not self._interrupts:
@@ -127,7 +127,7 @@ class ApartRollout:
 
 
 class StreamingRollout:
-    """Has models of other pools score the first responses while the actor's generator writes further ones."""
+    """Generation call that has models of other pools score the first responses while further ones are generated."""
 
     def __init__(
         self, generate: Callable[..., Rows], models: Mapping[str, Handle], scorers: Scorers, streams: Streams
@@ -137,10 +137,10 @@ class StreamingRollout:
         self._models = models
         self._step = 0
         self._pending_scorers: list[Sequence[tuple[str, str]]] = []
-        """Scorers of the generations that this step has still to request."""
+        """Scoring calls for the generating calls that this step has still to make."""
 
     def generate_sequences(self, batch: Rows, **options: object) -> Rows:
-        """Generate, and begin to score; evaluations, which belong to no step, do not stream."""
+        """Generate responses, and make the scoring calls on each row group; an evaluation's batch is only generated."""
         if batch.step <= 0:
             return self._generate(batch, **options)
         if batch.step != self._step:
@@ -163,9 +163,9 @@ def connected(
     scorers: Scorers = (),
     streams: Streams | None = None,
 ) -> dict[str, Handle]:
-    """Return the models of a job: the handles of its workers, connected as the job generates and refers.
+    """Return the models of a job: handles of its workers, some with calls replaced as the job's options require.
 
-    pool: the processes that generate, where the job generates apart; scorers: begin on the groups of `streams`.
+    pool: processes that generate outside of the actor's pool; scorers: calls on the row groups of `streams`.
     """
     models = dict(handles)
     if job.reference_is_actor:
@@ -183,7 +183,7 @@ def connected(
 
 
 def inputs_of(job: Job, models: Mapping[str, Handle]) -> dict[str, Handle]:
-    """Return the arguments of the algorithm's step but the data."""
+    """Return the models that the algorithm's step takes, by parameter: all its arguments but the batch."""
     algorithm = job.spec.algorithm
     inputs: dict[str, Handle] = {
         name: LeftOut(method for model, method in algorithm.calls if model == name)

@@ -13,35 +13,35 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def heeded() -> tuple[signal.Signals, ...]:
-    """The signals that stop a run: not SIGHUP, that of a closed terminal, where nohup has had it ignored."""
+    """Return the signals that stop a run; without SIGHUP (a closed terminal) if nohup has it ignored."""
     return SIGNALS[:2] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else SIGNALS
 
 
 class Stopped(BaseException):
-    """A signal asked the run to stop. No error, so what handles errors lets it pass.
+    """Exception that ends a run after a stop signal; a BaseException, so that error handlers let it pass.
 
-    `exit_code` says which: that of SIGHUP is SIGTERM's.
+    `exit_code` is that of the signal; SIGHUP has the exit code of SIGTERM.
     """
 
     def __init__(self, signal_number: int, *, saved: str = "") -> None:
-        """saved: where the state is that a later run goes on from, in words."""
+        """saved: phrase that says which checkpoint a later run can resume from."""
         super().__init__(f"stopped by {signal.Signals(signal_number).name}{saved and '; ' + saved}")
         self.exit_code = ExitCode.SIGINT if signal_number == signal.SIGINT else ExitCode.SIGTERM
 
 
 class StopSignals:
-    """State of the signals that stop a run."""
+    """Handlers of the signals that stop a run, and the signal that has come."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         """`say` tells the user that the run will stop."""
         self.requested: int | None = None
-        """The signal that came while a step was running."""
+        """Number of the stop signal that came during a step; None: no signal came."""
         self._say = say
         self._may_wait = False
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Signals raise Stopped in the main thread while the block runs, but the first one during steps waits."""
+        """Have stop signals raise Stopped in the main thread; the first one within `finishing_the_step` waits."""
         before = {number: signal.getsignal(number) for number in SIGNALS}
         self.install()
         try:
@@ -51,7 +51,7 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def install(self) -> None:
-        """Put our handlers in place of whatever is there."""
+        """Install our handler for each stop signal, in place of any other."""
         for number in heeded():
             signal.signal(number, self._handle)
 
@@ -66,7 +66,7 @@ class StopSignals:
 
     @contextmanager
     def finishing_the_step(self) -> Iterator[None]:
-        """While the block runs, a first signal is only noted in `requested`."""
+        """Note a first stop signal in `requested`, instead of raising Stopped, while the block runs."""
         self._may_wait = True
         try:
             yield

@@ -28,7 +28,7 @@ from rlhf_trainer.workers.data import DataShape
 
 
 class RayRuntime:
-    """A job's models, each on its pool, as the controller sees them: it holds references and never the bytes."""
+    """Runtime of a job: its models, each on its pool; the controller holds references to tensors, never their bytes."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class RayRuntime:
         columns: Collection[str] = (),
         retokenized: Collection[Role] = (),
     ) -> None:
-        """models, folders: of the job, a local folder or hub name each; path: the job's folder.
+        """models, folders: the job's models and their local folders or hub names, by role; path: the job's folder.
 
-        columns: those that a written data set gets; retokenized: models whose tokenizer is not the actor's.
+        columns: names of columns that a written data set gets; retokenized: models whose tokenizer is not the actor's.
         """
         self.models: dict[str, Handle] = {}
-        """Models as a step and an evaluation call them."""
+        """Models by role, with the calls that steps and evaluations make (`connected`)."""
         self.job = job
         self._given_models = models
         self._columns = columns
@@ -57,7 +57,7 @@ class RayRuntime:
         self._slots = slots
         self._groups: Mapping[str, WorkerGroup] = {}
         self._handles: dict[str, ModelHandle] = {}
-        """All workers as their groups know them."""
+        """Handles of all workers by role, without replaced calls."""
         self._home = ""
         """Name of the pool of the saved model."""
         self._replaceable: ReplaceablePool | None = None
@@ -66,7 +66,7 @@ class RayRuntime:
     def running(self, *, is_last: bool = True) -> Iterator[DataShape]:
         """Run the block with pools, processes and models; gives the shape of the data.
 
-        Afterwards the next job, unless this is the last, may have the processes, but for those on GPUs. A
+        Afterwards the next job may take over the processes, unless this job is the last or runs on GPUs. A
         CommunicationError that leaves the block says which rank is to blame.
         """
         may_stay = self._placed.device == "CPU" and not is_last
@@ -131,7 +131,7 @@ class RayRuntime:
         }
 
     def _rollout_pool(self, specs: Mapping[str, Mapping[str, WorkerSpec]]) -> RolloutPool:
-        """Return the processes that generate, joined with the actor's ranks; their workers can be built anew."""
+        """Return the pool or servers that generate, joined with the actor's ranks; a RolloutPool if the actor does."""
         if self.job.generates_elsewhere:
             rollout = self._handles["rollout"]
             return Servers(lambda: rollout.call("found").result()[0], self._join_servers)
@@ -152,16 +152,16 @@ class RayRuntime:
         return self._replaceable
 
     def _join_pool(self, group: WorkerGroup) -> None:
-        """Join the actor's ranks and the pool that generates in a group."""
+        """Join the actor's ranks and the ranks of the rollout pool in one torch.distributed group."""
         self._span_pools(group.hosts, self._placed.sizes["rollout"])
 
     def _join_servers(self, servers: Sequence[tuple[str, int]]) -> None:
-        """Join the actor's ranks and servers in a group; servers: (machine, ranks), as many ranks in each."""
+        """Join the actor's ranks and servers in a group; servers: (machine, ranks) each, all with as many ranks."""
         hosts = [host for host, ranks in servers for _ in range(ranks)]
         self._span_pools(hosts, ParallelSizes(data=len(servers), tensor=servers[0][1]))
 
     def _span_pools(self, hosts: Sequence[str], generation: ParallelSizes) -> None:
-        """Join the actor's ranks and its generators, each on its host, in a group."""
+        """Join the actor's ranks and the generating ranks (on `hosts`) in one torch.distributed group."""
         group = self._groups[self._home]
         address, port = group.rendezvous()
         span = Span(

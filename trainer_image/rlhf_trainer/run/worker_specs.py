@@ -78,7 +78,7 @@ ADVANTAGES = (models.Advantage, models.CriticsAdvantage)
 
 
 def workers_of(algorithm: type[Algorithm]) -> dict[str, type]:
-    """Return the worker class of each parameter of the algorithm's step but the data."""
+    """Return the worker class of each model that the algorithm's step takes, by parameter."""
     found: dict[str, type] = {}
     hints = get_type_hints(algorithm.step)
     for name in algorithm.models:
@@ -98,7 +98,7 @@ def workers_of(algorithm: type[Algorithm]) -> dict[str, type]:
 
 
 def data_of(job: Job) -> type[DataWorker]:
-    """Return the loader of a job's batches."""
+    """Return the class of the worker that loads a job's batches."""
     if job.spec.algorithm.makes == "data":
         return PromptsAsWritten
     return PromptAndPretrainData if job.spec.data.pretrain else DATA[job.spec.algorithm.data]
@@ -118,7 +118,10 @@ def setting_of(
     total_steps: int = 0,
     layout: ParallelSizes | None = None,
 ) -> WorkerSetting:
-    """Return the setting of a role's worker; `rollout` has that of the actor; only training reads total_steps."""
+    """Return the setting of a role's worker; the role `rollout` gets the actor's model and folder.
+
+    total_steps: training steps of the job, which only workers that train read.
+    """
     held: Role = "actor" if role == "rollout" else role
     model, folder = models[held], folders[held]
     return WorkerSetting(job=job, role=held, model=model, folder=folder, total_steps=total_steps, layout=layout)
@@ -134,7 +137,7 @@ def data_spec(
 
 
 def agreed(job: Job, shapes: Sequence[DataShape]) -> DataShape:
-    """Return the shape that all ranks have found; DataError where they have read other rows, or another order."""
+    """Return the data shape that all ranks have found; DataError if ranks have read different rows or orders."""
     for path in shapes[0].digests:
         if len({shape.digests[path] for shape in shapes}) > 1:
             problem = "has not the same rows, in the same order, for every rank"
@@ -153,10 +156,10 @@ def worker_specs(
     columns: Collection[str] = (),
     retokenized: Collection[Role] = (),
 ) -> dict[str, dict[str, WorkerSpec]]:
-    """Return pool -> role -> spec, in the order in which a pool builds its workers.
+    """Return the specs of a job's workers as pool -> role -> spec, in the order in which a pool builds its workers.
 
-    models, folders: of the job, a local folder or hub name each; path: the job's folder; columns: those that a written
-    data set gets; retokenized: models whose tokenizer is not the actor's.
+    models, folders: the job's models and their local folders or hub names, by role; path: the job's folder; columns:
+    names of columns that a written data set gets; retokenized: models whose tokenizer is not the actor's.
     """
     total_steps = job.total_steps_for(shape.rows)
     sequences = max(job.sequences_per_step, shape.evaluation_rows)
@@ -207,7 +210,7 @@ def _class_of(job: Job, role: Role) -> type:
 def helper_specs(setting: WorkerSetting, *, path: Path, columns: Collection[str] = ()) -> dict[str, WorkerSpec]:
     """Return the specs of workers without a model of their own: advantage, judge, writer, keeper, reward functions.
 
-    setting: of the saved model.
+    setting: the setting of the job's saved model.
     """
     job, folder = setting.job, path.resolve()
     specs: dict[str, WorkerSpec] = {}
@@ -227,7 +230,7 @@ def helper_specs(setting: WorkerSetting, *, path: Path, columns: Collection[str]
 
 
 def with_mapped_fields(spec: WorkerSpec, placed: DeviceMapping) -> WorkerSpec:
-    """Return the spec with the mapper's choice for a model on GPUs: micro-batch, offload, recomputation, cache.
+    """Return the spec with the mapper's choice for a model on GPUs: micro-batch, offload, recomputation, KV cache.
 
     Fields that the manifest sets stay; micro-batches only become smaller, so that they fit.
     """

@@ -39,7 +39,7 @@ OLD_LOG_PROBS: Mapping[OldLogProbs, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Update": (("response_mask", "policy_version"), ()),
     "Generator": (("response_mask", "rollout_log_probs", "policy_version"), ("old_log_probs",)),
 }
-"""Fields that `compute_log_prob` (reads, adds) where it makes no forward pass."""
+"""(fields read, fields added) by `compute_log_prob`, for each source without a forward pass of its own."""
 
 
 class ActorWorker(GeneratingActor):
@@ -71,7 +71,7 @@ class ActorWorker(GeneratingActor):
         old_log_probs: OldLogProbs = "Pass",
         **_: object,
     ) -> Marks:
-        """Without a forward pass `compute_log_prob` reads no text and adds what is known already."""
+        """Mark `compute_log_prob` without a forward pass as reading no text and adding only what is known already."""
         marks = super().change_transfers(marks, setting=setting)
         if old_log_probs == "Pass":
             return marks
@@ -87,7 +87,7 @@ class ActorWorker(GeneratingActor):
         row_by_row=True,
     )
     def compute_log_prob(self, batch: Batch) -> Fields:
-        """Return old_log_probs [B, T] from where `OldLogProbs` says; without a pass the generator is put to sleep."""
+        """Return old_log_probs [B, T] by the source `OldLogProbs`; no field for Update, whose pass gives them later."""
         if self._old_log_probs == "Pass":
             return super().compute_log_prob(batch)
         self.begin_scoring(batch)
@@ -106,7 +106,7 @@ class ActorWorker(GeneratingActor):
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, reads_if_there=FIELDS_IF_THERE, phase="update")
     def update_actor(self, batch: Batch) -> None:
-        """Several epochs of mini-batch updates by the clipped loss and, if asked, entropy, KL and pretraining terms."""
+        """Make several epochs of updates by the clipped loss and, if set, entropy, KL and pretraining terms."""
         if batch.step < self._first_step:
             return
         training = self.setting.job.spec.training
@@ -117,7 +117,7 @@ class ActorWorker(GeneratingActor):
                 self._update(batch, chosen, is_first=number == 0)
 
     def _update(self, batch: Batch, chosen: Tensor, *, is_first: bool) -> None:
-        """Make one optimizer step on the chosen rows."""
+        """Make one optimizer step of the actor on the chosen rows of the batch (a mini-batch)."""
         names = [name for name in (*UPDATE_FIELDS, *FIELDS_IF_THERE) if name in batch.fields]
         fields = {name: batch[name][chosen] for name in names}
         normalizer = self.trainer.mesh.sum([self._weight(fields["response_mask"])])[0]
@@ -147,7 +147,7 @@ class ActorWorker(GeneratingActor):
             self.warn_of_mismatch(torch.stack(differences).sum(0))
 
     def _texts_of(self, micro: Fields) -> list[Text]:
-        """Return the responses and, below them, the pretraining rows if there are any."""
+        """Return a micro-batch's model inputs: the responses and, if the job has them, the pretraining texts."""
         temperature = self.setting.job.spec.rollout.temperature
         own = text_of(micro, temperature=temperature, entropy=True)
         return [own, text_of(micro, PRETRAIN_FIELDS)] if self._pretrain else [own]
@@ -226,7 +226,7 @@ class ActorWorker(GeneratingActor):
         return weights
 
     def _measure(self, log_probs: Tensor, micro: Fields) -> Tensor:
-        """Record the measures of the first update's log-probabilities [b, t]; return `mismatch`."""
+        """Record reference KL and `mismatch` of the first update's log-probabilities [b, t]; return `mismatch`."""
         if "old_log_probs" not in micro and "ref_log_probs" in micro:
             mask, estimator = micro["response_mask"], self._algorithm.kl.resolved_estimator
             kl = masked_sum(kl_estimate(log_probs, micro["ref_log_probs"], estimator=estimator), mask)
@@ -234,7 +234,7 @@ class ActorWorker(GeneratingActor):
         return self.mismatch(log_probs, micro)
 
     def _check_first_ratio(self, deviation: float) -> None:
-        """Measure |ratio - 1| before the first update, when old_log_probs are the actor's own; warn if it is large."""
+        """Record the first mini-batch's largest |ratio - 1|, which only rounding should cause; warn if it is large."""
         recorder.maximum("ratio/first_max_deviation", deviation)
         if deviation > FIRST_RATIO_LIMIT[self.setting.compute_dtype]:
             recorder.warn(

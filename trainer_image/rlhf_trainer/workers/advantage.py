@@ -39,11 +39,11 @@ READ_FOR = {
     "scores": ("scores", "finished", "valid"),
     "signal": ("scores", "valid"),
 }
-"""Fields that some inputs need besides the fields of the rewards."""
+"""Fields of the batch that some inputs of an advantage need, besides the fields of the rewards."""
 
 
 class AdvantageWorker:
-    """Gives an algorithm's advantage its inputs; holds the KL coefficient, the running moments and the multiplier."""
+    """Worker that computes rewards and advantages; holds KL coefficient, reward moments and Lagrange multiplier."""
 
     def __init__(self, job: Job) -> None:
         assert isinstance(job.spec.algorithm, PolicyGradient)
@@ -55,7 +55,7 @@ class AdvantageWorker:
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, job: Job, **_: object) -> Marks:
-        """Mark `compute_advantage` and, for critics, `compute_rewards` by the algorithm's advantage."""
+        """Add the transfer marks of `compute_advantage` and, with a critic, of `compute_rewards`, by the algorithm."""
         assert isinstance(job.spec.algorithm, PolicyGradient)
         return {**advantage_transfers(type(job.spec.algorithm)), **marks}
 
@@ -67,19 +67,19 @@ class AdvantageWorker:
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
-        """Return the state that a checkpoint holds: JSON values, the same on every rank."""
+        """Return the worker's state for a checkpoint: JSON values, the same on every rank."""
         counters = {"kl_coefficient": self.kl_coefficient, "reward_moments": asdict(self.reward_moments)}
         return counters | ({"multiplier": self.multiplier} if self.multiplier else {})
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
-        """Restore the state that `counters` returned."""
+        """Restore the worker's state from a checkpoint, as `counters` returned it."""
         self.kl_coefficient = counters["kl_coefficient"]
         self.reward_moments = RunningMoments(**counters["reward_moments"])
         self.multiplier = counters.get("multiplier")
 
     def compute_advantage(self, batch: Batch) -> Fields:
-        """Return the fields of the algorithm's advantage; one number a response is put on each of its tokens."""
+        """Return the fields that the algorithm's advantage gives; a response's number is put on each of its tokens."""
         if "token_rewards" not in batch.fields:
             batch = batch.with_fields(self.compute_rewards(batch))
         advantage = self._algorithm.advantage
@@ -96,7 +96,7 @@ class AdvantageWorker:
     def compute_rewards(self, batch: Batch) -> Fields:
         """Return token_rewards [B, T] and, if the algorithm knows costs, token_costs [B, T].
 
-        A single critic of both values their mixture, which is then the rewards.
+        Without a cost critic token_rewards are the mixture of rewards and costs, which the only critic values.
         """
         algorithm, rewards = self._algorithm, self.token_rewards(batch)
         fields = {"token_rewards": rewards}
@@ -125,7 +125,7 @@ class AdvantageWorker:
         return by_turn + token_rewards(scores - by_turn.sum(1), kl, mask, kl_coef=self.kl_in_reward)
 
     def token_costs(self, batch: Batch) -> Tensor:
-        """Return the cost on the last token and the KL penalty on each, whose weight in the mixture stays the same."""
+        """Return costs [B, T]: the cost on the last token and the KL penalty on each; mixing then keeps its weight."""
         return token_rewards(batch["costs"], self.kl_of(batch), batch["response_mask"], kl_coef=-self.kl_in_reward)
 
     def kl_of(self, batch: Batch) -> Tensor:
@@ -138,11 +138,11 @@ class AdvantageWorker:
 
     @property
     def kl_in_reward(self) -> float:
-        """The coefficient of the penalty that is subtracted from the rewards."""
+        """Coefficient of the KL penalty that is subtracted from the rewards; 0 if the KL is a term of the loss."""
         return self.kl_coefficient if self._algorithm.kl.apply_to == "Reward" else 0.0
 
     def shaped(self, scores: Tensor, finished: Tensor, mask: Tensor) -> Tensor:
-        """Scores [B] after normalisation, clipping and the penalties for a missing end and for length."""
+        """Return the scores [B] after normalisation, clipping and the penalties for a missing end and for length."""
         shaping = self._algorithm.rewards
         normalizes = shaping.normalization == "Running"
         shaped = shape_scores(
@@ -163,7 +163,7 @@ class AdvantageWorker:
         return shaped
 
     def _see(self, scores: Tensor, valid: Tensor) -> None:
-        """Take a step's scores into the running moments."""
+        """Add a step's scores to the running mean and variance, if rewards are normalized by these."""
         if self._algorithm.rewards.normalization != "Running":
             return
         count, total = sum_over_ranks([valid.sum(), (scores * valid).sum()])
@@ -173,7 +173,7 @@ class AdvantageWorker:
             self.reward_moments = self.reward_moments.merge(count, mean, deviation)
 
     def _follow(self, batch: Batch, algorithm: Constrained) -> float:
-        """The multiplier, moved by the mean cost of the step's responses once the actor is trained."""
+        """Update the Lagrange multiplier by the step's mean cost, once the actor is trained; return the multiplier."""
         costs, valid = batch["costs"], batch["valid"]
         total, count = sum_over_ranks([(costs * valid).sum(), valid.sum()])
         assert self.multiplier is not None
@@ -200,7 +200,7 @@ class AdvantageWorker:
         )
 
     def gathered(self, here: Tensor, batch: Batch) -> Tensor | None:
-        """Return a number [B] of each of this rank's rows for all rows, float64 [N]; None if rows are not compared.
+        """Gather a number [B] for each row from all ranks, float64 [N]; None if the options compare no responses.
 
         The responses to a prompt lie side by side but may be cut over ranks; so every rank sees whole groups. A row
         that does not count is NaN.
@@ -210,13 +210,13 @@ class AdvantageWorker:
         return rows_of_all_ranks(here.masked_fill(batch["valid"] == 0, math.nan), batch.start)
 
     def greedy(self, batch: Batch) -> Tensor:
-        """Shaped scores of the greedy responses to the same prompts, [B]; NaN where there is none."""
+        """Return the shaped scores [B] of the greedy responses to the same prompts; NaN for a row without a score."""
         scores, finished, mask, valid = (batch[name] for name in GREEDY_FIELDS)
         recorder.mean("reward/greedy", (scores * valid).sum(), valid.sum())
         return self.shaped(scores, finished, mask).masked_fill(valid == 0, math.nan)
 
     def signal(self, batch: Batch) -> Tensor:
-        """Whether the responses to a row's prompt differ in score, bool [N]."""
+        """Return for each row of all ranks whether the responses to its prompt differ in score, bool [N]."""
         scores = rows_of_all_ranks(batch["scores"], batch.start)
         counted = rows_of_all_ranks(batch["valid"], batch.start) > 0
         signal = has_signal(scores, counted, group_size=self.job.spec.rollout.samples_per_prompt)
@@ -225,7 +225,7 @@ class AdvantageWorker:
 
 
 def _rows(batch: Batch) -> slice:
-    """A rank's rows among those of all."""
+    """Return the slice of this rank's rows among the rows of all ranks."""
     return slice(batch.start, batch.start + batch.size)
 
 
@@ -256,7 +256,7 @@ which got no score or is padding.
 
 
 def whitened(x: Tensor, mask: Tensor) -> Tensor:
-    """The masked values [B, T] with mean 0 and variance 1 over all ranks."""
+    """Return the masked values [B, T] scaled to mean 0 and variance 1 over all ranks."""
     total, count = sum_over_ranks([masked_sum(x, mask), mask.sum()])
     mean = total / max(count, 1.0)
     variance = sum_over_ranks([masked_sum((x - mean) ** 2, mask)])[0] / max(count, 1.0)
@@ -264,7 +264,7 @@ def whitened(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _checked(advantages: object, mask: Tensor, batch: Batch) -> Tensor:
-    """The advantages, if they are those of each token here or of each response anywhere; else TypeError, ValueError."""
+    """Return the advantages; TypeError or ValueError unless their shape is [B, T], or [N] for the rows of all ranks."""
     expected = f"a tensor {list(mask.shape)}, or [N] with a number for each response of all ranks"
     if not isinstance(advantages, Tensor):
         raise TypeError(f"the advantage is {type(advantages).__name__}, expected {expected}")
@@ -274,7 +274,7 @@ def _checked(advantages: object, mask: Tensor, batch: Batch) -> Tensor:
 
 
 def advantage_transfers(algorithm: type[PolicyGradient]) -> Marks:
-    """Marks of an algorithm's AdvantageWorker: its calls read the parameters of the advantage and add what it gives."""
+    """Return the marks of an AdvantageWorker: fields read by the advantage's parameters, and added by its estimates."""
     has_critic, has_costs = issubclass(algorithm, ActorCritic), issubclass(algorithm, Constrained)
     rewards = Transfer(
         protocol=DP_PROTO,

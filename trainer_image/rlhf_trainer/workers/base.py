@@ -33,18 +33,18 @@ from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import Batch, Fields, register
 
 TEXT_FIELDS = ("tokens", "attention_mask", "response_mask")
-"""Prompt with response, where its tokens are, and which of them are the response's."""
+"""Fields of a text: token ids of prompt and response, mask of the real tokens, mask of the response's tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSetting:
-    """Job of a worker, and the model that the worker holds."""
+    """Setting of a worker: its job, and the model that the worker holds."""
 
     job: Job
     role: Role
     model: Model
     folder: str
-    """Local folder of the model, or its name on the hub."""
+    """Local folder of the worker's model, or the model's name on the hub."""
     total_steps: int
     actor: tuple[Model, str] | None = None
     """Actor and its folder, for a model that scores the responses with another tokenizer than the actor's."""
@@ -58,18 +58,18 @@ class WorkerSetting:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Compute type on the device of this rank."""
+        """Floating-point type in which the model computes on the device of this rank."""
         return self.dtype(on_gpu=device_here().type == "cuda")
 
     def dtype(self, *, on_gpu: bool) -> torch.dtype:
-        """`training.precision`; Auto is float32 on CPU and bfloat16 on GPUs."""
+        """Return the floating-point type of `training.precision`; Auto is float32 on CPU and bfloat16 on GPUs."""
         precision = self.job.spec.training.precision
         if precision == "Auto":
             precision = "BF16" if on_gpu else "FP32"
         return torch.bfloat16 if precision == "BF16" else torch.float32
 
     def micro_batch_tokens(self, model: LanguageModel | Scorer) -> int:
-        """Tokens of one forward pass of the model, at most."""
+        """Return the largest number of tokens for one forward pass of the model."""
         hidden = inner(model).config.hidden_size
         return self.job.micro_batch_tokens("GPU" if device_here().type == "cuda" else "CPU", hidden=hidden)
 
@@ -77,12 +77,12 @@ class WorkerSetting:
         return load_tokenizer(self.folder, trust_remote_code=self.model.trust_remote_code, revision=self.model.revision)
 
     def actors_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the tokens in batches."""
+        """Return the actor's tokenizer: batches hold its token ids."""
         model, folder = self.actor or (self.model, self.folder)
         return load_tokenizer(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
 
     def language_model(self, *, may_initialise: bool = False) -> LanguageModel:
-        """A causal language model without memory for its weights; see `load_language_model`."""
+        """Return the causal language model, without memory for its weights yet; see `load_language_model`."""
         model = load_language_model(
             self.folder,
             seed=self.job.spec.training.seed,
@@ -94,7 +94,7 @@ class WorkerSetting:
         return model
 
     def scorer(self, *, may_add_head: bool) -> Scorer:
-        """A scorer without memory for its weights; see `load_scorer`."""
+        """Return the model with a score head, without memory for its weights yet; see `load_scorer`."""
         model = load_scorer(
             self.folder,
             seed=self.job.spec.training.seed,
@@ -108,7 +108,7 @@ class WorkerSetting:
         return model
 
     def adapt(self, model: LanguageModel | Scorer) -> None:
-        """Give the model the adapter that the manifest asks for."""
+        """Add the LoRA adapter that the manifest asks for to the model, if there is one."""
         lora, path = self.model.lora, f"{self.path}.lora"
         if lora is None:
             return
@@ -120,7 +120,7 @@ class WorkerSetting:
             model.weights = {**(model.weights or {}), **initial}
 
     def frozen(self, model: LanguageModel | Scorer) -> ModelRunner:
-        """The model, sharded, for forward passes only, and held in the type that it computes in."""
+        """Shard a model for forward passes only; the weights are held in the type in which the model computes."""
         model.requires_grad_(False)
         return ModelRunner(
             shard(
@@ -138,7 +138,7 @@ class WorkerSetting:
         )
 
     def trainer(self, model: LanguageModel | Scorer) -> Trainer:
-        """The model, sharded, with its optimizer."""
+        """Shard a model for training, with its optimizer."""
         assert self.model.optimizer is not None, "the contract gives every trained model an optimizer"
         return Trainer(
             shard(
@@ -171,13 +171,13 @@ class TrainedModel:
 
     @register(ONE_TO_ALL)
     def save(self, *, folder: str) -> None:
-        """Write the model as a Hugging Face directory."""
+        """Write the trained model and its tokenizer as a Hugging Face directory."""
         with self.trainer.offloader.in_use():
             save_model(self.trainer.model, self.tokenizer, Path(folder))
 
     @register(ONE_TO_ALL, phase="checkpoint")
     def begin_checkpoint(self, *, uri: str, copies: bool) -> None:
-        """Save weights, moments and random state below `uri`; copies: see `TrainerState.begin_save`."""
+        """Begin to save weights, moments and random state below `uri`; copies: see `TrainerState.begin_save`."""
         upload_folder = UploadFolder(f"{uri}/{self.setting.role}")
         if dist.get_rank() == 0:
             with disk_errors("the checkpoint", upload_folder.folder):
@@ -195,17 +195,17 @@ class TrainedModel:
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
-        """Return the state that a checkpoint holds besides tensors: JSON values, the same on every rank."""
+        """Return the worker's state for a checkpoint besides tensors: JSON values, the same on every rank."""
         return {"skipped_in_a_row": self.trainer.skipped_in_a_row}
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
-        """Restore the state that `counters` returned."""
+        """Restore the worker's state from a checkpoint, as `counters` returned it."""
         self.trainer.skipped_in_a_row = counters["skipped_in_a_row"]
 
     @register(ONE_TO_ALL)
     def restore(self, *, uri: str) -> None:
-        """Load a checkpoint, made by any number of ranks."""
+        """Load the model's training state from a checkpoint, which any number of ranks may have written."""
         with self.trainer.offloader.in_use(moments=True):
             self.trainer.state.load(f"{uri}/{self.setting.role}")
 
@@ -213,7 +213,10 @@ class TrainedModel:
 def text_of(
     fields: Fields, names: Sequence[str] = TEXT_FIELDS, *, temperature: float = 1.0, entropy: bool = False
 ) -> Text:
-    """The text in the fields of these names, in the order of `TEXT_FIELDS`, of which the responses are read."""
+    """Return the model input for the texts of a batch, of which the response tokens are read.
+
+    names: of the text's fields, in the order of `TEXT_FIELDS`.
+    """
     tokens, attention, response = (fields[name] for name in names)
     return Text(
         tokens=tokens,
@@ -228,7 +231,10 @@ def text_of(
 def log_probs_by(
     model: ModelRunner, batch: Batch, names: Sequence[str] = TEXT_FIELDS, *, temperature: float = 1.0
 ) -> Tensor:
-    """log-probabilities float32 [B, T] of the response tokens of a `text_of`, without gradient."""
+    """Return the log-probabilities float32 [B, T] of response tokens by the model, without gradient.
+
+    names: of the text's fields, as in `text_of`.
+    """
 
     def texts_of(micro: Fields) -> list[Text]:
         return [text_of(micro, names, temperature=temperature)]
@@ -240,18 +246,18 @@ def log_probs_by(
 
 
 def side_log_probs(model: ModelRunner, batch: Batch, side: str) -> Tensor:
-    """log-probabilities [B] of one side ("chosen", "rejected") of pairs of responses, without gradient."""
+    """Return the log-probabilities [B] of one side ("chosen" or "rejected") of response pairs, without gradient."""
     names = (f"{side}_tokens", f"{side}_mask", f"{side}_response_mask")
     return row_sums(log_probs_by(model, batch, names), batch[names[-1]])
 
 
 def whole_texts(micro: Fields) -> list[Text]:
-    """Prompt and response of each row, for a scorer."""
+    """Return the model input of prompt and response of each row, for a model that scores."""
     return [replace(text_of(micro), read=None)]
 
 
 def both_texts(micro: Fields) -> list[Text]:
-    """The chosen and, below them, the rejected responses of pairs."""
+    """Return the model inputs of pairs of texts: the chosen ones, and then the rejected ones."""
     texts = []
     for side in ("chosen", "rejected"):
         response = micro.get(f"{side}_response_mask")
@@ -267,16 +273,16 @@ def both_texts(micro: Fields) -> list[Text]:
 
 
 def lengths_of(attention_mask: Tensor) -> Tensor:
-    """Tokens of each row, prompt and response: int64 [B]."""
+    """Return the number of tokens of each row, prompt and response together: int64 [B]."""
     return attention_mask.sum(1).long()
 
 
 def prompts_of(response_mask: Tensor) -> Tensor:
-    """Tokens of each row before its response, 0 if it has none: int64 [B]."""
+    """Return the number of tokens of each row before its response, 0 for a row without one: int64 [B]."""
     return (response_mask > 0).int().argmax(1)
 
 
 def at_last_token(values: Tensor, attention_mask: Tensor) -> Tensor:
-    """values [B, T] at the last token of each row: [B]."""
+    """Return the entries of `values` [B, T] at the last token of each row: [B]."""
     last = (attention_mask.sum(1).long() - 1).clamp(min=0)
     return values.gather(1, last[:, None])[:, 0]

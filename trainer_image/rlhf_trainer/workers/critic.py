@@ -25,9 +25,9 @@ class CriticWorker(TrainedModel):
     """One rank of the critic."""
 
     value_fields = VALUE_FIELDS
-    """Field of the values, and field of the rewards whose sum they predict."""
+    """Names of the critic's two fields: its values, and the rewards whose sum the values predict."""
     objective = "value"
-    """Name of its loss in the record of a step: loss/<objective>."""
+    """Name of the critic's loss in the record of a step: loss/<objective>."""
 
     def __init__(self, setting: WorkerSetting, *, values_by_update: bool = False) -> None:
         """values_by_update: the forward pass of the step's only update gives the values, before the critic learns."""
@@ -38,7 +38,7 @@ class CriticWorker(TrainedModel):
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, values_by_update: bool = False, **_: object) -> Marks:
-        """Mark the update as adding the values if it gives them; `compute_values` then reads and adds nothing."""
+        """Mark `update_critic` as adding the values, if it gives them; `compute_values` then reads and adds nothing."""
         if not values_by_update:
             return marks
         values, rewards = cls.value_fields
@@ -48,7 +48,7 @@ class CriticWorker(TrainedModel):
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("values",), phase="scoring", row_by_row=True)
     def compute_values(self, batch: Batch) -> Fields:
-        """Return values float32 [B, T]: values[b, t] is that of the state before token t."""
+        """Return values float32 [B, T]: values[b, t] is the critic's value of the state before token t."""
         return self.values_of(batch)
 
     @register(THREE_D_PROTO, reads=(*TEXT_FIELDS, *VALUE_FIELDS), adds=(), phase="update")
@@ -57,16 +57,16 @@ class CriticWorker(TrainedModel):
         return self.learn(batch)
 
     def values_of(self, batch: Batch) -> Fields:
-        """Return the value [B, T] of the state before each token; nothing if the update gives it."""
+        """Return the values [B, T] of the state before each token; no field if the update's own pass gives them."""
         if self._values_by_update:
             return {}
         texts = {name: batch[name] for name in TEXT_FIELDS}
         return {self.value_fields[0]: self.trainer.infer(texts, whole_texts, _values)}
 
     def learn(self, batch: Batch) -> Fields:
-        """Make all updates of a step; return the values [B, T] before them if nothing else has given these.
+        """Make all updates of a step; return the values [B, T] before the updates if `compute_values` gave none.
 
-        Rows that nothing is learned from have the values 0.
+        Rows without a trained response have the values 0.
         """
         training = self.setting.job.spec.training
         trained = (batch["response_mask"] > 0).any(1)

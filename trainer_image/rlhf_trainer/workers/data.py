@@ -21,27 +21,27 @@ from rlhf_trainer.workers.samples import as_bytes, from_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class DataShape:
-    """Numbers of rows in the data, and facts about them."""
+    """Numbers of rows of a job's data sets, their digests, and facts about them for the user."""
 
     rows: int
-    """Rows to train on, after dropping those that are too long."""
+    """Number of training rows, after dropping rows that are too long."""
     evaluation_rows: int
-    """Rows of an evaluation batch: the held-out rows, each for its samples, padded to divide over the ranks."""
+    """Number of rows of an evaluation batch: held-out rows times samples a prompt, padded to divide over the ranks."""
     evaluation_sets: Mapping[str, int] = field(default_factory=dict)
-    """Held-out rows of each data set, by its name, in their order; none if they are of one without a name."""
+    """Number of held-out rows of each named data set, in the sets' order; empty for a single set without a name."""
     facts: tuple[str, ...]
     """Sentences for the user: how many rows were dropped, and why."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Digest of each source's rows, by its place in the manifest."""
+    """Digest of each data set's rows, by the data set's field in the manifest."""
 
 
 class DataWorker:
-    """One rank of the loader of a job: its training rows and, if asked for, its held-out rows."""
+    """One rank of the worker that loads a job's training rows and, if it has an evaluation, held-out rows."""
 
     loader_class: type[Loader]
 
     def __init__(self, setting: WorkerSetting, *, slots: int) -> None:
-        """`setting`: the job and the model whose tokenizer is used; evaluation batches divide by `slots`."""
+        """`setting`: the job and the model whose tokenizer is used; evaluation batches are padded for `slots`."""
         job = self._job = setting.job
         self._tokenizer = setting.tokenizer()
         self._batch_size = job.rows_per_step
@@ -55,7 +55,7 @@ class DataWorker:
         order = f"{job.name}: spec.data.order"
         self.train = self._loaded(self.loader_class, job.spec.data.train, "spec.data.train", ordered_by=order)
         self.loaders: list[Loader] = [self.train]
-        """All that the job reads."""
+        """Loaders of all data that the job reads."""
         self._held_out, self._samples_held_out = None, 1
         if job.spec.evaluation:
             self._held_out = self._loaded(self.loader_class, job.spec.evaluation.data, "spec.evaluation.data")
@@ -63,7 +63,7 @@ class DataWorker:
             self.loaders.append(self._held_out)
 
     def _loaded(self, kind: type[Loader], source: AnyData, path: str, **options: Any) -> Loader:
-        """A source, read and tokenised; an error that names the job if it cannot be."""
+        """Read and tokenise a data source; an error names the job."""
         try:
             return kind(source, self._tokenizer, path=path, spec=self._job.spec, tools=self._tools, **options)
         except (DataError, UserCodeError) as error:
@@ -71,7 +71,7 @@ class DataWorker:
 
     @register(ONE_TO_ALL)
     def describe(self) -> DataShape:
-        """How much data there is."""
+        """Return the numbers of rows of the job's data, and facts about them."""
         held_out = len(self._held_out) * self._samples_held_out if self._held_out else 0
         return DataShape(
             rows=len(self.train),
@@ -89,7 +89,7 @@ class DataWorker:
         return dict(zip(names, self.held_out.counts, strict=True))
 
     def training_rows(self, batch: Batch) -> Fields:
-        """This rank's rows of a step, each prompt repeated for its samples."""
+        """Return this rank's rows of a step, each prompt repeated for its samples."""
         return _repeated(
             batch,
             self._samples_per_prompt,
@@ -97,7 +97,7 @@ class DataWorker:
         )
 
     def held_out_rows(self, batch: Batch) -> Fields:
-        """This rank's held-out rows, in the order of the file, each prompt repeated for its samples.
+        """Return this rank's held-out rows, in the order of the file, each prompt repeated for its samples.
 
         Rows beyond the last are padding (valid 0).
         """
@@ -105,20 +105,20 @@ class DataWorker:
 
     @property
     def held_out(self) -> Loader:
-        """The held-out rows, which are there if the job has an evaluation."""
+        """Loader of the held-out rows; the job must have an evaluation."""
         assert self._held_out is not None
         return self._held_out
 
 
 def _repeated(batch: Batch, times: int, fields_of: Callable[[slice], Fields]) -> Fields:
-    """This rank's rows of a batch in which each prompt has so many rows; `fields_of` gives those of some prompts."""
+    """Return this rank's rows of a batch with `times` rows for each prompt; `fields_of` loads a range of prompts."""
     first, last = batch.start // times, -(-(batch.start + batch.size) // times)
     fields, chosen = fields_of(slice(first, last)), batch.rows // times - first
     return {name: field[chosen] for name, field in fields.items()}
 
 
 def loads(rows: Callable[[DataWorker, Batch], Fields], loader: type[Loader]) -> Callable[[DataWorker, Batch], Fields]:
-    """A worker method that adds the loader's fields: of the training rows or of the held-out rows."""
+    """Return a worker method that adds the loader's fields; `rows` gives the training or the held-out rows."""
 
     @register(DP_PROTO, adds=loader.fields, phase="data")
     def load(worker: DataWorker, batch: Batch) -> Fields:
@@ -129,25 +129,25 @@ def loads(rows: Callable[[DataWorker, Batch], Fields], loader: type[Loader]) -> 
 
 
 class PromptData(DataWorker):
-    """Prompts of RL."""
+    """Loader of prompts for RL."""
 
     loader_class = PromptLoader
     load_batch = loads(DataWorker.training_rows, PromptLoader)
-    """prompt_ids int64 and prompt_mask [B, P], valid [B]."""
+    """Method that adds prompt_ids int64 and prompt_mask [B, P], and valid [B]."""
     load_evaluation = loads(DataWorker.held_out_rows, PromptLoader)
 
     @register(DP_PROTO, adds=("columns",), phase="data")
     def load_columns(self, batch: Batch) -> Fields:
-        """columns uint8 [B, C] of the training rows; see `Loader.columns`."""
+        """Return the training rows' further columns (`Loader.columns`) as the field `columns`: JSON, uint8 [B, C]."""
         return self._columns(self.train, self.training_rows(batch)["example"])
 
     @register(DP_PROTO, adds=("columns",), phase="data")
     def load_evaluation_columns(self, batch: Batch) -> Fields:
-        """columns uint8 [B, C] of the held-out rows."""
+        """Return the held-out rows' further columns (`Loader.columns`) as the field `columns`: JSON, uint8 [B, C]."""
         return self._columns(self.held_out, self.held_out_rows(batch)["example"])
 
     def first_row(self, loader: Loader) -> tuple[str, dict[str, Any]]:
-        """The prompt and the columns of the first row of a data set as functions get them."""
+        """Return the prompt and the further columns of a data set's first row, as reward functions get them."""
         (ids,) = loader.ordered(slice(0, 1))["prompt_ids"]
         (columns,) = self._columns(loader, torch.tensor([0]))["columns"]
         return str(self._tokenizer.decode(ids, skip_special_tokens=True)), from_bytes(columns)
@@ -160,11 +160,11 @@ class PromptData(DataWorker):
 
 
 class PromptsAsWritten(PromptData):
-    """Prompts, each also as it stands in the file, for the data set that a job makes."""
+    """Loader of prompts that also gives each prompt as written in the file, for the data set that a job makes."""
 
     @register(DP_PROTO, adds=(*PromptLoader.fields, "raw_prompts"), phase="data")
     def load_batch(self, batch: Batch) -> Fields:
-        """The fields of PromptData, and raw_prompts uint8 [B, C]: see `Reader.prompt`."""
+        """Return the fields of PromptData, and raw_prompts uint8 [B, C]: JSON of `Reader.prompt`."""
         rows = self.training_rows(batch)
         found = {name: rows[name] for name in PromptLoader.fields}
         try:
@@ -177,7 +177,7 @@ PRETRAIN_FIELDS = ("pretrain_tokens", "pretrain_attention_mask", "pretrain_respo
 
 
 class PromptAndPretrainData(PromptData):
-    """Prompts of RL, each row with a pretraining text for the actor (PPO-ptx)."""
+    """Loader of prompts for RL, each row with a pretraining text for the actor (PPO-ptx)."""
 
     def __init__(self, setting: WorkerSetting, *, slots: int) -> None:
         super().__init__(setting, slots=slots)
@@ -189,7 +189,7 @@ class PromptAndPretrainData(PromptData):
 
     @register(DP_PROTO, adds=(*PromptLoader.fields, *PRETRAIN_FIELDS), phase="data")
     def load_batch(self, batch: Batch) -> Fields:
-        """The fields of PromptData, and pretrain_tokens int64 and its two masks [B, T]."""
+        """Return the fields of PromptData, and pretrain_tokens int64 with its two masks [B, T]."""
         rows = slice(batch.start, batch.start + batch.size)
         found = self._pretrain.batch(batch.step, batch_size=self._sequences, rows=rows)
         text = {name: found[name.removeprefix("pretrain_")] for name in PRETRAIN_FIELDS}
@@ -198,27 +198,27 @@ class PromptAndPretrainData(PromptData):
 
 
 class CompletionData(DataWorker):
-    """Prompts with their responses."""
+    """Loader of prompts with written responses."""
 
     loader_class = CompletionLoader
     load_batch = loads(DataWorker.training_rows, CompletionLoader)
-    """tokens int64, attention_mask and response_mask [B, T], valid [B]."""
+    """Method that adds tokens int64, attention_mask and response_mask [B, T], and valid [B]."""
     load_evaluation = loads(DataWorker.held_out_rows, CompletionLoader)
 
 
 class PairData(DataWorker):
-    """Pairs of a better and a worse response."""
+    """Loader of pairs of a better and a worse response."""
 
     loader_class = PairLoader
     load_batch = loads(DataWorker.training_rows, PairLoader)
-    """chosen_tokens, rejected_tokens int64 and their masks [B, T], valid [B]."""
+    """Method that adds chosen_tokens, rejected_tokens int64 and their masks [B, T], and valid [B]."""
     load_evaluation = loads(DataWorker.held_out_rows, PairLoader)
 
 
 class SafetyPairData(DataWorker):
-    """Pairs of a safer and a more harmful response, and whether each is safe."""
+    """Loader of pairs of a safer and a more harmful response, and of whether each response is safe."""
 
     loader_class = SafetyPairLoader
     load_batch = loads(DataWorker.training_rows, SafetyPairLoader)
-    """The fields of PairData, and chosen_safe, rejected_safe [B]."""
+    """Method that adds the fields of PairData, and chosen_safe, rejected_safe [B]."""
     load_evaluation = loads(DataWorker.held_out_rows, SafetyPairLoader)

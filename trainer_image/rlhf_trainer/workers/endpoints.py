@@ -1,4 +1,4 @@
-"""Generation by servers elsewhere: the process that asks them holds no weights and takes no slot."""
+"""Generation by external servers: the process that calls the servers holds no weights and takes no slot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlhf_trainer.workers.weight_links import record_sync
 
 
 class ServersTurn(SingleTurn):
-    """Responder that has servers write the texts."""
+    """Responder that has external servers write the responses."""
 
     def __init__(self, setting: WorkerSetting, servers: Endpoints) -> None:
         super().__init__(setting, servers)
@@ -31,7 +31,7 @@ class ServersTurn(SingleTurn):
     def respond(
         self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: ResponseEnded
     ) -> tuple[list[Ids], list[Response]]:
-        """Return the prompts as they are and a text for each; warn of servers that came or left."""
+        """Return the prompts as they are and a response to each; warn of servers that came or left."""
         found = super().respond(batch, prompts, greedy=greedy, ended=ended)
         for path, sentence in self._servers.news().items() if batch.step > 0 else ():  # evaluations show no warnings
             recorder.warn(path, sentence)
@@ -39,7 +39,7 @@ class ServersTurn(SingleTurn):
 
 
 class ServerWeights:
-    """Link to servers that take part when the actor sends its weights."""
+    """Weight link to external servers, which receive the weights from the actor's ranks."""
 
     def __init__(self, setting: WorkerSetting, servers: Endpoints, config: PreTrainedConfig) -> None:
         self._setting, self._servers, self._config = setting, servers, config
@@ -57,7 +57,7 @@ class ServerWeights:
         )
 
     def receive(self) -> None:
-        """Have the servers receive what the actor sends. NumericsError if one keeps other bits than were sent."""
+        """Have the servers receive the actor's weights. NumericsError if a server keeps other bits than were sent."""
         with recorder.span(TRANSFER, "rollout.receive_weights: wait"):  # the actor's ranks measure the exchange
             ranks = self._servers.call("take_weights")
         for wrong in filter(None, (rank["wrong"] for rank in ranks)):
@@ -77,7 +77,7 @@ class ServerWeights:
 
 
 def servers_of(setting: WorkerSetting, config: PreTrainedConfig, *, eos_token: int, on_gpu: bool | None) -> Endpoints:
-    """Return the servers of a job, with what its actor, of this configuration, needs of them.
+    """Return the external servers of a job, with the requirements that its actor's configuration sets.
 
     on_gpu: None where the device is not known yet; a type that depends on the device is then not required.
     """

@@ -28,9 +28,9 @@ from rlhf_trainer.workers.responder import ResponseEnded
 from rlhf_trainer.workers.samples import from_bytes
 
 WAIT_SECONDS = 0.05
-"""Longest wait for environments; then the engine may have new weights to look for."""
+"""Longest wait for answers of environments, in seconds; afterwards the engine can look for new weights."""
 MAX_EPISODES = 256
-"""Most episodes of an engine that are played at a time; each is a process and an open socket."""
+"""Most episodes that an engine plays at a time; each takes a process and an open socket."""
 
 
 class Engine(Protocol):
@@ -46,7 +46,7 @@ class Engine(Protocol):
 
 
 class AsynchronousEnvironments(Protocol):
-    """Environments, each of which answers in its time."""
+    """Environments of many episodes, by number, each of which answers in its own time."""
 
     def begin(self, number: int, seed: int) -> None: ...
     def ask(self, number: int, method: str, given: Any) -> None: ...
@@ -56,35 +56,35 @@ class AsynchronousEnvironments(Protocol):
 
 @dataclass
 class Episode:
-    """One row: tokens of the model and of its environment in turn, after a prompt."""
+    """Episode of one row of the batch: after a prompt, tokens of the model and of its environment in turn."""
 
     prompt: Ids
     seed: Callable[[int], int]
-    """Seed of each turn, from 0."""
+    """Function of a turn's number (from 0) that gives the turn's seed for generation."""
     row: Mapping[str, Any] | None
-    """Row for `reset` of the environment; None: padding, which is not played."""
+    """Row of the data that `reset` of the environment gets; None: a padding row, which is not played."""
     tokens: Ids = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    """0 on the environment's tokens."""
+    """Log-probability of each token after the prompt; 0 on the environment's tokens."""
     written: list[bool] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    """Policy version of the weights that wrote it; 0 on the environment's."""
+    """Policy version of the weights that wrote each token; 0 on the environment's tokens."""
     rewards: list[float] = field(default_factory=list)
-    """Reward of a turn on its last token; else 0."""
+    """Environment's reward at each token: that of a turn on the turn's last token, 0 on all other tokens."""
     turns: int = 0
     is_full: bool = False
-    """Whether there is no room for another answer."""
+    """Whether the token limit leaves no room for another answer of the model."""
     finished: bool = False
-    """Whether the environment said that it is over: no limit cut it."""
+    """Whether the environment ended the episode, so that no limit cut it."""
     failure: str = ""
-    """Reason why the environment did not answer, as a predicate of a sentence."""
+    """Reason why the environment failed in this episode, as the predicate of a sentence; empty if it did not."""
 
     def answer(self, response: Response) -> None:
-        """Tokens of the model."""
+        """Append the tokens that the model generated in one turn."""
         self._add(response.tokens, response.log_probs, response.versions, is_written=True)
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Tokens of the environment."""
+        """Append the tokens of one observation of the environment."""
         self._add(tokens, [0.0] * len(tokens), [0] * len(tokens), is_written=False)
 
     def _add(
@@ -98,7 +98,7 @@ class Episode:
 
     @property
     def response(self) -> Response:
-        """Tokens after the prompt, as one response."""
+        """All tokens after the prompt, the model's and the environment's, as one response."""
         return Response(
             tokens=self.tokens,
             log_probs=self.log_probs,
@@ -110,17 +110,17 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of an episode."""
+    """Limits of the length of an episode."""
 
     prompt_tokens: int
     tokens: int
-    """After the first prompt, of the model and of the environment."""
+    """Most tokens of an episode after the first prompt, the model's and the environment's together."""
     turns: int
     greedy: bool = False
 
 
 class Play:
-    """Plays episodes, of which each goes on as soon as its environment has answered."""
+    """Player of many episodes at a time, each of which goes on as soon as its environment has answered."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Play:
         self._playing: set[int] = set()
 
     def play(self, episodes: Sequence[Episode]) -> None:
-        """Play all of them to their end."""
+        """Play all the episodes to their end."""
         self._episodes = episodes
         waiting = deque(number for number, each in enumerate(episodes) if each.row is not None)
         while waiting or self._playing:
@@ -166,7 +166,7 @@ class Play:
         return agreed
 
     def _turn(self, number: int, response: Response) -> None:
-        """Take an answer of the model; the environment does not see an answer that the length limit cuts."""
+        """Add the model's answer, and pass it to the environment; an answer cut by the limit ends the episode."""
         episode = self._episodes[number]
         episode.answer(response)
         episode.turns += 1
@@ -176,7 +176,7 @@ class Play:
             self._environments.ask(number, "step", self._encoder.answer(list(response.tokens)))
 
     def _take(self, number: int, answer: Any) -> None:
-        """Take the environment's answer to the first row of an episode, or to the model's last text."""
+        """Handle the environment's answer to `reset` or `step`: end the episode, or begin the model's next turn."""
         episode = self._episodes[number]
         try:
             if isinstance(answer, Failure):
@@ -221,7 +221,7 @@ class Play:
             episode.observe(ids)
 
     def _room(self, episode: Episode) -> int:
-        """Tokens that may still come."""
+        """Return how many tokens an episode may still get."""
         return self._limits.tokens - len(episode.tokens)
 
     def _end(self, number: int) -> None:
@@ -252,7 +252,7 @@ class EpisodeResponder:
         self._episodes: list[Episode] = []
 
     def close(self) -> None:
-        """End the environments."""
+        """End the environments of this rank."""
         if self._environments:
             self._environments.close()
 
@@ -298,7 +298,7 @@ class EpisodeResponder:
         return Episode(prompt, lambda turn: response_seed(seed, batch.step, place, turn), start)
 
     def _require_some(self) -> None:
-        """Warn of a failure; UserCodeError if none of several episodes has ended in another way."""
+        """Warn of episodes whose environment failed; UserCodeError if all of several episodes of the rank failed."""
         failures = [each.failure for each in self._episodes if each.failure]
         if not failures:
             return

@@ -53,12 +53,12 @@ class GeneratorWorker:
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
-        """Mark the responses as episodes if the job has turns."""
+        """Mark `generate_sequences` as reading and adding the fields of episodes, if the job has several turns."""
         return turn_transfers(marks, setting)
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
-        """Generate as `GeneratingActor.generate_sequences` does; if a model scores the responses, the engine sleeps."""
+        """Generate as `GeneratingActor` does; then free the engine's memory if the job also has a reward model."""
         self._weights.bring(0)
         fields = self.generation.generate(batch, do_sample=do_sample, outlet=outlet)
         if self._is_scored:
@@ -66,7 +66,7 @@ class GeneratorWorker:
         return fields
 
     def close(self) -> None:
-        """End the generation engine."""
+        """End this rank's generation engine."""
         self.generation.close()
 
 
@@ -77,7 +77,7 @@ class GeneratingActor(TrainedModel):
         """`max_sequences`: the most responses that this rank generates at once."""
         super().__init__(setting, setting.trainer(generating_model(setting)))
         self.policy_version = 0
-        """Number of steps that have trained the weights."""
+        """Number of steps that have trained the current weights."""
         self.generation: Generation | None = None
         self._weights: InPlaceWeights | None = None
         if not setting.job.generates_apart:
@@ -88,7 +88,7 @@ class GeneratingActor(TrainedModel):
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: Any) -> Marks:
-        """Mark the responses as episodes if the job has turns and generates in place."""
+        """Mark `generate_sequences` as giving episodes, if the job has several turns and this actor generates."""
         return marks if setting.job.generates_apart else turn_transfers(marks, setting)
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
@@ -124,7 +124,7 @@ class GeneratingActor(TrainedModel):
 
     @register(ONE_TO_ALL)
     def span_pools(self, *, span: Span) -> None:
-        """Join the group of the actor's ranks and of all that generate."""
+        """Join the torch.distributed group of the actor's ranks and of all ranks that generate."""
         self._sender.span_pools(span)
 
     @register(ONE_TO_ALL)
@@ -149,7 +149,7 @@ class GeneratingActor(TrainedModel):
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
-        """Restore the state that `counters` returned; no generator has its weights."""
+        """Restore the state that `counters` returned; all generators then need the weights again."""
         super().set_counters(counters=counters)
         self.policy_version, self._sender.sent_version = counters["policy_version"], -1
         if self._weights:
@@ -194,7 +194,7 @@ class GeneratingActor(TrainedModel):
             recorder.warn("policy_version", f"policy {newest} learns from the responses of policy {version}")
 
     def mismatch(self, log_probs: Tensor, fields: Fields) -> Tensor:
-        """Record how far the trainer's log-probabilities [b, T] are from the generator's: (KL, tokens), float64 [2]."""
+        """Record how far log-probabilities [b, T] are from the generator's; return (KL, tokens), float64 [2]."""
         mask, generators = fields["response_mask"], fields["rollout_log_probs"]
         kl = masked_sum(kl_estimate(generators, log_probs, estimator="K3"), mask)
         recorder.mean("kl/rollout", kl, mask.sum())
@@ -202,7 +202,7 @@ class GeneratingActor(TrainedModel):
         return torch.stack([kl.double(), mask.sum().double()])
 
     def warn_of_mismatch(self, mismatch: Tensor) -> None:
-        """Warn of a mismatch, (KL, tokens) of this rank's rows or of a group, that rounding does not explain."""
+        """Warn if the mismatch between generator and trainer, (KL, tokens), is larger than rounding explains."""
         total, tokens = mismatch.tolist()
         if self._samples_everything() and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
             message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"

@@ -15,18 +15,18 @@ from rlhf_trainer.workers.scoring import UserCode, code_of
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedRow:
-    """One response as text, with all of its scores."""
+    """Prompt and response of one held-out row as text, with all scores of the response."""
 
     prompt: str
     response: str
     finished: bool
     response_tokens: int
     scores: dict[str, float | None]
-    """`reward`, `cost` if there is a cost model, and each function and its parts, and each verifier; None: no score."""
+    """Score by measure: `reward`, `cost`, each function, each part of a function, each verifier; None: no score."""
 
 
 class JudgeWorker:
-    """One rank's part of an evaluation."""
+    """One rank of the worker that decodes and scores the responses of an evaluation."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         self._tokenizer = setting.tokenizer()
@@ -36,7 +36,7 @@ class JudgeWorker:
 
     @register(DP_PROTO, reads=("scored_scores", "scored_valid", *SAMPLE_FIELDS), reads_if_there=("costs", *COLUMNS))
     def judge(self, batch: Batch) -> list[JudgedRow]:
-        """This rank's rows that are not padding, decoded and scored; `scored_valid` tells which got a reward."""
+        """Return this rank's rows that are not padding, decoded and scored; `scored_valid` tells which got a reward."""
         samples, real = samples_of(batch, self._tokenizer), real_rows(batch)
         rewards, given = (batch[name][real].tolist() for name in ("scored_scores", "scored_valid"))
         lengths = batch["response_mask"][real].sum(1).long().tolist()
@@ -65,7 +65,7 @@ class JudgeWorker:
 
 
 def evaluation_code(job: Job) -> dict[str, UserCode]:
-    """The functions and verifiers that judge a job's responses, by name; their processes are started."""
+    """Return the functions and verifiers of a job's evaluation by name; their processes are started."""
     evaluation, deadline = job.spec.evaluation, job.spec.training.call_deadline_seconds
     if evaluation is None:
         return {}

@@ -25,7 +25,10 @@ SEEDS = 2.0**56
 
 
 class RolloutKeeper:
-    """One rank of the keeper; the first rank writes the file, and no text passes through the controller."""
+    """One rank of the worker that keeps responses in a file (`rollout.keep`), which the first rank writes.
+
+    No text passes through the controller.
+    """
 
     def __init__(self, setting: WorkerSetting, *, file: str) -> None:
         self._tokenizer, self._file = setting.tokenizer(), Path(file)
@@ -34,7 +37,7 @@ class RolloutKeeper:
 
     @register(DP_PROTO, reads=READS, reads_if_there=READS_IF_THERE)
     def keep(self, batch: Batch) -> None:
-        """Add a line for each response to the prompts that are kept; rows that nothing is learned from are left out."""
+        """Add a line to the file for each response to the kept prompts, without rows that nothing is learned from."""
         learned = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
         mine = [self._row(batch, row) for row in learned if self._keeps(batch.step, batch.start + row)]
         parts: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
@@ -49,7 +52,7 @@ class RolloutKeeper:
         return response_seed(self._seed, step, row // self._group) / SEEDS < self._share
 
     def _row(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return the line for one of this rank's rows."""
+        """Return the JSON object that the file gets for one of this rank's rows."""
         sample, fields = sample_of(batch, row, self._tokenizer), batch.fields
         response = float(batch["response_mask"][row].sum())
         found: dict[str, Any] = {
@@ -85,7 +88,7 @@ class RolloutKeeper:
 
 
 def _is_torn(file: Path) -> bool:
-    """Whether a run was killed while it wrote the last line."""
+    """Return whether the file's last line is incomplete, as of a run that was killed while it wrote the line."""
     with file.open("rb") as opened:
         opened.seek(-min(1, file.stat().st_size), os.SEEK_END)
         return opened.read(1) not in (b"", b"\n")

@@ -39,13 +39,13 @@ class PreferenceActorWorker(TrainedModel):
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
-        """One optimizer step on a batch of pairs."""
+        """Make one optimizer step on a batch of pairs."""
         recorder.add("tokens", float(batch["chosen_mask"].sum() + batch["rejected_mask"].sum()))
         learn(self.trainer, self.setting.job, batch)
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS)
     def evaluate_pairs(self, batch: Batch) -> tuple[float, float]:
-        """(pairs whose chosen response has the higher implicit reward, pairs) of this rank's rows."""
+        """Return (number of pairs whose chosen response has the higher implicit reward, number of pairs) of a rank."""
         chosen, rejected = (
             side_log_probs(self.trainer, batch, side) - batch[f"ref_{side}"] for side in ("chosen", "rejected")
         )
@@ -57,7 +57,7 @@ class OnlinePreferenceActorWorker(GeneratingActor):
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
-        """Generate; after sampling the generator sleeps, as other models score the responses before this one."""
+        """Generate responses; after sampling free the engine's memory, as other models score the responses next."""
         fields = super().generate_sequences(batch, do_sample=do_sample, outlet=outlet)
         if do_sample:
             self.put_generator_to_sleep()
@@ -65,13 +65,13 @@ class OnlinePreferenceActorWorker(GeneratingActor):
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
-        """Several epochs of mini-batch updates on the pairs that were chosen."""
+        """Make several epochs of mini-batch updates on the pairs that were chosen."""
         with self.next_policy():
             learn(self.trainer, self.setting.job, batch)
 
 
 class PairChooser:
-    """One rank's part of choosing pairs; it needs all responses to a prompt, which the placement sees to."""
+    """One rank of the worker that chooses pairs; the placement puts all responses to a prompt on one rank."""
 
     def __init__(self, job: Job) -> None:
         self._group_size = job.spec.rollout.samples_per_prompt
@@ -83,7 +83,7 @@ class PairChooser:
         phase="advantage",
     )
     def choose_pairs(self, batch: Batch) -> Fields:
-        """The best and the worst response to each prompt, as the fields of a pair (arXiv:2405.07863, section 3).
+        """Return the best and the worst response to each prompt as the fields of a pair (arXiv:2405.07863, section 3).
 
         A response that has not ended by itself is worse than each that has, and never the better of a pair: its score
         is that of a part of a text. The first row of a prompt holds its pair, and the others nothing (valid 0); so does
@@ -111,7 +111,7 @@ class PairChooser:
 
 
 def learn(trainer: Trainer, job: Job, batch: Batch) -> None:
-    """The updates of a step on its pairs, the rows that are valid; there is none if no prompt's responses differ."""
+    """Make the updates of a step on its pairs (the valid rows); no update if no prompt's responses differ."""
     training = job.spec.training
     pairs = training.mini_batch_size and training.mini_batch_size // job.spec.rollout.samples_per_prompt
     with trainer.offloader.in_use(moments=True):
@@ -120,7 +120,7 @@ def learn(trainer: Trainer, job: Job, batch: Batch) -> None:
 
 
 def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
-    """One optimizer step: -log sigmoid(beta * (log-ratio of the chosen - that of the rejected))."""
+    """Make one optimizer step by the loss -log sigmoid(beta * (log-ratio of the chosen - that of the rejected))."""
     assert isinstance(job.spec.algorithm, Preference)
     beta = job.spec.algorithm.beta
     pairs = trainer.mesh.sum([fields["valid"].sum()])[0]

@@ -11,7 +11,7 @@ from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
 
 ResponseEnded = Callable[[int, Ids, Response], None]
-"""Called as soon as a response has ended, with the row's number on this rank, its prompt and the response."""
+"""Callback for each response that has ended: it gets the row's number on this rank, its prompt and the response."""
 
 
 class TextGenerator(Protocol):
@@ -29,7 +29,7 @@ class TextGenerator(Protocol):
 
 
 class SingleTurn:
-    """Responder that writes one text for each prompt."""
+    """Responder that generates one text for each prompt, without an environment."""
 
     def __init__(self, setting: WorkerSetting, generator: TextGenerator) -> None:
         self._spec, self._generator = setting.job.spec, generator
@@ -37,7 +37,7 @@ class SingleTurn:
     def respond(
         self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: ResponseEnded
     ) -> tuple[list[Ids], list[Response]]:
-        """Return the prompts as they are, and a text for each."""
+        """Return the prompts as they are, and one generated response to each."""
         seed = self._spec.training.seed
         return prompts, self._generator.generate(
             prompts,
@@ -48,8 +48,8 @@ class SingleTurn:
         )
 
     def turn_fields(self, _: Fields) -> Fields:
-        """Return no field."""
+        """Return no field, as only episodes have fields of turns."""
         return {}
 
     def close(self) -> None:
-        """Do nothing: there is no process of its own."""
+        """Do nothing, as this responder has no process of its own."""

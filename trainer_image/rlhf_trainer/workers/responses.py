@@ -30,10 +30,13 @@ Row = dict[str, Any]
 
 
 class ResponseWriter:
-    """One rank of the writer; the first rank writes the file, and no text passes through the controller."""
+    """One rank of the worker that writes the data set of a job; the first rank writes the file.
+
+    No text passes through the controller.
+    """
 
     def __init__(self, setting: WorkerSetting, *, folder: str, columns: Collection[str]) -> None:
-        """folder: of the data set; columns: those of the data that its rows also have."""
+        """folder: for the data set; columns: names of the read data's columns that the written rows also have."""
         self._algorithm, self._tokenizer = writing_of(setting.job.spec.algorithm), setting.tokenizer()
         self._group, self._file = setting.job.spec.rollout.samples_per_prompt, Path(folder) / FILE
         self._passes = isinstance(setting.job.spec.models.reward, RewardVerifier)
@@ -47,7 +50,7 @@ class ResponseWriter:
         reads_if_there=("scores", "reward_parts", "columns"),
     )
     def write(self, batch: Batch) -> None:
-        """Add the rows of these prompts; responses without a reward are left out where there is one."""
+        """Append the rows of the batch's prompts to the file, without the responses that a reward gave no score."""
         there = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
         parts: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object([(batch.start + row, self._row(batch, row)) for row in there], parts)
@@ -98,7 +101,7 @@ class ResponseWriter:
         return found
 
     def _row(self, batch: Batch, row: int) -> Row:
-        """Return the row of one of this rank's responses."""
+        """Return the data set's row for one of this rank's responses."""
         sample, fields = sample_of(batch, row, self._tokenizer), batch.fields
         found: Row = {name: value for name, value in sample.columns.items() if name in self._columns}
         found |= from_bytes(fields["raw_prompts"][row]) | {"response": sample.response}
@@ -110,7 +113,7 @@ class ResponseWriter:
         return found | {"finished": sample.finished, "response_tokens": length, "sample": sample.row % self._group}
 
     def _count(self, group: Sequence[Row]) -> None:
-        """Add the responses to a prompt to the sums, and to what this step measures."""
+        """Add the responses to one prompt to the sums of the summary and to the measurements of the step."""
         rewards = [row["reward"] for row in group if "reward" in row]
         self._sums["prompts"] += 1
         self._sums["responses"] += len(group)
@@ -129,23 +132,23 @@ class ResponseWriter:
 
 
 def writing_of(algorithm: Algorithm) -> Writing:
-    """The options of the job."""
+    """Return the algorithm's options as those of a job that writes a data set."""
     assert isinstance(algorithm, Writing), "other jobs write no data set"
     return algorithm
 
 
 def require_finite(row: Row) -> None:
-    """NumericsError for a reward that is no number: JSON knows none, and the best of a prompt would be any."""
+    """Raise NumericsError for a reward that is not finite: JSON cannot hold it, and no response would be the best."""
     reward = row.get("reward", 0.0)
     if not math.isfinite(reward):
         raise NumericsError(f"spec.models.reward: gives {reward} to a response: the model is broken")
 
 
 def rows_of(options: Writing, group: Sequence[Row]) -> list[Row]:
-    """The rows of the data set that the responses to a prompt give.
+    """Return the rows of the data set that the responses to one prompt give, by the option `rows`.
 
-    A response that has not ended by itself is the best of none: what it says is cut off. As the worst of a pair it
-    comes before each that has ended, as in OnlineDPO.
+    A response that has not ended by itself is never the best, as its text is cut off. As the worst of a pair it comes
+    before each response that has ended, as in OnlineDPO.
     """
     good = [row for row in group if options.min_reward is None or row["reward"] >= options.min_reward]
     if options.rows == "Responses":

@@ -22,7 +22,7 @@ OWN_JOB = "job://"
 
 
 class Retokenized:
-    """Rewrites a batch for one model."""
+    """Rewriter of responses into the token ids of one scoring model with its own tokenizer."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         self._job, self._path = setting.job, setting.path
@@ -33,10 +33,10 @@ class Retokenized:
         self._longest = getattr(config, "max_position_embeddings", None)
 
     def fields(self, batch: Batch) -> Fields:
-        """tokens int64, attention_mask and response_mask [B, T] of this rank's rows, of which padding is one token.
+        """Return tokens int64, attention_mask, response_mask [B, T] of this rank's rows; padding rows have one token.
 
-        response_mask is 0: no part is told apart. DataError for a row that the model's template refuses, or that is
-        longer than it reads.
+        response_mask is 0 everywhere: prompt and response are not distinguished. DataError for a row that the model's
+        template refuses, or that is longer than the model reads.
         """
         rows, samples = real_rows(batch).tolist(), samples_of(batch, self._actors)
         prompts = [prompt_of(self._job.spec, sample.columns) for sample in samples]
@@ -59,7 +59,7 @@ class Retokenized:
         }
 
     def encoded(self, prompts: list[Any], responses: list[str], finished: list[bool]) -> list[Ids]:
-        """Token ids of each text; a model of a RewardModel job reads no more than up to the end of the response."""
+        """Return the token ids of each prompt with its response; for a model of a RewardModel job they end there."""
         columns = [Column(field=self._path, values=values) for values in (prompts, responses)]
         encoder = Encoder(columns[0], self._own, chat_template=self._job.spec.data.chat_template)
         if self._is_of_a_job:
@@ -77,12 +77,12 @@ class Retokenized:
 
 
 def prompt_of(spec: JobSpec, columns: Mapping[str, Any]) -> Any:
-    """The prompt as it stands in the data, among the columns that `with_prompts` has named."""
+    """Return the prompt as written in the data, from the columns that `with_prompts` added."""
     return next(columns[key] for key in _prompt_keys(spec) if columns.get(key) is not None)
 
 
 def with_prompts(job: Job) -> Job:
-    """The job, whose data give the prompts as they stand in the files, too."""
+    """Return the job with data sources that also give each prompt, as written in the file, as a column."""
     return job.model_copy(update={"spec": with_sources(job.spec, _with_prompt)})
 
 

@@ -23,16 +23,16 @@ class RewardWorker:
     """One rank of a frozen reward model."""
 
     scores_by: ClassVar[str] = "compute_reward"
-    """Name of the method that the step calls."""
+    """Name of the scoring method that the algorithm's step calls."""
 
     def __init__(self, setting: WorkerSetting) -> None:
-        """`setting.actor` is given where the tokenizer is not the actor's: each response is encoded anew."""
+        """setting: `actor` is set if this model's tokenizer is not the actor's; then each response is encoded anew."""
         self._model = setting.frozen(setting.scorer(may_add_head=False))
         self._retokenized = Retokenized(setting) if setting.actor else None
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
-        """A model with its own tokenizer reads what decodes the responses."""
+        """Mark the scoring method as reading the fields that decode responses, if the model has its own tokenizer."""
         if setting.actor is None:
             return marks
         mark = marks[cls.scores_by]
@@ -42,11 +42,11 @@ class RewardWorker:
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("scores",), phase="scoring", row_by_row=True)
     def compute_reward(self, batch: Batch) -> Fields:
-        """Return scores float32 [B]: the score head after the last token of each row."""
+        """Return scores float32 [B]: the score head's output at the last token of each row."""
         return {"scores": self.scores(batch)}
 
     def scores(self, batch: Batch) -> Tensor:
-        """Return the score [B] of the head after the last token of each row."""
+        """Return the score head's output [B] at the last token of each row."""
         fields = self._retokenized.fields(batch) if self._retokenized else {name: batch[name] for name in TEXT_FIELDS}
         return at_last_token(self._model.infer(fields, whole_texts, _scores), fields["attention_mask"])
 
@@ -58,7 +58,7 @@ class CostWorker(RewardWorker):
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("costs",), phase="scoring", row_by_row=True)
     def compute_cost(self, batch: Batch) -> Fields:
-        """Return costs float32 [B]: the score head after the last token of each row; above 0 is unsafe."""
+        """Return costs float32 [B]: the score head's output at the last token of each row; above 0 is unsafe."""
         return {"costs": self.scores(batch)}
 
 
@@ -71,7 +71,7 @@ class PairTrainer(TrainedModel):
         super().__init__(setting, setting.trainer(setting.scorer(may_add_head=True)))
 
     def update(self, batch: Batch) -> float:
-        """One optimizer step on a batch of pairs; returns the gradient's norm."""
+        """Make one optimizer step on a batch of pairs; return the gradient's norm."""
         fields = {name: batch[name] for name in self.fields}
         pairs = self.trainer.mesh.sum([fields["valid"].sum()])[0]
         recorder.add("tokens", float(fields["chosen_mask"].sum() + fields["rejected_mask"].sum()))
@@ -85,15 +85,15 @@ class PairTrainer(TrainedModel):
         return self.trainer.update(fields, both_texts, loss, step=batch.step)
 
     def loss(self, chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:
-        """This micro-batch's share of the loss, from the scores [b] of both responses."""
+        """Return this micro-batch's share of the loss, from the scores [b] of both responses."""
         raise NotImplementedError
 
     def is_right(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        """1.0 where the scores [b] are in the order of the pair."""
+        """Return 1.0 for each pair whose two scores are in the right order, else 0.0: [b]."""
         raise NotImplementedError
 
     def accuracy(self, batch: Batch) -> tuple[float, float]:
-        """(pairs whose scores are in the right order, pairs) of this rank's rows."""
+        """Return (number of pairs whose scores are in the right order, number of pairs) on this rank."""
         fields = {name: batch[name] for name in self.fields}
 
         def right(output: Tensor, micro: Fields) -> Tensor:
@@ -108,12 +108,12 @@ class RewardTrainer(PairTrainer):
 
     @register(THREE_D_PROTO, reads=PAIR_FIELDS, phase="update")
     def update_reward(self, batch: Batch) -> None:
-        """One optimizer step on a batch of pairs."""
+        """Make one optimizer step on a batch of pairs."""
         recorder.maximum("grad_norm/reward_model", self.update(batch))
 
     @register(THREE_D_PROTO, reads=PAIR_FIELDS)
     def evaluate_pairs(self, batch: Batch) -> tuple[float, float]:
-        """(pairs whose chosen response scores higher, pairs) of this rank's rows."""
+        """Return (number of pairs whose chosen response scores higher, number of pairs) on this rank."""
         return self.accuracy(batch)
 
     def loss(self, chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:
@@ -132,12 +132,12 @@ class CostTrainer(PairTrainer):
 
     @register(THREE_D_PROTO, reads=fields, phase="update")
     def update_cost(self, batch: Batch) -> None:
-        """One optimizer step on a batch of pairs."""
+        """Make one optimizer step on a batch of pairs."""
         recorder.maximum("grad_norm/cost_model", self.update(batch))
 
     @register(THREE_D_PROTO, reads=fields)
     def evaluate_pairs(self, batch: Batch) -> tuple[float, float]:
-        """(pairs whose rejected response costs more, pairs) of this rank's rows."""
+        """Return (number of pairs whose rejected response costs more, number of pairs) on this rank."""
         return self.accuracy(batch)
 
     def loss(self, chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:
@@ -158,7 +158,7 @@ def _scores(output: Tensor, _: Fields) -> Tensor:
 
 
 def _pair_scores(output: Tensor, micro: Fields) -> tuple[Tensor, Tensor]:
-    """(scores of the chosen, of the rejected responses), each [b], from the output on `both_texts`."""
+    """Return (scores of the chosen, scores of the rejected responses), each [b], from the output on `both_texts`."""
     mask = concatenate([micro["chosen_mask"], micro["rejected_mask"]])
     chosen, rejected = at_last_token(output, mask).chunk(2)
     return chosen, rejected

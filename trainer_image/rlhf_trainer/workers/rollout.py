@@ -52,11 +52,11 @@ ROLLOUT_FIELDS = (
 
 Responder = SingleTurn | EpisodeResponder
 WeightLink = WeightReceiver | InterruptingReceiver | ServerWeights
-"""End of a link on a rank whose generator gets weights from another pool."""
+"""Receiving end of the weight link on a rank that generates with weights from another pool."""
 
 
 class Generation:
-    """Writes the responses to this rank's prompts."""
+    """Generation on one rank: has a responder answer the rank's prompts, and lays the responses out as fields."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Generation:
         engine: GenerationEngine | None = None,
         costs: RowCosts | None = None,
     ) -> None:
-        """agree_on_width: gives the largest of the widths of all ranks; engine and costs: where this rank has one."""
+        """agree_on_width: gives the largest of the widths of all ranks; engine, costs: None where servers generate."""
         self._tokenizer, self._responder, self._agree_on_width = tokenizer, responder, agree_on_width
         self.engine, self._costs = engine, costs
         self._role = "rollout" if setting.job.generates_apart else "actor"
@@ -104,7 +104,7 @@ class Generation:
     def _measure_engine(self, fields: Fields) -> None:
         """Record the FLOPs of the response tokens (a cache may have those of prompts), and the share of the cache used.
 
-        Those of servers are not of the job's devices.
+        Generation by servers is not recorded: they run on devices that are not the job's.
         """
         if self.engine is None or self._costs is None:
             return
@@ -186,7 +186,7 @@ def turn_transfers(marks: Marks, setting: WorkerSetting) -> Marks:
 
 
 class RolloutWorker:
-    """One rank of a generator, an engine or servers, with the weights of an actor in another pool."""
+    """One rank of a generator (engine or external servers) with the weights of an actor in another pool."""
 
     def __init__(self, setting: WorkerSetting, *, max_sequences: int = 1, on_gpu: bool = False) -> None:
         """max_sequences: the most responses that an own engine writes at once; on_gpu: the servers are on GPUs."""
@@ -220,22 +220,22 @@ class RolloutWorker:
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
-        """Mark the responses as episodes if the job has turns."""
+        """Mark `generate_sequences` as reading and adding the fields of episodes, if the job has several turns."""
         return turn_transfers(marks, setting)
 
     @register(ONE_TO_ALL)
     def span_pools(self, *, span: Span) -> None:
-        """Join the group of the actor's ranks and of all that generate."""
+        """Join the torch.distributed group of the actor's ranks and of all ranks that generate."""
         self._weights.span_pools(span)
 
     @register(ONE_TO_ALL)
     def receive_weights(self) -> None:
-        """Receive the weights that the actor sends."""
+        """Receive the weights that the actor sends, into this rank's engine or the external servers."""
         self._weights.receive()
 
     @register(ONE_TO_ALL)
     def found(self) -> list[tuple[str, int]]:
-        """Return the servers that are to join the actor's group, see `Endpoints.found`; none for an own engine."""
+        """Return the external servers that have to join the actor's group (`Endpoints.found`); none for an engine."""
         return self._servers.found() if self._servers else []
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
@@ -245,12 +245,12 @@ class RolloutWorker:
         return self.generation.generate(batch, do_sample=do_sample, outlet=outlet)
 
     def close(self) -> None:
-        """End the engine; servers go on."""
+        """End this rank's engine; external servers go on."""
         self.generation.close()
 
 
 def generating_model(setting: WorkerSetting) -> LanguageModel:
-    """Return the model without memory for its weights; ConfigError for a job that it cannot generate in."""
+    """Return the model that generates, without memory for its weights yet; ConfigError if the job cannot use it."""
     job, model = setting.job.spec, setting.language_model()
     max_tokens = job.data.max_prompt_tokens + job.data.max_response_tokens
     longest = getattr(inner(model).config, "max_position_embeddings", max_tokens)

@@ -15,14 +15,14 @@ from rlhf_trainer.row_groups import Outlet, RowGroup
 from rlhf_trainer.types import Batch
 
 LayOut = Callable[[list[int], list[Ids], list[Response], int], dict[str, Tensor]]
-"""(rows, prompts, responses, width) -> fields of these rows."""
+"""Function (rows, prompts, responses, width) -> fields of these rows, padded to `width`."""
 
 
 class RowStream:
-    """Sends this rank's rows to an outlet in groups, in the order in which their responses end."""
+    """Stream of this rank's rows into an outlet: groups of rows in the order in which their responses end."""
 
     def __init__(self, outlet: Outlet | None, batch: Batch, lay_out: LayOut) -> None:
-        """Without an outlet the stream sends nothing."""
+        """outlet: None: the stream sends nothing; lay_out: makes the fields of a group's rows."""
         self._outlet, self._start, self._lay_out = outlet, batch.start, lay_out
         self._sizes = deque(len(rows) for rows in stream_groups(batch.size))
         self._ended: list[tuple[int, Ids, Response]] = []

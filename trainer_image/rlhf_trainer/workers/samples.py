@@ -16,23 +16,23 @@ from rlhf_trainer.types import Batch
 
 SAMPLE_FIELDS = ("tokens", "attention_mask", "response_mask", "finished", "valid")
 COLUMNS = ("columns",)
-"""Only in batches of data that names some."""
+"""Field of the data's further columns; only in batches of a job that names such columns."""
 TURN_FIELDS = ("turn_rewards", "played")
-"""Only in batches of episodes: see `episodes.EpisodeResponder`."""
+"""Fields of episodes with an environment; only in batches of `episodes.EpisodeResponder`."""
 
 
 def real_rows(batch: Batch) -> Tensor:
-    """Indices of this rank's rows that are not padding: int64 [real]."""
+    """Return the indices of this rank's rows that are not padding: int64 [real]."""
     return batch["valid"].nonzero()[:, 0]
 
 
 def samples_of(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[Sample]:
-    """This rank's rows that are not padding, decoded."""
+    """Return this rank's rows that are not padding as samples, with prompt and response decoded to text."""
     return [sample_of(batch, row, tokenizer) for row in real_rows(batch).tolist()]
 
 
 def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sample:
-    """One of this rank's rows, decoded; of an episode the response is the last answer, and the prompt all before it."""
+    """Decode one of this rank's rows; an episode's response is its last answer, and its prompt all text before."""
     written = batch["response_mask"][row] > 0
     later = (batch["attention_mask"][row] > 0) & ~written
     between = later & (written.cumsum(0) > 0)
@@ -53,7 +53,7 @@ def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sam
 def turns_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Return the answers and observations after the prompt of one of this rank's episodes, in order.
 
-    text; written: whether the model wrote it; reward: what the environment gave for it.
+    Each has text; written: whether the model wrote the text; reward: the environment's reward for the text.
     """
     written = batch["response_mask"][row] > 0
     start, end = int(written.int().argmax()), int(batch["attention_mask"][row].sum())
@@ -70,7 +70,7 @@ def turns_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def as_bytes(rows: Sequence[Mapping[str, Any]]) -> Tensor:
-    """A mapping for each row as JSON, uint8 [B, C], filled up with zeros on the right.
+    """Encode one mapping a row as JSON bytes, uint8 [B, C], filled up with zeros on the right.
 
     Raises ValueError for a value that is no text, number, boolean, or list or mapping of them.
     """
@@ -81,7 +81,7 @@ def as_bytes(rows: Sequence[Mapping[str, Any]]) -> Tensor:
 
 
 def from_bytes(row: Tensor) -> dict[str, Any]:
-    """A row of `as_bytes`."""
+    """Decode one row of `as_bytes`, uint8 [C], to its mapping."""
     found: dict[str, Any] = json.loads(row.numpy().tobytes().rstrip(b"\0"))
     return found
 

@@ -42,7 +42,7 @@ SCORED_ONCE = replace(
 
 
 class UserCode(Protocol):
-    """Code of the user's that scores responses."""
+    """Function, verifier, service or judge that scores responses."""
 
     def ready(self) -> None: ...
     def scores(self, samples: list[Sample]) -> list[Score]: ...
@@ -53,7 +53,7 @@ class ScoringWorker:
     """One rank of a composed reward; a function's process, with its imported module, lives as long as the worker."""
 
     def __init__(self, setting: WorkerSetting) -> None:
-        """setting: of the reward's model if there is one, else of any model with the actor's tokenizer."""
+        """setting: of the model in the reward, if the reward has one, else of any model with the actor's tokenizer."""
         self._tokenizer, self._terms = setting.actors_tokenizer(), terms_of(setting.job)
         # at once, so that functions import their modules while the model is loaded
         self._code = reward_code(setting.job, ranks=dist.get_world_size())
@@ -61,7 +61,7 @@ class ScoringWorker:
         self._model = RewardWorker(setting) if len(self._code) < len(self._terms) else None
         layout = setting.layout or ParallelSizes(data=dist.get_world_size())
         self.parts: dict[str, Numbers] = {}
-        """Numbers of the last call, by part before weighting; functions may name further parts."""
+        """Unweighted scores of the last call, by part of the reward; functions may name further parts."""
         self._notes_parts = has_noted_parts(setting.job)
         self._scores_here = dist.get_rank() in SCORED_ONCE.holders(layout)
         for code in self._code.values():
@@ -69,7 +69,7 @@ class ScoringWorker:
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
-        """Mark the reward as adding its parts if the job writes rows to a file."""
+        """Mark `compute_reward` as adding the reward's parts too, if the job writes rows to a file."""
         scoring = marks["compute_reward"]
         assert scoring.adds is not None
         noted = ("reward_parts",) if has_noted_parts(setting.job) else ()
@@ -77,12 +77,12 @@ class ScoringWorker:
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
-        """Return the state that a checkpoint holds: JSON values, the same on every rank."""
+        """Return the worker's state for a checkpoint: JSON values, the same on every rank."""
         return {name: asdict(moments) for name, moments in self._moments.items()}
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
-        """Restore the state that `counters` returned."""
+        """Restore the worker's state from a checkpoint, as `counters` returned it."""
         self._moments = {name: RunningMoments(**moments) for name, moments in counters.items()}
 
     @register(
@@ -114,14 +114,14 @@ class ScoringWorker:
         return fields | ({"reward_parts": self._noted(batch.size)} if self._notes_parts else {})
 
     def _noted(self, size: int) -> Tensor:
-        """Return the parts of each row as JSON, uint8 [B, C]."""
+        """Return each row's scores by part of the reward as JSON bytes, uint8 [B, C]."""
         rows = range(size)
         return as_bytes(
             [{name: float(part.values[row]) for name, part in self.parts.items() if part.given[row]} for row in rows]
         )
 
     def _normalized(self, term: RewardTerm, part: Numbers, batch: Batch) -> Tensor:
-        """Return the part's numbers [B] as they enter the sum; evaluations (no step is above 0) do not normalize."""
+        """Return the part's scores [B] as they enter the sum; evaluations (no step is above 0) do not normalize."""
         if term.normalization == "None" or batch.step <= 0:
             return part.values
         counts = part.given * batch["sampled"] * float(self._scores_here)
@@ -134,7 +134,7 @@ class ScoringWorker:
         return (part.values - moments.mean) / (moments.std + WHITEN_EPS)
 
     def _part(self, path: str, batch: Batch, samples: list[Sample]) -> Numbers:
-        """Return one part's number of each response; parts that a function names itself are measured at once."""
+        """Return one part's score of each response; parts that a function names itself are measured at once."""
         if path not in self._code:
             assert self._model is not None
             return Numbers(self._model.compute_reward(batch)["scores"].cpu() * batch["valid"], batch["valid"])
@@ -155,7 +155,7 @@ class ScoringWorker:
         return Numbers.at(rows, [score.value for score in scores], size=batch.size)
 
     def _of_all_ranks(self, samples: list[Sample]) -> list[Sample]:
-        """The samples of every rank: the responses to a prompt may be cut over ranks."""
+        """Gather the samples of all ranks, as the responses to a prompt may be cut over ranks."""
         found: list[list[Sample]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(found, samples if self._scores_here else [])
         return [sample for each in found for sample in each]
@@ -172,16 +172,16 @@ class ScoringWorker:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A number for each row of a batch that has one."""
+    """Scores of a batch's rows, some of which may have no score."""
 
     values: Tensor
-    """float32 [B], 0 where there is none."""
+    """Score of each row, float32 [B]; 0 for a row without a score."""
     given: Tensor
-    """float32 [B], 0 where there is none."""
+    """1 for each row with a score, else 0: float32 [B]."""
 
     @classmethod
     def at(cls, rows: Tensor, numbers: Sequence[float | None], *, size: int) -> Numbers:
-        """`numbers` at these rows [real], and none elsewhere."""
+        """Return `numbers` as the scores of the rows with indices `rows` [real]; all other rows have no score."""
         values, given = torch.zeros(size), torch.zeros(size)
         values[rows] = torch.tensor([0.0 if number is None else number for number in numbers])
         given[rows] = torch.tensor([float(number is not None) for number in numbers])
@@ -194,7 +194,7 @@ def has_noted_parts(job: Job) -> bool:
 
 
 def terms_of(job: Job) -> dict[str, RewardTerm]:
-    """The parts of a job's reward by their fields of the manifest; one that is no sum is its only part."""
+    """Return the parts of a job's reward by their fields of the manifest; a reward that is no sum is its only part."""
     reward, path = job.spec.models.reward, f"{job.name}: spec.models.reward"
     if isinstance(reward, RewardSum):
         return {f"{path}.sum.{index}.reward": term for index, term in enumerate(reward.sum)}
@@ -202,7 +202,7 @@ def terms_of(job: Job) -> dict[str, RewardTerm]:
 
 
 def reward_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
-    """The functions, verifiers, services and judges of a job's reward by field; processes are started at once."""
+    """Return the functions, verifiers, services and judges of a job's reward by field; their processes are started."""
     deadline, found = job.spec.training.call_deadline_seconds, {}
     for path, term in terms_of(job).items():
         if not isinstance(term.reward, Model):
@@ -213,7 +213,7 @@ def reward_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
 def code_of(
     reward: Function | RewardVerifier | RewardService | RewardJudge, *, ranks: int, deadline: float, path: str
 ) -> UserCode:
-    """The code that a field of the manifest (`path`) names, for one of so many ranks."""
+    """Return the scoring code that a field of the manifest (`path`) names, for one of `ranks` ranks."""
     if isinstance(reward, RewardJudge):
         judge, path = reward.judge, f"{path}.judge"
         url = judge.url.rstrip("/") + COMPLETIONS

@@ -1,4 +1,4 @@
-"""Methods of a `vllm serve` that generates for a job elsewhere: it takes part in the exchange of the actor's weights.
+"""Methods of an external `vllm serve` that generates for a job, with which it receives the actor's weights.
 
 vllm serve MODEL --worker-extension-cls rlhf_trainer.workers.served.ServedWorker ...
 """
@@ -32,7 +32,7 @@ CHECKED.__enter__()  # for good: vLLM imports this before it makes the weights o
 
 
 class ServedWorker(WorkerExtension):
-    """One rank of the server. Arguments and results are JSON, as the calls come by POST /collective_rpc."""
+    """One rank of an external server. Arguments and results are JSON, as calls come by POST /collective_rpc."""
 
     vllm_config: Any
     _has_weights = False
@@ -55,7 +55,7 @@ class ServedWorker(WorkerExtension):
         }
 
     def join_actor(self, span: dict[str, Any], config: dict[str, Any], sends_changes: bool) -> None:
-        """Join the group of the actor's ranks and of all servers; config: the model's, as the actor has it."""
+        """Join the torch.distributed group of the actor's ranks and all servers; config: that of the actor's model."""
         sizes = {name: ParallelSizes(**span[name]) for name in ("training", "generation")}
         self._exchange.join(
             None,
@@ -69,7 +69,7 @@ class ServedWorker(WorkerExtension):
         self._has_weights = False
 
     def take_weights(self) -> dict[str, Any]:
-        """Receive what the actor sends.
+        """Receive the weights that the actor sends, if any.
 
         Returns version; sync: (kind, bytes, seconds) if weights came; wrong: a sentence if a checksum differs.
         """
@@ -90,7 +90,7 @@ class ServedWorker(WorkerExtension):
 
 @dataclass(frozen=True)
 class _Live:
-    """Live weights of a worker."""
+    """Receiver of weights that writes them into the running vLLM model of a worker."""
 
     worker: ServedWorker
 

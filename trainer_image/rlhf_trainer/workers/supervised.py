@@ -15,14 +15,14 @@ from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, 
 
 
 class SupervisedActorWorker(TrainedModel):
-    """One rank of an actor that learns from written responses; a model without weights starts from the seed."""
+    """One rank of an actor that learns from written responses; a model without weights is initialised by the seed."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__(setting, setting.trainer(setting.language_model(may_initialise=True)))
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
-        """One optimizer step on a batch of prompts with their responses."""
+        """Make one optimizer step on a batch of prompts with their responses."""
         fields = {name: batch[name] for name in TEXT_FIELDS}
         tokens = self.trainer.mesh.sum([fields["response_mask"].sum()])[0]
         recorder.add("tokens", float(fields["attention_mask"].sum()))
@@ -37,7 +37,7 @@ class SupervisedActorWorker(TrainedModel):
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS)
     def evaluate_completions(self, batch: Batch) -> tuple[float, float]:
-        """(negative log-likelihood, tokens) of the responses of this rank's rows."""
+        """Return (negative log-likelihood, number of tokens) of the responses of this rank's rows."""
         log_probs = log_probs_by(self.trainer, batch)
         mask = batch["response_mask"]
         return -float(masked_sum(log_probs, mask)), float(mask.sum())

@@ -38,9 +38,9 @@ from rlhf_trainer.training.trainer import ModelRunner
 from rlhf_trainer.workers.base import WorkerSetting
 
 LOOK_TOKENS = 8
-"""Tokens of a response between two looks for new weights: a look is a round trip to the actor's machine."""
+"""Tokens of a response between two checks for new weights: a check is a round trip to the actor's machine."""
 LOOK_SECONDS = 0.005
-"""Seconds between two looks of a rank whose responses have ended."""
+"""Seconds between two checks for new weights on a rank whose responses have ended."""
 
 
 class InPlaceWeights:
@@ -49,7 +49,7 @@ class InPlaceWeights:
     def __init__(self, setting: WorkerSetting, runner: ModelRunner, engine: GenerationEngine) -> None:
         self._runner, self._engine = runner, engine
         self.held_version = -1
-        """Policy version of the weights that the engine has; -1: it has none."""
+        """Policy version of the weights that the engine has; -1: the engine has no weights."""
         self._hybrid_engine = HybridEngine(
             runner.model,
             engine,
@@ -59,7 +59,7 @@ class InPlaceWeights:
         )
 
     def bring(self, policy_version: int) -> None:
-        """Give the engine the weights of this version, unless it has them, and then its cache."""
+        """Give the engine the weights of this policy version, unless it has them, and then its KV cache."""
         received = 0
         with recorder.span("reshard", "actor.reshard"):
             if self.held_version != policy_version:
@@ -94,7 +94,7 @@ class PoolExchange:
         span: Span,
         sends_changes: bool,
     ) -> None:
-        """Join the group; model: what this rank trains; generator: what it generates with; see `HybridEngine`."""
+        """Join the group; model: this rank's trained model; generator: this rank's engine (see `HybridEngine`)."""
         self._engine = HybridEngine(
             model,
             generator,
@@ -114,7 +114,7 @@ class PoolExchange:
 
     @property
     def notices(self) -> Notices:
-        """Notices of the ranks of both pools."""
+        """Small messages between the ranks of both pools (`Notices`)."""
         assert self.engine.notices
         return self.engine.notices
 
@@ -151,15 +151,15 @@ class WeightSender:
     def __init__(self, setting: WorkerSetting, runner: ModelRunner) -> None:
         self._setting, self._runner, self._exchange = setting, runner, PoolExchange()
         self.sent_version = -1
-        """Policy version that was sent last; -1: none."""
+        """Policy version of the weights that were sent last; -1: none were sent."""
 
     def span_pools(self, span: Span) -> None:
-        """Join the group of both pools."""
+        """Join the torch.distributed group of both pools."""
         model = self._runner.model
         self._exchange.join(model, None, config=inner(model.module).config, span=span, **_options(self._setting))
 
     def send(self, policy_version: int) -> None:
-        """Send the weights, which are of this version, unless all generators have them."""
+        """Send the weights, which are of this policy version, unless all generators have them."""
         self._exchange.notices.offer()
         with recorder.span(TRANSFER, "actor.send_weights: wait"), self._exchange.exchanging():
             _, is_sent = self._exchange.agree(policy_version, is_needed=self.sent_version != policy_version)
@@ -181,7 +181,7 @@ class WeightReceiver:
         """Reason why the weights that came last were wrong; empty if they were right."""
 
     def span_pools(self, span: Span) -> None:
-        """Join the group of both pools."""
+        """Join the torch.distributed group of both pools."""
         self.exchange.join(None, self._engine, config=self._config, span=span, **_options(self._setting))
 
     def receive(self) -> None:
@@ -242,7 +242,7 @@ class InterruptingReceiver:
         self._receiver.require_right_weights()
 
     def agree_on_width(self, longest: int) -> int:
-        """Return the largest `longest` of all ranks, without a collective; receive weights until all have told it."""
+        """Return the largest text width of all ranks, without a collective; receive weights while ranks are missing."""
         recorder.add("rollout_interrupted", 0.0)  # so that each step's record has it
         self._batches += 1
         self._notices.tell(self._batches, longest)
@@ -262,7 +262,7 @@ class InterruptingReceiver:
             self._make_exchange()
 
     def _widths_of_all(self) -> list[int] | None:
-        """Return the widths of all ranks for this batch; None until all have told theirs."""
+        """Return the text widths of this batch on all ranks; None until all ranks have published theirs."""
         found = self._notices.told(self._batches) if self._engine.is_first else None
         agreed: list[int] | None = self._engine.agreed(found)
         return agreed
