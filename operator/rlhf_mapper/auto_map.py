@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, cycle, islice, zip_longest
 
 import numpy as np
 
@@ -19,16 +18,16 @@ from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software, software_for
 from rlhf_mapper.hardware import MAX_GROUPS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
-from rlhf_mapper.pools import PoolCosts, pool_sizes
+from rlhf_mapper.node_uses import node_uses, nodes_of_pool, sizes_of_pools
+from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of
 from rlhf_mapper.remedies import remedies_of
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.search.tables import Found
 from rlhf_mapper.simulate import memory, overlap
-from rlhf_mapper.strategy import Indices, ModelRequest, Setting
+from rlhf_mapper.strategy import ModelRequest, Setting
 from rlhf_mapper.workload import Work, Workload, workload_of
-from rlhf_mapper.zones import orders
 
 MAX_PLACEMENTS = 4
 """Number of placements that a search returns: the best, and three others to compare with."""
@@ -48,9 +47,9 @@ class MappingProblem:
     def costs(self, cluster: Cluster) -> PoolCosts:
         """Return stage costs of every set of models on every node group, with all or some GPUs of each node in use."""
         most = max(MAX_GROUPS // sum(len(group.in_zones) for group in cluster.groups), 1)
-        used = [(host, part) for host, nodes in enumerate(cluster.groups) for part in _ways(nodes, self.load, most)]
+        used = [(host, part) for host, nodes in enumerate(cluster.groups) for part in node_uses(nodes, self.load, most)]
         settings = [Setting(nodes, self.software, self.load, self.correction) for _, nodes in used]
-        sizes = [_sizes_of_pools(nodes, self.load) for _, nodes in used]
+        sizes = [sizes_of_pools(nodes, self.load) for _, nodes in used]
         hosts = [frozenset((host, zone) for zone in nodes.zones or ("",)) for host, nodes in used]
         return PoolCosts(self.requests, settings, sizes, hosts)
 
@@ -60,7 +59,7 @@ class MappingProblem:
         A pool on several nodes may use only some of their GPUs.
         """
         requests = {role: _with_sizes(self.requests[role], sizes) for role, sizes in placed.sizes.items()}
-        used = [_as_placed(pool, each) for pool, each in zip(placed.pools, nodes, strict=True)]
+        used = [nodes_of_pool(pool, each) for pool, each in zip(placed.pools, nodes, strict=True)]
         settings = [Setting(each, self.software, self.load, self.correction) for each in used]
         return PoolCosts(requests, settings, [np.array([pool.size]) for pool in placed.pools])
 
@@ -252,67 +251,6 @@ def _with_sizes(request: ModelRequest, sizes: ParallelSizes) -> ModelRequest:
 def _alone(group: NodeGroup) -> list[NodeGroup]:
     """Return the nodes of each zone as a node group without a link to other zones."""
     return [replace(part, zone_bandwidth=None) for part in group.in_zones]
-
-
-def _ways(group: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup]:
-    """Yield ways to use a node group: at most `most` in each zone, then pools over two zones in orders of nodes.
-
-    A pool that has room in one zone never spans two, which would not be faster.
-    """
-    for part in group.in_zones:
-        yield from _used(part, load)[:most]
-    for one, other in combinations(group.in_zones, 2):
-        yield from _over_both(one, other, load, most)
-
-
-def _over_both(one: NodeGroup, other: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup]:
-    """Yield node groups over two zones, with more nodes than either zone has, in each order worth a try."""
-    for used in _used(replace(one, count=one.count + other.count, zones=()), load)[:most]:
-        counts: list[int] = (_sizes_of_pools(used, load) // used.gpus_per_node).tolist()
-        for count in (each for each in counts if each > max(one.count, other.count)):
-            for order in orders(count, count - other.count, one.count):
-                zones = tuple((one if is_there else other).zones[0] for is_there in order)
-                yield replace(used, count=count, zones=zones)
-
-
-def _as_placed(pool: MappedPool, nodes: NodeGroup) -> NodeGroup:
-    """Return the nodes that a manually placed pool uses of its node group; zones take turns if the pool names none."""
-    machines = len(pool.slots_per_machine)
-    if min(machines, nodes.count) > 1:
-        nodes = replace(nodes, gpus_per_node=max(pool.slots_per_machine))
-    if not nodes.zones:
-        return nodes
-    turns = filter(None, chain.from_iterable(zip_longest(*(part.zones for part in nodes.in_zones))))
-    return replace(nodes, count=machines, zones=pool.zones or tuple(islice(cycle(turns), machines)))
-
-
-def _used(nodes: NodeGroup, load: Workload) -> list[NodeGroup]:
-    """Return node groups with all or some of each node's GPUs in use, most first: 5 of 8 suit a batch of 500.
-
-    A pool on several nodes uses as many GPUs on each. So each divisor of the batch is tried in every shape that the
-    nodes allow, also the shapes of smaller nodes. A number of GPUs is left out if a larger number allows the same pools
-    at no lower speed. That is so if each pool lies on one node, or if each GPU has its own part of the network.
-    """
-    kept: list[tuple[NodeGroup, set[int]]] = []
-    for gpus in range(nodes.gpus_per_node, 0, -1):
-        used = replace(nodes, gpus_per_node=gpus)
-        sizes = set(_sizes_of_pools(used, load).tolist())
-        if not any(
-            sizes <= others
-            and (max(sizes) <= gpus or (nodes.node_bandwidth is None and more.gpus_per_node % gpus == 0))
-            for more, others in kept
-        ):
-            kept.append((used, sizes))
-    return [used for used, _ in kept]
-
-
-def _sizes_of_pools(nodes: NodeGroup, load: Workload) -> Indices:
-    """Return the pool sizes in GPUs that the nodes allow and that divide the batch sizes evenly."""
-    most = min(load.pool_divides, default=nodes.gpus) // nodes.gpus_per_node
-    sizes = pool_sizes(replace(nodes, count=min(nodes.count, most)))
-    for number in load.pool_divides:
-        sizes = sizes[number % sizes == 0]
-    return sizes
 
 
 def _pool(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> MappedPool:
