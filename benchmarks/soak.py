@@ -57,7 +57,7 @@ def work(folder: Path, steps: int) -> None:
     command = [
         sys.executable,
         "-m",
-        "rlhf_trainer.commands.cli",
+        "rlhf_trainer",
         "run",
         str(folder / "job.yaml"),
         f"--output={folder}/run",

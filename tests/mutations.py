@@ -215,8 +215,13 @@ MUTATIONS = (
     ),
     Mutation(f"{TRAINER}/checkpoint.py", "in reversed(self.all()) if", "in self.all() if", CHECKPOINTS),
     Mutation(f"{TRAINER}/checkpoint.py", "in whole[-keep_last:]", "in whole[:keep_last]", CHECKPOINTS),
-    Mutation(f"{TRAINER}/run/wiring.py", "mapped.offload if setting", "setting.model.offload if setting", MAPPED),
-    Mutation(f"{TRAINER}/run/wiring.py", '"training": training.model_copy(update=tokens), ', "", MAPPED),
+    Mutation(f"{TRAINER}/run/worker_specs.py", "mapped.offload if model", "model.offload if model", MAPPED),
+    Mutation(
+        f"{TRAINER}/run/worker_specs.py",
+        '        "training": job.spec.training.model_copy(update=tokens),\n',
+        "",
+        MAPPED,
+    ),
     Mutation(
         "operator/rlhf_planning/mapped_fields.py",
         "ENGINE_SHARE, MAX_SHARE = 0.05",

@@ -3,7 +3,7 @@
 import pytest
 
 from rlhf_api.files import load
-from rlhf_trainer.run.job_run import warmup_sentence
+from rlhf_trainer.run.job_run import warmup_sentences
 from tests.repo.tree import ROOT
 
 
@@ -11,4 +11,4 @@ from tests.repo.tree import ROOT
 def test_a_job_that_only_warms_up_says_so(warmup: int, steps: int, is_said: bool) -> None:
     override = f"helpful-ppo:algorithm.criticWarmupSteps={warmup}"
     job = load(ROOT / "examples" / "01-helpful-ppo.yaml", [override])[-1]
-    assert ("learns nothing" in warmup_sentence(job, steps)) is is_said
+    assert bool(warmup_sentences(job, steps)) is is_said

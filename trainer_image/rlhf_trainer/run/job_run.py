@@ -40,8 +40,7 @@ def run_job(
 ) -> dict[str, object]:
     """Evaluate, train, evaluate and save; returns the job's part of summary.json.
 
-    data: the numbers of rows; made: folder for the trained model, or of the written data set; publisher: None on a rank
-    that reports nothing (torchrun, rank 1 and above).
+    data: the numbers of rows; made: folder of the trained model or data set; publisher: None on a rank without reports.
     """
     started, total_steps = time.monotonic(), job.total_steps_for(data.rows)
     inputs, evaluation = inputs_of(job, runtime.models), evaluation_of(job, runtime, data)
@@ -70,9 +69,8 @@ def run_job(
         return runtime.drain(number)
 
     if publisher:
+        publisher.say(*warmup_sentences(job, total_steps))
         publisher.begin(first_step=done + 1, total_steps=total_steps)
-        if warmup := warmup_sentence(job, total_steps):
-            publisher.say(warmup)
     every = job.spec.evaluation.every_steps if job.spec.evaluation else None
     with checkpoints.around_steps():
         for number in range(done + 1, total_steps + 1):
@@ -117,10 +115,10 @@ def timed_step(number: int, run_step: Callable[[int], Sequence[Report]]) -> Step
     )
 
 
-def warmup_sentence(job: Job, total_steps: int) -> str:
+def warmup_sentences(job: Job, total_steps: int) -> list[str]:
     """Return a sentence for a job that ends before its actor learns (`criticWarmupSteps`); empty for other jobs."""
     algorithm = job.spec.algorithm
     warmup = algorithm.critic_warmup_steps if isinstance(algorithm, ActorCritic) else 0
     if warmup < total_steps:
-        return ""
-    return f"the actor learns nothing: algorithm.criticWarmupSteps is {warmup}, and the job has {total_steps} steps"
+        return []
+    return [f"the actor learns nothing: algorithm.criticWarmupSteps is {warmup}, and the job has {total_steps} steps"]

@@ -116,6 +116,6 @@ def arm(folder: Path, kind: str, phase: str, step: int) -> None:
 
 if asked := os.environ.get("RLHF_FAULT"):
     place, what, where, when = asked.split("|")
-    if "rlhf_trainer.commands.cli" in sys.orig_argv:
+    if "rlhf_trainer" in sys.orig_argv:  # python -m rlhf_trainer
         os.environ[DRIVER] = str(os.getpid())
     arm(Path(place), what, where, int(when))
