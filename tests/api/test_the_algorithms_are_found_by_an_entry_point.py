@@ -1,7 +1,7 @@
 """The contract knows the package of the algorithms by the installed metadata of this project, not by its name."""
 
 import sys
-from importlib.metadata import EntryPoints
+from importlib.metadata import EntryPoints, distributions
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ def test_metadata_without_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, in
 
 
 def test_an_older_installation_beside_it_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = [Older(), *algorithm_table.distributions(name=algorithm_table.PROJECT)]
+    both = [Older(), *distributions(name=algorithm_table.PROJECT)]
     monkeypatch.setattr(algorithm_table, "distributions", lambda name: both)
     assert [package.__name__ for package in algorithm_packages()] == ["rlhf_trainer.algorithms"]
 

@@ -29,7 +29,7 @@ class WorkerSpec:
         """Return the function whose line a message about a call names: that of `own_code`, or else the method."""
         own = getattr(self.worker_class, "own_code", None)
         found: Callable[..., object] | None = own(method, **self.arguments) if own else None
-        return found or getattr(self.worker_class, method)  # type: ignore[no-any-return]
+        return found or getattr(self.worker_class, method)
 
     def build(self) -> Any:  # any class may be a worker, the user's too
         """Construct the worker in this process."""
