@@ -92,7 +92,7 @@ class ObservedContainer:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedPod:
-    """Pod with the label of a job."""
+    """State of one pod of a job, as the operator reads it from the cluster; pods are found by the job's label."""
 
     name: str
     uid: str
@@ -254,7 +254,7 @@ class Snapshot:
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
     """Capabilities of the cluster that the operator may use."""
     refused: Refusal | None = None
-    """Refusal in the last pass; None if no object was refused."""
+    """API server's refusal of an object that the last reconcile pass wrote; None if none was refused."""
     complaint: str = ""
     """Newest warning about an object of the job that should have pods but has none; empty unless `fresh`."""
     watching_since: datetime

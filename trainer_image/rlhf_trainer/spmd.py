@@ -60,7 +60,7 @@ class RankValues:
         self._value, self._counted = value, counted
 
     def result(self) -> list[Any]:
-        """Gather the values of the counted ranks, in order; a collective."""
+        """Gather the method's return value from all ranks; return those of the ranks in `counted`. A collective."""
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, self._value)
         return [gathered[rank] for rank in self._counted]

@@ -47,7 +47,7 @@ class Entry(Generic[T]):
     uid: str
     version: int
     owner: str
-    """uid of the job that the object names as its job; empty if it names none."""
+    """uid of the RLHFJob to which the cached object belongs; empty if it belongs to none."""
     index_names: frozenset[str]
     value: T
 

@@ -60,7 +60,7 @@ ON_ITS_WAY: Final = frozenset({"Starting", "Queued", "PodsPending", conditions.K
 
 
 class NodeDemand(NamedTuple):
-    """Nodes that a job in line may use, and its priority."""
+    """Nodes that a queued job may use, and the job's priority in the queue."""
 
     nodes: frozenset[str]
     """Names of the nodes that the job's workers may use."""

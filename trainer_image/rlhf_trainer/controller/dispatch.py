@@ -100,7 +100,7 @@ class RankPart:
 
     @property
     def local_cuts(self) -> dict[str, list[slice]]:
-        """`cuts` as slices that count from the rank's first row."""
+        """Field -> slices of the rank's own rows that other ranks read, counted from the rank's first row."""
         first = self.rows.start
         return {
             name: [slice(part.start - first, part.stop - first) for part in parts] for name, parts in self.cuts.items()

@@ -107,7 +107,7 @@ class Server:
     path: str
     """Field of the manifest that holds the URL, for messages."""
     joined: str = ""
-    """`Facts.start` of the server process that joined to get the actor's weights; empty: no process has joined."""
+    """Random id of the server process that joined the group to get the actor's weights; empty: none has joined."""
     is_lost: bool = False
     requests: int = 0
     """Number of pending generation requests to the server."""

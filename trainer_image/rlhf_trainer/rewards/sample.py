@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_SHOWN = 80
-"""Most characters of a prompt or a response in a message."""
+"""Most characters of a prompt or a response that an error message quotes."""
 MAX_FLOAT32 = 3.4028234663852886e38
 """Largest finite float32."""
 EXPECTED = "a finite number (float32)"

@@ -71,7 +71,7 @@ class DataWorker:
 
     @register(ONE_TO_ALL)
     def describe(self) -> DataShape:
-        """Return the numbers of rows of the job's data, and facts about them."""
+        """Return the numbers of training and evaluation rows, and sentences about the data for the user."""
         held_out = len(self._held_out) * self._samples_held_out if self._held_out else 0
         return DataShape(
             rows=len(self.train),
