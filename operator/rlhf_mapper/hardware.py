@@ -308,7 +308,7 @@ def merged(groups: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
 
 @dataclass(frozen=True)
 class Cluster:
-    """All nodes that a job may use."""
+    """Nodes on which the mapper may place a job; in the operator, with only the GPUs that are free for the job."""
 
     groups: tuple[NodeGroup, ...] = field(default=())
 

@@ -23,7 +23,7 @@ ROLES: tuple[PlacedRole, ...] = get_args(PlacedRole)
 
 
 def rule_problems(spec: JobSpec) -> list[Problem]:
-    """Return the problems of a spec by all rules, with paths that start at `spec`."""
+    """Return a spec's breaches of the rules that span several fields, with paths that start at `spec`."""
     problems = [*(problem for rule in RULES for problem in rule.problems(spec)), *_repeated(spec), *_taken(spec)]
     return [_in_manifest(problem, spec).within("spec.") for problem in problems]
 

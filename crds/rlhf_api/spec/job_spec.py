@@ -37,7 +37,7 @@ from rlhf_api.spec.runtime import Runtime
 from rlhf_api.spec.verifiers import RewardVerifier
 
 MICRO_BATCH_TOKENS = 16384
-"""Tokens of a forward pass unless a manifest sets them; on CPU, of a model with hidden states of 64 or less."""
+"""Default number of tokens of a forward pass; on CPU, models with hidden states of more than 64 values get fewer."""
 CPU_HIDDEN_VALUES, CPU_MICRO_BATCH_TOKENS = 2**20, 2048
 """Bounds of a forward pass on CPU, whose caches are small: tokens times hidden size, and fewest tokens."""
 

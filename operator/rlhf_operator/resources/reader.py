@@ -36,7 +36,7 @@ def name(snapshot: Snapshot, job: Job, request: ReadRequest) -> str:
 
 
 def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequest) -> Manifest:
-    """Return the reader Job; its pod is tried again only after a disruption, such as the loss of its node."""
+    """Return the Job that reads model shapes or a custom algorithm; its pod is retried only after a disruption."""
     metadata = identity.metadata(snapshot.job, name(snapshot, job, request))
     mounts = tuple(each for each in storage.mounts(job, snapshot.inputs) if each.read_only)
     container = {

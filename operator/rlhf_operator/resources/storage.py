@@ -34,7 +34,7 @@ class Place:
         return cls(claim=claim, path="/".join(part for part in path.split("/") if part not in ("", ".", "..")))
 
     def below(self, *parts: str) -> str:
-        """Return the URI of a path below this folder."""
+        """Return the URI pvc://claim/path of a folder or file below this folder of a claim."""
         return PVC + "/".join(part for part in (self.claim, self.path, *parts) if part)
 
 

@@ -17,7 +17,7 @@ class Generate(Writing):
 
     @staticmethod
     def step(prompts: B, *, actor: Generator[B], reward: Reward[B], responses: Responses[B]) -> None:
-        """Write the rows of a batch of prompts; each prompt has as many rows as it gets responses."""
+        """Generate and score the responses to a batch of prompts, and write them as rows of the job's data set."""
         batch = actor.generate_sequences(prompts)
         batch = reward.compute_reward(batch)
         responses.write(batch)

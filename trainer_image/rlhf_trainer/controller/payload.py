@@ -53,7 +53,7 @@ class PayloadMeter:
         self._bytes = 0
 
     def read(self) -> int:
-        """Return the tensor bytes that this process serialised through Ray since the last call of `read`."""
+        """Return the tensor bytes that went through Ray's serialiser in this process since the last call of `read`."""
         counted, self._bytes = self._bytes, 0
         return counted
 
