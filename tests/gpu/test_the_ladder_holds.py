@@ -11,9 +11,6 @@ import torch
 from tests.gpu.ladder import RUNGS, climb
 from tests.repo.tree import ROOT
 
-QUICK = ("trainer",)
-"""Rehearsed by `make test`; the others by `make test-full`."""
-
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
@@ -24,9 +21,8 @@ def test_a_rung_holds_on_a_gpu(name: str) -> None:
     assert line["ok"], line["failed"]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in RUNGS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNGS)
 def test_a_rung_holds_in_rehearsal(name: str) -> None:
     line = climb(name, rehearse=True)
     assert line["ok"], line["failed"]

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -64,6 +65,7 @@ def write_model(folder: Path) -> None:
     (folder / "model.safetensors").chmod(0o644)  # it is made for its owner alone, and pods are not root
 
 
+@pytest.mark.slow
 def test_own_code_trains_with_an_environment_and_with_a_tool(pods_cluster: Cluster, pods_namespace: str) -> None:
     chart.install(pods_cluster)
     pods_cluster.offer_volumes(3)

@@ -37,14 +37,24 @@ ONE_SLOT = ("--set=helpful-ppo:resources.slotsPerNode=1",)
 
 @contextmanager
 def running(output: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """`rlhf run` of the shortened example, in its second step."""
+    """`rlhf run` of the shortened example, whose second step waits until `release`."""
     place = output.parent / "place"
     place.mkdir()
-    environment = {"PYTHONPATH": str(FAULT_SITE), "RLHF_FAULT": f"{place}|tell|generation|{RESHARDS}"}
+    environment = {"PYTHONPATH": str(FAULT_SITE), "RLHF_FAULT": f"{place}|wait|generation|{RESHARDS}"}
     with continued.running(MANIFEST, output, *SHORT, *options, environment=environment) as process:
         wait_until((place / "fired").exists)
         assert steps_done(output) == 1
         yield process
+
+
+def release(output: Path) -> None:
+    (output.parent / "place" / "released").touch()
+
+
+def await_stopping(process: subprocess.Popen[str]) -> None:
+    """Read what a run shows until it has taken note of a signal."""
+    assert process.stdout is not None
+    assert any("stopping after this step" in line for line in process.stdout)
 
 
 def steps_done(output: Path) -> int:
@@ -88,10 +98,11 @@ def stopped(chain: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -
         family = psutil.Process(process.pid).children(recursive=True)
         for member in (process, *family):
             member.send_signal(signal.SIGTERM)
-        shown, errors = process.communicate(timeout=PATIENCE_SECONDS)
+        await_stopping(process)
+        release(output)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 143, errors
     assert errors == "error: stopped by SIGTERM; the checkpoint of step 2 is saved\n"
-    assert "stopping after this step" in shown
     status = status_of(output / PPO)
     assert (status["phase"], status["checkpoint"]["step"]) == ("Stopped", 2)
     _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
@@ -179,6 +190,7 @@ def test_a_run_whose_disk_is_gone_goes_on_from_s3(chain: tuple[Path, str], s3: s
     output = only_ppo_left(chain, tmp_path / "run")
     storage, place = f"--set=helpful-ppo:checkpoint.storage={s3}/runs", f"{s3}/runs/run/{PPO}"
     with running(output, storage) as process:
+        release(output)
         asked = rlhf("save-now", output)
         assert asked.stdout.startswith(f"{place}/step-"), asked.stderr
         process.send_signal(signal.SIGTERM)
@@ -203,6 +215,8 @@ def test_ctrl_c_or_a_closed_terminal_has_the_run_save(
     output = only_ppo_left(chain, tmp_path / "run")
     with running(output) as process:
         os.killpg(process.pid, signal.Signals[name])
+        await_stopping(process)
+        release(output)
         _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, errors) == (code, f"error: stopped by {name}; the checkpoint of step 2 is saved\n")
     resume(output)
@@ -215,8 +229,7 @@ def test_a_second_signal_stops_at_once_and_leaves_nothing(chain: tuple[Path, str
     with running(output) as process:
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
-        assert process.stdout is not None
-        assert any("stopping after this step" in line for line in process.stdout)
+        await_stopping(process)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, errors) == (143, "error: stopped by SIGTERM\n")

@@ -24,8 +24,6 @@ from tests.trainer.chain.leftovers import nothing_left_behind
 from tests.trainer.chain.mistakes import matches
 
 DATA = "train.jsonl"
-ALWAYS = ("Ray's GCS is killed", "generation", 3)
-"""Of every run of the tests."""
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +79,10 @@ def goes_on(home: Path, output: Path, undisturbed: Path, step: int, options: Seq
     assert_same_bits(output / JOB, undisturbed)
 
 
-PLACES = [
-    pytest.param(name, *place, marks=[] if (name, *place) == ALWAYS else pytest.mark.slow)
-    for name, fault in FAULTS.items()
-    for place in fault.places
-]
+PLACES = [(name, *place) for name, fault in FAULTS.items() for place in fault.places]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "phase", "step"), PLACES)
 def test_a_fault_is_found_and_named_and_leaves_no_trace(
     home: Path, undisturbed: Path, tmp_path: Path, name: str, phase: str, step: int

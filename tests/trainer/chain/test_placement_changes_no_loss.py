@@ -95,6 +95,7 @@ def test_p_t_d_gives_the_losses_of_data_parallelism(chain: tuple[Path, str], tmp
         assert record["idle_bytes/generator"] < record["idle_bytes/actor"]
 
 
+@pytest.mark.slow
 def test_an_own_generating_pool_gives_the_actors_losses(chain: tuple[Path, str], tmp_path: Path) -> None:
     """A pool of two tensor-parallel ranks trains, and sends the whole model to the generator in the other one.
 

@@ -30,6 +30,13 @@ from tests.trainer.chain.conftest import records, rlhf
 from tests.trainer.outputs.conftest import DATA, MODEL, step_report
 from tests.trainer.outputs.tracking import Stored, mlflow_server, offline_runs
 
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run waits for the tracker, however busy the machine is."""
+    monkeypatch.setattr(trackers, "LAST_SECONDS", PATIENCE_SECONDS)
+
+
 NOBODY = "http://127.0.0.1:9"
 WANDB = {"project": "tests", "mode": "Offline"}
 Documents = dict[str, Any]

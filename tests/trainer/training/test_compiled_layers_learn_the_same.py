@@ -84,9 +84,10 @@ def learnt(folder: str, layout: ParallelSizes, recompute: bool, backend: str) ->
     return seen, counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "ranks", "recompute"),
-    [("aot_eager", 1, False), pytest.param("inductor", 2, True, marks=pytest.mark.slow)],
+    [("aot_eager", 1, False), ("inductor", 2, True)],
 )
 def test_updates_are_the_same(backend: str, ranks: int, recompute: bool, model: str) -> None:
     layout = ParallelSizes(data=ranks)

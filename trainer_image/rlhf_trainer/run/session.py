@@ -13,8 +13,15 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import ray
-from ray._private import services, worker
+from ray._private import services, utils, worker
 from ray._private.node import Node
+from ray._raylet import (
+    DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    METRICS_AGENT_PORT_NAME,
+    METRICS_EXPORT_PORT_NAME,
+    RUNTIME_ENV_AGENT_PORT_NAME,
+    persist_port,
+)
 
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.machine import cores
@@ -27,6 +34,9 @@ START_TIMEOUT = "timed out during startup"
 MONITORS = ("start_api_server", "start_monitor", "start_log_monitor")
 """Ray's functions that start processes which our own Ray does without; there is no public option for this."""
 
+UNUSED_PORTS = (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME)
+"""Ports of the dashboard's agent, which serves nothing here."""
+
 
 @contextmanager
 def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
@@ -38,6 +48,7 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_get_check_signal_interval_milliseconds", "100")  # by itself a second, while it waits
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # none of ours is one that is started in advance
+    os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")  # by itself 30 s: a busy machine takes longer
     os.environ.setdefault("RAY_worker_niceness", "0")  # by itself 15: whatever else runs here would come first
     options = {} if address else {"num_cpus": max(cpu_slots, cores()), "include_dashboard": False}
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # every call's error is raised where it is waited for
@@ -138,9 +149,24 @@ def started_by_us() -> Iterator[None]:
     """Patch Ray in the block: a Ray that starts there consists of `OwnProcess`es and does not show its logs.
 
     This Ray has no process for a dashboard, for more machines, or for logs: nothing needs them, each takes CPU to
-    start, and Ray waits for the first.
+    start, and Ray waits for the first. The raylet would wait for its agents, which are Python programs, to write down
+    their ports, and end itself after 15 s. So the ports are written down before the agents start.
     """
+    start_raylet = Node.start_raylet
+
+    def start_with_ports(node: Any, *arguments: Any, **options: Any) -> None:
+        node._ray_params.runtime_env_agent_port = port  # noqa: SLF001
+        for name, number in {**dict.fromkeys(UNUSED_PORTS, -1), RUNTIME_ENV_AGENT_PORT_NAME: port}.items():
+            persist_port(node._session_dir, node._node_id, name, number)  # noqa: SLF001
+        start_raylet(node, *arguments, **options)
+
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the agent can bind the port beside us
+    reserved.bind(("", 0))
+    port = reserved.getsockname()[1]
     changes: dict[tuple[Any, str], Any] = {(Node, name): lambda _, **__: None for name in MONITORS}
+    changes[Node, "start_raylet"] = start_with_ports
+    changes[utils, "get_dashboard_dependency_error"] = lambda: ImportError("this Ray has no dashboard")
     changes[services, "ConsolePopen"] = OwnProcess
     changes[worker, "listen_error_messages"] = lambda *_, **__: None
     kept = {(owner, name): getattr(owner, name) for owner, name in changes}
@@ -149,6 +175,7 @@ def started_by_us() -> Iterator[None]:
     try:
         yield
     finally:
+        reserved.close()
         for place, before in kept.items():
             setattr(*place, before)
 

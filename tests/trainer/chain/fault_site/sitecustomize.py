@@ -1,6 +1,7 @@
 """Python imports this first in every process of a run that has a fault: it makes the fault happen, once, in rank 1.
 
-RLHF_FAULT is `FOLDER|KIND|PHASE|STEP`; the folder gets a file `fired` when it happens.
+RLHF_FAULT is `FOLDER|KIND|PHASE|STEP`; the folder gets a file `fired` when it happens. `wait` holds the rank until
+a test writes the file `released`, so that a signal reaches the run in this step on a busy machine, too.
 """
 
 from __future__ import annotations
@@ -74,6 +75,11 @@ def no_disk() -> None:
     state.write_piece = full
 
 
+def wait() -> None:
+    while not (Path(os.environ["RLHF_FAULT"].partition("|")[0]) / "released").exists():
+        time.sleep(0.02)
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "end the worker": lambda: end(os.getpid()),
     "stop the worker": stop,
@@ -85,6 +91,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "wrong checksum": wrong_checksum,
     "no disk": no_disk,
     "tell": lambda: None,
+    "wait": wait,
 }
 
 
