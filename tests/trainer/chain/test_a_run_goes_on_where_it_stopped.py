@@ -151,6 +151,7 @@ def goes_on_as_it_would(stopped: Path, whole: Path, output: Path, *options: str)
     return shown
 
 
+@pytest.mark.slow
 def test_it_goes_on_on_two_pools_whose_models_leave(chain: tuple[Path, str], stopped: Path, tmp_path: Path) -> None:
     """The actor and the reward model leave theirs while they are not in use."""
     output = tmp_path / "run"
