@@ -1,4 +1,4 @@
-"""The work that `step`, `limit`, `peers` and `compare` measure: models, prompts and manifests, and how a job is run.
+"""The work that `step`, `features` and `peers` measure: models, prompts and manifests, and how a job is run.
 
 A step has 64 responses of exactly 64 tokens to prompts of 32 tokens and makes one optimizer step: GRPO 4 to each of 16
 prompts, PPO 1 to each of 64. The models are Llamas with random weights, grouped keys and an untied head; the KL to the

@@ -250,7 +250,7 @@ def staleness(folder: Path) -> dict[str, Any]:
 
 
 def streaming(folder: Path) -> dict[str, Any]:
-    """Scoring beside the longest responses, and after them: benchmarks/streaming.py."""
+    """Scoring beside the longest responses, and after them: `benchmarks/features.py streaming`."""
     return _ok(rollouts.streaming(folder), "streaming saves too little, or not what was predicted, or changes losses")
 
 

@@ -46,7 +46,7 @@ STREAMED, FORESEEN, ROUNDING = 0.85, 0.1, 1e-5
 def streaming(folder: Path) -> dict[str, Any]:
     """PPO on two pools with responses of skewed lengths, off and on: seconds of a step, and what was predicted."""
     found = folder / "streaming.json"
-    command = [sys.executable, "benchmarks/streaming.py", "--json", str(found)]
+    command = [sys.executable, "benchmarks/features.py", "streaming", "--json", str(found)]
     subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=True)
     row: dict[str, Any] = json.loads(found.read_text())
     is_foreseen = abs(row["on / off"] - row["predicted on / off"]) <= FORESEEN
