@@ -113,7 +113,7 @@ class Pools:
         placed = placed_at(job, pool_of)
         folders: dict[Role, str] = dict.fromkeys(get_args(Role), "")
         shape = DataShape(rows=1, evaluation_rows=0, facts=())
-        specs = worker_specs(job, job.models(), placed, folders, shape, path=Path())
+        specs = worker_specs(job, placed, folders, shape, path=Path())
         models: dict[str, Any] = {}
         for pool, name, spec in [(pool, *each) for pool, workers in specs.items() for each in workers.items()]:
             group, role, each = self.groups[pool], f"{job.name}.{name}", stand_in(spec)

@@ -87,12 +87,12 @@ def step(asked: Job, folders: dict[Role, str]) -> tuple[dict[str, Tensor], dict[
     """(the fields that one step's update has, the actor's weights after it, what was measured) on one rank."""
     setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
     alone = ParallelSizes(data=1)
-    setting = setting_of(asked, asked.models(), asked.saved, folders)
+    setting = setting_of(asked, asked.saved, folders)
     data = LocalModel(data_of(asked)(setting, slots=1), alone)
     specs = helper_specs(setting, path=Path(folders["actor"]))
     specs.pop("judge")
     for role in asked.models():
-        specs[role] = model_spec(setting_of(asked, asked.models(), role, folders, total_steps=2), role, sequences=64)
+        specs[role] = model_spec(setting_of(asked, role, folders, total_steps=2), role, sequences=64)
     workers = {name: spec.build() for name, spec in specs.items()}
     models: dict[str, Any] = {name: LocalModel(each, alone, specs[name].transfers) for name, each in workers.items()}
     models["actor"] = seeing = Seeing(models["actor"])
@@ -132,7 +132,7 @@ def test_tools_need_a_chat_template(folder: Path) -> None:
     models = {"actor": actor, "reward": {"entrypoint": "brief:score"}}
     rollout = {"samplesPerPrompt": SAMPLES, "tools": [f"{HERE}:add"]}
     asked = episodes_job(folder, "GRPO", models=models, rollout=rollout)
-    setting = setting_of(asked, asked.models(), asked.saved, {"actor": str(folder / "actor")})
+    setting = setting_of(asked, asked.saved, {"actor": str(folder / "actor")})
     with pytest.raises(ConfigError, match=r"grpo: spec\.rollout\.tools: the tokenizer of file://.*no chat template"):
         data_of(asked)(setting, slots=1)
 

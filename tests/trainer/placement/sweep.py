@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.place import place
-from rlhf_trainer.run.lookahead import Lookahead
+from rlhf_trainer.run.job_run import Lookahead
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.step_models import inputs_of
 from rlhf_trainer.run.wiring import RayRuntime
@@ -111,7 +111,7 @@ def run(
     placed = place(one, (0,))
     light, saved = LightRay(folder / "light", sampler), one.saved
     with light.patched():
-        runtime = RayRuntime(one, one.models(), placed, folders, slots=Slots(), path=folder)
+        runtime = RayRuntime(one, placed, folders, slots=Slots(), path=folder)
         with runtime.running() as shape:
             records = steps(one, runtime, one.total_steps_for(shape.rows))
             runtime.models[saved].save(folder=str(folder / saved)).result()

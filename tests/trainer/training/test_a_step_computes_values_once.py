@@ -98,7 +98,7 @@ def learned(
 
     job = job_of(name, ONE_UPDATE, "training.microBatchTokens=40")
     worker = model_spec(
-        setting_of(job, job.models(), role, {role: folder}, total_steps=2, layout=layout), role, beside=beside
+        setting_of(job, role, {role: folder}, total_steps=2, layout=layout), role, beside=beside
     ).build()
     fields = {key: field for key, field in sequences(1, 3).items() if "values" not in key}
     fields["response_mask"][5] = 0.0  # a row that nothing is learned from
@@ -154,5 +154,5 @@ def test_several_updates_and_pools_of_their_own_need_a_pass() -> None:
 
 def added(job: Job, role: Role, beside: Sequence[str]) -> list[Any]:
     """The fields that a critic adds by its two calls."""
-    marks = model_spec(setting_of(job, job.models(), role, {role: ""}), role, beside=beside).transfers
+    marks = model_spec(setting_of(job, role, {role: ""}), role, beside=beside).transfers
     return [marks[call].adds for call in ("compute_values", "update_critic")]

@@ -59,12 +59,12 @@ def steps(
     setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
     world = dist.get_world_size()
     job = next(job for job in load(path, [*SMALL, *overrides], FINISHED) if job.name == name)
-    by_data, setting = ParallelSizes(data=world), setting_of(job, job.models(), job.saved, folders)
+    by_data, setting = ParallelSizes(data=world), setting_of(job, job.saved, folders)
     data = LocalModel(data_of(job)(setting, slots=world), by_data)
     specs = helper_specs(setting, path=path)
     specs.pop("judge", None)
     for role in job.models():
-        of_role = setting_of(job, job.models(), role, folders, total_steps=2)
+        of_role = setting_of(job, role, folders, total_steps=2)
         specs[role] = model_spec(of_role, role, beside=[role] if apart else list(job.models()), sequences=64)
     models: dict[str, Any] = {
         name: LocalModel(spec.build(), ParallelSizes(data=world), spec.transfers) for name, spec in specs.items()
@@ -119,7 +119,7 @@ def drawn(path: Path, folder: str) -> list[list[float]]:
     """Which responses of a batch say that they were sampled, of a sampled batch and of a greedy one."""
     setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
     (job,) = load(path, SMALL, FINISHED)
-    actor = GeneratingActor(setting_of(job, job.models(), "actor", {"actor": folder}), max_sequences=2)
+    actor = GeneratingActor(setting_of(job, "actor", {"actor": folder}), max_sequences=2)
     fields = {
         "prompt_ids": torch.ones(2, 3, dtype=torch.int64),
         "prompt_mask": torch.ones(2, 3),

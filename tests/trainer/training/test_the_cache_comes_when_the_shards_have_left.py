@@ -57,7 +57,7 @@ def life(path: Path, folder: str, offload: str) -> tuple[list[Event], int]:
     """Two batches of one policy version, an update, and a batch of the next."""
     setattr(rollout, "GenerationEngine", Watching)  # noqa: B010
     (job,) = load(path, ["training.totalSteps=2", f"models.actor.offload={offload}"], FINISHED)
-    actor = GeneratingActor(setting_of(job, job.models(), "actor", {"actor": folder}), max_sequences=2)
+    actor = GeneratingActor(setting_of(job, "actor", {"actor": folder}), max_sequences=2)
     assert actor.generation
     generator: Any = actor.generation.engine
     generator.actor = actor

@@ -42,7 +42,7 @@ def test_processes_without_a_gpu_stay_for_another_job(
     }
     made, placed = job(tmp_path, "one", spec), DeviceMapping(device=device, pools=(), sizes={})
     slots: Any = Slots()
-    runtime = wiring.RayRuntime(made, made.models(), placed, {}, slots=slots, path=tmp_path)
+    runtime = wiring.RayRuntime(made, placed, {}, slots=slots, path=tmp_path)
     with pytest.raises(AskedError) as asked, runtime.running(is_last=is_last):
         pass
     assert asked.value.args == (stays,)

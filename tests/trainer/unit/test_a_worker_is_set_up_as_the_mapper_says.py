@@ -144,7 +144,7 @@ def arguments(
     folders: dict[Role, str] = dict.fromkeys(get_args(Role), "of/model")
     columns = job.spec.columns(job.spec.data.train)
     options: dict[str, Any] = {"slots": slots.Slots(), "path": folder, "columns": columns, "retokenized": retokenized}
-    runtime = wiring.RayRuntime(with_prompts(job) if retokenized else job, job.models(), placed, folders, **options)
+    runtime = wiring.RayRuntime(with_prompts(job) if retokenized else job, placed, folders, **options)
     with runtime.running():
         return {name: spec.arguments for name, spec in Group.built.items()}
 

@@ -90,9 +90,7 @@ def resumed(folder: JobFolder, *, digest: str) -> KeptCheckpoints:
     """With data of a digest."""
     data = DataShape(rows=100, evaluation_rows=0, facts=(), digests={"spec.data.train": digest})
     stop, newest = StopSignals(lambda message: None), folder.newest_checkpoint()
-    return KeptCheckpoints(
-        jobs()[0], folder, {"actor": Damaged()}, trained=["actor"], data=data, stop=stop, resumed=newest
-    )
+    return KeptCheckpoints(jobs()[0], folder, {"actor": Damaged()}, data=data, stop=stop, resumed=newest)
 
 
 def test_a_damaged_checkpoint_is_not_chosen_again(tmp_path: Path) -> None:
@@ -120,9 +118,7 @@ BEST = ("helpful-sft:checkpoint={keepBest: loss, keepLast: 1}", "helpful-sft:eva
 def keeping_the_best(folder: JobFolder) -> KeptCheckpoints:
     data = DataShape(rows=100, evaluation_rows=4, facts=(), digests={"spec.data.train": "abc"})
     stop, newest = StopSignals(lambda message: None), folder.newest_checkpoint()
-    kept = KeptCheckpoints(
-        jobs(*BEST)[0], folder, {"actor": Saved()}, trained=["actor"], data=data, stop=stop, resumed=newest
-    )
+    kept = KeptCheckpoints(jobs(*BEST)[0], folder, {"actor": Saved()}, data=data, stop=stop, resumed=newest)
     kept.restore()
     return kept
 

@@ -43,9 +43,7 @@ SWITCHES = {
 
 
 def specs_of(job: Job, retokenized: Sequence[Role] = ()) -> dict[str, dict[str, WorkerSpec]]:
-    return worker_specs(
-        job, job.models(), place(job, (0,)), FOLDERS, SHAPE, path=Path("run/job"), retokenized=retokenized
-    )
+    return worker_specs(job, place(job, (0,)), FOLDERS, SHAPE, path=Path("run/job"), retokenized=retokenized)
 
 
 def grpo(*overrides: str) -> Job:
@@ -159,7 +157,5 @@ def test_specs_of_one_pool_do_not_depend_on_the_order_of_pools() -> None:
     job = grpo(APART)
     placed = place(job, (0,))
     turned = replace(placed, pools=placed.pools[::-1])
-    one, other = (
-        worker_specs(job, job.models(), each, FOLDERS, SHAPE, path=Path("run/job")) for each in (placed, turned)
-    )
+    one, other = (worker_specs(job, each, FOLDERS, SHAPE, path=Path("run/job")) for each in (placed, turned))
     assert one == other

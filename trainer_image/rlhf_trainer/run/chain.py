@@ -15,10 +15,10 @@ from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.listeners import OutputOptions
 from rlhf_trainer.outputs.live import display_for
 from rlhf_trainer.outputs.opening import open_listeners
-from rlhf_trainer.run.context import RunContext
 from rlhf_trainer.run.machine import gpu_count, write_environment
 from rlhf_trainer.run.placement import Placed, place_job
 from rlhf_trainer.run.preconditions import require_no_cluster, require_packages
+from rlhf_trainer.run.publisher import RunContext
 from rlhf_trainer.run.resume import Start, from_the_start, unfinished
 from rlhf_trainer.run.session import gpus_per_machine, ray_session
 from rlhf_trainer.run.slots import Slots
@@ -60,60 +60,81 @@ def run_file(
     display = display_for(jobs)
     stop = StopSignals(display.say)
     with only_run_in(output), open_listeners(options, output, display.warn) as listeners:
-        if restart:
-            clear(output, jobs)
-        starts = from_the_start(jobs, output) if restart else unfinished(jobs, output)
-        for job in jobs:
-            if job.name not in starts:
-                skip_finished(job, output, display)
+        starts = starts_of(jobs, output, display, restart=restart)
         pending = [job for job in jobs if job.name in starts]
-        if pending:
-            make_ready(output, pending)
         with (
             stop.handled(),
             ray_session(address, cpu_slots=cpu_slots) if pending else nullcontext(),
             display.showing(pending),
         ):
-            stop.install()  # once more, for Ray installs signal handlers of its own when it starts
-            placed = own or {job.name: place_job(job, gpus_per_machine(), jobs, output) for job in pending}
             if pending:
-                run_pending(
-                    pending,
-                    jobs,
-                    placed,
-                    folders,
-                    starts,
-                    early=not address,
-                    context=RunContext(output=output, display=display, listeners=listeners, stop=stop),
-                )
+                context = RunContext(output=output, display=display, listeners=listeners, stop=stop)
+                run_pending(pending, jobs, own, folders, starts, context)
         display.table(read_summary(output))
         write_report_or_warn(output, display)
     display.say(f"run folder: {output}")
 
 
+def starts_of(jobs: Sequence[Job], output: Path, display: Display, *, restart: bool) -> dict[str, Start]:
+    """Return the start of each job that is still to run, by name, and prepare the run folder.
+
+    restart: clear what earlier runs left of the jobs. Disks and object stores are tried, so that a run fails now rather
+    than after hours. The status of a job that has succeeded here before becomes that of this attempt.
+    """
+    if restart:
+        with writing(output):
+            (output / SUMMARY).unlink(missing_ok=True)
+        for job in jobs:
+            JobFolder(output, job).clear()
+    starts = from_the_start(jobs, output) if restart else unfinished(jobs, output)
+    for job in jobs:
+        if job.name not in starts:
+            display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")
+            if own_attempt():
+                JobFolder(output, job).adopt()
+    if starts:
+        with writing(output):
+            (output / SAVE_REQUEST).unlink(missing_ok=True)
+            write_environment(output)
+    for job in jobs:
+        if job.name in starts:
+            JobFolder(output, job).checkpoints.try_writing()
+    return starts
+
+
 def run_pending(
     pending: Sequence[Job],
     jobs: Sequence[Job],
-    placed: Mapping[str, Placed],
+    own: Mapping[str, Placed],
     folders: Mapping[str, Mapping[Role, str]],
     starts: Mapping[str, Start],
-    *,
-    early: bool,
     context: RunContext,
 ) -> None:
-    """Check and run the pending jobs, and release their slots at the end; jobs: all jobs of the manifest.
+    """Check the pending jobs, run them one after the other, and release their slots; jobs: all jobs of the manifest.
 
-    early: the first job's processes start before the imports.
+    own: placements on this machine, by the name of the job; empty on a Ray that others have started. folders: those of
+    the models.
     """
+    context.stop.install()  # once more, for Ray installs signal handlers of its own when it starts
+    placed = own or {job.name: place_job(job, gpus_per_machine(), jobs, context.output) for job in pending}
     slots, first = Slots(), pending[0]
     try:
-        if early:
+        if own:  # the first job's processes start before the imports
             deadline = float(first.spec.training.call_deadline_seconds)
             slots.prepare(placed[first.name].mapping, home=first.saved, deadline=deadline)
         with collector_off():
-            from rlhf_trainer.run.on_ray import run_jobs  # torch and transformers: seconds
+            from rlhf_trainer.run.on_ray import run_on_ray  # torch and transformers: seconds
         require_ready(pending, jobs, context.output)
-        run_jobs(pending, placed, folders, starts, slots, context)
+        for job in pending:
+            run_on_ray(
+                job,
+                placed[job.name],
+                folders[job.name],
+                start=starts[job.name],
+                slots=slots,
+                is_last=job is pending[-1],
+                context=context,
+            )
     finally:
         slots.release()
 
@@ -131,30 +152,6 @@ def require_ready(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> 
             folder.fail(reason=reason_of(error.exit_code), exit_code=error.exit_code, message=message)
     if found:
         raise together([error for _, error in found])
-
-
-def skip_finished(job: Job, output: Path, display: Display) -> None:
-    """Say that a job has succeeded here before and is not run again; its status becomes that of this attempt."""
-    display.say(f"{job.name}: already finished in {output / job.name}; --restart runs it again")
-    if own_attempt():
-        JobFolder(output, job).adopt()
-
-
-def clear(output: Path, jobs: Sequence[Job]) -> None:
-    """Clear what earlier runs of the jobs left in the run folder (`--restart`)."""
-    with writing(output):
-        (output / SUMMARY).unlink(missing_ok=True)
-    for job in jobs:
-        JobFolder(output, job).clear()
-
-
-def make_ready(output: Path, pending: Sequence[Job]) -> None:
-    """Prepare the run folder, and try the disks and object stores, so that a run fails now rather than after hours."""
-    with writing(output):
-        (output / SAVE_REQUEST).unlink(missing_ok=True)
-        write_environment(output)
-    for job in pending:
-        JobFolder(output, job).checkpoints.try_writing()
 
 
 def write_report_or_warn(output: Path, display: Display) -> None:

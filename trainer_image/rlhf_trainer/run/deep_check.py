@@ -170,8 +170,7 @@ class JobCheck:
 
     def _retokenized_roles(self) -> set[Role]:
         """Return the models whose tokenizer is not the actor's."""
-        roles = self._job.models()
-        return other_vocabularies(self._job, roles, {role: self._origin(role).folder for role in roles})
+        return other_vocabularies(self._job, {role: self._origin(role).folder for role in self._job.models()})
 
     def _origin(self, role: Role) -> WorkerSetting:
         return origin_of(self._job, role, self._jobs, self._output)[0]

@@ -33,7 +33,7 @@ def graph_of(job: Job, placed: DeviceMapping) -> Graph:
     """
     try:
         folders: dict[Role, str] = dict.fromkeys(get_args(Role), "")
-        return recorded_step(job, placed, worker_specs(job, job.models(), placed, folders, NO_DATA, path=Path()))
+        return recorded_step(job, placed, worker_specs(job, placed, folders, NO_DATA, path=Path()))
     except Exception as error:
         if not job.spec.algorithm.is_own:
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +12,8 @@ from rlhf_api.job import Job
 from rlhf_api.spec.algorithms import ActorCritic
 from rlhf_trainer.run.checkpoints import Checkpoints, State, require_measure
 from rlhf_trainer.run.evaluation import Runtime, evaluation_of
-from rlhf_trainer.run.lookahead import Lookahead
 from rlhf_trainer.run.publisher import Publisher
-from rlhf_trainer.run.step_models import inputs_of
+from rlhf_trainer.run.step_models import Rows, inputs_of, training_batch
 from rlhf_trainer.telemetry import (
     CONTROLLER,
     Report,
@@ -51,44 +50,69 @@ def run_job(
     runtime.drain()
     require_measure(job, evaluation.measures())
     done, spent = (resumed["step"], resumed["seconds"]) if resumed else (0, 0.0)
+    trained = job.saved if job.trained() else None
 
     def state() -> State:
         seconds = spent + time.monotonic() - started
-        return {
-            "model": job.saved if job.trained() else None,
-            "seconds": round(seconds, 1),
-            "evaluation": evaluation.state(),
-        }
+        return {"model": trained, "seconds": round(seconds, 1), "evaluation": evaluation.state()}
 
     lookahead = Lookahead(job, runtime, first_step=done + 1, total_steps=total_steps)
-
-    def run_step(number: int) -> Sequence[Report]:
-        job.spec.algorithm.step(lookahead.batch(number), **inputs)
-        runtime.send()
-        checkpoints.end_step(number, state)
-        return runtime.drain(number)
-
     if publisher:
         publisher.say(*warmup_sentences(job, total_steps))
         publisher.begin(first_step=done + 1, total_steps=total_steps)
     every = job.spec.evaluation.every_steps if job.spec.evaluation else None
+    evaluated_steps = range(every, total_steps, every) if every else ()
     with checkpoints.around_steps():
         for number in range(done + 1, total_steps + 1):
-            report, is_last = timed_step(number, run_step), number == total_steps
-            held_out = evaluation.during() if every and number % every == 0 and not is_last else {}
+            began = time.time()
+            job.spec.algorithm.step(lookahead.batch(number), **inputs)
+            runtime.send()
+            checkpoints.end_step(number, state)
+            report = report_of(number, began, runtime.drain(number))
+            held_out = evaluation.during() if number in evaluated_steps else {}
             if publisher:
                 publisher.step(replace(report, record=finite({**report.record, **held_out})))
-            checkpoints.after_record(number, state, is_last=is_last, measured=held_out)
+            checkpoints.after_record(number, state, is_last=number == total_steps, measured=held_out)
             runtime.drain()
     measured = evaluation.after()
     best = checkpoints.best_step(total_steps, measured)
     checkpoints.before_model()
-    if job.trained():
-        runtime.models[job.saved].save(folder=str(made)).result()
+    if trained:
+        runtime.models[trained].save(folder=str(made)).result()
     runtime.drain()
     if publisher:
         publisher.folder.samples(evaluation.samples())
     return {"steps": total_steps, "seconds": state()["seconds"], "seed": job.spec.training.seed, **best, **measured}
+
+
+class Lookahead:
+    """Source of each step's batch, which has later batches generated ahead as far as `rollout.maxStaleness` allows.
+
+    With N = maxStaleness = 1, and Pk the policy after k updates:
+
+        step 1               step 2               step 3
+        train on rows of P0  train on rows of P0  train on rows of P1  ...
+        generate for 1, 2 with P0  3 with P1            4 with P2.
+
+    So the rows of step s are written by policy max(0, s - 1 - N) or a newer one.
+    """
+
+    def __init__(self, job: Job, runtime: Runtime, *, first_step: int, total_steps: int) -> None:
+        self._job, self._runtime, self._total_steps = job, runtime, total_steps
+        self._staleness = job.spec.rollout.max_staleness
+        self._next = first_step
+        self._batches: dict[int, Rows] = {}
+
+    def batch(self, step: int) -> Rows:
+        """Return the batch of a step; request the responses of steps up to `rollout.maxStaleness` after it ahead."""
+        last = min(step + self._staleness, self._total_steps)
+        for number in range(self._next, last + 1):
+            blank = self._runtime.blank(number, self._job.sequences_per_step)
+            self._batches[number] = training_batch(self._job, self._runtime.models["data"], blank)
+            if self._staleness:
+                self._runtime.models["actor"].generate_ahead(self._batches[number])
+        self._next = last + 1
+        return self._batches.pop(step)
 
 
 def finite(record: Mapping[str, float]) -> dict[str, float]:
@@ -96,10 +120,8 @@ def finite(record: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in record.items() if math.isfinite(value)}
 
 
-def timed_step(number: int, run_step: Callable[[int], Sequence[Report]]) -> StepReport:
-    """Run one step; return a report with its metrics for metrics.jsonl (times in seconds), warnings and time spans."""
-    began = time.time()
-    reports = run_step(number)
+def report_of(number: int, began: float, reports: Sequence[Report]) -> StepReport:
+    """Return a step's metrics for metrics.jsonl (times in seconds), warnings and time spans; the step ends now."""
     seconds = time.time() - began
     spans = [span for report in reports for span in report.spans]
     record = {"step": number, **merge(reports), **phase_seconds(spans, seconds), **slot_seconds(spans, seconds)}

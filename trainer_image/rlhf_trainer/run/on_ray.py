@@ -1,44 +1,22 @@
-"""Runs the jobs of a manifest on the connected Ray, one after the other, in slots that they share."""
+"""Runs a job on the connected Ray, in slots that the jobs of a manifest share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
-from rlhf_trainer.run.context import RunContext
 from rlhf_trainer.run.job_run import run_job
 from rlhf_trainer.run.placement import Placed
 from rlhf_trainer.run.preconditions import other_vocabularies
-from rlhf_trainer.run.publisher import Publisher
+from rlhf_trainer.run.publisher import Publisher, RunContext
 from rlhf_trainer.run.resume import Start
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary
 from rlhf_trainer.run_folder.written_data import with_written_data
 from rlhf_trainer.workers.retokenized import with_prompts
-
-
-def run_jobs(
-    jobs: Sequence[Job],
-    placed: Mapping[str, Placed],
-    folders: Mapping[str, Mapping[Role, str]],
-    starts: Mapping[str, Start],
-    slots: Slots,
-    context: RunContext,
-) -> None:
-    """Run the jobs in their order; placed, folders (of the models by role) and starts: by the name of the job."""
-    for job in jobs:
-        run_on_ray(
-            job,
-            placed[job.name],
-            folders[job.name],
-            start=starts[job.name],
-            slots=slots,
-            is_last=job is jobs[-1],
-            context=context,
-        )
 
 
 def run_on_ray(
@@ -58,31 +36,18 @@ def run_on_ray(
         folder.begin(checkpoint, inputs=start.inputs, mapping=mapping)
         code = folder.keep_code(first_step=1 + (checkpoint.step if checkpoint else 0))
         publisher.open(mapping, unmapped=placed.unmapped, code=code, checkpoint=checkpoint)
-        models = job.models()
-        retokenized = other_vocabularies(job, models, folders)
+        retokenized = other_vocabularies(job, folders)
         running = with_written_data(job, context.output)
+        running = with_prompts(running) if retokenized else running
+        columns = job.spec.columns(job.spec.data.train)
         runtime = RayRuntime(
-            with_prompts(running) if retokenized else running,
-            models,
-            mapping,
-            folders,
-            slots=slots,
-            path=folder.path,
-            columns=job.spec.columns(job.spec.data.train),
-            retokenized=retokenized,
+            running, mapping, folders, slots=slots, path=folder.path, columns=columns, retokenized=retokenized
         )
         with runtime.running(is_last=is_last) as shape:
             publisher.say(*shape.facts)
-            trained = [role for role, model in models.items() if model.optimizer]
             checkpoints = KeptCheckpoints(
-                job, folder, runtime.models, trained=trained, data=shape, stop=context.stop, resumed=checkpoint
+                job, folder, runtime.models, data=shape, stop=context.stop, resumed=checkpoint
             )
-            summary = run_job(
-                runtime.job,
-                runtime,
-                shape,
-                made=folder.made.resolve(),
-                publisher=publisher,
-                checkpoints=checkpoints,
-            )
+            made = folder.made.resolve()
+            summary = run_job(running, runtime, shape, made=made, publisher=publisher, checkpoints=checkpoints)
         add_to_summary(context.output, job.name, summary)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
@@ -14,8 +16,19 @@ from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import TrainerError, reason_of, user_error
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.listeners import Listener
+from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder, writing
 from rlhf_trainer.telemetry import StepReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """Run folder, outputs and stop signals that the jobs of a run share."""
+
+    output: Path
+    display: Display
+    listeners: Sequence[Listener]
+    stop: StopSignals
 
 
 def prediction_of(mapping: DeviceMapping) -> list[str]:

@@ -9,19 +9,18 @@ from pathlib import Path
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.spec.job_spec import Model
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.message import queue
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.graph import recorded_step, scorers_of
-from rlhf_trainer.run.lookahead import queue
 from rlhf_trainer.run.rollout_pool import ReplaceablePool, RolloutPool, Servers
 from rlhf_trainer.run.slots import COLLECTIVE_DEADLINES, Slots
 from rlhf_trainer.run.step_models import Handle, connected
-from rlhf_trainer.run.worker_specs import agreed, data_spec, worker_specs
+from rlhf_trainer.run.worker_specs import agreed, data_spec, home_of, worker_specs
 from rlhf_trainer.run_folder.logs import STACKS
 from rlhf_trainer.telemetry import ENDPOINTS, Report
 from rlhf_trainer.workers.data import DataShape
@@ -33,7 +32,6 @@ class RayRuntime:
     def __init__(
         self,
         job: Job,
-        models: Mapping[Role, Model],
         placed: DeviceMapping,
         folders: Mapping[Role, str],
         *,
@@ -42,19 +40,16 @@ class RayRuntime:
         columns: Collection[str] = (),
         retokenized: Collection[Role] = (),
     ) -> None:
-        """models, folders: the job's models and their local folders or hub names, by role; path: the job's folder.
+        """folders: the local folders or hub names of the job's models, by role; path: the job's folder.
 
         columns: names of columns that a written data set gets; retokenized: models whose tokenizer is not the actor's.
         """
         self.models: dict[str, Handle] = {}
         """Models by role, with the calls that steps and evaluations make (`connected`)."""
-        self.job = job
-        self._given_models = models
-        self._columns = columns
-        self._placed, self._folders, self._path, self._retokenized = placed, folders, path, retokenized
+        self._job, self._placed, self._folders, self._slots, self._path = job, placed, folders, slots, path
+        self._columns, self._retokenized = columns, retokenized
         self._log = CallLog(keeps=job.spec.rollout.max_staleness)
         self._deadline = float(job.spec.training.call_deadline_seconds)
-        self._slots = slots
         self._groups: Mapping[str, WorkerGroup] = {}
         self._handles: dict[str, ModelHandle] = {}
         """Handles of all workers by role, without replaced calls."""
@@ -93,30 +88,30 @@ class RayRuntime:
 
     def _start(self) -> DataShape:
         """Build the workers of all pools, connect the models, and return the shape of the data."""
-        self._home, data = data_spec(self.job, self._given_models, self._placed, self._folders)
-        self._build(self._home, {"data": data})
+        job, placed = self._job, self._placed
+        self._home = home_of(job, placed)
+        self._build(self._home, {"data": data_spec(job, placed, self._folders)})
         self._groups[self._home].wait_until_built()
-        shape = agreed(self.job, self._handles["data"].call("describe").result())
+        shape = agreed(job, self._handles["data"].call("describe").result())
         specs = worker_specs(
-            self.job,
-            self._given_models,
-            self._placed,
+            job,
+            placed,
             self._folders,
             shape,
             path=self._path,
             columns=self._columns,
             retokenized=self._retokenized,
         )
-        if self.job.generates_elsewhere:
+        if job.generates_elsewhere:
             self._slots.beside(self._home, ENDPOINTS, log=self._log, deadline=self._deadline)
         for pool, workers in specs.items():
             self._build(pool, {role: spec for role, spec in workers.items() if role not in self._handles})
         for group in self._groups.values():
             group.wait_until_built()
-        rollout_pool, is_streamed = self._rollout_pool(specs), self.job.spec.rollout.stream
-        scorers = scorers_of(recorded_step(self.job, self._placed, specs)) if is_streamed else ()
+        rollout_pool = self._rollout_pool(specs)
+        scorers = scorers_of(recorded_step(job, placed, specs)) if job.spec.rollout.stream else ()
         self._log.streams.are_on = any(scorers)
-        self.models = connected(self.job, self._handles, rollout_pool, scorers=scorers, streams=self._log.streams)
+        self.models = connected(job, self._handles, rollout_pool, scorers=scorers, streams=self._log.streams)
         self.drain()
         gc.freeze()  # else every full collection of a step looks through all that the imports have left
         return shape
@@ -132,28 +127,27 @@ class RayRuntime:
 
     def _rollout_pool(self, specs: Mapping[str, Mapping[str, WorkerSpec]]) -> RolloutPool:
         """Return the pool or servers that generate, joined with the actor's ranks; a RolloutPool if the actor does."""
-        if self.job.generates_elsewhere:
+        if self._job.generates_elsewhere:
             rollout = self._handles["rollout"]
             return Servers(lambda: rollout.call("found").result()[0], self._join_servers)
-        if not self.job.generates_apart:
+        if not self._job.generates_apart:
             return RolloutPool()
         name = next(pool for pool, workers in specs.items() if "rollout" in workers)
         group = self._groups[name]
-        self._join_pool(group)
-        if self.job.spec.rollout.stream:  # scoring may have begun on some ranks when others lack rows
-            return RolloutPool()
+
+        def join() -> None:
+            self._span_pools(group.hosts, self._placed.sizes["rollout"])
 
         def rebuild() -> None:
             group.build(specs[name])
             group.wait_until_built()
-            self._join_pool(group)
+            join()
 
+        join()
+        if self._job.spec.rollout.stream:  # scoring may have begun on some ranks when others lack rows
+            return RolloutPool()
         self._replaceable = ReplaceablePool(group, self._log, deadline=self._deadline, build=rebuild)
         return self._replaceable
-
-    def _join_pool(self, group: WorkerGroup) -> None:
-        """Join the actor's ranks and the ranks of the rollout pool in one torch.distributed group."""
-        self._span_pools(group.hosts, self._placed.sizes["rollout"])
 
     def _join_servers(self, servers: Sequence[tuple[str, int]]) -> None:
         """Join the actor's ranks and servers in a group; servers: (machine, ranks) each, all with as many ranks."""

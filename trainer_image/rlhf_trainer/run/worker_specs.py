@@ -19,7 +19,7 @@ from rlhf_api.problems import choice
 from rlhf_api.spec.algorithms import Algorithm, PolicyGradient
 from rlhf_api.spec.job_spec import Model
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_mapper.mapping import DeviceMapping, MappedPool
+from rlhf_mapper.mapping import DeviceMapping
 from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
 from rlhf_trainer.algorithms import models
 from rlhf_trainer.controller.worker_spec import WorkerSpec
@@ -104,36 +104,27 @@ def data_of(job: Job) -> type[DataWorker]:
     return PromptAndPretrainData if job.spec.data.pretrain else DATA[job.spec.algorithm.data]
 
 
-def home_of(job: Job, placed: DeviceMapping) -> MappedPool:
-    """Return the pool of the job's saved model: workers without a model of their own live there, too."""
-    return next(pool for pool in placed.pools if job.saved in pool.models)
+def home_of(job: Job, placed: DeviceMapping) -> str:
+    """Return the name of the pool of the job's saved model: workers without a model of their own live there, too."""
+    return next(pool.name for pool in placed.pools if job.saved in pool.models)
 
 
 def setting_of(
-    job: Job,
-    models: Mapping[Role, Model],
-    role: Role,
-    folders: Mapping[Role, str],
-    *,
-    total_steps: int = 0,
-    layout: ParallelSizes | None = None,
+    job: Job, role: Role, folders: Mapping[Role, str], *, total_steps: int = 0, layout: ParallelSizes | None = None
 ) -> WorkerSetting:
     """Return the setting of a role's worker; the role `rollout` gets the actor's model and folder.
 
     total_steps: training steps of the job, which only workers that train read.
     """
     held: Role = "actor" if role == "rollout" else role
-    model, folder = models[held], folders[held]
+    model, folder = job.models()[held], folders[held]
     return WorkerSetting(job=job, role=held, model=model, folder=folder, total_steps=total_steps, layout=layout)
 
 
-def data_spec(
-    job: Job, models: Mapping[Role, Model], placed: DeviceMapping, folders: Mapping[Role, str]
-) -> tuple[str, WorkerSpec]:
-    """Return (pool, spec) of the worker `data`, which tells how many rows there are before the others are built."""
+def data_spec(job: Job, placed: DeviceMapping, folders: Mapping[Role, str]) -> WorkerSpec:
+    """Return the spec of the worker `data`, which tells how many rows there are before the others are built."""
     slots = math.lcm(*(pool.size for pool in placed.pools))
-    setting = setting_of(job, models, job.saved, folders)
-    return home_of(job, placed).name, WorkerSpec(data_of(job), {"setting": setting, "slots": slots})
+    return WorkerSpec(data_of(job), {"setting": setting_of(job, job.saved, folders), "slots": slots})
 
 
 def agreed(job: Job, shapes: Sequence[DataShape]) -> DataShape:
@@ -147,7 +138,6 @@ def agreed(job: Job, shapes: Sequence[DataShape]) -> DataShape:
 
 def worker_specs(
     job: Job,
-    models: Mapping[Role, Model],
     placed: DeviceMapping,
     folders: Mapping[Role, str],
     shape: DataShape,
@@ -158,25 +148,22 @@ def worker_specs(
 ) -> dict[str, dict[str, WorkerSpec]]:
     """Return the specs of a job's workers as pool -> role -> spec, in the order in which a pool builds its workers.
 
-    models, folders: the job's models and their local folders or hub names, by role; path: the job's folder; columns:
-    names of columns that a written data set gets; retokenized: models whose tokenizer is not the actor's.
+    folders: the local folders or hub names of the job's models, by role; path: the job's folder; columns: names of
+    columns that a written data set gets; retokenized: models whose tokenizer is not the actor's.
     """
-    total_steps = job.total_steps_for(shape.rows)
+    total_steps, home = job.total_steps_for(shape.rows), home_of(job, placed)
     sequences = max(job.sequences_per_step, shape.evaluation_rows)
     specs: dict[str, dict[str, WorkerSpec]] = {pool.name: {} for pool in placed.pools}
-    home, data = data_spec(job, models, placed, folders)
-    specs[home]["data"] = data
+    specs[home]["data"] = data_spec(job, placed, folders)
     for pool in placed.pools:
         for role in pool.models:
-            sizes = placed.sizes[role]
-            setting = setting_of(job, models, role, folders, total_steps=total_steps, layout=sizes)
+            setting = setting_of(job, role, folders, total_steps=total_steps, layout=placed.sizes[role])
             if role in retokenized:
-                setting = replace(setting, actor=(models["actor"], folders["actor"]))
+                setting = replace(setting, actor=(job.models()["actor"], folders["actor"]))
             specs[pool.name][role] = model_spec(setting, role, beside=pool.models, sequences=sequences)
-    specs[home] |= helper_specs(setting_of(job, models, job.saved, folders), path=path, columns=columns)
+    specs[home] |= helper_specs(setting_of(job, job.saved, folders), path=path, columns=columns)
     if job.generates_elsewhere:
-        setting = setting_of(job, models, "rollout", folders)
-        elsewhere = {"setting": setting, "on_gpu": placed.device == "GPU"}
+        elsewhere = {"setting": setting_of(job, "rollout", folders), "on_gpu": placed.device == "GPU"}
         specs[ENDPOINTS] = {"rollout": WorkerSpec(RolloutWorker, elsewhere)}
     return {pool: {role: with_mapped_fields(spec, placed) for role, spec in of.items()} for pool, of in specs.items()}
 
