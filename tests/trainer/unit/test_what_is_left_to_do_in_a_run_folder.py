@@ -14,7 +14,8 @@ from rlhf_api.problems import SpecError
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NumericsError
-from rlhf_trainer.run.checkpoints import KeptCheckpoints, require_measure
+from rlhf_trainer.run.checkpoints import KeptCheckpoints
+from rlhf_trainer.run.evaluation import require_measure
 from rlhf_trainer.run.resume import from_the_start, unfinished
 from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder.folder import METRICS, JobFolder, add_to_summary, load_with_finished

@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 from rlhf_api.job import Job
-from rlhf_trainer.controller.message import Message, queue
+from rlhf_trainer.controller.message import Message
 from rlhf_trainer.controller.slot_process import Outcome
 from rlhf_trainer.run.evaluation import Runtime
 from rlhf_trainer.run.job_run import Lookahead
-from rlhf_trainer.run.rollout_pool import RolloutPool
-from rlhf_trainer.run.step_models import ApartRollout
+from rlhf_trainer.run.step_models import ApartRollout, RolloutPool
+from rlhf_trainer.run.wiring import queue
 from rlhf_trainer.telemetry import Report
 
 SCHEDULES, MANY_SCHEDULES = 500, 10_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -57,14 +57,3 @@ class Message:
             return cast("Sequence[Outcome]", ray.get(self.ended, timeout=0))
         except ray.exceptions.RayError:
             return None
-
-
-def queue(messages: Iterable[Message]) -> dict[str, float]:
-    """Return `queue/batches` and `queue/tokens`: complete batches and tokens generated for later steps by now."""
-    written: dict[int, list[Sequence[Outcome] | None]] = {}
-    for message in messages:
-        if message.step:  # others bring weights
-            written.setdefault(message.step, []).append(message.outcomes())
-    whole = sum(None not in parts for parts in written.values())
-    ended = (outcome for parts in written.values() for part in parts for outcome in part or ())
-    return {"queue/batches": whole, "queue/tokens": sum(outcome.report.sums.get("tokens", 0.0) for outcome in ended)}

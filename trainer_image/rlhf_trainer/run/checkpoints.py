@@ -11,7 +11,7 @@ from typing import Any
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_trainer.checkpoint import STATE, Checkpoint
-from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NumericsError
+from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.step_models import Handle
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder
@@ -21,14 +21,6 @@ LOWEST = ("loss", "cost")
 """Measures of an evaluation whose lowest value is the best; all others are best when highest."""
 State = dict[str, Any]
 """State of the controller after a step, besides the step's number: JSON values."""
-
-
-def require_measure(job: Job, names: Collection[str]) -> None:
-    """Raise ConfigError if `checkpoint.keepBest` names a measure that is not among `names`."""
-    wanted = job.spec.checkpoint.keep_best
-    if wanted is not None and wanted not in names:
-        path = f"{job.name}: spec.checkpoint.keepBest"
-        raise ConfigError(f"{path}: {wanted} is not measured; there are {', '.join(names)}")
 
 
 class Checkpoints:

@@ -27,8 +27,7 @@ from rlhf_trainer.generation.families import why_not_generated
 from rlhf_trainer.outputs.opening import require_trackers
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
-from rlhf_trainer.run.checkpoints import require_measure
-from rlhf_trainer.run.evaluation import measures_of
+from rlhf_trainer.run.evaluation import measures_of, require_measure
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.preconditions import other_vocabularies

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
 from rlhf_api.job import Job
 from rlhf_api.spec.data import DataSets
 from rlhf_api.spec.verifiers import RewardVerifier
-from rlhf_trainer.errors import NumericsError
+from rlhf_trainer.errors import ConfigError, NumericsError
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.run.step_models import Handle, Rows
 from rlhf_trainer.telemetry import Report
@@ -237,6 +237,14 @@ def measures_of(job: Job) -> list[str]:
     sets = ["", *(of_set.name for of_set in asked.data.sets)] if isinstance(asked.data, DataSets) else [""]
     names = [*scores, "response_tokens", "response_finished", *passes, "win_rate"]
     return [measure_of(name, measure) for name in sets for measure in names]
+
+
+def require_measure(job: Job, names: Collection[str]) -> None:
+    """Raise ConfigError if `checkpoint.keepBest` names a measure that is not among `names`."""
+    wanted = job.spec.checkpoint.keep_best
+    if wanted is not None and wanted not in names:
+        path = f"{job.name}: spec.checkpoint.keepBest"
+        raise ConfigError(f"{path}: {wanted} is not measured; there are {', '.join(names)}")
 
 
 def measure_of(name: str, measure: str) -> str:

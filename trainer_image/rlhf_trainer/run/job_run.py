@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rlhf_api.job import Job
 from rlhf_api.spec.algorithms import ActorCritic
-from rlhf_trainer.run.checkpoints import Checkpoints, State, require_measure
-from rlhf_trainer.run.evaluation import Runtime, evaluation_of
+from rlhf_trainer.run.checkpoints import Checkpoints, State
+from rlhf_trainer.run.evaluation import Runtime, evaluation_of, require_measure
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.step_models import Rows, inputs_of, training_batch
 from rlhf_trainer.telemetry import (

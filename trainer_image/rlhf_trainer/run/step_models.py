@@ -12,11 +12,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlhf_api.job import Job
 from rlhf_trainer.errors import CommunicationError
-from rlhf_trainer.run.rollout_pool import RolloutPool
 
 if TYPE_CHECKING:  # a graph of a step, and torchrun, need no Ray
     from rlhf_trainer.controller.streams import Streams
@@ -66,6 +66,27 @@ class KeptRollouts:
         """Write the kept share of the rows to the file, and then train the actor."""
         self._rollouts.keep(batch)
         return self._actor.update_actor(batch)
+
+
+class RolloutPool:
+    """Processes that generate responses outside of the actor's pool; the loss of one ends the attempt.
+
+    `wiring` has pools that go on without lost processes.
+    """
+
+    def calls(self) -> AbstractContextManager[None]:
+        """Return a context for calls on these processes, and for calls that wait for them."""
+        return nullcontext()
+
+    def settle(self, step: int | None = None) -> None:
+        """Wait for the calls made in `calls`, all or up to the last of `step`; CommunicationError if a rank is lost."""
+
+    def gather(self) -> None:
+        """Join the actor's ranks and all processes that get the actor's weights in one torch.distributed group."""
+
+    def replace(self, error: CommunicationError) -> None:
+        """Replace the processes by new ones, where all calls must be made again; raise the error if this is no help."""
+        raise error
 
 
 class ApartRollout:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from rlhf_api.job import Job
@@ -12,18 +12,23 @@ from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.controller.batch import BatchFuture
-from rlhf_trainer.controller.message import queue
+from rlhf_trainer.controller.message import Message
+from rlhf_trainer.controller.slot_process import Outcome
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
+from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.graph import recorded_step, scorers_of
-from rlhf_trainer.run.rollout_pool import ReplaceablePool, RolloutPool, Servers
 from rlhf_trainer.run.slots import COLLECTIVE_DEADLINES, Slots
-from rlhf_trainer.run.step_models import Handle, connected
+from rlhf_trainer.run.step_models import Handle, RolloutPool, connected
 from rlhf_trainer.run.worker_specs import agreed, data_spec, home_of, worker_specs
 from rlhf_trainer.run_folder.logs import STACKS
-from rlhf_trainer.telemetry import ENDPOINTS, Report
+from rlhf_trainer.telemetry import CONTROLLER, ENDPOINTS, Report
 from rlhf_trainer.workers.data import DataShape
+
+REPLACEMENTS = "rollout_replacements"
+MAX_REPLACEMENTS = 3
+"""Most replacements in a row without responses in between; the next loss ends the attempt."""
 
 
 class RayRuntime:
@@ -170,3 +175,72 @@ class RayRuntime:
             for role in ("actor", "rollout"):
                 self._handles[role].call("span_pools", span=span)
         self._log.settle(deadline=self._deadline)
+
+
+class ReplaceablePool(RolloutPool):
+    """Pool whose processes are replaced together: ranks of one engine cannot do without each other."""
+
+    def __init__(self, group: WorkerGroup, log: CallLog, *, deadline: float, build: Callable[[], None]) -> None:
+        """build: builds the workers of the group, and joins them with the actor's ranks."""
+        self._group, self._log, self._deadline, self._build = group, log, deadline, build
+        self._in_a_row = 0
+        self._report = Report(sums={REPLACEMENTS: 0.0})
+
+    def calls(self) -> AbstractContextManager[None]:
+        return self._log.aside()
+
+    def settle(self, step: int | None = None) -> None:
+        self._log.settle(deadline=self._deadline, step=step)
+        if step is not None:
+            self._in_a_row = 0
+
+    def drain(self) -> Report:
+        """Return a report of the replacements since the last call of `drain`, which may have been between two steps."""
+        report, self._report = self._report, Report(sums={REPLACEMENTS: 0.0})
+        return report
+
+    def replace(self, error: CommunicationError) -> None:
+        """Replace the processes; raise the error if no rank has died, or if too many have."""
+        lost = [str(rank) for rank in self._group.inspect() if rank.is_dead]
+        if not lost or self._in_a_row == MAX_REPLACEMENTS:
+            raise error
+        self._in_a_row += 1
+        self._report.sums[REPLACEMENTS] += 1
+        then = "new processes generate again what was under way"
+        self._report.warnings[REPLACEMENTS] = f"{', '.join(lost)}; {then}"
+        try:
+            with self._log.recorder.span(CONTROLLER, f"replace the processes of {self._group.name}"):
+                self._group.restart()
+                self._log.abandon(deadline=self._deadline)
+                self._build()
+        except CommunicationError as another:
+            self.replace(another)
+
+
+class Servers(RolloutPool):
+    """External servers. Weights go to the servers that are reachable at that moment."""
+
+    def __init__(
+        self, found: Callable[[], list[tuple[str, int]]], join: Callable[[list[tuple[str, int]]], None]
+    ) -> None:
+        """found: gives the servers that are to join, each (machine, ranks); none if they have joined.
+
+        join: forms the group of these servers and of the actor's ranks.
+        """
+        self._found, self._join = found, join
+
+    def gather(self) -> None:
+        """Form a new group if other servers are reachable than before; its first exchange brings all weights."""
+        if servers := self._found():
+            self._join(servers)
+
+
+def queue(messages: Iterable[Message]) -> dict[str, float]:
+    """Return `queue/batches` and `queue/tokens`: complete batches and tokens generated for later steps by now."""
+    written: dict[int, list[Sequence[Outcome] | None]] = {}
+    for message in messages:
+        if message.step:  # others bring weights
+            written.setdefault(message.step, []).append(message.outcomes())
+    whole = sum(None not in parts for parts in written.values())
+    ended = (outcome for parts in written.values() for part in parts for outcome in part or ())
+    return {"queue/batches": whole, "queue/tokens": sum(outcome.report.sums.get("tokens", 0.0) for outcome in ended)}

@@ -159,7 +159,8 @@ def worker_specs(
         for role in pool.models:
             setting = setting_of(job, role, folders, total_steps=total_steps, layout=placed.sizes[role])
             if role in retokenized:
-                setting = replace(setting, actor=(job.models()["actor"], folders["actor"]))
+                actor = setting_of(job, "actor", folders)
+                setting = replace(setting, actor=(actor.model, actor.folder))
             specs[pool.name][role] = model_spec(setting, role, beside=pool.models, sequences=sequences)
     specs[home] |= helper_specs(setting_of(job, job.saved, folders), path=path, columns=columns)
     if job.generates_elsewhere:
