@@ -76,7 +76,7 @@ def test_what_no_process_keeps_is_sent_and_nothing_else(made: ParallelSizes, rea
     batch, adds = BatchFuture(step=1, size=rows), transfer(THREE_D_PROTO, adds=("tokens",))
     dealt = dispatch(batch, adds, readers, pool="all", layout=made, call=7, name="actor.make")
     outputs = [[(rank, part) for part in each.cuts.get("tokens", ())] for rank, each in enumerate(dealt.parts)]
-    collected = dealt.collect(batch, adds, made, outputs)
+    collected = dealt.collect(outputs)
     assert isinstance(collected, BatchFuture)
     used = set()
     for rank, share in enumerate(THREE_D_PROTO.distribute(read, rows)):

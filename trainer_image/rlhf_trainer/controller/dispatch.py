@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, pairwise
 
 import ray
 
@@ -63,56 +64,46 @@ class Readers:
         return self._known[key]
 
     def _fetched(self, name: str, holders: Holders, rows: int) -> Fetched:
-        read = [
-            part
-            for field, readers in self._by_field.items()
-            if field == name or field.endswith(f"_{name}")  # as `with_prefixed` names it
-            for protocol, layout, pool in readers
-            for rank, part in enumerate([range(rows)] if protocol.by_rank else protocol.distribute(layout, rows))
-            if protocol.by_rank or not holders.keep(part, pool=pool, rank=rank)
-        ]
-        change: dict[int, int] = {}  # row -> readers that begin there less readers that end there
+        read: list[range] = []
+        for read_name, readers in self._by_field.items():
+            if read_name != name and not read_name.endswith(f"_{name}"):  # as `with_prefixed` names it
+                continue
+            for protocol, layout, pool in readers:
+                if protocol.by_rank:
+                    read.append(range(rows))
+                    continue
+                given = enumerate(protocol.distribute(layout, rows))
+                read += [part for rank, part in given if not holders.keep(part, pool=pool, rank=rank)]
+        change: Counter[int] = Counter()  # row -> readers that begin there less readers that end there
         for part in read:
-            change[part.start] = change.get(part.start, 0) + 1
-            change[part.stop] = change.get(part.stop, 0) - 1
+            change[part.start] += 1
+            change[part.stop] -= 1
         places = sorted(change)
         readers_from = accumulate(change[place] for place in places)
         pieces = [range(*ends) for ends, count in zip(pairwise(places), readers_from, strict=False) if count]
         return Fetched(pieces, some_are_empty=not all(read))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
+class RankInput:
+    """Input of one rank's part of a call."""
+
+    batch: BatchSlice | None = None
+    cuts: Mapping[str, Sequence[slice]] = field(default_factory=dict)
+    """Rows of the blocks that other processes read, for each field that the rank adds; counted from its first row."""
+    references: Sequence[ray.ObjectRef] = ()
+    """References to the blocks that the rank reads from other processes."""
+
+
+@dataclass(frozen=True)
 class RankPart:
     """Input rows and output blocks of one rank in a call."""
 
-    pool: str
-    rank: int
     batch: BatchFuture
     rows: range
     """The rows of the batch that the rank gets."""
     cuts: Mapping[str, Sequence[range]]
     """Rows of the blocks that the rank sends, for each field that it adds to the result."""
-
-    def inputs(self, transfer: Transfer, *, reader: str) -> tuple[BatchSlice, list[ray.ObjectRef]]:
-        """Return the rank's slice of the batch, and the references to the blocks of the fields that the rank reads."""
-        names = transfer.fields_read(self.batch.fields)
-        return self.batch.slice(self.rows, names, pool=self.pool, rank=self.rank, reader=reader)
-
-    @property
-    def local_cuts(self) -> dict[str, list[slice]]:
-        """Field -> slices of the rank's own rows that other ranks read, counted from the rank's first row."""
-        first = self.rows.start
-        return {
-            name: [slice(part.start - first, part.stop - first) for part in parts] for name, parts in self.cuts.items()
-        }
-
-    def blocks(self, outputs: Sequence[ray.ObjectRef]) -> dict[str, list[RowBlock]]:
-        """Return the blocks of each added field, given the references to them in the order of `cuts`."""
-        references = iter(outputs)
-        return {
-            name: [RowBlock(part.start, part.stop, next(references)) for part in parts]
-            for name, parts in self.cuts.items()
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,31 +112,43 @@ class Dispatch:
 
     call: int
     """Number of the distributed call, counted over the job."""
+    name: str
+    """Name of the distributed call, for messages."""
+    batch: Batches
+    transfer: Transfer
+    layout: ParallelSizes
     parts: Sequence[RankPart]
     """Input rows and output blocks of each rank, in the order of the ranks."""
     holders: Holders
     """Processes that keep the fields which the call adds."""
 
-    def collect(
-        self, batch: Batches, transfer: Transfer, layout: ParallelSizes, outputs: Sequence[Sequence[ray.ObjectRef]]
-    ) -> Batches:
+    def inputs(self, groups: Sequence[ray.ObjectRef]) -> list[RankInput]:
+        """Return the input of each rank; groups: references to row groups, which every rank gets, too."""
+        found = []
+        for rank, part in enumerate(self.parts):
+            names, first = self.transfer.fields_read(part.batch.fields), part.rows.start
+            batch, references = part.batch.slice(part.rows, names, pool=self.holders.pool, rank=rank, reader=self.name)
+            cuts = {name: [slice(r.start - first, r.stop - first) for r in rows] for name, rows in part.cuts.items()}
+            found.append(RankInput(batch, cuts, [*references, *groups]))
+        return found
+
+    def collect(self, outputs: Sequence[Sequence[ray.ObjectRef]]) -> Batches:
         """Return the batch, or each rank's batch, with the fields that the ranks add.
 
-        outputs: for each rank the references to the blocks that it sends.
+        outputs: for each rank the references to the blocks that it sends, in the order of its `cuts`.
         """
-        blocks = [part.blocks(references) for part, references in zip(self.parts, outputs, strict=True)]
-        if not isinstance(batch, BatchFuture):
+        blocks: list[dict[str, list[RowBlock]]] = []
+        for part, references in zip(self.parts, map(iter, outputs), strict=True):
+            cuts = part.cuts.items()
+            blocks.append({name: [RowBlock(r.start, r.stop, next(references)) for r in rows] for name, rows in cuts})
+        if not isinstance(self.batch, BatchFuture):
             return [
                 one.with_fields({name: self._field(name, own) for name, own in mine.items()})
-                for one, mine in zip(batch, blocks, strict=True)
+                for one, mine in zip(self.batch, blocks, strict=True)
             ]
-        ranks = [rank for group in transfer.protocol.collect(layout) for rank in group]
-        return batch.with_fields(
-            {
-                name: self._field(name, [block for rank in ranks for block in blocks[rank][name]])
-                for name in transfer.adds or ()
-            }
-        )
+        ranks = [rank for group in self.transfer.protocol.collect(self.layout) for rank in group]
+        added = {name: [block for rank in ranks for block in blocks[rank][name]] for name in self.transfer.adds or ()}
+        return self.batch.with_fields({name: self._field(name, found) for name, found in added.items()})
 
     def _field(self, name: str, blocks: Sequence[RowBlock]) -> FieldFuture:
         ordered = sorted(blocks, key=lambda block: (block.start, block.stop))
@@ -166,40 +169,39 @@ def dispatch(
 
     ValueError if the batch or the outputs of the call `name` do not fit its transfer protocol.
     """
-    protocol = transfer.protocol
-    if protocol.by_rank:
-        batches = [batch] if isinstance(batch, BatchFuture) else list(batch)
-        if len(batches) != layout.world_size:
-            raise ValueError(f"{name}: {protocol.name} needs a batch for each of {layout.world_size} ranks")
-        given = [(one, range(one.size)) for one in batches]
-    else:
-        if not isinstance(batch, BatchFuture):
-            raise ValueError(f"{name}: {protocol.name} takes one batch and distributes it itself")
-        given = [(batch, rows) for rows in protocol.distribute(layout, batch.size)]
-        _require_each_row_once(transfer, layout, given, name=name)
-    collected = {rank for ranks in protocol.collect(layout) for rank in ranks}
+    protocol, adds = transfer.protocol, transfer.adds or ()
+    given = _given(batch, transfer, layout, name=name)
+    collected = set(chain.from_iterable(protocol.collect(layout)))
     keep = protocol.holders(layout)
     holders = Holders(pool, tuple(rows if rank in keep else None for rank, (_, rows) in enumerate(given)))
+    size = given[0][0].size
+    fetched = {added: None if protocol.by_rank else readers.fetched(added, holders, rows=size) for added in adds}
+    parts = []
+    for rank, (one, rows) in enumerate(given):
+        sent = fetched.items() if rank in collected else ()
+        parts.append(RankPart(one, rows, {added: read.cuts(rows) if read else [rows] for added, read in sent}))
+    return Dispatch(call=call, name=name, batch=batch, transfer=transfer, layout=layout, parts=parts, holders=holders)
 
-    adds = transfer.adds or ()
-    fetched = (
-        {} if protocol.by_rank else {field: readers.fetched(field, holders, rows=given[0][0].size) for field in adds}
-    )
 
-    def cuts(rows: range) -> dict[str, list[range]]:
-        return {field: fetched[field].cuts(rows) if fetched else [rows] for field in adds}
-
-    parts = [
-        RankPart(pool=pool, rank=rank, batch=one, rows=rows, cuts=cuts(rows) if rank in collected else {})
-        for rank, (one, rows) in enumerate(given)
-    ]
-    return Dispatch(call=call, parts=parts, holders=holders)
+def _given(
+    batch: Batches, transfer: Transfer, layout: ParallelSizes, *, name: str
+) -> Sequence[tuple[BatchFuture, range]]:
+    protocol = transfer.protocol
+    if protocol.by_rank:
+        batches = [batch] if isinstance(batch, BatchFuture) else batch
+        if len(batches) != layout.world_size:
+            raise ValueError(f"{name}: {protocol.name} needs a batch for each of {layout.world_size} ranks")
+        return [(one, range(one.size)) for one in batches]
+    if not isinstance(batch, BatchFuture):
+        raise ValueError(f"{name}: {protocol.name} takes one batch and distributes it itself")
+    given = [(batch, rows) for rows in protocol.distribute(layout, batch.size)]
+    _require_each_row_once(transfer, layout, given, name=name)
+    return given
 
 
 def _require_each_row_once(
     transfer: Transfer, layout: ParallelSizes, given: Sequence[tuple[BatchFuture, range]], *, name: str
 ) -> None:
-    """Raise ValueError unless the collected outputs are the rows of the batch, each once and in order."""
     if not transfer.adds:
         return
     parts = [[given[rank][1] for rank in ranks] for ranks in transfer.protocol.collect(layout)]

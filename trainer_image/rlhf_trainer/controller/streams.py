@@ -25,9 +25,14 @@ class Streams:
         self._scored: set[tuple[int, str]] = set()
         """(number of a generating call, name of a scoring call made on its row groups but not yet on all rows)."""
 
-    def begin(self, call: int, ranks: Sequence[ray.actor.ActorHandle]) -> None:
-        """Record that these ranks hand out the row groups of a generating call."""
-        self._ranks[call] = ranks
+    def begin(
+        self, call: int, transfer: Transfer, batch: Batches | None, ranks: Sequence[ray.actor.ActorHandle]
+    ) -> bool:
+        """Return whether a call hands out row groups; record then that these ranks do."""
+        leaves = self.are_on and transfer.in_groups and isinstance(batch, BatchFuture) and batch.step > 0
+        if leaves:
+            self._ranks[call] = ranks
+        return leaves
 
     def forget(self) -> None:
         """Forget which scoring calls of the last step were made on row groups."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, Self
 
@@ -22,7 +22,7 @@ import ray
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.diagnosis import RankState
-from rlhf_trainer.controller.dispatch import Batches, Dispatch, Readers, dispatch
+from rlhf_trainer.controller.dispatch import Batches, RankInput, Readers, dispatch
 from rlhf_trainer.controller.message import Message
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
@@ -70,37 +70,34 @@ class CallLog:
         self.groups: list[WorkerGroup] = []
         self.streams = Streams()
         self.meter = PayloadMeter()
-        self._messages: list[Message] = []
+        self.messages: list[Message] = []
+        """Messages that were sent to ranks, for which `drain` waits."""
         self._drained: list[Message] = []
         self._aside: list[Message] = []
         """Messages of calls set aside, which only `settle` waits for."""
 
-    def add(self, messages: Sequence[Message]) -> None:
-        """Add messages that were sent to ranks, so that `drain` waits for them."""
-        self._messages.extend(messages)
-
     def wait(self, *, deadline: float) -> None:
         """Wait until every call made so far has ended."""
         self.send()
-        self._outcomes(self._messages, deadline)
+        self._outcomes(self.messages, deadline)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Set the calls of the block aside: nothing waits for them until they are settled."""
         self.send()
-        others, self._messages = self._messages, self._aside
+        others, self.messages = self.messages, self._aside
         try:
             yield
             self.send()
         finally:
-            self._messages = others
+            self.messages = others
 
     def settle(self, *, deadline: float, step: int | None = None) -> None:
         """Wait for the calls that were set aside, up to the last one of `step`; then treat them as all others."""
         wanted = None if step is None else max(step, 0)  # evaluations count down
         count = max((n for n, each in enumerate(self._aside, 1) if wanted in (None, each.step)), default=0)
         self._outcomes(self._aside[:count], deadline)
-        self._messages += self._aside[:count]
+        self.messages += self._aside[:count]
         self._aside = self._aside[count:]
 
     def abandon(self, *, deadline: float) -> None:
@@ -119,8 +116,8 @@ class CallLog:
         """
         self.send()
         last = math.inf if step is None else step
-        self._drained = [each for each in self._messages if each.step <= last]
-        self._messages = [each for each in self._messages if each.step > last]
+        self._drained = [each for each in self.messages if each.step <= last]
+        self.messages = [each for each in self.messages if each.step > last]
         calls = sum(len(message.calls) for message in self._drained)
         with self.recorder.span(CONTROLLER, f"wait for {calls} calls"):
             ended = self._outcomes(self._drained, deadline)
@@ -129,7 +126,7 @@ class CallLog:
 
     def undrained(self) -> Sequence[Message]:
         """Return the messages that were sent to ranks and that no `drain` has waited for yet."""
-        return [*self._messages, *self._aside]
+        return [*self.messages, *self._aside]
 
     def send(self) -> None:
         """Send the calls recorded so far to the ranks of all worker groups."""
@@ -137,12 +134,11 @@ class CallLog:
             group.send()
 
     def _outcomes(self, messages: Sequence[Message], deadline: float) -> list[Sequence[Outcome]]:
-        """Return the outcomes of the calls of each message, once all have ended."""
         return get([message.ended for message in messages], deadline=deadline, quiet_seconds=self._quiet_seconds)
 
     def unfinished_calls(self, pool: str, rank: int) -> str:
         """Return the calls of the rank's first message that failed or has not ended; empty if there is none."""
-        messages = [*self._drained, *self._messages, *self._aside]
+        messages = [*self._drained, *self.messages, *self._aside]
         mine = (each for each in messages if (each.pool, each.rank) == (pool, rank))
         return next((str(each) for each in mine if each.outcomes() is None), "")
 
@@ -186,15 +182,14 @@ class WorkerGroup:
         self._ranks = self._started()
 
     def _started(self) -> list[ray.actor.ActorHandle]:
-        """Start a process for each slot; return Ray's handle of each."""
         pool, process = self._pool, ray.remote(concurrency_groups={INSPECTION: 1, OUTLETS: 1})(SlotProcess)
+        options = {
+            "num_cpus": pool.cpus_of_process,
+            "num_gpus": 1 if pool.device == "GPU" else 0,
+            "runtime_env": {"env_vars": self._environment},
+        }
         return [
-            process.options(
-                scheduling_strategy=strategy,
-                num_cpus=pool.cpus_of_process,
-                num_gpus=1 if pool.device == "GPU" else 0,
-                runtime_env={"env_vars": self._environment},
-            ).remote(pool=pool.name, path=sys.path)
+            process.options(scheduling_strategy=strategy, **options).remote(pool=pool.name, path=sys.path)
             for strategy, _ in pool.slots()
         ]
 
@@ -215,7 +210,6 @@ class WorkerGroup:
         return address, port
 
     def _join(self) -> None:
-        """Have the processes form a group of torch.distributed."""
         pool = self._pool
         address, port = self.rendezvous()
         for rank, (handle, (_, local_rank)) in enumerate(zip(self._ranks, pool.slots(), strict=True)):
@@ -266,20 +260,23 @@ class WorkerGroup:
         """
         name, number = f"{role}.{method}", next(self._log.numbers)
         stream, transfer = self._log.streams.read(name, batch, transfer, in_groups=bool(groups))
-        leaves = self._log.streams.are_on and transfer.in_groups and isinstance(batch, BatchFuture) and batch.step > 0
         dealt = None
         if batch is not None:
             dealt = dispatch(batch, transfer, self._log.readers, pool=self.name, layout=layout, call=number, name=name)
         collected = transfer.protocol.collect(layout)
-        counted = {rank for ranks in collected for rank in ranks}
+        counted = set(itertools.chain.from_iterable(collected))
         with self._log.recorder.span(CONTROLLER, f"dispatch {name}"):
+            leaves = self._log.streams.begin(number, transfer, batch, [self._ranks[rank] for rank in sorted(counted)])
             now = time.time()
+            inputs = dealt.inputs(groups) if dealt else [RankInput() for _ in self._ranks]
             requests = [
                 CallRequest(
                     number=number,
                     role=role,
                     method=method,
                     arguments=arguments,
+                    batch=given.batch,
+                    cuts=given.cuts,
                     keeps=self._log.keeps,
                     in_groups=leaves and rank in counted,
                     groups=len(groups),
@@ -287,40 +284,27 @@ class WorkerGroup:
                     counts=rank in counted,
                     sent=now,
                 )
-                for rank in range(len(self._ranks))
+                for rank, given in enumerate(inputs)
             ]
-            self._record(requests, dealt, transfer, groups)
-            if leaves:
-                self._log.streams.begin(number, [self._ranks[rank] for rank in sorted(counted)])
+            self._record(requests, [given.references for given in inputs])
             place, messages = len(self._open[0].calls) - 1, self._open
-            if batch is not None and dealt and transfer.adds is not None:
-                are_read = any(message.requests[-1].blocks for message in messages)
-                outputs = self.send() if are_read else [[] for _ in messages]
-                return dealt.collect(batch, transfer, layout, outputs)
+            if dealt and transfer.adds is not None:
+                return dealt.collect(self._send_if_read())
         parts = [[messages[rank] for rank in ranks] for ranks in collected]
         return ValueFuture(parts, place, self._log, self._deadline)
 
-    def _record(
-        self,
-        requests: Sequence[CallRequest],
-        dealt: Dispatch | None,
-        transfer: Transfer,
-        groups: Sequence[ray.ObjectRef] = (),
-    ) -> None:
+    def _record(self, requests: Sequence[CallRequest], inputs: Sequence[Sequence[ray.ObjectRef]]) -> None:
         """Add a call to each rank's unsent message; a call that reads from other processes begins a new message."""
-        inputs: list[list[ray.ObjectRef]] = [[] for _ in requests]
-        if dealt:
-            given = [part.inputs(transfer, reader=requests[0].name) for part in dealt.parts]
-            inputs = [[*references, *groups] for _, references in given]
-            requests = [
-                replace(request, batch=batch, cuts=part.local_cuts)
-                for request, (batch, _), part in zip(requests, given, dealt.parts, strict=True)
-            ]
         if any(inputs):
             self.send()
         self._open = self._open or [Message(self.name, rank, references) for rank, references in enumerate(inputs)]
         for message, request in zip(self._open, requests, strict=True):
             message.add(request)
+
+    def _send_if_read(self) -> list[list[ray.ObjectRef]]:
+        """Send the messages if other processes read fields of their last call; return the references to its blocks."""
+        is_read = any(message.requests[-1].blocks for message in self._open)
+        return self.send() if is_read else [[] for _ in self._open]
 
     def send(self) -> list[list[ray.ObjectRef]]:
         """Send each rank its recorded calls; return for each rank the references to the blocks of the last call."""
@@ -329,7 +313,7 @@ class WorkerGroup:
             return []
         with self._log.recorder.span(CONTROLLER, f"send to {self.name}"):
             blocks = [message.send(handle) for message, handle in zip(messages, self._ranks, strict=True)]
-        self._log.add(messages)
+        self._log.messages += messages
         return blocks
 
     def inspect(self) -> list[RankState]:
@@ -342,12 +326,12 @@ class WorkerGroup:
         process = f", process {self._processes[rank]}" if self._processes else ""
         name, host = f"rank {rank} of pool {self.name}{process}", self.hosts[rank] if self.hosts else ""
         last_call = self._log.unfinished_calls(self.name, rank)
+        answered, is_dead = None, False
         try:
-            return RankState(name=name, host=host, last_call=last_call, process=ray.get(answer, timeout=0))
-        except ray.exceptions.GetTimeoutError:
-            return RankState(name=name, host=host, last_call=last_call, process=None)
-        except ray.exceptions.RayError:
-            return RankState(name=name, host=host, last_call=last_call, process=None, is_dead=True)
+            answered = ray.get(answer, timeout=0)
+        except ray.exceptions.RayError as error:
+            is_dead = not isinstance(error, ray.exceptions.GetTimeoutError)
+        return RankState(name=name, host=host, last_call=last_call, process=answered, is_dead=is_dead)
 
     def clear(self) -> None:
         """Have every rank close and forget its workers, so that the next job can use the processes."""

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypedDict, TypeVar
+from typing import ParamSpec, TypeVar
 
 from rlhf_api.chain import with_sources
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.data import Rows
-from rlhf_api.spec.job_spec import JobSpec
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.config_file import SCORERS, made_from
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
@@ -70,13 +69,6 @@ def require_no_problems(pending: Sequence[Job], jobs: Sequence[Job], output: Pat
         raise together(found)
 
 
-class Origin(TypedDict):
-    """Options for reading a model from its folder or hub name."""
-
-    trust_remote_code: bool
-    revision: str | None
-
-
 class JobCheck:
     """Check of one job before it runs: its models, data sets, functions, services and step."""
 
@@ -88,7 +80,10 @@ class JobCheck:
         """Run all checks and return the errors, without duplicates."""
         for role in self._job.models():
             self._tried(self._try_model, role)
-        retokenized: set[Role] = (set() if self._found else self._tried(self._retokenized_roles)) or set()
+        retokenized: set[Role] = set()
+        if not self._found:
+            folders = {role: self._origin(role).folder for role in self._job.models()}
+            retokenized = self._tried(other_vocabularies, self._job, folders) or set()
         if retokenized:
             self._job = with_prompts(self._job)
         if self._job.generates_elsewhere and not self._found:
@@ -114,29 +109,28 @@ class JobCheck:
     def _try_model(self, role: Role) -> None:
         """Build the model of a role on the meta device, and check that an actor's model can generate."""
         setting, is_made = origin_of(self._job, role, self._jobs, self._output)
-        origin = Origin(trust_remote_code=setting.model.trust_remote_code, revision=setting.model.revision)
-        scores = role in SCORERS
+        remote, revision, scores = setting.model.trust_remote_code, setting.model.revision, role in SCORERS
         if is_made:
-            setting.adapt(try_config(setting.folder, scores=scores, **origin))
+            setting.adapt(try_config(setting.folder, scores=scores, trust_remote_code=remote, revision=revision))
         elif scores:
             setting.scorer(may_add_head=role in self._job.trained())
         else:
             setting.language_model(may_initialise=self._job.spec.algorithm.name == "SFT")
-        generates = role == "actor" and not self._job.spec.algorithm.offline
-        if generates and (reason := why_not_generated(load_config(setting.folder, **origin), on_cpu=self._on_cpu)):
+        if role != "actor" or self._job.spec.algorithm.offline:
+            return
+        config = load_config(setting.folder, trust_remote_code=remote, revision=revision)
+        if reason := why_not_generated(config, on_cpu=self._on_cpu):
             path = f"{self._job.name}: spec.models.{self._job.spec.models.source_field(role)}"
             raise ConfigError(f"{path}: {reason}")
 
     def _try_endpoints(self) -> None:
         """Compare the external servers' models with the actor, and have each server generate two tokens."""
-        setting, tokenizer = self._origin("actor"), self._origin("actor").tokenizer()
-        config = load_config(
-            setting.folder, trust_remote_code=setting.model.trust_remote_code, revision=setting.model.revision
-        )
+        setting = self._origin("actor")
+        model, eos_token = setting.model, int(setting.tokenizer().eos_token_id)
+        config = load_config(setting.folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
         may_be_elsewhere = self._job.spec.resources.device == "Auto" and self._on_cpu
         on_gpu = None if may_be_elsewhere else not self._on_cpu
-        servers = servers_of(setting, config, eos_token=int(tokenizer.eos_token_id), on_gpu=on_gpu)
-        self._found += servers.problems()
+        self._found += servers_of(setting, config, eos_token=eos_token, on_gpu=on_gpu).problems()
 
     @property
     def _on_cpu(self) -> bool:
@@ -167,10 +161,6 @@ class JobCheck:
         if not wanted.rpartition("/")[2].startswith(parts):  # what a function names itself is known when it is called
             require_measure(self._job, measures_of(self._job))
 
-    def _retokenized_roles(self) -> set[Role]:
-        """Return the models whose tokenizer is not the actor's."""
-        return other_vocabularies(self._job, {role: self._origin(role).folder for role in self._job.models()})
-
     def _origin(self, role: Role) -> WorkerSetting:
         return origin_of(self._job, role, self._jobs, self._output)[0]
 
@@ -193,9 +183,13 @@ class JobCheck:
         """
         if not is_written(self._job, self._output, identities([*self._jobs.values()], self._output)):
             return None
+
+        def short(source: Rows) -> Rows:
+            return source.model_copy(update={"limit": min(source.limit or FIRST_ROWS, FIRST_ROWS)})
+
         whole = with_written_data(self._job, self._output)
         setting = replace(self._origin(self._job.saved), job=whole)
-        job = whole.model_copy(update={"spec": _first_rows(whole.spec)})
+        job = whole.model_copy(update={"spec": with_sources(whole.spec, short)})
         try:
             return data_of(job)(replace(setting, job=job), slots=1)
         except NoRowLeftError:
@@ -240,15 +234,6 @@ def _call(code: UserCode, samples: Sequence[Sample]) -> None:
                 code.scores([sample])
     finally:
         code.close()
-
-
-def _first_rows(spec: JobSpec) -> JobSpec:
-    """Return the spec with each data source limited to its first `FIRST_ROWS` rows."""
-
-    def short(source: Rows) -> Rows:
-        return source.model_copy(update={"limit": min(source.limit or FIRST_ROWS, FIRST_ROWS)})
-
-    return with_sources(spec, short)
 
 
 def _without_room(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Iterator[tuple[Job, TrainerError]]:

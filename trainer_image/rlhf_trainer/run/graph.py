@@ -21,9 +21,6 @@ from rlhf_trainer.run.worker_specs import worker_specs
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.rollout import ROLLOUT_FIELDS
 
-NO_DATA = DataShape(rows=0, evaluation_rows=0, facts=())
-"""Empty data shape for recording a graph, which does not depend on the number of rows."""
-
 
 def graph_of(job: Job, placed: DeviceMapping) -> Graph:
     """Return the graph of one step of a job on these pools, with the loading of its batch; nothing runs.
@@ -33,7 +30,8 @@ def graph_of(job: Job, placed: DeviceMapping) -> Graph:
     """
     try:
         folders: dict[Role, str] = dict.fromkeys(get_args(Role), "")
-        return recorded_step(job, placed, worker_specs(job, placed, folders, NO_DATA, path=Path()))
+        no_data = DataShape(rows=0, evaluation_rows=0, facts=())  # the graph does not depend on the number of rows
+        return recorded_step(job, placed, worker_specs(job, placed, folders, no_data, path=Path()))
     except Exception as error:
         if not job.spec.algorithm.is_own:
             raise
@@ -65,18 +63,18 @@ def scorers_of(graph: Graph) -> Scorers:
 
     A scoring call reads rows of one generating call, and otherwise only fields that were there before.
     """
-    generations = [call for call in graph.calls if call.in_groups]
-    return [[_method(call) for call in graph.calls if _may_begin(graph, call, made)] for made in generations]
+    scorers = []
+    for made in (call for call in graph.calls if call.in_groups):
+        names = [call.name.partition(".") for call in graph.calls if _may_begin(graph, call, made)]
+        scorers.append([(model, method) for model, _, method in names])
+    return scorers
 
 
 def _may_begin(graph: Graph, call: Call, made: Call) -> bool:
+    if not call.row_by_row or call.arguments or call.pool == made.pool:
+        return False
     read = [edge for edge in graph.edges if edge.consumer == call.number]
-    rows = [field for edge in read if edge.producer == made.number for field in edge.fields]
-    are_in_groups = all(field.name == field.added_as and field.name in ROLLOUT_FIELDS for field in rows)
-    is_ready = call.row_by_row and not call.arguments and all(edge.producer <= made.number for edge in read)
-    return is_ready and call.pool != made.pool and bool(rows) and are_in_groups
-
-
-def _method(call: Call) -> tuple[str, str]:
-    model, _, method = call.name.partition(".")
-    return model, method
+    newest = max(read, key=lambda edge: edge.producer, default=None)
+    if newest is None or newest.producer != made.number:
+        return False
+    return all(field.name == field.added_as and field.name in ROLLOUT_FIELDS for field in newest.fields)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rlhf_api.job import Job
-from rlhf_api.names import Role
-from rlhf_api.spec.job_spec import Model
 from rlhf_mapper.auto_map import predict
 from rlhf_mapper.config_file import made_from
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
@@ -39,7 +37,12 @@ def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], ou
     placed = _mapped(job, place(job, gpus_per_machine), jobs, output)
     by_name = {each.name: each for each in jobs}
     sizes = {role: (size.pipeline, size.tensor) for role, size in placed.mapping.sizes.items()}
-    require_possible(job, sizes, {role: _origin(job, role, by_name, output) for role in job.models()})
+    origins = {}
+    for role in job.models():
+        maker, made = made_from(job, role, by_name)  # the origin of a trained model has the same configuration
+        model = maker.models()[made]
+        origins[role] = model, model_folder(model.uri, output)
+    require_possible(job, sizes, origins)
     return placed
 
 
@@ -64,10 +67,3 @@ def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path
     if isinstance(best, Infeasible):
         raise EnvironmentProblem(f"{job.name}: {best}")
     return Placed(best)
-
-
-def _origin(job: Job, role: Role, by_name: Mapping[str, Job], output: Path) -> tuple[Model, str]:
-    """Return (model from which the chain of jobs trains a role's model, its folder): it has the same configuration."""
-    maker, made = made_from(job, role, by_name)
-    model = maker.models()[made]
-    return model, model_folder(model.uri, output)

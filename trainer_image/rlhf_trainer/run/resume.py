@@ -49,9 +49,7 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
             if not (newest or folder.finished()) or json.loads(folder.saved(INPUTS, newest)) != read:
                 pending[job.name] = Start(checkpoint=None, inputs=read)
                 continue
-            before, after = kubectl_yaml.read(folder.saved(JOB_FILE, newest), "")[0], document_of(job)
-            new_length = [field for field in differing_paths(before, after) if field in LENGTHS]
-            found = changes(before, after) or (shortened(job, newest) if newest else without_checkpoint(new_length))
+            new_length, found = changed(job, folder, newest)
         problems += [problem.within(f"{job.name}: ") for problem in found]
         if new_length or not folder.finished():
             pending[job.name] = Start(checkpoint=newest, inputs=read)
@@ -73,14 +71,16 @@ def inputs(job: Job, made: Mapping[str, str]) -> dict[str, str]:
     return {name: made[name] for name in sorted(inputs_of(job))}
 
 
-def shortened(job: Job, newest: Checkpoint) -> list[Problem]:
-    """Return a problem if more steps are done than the job has by its manifest now."""
+def changed(job: Job, folder: JobFolder, newest: Checkpoint | None) -> tuple[list[str], list[Problem]]:
+    """Return (changed fields of the job's length, problems that bar the job from going on), by the saved manifest."""
+    before, after = kubectl_yaml.read(folder.saved(JOB_FILE, newest), "")[0], document_of(job)
+    new_length = [field for field in differing_paths(before, after) if field in LENGTHS]
+    if found := changes(before, after):
+        return new_length, found
+    instead = "use another --output, or --restart"
+    if newest is None:
+        sentence = f"is not what it was when the job finished, and no checkpoint is left; {instead}"
+        return new_length, [Problem(field, sentence) for field in new_length]
     steps = job.total_steps_for(newest.state()["rows"])
-    sentence = f"gives {steps} steps, but {newest.step} are done; use another --output, or --restart"
-    return [Problem("spec.training", sentence)] if steps < newest.step else []
-
-
-def without_checkpoint(fields: Sequence[str]) -> list[Problem]:
-    """Return a problem for each changed field of the length of a finished job that has no checkpoint to go on from."""
-    sentence = "is not what it was when the job finished, and no checkpoint is left; use another --output, or --restart"
-    return [Problem(field, sentence) for field in fields]
+    sentence = f"gives {steps} steps, but {newest.step} are done; {instead}"
+    return new_length, [Problem("spec.training", sentence)] if steps < newest.step else []

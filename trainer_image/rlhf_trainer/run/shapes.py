@@ -29,7 +29,6 @@ def shapes_of(jobs: Sequence[Job], job: Job, output: Path) -> dict[Role, Archite
 
 
 def _shape(job: Job, role: Role, maker: Job, made: Role, output: Path) -> Architecture:
-    """Return the shape of a role's model, which the chain of jobs trains from the model `made` of the job `maker`."""
     if told := manifest_architecture(job, role, maker, made):
         return told
     model = maker.models()[made]
@@ -63,7 +62,6 @@ def config_file(uri: str, revision: str | None, output: Path) -> Path:
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
-    """Fetch config.json, and no other file, of a model on the Hugging Face Hub; return its path."""
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:

@@ -33,6 +33,8 @@ THREADS = "OMP_NUM_THREADS"
 WAITING = {"GOMP_SPINCOUNT": "1000"}
 """Environment variable of OpenMP: how often a waiting thread looks for work before it yields its core (microseconds).
 
+The user's own value wins.
+
 By default OpenMP looks for milliseconds. Beside other programs another thread waits for just that core, and a step
 takes many times as long; without looking at all, each wait costs a wake-up.
 """
@@ -128,7 +130,7 @@ class Slots:
         return WorkerGroup(
             pool,
             start=partial(join, device, COLLECTIVE_DEADLINES * deadline),
-            environment={**threads, **HEAP, **unless_set(WAITING)},
+            environment={**threads, **HEAP, **{name: os.environ.get(name, value) for name, value in WAITING.items()}},
             log=log,
             deadline=deadline,
         )
@@ -169,8 +171,3 @@ def threads_told(pools: Sequence[ResourcePool]) -> list[dict[str, str]]:
     if own.isdecimal() and int(own):
         return [{THREADS: own} for _ in pools]
     return [{THREADS: str(threads)} for threads in threads_of(pools, ray.nodes())]
-
-
-def unless_set(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables, with the user's own value for each that is already set."""
-    return {name: os.environ.get(name, value) for name, value in variables.items()}
