@@ -13,7 +13,7 @@ import torch
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.batch import BatchFuture
-from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
+from rlhf_trainer.controller.graph import ShapeFuture, Tracer
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
@@ -219,7 +219,7 @@ def traced_bytes(source: str, target: str, rows: int) -> int:
     """What the graph of these two calls says."""
     tracer = Tracer(rows=rows, widths={Width.TEXT: WIDTH})
     spec = WorkerSpec(Consumer, {})
-    producer, consumer = (tracer.model(name, spec, ModelLocation(name, LAYOUTS[name])) for name in (source, target))
+    producer, consumer = (tracer.model(name, spec, name, LAYOUTS[name]) for name in (source, target))
     consumer.read_tokens(producer.forward(ShapeFuture()))
     return tracer.graph().bytes
 

@@ -19,7 +19,7 @@ from rlhf_mapper.place import place
 from rlhf_planning.graph_text import mermaid_of, text_of
 from rlhf_planning.step_graph import Graph
 from rlhf_trainer.commands.cli import app
-from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
+from rlhf_trainer.controller.graph import ShapeFuture, Tracer
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import Width, require_declared
 from rlhf_trainer.protocols import THREE_D_PROTO, AxisPlacement, sbp_protocol
@@ -115,8 +115,8 @@ SHARDED = WorkerSpec(Sharded, {})
 def test_an_edge_between_layouts_is_typed_and_counted(made_by: str, typed_as: str, copies: int) -> None:
     """Actor (1,2,3) -> critic (2,1,2): two blocks, each for both stages; addends of two tensor ranks come twice."""
     tracer = Tracer(rows=6, widths={Width.TEXT: 16})
-    actor = tracer.model("actor", SHARDED, ModelLocation("left", ParallelSizes(pipeline=1, tensor=2, data=3)))
-    critic = tracer.model("critic", SHARDED, ModelLocation("right", ParallelSizes(pipeline=2, tensor=1, data=2)))
+    actor = tracer.model("actor", SHARDED, "left", ParallelSizes(pipeline=1, tensor=2, data=3))
+    critic = tracer.model("critic", SHARDED, "right", ParallelSizes(pipeline=2, tensor=1, data=2))
     critic.read(getattr(actor, made_by)(ShapeFuture()))
     (edge,) = tracer.graph().edges
     assert edge.spread == typed_as
@@ -124,14 +124,14 @@ def test_an_edge_between_layouts_is_typed_and_counted(made_by: str, typed_as: st
 
 
 def test_a_step_that_looks_at_a_value_has_no_static_graph() -> None:
-    model = Tracer(rows=1, widths={Width.TEXT: 1}).model("actor", SHARDED, ModelLocation("all", ParallelSizes(data=1)))
+    model = Tracer(rows=1, widths={Width.TEXT: 1}).model("actor", SHARDED, "all", ParallelSizes(data=1))
     value: Any = model.read(model.make(ShapeFuture()))
     with pytest.raises(TypeError, match="waits for a value"):
         value.result()
 
 
 def test_a_call_that_reads_what_nobody_added_is_named() -> None:
-    model = Tracer(rows=1, widths={Width.TEXT: 1}).model("critic", SHARDED, ModelLocation("all", ParallelSizes(data=1)))
+    model = Tracer(rows=1, widths={Width.TEXT: 1}).model("critic", SHARDED, "all", ParallelSizes(data=1))
     with pytest.raises(KeyError, match=r"critic\.read( \(.*\))? reads tokens; the batch holds nothing"):
         model.read(ShapeFuture())
 

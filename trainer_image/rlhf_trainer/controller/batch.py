@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -92,22 +92,18 @@ class BatchSlice:
         arrived = iter(tensors)
         fields = {name: kept(place) for name, place in self.kept.items()}
         recorder.add("bytes/transfer", tensor_bytes(tensors) + tensor_bytes(fields))
-        fields |= {
-            name: self._joined([(block, next(arrived)) for block in blocks]) for name, blocks in self.blocks.items()
-        }
+        for name, blocks in self.blocks.items():
+            fields[name] = self._joined((block, next(arrived)) for block in blocks)
         return Batch(step=self.step, start=self.rows.start, size=len(self.rows), fields=fields)
 
-    def _joined(self, held: Sequence[tuple[range, Tensor]]) -> Tensor:
+    def _joined(self, held: Iterable[tuple[range, Tensor]]) -> Tensor:
         """Join blocks of one field, in the order of rows, to this rank's rows; blocks of the same rows are added up."""
         parts: dict[tuple[int, int], Tensor] = {}
         for block, tensor in held:
-            key, mine = (block.start, block.stop), tensor[self._within(block)]
+            first, last = max(self.rows.start, block.start), min(self.rows.stop, block.stop)
+            key, mine = (block.start, block.stop), tensor[first - block.start : last - block.start]
             parts[key] = parts[key] + mine if key in parts else mine
         return concatenate(list(parts.values()))
-
-    def _within(self, block: range) -> slice:
-        """Return the part of a block that belongs to this rank, as a slice of the block's rows."""
-        return slice(max(self.rows.start, block.start) - block.start, min(self.rows.stop, block.stop) - block.start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +115,6 @@ class BatchFuture:
     fields: Mapping[str, FieldFuture] = field(default_factory=dict)
 
     def with_fields(self, added: Mapping[str, FieldFuture]) -> BatchFuture:
-        """Return this batch with further fields."""
         return replace(self, fields={**self.fields, **added})
 
     def with_prefixed(self, **others: BatchFuture) -> BatchFuture:
@@ -133,18 +128,17 @@ class BatchFuture:
 
         KeyError for a field that the batch lacks, which is a mistake of the algorithm.
         """
-        missing = [name for name in names if name not in self.fields]
-        if missing:
-            raise KeyError(
-                f"{reader} reads {', '.join(missing)}; the batch holds {', '.join(self.fields) or 'nothing'}"
-            )
-        kept, needed = {}, {}
+        if missing := [name for name in names if name not in self.fields]:
+            held = ", ".join(self.fields) or "nothing"
+            raise KeyError(f"{reader} reads {', '.join(missing)}; the batch holds {held}")
+        kept, described = {}, {}
+        references: list[ray.ObjectRef] = []
         for name in names:
             found = self.fields[name]
             if found.holders.keep(rows, pool=pool, rank=rank):
                 kept[name] = Kept(found.call, found.name, rows)
-            else:
-                needed[name] = found.needed(rows)
-        described = {name: [range(block.start, block.stop) for block in blocks] for name, blocks in needed.items()}
-        references = [block.reference for blocks in needed.values() for block in blocks]
+                continue
+            blocks = found.needed(rows)
+            described[name] = [range(block.start, block.stop) for block in blocks]
+            references += [block.reference for block in blocks]
         return BatchSlice(step=self.step, rows=rows, kept=kept, blocks=described), references

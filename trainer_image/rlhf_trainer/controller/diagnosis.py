@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rlhf_trainer.errors import CommunicationError
 
@@ -45,10 +46,9 @@ def inspect_process(call: str, thread: int, *, quiet_seconds: float) -> ProcessS
         for number, frame in frames.items()
     ]
     inside = traceback.extract_stack(frames[thread]) if thread in frames else traceback.StackSummary()
-    innermost = inside[-1] if inside else None
     return ProcessState(
         call=call,
-        line=f"{innermost.filename}:{innermost.lineno}, {innermost.name}" if innermost else "",
+        line=f"{inside[-1].filename}:{inside[-1].lineno}, {inside[-1].name}" if inside else "",
         waits=is_waiting(inside),
         stacks="\n".join(stacks),
         quiet_seconds=quiet_seconds,
@@ -85,13 +85,13 @@ class RankState:
         return f"{self.name} is in {self.process.call} ({self.process.line})"
 
     @property
-    def is_busy(self) -> bool:
-        """Whether the rank does not answer, or does something other than waiting for others."""
-        return self.process is None or bool(self.process.call and not self.process.waits)
-
-    @property
-    def is_waiting(self) -> bool:
-        return self.process is not None and bool(self.process.call) and self.process.waits
+    def state(self) -> Literal["dead", "busy", "waiting", "idle"]:
+        """What the rank does: a rank that does not answer is busy, a rank between two calls is idle."""
+        if self.is_dead or self.process is None:
+            return "dead" if self.is_dead else "busy"
+        if not self.process.call:
+            return "idle"
+        return "waiting" if self.process.waits else "busy"
 
 
 def diagnose(error: CommunicationError, ranks: Sequence[RankState], path: Path) -> CommunicationError:
@@ -100,19 +100,20 @@ def diagnose(error: CommunicationError, ranks: Sequence[RankState], path: Path) 
     Dead ranks are blamed; if none is dead, the busy ranks; if all ranks wait, all of them. The error's `host` is the
     machine of the dead or busy ranks, if they are on one machine.
     """
-    waiting = [rank for rank in ranks if rank.is_waiting]
-    blamed = [rank for rank in ranks if rank.is_dead] or [rank for rank in ranks if rank.is_busy] or waiting
-    parts = [str(error), *map(str, blamed)]
-    if blamed is not waiting and waiting:
+    dead, busy, waiting = ([rank for rank in ranks if rank.state == state] for state in ("dead", "busy", "waiting"))
+    blamed = dead or busy
+    parts = [str(error), *map(str, blamed or waiting)]
+    if blamed and waiting:
         parts.append(f"{', '.join(rank.name for rank in waiting)} waits for it")
     with suppress(OSError):  # the sentence matters more than the file
-        path.write_text("\n".join(f"=== {rank if rank.is_busy else rank.name}\n{_stacks(rank)}" for rank in ranks))
+        path.write_text("\n".join(map(_stacks, ranks)))
         parts.append(f"the stacks of all ranks are in {path}")
     made, hosts = CommunicationError("; ".join(parts)), {rank.host for rank in blamed}
-    if len(hosts) == 1 and blamed is not waiting:
+    if len(hosts) == 1:
         made.host = hosts.pop()
     return made
 
 
 def _stacks(rank: RankState) -> str:
-    return rank.process.stacks if rank.process else "no answer\n"
+    stacks = rank.process.stacks if rank.process else "no answer\n"
+    return f"=== {rank if rank.state in ('dead', 'busy') else rank.name}\n{stacks}"

@@ -13,7 +13,6 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_planning.step_graph import Call, Edge, FieldTransfer, Graph
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import FIELDS, UNDECLARED, FieldType, Widths
-from rlhf_trainer.protocols import TransferProtocol
 from rlhf_trainer.types import Transfer, prefixed
 
 
@@ -33,7 +32,6 @@ class ShapeFuture:
 
     fields: Mapping[str, Origin] = field(default_factory=dict)
     step: int = 1
-    """Step number, the same for all batches of a recorded step."""
 
     def with_prefixed(self, **others: ShapeFuture) -> ShapeFuture:
         """Return this batch with the fields of other batches of the same rows, as `<name>_<field>`."""
@@ -65,28 +63,19 @@ class Recording:
         raise AttributeError(f"{self._name} has no method {method}; {suggestion(method, self._calls)}")
 
 
-@dataclass(frozen=True)
-class ModelLocation:
-    """Pool of a model, and its parallel layout over the pool's ranks."""
-
-    pool: str
-    layout: ParallelSizes
-
-
 class Tracer:
     """Records the calls of a step on its models, for batches of `rows` rows of the largest width."""
 
     def __init__(self, *, rows: int, widths: Widths) -> None:
-        self._rows = rows
-        self._widths = widths
+        self._rows, self._widths = rows, widths
         self._calls: list[Call] = []
         self._edges: list[Edge] = []
         self._last: dict[str, int] = {}
 
-    def model(self, name: str, spec: WorkerSpec, location: ModelLocation) -> Recording:
-        """Return a model like a `ModelHandle`, whose calls are recorded."""
+    def model(self, name: str, spec: WorkerSpec, pool: str, layout: ParallelSizes) -> Recording:
+        """Return a model like a `ModelHandle`, whose calls are recorded; layout: its own over the pool's ranks."""
         calls = {
-            key: partial(self._call, f"{name}.{key}", spec.code_of(key), each, location)
+            key: partial(self._call, f"{name}.{key}", spec.code_of(key), each, pool, layout)
             for key, each in spec.transfers.items()
         }
         return Recording(name, spec.worker_class, calls)
@@ -100,7 +89,8 @@ class Tracer:
         name: str,
         method: Callable[..., object],
         transfer: Transfer,
-        location: ModelLocation,
+        pool: str,
+        layout: ParallelSizes,
         batch: ShapeFuture | None = None,
         **arguments: object,
     ) -> ShapeFuture | NoValue:
@@ -109,51 +99,44 @@ class Tracer:
         if missing := [key for key in transfer.reads if key not in fields]:
             held = ", ".join(fields) or "nothing"
             raise KeyError(f"{name}{own_place(method)} reads {', '.join(missing)}; the batch holds {held}")
-        edges = self._edges_of(
-            number, {key: fields[key] for key in transfer.fields_read(fields)}, transfer, location.layout
-        )
-        before = [self._calls[edge.producer].level for edge in edges] + [self._last.get(location.pool, -1)]
-        added = {key: FIELDS.get(key, UNDECLARED) for key in transfer.adds or ()}
+        edges = self._edges_to(number, fields, transfer, layout)
+        before = [self._calls[edge.producer].level for edge in edges] + [self._last.get(pool, -1)]
+        summed = max(map(len, transfer.protocol.collect(layout)), default=1)
+        added = {key: Origin(key, FIELDS.get(key, UNDECLARED), number, summed) for key in transfer.adds or ()}
         call = Call(
             number=number,
             name=name,
             arguments=arguments,
             phase=transfer.phase,
-            pool=location.pool,
+            pool=pool,
             protocol=transfer.protocol.name,
             level=1 + max(before),
-            adds={key: self._rows * each.row_bytes(self._widths) for key, each in added.items()},
+            adds={key: self._rows * each.type.row_bytes(self._widths) for key, each in added.items()},
             row_by_row=transfer.row_by_row,
             in_groups=transfer.in_groups,
         )
         self._calls.append(call)
         self._edges += edges
-        self._last[location.pool] = call.level
+        self._last[pool] = call.level
         if batch is None or transfer.adds is None:
             return NoValue()
-        summed = max(map(len, transfer.protocol.collect(location.layout)))
-        made = {key: Origin(key, each, number, summed) for key, each in added.items()}
-        return replace(batch, fields={**fields, **made})
+        return replace(batch, fields={**fields, **added})
 
-    def _edges_of(
-        self, consumer: int, read: Mapping[str, Origin], transfer: Transfer, layout: ParallelSizes
+    def _edges_to(
+        self, consumer: int, fields: Mapping[str, Origin], transfer: Transfer, layout: ParallelSizes
     ) -> list[Edge]:
-        """Return an edge from each call that added a read field to the call `consumer`."""
-        split, fetched = rows_sent(transfer.protocol, layout, self._rows)
+        shares = transfer.protocol.distribute(layout, self._rows)
+        split, fetched = len({(share.start, share.stop) for share in shares}), sum(map(len, shares))
+        by_producer: dict[int, dict[str, Origin]] = {}
+        for key in transfer.fields_read(fields):
+            by_producer.setdefault(fields[key].producer, {})[key] = fields[key]
         edges = []
-        for producer in sorted({origin.producer for origin in read.values()}):
-            mine = {key: origin for key, origin in read.items() if origin.producer == producer}
-            summed, copies = max(origin.summed for origin in mine.values()), fetched // self._rows
+        for producer, read in sorted(by_producer.items()):
+            summed = max(origin.summed for origin in read.values())
             moved = tuple(
                 FieldTransfer(name=key, added_as=each.name, bytes=fetched * each.type.row_bytes(self._widths) * summed)
-                for key, each in mine.items()
+                for key, each in read.items()
             )
-            ends = {"producer": producer, "consumer": consumer}
+            ends, copies = {"producer": producer, "consumer": consumer}, fetched // self._rows
             edges.append(Edge(**ends, fields=moved, split=split, broadcast=copies, summed=summed))
         return edges
-
-
-def rows_sent(protocol: TransferProtocol, layout: ParallelSizes, rows: int) -> tuple[int, int]:
-    """Return (different row blocks into which a protocol cuts a batch of `rows` rows, sum of the rows of all ranks)."""
-    shares = protocol.distribute(layout, rows)
-    return len({(share.start, share.stop) for share in shares}), sum(map(len, shares))

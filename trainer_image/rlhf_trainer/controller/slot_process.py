@@ -201,38 +201,31 @@ class SlotProcess:
                 outcomes.append(outcome)
         except TrainerError as error:
             for request in requests[len(outcomes) :]:
-                self._fail(request, error)
+                self._kept[request.number] = error
+                if request.in_groups:
+                    self._outlet(request.number).fail(error)
+                if request.groups:
+                    self._gathered_by(request).error = error
             raise
         return (*blocks, outcomes) if blocks else outcomes
 
-    def _fail(self, request: CallRequest, error: TrainerError) -> None:
-        """Record the error of a failed call: later calls that read its fields fail with the same error."""
-        self._kept[request.number] = error
-        if request.in_groups:
-            self._outlet(request.number).fail(error)
-        if request.groups:
-            self._gathered_by(request).error = error
-
     def _run(self, request: CallRequest, tensors: Sequence[Tensor | RowGroup]) -> tuple[Outcome, list[Tensor]]:
         """Run a worker method; return the outcome, and the blocks of added fields that other processes read."""
+        from rlhf_trainer.fields import require_declared
+
         spec = self._specs[request.role]
         transfer = spec.transfers[request.method]
         with self._running_call(request.name), translated_errors(request.name, spec.code_of(request.method)):
             result = self._call(request, transfer, tensors)
             if request.batch is None or transfer.adds is None or request.groups:
                 return Outcome(request.number, result, recorder.drain()), []
-            blocks = self._keep(request, request.batch, transfer.adds, cast("Fields", result))
+            fields = cast("Fields", result)
+            require_declared(fields, transfer.adds, rows=len(request.batch.rows))
+            added = {name: tensor.cpu() for name, tensor in fields.items()}
+            self._kept[request.number] = Added(request.batch.step, request.batch.rows.start, added)
+            # a clone, as a view would be sent with the whole tensor that it is a view of
+            blocks = [added[name][rows].clone() for name, parts in request.cuts.items() for rows in parts]
             return Outcome(request.number, None, recorder.drain()), blocks
-
-    def _keep(self, request: CallRequest, batch: BatchSlice, names: Sequence[str], result: Fields) -> list[Tensor]:
-        """Keep the fields that a call added; return the blocks of these fields that other processes read."""
-        from rlhf_trainer.fields import require_declared
-
-        require_declared(result, names, rows=len(batch.rows))
-        added = {name: tensor.cpu() for name, tensor in result.items()}
-        self._kept[request.number] = Added(batch.step, batch.rows.start, added)
-        # a clone, as a view would be sent with the whole tensor that it is a view of
-        return [added[name][rows].clone() for name, parts in request.cuts.items() for rows in parts]
 
     def _read_kept(self, place: Kept) -> Tensor:
         """Return kept rows of a field that an earlier call added; raise the error of a call that failed."""
@@ -246,12 +239,9 @@ class SlotProcess:
     def _forget(self, step: int, keeps: int) -> None:
         """Forget the fields added in steps other than `step`, except for training steps that are still read."""
         oldest = max(step - keeps, 1) if keeps else math.inf
-        read: dict[int, Added | TrainerError] = {
-            number: made
-            for number, made in self._kept.items()
-            if isinstance(made, Added) and (made.step == step or made.step >= oldest)
-        }
-        self._kept = read
+        for number, made in list(self._kept.items()):
+            if isinstance(made, TrainerError) or not (made.step == step or made.step >= oldest):
+                del self._kept[number]
         self._gathered.clear()
 
     @contextmanager
@@ -286,12 +276,13 @@ class SlotProcess:
     def _batch(self, request: CallRequest, given: Sequence[Tensor | RowGroup]) -> Batch:
         """Return the batch of a call; given: tensors from other processes, groups of rows last."""
         assert request.batch
-        if not request.groups:
-            return request.batch.filled(cast("Sequence[Tensor]", given), self._read_kept)
         count = len(given) - request.groups
         groups, tensors = cast("Sequence[RowGroup]", given[count:]), cast("Sequence[Tensor]", given[:count])
+        batch = request.batch.filled(tensors, self._read_kept)
+        if not groups:
+            return batch
         recorder.add("bytes/transfer", tensor_bytes(groups))
-        return self._gathered_by(request).batch_of(request.batch.filled(tensors, self._read_kept), groups)
+        return self._gathered_by(request).batch_of(batch, groups)
 
     def _outlet(self, call: int) -> Outlet:
         """Return the outlet of a call's row groups; the first of two threads that call this creates the outlet."""

@@ -12,7 +12,7 @@ from rlhf_api.spec.custom_algorithm import own_line
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_planning.step_graph import Call, Graph
-from rlhf_trainer.controller.graph import ModelLocation, ShapeFuture, Tracer
+from rlhf_trainer.controller.graph import ShapeFuture, Tracer
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.fields import Width
@@ -48,7 +48,7 @@ def recorded_step(job: Job, placed: DeviceMapping, specs: Mapping[str, Mapping[s
     tracer = Tracer(rows=job.sequences_per_step, widths=widths)
     slots = {pool.name: pool.size for pool in placed.pools}
     handles = {
-        role: tracer.model(role, spec, ModelLocation(pool, spec.layout or ParallelSizes(data=slots.get(pool, 1))))
+        role: tracer.model(role, spec, pool, spec.layout or ParallelSizes(data=slots.get(pool, 1)))
         for pool, workers in specs.items()
         for role, spec in workers.items()
     }
