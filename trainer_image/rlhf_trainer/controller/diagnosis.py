@@ -86,7 +86,7 @@ class RankState:
 
     @property
     def state(self) -> Literal["dead", "busy", "waiting", "idle"]:
-        """What the rank does: a rank that does not answer is busy, a rank between two calls is idle."""
+        """State of the rank: a rank that does not answer is busy, a rank between two calls is idle."""
         if self.is_dead or self.process is None:
             return "dead" if self.is_dead else "busy"
         if not self.process.call:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 
@@ -105,6 +105,11 @@ class RankPart:
     cuts: Mapping[str, Sequence[range]]
     """Rows of the blocks that the rank sends, for each field that it adds to the result."""
 
+    def blocks(self, references: Iterator[ray.ObjectRef]) -> dict[str, list[RowBlock]]:
+        """Return the blocks of each added field, given the references to them in the order of `cuts`."""
+        cuts = self.cuts.items()
+        return {name: [RowBlock(part.start, part.stop, next(references)) for part in parts] for name, parts in cuts}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
@@ -137,10 +142,7 @@ class Dispatch:
 
         outputs: for each rank the references to the blocks that it sends, in the order of its `cuts`.
         """
-        blocks: list[dict[str, list[RowBlock]]] = []
-        for part, references in zip(self.parts, map(iter, outputs), strict=True):
-            cuts = part.cuts.items()
-            blocks.append({name: [RowBlock(r.start, r.stop, next(references)) for r in rows] for name, rows in cuts})
+        blocks = [part.blocks(iter(references)) for part, references in zip(self.parts, outputs, strict=True)]
         if not isinstance(self.batch, BatchFuture):
             return [
                 one.with_fields({name: self._field(name, own) for name, own in mine.items()})

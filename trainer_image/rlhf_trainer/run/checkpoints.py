@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from rlhf_api.job import Job
-from rlhf_api.names import Role
 from rlhf_trainer.checkpoint import STATE, Checkpoint
 from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.step_models import Handle
@@ -64,7 +63,6 @@ class KeptCheckpoints(Checkpoints):
         folder: JobFolder,
         models: Mapping[str, Handle],
         *,
-        trained: Collection[Role],
         data: DataShape,
         stop: StopSignals,
         resumed: Checkpoint | None,
@@ -75,7 +73,7 @@ class KeptCheckpoints(Checkpoints):
         """
         self._settings, self._folder, self._stop, self._resumed = job.spec.checkpoint, folder, stop, resumed
         self._store, self._data = folder.checkpoints, data
-        self._trained = [models[role] for role in trained]
+        self._trained = [models[role] for role in job.trained()]
         self._counting = {role: model for role, model in models.items() if hasattr(model, "counters")}
         self._under_way: tuple[str, State] | None = None
         self._begun_step = 0
@@ -136,20 +134,21 @@ class KeptCheckpoints(Checkpoints):
         if wanted is None:
             return {}
         at_end = summary.get(f"{wanted}_after", summary.get(wanted))
-        if at_end is not None and (self._best is None or self._is_better(at_end)):
+        if at_end is not None and self._is_better(at_end):
             return {"best_step": last}
         return {"best_step": self._best[0]} if self._best else {}
 
     def _becomes_best(self, step: int, measured: Mapping[str, float]) -> bool:
         """Return whether the step is the best so far by `checkpoint.keepBest`; note its value if so."""
         value = measured.get(f"evaluation/{self._settings.keep_best}")
-        if value is None or not (self._best is None or self._is_better(value)):
+        if value is None or not self._is_better(value):
             return False
         self._best = step, value
         return True
 
     def _is_better(self, value: float) -> bool:
-        assert self._best, "there is one to compare with"
+        if self._best is None:
+            return True
         is_lowest = str(self._settings.keep_best).rpartition("/")[2] in LOWEST
         return value < self._best[1] if is_lowest else value > self._best[1]
 
@@ -177,7 +176,6 @@ class KeptCheckpoints(Checkpoints):
         self._under_way = uri, {"step": step, **data, **state(), "counters": counted}
 
     def _finish(self) -> None:
-        """Wait for the checkpoint under way and mark it complete."""
         if not self._under_way:
             return
         uri, state = self._under_way

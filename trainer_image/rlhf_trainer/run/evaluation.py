@@ -74,12 +74,12 @@ class Evaluation:
 class HeldOut(Evaluation):
     """Evaluation by one worker method: mean over the held-out rows, from (total, weight) of each rank."""
 
-    def __init__(
-        self, runtime: Runtime, rows: int, *, role: str, method: str, measure: str, with_reference: bool = False
-    ) -> None:
-        self._runtime, self._rows, self._measure = runtime, rows, measure
+    def __init__(self, runtime: Runtime, data: DataShape, *, job: Job) -> None:
+        self._runtime, self._rows = runtime, data.evaluation_rows
+        (role,), frozen = job.spec.algorithm.trained, job.spec.algorithm.frozen
+        method, self._measure = OFFLINE[job.spec.algorithm.name == "SFT"]
         self._evaluate = getattr(runtime.models[role], method)
-        self._reference = runtime.models["reference"] if with_reference else None
+        self._reference = runtime.models["reference"] if "reference" in frozen else None
 
     def measures(self) -> list[str]:
         return [self._measure]
@@ -171,7 +171,6 @@ class Rollouts(Evaluation):
         return found
 
     def _compared(self, rows: Sequence[JudgedRow]) -> dict[str, float]:
-        """Return the measures of responses, and their win rates over the responses before training."""
         return {**self._measures(rows), **self._win_rates(rows)}
 
     def _measures(self, rows: Sequence[JudgedRow]) -> dict[str, float]:
@@ -180,8 +179,8 @@ class Rollouts(Evaluation):
         for name, some in self._slices().items():
             of_set = means(rows[some])
             for measure in self._passed:
-                for k, share in passes_at(rows[some], measure, samples=self._samples).items():
-                    of_set[pass_of(measure, k)] = share
+                passes = passes_at(rows[some], measure, samples=self._samples)
+                of_set |= {f"{measure}_pass_at_{k}": share for k, share in passes.items()}
             found |= {measure_of(name, measure): value for measure, value in of_set.items()}
         return found
 
@@ -233,7 +232,7 @@ def measures_of(job: Job) -> list[str]:
         return [OFFLINE[job.spec.algorithm.name == "SFT"][1]]
     scores = ["reward", *(["cost"] if "cost" in job.models() else [])]
     scores += [*(function.name for function in asked.functions), *(verifier.name for verifier in asked.verifiers)]
-    passes = [pass_of(measure, k) for measure in verified(job) for k in sizes_of(asked.samples_per_prompt)]
+    passes = [f"{measure}_pass_at_{k}" for measure in verified(job) for k in sizes_of(asked.samples_per_prompt)]
     sets = ["", *(of_set.name for of_set in asked.data.sets)] if isinstance(asked.data, DataSets) else [""]
     names = [*scores, "response_tokens", "response_finished", *passes, "win_rate"]
     return [measure_of(name, measure) for name in sets for measure in names]
@@ -252,11 +251,6 @@ def measure_of(name: str, measure: str) -> str:
     return f"{name}/{measure}" if name else measure
 
 
-def pass_of(measure: str, k: int) -> str:
-    """Return the name under which pass@k of a measure is recorded."""
-    return f"{measure}_pass_at_{k}"
-
-
 def means(rows: Sequence[JudgedRow]) -> dict[str, float]:
     """Return the mean of each measure over rows with a score, the mean length and the share of finished responses."""
     found: dict[str, list[float]] = {}
@@ -273,15 +267,11 @@ def passes_at(rows: Sequence[JudgedRow], measure: str, *, samples: int) -> dict[
 
     A response passes with a score of 1; one without a score does not.
     """
-    passed = [sum(row.scores[measure] == 1.0 for row in group) for group in batched(rows, samples)]
+    groups = (rows[start : start + samples] for start in range(0, len(rows), samples))
+    passed = [sum(row.scores[measure] == 1.0 for row in group) for group in groups]
     return {
         k: sum(pass_at(k, samples=samples, passed=count) for count in passed) / len(passed) for k in sizes_of(samples)
     }
-
-
-def batched(rows: Sequence[JudgedRow], size: int) -> list[Sequence[JudgedRow]]:
-    """Return the rows in consecutive groups of `size`, such as the responses to one prompt."""
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def finite(measure: str, value: float) -> float:
@@ -309,9 +299,5 @@ def evaluation_of(job: Job, runtime: Runtime, data: DataShape) -> Evaluation:
         return Written(runtime)
     if job.spec.evaluation is None:
         return Evaluation()
-    if job.spec.algorithm.offline:
-        (role,), frozen = job.spec.algorithm.trained, job.spec.algorithm.frozen
-        method, measure = OFFLINE[job.spec.algorithm.name == "SFT"]
-        options = {"method": method, "measure": measure}
-        return HeldOut(runtime, data.evaluation_rows, role=role, **options, with_reference="reference" in frozen)
-    return Rollouts(runtime, data, job=job)
+    kind = HeldOut if job.spec.algorithm.offline else Rollouts
+    return kind(runtime, data, job=job)

@@ -193,5 +193,4 @@ def _require_listener(address: str) -> None:
 
 def gpus_per_machine() -> tuple[int, ...]:
     """Return the number of GPUs of each machine of the connected Ray."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return tuple(int(resources.get("GPU", 0)) for resources in nodes)
+    return tuple(int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"])

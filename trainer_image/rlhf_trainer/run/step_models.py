@@ -4,7 +4,7 @@
     own reference     ActorAsReference computes with the actor without its adapter.
     rollout pool      ApartRollout replaces actor.generate_sequences, and adds generate_ahead.
     rollout.stream    StreamingRollout replaces actor.generate_sequences.
-    rollout.keep      KeptRollouts replaces actor.update_actor.
+    rollout.keep      `keep_and_update` replaces actor.update_actor.
 
 `with_calls` of a handle returns a copy in which other functions make the named calls.
 """
@@ -33,12 +33,7 @@ class LeftOut:
 
     def __init__(self, methods: Iterable[str]) -> None:
         """methods: names of the methods that the step calls."""
-        vars(self).update(dict.fromkeys(methods, unchanged))
-
-
-def unchanged(batch: Rows, **_: object) -> Rows:
-    """Return the batch unchanged."""
-    return batch
+        vars(self).update(dict.fromkeys(methods, lambda batch, **_: batch))
 
 
 class ActorAsReference:
@@ -48,24 +43,10 @@ class ActorAsReference:
         self._actor = actor
 
     def compute_log_prob(self, batch: Rows) -> Rows:
-        """Compute the reference log-probabilities of responses: by the actor without its adapter."""
         return self._actor.compute_ref_log_prob(batch)
 
     def compute_pair_log_prob(self, batch: Rows) -> Rows:
-        """Compute the reference log-probabilities of response pairs: by the actor without its adapter."""
         return self._actor.compute_ref_pair_log_prob(batch)
-
-
-class KeptRollouts:
-    """Update call of an actor that first writes the kept share of the responses to a file (`rollout.keep`)."""
-
-    def __init__(self, actor: Handle, rollouts: Handle) -> None:
-        self._actor, self._rollouts = actor, rollouts
-
-    def update_actor(self, batch: Rows) -> Rows:
-        """Write the kept share of the rows to the file, and then train the actor."""
-        self._rollouts.keep(batch)
-        return self._actor.update_actor(batch)
 
 
 class RolloutPool:
@@ -154,8 +135,7 @@ class StreamingRollout:
         self, generate: Callable[..., Rows], models: Mapping[str, Handle], scorers: Scorers, streams: Streams
     ) -> None:
         """generate: `generate_sequences` of the actor; models: the handles of the worker groups."""
-        self._generate, self._scorers, self._streams = generate, scorers, streams
-        self._models = models
+        self._generate, self._models, self._scorers, self._streams = generate, models, scorers, streams
         self._step = 0
         self._pending_scorers: list[Sequence[tuple[str, str]]] = []
         """Scoring calls for the generating calls that this step has still to make."""
@@ -213,8 +193,14 @@ def inputs_of(job: Job, models: Mapping[str, Handle]) -> dict[str, Handle]:
     }
     inputs |= {name: models[name] for name in algorithm.models if name in models}
     if "rollouts" in models:
-        kept = KeptRollouts(inputs["actor"], models["rollouts"])
-        inputs["actor"] = inputs["actor"].with_calls(update_actor=kept.update_actor)
+        actor, rollouts = inputs["actor"], models["rollouts"]
+
+        def keep_and_update(batch: Rows) -> Rows:
+            """Write the kept share of the responses to a file, and then train the actor."""
+            rollouts.keep(batch)
+            return actor.update_actor(batch)
+
+        inputs["actor"] = actor.with_calls(update_actor=keep_and_update)
     return inputs
 
 

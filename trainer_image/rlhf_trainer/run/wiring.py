@@ -99,13 +99,7 @@ class RayRuntime:
         self._groups[self._home].wait_until_built()
         shape = agreed(job, self._handles["data"].call("describe").result())
         specs = worker_specs(
-            job,
-            placed,
-            self._folders,
-            shape,
-            path=self._path,
-            columns=self._columns,
-            retokenized=self._retokenized,
+            job, placed, self._folders, shape, path=self._path, columns=self._columns, retokenized=self._retokenized
         )
         if job.generates_elsewhere:
             self._slots.beside(self._home, ENDPOINTS, log=self._log, deadline=self._deadline)
@@ -122,7 +116,6 @@ class RayRuntime:
         return shape
 
     def _build(self, pool: str, workers: Mapping[str, WorkerSpec]) -> None:
-        """Begin to build workers on a pool, and make their handles."""
         group = self._groups[pool]
         group.build(workers)
         self._handles |= {
@@ -133,8 +126,7 @@ class RayRuntime:
     def _rollout_pool(self, specs: Mapping[str, Mapping[str, WorkerSpec]]) -> RolloutPool:
         """Return the pool or servers that generate, joined with the actor's ranks; a RolloutPool if the actor does."""
         if self._job.generates_elsewhere:
-            rollout = self._handles["rollout"]
-            return Servers(lambda: rollout.call("found").result()[0], self._join_servers)
+            return Servers(self._join_servers)
         if not self._job.generates_apart:
             return RolloutPool()
         name = next(pool for pool, workers in specs.items() if "rollout" in workers)
@@ -154,10 +146,12 @@ class RayRuntime:
         self._replaceable = ReplaceablePool(group, self._log, deadline=self._deadline, build=rebuild)
         return self._replaceable
 
-    def _join_servers(self, servers: Sequence[tuple[str, int]]) -> None:
-        """Join the actor's ranks and servers in a group; servers: (machine, ranks) each, all with as many ranks."""
-        hosts = [host for host, ranks in servers for _ in range(ranks)]
-        self._span_pools(hosts, ParallelSizes(data=len(servers), tensor=servers[0][1]))
+    def _join_servers(self) -> None:
+        """Join the actor's ranks and the servers in a group, if there are other servers than before."""
+        servers = self._handles["rollout"].call("found").result()[0]  # (machine, ranks) each, all with as many ranks
+        if servers:
+            hosts = [host for host, ranks in servers for _ in range(ranks)]
+            self._span_pools(hosts, ParallelSizes(data=len(servers), tensor=servers[0][1]))
 
     def _span_pools(self, hosts: Sequence[str], generation: ParallelSizes) -> None:
         """Join the actor's ranks and the generating ranks (on `hosts`) in one torch.distributed group."""
@@ -220,19 +214,12 @@ class ReplaceablePool(RolloutPool):
 class Servers(RolloutPool):
     """External servers. Weights go to the servers that are reachable at that moment."""
 
-    def __init__(
-        self, found: Callable[[], list[tuple[str, int]]], join: Callable[[list[tuple[str, int]]], None]
-    ) -> None:
-        """found: gives the servers that are to join, each (machine, ranks); none if they have joined.
-
-        join: forms the group of these servers and of the actor's ranks.
-        """
-        self._found, self._join = found, join
+    def __init__(self, join: Callable[[], None]) -> None:
+        """join: forms a new group if other servers are reachable than before; its first exchange brings all weights."""
+        self._join = join
 
     def gather(self) -> None:
-        """Form a new group if other servers are reachable than before; its first exchange brings all weights."""
-        if servers := self._found():
-            self._join(servers)
+        self._join()
 
 
 def queue(messages: Iterable[Message]) -> dict[str, float]:

@@ -229,15 +229,12 @@ def with_mapped_fields(spec: WorkerSpec, placed: DeviceMapping) -> WorkerSpec:
     job, model, mapped = setting.job, setting.model, prediction.models[setting.role]
     tokens = {"micro_batch_tokens": micro_batch_tokens(job, [mapped])}
     share = {"gpu_memory_utilization": gpu_memory_utilization(job, prediction)}
-    fields = {
-        "training": job.spec.training.model_copy(update=tokens),
-        "rollout": job.spec.rollout.model_copy(update=share),
-    }
+    training, rollout = job.spec.training.model_copy(update=tokens), job.spec.rollout.model_copy(update=share)
     in_manifest = model.gradient_checkpointing
     chosen = {
         "offload": mapped.offload if model.offload == "None" else model.offload,
         "gradient_checkpointing": mapped.recomputes if in_manifest is None else in_manifest,
     }
-    changed = job.model_copy(update={"spec": job.spec.model_copy(update=fields)})
-    setting = replace(setting, job=changed, model=model.model_copy(update=chosen))
+    changed = job.spec.model_copy(update={"training": training, "rollout": rollout})
+    setting = replace(setting, job=job.model_copy(update={"spec": changed}), model=model.model_copy(update=chosen))
     return replace(spec, arguments={**spec.arguments, "setting": setting})
