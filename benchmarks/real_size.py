@@ -45,7 +45,7 @@ SAMPLES = {"GRPO": 4, "PPO": 1}
 """Responses to a prompt."""
 RULE = "rlhf_examples.helpful.rule:score"
 WATCH_SECONDS = 0.2
-LIBRARIES = "import rlhf_trainer.run.wiring, rlhf_trainer.generation.vllm_extension; from vllm import LLM"
+LIBRARIES = "import rlhf_trainer.run.on_ray, rlhf_trainer.generation.vllm_extension; from vllm import LLM"
 """Modules that a slot's process imports before it holds a model."""
 SLOT, CONTROLLER, RAY = "slot", "controller", "Ray's own processes"
 

@@ -218,7 +218,7 @@ MUTATIONS = (
     Mutation(f"{TRAINER}/run/worker_specs.py", "mapped.offload if model", "model.offload if model", MAPPED),
     Mutation(
         f"{TRAINER}/run/worker_specs.py",
-        '        "training": job.spec.training.model_copy(update=tokens),\n',
+        '"training": training, ',
         "",
         MAPPED,
     ),

@@ -14,9 +14,9 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.place import place
 from rlhf_trainer.run.job_run import Lookahead
+from rlhf_trainer.run.on_ray import RayRuntime
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run.step_models import inputs_of
-from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.telemetry import merge
 from tests.trainer.jobs import job
 from tests.trainer.placement.light_ray import LightRay

@@ -12,7 +12,7 @@ from rlhf_mapper.mapping import Device, DeviceMapping
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.controller import worker_group
 from rlhf_trainer.controller.slot_process import SlotProcess
-from rlhf_trainer.run import wiring
+from rlhf_trainer.run import on_ray
 from tests.trainer.jobs import job
 
 
@@ -42,7 +42,7 @@ def test_processes_without_a_gpu_stay_for_another_job(
     }
     made, placed = job(tmp_path, "one", spec), DeviceMapping(device=device, pools=(), sizes={})
     slots: Any = Slots()
-    runtime = wiring.RayRuntime(made, placed, {}, slots=slots, path=tmp_path)
+    runtime = on_ray.RayRuntime(made, placed, {}, slots=slots, path=tmp_path)
     with pytest.raises(AskedError) as asked, runtime.running(is_last=is_last):
         pass
     assert asked.value.args == (stays,)

@@ -13,7 +13,7 @@ from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import Device, DeviceMapping, MappedPool, ModelPrediction, Prediction
 from rlhf_trainer.controller import worker_group
-from rlhf_trainer.run import slots, wiring
+from rlhf_trainer.run import on_ray, slots
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.retokenized import with_prompts
@@ -144,7 +144,7 @@ def arguments(
     folders: dict[Role, str] = dict.fromkeys(get_args(Role), "of/model")
     columns = job.spec.columns(job.spec.data.train)
     options: dict[str, Any] = {"slots": slots.Slots(), "path": folder, "columns": columns, "retokenized": retokenized}
-    runtime = wiring.RayRuntime(with_prompts(job) if retokenized else job, placed, folders, **options)
+    runtime = on_ray.RayRuntime(with_prompts(job) if retokenized else job, placed, folders, **options)
     with runtime.running():
         return {name: spec.arguments for name, spec in Group.built.items()}
 

@@ -1,5 +1,6 @@
 """Transfer protocols, what a rank sends of what it makes, and the references that a rank is sent."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -112,7 +113,7 @@ def test_ranks_that_do_not_call_the_users_code_fetch_its_scores() -> None:
     """A sum of a function and a tensor-parallel model: rank 0 alone has whole scores."""
     readers, layout = Readers(), ParallelSizes(tensor=2, data=1)
     readers.add("all", ParallelSizes(data=2), transfer(DP_PROTO, reads=("scores",)))
-    scoring = transfers_of(ScoringWorker)["compute_reward"]
+    scoring = replace(transfers_of(ScoringWorker)["compute_reward"], reads=(), reads_if_there=())
     batch = BatchFuture(step=1, size=8)
     dealt = dispatch(batch, scoring, readers, pool="all", layout=layout, call=7, name="reward.compute_reward")
     assert dealt.holders.rows == (range(8), None)

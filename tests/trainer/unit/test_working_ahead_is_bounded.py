@@ -15,8 +15,8 @@ from rlhf_trainer.controller.message import Message
 from rlhf_trainer.controller.slot_process import Outcome
 from rlhf_trainer.run.evaluation import Runtime
 from rlhf_trainer.run.job_run import Lookahead
+from rlhf_trainer.run.on_ray import queue
 from rlhf_trainer.run.step_models import ApartRollout, RolloutPool
-from rlhf_trainer.run.wiring import queue
 from rlhf_trainer.telemetry import Report
 
 SCHEDULES, MANY_SCHEDULES = 500, 10_000

@@ -5,13 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 
 import ray
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_api.spec.rollout import STREAM_SHARES
 from rlhf_trainer.controller.batch import BatchFuture, BatchSlice, FieldFuture, Holders, RowBlock
+from rlhf_trainer.controller.slot_process import OUTLETS
 from rlhf_trainer.protocols import TransferProtocol
 from rlhf_trainer.types import Transfer
 
@@ -85,25 +87,21 @@ class Readers:
 
 
 @dataclass(frozen=True)
-class RankInput:
-    """Input of one rank's part of a call."""
+class RankPart:
+    """Part of one rank in a call: its rows of the batch, and the blocks that it reads and sends."""
 
+    rows: range = range(0)
+    cuts: Mapping[str, Sequence[range]] = field(default_factory=dict)
+    """Rows of the blocks that the rank sends, for each field that it adds to the result."""
     batch: BatchSlice | None = None
-    cuts: Mapping[str, Sequence[slice]] = field(default_factory=dict)
-    """Rows of the blocks that other processes read, for each field that the rank adds; counted from its first row."""
     references: Sequence[ray.ObjectRef] = ()
     """References to the blocks that the rank reads from other processes."""
 
-
-@dataclass(frozen=True)
-class RankPart:
-    """Input rows and output blocks of one rank in a call."""
-
-    batch: BatchFuture
-    rows: range
-    """The rows of the batch that the rank gets."""
-    cuts: Mapping[str, Sequence[range]]
-    """Rows of the blocks that the rank sends, for each field that it adds to the result."""
+    @property
+    def local_cuts(self) -> dict[str, list[slice]]:
+        """Field -> slices of the rank's own rows that other ranks read, counted from the rank's first row."""
+        first, cuts = self.rows.start, self.cuts.items()
+        return {name: [slice(part.start - first, part.stop - first) for part in parts] for name, parts in cuts}
 
     def blocks(self, references: Iterator[ray.ObjectRef]) -> dict[str, list[RowBlock]]:
         """Return the blocks of each added field, given the references to them in the order of `cuts`."""
@@ -117,25 +115,13 @@ class Dispatch:
 
     call: int
     """Number of the distributed call, counted over the job."""
-    name: str
-    """Name of the distributed call, for messages."""
     batch: Batches
     transfer: Transfer
     layout: ParallelSizes
     parts: Sequence[RankPart]
-    """Input rows and output blocks of each rank, in the order of the ranks."""
+    """Part of each rank, in the order of the ranks."""
     holders: Holders
     """Processes that keep the fields which the call adds."""
-
-    def inputs(self, groups: Sequence[ray.ObjectRef]) -> list[RankInput]:
-        """Return the input of each rank; groups: references to row groups, which every rank gets, too."""
-        found = []
-        for rank, part in enumerate(self.parts):
-            names, first = self.transfer.fields_read(part.batch.fields), part.rows.start
-            batch, references = part.batch.slice(part.rows, names, pool=self.holders.pool, rank=rank, reader=self.name)
-            cuts = {name: [slice(r.start - first, r.stop - first) for r in rows] for name, rows in part.cuts.items()}
-            found.append(RankInput(batch, cuts, [*references, *groups]))
-        return found
 
     def collect(self, outputs: Sequence[Sequence[ray.ObjectRef]]) -> Batches:
         """Return the batch, or each rank's batch, with the fields that the ranks add.
@@ -169,7 +155,8 @@ def dispatch(
 ) -> Dispatch:
     """Distribute a call's batch over the ranks of a pool.
 
-    ValueError if the batch or the outputs of the call `name` do not fit its transfer protocol.
+    ValueError if the batch or the outputs of the call `name` do not fit its transfer protocol; KeyError for a field
+    that the batch lacks.
     """
     protocol, adds = transfer.protocol, transfer.adds or ()
     given = _given(batch, transfer, layout, name=name)
@@ -181,8 +168,10 @@ def dispatch(
     parts = []
     for rank, (one, rows) in enumerate(given):
         sent = fetched.items() if rank in collected else ()
-        parts.append(RankPart(one, rows, {added: read.cuts(rows) if read else [rows] for added, read in sent}))
-    return Dispatch(call=call, name=name, batch=batch, transfer=transfer, layout=layout, parts=parts, holders=holders)
+        cuts = {added: read.cuts(rows) if read else [rows] for added, read in sent}
+        fields = transfer.fields_read(one.fields)
+        parts.append(RankPart(rows, cuts, *one.slice(rows, fields, pool=pool, rank=rank, reader=name)))
+    return Dispatch(call=call, batch=batch, transfer=transfer, layout=layout, parts=parts, holders=holders)
 
 
 def _given(
@@ -211,3 +200,58 @@ def _require_each_row_once(
     is_whole = [0, *stops] == [*(part[0].start for part in parts), given[0][0].size]
     if not is_whole or any(rows != part[0] for part in parts for rows in part):
         raise ValueError(f"{name}: {transfer.protocol.name} does not give each row once, so it can add no fields")
+
+
+class Streams:
+    """Generating calls of a job that hand out finished rows in groups (`row_groups`) before they end."""
+
+    def __init__(self) -> None:
+        self.are_on = False
+        """Whether the generating calls of this job hand out row groups."""
+        self._ranks: dict[int, Sequence[ray.actor.ActorHandle]] = {}
+        """Number of a generating call -> handles of the ranks that hand out its row groups."""
+        self._scored: set[tuple[int, str]] = set()
+        """(number of a generating call, name of a scoring call made on its row groups but not yet on all rows)."""
+
+    def begin(
+        self, call: int, transfer: Transfer, batch: Batches | None, ranks: Sequence[ray.actor.ActorHandle]
+    ) -> bool:
+        """Return whether a call hands out row groups; record then that these ranks do."""
+        leaves = self.are_on and transfer.in_groups and isinstance(batch, BatchFuture) and batch.step > 0
+        if leaves:
+            self._ranks[call] = ranks
+        return leaves
+
+    def forget(self) -> None:
+        """Forget which scoring calls of the last step were made on row groups."""
+        self._scored.clear()
+
+    def groups(self, batch: BatchFuture) -> Iterator[list[ray.ObjectRef]]:
+        """Yield the row groups of the batch's newest generating call, each as a list of references, one a rank."""
+        call = max(made.call for made in batch.fields.values() if made.call in self._ranks)
+        ranks = self._ranks.pop(call)
+        for number in range(len(STREAM_SHARES)):
+            yield [each.row_group.options(concurrency_group=OUTLETS).remote(call, number) for each in ranks]
+
+    def read(
+        self, name: str, batch: Batches | None, transfer: Transfer, *, in_groups: bool
+    ) -> tuple[int | None, Transfer]:
+        """Return (number of the generating call whose row groups the call `name` uses, mark with the fields to read).
+
+        in_groups: the call is made on a row group, which brings some fields along. Otherwise, if the call was made on
+        all row groups before, its results are already there, and no field is read. (None, the given mark) if the call
+        uses no row groups.
+        """
+        if not isinstance(batch, BatchFuture) or not transfer.row_by_row:
+            return None, transfer
+        made = {each: batch.fields[each].call for each in transfer.fields_read(batch.fields) if each in batch.fields}
+        if in_groups:
+            stream = max(made.values())
+            self._scored.add((stream, name))
+            before = tuple(each for each, call in made.items() if call != stream)
+            return stream, replace(transfer, reads=before, reads_if_there=(), adds=None)
+        for stream in made.values():
+            if (stream, name) in self._scored:
+                self._scored.remove((stream, name))
+                return stream, replace(transfer, reads=(), reads_if_there=())
+        return None, transfer

@@ -22,12 +22,11 @@ import ray
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.diagnosis import RankState
-from rlhf_trainer.controller.dispatch import Batches, RankInput, Readers, dispatch
+from rlhf_trainer.controller.dispatch import Batches, Dispatch, RankPart, Readers, Streams, dispatch
 from rlhf_trainer.controller.message import Message
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import INSPECTION, OUTLETS, CallRequest, Outcome, SlotProcess
-from rlhf_trainer.controller.streams import Streams
 from rlhf_trainer.controller.waiting import get, wait
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError
@@ -260,23 +259,24 @@ class WorkerGroup:
         """
         name, number = f"{role}.{method}", next(self._log.numbers)
         stream, transfer = self._log.streams.read(name, batch, transfer, in_groups=bool(groups))
-        dealt = None
-        if batch is not None:
-            dealt = dispatch(batch, transfer, self._log.readers, pool=self.name, layout=layout, call=number, name=name)
         collected = transfer.protocol.collect(layout)
         counted = set(itertools.chain.from_iterable(collected))
         with self._log.recorder.span(CONTROLLER, f"dispatch {name}"):
             leaves = self._log.streams.begin(number, transfer, batch, [self._ranks[rank] for rank in sorted(counted)])
+            dealt: Dispatch | None = None
+            if batch is not None:
+                readers, pool = self._log.readers, self.name
+                dealt = dispatch(batch, transfer, readers, pool=pool, layout=layout, call=number, name=name)
+            shares: Sequence[RankPart] = dealt.parts if dealt else [RankPart()] * len(self._ranks)
             now = time.time()
-            inputs = dealt.inputs(groups) if dealt else [RankInput() for _ in self._ranks]
             requests = [
                 CallRequest(
                     number=number,
                     role=role,
                     method=method,
                     arguments=arguments,
-                    batch=given.batch,
-                    cuts=given.cuts,
+                    batch=share.batch,
+                    cuts=share.local_cuts,
                     keeps=self._log.keeps,
                     in_groups=leaves and rank in counted,
                     groups=len(groups),
@@ -284,9 +284,9 @@ class WorkerGroup:
                     counts=rank in counted,
                     sent=now,
                 )
-                for rank, given in enumerate(inputs)
+                for rank, share in enumerate(shares)
             ]
-            self._record(requests, [given.references for given in inputs])
+            self._record(requests, [[*share.references, *groups] for share in shares])
             place, messages = len(self._open[0].calls) - 1, self._open
             if dealt and transfer.adds is not None:
                 return dealt.collect(self._send_if_read())

@@ -1,22 +1,43 @@
-"""Runs a job on the connected Ray, in slots that the jobs of a manifest share."""
+"""Runs a job on Ray: starts the workers of `worker_specs` on their pools, connects the models and takes the steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_mapper.mapping import DeviceMapping
+from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.message import Message
+from rlhf_trainer.controller.slot_process import Outcome
+from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_spec import WorkerSpec
+from rlhf_trainer.errors import CommunicationError
+from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
+from rlhf_trainer.run.graph import recorded_step, scorers_of
 from rlhf_trainer.run.job_run import run_job
 from rlhf_trainer.run.placement import Placed
 from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.publisher import Publisher, RunContext
 from rlhf_trainer.run.resume import Start
-from rlhf_trainer.run.slots import Slots
-from rlhf_trainer.run.wiring import RayRuntime
+from rlhf_trainer.run.slots import COLLECTIVE_DEADLINES, Slots
+from rlhf_trainer.run.step_models import Handle, RolloutPool, connected
+from rlhf_trainer.run.worker_specs import agreed, data_spec, home_of, worker_specs
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary
+from rlhf_trainer.run_folder.logs import STACKS
 from rlhf_trainer.run_folder.written_data import with_written_data
+from rlhf_trainer.telemetry import CONTROLLER, ENDPOINTS, Report
+from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.retokenized import with_prompts
+
+REPLACEMENTS = "rollout_replacements"
+MAX_REPLACEMENTS = 3
+"""Most replacements in a row without responses in between; the next loss ends the attempt."""
 
 
 def run_on_ray(
@@ -51,3 +72,205 @@ def run_on_ray(
             made = folder.made.resolve()
             summary = run_job(running, runtime, shape, made=made, publisher=publisher, checkpoints=checkpoints)
         add_to_summary(context.output, job.name, summary)
+
+
+class RayRuntime:
+    """Runtime of a job: its models, each on its pool; the controller holds references to tensors, never their bytes."""
+
+    def __init__(
+        self,
+        job: Job,
+        placed: DeviceMapping,
+        folders: Mapping[Role, str],
+        *,
+        slots: Slots,
+        path: Path,
+        columns: Collection[str] = (),
+        retokenized: Collection[Role] = (),
+    ) -> None:
+        """folders: the local folders or hub names of the job's models, by role; path: the job's folder.
+
+        columns: names of columns that a written data set gets; retokenized: models whose tokenizer is not the actor's.
+        """
+        self.models: dict[str, Handle] = {}
+        """Models by role, with the calls that steps and evaluations make (`connected`)."""
+        self._job, self._placed, self._folders, self._slots, self._path = job, placed, folders, slots, path
+        self._columns, self._retokenized = columns, retokenized
+        self._log = CallLog(keeps=job.spec.rollout.max_staleness)
+        self._deadline = float(job.spec.training.call_deadline_seconds)
+        self._groups: Mapping[str, WorkerGroup] = {}
+        self._handles: dict[str, ModelHandle] = {}
+        """Handles of all workers by role, without replaced calls."""
+        self._home = ""
+        """Name of the pool of the saved model."""
+        self._replaceable: ReplaceablePool | None = None
+
+    @contextmanager
+    def running(self, *, is_last: bool = True) -> Iterator[DataShape]:
+        """Run the block with pools, processes and models; gives the shape of the data.
+
+        Afterwards the next job may take over the processes, unless this job is the last or runs on GPUs. A
+        CommunicationError that leaves the block says which rank is to blame.
+        """
+        may_stay = self._placed.device == "CPU" and not is_last
+        with self._slots.held(
+            self._placed, log=self._log, deadline=self._deadline, stacks=self._path / STACKS, may_stay=may_stay
+        ) as self._groups:
+            yield self._start()
+
+    def blank(self, step: int, size: int) -> BatchFuture:
+        """Return a batch of `size` rows that has no fields yet."""
+        return BatchFuture(step=step, size=size)
+
+    def send(self) -> None:
+        """Have the ranks begin with all calls made so far."""
+        self._log.send()
+
+    def drain(self, step: int = 0) -> Sequence[Report]:
+        """Wait for the calls up to a step; return what every rank measured, and the payload bytes of this process."""
+        reports = self._log.drain(deadline=self._deadline, step=step)
+        if step and self._replaceable:
+            reports.append(self._replaceable.drain())
+        ahead = queue(self._log.undrained()) if step and self._log.keeps else {}
+        return [*reports, Report(sums={"bytes/controller": float(self._log.meter.read()), **ahead})]
+
+    def _start(self) -> DataShape:
+        """Build the workers of all pools, connect the models, and return the shape of the data."""
+        job, placed = self._job, self._placed
+        self._home = home_of(job, placed)
+        self._build(self._home, {"data": data_spec(job, placed, self._folders)})
+        self._groups[self._home].wait_until_built()
+        shape = agreed(job, self._handles["data"].call("describe").result())
+        specs = worker_specs(
+            job, placed, self._folders, shape, path=self._path, columns=self._columns, retokenized=self._retokenized
+        )
+        if job.generates_elsewhere:
+            self._slots.beside(self._home, ENDPOINTS, log=self._log, deadline=self._deadline)
+        for pool, workers in specs.items():
+            self._build(pool, {role: spec for role, spec in workers.items() if role not in self._handles})
+        for group in self._groups.values():
+            group.wait_until_built()
+        rollout_pool = self._rollout_pool(specs)
+        scorers = scorers_of(recorded_step(job, placed, specs)) if job.spec.rollout.stream else ()
+        self._log.streams.are_on = any(scorers)
+        self.models = connected(job, self._handles, rollout_pool, scorers=scorers, streams=self._log.streams)
+        self.drain()
+        gc.freeze()  # else every full collection of a step looks through all that the imports have left
+        return shape
+
+    def _build(self, pool: str, workers: Mapping[str, WorkerSpec]) -> None:
+        group = self._groups[pool]
+        group.build(workers)
+        self._handles |= {
+            role: ModelHandle(group, role, spec.worker_class, layout=spec.layout, transfers=spec.transfers)
+            for role, spec in workers.items()
+        }
+
+    def _rollout_pool(self, specs: Mapping[str, Mapping[str, WorkerSpec]]) -> RolloutPool:
+        """Return the pool or servers that generate, joined with the actor's ranks; a RolloutPool if the actor does."""
+        if self._job.generates_elsewhere:
+            return Servers(self._join_servers)
+        if not self._job.generates_apart:
+            return RolloutPool()
+        name = next(pool for pool, workers in specs.items() if "rollout" in workers)
+        group = self._groups[name]
+
+        def join() -> None:
+            self._span_pools(group.hosts, self._placed.sizes["rollout"])
+
+        def rebuild() -> None:
+            group.build(specs[name])
+            group.wait_until_built()
+            join()
+
+        join()
+        if self._job.spec.rollout.stream:  # scoring may have begun on some ranks when others lack rows
+            return RolloutPool()
+        self._replaceable = ReplaceablePool(group, self._log, deadline=self._deadline, build=rebuild)
+        return self._replaceable
+
+    def _join_servers(self) -> None:
+        """Join the actor's ranks and the servers in a group, if there are other servers than before."""
+        servers = self._handles["rollout"].call("found").result()[0]  # (machine, ranks) each, all with as many ranks
+        if servers:
+            hosts = [host for host, ranks in servers for _ in range(ranks)]
+            self._span_pools(hosts, ParallelSizes(data=len(servers), tensor=servers[0][1]))
+
+    def _span_pools(self, hosts: Sequence[str], generation: ParallelSizes) -> None:
+        """Join the actor's ranks and the generating ranks (on `hosts`) in one torch.distributed group."""
+        group = self._groups[self._home]
+        address, port = group.rendezvous()
+        span = Span(
+            address=address,
+            port=port,
+            hosts=[*group.hosts, *hosts],
+            training=self._placed.sizes["actor"],
+            generation=generation,
+            timeout_seconds=COLLECTIVE_DEADLINES * self._deadline,
+        )
+        with self._log.aside():
+            for role in ("actor", "rollout"):
+                self._handles[role].call("span_pools", span=span)
+        self._log.settle(deadline=self._deadline)
+
+
+class ReplaceablePool(RolloutPool):
+    """Pool whose processes are replaced together: ranks of one engine cannot do without each other."""
+
+    def __init__(self, group: WorkerGroup, log: CallLog, *, deadline: float, build: Callable[[], None]) -> None:
+        """build: builds the workers of the group, and joins them with the actor's ranks."""
+        self._group, self._log, self._deadline, self._build = group, log, deadline, build
+        self._in_a_row = 0
+        self._report = Report(sums={REPLACEMENTS: 0.0})
+
+    def calls(self) -> AbstractContextManager[None]:
+        return self._log.aside()
+
+    def settle(self, step: int | None = None) -> None:
+        self._log.settle(deadline=self._deadline, step=step)
+        if step is not None:
+            self._in_a_row = 0
+
+    def drain(self) -> Report:
+        """Return a report of the replacements since the last call of `drain`, which may have been between two steps."""
+        report, self._report = self._report, Report(sums={REPLACEMENTS: 0.0})
+        return report
+
+    def replace(self, error: CommunicationError) -> None:
+        """Replace the processes; raise the error if no rank has died, or if too many have."""
+        lost = [str(rank) for rank in self._group.inspect() if rank.is_dead]
+        if not lost or self._in_a_row == MAX_REPLACEMENTS:
+            raise error
+        self._in_a_row += 1
+        self._report.sums[REPLACEMENTS] += 1
+        then = "new processes generate again what was under way"
+        self._report.warnings[REPLACEMENTS] = f"{', '.join(lost)}; {then}"
+        try:
+            with self._log.recorder.span(CONTROLLER, f"replace the processes of {self._group.name}"):
+                self._group.restart()
+                self._log.abandon(deadline=self._deadline)
+                self._build()
+        except CommunicationError as another:
+            self.replace(another)
+
+
+class Servers(RolloutPool):
+    """External servers. Weights go to the servers that are reachable at that moment."""
+
+    def __init__(self, join: Callable[[], None]) -> None:
+        """join: forms a new group if other servers are reachable than before; its first exchange brings all weights."""
+        self._join = join
+
+    def gather(self) -> None:
+        self._join()
+
+
+def queue(messages: Iterable[Message]) -> dict[str, float]:
+    """Return `queue/batches` and `queue/tokens`: complete batches and tokens generated for later steps by now."""
+    written: dict[int, list[Sequence[Outcome] | None]] = {}
+    for message in messages:
+        if message.step:  # others bring weights
+            written.setdefault(message.step, []).append(message.outcomes())
+    whole = sum(None not in parts for parts in written.values())
+    ended = (outcome for parts in written.values() for part in parts for outcome in part or ())
+    return {"queue/batches": whole, "queue/tokens": sum(outcome.report.sums.get("tokens", 0.0) for outcome in ended)}

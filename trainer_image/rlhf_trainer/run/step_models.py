@@ -19,7 +19,7 @@ from rlhf_api.job import Job
 from rlhf_trainer.errors import CommunicationError
 
 if TYPE_CHECKING:  # a graph of a step, and torchrun, need no Ray
-    from rlhf_trainer.controller.streams import Streams
+    from rlhf_trainer.controller.dispatch import Streams
 
 Handle: TypeAlias = Any  # its methods are the marked methods of a worker class, which may be the user's
 Rows: TypeAlias = Any  # a batch of references on the controller, of tensors under torchrun, of shapes in a graph
@@ -52,7 +52,7 @@ class ActorAsReference:
 class RolloutPool:
     """Processes that generate responses outside of the actor's pool; the loss of one ends the attempt.
 
-    `wiring` has pools that go on without lost processes.
+    `on_ray` has pools that go on without lost processes.
     """
 
     def calls(self) -> AbstractContextManager[None]:
