@@ -37,7 +37,6 @@ class Kept:
     name: str
     """Name of the field in the call that added it."""
     rows: range
-    """Located rows, by their numbers in the step's batch."""
 
 
 @dataclass(frozen=True)

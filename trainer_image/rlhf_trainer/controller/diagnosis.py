@@ -32,7 +32,6 @@ class ProcessState:
     waits: bool
     """Whether the process waits for other ranks."""
     stacks: str
-    """Python stacks of all threads of the process."""
     quiet_seconds: float
     """Seconds since this worker's process last ended a call."""
 
@@ -66,7 +65,6 @@ class RankState:
     """State of one rank, for the message about a hang."""
 
     name: str
-    """Name of the rank in messages: its number, pool and process id."""
     host: str
     """Host name of the rank's machine, on a cluster of its pod; empty before the rank has joined."""
     last_call: str

@@ -114,12 +114,10 @@ class Dispatch:
     """Distribution of a call's batch over the ranks of a worker group."""
 
     call: int
-    """Number of the distributed call, counted over the job."""
     batch: Batches
     transfer: Transfer
     layout: ParallelSizes
     parts: Sequence[RankPart]
-    """Part of each rank, in the order of the ranks."""
     holders: Holders
     """Processes that keep the fields which the call adds."""
 

@@ -1,14 +1,21 @@
-"""Messages of the controller: the calls that one rank is sent at once."""
+"""Messages of the controller to its ranks, and waiting for results: Ray's failures become TrainerErrors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import ray
 
+from rlhf_trainer.controller.resource_pool import LOOK_SECONDS
 from rlhf_trainer.controller.slot_process import CallRequest, Outcome
+from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
+
+GATHER_SECONDS = 0.05
+"""Seconds that `get` waits for further values after the first one; a failure is seen that much later."""
 
 
 @dataclass
@@ -57,3 +64,59 @@ class Message:
             return cast("Sequence[Outcome]", ray.get(self.ended, timeout=0))
         except ray.exceptions.RayError:
             return None
+
+
+def get(
+    references: Sequence[ray.ObjectRef | None],
+    *,
+    deadline: float,
+    quiet_seconds: Callable[[], float] = lambda: math.inf,
+) -> list[Any]:  # a reference does not say the type of its object
+    """Return the values, as `ray.get` gives them, as long as one more of them arrives every `deadline` seconds.
+
+    quiet_seconds: gives the seconds since the last end of any call, as one value may take several calls.
+    Raises the worker's own error, MemoryProblem if Ray ended a worker for its memory, or CommunicationError for a lost
+    or silent worker.
+    """
+    values: dict[ray.ObjectRef, Any] = {}
+    pending, patience = list(references), deadline
+    try:
+        while pending:
+            arrived, pending = wait(pending, seconds=patience)
+            patience = deadline if arrived else deadline - quiet_seconds()
+            if patience <= 0:
+                raise CommunicationError(f"no call of a worker ended within {deadline:.0f} s")
+            if not arrived:
+                continue
+            if pending:  # a wait costs as much as there are references: not one wait for each of them
+                more, pending = ray.wait(pending, num_returns=len(pending), timeout=GATHER_SECONDS)
+                arrived += more
+            values.update(zip(arrived, ray.get(arrived), strict=True))
+        return [values[reference] for reference in references]
+    except ray.exceptions.RayError as error:
+        # a call that was to read what a lost worker made fails as a task of its own
+        cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+        if isinstance(cause, TrainerError):
+            raise cause from error
+        if isinstance(cause, ray.exceptions.OutOfMemoryError):
+            why = f"this machine is out of memory: {first_line(cause)}"
+            sentence = f"Ray ended a worker, for {why}; lower spec.training.microBatchTokens, or take fewer slots"
+            raise MemoryProblem(sentence) from error
+        if isinstance(cause, ray.exceptions.RayError):
+            raise CommunicationError(f"a worker was lost: {first_line(cause)}") from error
+        raise
+
+
+def wait(references: list[ray.ObjectRef], *, seconds: float) -> tuple[list[ray.ObjectRef], list[ray.ObjectRef]]:
+    """Wait as `ray.wait` does, but in short intervals: between them Python runs the handlers of signals."""
+    until = time.monotonic() + seconds
+    while True:
+        left = max(0.0, until - time.monotonic())
+        arrived, pending = ray.wait(references, timeout=min(left, LOOK_SECONDS))
+        if arrived or left <= LOOK_SECONDS:
+            return arrived, pending
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text; empty if there is no text."""
+    return (str(error).strip().splitlines() or [""])[0]

@@ -52,9 +52,7 @@ class ResourcePool:
     cpus_of_process = 1
 
     def __init__(self, slots_per_machine: Sequence[int], *, name: str, device: Device) -> None:
-        self.name = name
-        self.device = device
-        self.slots_per_machine = tuple(slots_per_machine)
+        self.name, self.device, self.slots_per_machine = name, device, tuple(slots_per_machine)
         self._groups: list[PlacementGroup] = []
 
     @property
@@ -95,10 +93,8 @@ class ResourcePool:
 
     def machines(self) -> list[tuple[str, int]]:
         """Return (Ray's id of a machine, the pool's slots on it) for each placement group; a machine may come twice."""
-        tables = [placement_group_table(group) for group in self._groups]
-        return [
-            (table["bundles_to_node_id"][0], slots) for table, slots in zip(tables, self.slots_per_machine, strict=True)
-        ]
+        nodes = [placement_group_table(group)["bundles_to_node_id"][0] for group in self._groups]
+        return list(zip(nodes, self.slots_per_machine, strict=True))
 
     def release(self) -> None:
         """Give the pool's slots back to Ray."""

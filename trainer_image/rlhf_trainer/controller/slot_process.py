@@ -79,21 +79,11 @@ class CallRequest:
 
 
 @dataclass(frozen=True)
-class Added:
-    """Fields that a call added on this rank."""
-
-    step: int
-    first: int
-    """Row of the step's batch that is the first row of the fields."""
-    fields: Fields
-
-
-@dataclass(frozen=True)
 class Outcome:
     """Outcome of a call on one rank: the returned value and the measurements."""
 
     number: int
-    """Number of this rank's call, counted over the job."""
+    """Number of the request."""
     value: Any
     """Value that the method returned; None if it adds fields."""
     report: Report
@@ -110,7 +100,7 @@ class SlotProcess:
         self._workers: dict[str, Any] = {}
         self._specs: dict[str, WorkerSpec] = {}
         self._step: int | None = None
-        self._kept: dict[int, Added | TrainerError] = {}
+        self._kept: dict[int, Batch | TrainerError] = {}
         """Number of a call -> fields that it added, or its error; of this step and of steps that are still read."""
         self._outlets: dict[int, Outlet] = {}
         """Number of a generating call -> outlet of its row groups."""
@@ -222,9 +212,10 @@ class SlotProcess:
             fields = cast("Fields", result)
             require_declared(fields, transfer.adds, rows=len(request.batch.rows))
             added = {name: tensor.cpu() for name, tensor in fields.items()}
-            self._kept[request.number] = Added(request.batch.step, request.batch.rows.start, added)
+            rows = request.batch.rows
+            self._kept[request.number] = Batch(step=request.batch.step, start=rows.start, size=len(rows), fields=added)
             # a clone, as a view would be sent with the whole tensor that it is a view of
-            blocks = [added[name][rows].clone() for name, parts in request.cuts.items() for rows in parts]
+            blocks = [added[name][part].clone() for name, parts in request.cuts.items() for part in parts]
             return Outcome(request.number, None, recorder.drain()), blocks
 
     def _read_kept(self, place: Kept) -> Tensor:
@@ -234,7 +225,7 @@ class SlotProcess:
             raise TrainerError(f"{place.name} was added in another step, or its call did not run")
         if isinstance(made, TrainerError):
             raise made
-        return made.fields[place.name][place.rows.start - made.first : place.rows.stop - made.first]
+        return made.fields[place.name][place.rows.start - made.start : place.rows.stop - made.start]
 
     def _forget(self, step: int, keeps: int) -> None:
         """Forget the fields added in steps other than `step`, except for training steps that are still read."""

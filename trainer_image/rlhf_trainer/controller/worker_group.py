@@ -23,11 +23,10 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.diagnosis import RankState
 from rlhf_trainer.controller.dispatch import Batches, Dispatch, RankPart, Readers, Streams, dispatch
-from rlhf_trainer.controller.message import Message
+from rlhf_trainer.controller.message import Message, get, wait
 from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import INSPECTION, OUTLETS, CallRequest, Outcome, SlotProcess
-from rlhf_trainer.controller.waiting import get, wait
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.telemetry import CONTROLLER, Recorder, Report
@@ -65,7 +64,6 @@ class CallLog:
         self.recorder = Recorder()
         self.readers = Readers()
         self.numbers = itertools.count()
-        """Counter that numbers the calls of the job."""
         self.groups: list[WorkerGroup] = []
         self.streams = Streams()
         self.meter = PayloadMeter()

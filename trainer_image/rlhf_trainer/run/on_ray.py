@@ -119,11 +119,9 @@ class RayRuntime:
             yield self._start()
 
     def blank(self, step: int, size: int) -> BatchFuture:
-        """Return a batch of `size` rows that has no fields yet."""
         return BatchFuture(step=step, size=size)
 
     def send(self) -> None:
-        """Have the ranks begin with all calls made so far."""
         self._log.send()
 
     def drain(self, step: int = 0) -> Sequence[Report]:

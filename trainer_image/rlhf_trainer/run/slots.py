@@ -28,15 +28,12 @@ HEAP = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
 
 By default glibc soon keeps all blocks below 32 MiB, such as the weights of a layer, in heaps full of holes.
 """
-
 THREADS = "OMP_NUM_THREADS"
 WAITING = {"GOMP_SPINCOUNT": "1000"}
 """Environment variable of OpenMP: how often a waiting thread looks for work before it yields its core (microseconds).
 
-The user's own value wins.
-
-By default OpenMP looks for milliseconds. Beside other programs another thread waits for just that core, and a step
-takes many times as long; without looking at all, each wait costs a wake-up.
+The user's own value wins. By default OpenMP looks for milliseconds, and beside other programs a step then takes many
+times as long; without looking at all, each wait costs a wake-up.
 """
 
 
@@ -108,12 +105,11 @@ class Slots:
 
     def _are_clear(self) -> bool:
         """Clear the workers of the finished job. Return False if a process did not answer."""
-        try:
+        with suppress(TrainerError):
             for group in self._groups.values():
                 group.clear()
-        except TrainerError:
-            return False
-        return True
+            return True
+        return False
 
     def _start(self, placed: DeviceMapping, log: CallLog, deadline: float) -> None:
         for pool in placed.pools:

@@ -1,11 +1,5 @@
 """Models that an algorithm's step is called with: the handles of a job's workers, some with replaced calls.
 
-    left out          LeftOut returns the batch, for a model that the job does without.
-    own reference     ActorAsReference computes with the actor without its adapter.
-    rollout pool      ApartRollout replaces actor.generate_sequences, and adds generate_ahead.
-    rollout.stream    StreamingRollout replaces actor.generate_sequences.
-    rollout.keep      `keep_and_update` replaces actor.update_actor.
-
 `with_calls` of a handle returns a copy in which other functions make the named calls.
 """
 
