@@ -88,9 +88,8 @@ class JobCheck:
             self._job = with_prompts(self._job)
         if self._job.generates_elsewhere and not self._found:
             self._try_endpoints()
-        self._tried(self._try_step)
-        self._tried(self._try_schedules)
-        self._tried(self._try_measure)
+        for check in (self._try_step, self._try_schedules, self._try_measure):
+            self._tried(check)
         if data := self._tried(self._data):
             self._tried(partial(data.train.batch, 1, batch_size=1))  # in an order that may be the user's
             self._tried(self._try_tokens, retokenized, data)

@@ -185,10 +185,9 @@ class Rollouts(Evaluation):
         return found
 
     def _win_rates(self, rows: Sequence[JudgedRow]) -> dict[str, float]:
-        return {
-            measure_of(name, "win_rate"): win_rate(rows[some], self._before[some], self._decider)
-            for name, some in self._slices().items()
-        }
+        sets = self._slices().items()
+        rates = {name: win_rate(rows[some], self._before[some], self._decider) for name, some in sets}
+        return {measure_of(name, "win_rate"): rate for name, rate in rates.items()}
 
     def _draw(self, draw: int) -> list[JudgedRow]:
         """Generate and score the current actor's responses to every held-out prompt; draw: the batch's step number."""
@@ -299,5 +298,6 @@ def evaluation_of(job: Job, runtime: Runtime, data: DataShape) -> Evaluation:
         return Written(runtime)
     if job.spec.evaluation is None:
         return Evaluation()
-    kind = HeldOut if job.spec.algorithm.offline else Rollouts
-    return kind(runtime, data, job=job)
+    if job.spec.algorithm.offline:
+        return HeldOut(runtime, data, job=job)
+    return Rollouts(runtime, data, job=job)

@@ -61,7 +61,7 @@ def run_job(
         publisher.say(*warmup_sentences(job, total_steps))
         publisher.begin(first_step=done + 1, total_steps=total_steps)
     every = job.spec.evaluation.every_steps if job.spec.evaluation else None
-    evaluated_steps = range(every, total_steps, every) if every else ()
+    evaluated_steps: Sequence[int] = range(every, total_steps, every) if every else ()
     with checkpoints.around_steps():
         for number in range(done + 1, total_steps + 1):
             began = time.time()
