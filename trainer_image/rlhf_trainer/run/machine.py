@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,6 +21,10 @@ CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 def write_environment(output: Path) -> None:
     """Write environment.json into the run folder; a run that goes on replaces it."""
+    packages = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     facts = {
         "python": platform.python_version(),
@@ -27,7 +32,7 @@ def write_environment(output: Path) -> None:
         "cores": cores(),
         "memory_gib": round(memory / GIB, 1),
         "gpus": gpu_count(),
-        "packages": {name: found for name in PACKAGES if (found := installed(name))},
+        "packages": packages,
     }
     (output / ENVIRONMENT).write_text(json.dumps(facts, indent=2) + "\n")
 
@@ -40,14 +45,6 @@ def cores() -> int:
     except (OSError, ValueError):  # there is no such file, or it says that there is no limit
         return bound
     return max(1, min(bound, quota // period))
-
-
-def installed(package: str) -> str | None:
-    """Return the version of a package; None if the package is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def gpu_count() -> int:
