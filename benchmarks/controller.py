@@ -33,8 +33,7 @@ from rich.table import Table
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import PolicyGradient
 from rlhf_trainer.controller import worker_group
-from rlhf_trainer.controller.batch import BatchFuture
-from rlhf_trainer.controller.payload import PayloadMeter
+from rlhf_trainer.controller.batch import BatchFuture, PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import Outcome
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.batch import BatchFuture, PayloadMeter
 from rlhf_trainer.controller.graph import ShapeFuture, Tracer
-from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec

@@ -9,9 +9,8 @@ import pytest
 import ray
 import torch
 
-from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.batch import BatchFuture, PayloadMeter, tensor_bytes
 from rlhf_trainer.controller.message import get
-from rlhf_trainer.controller.payload import PayloadMeter, tensor_bytes
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec

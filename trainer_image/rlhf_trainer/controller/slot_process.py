@@ -19,9 +19,8 @@ import ray
 
 from rlhf_api.spec.custom_algorithm import own_line
 from rlhf_trainer.collector import collector_off
-from rlhf_trainer.controller.batch import BatchSlice, Kept
+from rlhf_trainer.controller.batch import BatchSlice, Kept, tensor_bytes
 from rlhf_trainer.controller.diagnosis import ProcessState, inspect_process
-from rlhf_trainer.controller.payload import tensor_bytes
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, MemoryProblem, TrainerError, UserCodeError
 from rlhf_trainer.row_groups import Gathered, Outlet, RowGroup

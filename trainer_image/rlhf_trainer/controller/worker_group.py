@@ -20,11 +20,10 @@ from typing import Any, Self
 import ray
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.batch import BatchFuture, PayloadMeter
 from rlhf_trainer.controller.diagnosis import RankState
 from rlhf_trainer.controller.dispatch import Batches, Dispatch, RankPart, Readers, Streams, dispatch
 from rlhf_trainer.controller.message import Message, get, wait
-from rlhf_trainer.controller.payload import PayloadMeter
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import INSPECTION, OUTLETS, CallRequest, Outcome, SlotProcess
 from rlhf_trainer.controller.worker_spec import WorkerSpec
