@@ -13,9 +13,9 @@ import pytest
 from rlhf_api.job import Job
 from rlhf_trainer.controller.message import Message
 from rlhf_trainer.controller.slot_process import Outcome
+from rlhf_trainer.controller.worker_group import CallLog
 from rlhf_trainer.run.evaluation import Runtime
 from rlhf_trainer.run.job_run import Lookahead
-from rlhf_trainer.run.on_ray import queue
 from rlhf_trainer.run.step_models import ApartRollout, RolloutPool
 from rlhf_trainer.telemetry import Report
 
@@ -131,5 +131,7 @@ def test_what_is_finished_ahead_is_counted() -> None:
         return cast("Message", SimpleNamespace(step=step, outcomes=lambda: ended))
 
     messages = [message(*each) for each in ((4, 10.0), (4, 5.0), (5, None), (5, 7.0), (6, None))]
-    assert queue(messages) == {"queue/batches": 1, "queue/tokens": 22.0}
-    assert queue([]) == {"queue/batches": 0, "queue/tokens": 0}
+    log = CallLog()
+    assert log.queue() == {"queue/batches": 0, "queue/tokens": 0}
+    log.messages += messages
+    assert log.queue() == {"queue/batches": 1, "queue/tokens": 22.0}

@@ -120,9 +120,16 @@ class CallLog:
         in_order = sorted(itertools.chain.from_iterable(ended), key=operator.attrgetter("number"))
         return [*(outcome.report for outcome in in_order), self.recorder.drain()]
 
-    def undrained(self) -> Sequence[Message]:
-        """Return the messages that were sent to ranks and that no `drain` has waited for yet."""
-        return [*self.messages, *self._aside]
+    def queue(self) -> dict[str, float]:
+        """Return `queue/batches` and `queue/tokens`: complete batches and tokens generated for later steps by now."""
+        written: dict[int, list[Sequence[Outcome] | None]] = {}
+        for message in (*self.messages, *self._aside):
+            if message.step:  # others bring weights
+                written.setdefault(message.step, []).append(message.outcomes())
+        whole = sum(None not in parts for parts in written.values())
+        ended = [outcome for parts in written.values() for part in parts for outcome in part or ()]
+        tokens = sum(outcome.report.sums.get("tokens", 0.0) for outcome in ended)
+        return {"queue/batches": whole, "queue/tokens": tokens}
 
     def send(self) -> None:
         """Send the calls recorded so far to the ranks of all worker groups."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -12,8 +12,6 @@ from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.controller.batch import BatchFuture
-from rlhf_trainer.controller.message import Message
-from rlhf_trainer.controller.slot_process import Outcome
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError
@@ -129,7 +127,7 @@ class RayRuntime:
         reports = self._log.drain(deadline=self._deadline, step=step)
         if step and self._replaceable:
             reports.append(self._replaceable.drain())
-        ahead = queue(self._log.undrained()) if step and self._log.keeps else {}
+        ahead = self._log.queue() if step and self._log.keeps else {}
         return [*reports, Report(sums={"bytes/controller": float(self._log.meter.read()), **ahead})]
 
     def _start(self) -> DataShape:
@@ -261,14 +259,3 @@ class Servers(RolloutPool):
 
     def gather(self) -> None:
         self._join()
-
-
-def queue(messages: Iterable[Message]) -> dict[str, float]:
-    """Return `queue/batches` and `queue/tokens`: complete batches and tokens generated for later steps by now."""
-    written: dict[int, list[Sequence[Outcome] | None]] = {}
-    for message in messages:
-        if message.step:  # others bring weights
-            written.setdefault(message.step, []).append(message.outcomes())
-    whole = sum(None not in parts for parts in written.values())
-    ended = (outcome for parts in written.values() for part in parts for outcome in part or ())
-    return {"queue/batches": whole, "queue/tokens": sum(outcome.report.sums.get("tokens", 0.0) for outcome in ended)}
