@@ -40,10 +40,11 @@ from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGro
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
 from rlhf_trainer.run.session import ray_session
-from rlhf_trainer.run.worker_specs import DATA, workers_of
+from rlhf_trainer.run.worker_specs import workers_of
 from rlhf_trainer.telemetry import Report
 from rlhf_trainer.types import TRANSFER_MARK, Batch, Fields, Transfer, transfers_of
 from rlhf_trainer.workers.advantage import AdvantageWorker, advantage_transfers
+from rlhf_trainer.workers.data import DataWorker
 
 ROWS, TOKENS, DEADLINE = 4, 16, 300.0
 """Rows of a worker, and tokens of a row where the batch is the smallest."""
@@ -301,7 +302,7 @@ def show_bare(found: dict[int, Mapping[str, float]], ours: dict[int, dict[int, F
 
 def models_of(group: WorkerGroup, tokens: int) -> dict[str, Any]:
     """PPO's models in a group."""
-    classes = {"data": DATA["prompts"], **workers_of(ALGORITHMS["PPO"])}
+    classes = {"data": DataWorker, **workers_of(ALGORITHMS["PPO"])}
     workers = {f"{name}-{tokens}": stand_in(each, tokens) for name, each in classes.items()}
     group.build({name: WorkerSpec(each, {}) for name, each in workers.items()})
     group.wait_until_built()

@@ -177,13 +177,14 @@ def run_rank(
     pool = MappedPool(name="ranks", models=tuple(job.models()), slots_per_machine=(dist.get_world_size(),))
     device: Device = "GPU" if device_here().type == "cuda" else "CPU"
     placed = DeviceMapping(device=device, pools=(pool,), sizes=dict.fromkeys(job.models(), layout))
-    data = data_spec(job, placed, folders).build()
+    loading = data_spec(job, placed, folders)
+    data = loading.build()
     shape = data.describe()
     if publisher:
         for fact in shape.facts:
             publisher.say(fact)
     specs = worker_specs(job, placed, folders, shape, path=made.parent)[pool.name]
-    models = {"data": LocalModel(data, layout)}
+    models = {"data": LocalModel(data, layout, loading.transfers)}
     models |= {role: LocalModel(specs[role].build(), layout, specs[role].transfers) for role in job.models()}
     runtime = SpmdRuntime(connected(job, models), layout)
     return run_job(

@@ -22,12 +22,13 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.fields import FIELDS
 from rlhf_trainer.run.step_models import inputs_of, training_batch
-from rlhf_trainer.run.worker_specs import data_of, helper_specs, model_spec, setting_of
+from rlhf_trainer.run.worker_specs import helper_specs, model_spec, setting_of
 from rlhf_trainer.spmd import LocalModel
 from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers import rollout, samples
+from rlhf_trainer.workers.data import DataWorker
 from tests.trainer.environments.scripted import END, ScriptedEngine
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_kept_ranks
@@ -88,7 +89,7 @@ def step(asked: Job, folders: dict[Role, str]) -> tuple[dict[str, Tensor], dict[
     setattr(rollout, "GenerationEngine", Drawing)  # noqa: B010
     alone = ParallelSizes(data=1)
     setting = setting_of(asked, asked.saved, folders)
-    data = LocalModel(data_of(asked)(setting, slots=1), alone)
+    data = LocalModel(DataWorker(setting, slots=1), alone)
     specs = helper_specs(setting, path=Path(folders["actor"]))
     specs.pop("judge")
     for role in asked.models():
@@ -134,7 +135,7 @@ def test_tools_need_a_chat_template(folder: Path) -> None:
     asked = episodes_job(folder, "GRPO", models=models, rollout=rollout)
     setting = setting_of(asked, asked.saved, {"actor": str(folder / "actor")})
     with pytest.raises(ConfigError, match=r"grpo: spec\.rollout\.tools: the tokenizer of file://.*no chat template"):
-        data_of(asked)(setting, slots=1)
+        DataWorker(setting, slots=1)
 
 
 def turns_of(fields: dict[str, Tensor], row: int) -> list[tuple[int, int]]:

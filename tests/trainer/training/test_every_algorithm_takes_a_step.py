@@ -16,12 +16,13 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.step_models import connected, inputs_of, training_batch
-from rlhf_trainer.run.worker_specs import data_of, helper_specs, model_spec, setting_of
+from rlhf_trainer.run.worker_specs import helper_specs, model_spec, setting_of
 from rlhf_trainer.run_folder.step_metrics import metric_of
 from rlhf_trainer.spmd import LocalModel
 from rlhf_trainer.telemetry import Report, merge, recorder
-from rlhf_trainer.types import Batch
+from rlhf_trainer.types import Batch, transfers_of
 from rlhf_trainer.workers import rollout
+from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.generating_actor import GeneratingActor
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 from tests.trainer.ranks import run_kept_ranks
@@ -60,7 +61,8 @@ def steps(
     world = dist.get_world_size()
     job = next(job for job in load(path, [*SMALL, *overrides], FINISHED) if job.name == name)
     by_data, setting = ParallelSizes(data=world), setting_of(job, job.saved, folders)
-    data = LocalModel(data_of(job)(setting, slots=world), by_data)
+    marks = transfers_of(DataWorker, {"setting": setting})
+    data = LocalModel(DataWorker(setting, slots=world), by_data, marks)
     specs = helper_specs(setting, path=path)
     specs.pop("judge", None)
     for role in job.models():

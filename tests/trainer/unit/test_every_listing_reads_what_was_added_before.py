@@ -12,10 +12,10 @@ import pytest
 
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import PolicyGradient
-from rlhf_trainer.run.worker_specs import DATA, workers_of
+from rlhf_trainer.run.worker_specs import workers_of
 from rlhf_trainer.types import Transfer, prefixed, transfers_of
 from rlhf_trainer.workers.advantage import AdvantageWorker, advantage_transfers
-from rlhf_trainer.workers.data import PromptAndPretrainData, PromptsAsWritten
+from rlhf_trainer.workers.data import batch_fields
 
 
 @dataclass(frozen=True)
@@ -51,26 +51,25 @@ def marks_of(worker_class: type, algorithm: type) -> dict[str, Transfer]:
     return advantage_transfers(algorithm)
 
 
-def calls_of(name: str, load: type | None = None, *, without: tuple[str, ...] = ()) -> list[str]:
+def calls_of(name: str, *, has_pretrain: bool = False, without: tuple[str, ...] = ()) -> list[str]:
     """The calls that one step of an algorithm makes."""
     algorithm = ALGORITHMS[name]
     calls: list[str] = []
     models = {name: Declared(name, marks_of(each, algorithm), calls) for name, each in workers_of(algorithm).items()}
-    loaded = Names(dict.fromkeys(transfers_of(load or DATA[algorithm.data])["load_batch"].adds or (), "data"))
+    loaded = Names(dict.fromkeys(batch_fields(algorithm, has_pretrain=has_pretrain), "data"))
     algorithm.step(loaded, **{name: model for name, model in models.items() if name not in without})
     return calls
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_field_that_is_read_was_added_before(name: str) -> None:
-    load = PromptsAsWritten if ALGORITHMS[name].makes == "data" else None
-    asked = {call.partition(".")[0] for call in calls_of(name, load)}
+    asked = {call.partition(".")[0] for call in calls_of(name)}
     assert asked == set(ALGORITHMS[name].models)
 
 
 def test_safe_rlhf_with_one_critic_and_ppo_with_pretraining() -> None:
     assert "cost_critic.update_critic" not in calls_of("SafeRLHF", without=("cost_critic",))
-    assert calls_of("PPO", PromptAndPretrainData) == calls_of("PPO")
+    assert calls_of("PPO", has_pretrain=True) == calls_of("PPO")
 
 
 def test_safe_rlhf_is_ppo_and_what_costs() -> None:

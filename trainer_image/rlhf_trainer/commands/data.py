@@ -16,8 +16,8 @@ from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.data.loaders import Loader
 from rlhf_trainer.run.deep_check import origin_of
-from rlhf_trainer.run.worker_specs import data_of
 from rlhf_trainer.run_folder.written_data import with_written_data
+from rlhf_trainer.workers.data import DataWorker
 
 EXAMPLES, BINS, MAX_BAR = 3, 8, 40
 """Number of rows shown as examples, bars of a histogram, and characters of its longest bar."""
@@ -41,7 +41,7 @@ def print_data(jobs: Sequence[Job], output: Path, *, only: str | None) -> None:
     for job in chosen:
         setting, _ = origin_of(with_written_data(job, output), job.saved, by_name, output)
         tokenizer = setting.tokenizer()
-        for loader in data_of(job)(setting, slots=1).loaders:
+        for loader in DataWorker(setting, slots=1).loaders:
             for line in _lines_of(job, loader, tokenizer):
                 console.print(line)
 

@@ -32,13 +32,12 @@ from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.resume import identities
 from rlhf_trainer.run.shapes import shapes_of
-from rlhf_trainer.run.worker_specs import data_of
 from rlhf_trainer.run_folder.folder import JobFolder, model_folders
 from rlhf_trainer.run_folder.written_data import is_written, with_written_data
 from rlhf_trainer.training.loading import load_config, try_config
 from rlhf_trainer.training.optimizer import learning_rate
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.data import DataWorker, PromptData
+from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.endpoints import servers_of
 from rlhf_trainer.workers.judge import evaluation_code
 from rlhf_trainer.workers.retokenized import Retokenized, prompt_of, with_prompts
@@ -168,7 +167,6 @@ class JobCheck:
         if not retokenized:
             return
         actor = self._origin("actor")
-        assert isinstance(data, PromptData), "only models of RL score what the actor writes"
         loaders = [data.train, *([data.held_out] if self._job.spec.evaluation else [])]
         for role in sorted(retokenized):
             other = Retokenized(replace(self._origin(role), actor=(actor.model, actor.folder)))
@@ -190,13 +188,13 @@ class JobCheck:
         setting = replace(self._origin(self._job.saved), job=whole)
         job = whole.model_copy(update={"spec": with_sources(whole.spec, short)})
         try:
-            return data_of(job)(replace(setting, job=job), slots=1)
+            return DataWorker(replace(setting, job=job), slots=1)
         except NoRowLeftError:
-            return data_of(job)(setting, slots=1)
+            return DataWorker(setting, slots=1)
 
     def _try_code(self, data: DataWorker) -> None:
         """Call the job's environment, functions, services and judges on the first row of each data set they score."""
-        if not isinstance(data, PromptData):
+        if self._job.spec.algorithm.data != "prompts":
             return
         first = _sample(data, data.train)
         held_out = [_sample(data, data.held_out)] if self._job.spec.evaluation else []
@@ -217,7 +215,7 @@ def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tu
     return WorkerSetting(job=job, role=role, model=model, folder=folder, total_steps=1), maker is not job
 
 
-def _sample(data: PromptData, loader: Loader) -> Sample:
+def _sample(data: DataWorker, loader: Loader) -> Sample:
     """Return the first row of a data set as a sample with a made-up response."""
     prompt, columns = data.first_row(loader)
     return Sample(step=None, row=0, prompt=prompt, response=RESPONSE, finished=True, columns=columns)

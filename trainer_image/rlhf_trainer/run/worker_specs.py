@@ -1,8 +1,7 @@
 """Worker class and arguments of every role of a job, answered once for all pools. Nothing is started here.
 
-DATA gives the loader by the rows of the algorithm's data, and WORKERS the worker by the protocol of a step's parameter
-(`workers` of the algorithm wins). All else that a job chooses is in the arguments, and a worker's marks follow from the
-arguments (`WorkerSpec.transfers`).
+WORKERS gives the worker by the protocol of a step's parameter (`workers` of the algorithm wins). All else that a job
+chooses is in the arguments, and a worker's marks follow from the arguments (`WorkerSpec.transfers`).
 """
 
 from __future__ import annotations
@@ -30,16 +29,7 @@ from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.advantage import AdvantageWorker
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker
-from rlhf_trainer.workers.data import (
-    CompletionData,
-    DataShape,
-    DataWorker,
-    PairData,
-    PromptAndPretrainData,
-    PromptData,
-    PromptsAsWritten,
-    SafetyPairData,
-)
+from rlhf_trainer.workers.data import DataShape, DataWorker
 from rlhf_trainer.workers.generating_actor import GeneratorWorker
 from rlhf_trainer.workers.judge import JudgeWorker
 from rlhf_trainer.workers.keeper import RolloutKeeper
@@ -51,12 +41,6 @@ from rlhf_trainer.workers.rollout import RolloutWorker
 from rlhf_trainer.workers.scoring import ScoringWorker
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 
-DATA: Mapping[str, type[DataWorker]] = {
-    "prompts": PromptData,
-    "completions": CompletionData,
-    "pairs": PairData,
-    "safety_pairs": SafetyPairData,
-}
 WORKERS: Mapping[object, type] = {
     models.Actor: ActorWorker,
     models.SupervisedActor: SupervisedActorWorker,
@@ -97,13 +81,6 @@ def workers_of(algorithm: type[Algorithm]) -> dict[str, type]:
     return found
 
 
-def data_of(job: Job) -> type[DataWorker]:
-    """Return the class of the worker that loads a job's batches."""
-    if job.spec.algorithm.makes == "data":
-        return PromptsAsWritten
-    return PromptAndPretrainData if job.spec.data.pretrain else DATA[job.spec.algorithm.data]
-
-
 def home_of(job: Job, placed: DeviceMapping) -> str:
     """Return the name of the pool of the job's saved model: workers without a model of their own live there, too."""
     return next(pool.name for pool in placed.pools if job.saved in pool.models)
@@ -124,7 +101,7 @@ def setting_of(
 def data_spec(job: Job, placed: DeviceMapping, folders: Mapping[Role, str]) -> WorkerSpec:
     """Return the spec of the worker `data`, which tells how many rows there are before the others are built."""
     slots = math.lcm(*(pool.size for pool in placed.pools))
-    return WorkerSpec(data_of(job), {"setting": setting_of(job, job.saved, folders), "slots": slots})
+    return WorkerSpec(DataWorker, {"setting": setting_of(job, job.saved, folders), "slots": slots})
 
 
 def agreed(job: Job, shapes: Sequence[DataShape]) -> DataShape:

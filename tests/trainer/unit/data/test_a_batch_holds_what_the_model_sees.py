@@ -14,7 +14,7 @@ from rlhf_api.spec.data import DataSource
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
 from rlhf_trainer.errors import DataError
-from rlhf_trainer.workers.data import PromptsAsWritten
+from rlhf_trainer.workers.data import DataWorker
 from tests.api.cases import made
 from tests.trainer.unit.data.conftest import spec_of
 
@@ -259,10 +259,11 @@ def test_a_prompt_that_json_cannot_hold_is_named(
     rows = [{"prompt": [{"role": "user", "content": "hi", "at": datetime(2026, 1, 1)}]}]  # noqa: DTZ001 as in files
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
     source, spec = DataSource(uri=f"file://{tmp_path}/rows.parquet"), JobSpec.model_validate(made("Generate")["spec"])
-    data = object.__new__(PromptsAsWritten)
-    data._job = SimpleNamespace(name="g")  # type: ignore[assignment]
+    data = object.__new__(DataWorker)
+    data._job = SimpleNamespace(name="g", spec=spec)  # type: ignore[assignment]
+    data._pretrain = None
     data.train = PromptLoader(source, chat, path="spec.data.train", spec=spec)
-    monkeypatch.setattr(data, "training_rows", lambda _: data.train.ordered(slice(0, 1)))
+    monkeypatch.setattr(data, "_training_rows", lambda _: data.train.ordered(slice(0, 1)))
     with pytest.raises(
         DataError, match=r"^g: spec.data.train: in a prompt or its tools there is a value of type datetime"
     ):

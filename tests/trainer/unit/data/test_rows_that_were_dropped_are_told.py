@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.data import PromptAndPretrainData
+from rlhf_trainer.workers.data import DataWorker
 from tests.trainer import jobs
 from tests.trainer.tiny import EXAMPLE_MODEL
 
@@ -36,5 +36,5 @@ def test_every_data_set_tells_what_it_dropped(tmp_path: Path) -> None:
     )
     actor = job.models()["actor"]
     setting = WorkerSetting(job=job, role="actor", model=actor, folder=str(EXAMPLE_MODEL), total_steps=1)
-    told = [fact.partition(" rows")[0] for fact in PromptAndPretrainData(setting, slots=1).describe().facts]
+    told = [fact.partition(" rows")[0] for fact in DataWorker(setting, slots=1).describe().facts]
     assert told == ["spec.data.train: 1 of 5", "spec.evaluation.data: 3 of 7", "spec.data.pretrain: 2 of 6"]

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.spec.data import DataSource
-from rlhf_trainer.run.worker_specs import data_of
+from rlhf_trainer.workers.data import LOADERS
 
 MANIFESTS = {path.stem: path for path in (Path(__file__).parents[4] / "examples" / "data").glob("*.yaml")}
 DIALOGUE = "\n\nHuman: What is up?\n\nAssistant:"
@@ -92,7 +92,9 @@ def test_a_manifest_reads_its_data_set(
 ) -> None:
     train = job.spec.data.train
     assert isinstance(train, DataSource)
-    loader = data_of(job).loader_class(local(train, data_set, tmp_path), chat, path="spec.data.train", spec=job.spec)
+    loader = LOADERS[job.spec.algorithm.data](
+        local(train, data_set, tmp_path), chat, path="spec.data.train", spec=job.spec
+    )
     batch = loader.ordered()
     assert loader.facts() == []
     for field, texts in LEARNED[name].items():
