@@ -92,7 +92,7 @@ class DataWorker:
     @register(ONE_TO_ALL)
     def describe(self) -> DataShape:
         """Return the numbers of training and evaluation rows, and sentences about the data for the user."""
-        held_out, evaluation, sets = 0, self._job.spec.evaluation, {}
+        held_out, sets, evaluation = 0, dict[str, int](), self._job.spec.evaluation
         if evaluation:
             held_out = len(self.held_out) * self._samples_held_out
             if isinstance(evaluation.data, DataSets):
@@ -164,7 +164,7 @@ class DataWorker:
         return self._json(loader.columns, examples, f"{loader.path}.columns: ")
 
     def _json(self, rows_of: Callable[[Tensor], Sequence[Mapping[str, Any]]], examples: Tensor, where: str) -> Tensor:
-        """Return values of the examples as JSON, uint8 [B, C]; DataError at `where` for a value that JSON cannot hold."""
+        """Return values of the examples as JSON, uint8 [B, C]; DataError at `where` for other values than JSON's."""
         try:
             return as_bytes(rows_of(examples))
         except ValueError as error:

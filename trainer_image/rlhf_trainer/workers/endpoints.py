@@ -7,35 +7,13 @@ from dataclasses import asdict, replace
 
 from transformers import PreTrainedConfig
 
-from rlhf_api.job import Job
-from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.generation.endpoints import Endpoints, Needs
-from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.hybrid_engine.layout import describe
 from rlhf_trainer.telemetry import TRANSFER, recorder
-from rlhf_trainer.types import Batch
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.responder import ResponseEnded, SingleTurn
 from rlhf_trainer.workers.weight_links import record_sync
-
-
-class ServersTurn(SingleTurn):
-    """Responder that has external servers write the responses."""
-
-    def __init__(self, setting: WorkerSetting, servers: Endpoints) -> None:
-        super().__init__(setting, servers)
-        self._servers = servers
-
-    def respond(
-        self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: ResponseEnded
-    ) -> tuple[list[Ids], list[Response]]:
-        """Return the prompts as they are and a response to each; warn of servers that came or left."""
-        found = super().respond(batch, prompts, greedy=greedy, ended=ended)
-        for path, sentence in self._servers.news().items() if batch.step > 0 else ():  # evaluations show no warnings
-            recorder.warn(path, sentence)
-        return found
 
 
 class ServerWeights:
@@ -43,8 +21,6 @@ class ServerWeights:
 
     def __init__(self, setting: WorkerSetting, servers: Endpoints, config: PreTrainedConfig) -> None:
         self._setting, self._servers, self._config = setting, servers, config
-        self._wrong_weights = ""
-        """Reason why the weights that came last were wrong; empty if they were right."""
 
     def span_pools(self, span: Span) -> None:
         """Have the servers join the group of the actor's ranks; the next exchange brings all weights."""
@@ -61,8 +37,7 @@ class ServerWeights:
         with recorder.span(TRANSFER, "rollout.receive_weights: wait"):  # the actor's ranks measure the exchange
             ranks = self._servers.call("take_weights")
         for wrong in filter(None, (rank["wrong"] for rank in ranks)):
-            self._wrong_weights = f"{self._setting.job.name}: spec.rollout.endpoints: {wrong}"
-            raise NumericsError(self._wrong_weights)
+            raise NumericsError(f"{self._setting.job.name}: spec.rollout.endpoints: {wrong}")
         self._servers.version = ranks[0]["version"]
         syncs = [rank["sync"] for rank in ranks if rank["sync"]]
         for kind, received, seconds in syncs:
@@ -70,18 +45,13 @@ class ServerWeights:
         with recorder.counting(True):
             recorder.add("bytes/reshard", sum(received for _, received, _ in syncs))
 
-    def require_right_weights(self) -> None:
-        """Raise NumericsError if the weights that came last were wrong."""
-        if self._wrong_weights:
-            raise NumericsError(self._wrong_weights)
-
 
 def servers_of(setting: WorkerSetting, config: PreTrainedConfig, *, eos_token: int, on_gpu: bool | None) -> Endpoints:
     """Return the external servers of a job, with the requirements that its actor's configuration sets.
 
     on_gpu: None where the device is not known yet; a type that depends on the device is then not required.
     """
-    job: Job = setting.job
+    job = setting.job
     shapes = {each.name: each.shape for each in describe(config, trust_remote_code=setting.model.trust_remote_code)}
     is_known = on_gpu is not None or job.spec.training.precision != "Auto"
     dtype = str(setting.dtype(on_gpu=bool(on_gpu))).removeprefix("torch.") if is_known else None

@@ -24,7 +24,7 @@ from rlhf_trainer.rewards.supervision import Failure
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.responder import ResponseEnded
+from rlhf_trainer.workers.row_stream import ResponseEnded
 from rlhf_trainer.workers.samples import from_bytes
 
 WAIT_SECONDS = 0.05

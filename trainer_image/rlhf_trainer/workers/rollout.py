@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from rlhf_api.job import Job
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.environments.of_job import environments_of
-from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.errors import ConfigError, NumericsError
 from rlhf_trainer.generation.endpoints import Endpoints
-from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response
+from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span, engine_groups, stage_layers
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP
 from rlhf_trainer.row_groups import Outlet
@@ -27,10 +27,9 @@ from rlhf_trainer.training.models import LanguageModel, inner
 from rlhf_trainer.training.trainer import ModelRunner
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.endpoints import ServersTurn, ServerWeights, servers_of
+from rlhf_trainer.workers.endpoints import ServerWeights, servers_of
 from rlhf_trainer.workers.episodes import EpisodeResponder
-from rlhf_trainer.workers.responder import SingleTurn
-from rlhf_trainer.workers.row_stream import RowStream
+from rlhf_trainer.workers.row_stream import ResponseEnded, RowStream
 from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS
 from rlhf_trainer.workers.weight_links import (
     InPlaceWeights,
@@ -48,29 +47,33 @@ ROLLOUT_FIELDS = (
     "sampled",
     "policy_version",
 )
-
-
-Responder = SingleTurn | EpisodeResponder
 WeightLink = WeightReceiver | InterruptingReceiver | ServerWeights
 """Receiving end of the weight link on a rank that generates with weights from another pool."""
 
 
 class Generation:
-    """Generation on one rank: has a responder answer the rank's prompts, and lays the responses out as fields."""
+    """Generation on one rank: each prompt gets one text, or an episode, and the responses are laid out as fields."""
 
     def __init__(
         self,
         setting: WorkerSetting,
         tokenizer: PreTrainedTokenizerBase,
-        responder: Responder,
+        generator: GenerationEngine | Endpoints,
+        environments: Environments | None = None,
         *,
         agree_on_width: Callable[[int], int] = largest_over_ranks,
-        engine: GenerationEngine | None = None,
         costs: RowCosts | None = None,
     ) -> None:
-        """agree_on_width: gives the largest of the widths of all ranks; engine, costs: None where servers generate."""
-        self._tokenizer, self._responder, self._agree_on_width = tokenizer, responder, agree_on_width
-        self.engine, self._costs = engine, costs
+        """agree_on_width: gives the largest of the widths of all ranks; costs: of a model with an engine.
+
+        environments: with them responses are episodes.
+        """
+        self._spec, self._tokenizer, self._generator = setting.job.spec, tokenizer, generator
+        self._agree_on_width, self._costs = agree_on_width, costs
+        self.engine = None if isinstance(generator, Endpoints) else generator
+        self._episodes: EpisodeResponder | None = None
+        if self.engine and environments:
+            self._episodes = EpisodeResponder(setting, tokenizer, self.engine, environments)
         self._role = "rollout" if setting.job.generates_apart else "actor"
 
     def generate(self, batch: Batch, *, do_sample: bool, outlet: Outlet | None) -> Fields:
@@ -86,9 +89,7 @@ class Generation:
 
         stream = RowStream(outlet, batch, lay_out)
         with recorder.span("generation", f"{self._role}.generate_sequences"):
-            prompts, responses = self._responder.respond(
-                batch, prompts_in(batch), greedy=not do_sample, ended=stream.add
-            )
+            prompts, responses = self._respond(batch, prompts_in(batch), greedy=not do_sample, ended=stream.add)
         longest = max(len(prompt) + len(response.tokens) for prompt, response in zip(prompts, responses, strict=True))
         width = self._agree_on_width(longest)  # so that another pool can join rows of any ranks
         stream.close(width)
@@ -99,7 +100,22 @@ class Generation:
             recorder.maximum("policy_version", fields["policy_version"].max())
             recorder.mean("response_length/mean", fields["response_mask"].sum(), batch["valid"].sum())
             recorder.mean("response_finished/mean", (fields["finished"] * batch["valid"]).sum(), batch["valid"].sum())
-        return {**fields, **self._responder.turn_fields(fields)}
+        return {**fields, **(self._episodes.turn_fields(fields) if self._episodes else {})}
+
+    def _respond(
+        self, batch: Batch, prompts: list[Ids], *, greedy: bool, ended: ResponseEnded
+    ) -> tuple[list[Ids], list[Response]]:
+        """Return the prompts, of which an environment may have changed some, and a response to each."""
+        if self._episodes:
+            return self._episodes.respond(batch, prompts, greedy=greedy, ended=ended)
+        seed = self._spec.training.seed
+        return prompts, self._generator.generate(
+            prompts,
+            [response_seed(seed, batch.step, row) for row in batch.rows.tolist()],
+            max_tokens=self._spec.data.max_response_tokens,
+            greedy=greedy,
+            ended=lambda row, response: ended(row, prompts[row], response),
+        )
 
     def _measure_engine(self, fields: Fields) -> None:
         """Record the FLOPs of the response tokens (a cache may have those of prompts), and the share of the cache used.
@@ -115,22 +131,19 @@ class Generation:
         recorder.maximum("kv_cache_used", self.engine.cache_peak())
 
     def close(self) -> None:
-        """End the engine of this rank and the processes of the responder."""
-        if self.engine:
-            self.engine.close()
-        self._responder.close()
+        """End the engine and the environments of this rank."""
+        for each in filter(None, (self.engine, self._episodes)):
+            each.close()
 
 
 def generation_in_place(
     setting: WorkerSetting, tokenizer: PreTrainedTokenizerBase, runner: ModelRunner, *, max_sequences: int
 ) -> tuple[Generation, InPlaceWeights]:
     """Start an engine in the processes of the model; max_sequences: the most responses of this rank at once."""
-    environments = started_environments(setting.job)
     config, layout = inner(runner.model.module).config, runner.model.mesh.layout
-    engine = start_engine(setting, tokenizer, config, layout, max_sequences=max_sequences)
+    engine, environments = start_engine(setting, tokenizer, config, layout, max_sequences=max_sequences)
     weights = InPlaceWeights(setting, runner, engine)
-    responder = local_responder(setting, tokenizer, engine, environments)
-    return Generation(setting, tokenizer, responder, engine=engine, costs=runner.costs), weights
+    return Generation(setting, tokenizer, engine, environments, costs=runner.costs), weights
 
 
 def start_engine(
@@ -140,10 +153,14 @@ def start_engine(
     layout: ParallelSizes,
     *,
     max_sequences: int,
-) -> GenerationEngine:
-    """Build this rank's part of a generation engine, without weights."""
+) -> tuple[GenerationEngine, Environments | None]:
+    """Build this rank's part of a generation engine, without weights, and start the environments of a job with turns.
+
+    The environments' module is imported while the engine is built.
+    """
     job, layers = setting.job.spec, int(config.num_hidden_layers)
-    return GenerationEngine(
+    environments = environments_of(setting.job) if job.rollout.has_turns else None
+    engine = GenerationEngine(
         setting.folder,
         config=config,
         rollout=job.rollout,
@@ -157,23 +174,7 @@ def start_engine(
         tensor_groups=engine_groups(layout),
         stage_layers=stage_layers(layout, layers) if layout.generation_pipeline > 1 else (),
     )
-
-
-def started_environments(job: Job) -> Environments | None:
-    """Start the environments of a job with turns, whose module is imported while the engine is built."""
-    return environments_of(job) if job.spec.rollout.has_turns else None
-
-
-def local_responder(
-    setting: WorkerSetting,
-    tokenizer: PreTrainedTokenizerBase,
-    engine: GenerationEngine,
-    environments: Environments | None,
-) -> Responder:
-    """Return the responder of a rank with an engine: episodes where the job has environments, else single texts."""
-    if environments is None:
-        return SingleTurn(setting, engine)
-    return EpisodeResponder(setting, tokenizer, engine, environments)
+    return engine, environments
 
 
 def turn_transfers(marks: Marks, setting: WorkerSetting) -> Marks:
@@ -192,30 +193,27 @@ class RolloutWorker:
         """max_sequences: the most responses that an own engine writes at once; on_gpu: the servers are on GPUs."""
         tokenizer = setting.tokenizer()
         self._servers: Endpoints | None = None
+        self._wrong_weights = ""
+        """Reason why weights that came were wrong; empty if all were right."""
         self._weights: WeightLink
         if setting.job.generates_elsewhere:
             config = inner(setting.language_model()).config
-            servers = servers_of(setting, config, eos_token=int(tokenizer.eos_token_id), on_gpu=on_gpu)
-            self._servers, self._weights = servers, ServerWeights(setting, servers, config)
-            self.generation = Generation(setting, tokenizer, ServersTurn(setting, servers))
+            self._servers = servers_of(setting, config, eos_token=int(tokenizer.eos_token_id), on_gpu=on_gpu)
+            self._weights = ServerWeights(setting, self._servers, config)
+            self.generation = Generation(setting, tokenizer, self._servers)
             return
         assert setting.layout is not None
         model = inner(generating_model(setting))
-        environments = started_environments(setting.job)
-        engine = start_engine(setting, tokenizer, model.config, setting.layout, max_sequences=max_sequences)
-        receiver = WeightReceiver(setting, engine, model.config)
-        self._weights = receiver
+        engine, environments = start_engine(
+            setting, tokenizer, model.config, setting.layout, max_sequences=max_sequences
+        )
+        self._weights = receiver = WeightReceiver(setting, engine, model.config)
         agree_on_width: Callable[[int], int] = largest_over_ranks
         if setting.job.spec.rollout.partial:
             self._weights = interrupting = InterruptingReceiver(receiver, engine)
             agree_on_width = interrupting.agree_on_width
         self.generation = Generation(
-            setting,
-            tokenizer,
-            local_responder(setting, tokenizer, engine, environments),
-            agree_on_width=agree_on_width,
-            engine=engine,
-            costs=RowCosts(model),
+            setting, tokenizer, engine, environments, agree_on_width=agree_on_width, costs=RowCosts(model)
         )
 
     @classmethod
@@ -231,7 +229,8 @@ class RolloutWorker:
     @register(ONE_TO_ALL)
     def receive_weights(self) -> None:
         """Receive the weights that the actor sends, into this rank's engine or the external servers."""
-        self._weights.receive()
+        with self._remembering_wrong_weights():
+            self._weights.receive()
 
     @register(ONE_TO_ALL)
     def found(self) -> list[tuple[str, int]]:
@@ -240,9 +239,26 @@ class RolloutWorker:
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
-        """Generate as `GeneratingActor.generate_sequences` does. NumericsError if the last weights were wrong."""
-        self._weights.require_right_weights()
-        return self.generation.generate(batch, do_sample=do_sample, outlet=outlet)
+        """Generate as `GeneratingActor.generate_sequences` does; warn of servers that came or left.
+
+        NumericsError if the last weights were wrong.
+        """
+        if self._wrong_weights:
+            raise NumericsError(self._wrong_weights)
+        with self._remembering_wrong_weights():  # with `rollout.partial` weights come in the middle of responses
+            fields = self.generation.generate(batch, do_sample=do_sample, outlet=outlet)
+        for path, sentence in self._servers.news().items() if self._servers and batch.step > 0 else ():
+            recorder.warn(path, sentence)  # evaluations show no warnings
+        return fields
+
+    @contextmanager
+    def _remembering_wrong_weights(self) -> Iterator[None]:
+        """Refuse later calls of `generate_sequences` after a NumericsError in the block."""
+        try:
+            yield
+        except NumericsError as error:
+            self._wrong_weights = str(error)
+            raise
 
     def close(self) -> None:
         """End this rank's engine; external servers go on."""

@@ -14,6 +14,8 @@ from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.row_groups import Outlet, RowGroup
 from rlhf_trainer.types import Batch
 
+ResponseEnded = Callable[[int, Ids, Response], None]
+"""Callback for each response that has ended: it gets the row's number on this rank, its prompt and the response."""
 LayOut = Callable[[list[int], list[Ids], list[Response], int], dict[str, Tensor]]
 """Function (rows, prompts, responses, width) -> fields of these rows, padded to `width`."""
 

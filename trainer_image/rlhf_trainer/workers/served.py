@@ -21,7 +21,7 @@ from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.generation.self_check import layout_checked
 from rlhf_trainer.generation.vllm_extension import WorkerExtension
 from rlhf_trainer.generation.weight_layout import locations_of
-from rlhf_trainer.hybrid_engine.hybrid_engine import Span
+from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.workers.weight_links import PoolExchange
 
@@ -57,7 +57,7 @@ class ServedWorker(WorkerExtension):
     def join_actor(self, span: dict[str, Any], config: dict[str, Any], sends_changes: bool) -> None:
         """Join the torch.distributed group of the actor's ranks and all servers; config: that of the actor's model."""
         sizes = {name: ParallelSizes(**span[name]) for name in ("training", "generation")}
-        self._exchange.join(
+        self._exchange.joined = HybridEngine(
             None,
             _Live(self),
             config=AutoConfig.for_model(**config),

@@ -20,15 +20,14 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypedDict
 
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedConfig
 
-from rlhf_trainer.errors import CommunicationError, NumericsError
+from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine
-from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span, TakesWeights
+from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
 from rlhf_trainer.hybrid_engine.notices import Notices
 from rlhf_trainer.telemetry import TRANSFER, recorder
 from rlhf_trainer.training.distributed import device_here
@@ -81,36 +80,15 @@ class PoolExchange:
     """Exchange of weights in a group of the ranks of two pools, to which this rank belongs."""
 
     def __init__(self) -> None:
-        self._engine: HybridEngine | None = None
-
-    def join(
-        self,
-        model: ShardedModel | None,
-        generator: TakesWeights | None,
-        *,
-        config: PreTrainedConfig,
-        dtype: torch.dtype,
-        trust_remote_code: bool,
-        span: Span,
-        sends_changes: bool,
-    ) -> None:
-        """Join the group; model: this rank's trained model; generator: this rank's engine (see `HybridEngine`)."""
-        self._engine = HybridEngine(
-            model,
-            generator,
-            config=config,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            span=span,
-            sends_changes=sends_changes,
-        )
+        self.joined: HybridEngine | None = None
+        """Hybrid engine of the group that this rank has joined; None before, and where the rank has left the group."""
 
     @property
     def engine(self) -> HybridEngine:
-        """Hybrid engine of both pools. CommunicationError where this rank has left the group, or has not joined."""
-        if self._engine is None:
+        """Hybrid engine of both pools. CommunicationError where this rank is in no group."""
+        if self.joined is None:
             raise CommunicationError(f"rank {dist.get_rank()} is in no group with another pool")
-        return self._engine
+        return self.joined
 
     @property
     def notices(self) -> Notices:
@@ -132,7 +110,7 @@ class PoolExchange:
         except (RuntimeError, ValueError) as error:  # torch, which knows no group like this one, raises ValueError
             problem = f"{type(error).__name__}: {error.__context__ or error}"
             traceback.clear_frames(error.__traceback__)  # the frames hold the group
-            self._engine = None
+            self.joined = None
         if problem:
             gc.collect()
             raise CommunicationError(f"weights for another pool on rank {dist.get_rank()}: {problem}")
@@ -156,7 +134,7 @@ class WeightSender:
     def span_pools(self, span: Span) -> None:
         """Join the torch.distributed group of both pools."""
         model = self._runner.model
-        self._exchange.join(model, None, config=inner(model.module).config, span=span, **_options(self._setting))
+        self._exchange.joined = spanning_engine(self._setting, model, None, inner(model.module).config, span)
 
     def send(self, policy_version: int) -> None:
         """Send the weights, which are of this policy version, unless all generators have them."""
@@ -177,39 +155,26 @@ class WeightReceiver:
         self._setting, self._engine, self._config = setting, engine, config
         self.exchange = PoolExchange()
         self.policy_version, self._held_version = 0, -1
-        self._wrong_weights = ""
-        """Reason why the weights that came last were wrong; empty if they were right."""
 
     def span_pools(self, span: Span) -> None:
         """Join the torch.distributed group of both pools."""
-        self.exchange.join(None, self._engine, config=self._config, span=span, **_options(self._setting))
+        self.exchange.joined = spanning_engine(self._setting, None, self._engine, self._config, span)
 
     def receive(self) -> None:
         """Receive the weights that the actor sends, if it sends any."""
+        received = 0
         with recorder.span(TRANSFER, "rollout.receive_weights: wait"), self.exchange.exchanging():
             self.policy_version, is_sent = self.exchange.agree(-1, is_needed=self._held_version < 0)
-        received = self._receive() if is_sent else 0
+        if is_sent:
+            began = time.time()
+            with recorder.span("reshard", "rollout.receive_weights"), self.exchange.exchanging():
+                stats = self.exchange.engine.to_generation()
+                self._engine.wake_cache()
+            received = stats.received
+            record_sync("full" if stats.is_whole else "delta", received, time.time() - began)
         self._held_version = self._engine.version = self.policy_version
         with recorder.counting(True):
             recorder.add("bytes/reshard", received)
-
-    def _receive(self) -> int:
-        """Take the weights into the engine; return their bytes."""
-        began = time.time()
-        with recorder.span("reshard", "rollout.receive_weights"), self.exchange.exchanging():
-            try:
-                stats = self.exchange.engine.to_generation()
-            except NumericsError as error:
-                self._wrong_weights = str(error)
-                raise
-            self._engine.wake_cache()
-        record_sync("full" if stats.is_whole else "delta", stats.received, time.time() - began)
-        return stats.received
-
-    def require_right_weights(self) -> None:
-        """Raise NumericsError if the weights that came last were wrong."""
-        if self._wrong_weights:
-            raise NumericsError(self._wrong_weights)
 
 
 class InterruptingReceiver:
@@ -237,19 +202,17 @@ class InterruptingReceiver:
         if self._exchanges < self._calls:
             self._make_exchange()
 
-    def require_right_weights(self) -> None:
-        """Raise NumericsError if the weights that came last were wrong."""
-        self._receiver.require_right_weights()
-
     def agree_on_width(self, longest: int) -> int:
         """Return the largest text width of all ranks, without a collective; receive weights while ranks are missing."""
         recorder.add("rollout_interrupted", 0.0)  # so that each step's record has it
         self._batches += 1
         self._notices.tell(self._batches, longest)
-        while not (widths := self._widths_of_all()):
+        while True:
+            widths = self._notices.told(self._batches) if self._engine.is_first else None
+            if agreed := self._engine.agreed(widths):
+                return int(max(agreed))
             self._take_offer()
             time.sleep(LOOK_SECONDS)
-        return max(widths)
 
     @property
     def _notices(self) -> Notices:
@@ -261,12 +224,6 @@ class InterruptingReceiver:
         if self._engine.agreed(is_offered):
             self._make_exchange()
 
-    def _widths_of_all(self) -> list[int] | None:
-        """Return the text widths of this batch on all ranks; None until all ranks have published theirs."""
-        found = self._notices.told(self._batches) if self._engine.is_first else None
-        agreed: list[int] | None = self._engine.agreed(found)
-        return agreed
-
     def _make_exchange(self) -> None:
         older = self._receiver.policy_version
         self._exchanges += 1
@@ -275,16 +232,21 @@ class InterruptingReceiver:
             recorder.add("rollout_interrupted", self._engine.weights_replaced(older))
 
 
-class _Options(TypedDict):
-    dtype: torch.dtype
-    trust_remote_code: bool
-    sends_changes: bool
-
-
-def _options(setting: WorkerSetting) -> _Options:
-    return _Options(
+def spanning_engine(
+    setting: WorkerSetting,
+    model: ShardedModel | None,
+    generator: GenerationEngine | None,
+    config: PreTrainedConfig,
+    span: Span,
+) -> HybridEngine:
+    """Join the torch.distributed group of both pools with this rank's trained model or engine; see `HybridEngine`."""
+    return HybridEngine(
+        model,
+        generator,
+        config=config,
         dtype=setting.compute_dtype,
         trust_remote_code=setting.model.trust_remote_code,
+        span=span,
         sends_changes=setting.job.spec.rollout.weight_sync == "Delta",
     )
 
