@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from rlhf_api.spec.algorithms import PolicyGradient
 from rlhf_trainer.run.worker_specs import workers_of
 from rlhf_trainer.types import Transfer, prefixed, transfers_of
 from rlhf_trainer.workers.advantage import AdvantageWorker, advantage_transfers
+from rlhf_trainer.workers.critic import CriticWorker
 from rlhf_trainer.workers.data import batch_fields
 
 
@@ -43,8 +45,10 @@ class Declared:
         return Names({**batch.fields, **dict.fromkeys(transfer.adds, name)}) if transfer.adds is not None else None
 
 
-def marks_of(worker_class: type, algorithm: type) -> dict[str, Transfer]:
-    """The marks of a worker; those of an advantage follow from the algorithm's parameters."""
+def marks_of(role: str, worker_class: type, algorithm: type) -> dict[str, Transfer]:
+    """The marks of a worker; those of a critic follow from its role, and of an advantage from its parameters."""
+    if worker_class is CriticWorker:
+        return transfers_of(worker_class, {"setting": SimpleNamespace(role=role)})
     if worker_class is not AdvantageWorker:
         return transfers_of(worker_class)
     assert issubclass(algorithm, PolicyGradient)
@@ -55,7 +59,8 @@ def calls_of(name: str, *, has_pretrain: bool = False, without: tuple[str, ...] 
     """The calls that one step of an algorithm makes."""
     algorithm = ALGORITHMS[name]
     calls: list[str] = []
-    models = {name: Declared(name, marks_of(each, algorithm), calls) for name, each in workers_of(algorithm).items()}
+    workers = workers_of(algorithm).items()
+    models = {name: Declared(name, marks_of(name, each, algorithm), calls) for name, each in workers}
     loaded = Names(dict.fromkeys(batch_fields(algorithm, has_pretrain=has_pretrain), "data"))
     algorithm.step(loaded, **{name: model for name, model in models.items() if name not in without})
     return calls

@@ -28,7 +28,7 @@ from rlhf_trainer.telemetry import ENDPOINTS
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.advantage import AdvantageWorker
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.critic import CostCriticWorker, CriticWorker
+from rlhf_trainer.workers.critic import CriticWorker
 from rlhf_trainer.workers.data import DataShape, DataWorker
 from rlhf_trainer.workers.generating_actor import GeneratorWorker
 from rlhf_trainer.workers.judge import JudgeWorker
@@ -36,7 +36,7 @@ from rlhf_trainer.workers.keeper import RolloutKeeper
 from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairChooser, PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
 from rlhf_trainer.workers.responses import ResponseWriter
-from rlhf_trainer.workers.reward import CostTrainer, CostWorker, RewardTrainer, RewardWorker
+from rlhf_trainer.workers.reward import RewardWorker, ScorerTrainer
 from rlhf_trainer.workers.rollout import RolloutWorker
 from rlhf_trainer.workers.scoring import ScoringWorker
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
@@ -48,13 +48,13 @@ WORKERS: Mapping[object, type] = {
     models.Generator: GeneratorWorker,
     models.OnlinePreferenceActor: OnlinePreferenceActorWorker,
     models.Critic: CriticWorker,
-    models.CostCritic: CostCriticWorker,
+    models.CostCritic: CriticWorker,
     models.Reference: ReferenceWorker,
     models.PairReference: ReferenceWorker,
     models.Reward: RewardWorker,
-    models.RewardInTraining: RewardTrainer,
-    models.Cost: CostWorker,
-    models.CostInTraining: CostTrainer,
+    models.RewardInTraining: ScorerTrainer,
+    models.Cost: RewardWorker,
+    models.CostInTraining: ScorerTrainer,
     models.Pairs: PairChooser,
     models.Responses: ResponseWriter,
 }
@@ -159,7 +159,7 @@ def model_spec(setting: WorkerSetting, role: Role, *, beside: Collection[str] = 
         arguments["max_sequences"] = -(-sequences // generators)
     if worker is ActorWorker and not job.recomputes_log_probs:
         arguments["old_log_probs"] = "Update" if job.old_log_probs_by_update else "Generator"
-    if worker in (CriticWorker, CostCriticWorker) and job.values_by_update and "actor" in beside:
+    if worker is CriticWorker and job.values_by_update and "actor" in beside:
         arguments["values_by_update"] = True
     return WorkerSpec(worker, arguments, layout)
 

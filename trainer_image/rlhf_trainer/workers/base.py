@@ -23,12 +23,11 @@ from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.adapters import add_adapter, initial_weights, write_adapter_config
 from rlhf_trainer.training.distributed import device_here
-from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
 from rlhf_trainer.training.saving import CONFIG_FOLDER, disk_errors, save_config_and_tokenizer, save_model
-from rlhf_trainer.training.sharding import shard
+from rlhf_trainer.training.sharding import ShardedModel, shard
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
 from rlhf_trainer.types import Batch, Fields, register
 
@@ -58,7 +57,7 @@ class WorkerSetting:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Floating-point type in which the model computes on the device of this rank."""
+        """Floating-point type in which the model computes on this rank."""
         return self.dtype(on_gpu=device_here().type == "cuda")
 
     def dtype(self, *, on_gpu: bool) -> torch.dtype:
@@ -122,43 +121,34 @@ class WorkerSetting:
     def frozen(self, model: LanguageModel | Scorer) -> ModelRunner:
         """Shard a model for forward passes only; the weights are held in the type in which the model computes."""
         model.requires_grad_(False)
-        return ModelRunner(
-            shard(
-                model,
-                self.layout,
-                compute_dtype=self.compute_dtype,
-                recompute_activations=False,
-                compile_layers=self.job.spec.training.compile,
-            ),
-            token_budget=self.micro_batch_tokens(model),
-            role=self.role,
-            offload=self.model.offload,
-            attention=self.job.spec.training.attention,
-            share_prompts=self.job.spec.training.share_prompts,
-        )
+        return ModelRunner(self._sharded(model, recompute_activations=False), **self._runner_options(model))
 
     def trainer(self, model: LanguageModel | Scorer) -> Trainer:
         """Shard a model for training, with its optimizer."""
         assert self.model.optimizer is not None, "the contract gives every trained model an optimizer"
+        recomputes, steps_in_host = bool(self.model.gradient_checkpointing), self.model.offload == "OptimizerInHost"
         return Trainer(
-            shard(
-                model,
-                self.layout,
-                compute_dtype=self.compute_dtype,
-                recompute_activations=bool(self.model.gradient_checkpointing),
-                steps_in_host=self.model.offload == "OptimizerInHost",
-                compile_layers=self.job.spec.training.compile,
-            ),
-            token_budget=self.micro_batch_tokens(model),
+            self._sharded(model, recompute_activations=recomputes, steps_in_host=steps_in_host),
             optimizer=self.model.optimizer,
             total_steps=self.total_steps,
             max_skipped_updates=self.job.spec.training.max_skipped_updates,
             path=self.path,
-            role=self.role,
-            offload=self.model.offload,
-            attention=self.job.spec.training.attention,
-            share_prompts=self.job.spec.training.share_prompts,
+            **self._runner_options(model),
         )
+
+    def _sharded(self, model: LanguageModel | Scorer, **options: bool) -> ShardedModel:
+        compile_layers = self.job.spec.training.compile
+        return shard(model, self.layout, compute_dtype=self.compute_dtype, compile_layers=compile_layers, **options)
+
+    def _runner_options(self, model: LanguageModel | Scorer) -> dict[str, Any]:
+        training = self.job.spec.training
+        return {
+            "token_budget": self.micro_batch_tokens(model),
+            "role": self.role,
+            "offload": self.model.offload,
+            "attention": training.attention,
+            "share_prompts": training.share_prompts,
+        }
 
 
 class TrainedModel:
@@ -235,14 +225,11 @@ def log_probs_by(
 
     names: of the text's fields, as in `text_of`.
     """
-
-    def texts_of(micro: Fields) -> list[Text]:
-        return [text_of(micro, names, temperature=temperature)]
-
-    def compute(found: Likelihood, _: Fields) -> Tensor:
-        return found.log_probs
-
-    return model.infer({name: batch[name] for name in names}, texts_of, compute)
+    return model.infer(
+        {name: batch[name] for name in names},
+        lambda micro: [text_of(micro, names, temperature=temperature)],
+        lambda found, _: found.log_probs,
+    )
 
 
 def side_log_probs(model: ModelRunner, batch: Batch, side: str) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rlhf_api.names import Role
 from rlhf_api.spec.algorithms import ActorCritic
 from rlhf_trainer.ops.advantages import gae
 from rlhf_trainer.ops.losses import value_loss
@@ -17,17 +18,9 @@ from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, whole_texts
 
-VALUE_FIELDS = ("values", "token_rewards")
-COST_VALUE_FIELDS = ("cost_values", "token_costs")
-
 
 class CriticWorker(TrainedModel):
-    """One rank of the critic."""
-
-    value_fields = VALUE_FIELDS
-    """Names of the critic's two fields: its values, and the rewards whose sum the values predict."""
-    objective = "value"
-    """Name of the critic's loss in the record of a step: loss/<objective>."""
+    """One rank of the critic, or of the critic of the costs (Safe RLHF), by the role."""
 
     def __init__(self, setting: WorkerSetting, *, values_by_update: bool = False) -> None:
         """values_by_update: the forward pass of the step's only update gives the values, before the critic learns."""
@@ -35,38 +28,38 @@ class CriticWorker(TrainedModel):
         assert isinstance(setting.job.spec.algorithm, ActorCritic)
         self._algorithm = setting.job.spec.algorithm
         self._values_by_update = values_by_update
+        self._values, self._rewards = value_fields(setting.role)
 
     @classmethod
-    def change_transfers(cls, marks: Marks, *, values_by_update: bool = False, **_: object) -> Marks:
+    def change_transfers(
+        cls, marks: Marks, *, setting: WorkerSetting, values_by_update: bool = False, **_: object
+    ) -> Marks:
         """Mark `update_critic` as adding the values, if it gives them; `compute_values` then reads and adds nothing."""
-        if not values_by_update:
-            return marks
-        values, rewards = cls.value_fields
-        none = replace(marks["compute_values"], reads=(), adds=(), row_by_row=False)
-        update = replace(marks["update_critic"], reads=(*TEXT_FIELDS, rewards), adds=(values,))
-        return {**marks, "compute_values": none, "update_critic": update}
+        values, rewards = value_fields(setting.role)
+        compute = replace(marks["compute_values"], adds=(values,))
+        update = replace(marks["update_critic"], reads=(*TEXT_FIELDS, values, rewards))
+        if values_by_update:
+            compute = replace(compute, reads=(), adds=(), row_by_row=False)
+            update = replace(update, reads=(*TEXT_FIELDS, rewards), adds=(values,))
+        return {**marks, "compute_values": compute, "update_critic": update}
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("values",), phase="scoring", row_by_row=True)
     def compute_values(self, batch: Batch) -> Fields:
-        """Return values float32 [B, T]: values[b, t] is the critic's value of the state before token t."""
-        return self.values_of(batch)
+        """Return values (or cost_values) float32 [B, T]: values[b, t] is that of the state before token t.
 
-    @register(THREE_D_PROTO, reads=(*TEXT_FIELDS, *VALUE_FIELDS), adds=(), phase="update")
-    def update_critic(self, batch: Batch) -> Fields:
-        """Make several epochs of mini-batch updates by the clipped value loss."""
-        return self.learn(batch)
-
-    def values_of(self, batch: Batch) -> Fields:
-        """Return the values [B, T] of the state before each token; no field if the update's own pass gives them."""
+        There is no field if the update's own pass gives the values.
+        """
         if self._values_by_update:
             return {}
         texts = {name: batch[name] for name in TEXT_FIELDS}
-        return {self.value_fields[0]: self.trainer.infer(texts, whole_texts, _values)}
+        return {self._values: self.trainer.infer(texts, whole_texts, _shifted)}
 
-    def learn(self, batch: Batch) -> Fields:
-        """Make all updates of a step; return the values [B, T] before the updates if `compute_values` gave none.
+    @register(THREE_D_PROTO, reads=(*TEXT_FIELDS, "values", "token_rewards"), adds=(), phase="update")
+    def update_critic(self, batch: Batch) -> Fields:
+        """Make several epochs of mini-batch updates by the clipped value loss.
 
-        Rows without a trained response have the values 0.
+        Returns the values [B, T] before the updates if `compute_values` gave none. Rows without a trained response have
+        the values 0.
         """
         training = self.setting.job.spec.training
         trained = (batch["response_mask"] > 0).any(1)
@@ -74,49 +67,36 @@ class CriticWorker(TrainedModel):
         with self.trainer.offloader.in_use(moments=True):
             for chosen in mini_batches(trained, batch, training, self.trainer.mesh, size=training.mini_batch_size):
                 values[chosen] = self._update(batch, chosen)
-        return {self.value_fields[0]: values} if self._values_by_update else {}
+        return {self._values: values} if self._values_by_update else {}
 
     def _update(self, batch: Batch, chosen: Tensor) -> Tensor:
         """Make one optimizer step on the chosen rows; return their values before the first step."""
-        values, rewards = self.value_fields
-        names = [name for name in (*TEXT_FIELDS, values, rewards) if name in batch.fields]
+        names = [name for name in (*TEXT_FIELDS, self._values, self._rewards) if name in batch.fields]
         fields = {name: batch[name][chosen] for name in names}
         tokens = self.trainer.mesh.sum([fields["response_mask"].sum()])[0]
-        algorithm = self._algorithm
+        algorithm, measured = self._algorithm, self._values.removesuffix("s")
 
         def loss(output: Tensor, micro: Fields) -> tuple[Tensor, Tensor]:
-            found, mask = _values(output, micro), micro["response_mask"]
-            old = micro[values] if values in micro else found.detach()
-            _, returns = gae(micro[rewards], old, mask, gamma=algorithm.discount, lam=algorithm.gae_lambda)
+            found, mask = shift_values(output), micro["response_mask"]
+            old = micro[self._values] if self._values in micro else found.detach()
+            _, returns = gae(micro[self._rewards], old, mask, gamma=algorithm.discount, lam=algorithm.gae_lambda)
             share = value_loss(found, old, returns, mask, clip_eps=algorithm.value_clip_range, num_tokens=tokens)
-            recorder.mean(f"loss/{self.objective}", share.detach().double() * tokens, mask.sum())
+            recorder.mean(f"loss/{measured}", share.detach().double() * tokens, mask.sum())
             return share, old
 
-        if values in fields:
+        if self._values in fields:
             norm = self.trainer.update(fields, whole_texts, lambda *given: loss(*given)[0], step=batch.step)
-            before = fields[values]
+            before = fields[self._values]
         else:
             norm, before = self.trainer.update_and_infer(fields, whole_texts, loss, step=batch.step)
-        recorder.maximum(f"grad_norm/{self.objective}", norm)
+        recorder.maximum(f"grad_norm/{measured}", norm)
         return before
 
 
-class CostCriticWorker(CriticWorker):
-    """One rank of a critic of the costs (Safe RLHF)."""
-
-    value_fields = COST_VALUE_FIELDS
-    objective = "cost_value"
-
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("cost_values",), phase="scoring", row_by_row=True)
-    def compute_values(self, batch: Batch) -> Fields:
-        """Return cost_values float32 [B, T]: the expected cost of the response from the state before token t on."""
-        return self.values_of(batch)
-
-    @register(THREE_D_PROTO, reads=(*TEXT_FIELDS, *COST_VALUE_FIELDS), adds=(), phase="update")
-    def update_critic(self, batch: Batch) -> Fields:
-        """Make several epochs of mini-batch updates by the clipped value loss."""
-        return self.learn(batch)
+def value_fields(role: Role) -> tuple[str, str]:
+    """Return the names of a critic's two fields: its values, and the rewards whose sum the values predict."""
+    return ("cost_values", "token_costs") if role == "cost_critic" else ("values", "token_rewards")
 
 
-def _values(output: Tensor, _: Fields) -> Tensor:
+def _shifted(output: Tensor, _: Fields) -> Tensor:
     return shift_values(output)

@@ -31,11 +31,7 @@ from rlhf_trainer.workers.endpoints import ServerWeights, servers_of
 from rlhf_trainer.workers.episodes import EpisodeResponder
 from rlhf_trainer.workers.row_stream import ResponseEnded, RowStream
 from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS
-from rlhf_trainer.workers.weight_links import (
-    InPlaceWeights,
-    InterruptingReceiver,
-    WeightReceiver,
-)
+from rlhf_trainer.workers.weight_links import InPlaceWeights, InterruptingReceiver, WeightReceiver
 
 PROMPT_FIELDS = ("prompt_ids", "prompt_mask", "valid")
 ROLLOUT_FIELDS = (
@@ -132,8 +128,10 @@ class Generation:
 
     def close(self) -> None:
         """End the engine and the environments of this rank."""
-        for each in filter(None, (self.engine, self._episodes)):
-            each.close()
+        if self.engine:
+            self.engine.close()
+        if self._episodes:
+            self._episodes.close()
 
 
 def generation_in_place(
