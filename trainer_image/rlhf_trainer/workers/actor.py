@@ -45,22 +45,19 @@ OLD_LOG_PROBS: Mapping[OldLogProbs, tuple[tuple[str, ...], tuple[str, ...]]] = {
 class ActorWorker(GeneratingActor):
     """One rank of an actor that is trained by PPO's clipped loss, with the options of GRPO and its variants."""
 
-    has_scored = True
-    """Whether `compute_log_prob` is a forward pass, from which the first update's differs only by rounding."""
-
     def __init__(self, setting: WorkerSetting, *, max_sequences: int, old_log_probs: OldLogProbs = "Pass") -> None:
         """`max_sequences`: the most responses that this rank generates at once."""
         algorithm = setting.job.spec.algorithm
         assert isinstance(algorithm, PolicyGradient)
-        self._pretrain = (algorithm.pretrain_coefficient or 0.0) if isinstance(algorithm, ActorCritic) else 0.0
         super().__init__(setting, max_sequences=max_sequences)
-        self._old_log_probs = old_log_probs
-        if old_log_probs != "Pass":
-            self.has_scored = False
-        self._algorithm = algorithm
+        self._algorithm, self._old_log_probs = algorithm, old_log_probs
+        self.has_scored = old_log_probs == "Pass"
+        """Whether `compute_log_prob` is a forward pass, from which the first update's differs only by rounding."""
         stale = setting.job.spec.rollout.max_staleness > 0
         self._correction = algorithm.rollout_correction or (RolloutCorrection() if stale else None)
-        self._first_step = 1 + (algorithm.critic_warmup_steps if isinstance(algorithm, ActorCritic) else 0)
+        with_critic = algorithm if isinstance(algorithm, ActorCritic) else None
+        self._pretrain = (with_critic.pretrain_coefficient or 0.0) if with_critic else 0.0
+        self._first_step = 1 + (with_critic.critic_warmup_steps if with_critic else 0)
 
     @classmethod
     def change_transfers(

@@ -25,6 +25,7 @@ from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import rows_of_all_ranks, sum_over_ranks
 from rlhf_trainer.types import Batch, Fields, Marks, Transfer, register
+from rlhf_trainer.workers.base import with_step
 
 REWARD_FIELDS = ("scores", "finished", "valid", "response_mask")
 KL_FIELDS = ("old_log_probs", "ref_log_probs")
@@ -96,12 +97,14 @@ class AdvantageWorker:
     def compute_rewards(self, batch: Batch) -> Fields:
         """Return token_rewards [B, T] and, if the algorithm knows costs, token_costs [B, T].
 
+        token_costs are the cost on the last token and the KL penalty on each; mixing then keeps the penalty's weight.
         Without a cost critic token_rewards are the mixture of rewards and costs, which the only critic values.
         """
         algorithm, rewards = self._algorithm, self.token_rewards(batch)
         fields = {"token_rewards": rewards}
         if isinstance(algorithm, Constrained):
-            costs, multiplier = self.token_costs(batch), self._follow(batch, algorithm)
+            costs = token_rewards(batch["costs"], self.kl_of(batch), batch["response_mask"], kl_coef=-self.kl_in_reward)
+            multiplier = self._follow(batch, algorithm)
             mixed = rewards if algorithm.has_cost_critic else algorithm.weigh(rewards, costs, multiplier)
             fields = {"token_rewards": mixed, "token_costs": costs}
         self._adapt(batch)
@@ -113,7 +116,8 @@ class AdvantageWorker:
         In an episode the environment's reward for a turn is on that turn's last token, and the rest on the last token.
         """
         mask, valid, kl = batch["response_mask"], batch["valid"], self.kl_of(batch)
-        self._see(batch["scores"], valid)
+        if self._algorithm.rewards.normalization == "Running":
+            self.reward_moments = with_step(self.reward_moments, batch["scores"], valid)
         scores = self.shaped(batch["scores"], batch["finished"], mask)
         recorder.mean("reward/mean", (batch["scores"] * valid).sum(), valid.sum())
         if batch.fields.keys() >= set(KL_FIELDS):
@@ -123,10 +127,6 @@ class AdvantageWorker:
             return token_rewards(scores, kl, mask, kl_coef=self.kl_in_reward)
         by_turn = keep(batch["turn_rewards"], mask)
         return by_turn + token_rewards(scores - by_turn.sum(1), kl, mask, kl_coef=self.kl_in_reward)
-
-    def token_costs(self, batch: Batch) -> Tensor:
-        """Return costs [B, T]: the cost on the last token and the KL penalty on each; mixing then keeps its weight."""
-        return token_rewards(batch["costs"], self.kl_of(batch), batch["response_mask"], kl_coef=-self.kl_in_reward)
 
     def kl_of(self, batch: Batch) -> Tensor:
         """Return the estimate of the KL of each token, [B, T]; 0 where the batch has no log-probabilities for it."""
@@ -161,16 +161,6 @@ class AdvantageWorker:
                 coefficient=overlong.coefficient,
             )
         return shaped
-
-    def _see(self, scores: Tensor, valid: Tensor) -> None:
-        """Add a step's scores to the running mean and variance, if rewards are normalized by these."""
-        if self._algorithm.rewards.normalization != "Running":
-            return
-        count, total = sum_over_ranks([valid.sum(), (scores * valid).sum()])
-        mean = total / max(count, 1.0)
-        deviation = sum_over_ranks([((scores - mean) ** 2 * valid).sum()])[0]
-        if math.isfinite(deviation):  # else every later reward would be lost with this one
-            self.reward_moments = self.reward_moments.merge(count, mean, deviation)
 
     def _follow(self, batch: Batch, algorithm: Constrained) -> float:
         """Update the Lagrange multiplier by the step's mean cost, once the actor is trained; return the multiplier."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +21,10 @@ from rlhf_trainer.checkpoint import UploadFolder
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.hub import HUB
 from rlhf_trainer.ops.masks import row_sums
+from rlhf_trainer.ops.running import RunningMoments
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.adapters import add_adapter, initial_weights, write_adapter_config
-from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.distributed import device_here, sum_over_ranks
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
@@ -210,7 +212,7 @@ def text_of(
     tokens, attention, response = (fields[name] for name in names)
     return Text(
         tokens=tokens,
-        lengths=lengths_of(attention),
+        lengths=attention.sum(1).long(),
         prompts=prompts_of(response),
         read=response,
         temperature=temperature,
@@ -251,7 +253,7 @@ def both_texts(micro: Fields) -> list[Text]:
         texts.append(
             Text(
                 tokens=micro[f"{side}_tokens"],
-                lengths=lengths_of(micro[f"{side}_mask"]),
+                lengths=micro[f"{side}_mask"].sum(1).long(),
                 prompts=None if response is None else prompts_of(response),
                 read=response,
             )
@@ -259,14 +261,20 @@ def both_texts(micro: Fields) -> list[Text]:
     return texts
 
 
-def lengths_of(attention_mask: Tensor) -> Tensor:
-    """Return the number of tokens of each row, prompt and response together: int64 [B]."""
-    return attention_mask.sum(1).long()
-
-
 def prompts_of(response_mask: Tensor) -> Tensor:
     """Return the number of tokens of each row before its response, 0 for a row without one: int64 [B]."""
     return (response_mask > 0).int().argmax(1)
+
+
+def with_step(moments: RunningMoments, values: Tensor, counts: Tensor) -> RunningMoments:
+    """Return the moments after a step with these values [B] on all ranks; counts: 1 for each value that counts, else 0.
+
+    Values that are not finite change nothing, as all later values would be lost with them.
+    """
+    count, total = sum_over_ranks([counts.sum(), (values * counts).sum()])
+    mean = total / max(count, 1.0)
+    deviation = sum_over_ranks([((values - mean) ** 2 * counts).sum()])[0]
+    return moments.merge(count, mean, deviation) if math.isfinite(deviation) else moments
 
 
 def at_last_token(values: Tensor, attention_mask: Tensor) -> Tensor:

@@ -79,17 +79,10 @@ class Episode:
     failure: str = ""
     """Reason why the environment failed in this episode, as the predicate of a sentence; empty if it did not."""
 
-    def answer(self, response: Response) -> None:
-        """Append the tokens that the model generated in one turn."""
-        self._add(response.tokens, response.log_probs, response.versions, is_written=True)
-
-    def observe(self, tokens: Sequence[int]) -> None:
-        """Append the tokens of one observation of the environment."""
-        self._add(tokens, [0.0] * len(tokens), [0] * len(tokens), is_written=False)
-
-    def _add(
+    def add(
         self, tokens: Sequence[int], log_probs: Sequence[float], versions: Sequence[int], *, is_written: bool
     ) -> None:
+        """Append the tokens of an answer of the model (is_written) or of an observation of the environment."""
         self.tokens += tokens
         self.log_probs += log_probs
         self.versions += versions
@@ -147,7 +140,9 @@ class Play:
         while waiting or self._playing:
             while waiting and len(self._playing) < MAX_EPISODES:
                 self._begin(waiting.popleft())
-            for number, answer in self._answers():
+            seconds = 0.0 if self._engine.is_busy else WAIT_SECONDS
+            found = self._environments.answers(seconds=seconds) if self._environments else []
+            for number, answer in self._engine.agreed(found):
                 self._take(number, answer)
             for number, response in self._engine.step():
                 self._turn(number, response)
@@ -158,17 +153,10 @@ class Play:
             self._environments.begin(number, self._episodes[number].seed(0))
             self._environments.ask(number, "reset", self._episodes[number].row)
 
-    def _answers(self) -> list[tuple[int, Any]]:
-        """Return the answers of environments by now; wait a little if nothing is generated."""
-        seconds = 0.0 if self._engine.is_busy else WAIT_SECONDS
-        found = self._environments.answers(seconds=seconds) if self._environments else []
-        agreed: list[tuple[int, Any]] = self._engine.agreed(found)
-        return agreed
-
     def _turn(self, number: int, response: Response) -> None:
         """Add the model's answer, and pass it to the environment; an answer cut by the limit ends the episode."""
         episode = self._episodes[number]
-        episode.answer(response)
+        episode.add(response.tokens, response.log_probs, response.versions, is_written=True)
         episode.turns += 1
         if not response.finished:
             self._end(number)
@@ -218,7 +206,7 @@ class Play:
         ids = self._encoder.observation(said)
         episode.is_full = len(ids) >= self._room(episode)
         if not episode.is_full:
-            episode.observe(ids)
+            episode.add(ids, [0.0] * len(ids), [0] * len(ids), is_written=False)
 
     def _room(self, episode: Episode) -> int:
         """Return how many tokens an episode may still get."""
@@ -263,7 +251,9 @@ class EpisodeResponder:
             start = len(episode.prompt)
             rewards[row, start : start + len(episode.rewards)] = torch.tensor(episode.rewards)
         played = torch.tensor([float(not episode.failure) for episode in self._episodes])
-        self._measure_episodes()
+        started = [each for each in self._episodes if each.row is not None]
+        recorder.add("episodes/failed", float(sum(bool(each.failure) for each in started)))
+        recorder.mean("episodes/turns", float(sum(each.turns for each in started)), float(len(started)))
         return {"turn_rewards": rewards, "played": played}
 
     def respond(
@@ -306,8 +296,3 @@ class EpisodeResponder:
         if total == len(failures) > 1:
             raise UserCodeError(f"{subject} failed in all {total} episodes of a rank; in the first it {failures[0]}")
         recorder.warn("episodes/failed", f"{subject} failed in {len(failures)} of {total} episodes: it {failures[0]}")
-
-    def _measure_episodes(self) -> None:
-        played = [each for each in self._episodes if each.row is not None]
-        recorder.add("episodes/failed", float(sum(bool(each.failure) for each in played)))
-        recorder.mean("episodes/turns", float(sum(each.turns for each in played)), float(len(played)))

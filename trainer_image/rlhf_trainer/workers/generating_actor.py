@@ -17,13 +17,14 @@ from rlhf_trainer.ops.masks import keep, masked_sum
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.adapters import without_adapter
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, log_probs_by
 from rlhf_trainer.workers.reference import (
     PAIR_REFERENCE_FIELDS,
     REFERENCE_FIELDS,
-    pair_log_probs_without_adapter,
-    ref_log_probs_without_adapter,
+    reference_log_probs,
+    reference_pair_log_probs,
 )
 from rlhf_trainer.workers.rollout import (
     PROMPT_FIELDS,
@@ -135,12 +136,14 @@ class GeneratingActor(TrainedModel):
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring", row_by_row=True)
     def compute_ref_log_prob(self, batch: Batch) -> Fields:
         """Compute `ReferenceWorker.compute_log_prob` by this model without its adapter."""
-        return ref_log_probs_without_adapter(self.trainer, self.setting, batch)
+        with without_adapter(self.trainer.model.module):
+            return reference_log_probs(self.trainer, self.setting, batch)
 
     @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
     def compute_ref_pair_log_prob(self, batch: Batch) -> Fields:
         """Compute `ReferenceWorker.compute_pair_log_prob` by this model without its adapter."""
-        return pair_log_probs_without_adapter(self.trainer, batch)
+        with without_adapter(self.trainer.model.module):
+            return reference_pair_log_probs(self.trainer, batch)
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
@@ -204,11 +207,8 @@ class GeneratingActor(TrainedModel):
     def warn_of_mismatch(self, mismatch: Tensor) -> None:
         """Warn if the mismatch between generator and trainer, (KL, tokens), is larger than rounding explains."""
         total, tokens = mismatch.tolist()
-        if self._samples_everything() and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
+        rollout = self.setting.job.spec.rollout
+        may_differ = rollout.max_staleness or not rollout.samples_everything  # then log-probabilities differ by design
+        if not may_differ and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
             message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
             recorder.warn("kl/rollout", message)
-
-    def _samples_everything(self) -> bool:
-        """Whether responses are drawn from the policy as a whole; else their log-probabilities differ by design."""
-        rollout = self.setting.job.spec.rollout
-        return rollout.samples_everything and not rollout.max_staleness

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rlhf_api.job import Job
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.protocols import DP_PROTO
+from rlhf_trainer.rewards.sample import Score
 from rlhf_trainer.types import Batch, register
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS, real_rows, samples_of
@@ -46,12 +49,7 @@ class JudgeWorker:
         if "costs" in batch.fields:
             columns["cost"] = batch["costs"][real].tolist()
         for name, judge in self._judges.items():
-            scores = judge.scores(samples)
-            columns[name] = [score.value for score in scores]
-            for part in dict.fromkeys(part for score in scores for part in score.parts):
-                if f"{name}_{part}" in {*columns, *self._judges}:
-                    raise UserCodeError(f"spec.evaluation: {name}_{part} is a measure, and a part of {name} as well")
-                columns[f"{name}_{part}"] = [score.parts.get(part) for score in scores]
+            columns |= measures_of(name, judge.scores(samples), taken={*columns, *self._judges})
         return [
             JudgedRow(
                 prompt=sample.prompt,
@@ -64,19 +62,25 @@ class JudgeWorker:
         ]
 
 
+def measures_of(name: str, scores: Sequence[Score], taken: Collection[str]) -> dict[str, list[float | None]]:
+    """Return the scores of a function or verifier, and of each part that it names, by measure.
+
+    UserCodeError for a part whose measure is one of `taken`.
+    """
+    found = {name: [score.value for score in scores]}
+    for part in dict.fromkeys(part for score in scores for part in score.parts):
+        measure = f"{name}_{part}"
+        if measure in taken:
+            raise UserCodeError(f"spec.evaluation: {measure} is a measure, and a part of {name} as well")
+        found[measure] = [score.parts.get(part) for score in scores]
+    return found
+
+
 def evaluation_code(job: Job) -> dict[str, UserCode]:
     """Return the functions and verifiers of a job's evaluation by name; their processes are started."""
     evaluation, deadline = job.spec.evaluation, job.spec.training.call_deadline_seconds
     if evaluation is None:
         return {}
-    path = f"{job.name}: spec.evaluation"
-    return {
-        **{
-            each.name: code_of(each, ranks=1, deadline=deadline, path=f"{path}.functions")
-            for each in evaluation.functions
-        },
-        **{
-            each.name: code_of(each, ranks=1, deadline=deadline, path=f"{path}.verifiers")
-            for each in evaluation.verifiers
-        },
-    }
+    path, code = f"{job.name}: spec.evaluation", partial(code_of, ranks=1, deadline=deadline)
+    functions = {each.name: code(each, path=f"{path}.functions") for each in evaluation.functions}
+    return functions | {each.name: code(each, path=f"{path}.verifiers") for each in evaluation.verifiers}

@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from rlhf_trainer.generation.vllm_engine import response_seed
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import DP_PROTO
@@ -16,7 +14,7 @@ from rlhf_trainer.training.saving import disk_errors
 from rlhf_trainer.types import Batch, register
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.rollout import oldest_version
-from rlhf_trainer.workers.samples import from_bytes, sample_of, turns_of
+from rlhf_trainer.workers.samples import from_bytes, rows_on_first_rank, sample_of, turns_of
 
 READS = ("tokens", "attention_mask", "response_mask", "finished", "policy_version", "scores")
 READS_IF_THERE = ("advantages", "costs", "columns", "reward_parts", "turn_rewards")
@@ -39,11 +37,9 @@ class RolloutKeeper:
     def keep(self, batch: Batch) -> None:
         """Add a line to the file for each response to the kept prompts, without rows that nothing is learned from."""
         learned = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
-        mine = [self._row(batch, row) for row in learned if self._keeps(batch.step, batch.start + row)]
-        parts: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        dist.gather_object(mine, parts)
-        if parts is not None:
-            lines = [json.dumps(row, ensure_ascii=False) + "\n" for part in parts for row in part]
+        kept = [self._row(batch, row) for row in learned if self._keeps(batch.step, batch.start + row)]
+        if (rows := rows_on_first_rank(kept)) is not None:
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
             with disk_errors("rollouts", self._file), self._file.open("a", encoding="utf-8", errors="replace") as file:
                 file.writelines(["\n" * _is_torn(self._file), *lines])
 
@@ -53,8 +49,8 @@ class RolloutKeeper:
 
     def _row(self, batch: Batch, row: int) -> dict[str, Any]:
         """Return the JSON object that the file gets for one of this rank's rows."""
-        sample, fields = sample_of(batch, row, self._tokenizer), batch.fields
-        response = float(batch["response_mask"][row].sum())
+        sample, fields, response = sample_of(batch, row, self._tokenizer), batch.fields, batch["response_mask"][row]
+        start, count = int((response > 0).int().argmax()), float(response.sum())
         found: dict[str, Any] = {
             "step": batch.step,
             "row": sample.row,
@@ -63,28 +59,24 @@ class RolloutKeeper:
             "reward": float(batch["scores"][row]),
         }
         if "turn_rewards" in fields:
-            found |= self._episode(batch, row)
+            turns = turns_of(batch, row, self._tokenizer)
+            prompt = self._tokenizer.decode(batch["tokens"][row, :start], skip_special_tokens=True)
+            found |= {"prompt": prompt, "response": "".join(turn["text"] for turn in turns), "turns": turns}
         if "reward_parts" in fields and (parts := from_bytes(fields["reward_parts"][row])):
             found["reward_parts"] = parts
         if "costs" in fields:
             found["cost"] = float(fields["costs"][row])
         if "advantages" in fields:
             total = row_sums(fields["advantages"][row : row + 1], batch["response_mask"][row : row + 1])
-            found["advantage"] = float(total) / response
+            found["advantage"] = float(total) / count
         if "columns" in fields:
             found["columns"] = from_bytes(fields["columns"][row])
         return found | {
             "finished": sample.finished,
-            "prompt_tokens": int((batch["response_mask"][row] > 0).int().argmax()),
-            "response_tokens": int(response),
+            "prompt_tokens": start,
+            "response_tokens": int(count),
             "policy_version": int(oldest_version(fields)[row]),
         }
-
-    def _episode(self, batch: Batch, row: int) -> dict[str, Any]:
-        """Return an episode's prompt, the text after the prompt, and this text in turns."""
-        turns, start = turns_of(batch, row, self._tokenizer), int((batch["response_mask"][row] > 0).int().argmax())
-        prompt = self._tokenizer.decode(batch["tokens"][row, :start], skip_special_tokens=True)
-        return {"prompt": prompt, "response": "".join(turn["text"] for turn in turns), "turns": turns}
 
 
 def _is_torn(file: Path) -> bool:

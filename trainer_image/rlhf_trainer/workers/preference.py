@@ -14,13 +14,14 @@ from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import DP_PROTO, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.adapters import without_adapter
 from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
 from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, both_texts, side_log_probs
 from rlhf_trainer.workers.generating_actor import GeneratingActor
-from rlhf_trainer.workers.reference import PAIR_REFERENCE_FIELDS, pair_log_probs_without_adapter
+from rlhf_trainer.workers.reference import PAIR_REFERENCE_FIELDS, reference_pair_log_probs
 from rlhf_trainer.workers.rollout import PROMPT_FIELDS, ROLLOUT_FIELDS
 
 UPDATE_FIELDS = (*PairLoader.fields, "ref_chosen", "ref_rejected")
@@ -35,7 +36,8 @@ class PreferenceActorWorker(TrainedModel):
     @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
     def compute_ref_pair_log_prob(self, batch: Batch) -> Fields:
         """Compute `ReferenceWorker.compute_pair_log_prob` by this model without its adapter."""
-        return pair_log_probs_without_adapter(self.trainer, batch)
+        with without_adapter(self.trainer.model.module):
+            return reference_pair_log_probs(self.trainer, batch)
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
@@ -122,8 +124,7 @@ def learn(trainer: Trainer, job: Job, batch: Batch) -> None:
 def _update(trainer: Trainer, job: Job, fields: Fields, *, step: int) -> None:
     """Make one optimizer step by the loss -log sigmoid(beta * (log-ratio of the chosen - that of the rejected))."""
     assert isinstance(job.spec.algorithm, Preference)
-    beta = job.spec.algorithm.beta
-    pairs = trainer.mesh.sum([fields["valid"].sum()])[0]
+    beta, pairs = job.spec.algorithm.beta, trainer.mesh.sum([fields["valid"].sum()])[0]
 
     def loss(found: Likelihood, micro: Fields) -> Tensor:
         mask = concatenate([micro["chosen_response_mask"], micro["rejected_response_mask"]])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rlhf_trainer.data.loaders import PairLoader
 from rlhf_trainer.protocols import THREE_D_PROTO
-from rlhf_trainer.training.adapters import without_adapter
-from rlhf_trainer.training.trainer import ModelRunner, Trainer
+from rlhf_trainer.training.trainer import ModelRunner
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, side_log_probs
 
@@ -22,29 +21,19 @@ class ReferenceWorker:
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring", row_by_row=True)
     def compute_log_prob(self, batch: Batch) -> Fields:
         """Return ref_log_probs float32 [B, T] of the response tokens (`compute_ref_log_prob` of HybridFlow Table 4)."""
-        return _log_probs(self._model, self.setting, batch)
+        return reference_log_probs(self._model, self.setting, batch)
 
     @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
     def compute_pair_log_prob(self, batch: Batch) -> Fields:
         """Return ref_chosen and ref_rejected float32 [B]: log-probabilities of the whole responses."""
-        return _pair_log_probs(self._model, batch)
+        return reference_pair_log_probs(self._model, batch)
 
 
-def ref_log_probs_without_adapter(trainer: Trainer, setting: WorkerSetting, batch: Batch) -> Fields:
-    """Return ref_log_probs [B, T] by an actor that is its own reference, without its adapter."""
-    with without_adapter(trainer.model.module):
-        return _log_probs(trainer, setting, batch)
-
-
-def pair_log_probs_without_adapter(trainer: Trainer, batch: Batch) -> Fields:
-    """Return ref_chosen and ref_rejected [B] by an actor that is its own reference, without its adapter."""
-    with without_adapter(trainer.model.module):
-        return _pair_log_probs(trainer, batch)
-
-
-def _log_probs(model: ModelRunner, setting: WorkerSetting, batch: Batch) -> Fields:
+def reference_log_probs(model: ModelRunner, setting: WorkerSetting, batch: Batch) -> Fields:
+    """Return ref_log_probs float32 [B, T] of the response tokens by a model without its adapter."""
     return {"ref_log_probs": log_probs_by(model, batch, temperature=setting.job.spec.rollout.temperature)}
 
 
-def _pair_log_probs(model: ModelRunner, batch: Batch) -> Fields:
+def reference_pair_log_probs(model: ModelRunner, batch: Batch) -> Fields:
+    """Return ref_chosen and ref_rejected float32 [B] of whole responses by a model without its adapter."""
     return {f"ref_{side}": side_log_probs(model, batch, side) for side in ("chosen", "rejected")}

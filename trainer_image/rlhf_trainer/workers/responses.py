@@ -8,12 +8,13 @@ import os
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from rlhf_api.spec.algorithms import RESPONSE_COLUMNS, Algorithm, Writing
+from rlhf_api.spec.algorithms import RESPONSE_COLUMNS, Writing
 from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import EnvironmentProblem, NumericsError
 from rlhf_trainer.ops.advantages import SIGNAL
@@ -23,7 +24,7 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.saving import disk_errors
 from rlhf_trainer.types import Batch, register
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.samples import from_bytes, sample_of
+from rlhf_trainer.workers.samples import from_bytes, rows_on_first_rank, sample_of
 
 FILE = "responses.jsonl"
 Row = dict[str, Any]
@@ -37,7 +38,9 @@ class ResponseWriter:
 
     def __init__(self, setting: WorkerSetting, *, folder: str, columns: Collection[str]) -> None:
         """folder: for the data set; columns: names of the read data's columns that the written rows also have."""
-        self._algorithm, self._tokenizer = writing_of(setting.job.spec.algorithm), setting.tokenizer()
+        algorithm = setting.job.spec.algorithm
+        assert isinstance(algorithm, Writing), "other jobs write no data set"
+        self._algorithm, self._tokenizer = algorithm, setting.tokenizer()
         self._group, self._file = setting.job.spec.rollout.samples_per_prompt, Path(folder) / FILE
         self._passes = isinstance(setting.job.spec.models.reward, RewardVerifier)
         self._columns = columns
@@ -52,11 +55,10 @@ class ResponseWriter:
     def write(self, batch: Batch) -> None:
         """Append the rows of the batch's prompts to the file, without the responses that a reward gave no score."""
         there = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
-        parts: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        dist.gather_object([(batch.start + row, self._row(batch, row)) for row in there], parts)
-        if parts is None:
+        numbered = rows_on_first_rank([(batch.start + row, self._row(batch, row)) for row in there])
+        if numbered is None:
             return
-        found = sorted((each for part in parts for each in part), key=lambda each: int(each[0]))
+        found = sorted(numbered, key=lambda each: int(each[0]))
         for _, row in found:
             require_finite(row)
         groups = [[row for _, row in group] for _, group in groupby(found, lambda each: each[0] // self._group)]
@@ -131,12 +133,6 @@ class ResponseWriter:
             self._sums[f"prompts/reward_pass_at_{size}"] += pass_at(size, samples=self._group, passed=passed)
 
 
-def writing_of(algorithm: Algorithm) -> Writing:
-    """Return the algorithm's options as those of a job that writes a data set."""
-    assert isinstance(algorithm, Writing), "other jobs write no data set"
-    return algorithm
-
-
 def require_finite(row: Row) -> None:
     """Raise NumericsError for a reward that is not finite: JSON cannot hold it, and no response would be the best."""
     reward = row.get("reward", 0.0)
@@ -153,19 +149,17 @@ def rows_of(options: Writing, group: Sequence[Row]) -> list[Row]:
     good = [row for row in group if options.min_reward is None or row["reward"] >= options.min_reward]
     if options.rows == "Responses":
         return good
-    finished = [row for row in good if row["finished"]]
-    if not finished:
-        return []
-    best = max(finished, key=_reward)
-    if options.rows == "Best":
-        return [best]
+    best = max((row for row in good if row["finished"]), key=itemgetter("reward"), default=None)
+    if best is None or options.rows == "Best":
+        return [best] if best else []
+    return pair_of(best, group)
+
+
+def pair_of(best: Row, group: Sequence[Row]) -> list[Row]:
+    """Return the row with the best response to a prompt and the worst, if the best is better."""
     worst = min(group, key=lambda row: (row["finished"], row["reward"]))
     if worst["finished"] and best["reward"] - worst["reward"] <= SIGNAL:
         return []
     sides = {"chosen": best["response"], "rejected": worst["response"]}
     shared = {name: value for name, value in best.items() if name not in RESPONSE_COLUMNS or name == "prompt"}
     return [{**shared, **sides, "chosen_reward": best["reward"], "rejected_reward": worst["reward"]}]
-
-
-def _reward(row: Row) -> float:
-    return float(row["reward"])

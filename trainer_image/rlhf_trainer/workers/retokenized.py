@@ -78,23 +78,19 @@ class Retokenized:
 
 def prompt_of(spec: JobSpec, columns: Mapping[str, Any]) -> Any:
     """Return the prompt as written in the data, from the columns that `with_prompts` added."""
-    return next(columns[key] for key in _prompt_keys(spec) if columns.get(key) is not None)
+    read = [spec.data.train, *([spec.evaluation.data] if spec.evaluation else [])]
+    keys = [prompt_key(source) for data in read for source in data.sources("").values()]
+    return next(columns[key] for key in keys if columns.get(key) is not None)
 
 
 def with_prompts(job: Job) -> Job:
     """Return the job with data sources that also give each prompt, as written in the file, as a column."""
-    return job.model_copy(update={"spec": with_sources(job.spec, _with_prompt)})
 
+    def with_prompt(source: Rows) -> Rows:
+        return source.model_copy(update={"columns": tuple(dict.fromkeys([*source.columns, prompt_key(source)]))})
 
-def _with_prompt(source: Rows) -> Rows:
-    return source.model_copy(update={"columns": tuple(dict.fromkeys([*source.columns, prompt_key(source)]))})
+    return job.model_copy(update={"spec": with_sources(job.spec, with_prompt)})
 
 
 def prompt_key(source: Rows) -> str:
     return source.messages_key or source.prompt_key
-
-
-def _prompt_keys(spec: JobSpec) -> list[str]:
-    read = [spec.data.train, *([spec.evaluation.data] if spec.evaluation else [])]
-    sources = [source for data in read for source in data.sources("").values()]
-    return list(dict.fromkeys(map(prompt_key, sources)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
@@ -26,9 +25,8 @@ from rlhf_trainer.rewards.sample import Sample, Score
 from rlhf_trainer.rewards.service import ServiceClient
 from rlhf_trainer.rewards.verifiers import OPTIONS
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.distributed import sum_over_ranks
 from rlhf_trainer.types import Batch, Fields, Marks, register
-from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.base import WorkerSetting, with_step
 from rlhf_trainer.workers.reward import RewardWorker
 from rlhf_trainer.workers.samples import COLUMNS, SAMPLE_FIELDS, TURN_FIELDS, as_bytes, real_rows, samples_of
 
@@ -111,26 +109,19 @@ class ScoringWorker:
                 self._measure(term.name, part, batch)
         recorder.add("reward/left_out", float(((valid - kept) * batch["sampled"]).sum()))
         fields = {"scores": total * kept, "valid": kept, "response_mask": batch["response_mask"] * kept[:, None]}
-        return fields | ({"reward_parts": self._noted(batch.size)} if self._notes_parts else {})
-
-    def _noted(self, size: int) -> Tensor:
-        """Return each row's scores by part of the reward as JSON bytes, uint8 [B, C]."""
-        rows = range(size)
-        return as_bytes(
-            [{name: float(part.values[row]) for name, part in self.parts.items() if part.given[row]} for row in rows]
-        )
+        if self._notes_parts:
+            parts, rows = self.parts.items(), range(batch.size)
+            noted = [{name: float(part.values[row]) for name, part in parts if part.given[row]} for row in rows]
+            fields["reward_parts"] = as_bytes(noted)
+        return fields
 
     def _normalized(self, term: RewardTerm, part: Numbers, batch: Batch) -> Tensor:
         """Return the part's scores [B] as they enter the sum; evaluations (no step is above 0) do not normalize."""
         if term.normalization == "None" or batch.step <= 0:
             return part.values
         counts = part.given * batch["sampled"] * float(self._scores_here)
-        count, total = sum_over_ranks([counts.sum(), (part.values * counts).sum()])
-        mean = total / max(count, 1.0)
-        deviation = sum_over_ranks([((part.values - mean) ** 2 * counts).sum()])[0]
-        moments = self._moments.get(term.name, RunningMoments())
-        if math.isfinite(deviation):  # else every later score would be lost with this one
-            moments = self._moments[term.name] = moments.merge(count, mean, deviation)
+        moments = with_step(self._moments.get(term.name, RunningMoments()), part.values, counts)
+        self._moments[term.name] = moments
         return (part.values - moments.mean) / (moments.std + WHITEN_EPS)
 
     def _part(self, path: str, batch: Batch, samples: list[Sample]) -> Numbers:
@@ -138,27 +129,28 @@ class ScoringWorker:
         if path not in self._code:
             assert self._model is not None
             return Numbers(self._model.compute_reward(batch)["scores"].cpu() * batch["valid"], batch["valid"])
-        code = self._code[path]
-        everyone = self._of_all_ranks(samples) if isinstance(code, JudgeClient) and code.compares_groups else []
-        if not self._scores_here:
+        scores, rows = self._scores(self._code[path], samples), real_rows(batch)
+        if scores is None:
             return Numbers(torch.zeros(batch.size), batch["valid"])
-        if isinstance(code, JudgeClient):
-            scores, rows = code.scores(samples, among=everyone), real_rows(batch)
-            recorder.add("judge/questions", code.counts.questions)
-            recorder.add("judge/unread", code.counts.unread)
-        else:
-            scores, rows = code.scores(samples), real_rows(batch)
         prefix = f"{self._terms[path].name}_" if len(self._terms) > 1 else ""
         for name in dict.fromkeys(name for score in scores for name in score.parts):
             found = [score.parts.get(name) for score in scores]
             self._measure(prefix + name, Numbers.at(rows, found, size=batch.size), batch)
         return Numbers.at(rows, [score.value for score in scores], size=batch.size)
 
-    def _of_all_ranks(self, samples: list[Sample]) -> list[Sample]:
-        """Gather the samples of all ranks, as the responses to a prompt may be cut over ranks."""
-        found: list[list[Sample]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(found, samples if self._scores_here else [])
-        return [sample for each in found for sample in each]
+    def _scores(self, code: UserCode, samples: list[Sample]) -> list[Score] | None:
+        """Call the user's code; None on a rank whose rows another rank scores."""
+        if not isinstance(code, JudgeClient):
+            return code.scores(samples) if self._scores_here else None
+        everyone: list[list[Sample]] = [[] for _ in range(dist.get_world_size())]
+        if code.compares_groups:  # the responses to a prompt may be cut over ranks
+            dist.all_gather_object(everyone, samples if self._scores_here else [])
+        if not self._scores_here:
+            return None
+        scores = code.scores(samples, among=[sample for each in everyone for sample in each])
+        recorder.add("judge/questions", code.counts.questions)
+        recorder.add("judge/unread", code.counts.unread)
+        return scores
 
     def _measure(self, name: str, part: Numbers, batch: Batch) -> None:
         """Record mean and spread of a part over the sampled responses; greedy ones are left out."""
@@ -203,11 +195,12 @@ def terms_of(job: Job) -> dict[str, RewardTerm]:
 
 def reward_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
     """Return the functions, verifiers, services and judges of a job's reward by field; their processes are started."""
-    deadline, found = job.spec.training.call_deadline_seconds, {}
-    for path, term in terms_of(job).items():
-        if not isinstance(term.reward, Model):
-            found[path] = code_of(term.reward, ranks=ranks, deadline=deadline, path=path)
-    return found
+    deadline = job.spec.training.call_deadline_seconds
+    return {
+        path: code_of(term.reward, ranks=ranks, deadline=deadline, path=path)
+        for path, term in terms_of(job).items()
+        if not isinstance(term.reward, Model)
+    }
 
 
 def code_of(

@@ -9,7 +9,6 @@ from rlhf_trainer.ops.masks import masked_sum
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.head import Likelihood
-from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, log_probs_by, text_of
 
@@ -32,7 +31,7 @@ class SupervisedActorWorker(TrainedModel):
             recorder.mean("loss/sft", share.detach().double() * tokens, micro["response_mask"].sum())
             return share
 
-        norm = self.trainer.update(fields, _texts_of, loss, step=batch.step)
+        norm = self.trainer.update(fields, lambda micro: [text_of(micro)], loss, step=batch.step)
         recorder.maximum("grad_norm/sft", norm)
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS)
@@ -41,7 +40,3 @@ class SupervisedActorWorker(TrainedModel):
         log_probs = log_probs_by(self.trainer, batch)
         mask = batch["response_mask"]
         return -float(masked_sum(log_probs, mask)), float(mask.sum())
-
-
-def _texts_of(micro: Fields) -> list[Text]:
-    return [text_of(micro)]
