@@ -99,8 +99,8 @@ class Environments:
 
         seconds: longest wait for the first of them, if a request is pending.
         """
-        found: list[tuple[int, Any]] = []
-        found, self._failed = [*self._failed], []
+        found: list[tuple[int, Any]] = [*self._failed]
+        self._failed = []
         limits = [each.until for each in self._episodes.values() if each.until is not None]
         longest = max(POLL_SECONDS, min(limits) - time.monotonic()) if limits and not found else 0
         for key, _ in self._selector.select(min(seconds, longest)):
@@ -190,18 +190,13 @@ def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[st
         if process == 0:
             channel.close()
             end_with_parent()
-            _seed(command["seed"])
+            random.seed(command["seed"])  # forks of one process would all draw the same numbers
+            if "numpy" in sys.modules:
+                sys.modules["numpy"].random.seed(command["seed"] % 2**32)
             _play(theirs, make, command["arguments"])
     with suppress(OSError):  # the child sets its group, too; one of the two is first
         os.setpgid(process, process)
     return process
-
-
-def _seed(seed: int) -> None:
-    """Seed an episode's random number generators: forks of one process would all draw the same numbers."""
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
 
 
 def _end(process: int) -> int:
@@ -215,22 +210,16 @@ def _play(channel: socket.socket, make: Callable[..., Any], arguments: Mapping[s
     """Answer the calls of an episode, {method: argument}, by {"answer": ...} or {"problem": ...}; never returns."""
     with suppress(OSError):
         os.setpgid(0, 0)
-    code = 1
+    code, mine, episode = 1, os.getpid(), EpisodeServer(make, arguments)
     try:
         with suppress(EOFError, OSError):
-            _answer_all(channel, EpisodeServer(make, arguments))
+            answer = episode.answer(receive(channel))
+            while os.getpid() == mine:  # else the environment forked and returned in both processes
+                send(channel, answer)
+                answer = episode.answer(receive(channel))
         code = 0
     finally:  # otherwise this process would continue as a copy of its parent
         os._exit(code)
-
-
-def _answer_all(channel: socket.socket, episode: EpisodeServer) -> None:
-    mine = os.getpid()
-    while True:
-        answer = episode.answer(receive(channel))
-        if os.getpid() != mine:  # the environment forked and returned in both processes
-            return
-        send(channel, answer)
 
 
 class EpisodeServer:

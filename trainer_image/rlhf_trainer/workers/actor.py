@@ -61,12 +61,7 @@ class ActorWorker(GeneratingActor):
 
     @classmethod
     def change_transfers(
-        cls,
-        marks: Marks,
-        *,
-        setting: WorkerSetting,
-        old_log_probs: OldLogProbs = "Pass",
-        **_: object,
+        cls, marks: Marks, *, setting: WorkerSetting, old_log_probs: OldLogProbs = "Pass", **_: object
     ) -> Marks:
         """Mark `compute_log_prob` without a forward pass as reading no text and adding only what is known already."""
         marks = super().change_transfers(marks, setting=setting)
@@ -84,11 +79,17 @@ class ActorWorker(GeneratingActor):
         row_by_row=True,
     )
     def compute_log_prob(self, batch: Batch) -> Fields:
-        """Return old_log_probs [B, T] by the source `OldLogProbs`; no field for Update, whose pass gives them later."""
-        if self._old_log_probs == "Pass":
-            return super().compute_log_prob(batch)
+        """Return old_log_probs [B, T], before the first update, by the source `OldLogProbs`.
+
+        There is no field for Update, whose pass gives them later.
+        """
         self.begin_scoring(batch)
-        return {"old_log_probs": batch["rollout_log_probs"]} if self._old_log_probs == "Generator" else {}
+        if self._old_log_probs != "Pass":
+            return {"old_log_probs": batch["rollout_log_probs"]} if self._old_log_probs == "Generator" else {}
+        old = log_probs_by(self.trainer, batch, temperature=self.setting.job.spec.rollout.temperature)
+        if batch.size:  # a group may have none of this rank's rows
+            self.warn_of_mismatch(self.mismatch(old, batch.fields))
+        return {"old_log_probs": old}
 
     @register(THREE_D_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
     def compute_loss(self, batch: Batch) -> None:

@@ -69,11 +69,6 @@ class WorkerSetting:
             precision = "BF16" if on_gpu else "FP32"
         return torch.bfloat16 if precision == "BF16" else torch.float32
 
-    def micro_batch_tokens(self, model: LanguageModel | Scorer) -> int:
-        """Return the largest number of tokens for one forward pass of the model."""
-        hidden = inner(model).config.hidden_size
-        return self.job.micro_batch_tokens("GPU" if device_here().type == "cuda" else "CPU", hidden=hidden)
-
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self.folder, trust_remote_code=self.model.trust_remote_code, revision=self.model.revision)
 
@@ -143,9 +138,9 @@ class WorkerSetting:
         return shard(model, self.layout, compute_dtype=self.compute_dtype, compile_layers=compile_layers, **options)
 
     def _runner_options(self, model: LanguageModel | Scorer) -> dict[str, Any]:
-        training = self.job.spec.training
+        training, device = self.job.spec.training, "GPU" if device_here().type == "cuda" else "CPU"
         return {
-            "token_budget": self.micro_batch_tokens(model),
+            "token_budget": self.job.micro_batch_tokens(device, hidden=inner(model).config.hidden_size),
             "role": self.role,
             "offload": self.model.offload,
             "attention": training.attention,

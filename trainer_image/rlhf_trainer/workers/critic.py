@@ -52,7 +52,7 @@ class CriticWorker(TrainedModel):
         if self._values_by_update:
             return {}
         texts = {name: batch[name] for name in TEXT_FIELDS}
-        return {self._values: self.trainer.infer(texts, whole_texts, _shifted)}
+        return {self._values: self.trainer.infer(texts, whole_texts, lambda output, _: shift_values(output))}
 
     @register(THREE_D_PROTO, reads=(*TEXT_FIELDS, "values", "token_rewards"), adds=(), phase="update")
     def update_critic(self, batch: Batch) -> Fields:
@@ -96,7 +96,3 @@ class CriticWorker(TrainedModel):
 def value_fields(role: Role) -> tuple[str, str]:
     """Return the names of a critic's two fields: its values, and the rewards whose sum the values predict."""
     return ("cost_values", "token_costs") if role == "cost_critic" else ("values", "token_rewards")
-
-
-def _shifted(output: Tensor, _: Fields) -> Tensor:
-    return shift_values(output)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -24,34 +24,14 @@ from rlhf_trainer.rewards.supervision import Failure
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.row_stream import ResponseEnded
 from rlhf_trainer.workers.samples import from_bytes
 
 WAIT_SECONDS = 0.05
 """Longest wait for answers of environments, in seconds; afterwards the engine can look for new weights."""
 MAX_EPISODES = 256
 """Most episodes that an engine plays at a time; each takes a process and an open socket."""
-
-
-class Engine(Protocol):
-    """Engine that generates; all its ranks make the same calls."""
-
-    is_first: bool
-
-    def begin(self, number: int, prompt: Sequence[int], seed: int, *, max_tokens: int, greedy: bool) -> None: ...
-    def step(self) -> list[tuple[int, Response]]: ...
-    @property
-    def is_busy(self) -> bool: ...
-    def agreed(self, value: Any) -> Any: ...
-
-
-class AsynchronousEnvironments(Protocol):
-    """Environments of many episodes, by number, each of which answers in its own time."""
-
-    def begin(self, number: int, seed: int) -> None: ...
-    def ask(self, number: int, method: str, given: Any) -> None: ...
-    def answers(self, *, seconds: float) -> list[tuple[int, Any]]: ...
-    def end(self, number: int) -> str: ...
+ResponseEnded = Callable[[int, Ids, Response], None]
+"""Callback for each response that has ended: it gets the row's number on this rank, its prompt and the response."""
 
 
 @dataclass
@@ -117,8 +97,8 @@ class Play:
 
     def __init__(
         self,
-        engine: Engine,
-        environments: AsynchronousEnvironments | None,
+        engine: GenerationEngine,
+        environments: Environments | None,
         encoder: TurnEncoder,
         *,
         limits: Limits,

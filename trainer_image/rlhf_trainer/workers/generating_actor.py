@@ -19,7 +19,7 @@ from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.adapters import without_adapter
 from rlhf_trainer.types import Batch, Fields, Marks, register
-from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, log_probs_by
+from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting
 from rlhf_trainer.workers.reference import (
     PAIR_REFERENCE_FIELDS,
     REFERENCE_FIELDS,
@@ -165,21 +165,6 @@ class GeneratingActor(TrainedModel):
         with self.trainer.offloader.in_use(moments=True):
             yield
         self.policy_version += 1
-
-    @register(
-        THREE_D_PROTO,
-        reads=("tokens", "attention_mask", "response_mask", "rollout_log_probs", "policy_version"),
-        adds=("old_log_probs",),
-        phase="scoring",
-        row_by_row=True,
-    )
-    def compute_log_prob(self, batch: Batch) -> Fields:
-        """Return old_log_probs [B, T]: log-probabilities before the first update, by the trainer's own forward pass."""
-        self.begin_scoring(batch)
-        old = log_probs_by(self.trainer, batch, temperature=self.setting.job.spec.rollout.temperature)
-        if batch.size:  # a group may have none of this rank's rows
-            self.warn_of_mismatch(self.mismatch(old, batch.fields))
-        return {"old_log_probs": old}
 
     def begin_scoring(self, batch: Batch) -> None:
         """Put the generator to sleep; warn of responses that are staler than `rollout.maxStaleness`."""

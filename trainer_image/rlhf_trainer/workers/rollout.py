@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_api.spec.rollout import STREAM_SHARES, stream_groups
 from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.environments.of_job import environments_of
@@ -19,7 +21,7 @@ from rlhf_trainer.generation.endpoints import Endpoints
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span, engine_groups, stage_layers
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP
-from rlhf_trainer.row_groups import Outlet
+from rlhf_trainer.row_groups import Outlet, RowGroup
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.batching import RowCosts
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks
@@ -28,23 +30,19 @@ from rlhf_trainer.training.trainer import ModelRunner
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.endpoints import ServerWeights, servers_of
-from rlhf_trainer.workers.episodes import EpisodeResponder
-from rlhf_trainer.workers.row_stream import ResponseEnded, RowStream
+from rlhf_trainer.workers.episodes import EpisodeResponder, ResponseEnded
 from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS
 from rlhf_trainer.workers.weight_links import InPlaceWeights, InterruptingReceiver, WeightReceiver
 
 PROMPT_FIELDS = ("prompt_ids", "prompt_mask", "valid")
 ROLLOUT_FIELDS = (
-    "tokens",
-    "attention_mask",
-    "response_mask",
-    "rollout_log_probs",
-    "finished",
-    "sampled",
-    "policy_version",
+    *("tokens", "attention_mask", "response_mask", "rollout_log_probs"),
+    *("finished", "sampled", "policy_version"),
 )
 WeightLink = WeightReceiver | InterruptingReceiver | ServerWeights
 """Receiving end of the weight link on a rank that generates with weights from another pool."""
+LayOut = Callable[[list[int], list[Ids], list[Response], int], dict[str, Tensor]]
+"""Function (rows, prompts, responses, width) -> fields of these rows, padded to `width`."""
 
 
 class Generation:
@@ -83,9 +81,11 @@ class Generation:
             fields["sampled"] = torch.full((len(rows),), float(do_sample))
             return fields
 
+        lengths = batch["prompt_mask"].sum(1).long().tolist()
+        given = [row[:length].tolist() for row, length in zip(batch["prompt_ids"], lengths, strict=True)]
         stream = RowStream(outlet, batch, lay_out)
         with recorder.span("generation", f"{self._role}.generate_sequences"):
-            prompts, responses = self._respond(batch, prompts_in(batch), greedy=not do_sample, ended=stream.add)
+            prompts, responses = self._respond(batch, given, greedy=not do_sample, ended=stream.add)
         longest = max(len(prompt) + len(response.tokens) for prompt, response in zip(prompts, responses, strict=True))
         width = self._agree_on_width(longest)  # so that another pool can join rows of any ranks
         stream.close(width)
@@ -182,6 +182,41 @@ def turn_transfers(marks: Marks, setting: WorkerSetting) -> Marks:
     mark = marks["generate_sequences"]
     reads, adds = (*mark.reads_if_there, *COLUMNS), (*(mark.adds or ()), *TURN_FIELDS)
     return {**marks, "generate_sequences": replace(mark, reads_if_there=reads, adds=adds)}
+
+
+class RowStream:
+    """Stream of this rank's rows into an outlet: groups of rows in the order in which their responses end."""
+
+    def __init__(self, outlet: Outlet | None, batch: Batch, lay_out: LayOut) -> None:
+        """outlet: None: the stream sends nothing; lay_out: makes the fields of a group's rows."""
+        self._outlet, self._start, self._lay_out = outlet, batch.start, lay_out
+        self._sizes = deque(len(rows) for rows in stream_groups(batch.size))
+        self._ended: list[tuple[int, Ids, Response]] = []
+
+    def add(self, row: int, prompt: Ids, response: Response) -> None:
+        """Add a row whose response has ended; the last group waits for `close`."""
+        self._ended.append((row, prompt, response))
+        while self._outlet and len(self._sizes) > 1 and len(self._ended) >= self._sizes[0]:
+            self._send_group()
+
+    def close(self, width: int) -> None:
+        """Send the remaining groups; all rows have ended, and `width` is that of the batch."""
+        while self._outlet and self._sizes:
+            self._send_group(width)
+
+    def _send_group(self, width: int = 0) -> None:
+        assert self._outlet
+        size = self._sizes.popleft()
+        ended, self._ended = self._ended[:size], self._ended[size:]
+        rows, prompts = [row for row, _, _ in ended], [prompt for _, prompt, _ in ended]
+        responses = [response for _, _, response in ended]
+        longest = max((len(prompt) + len(each.tokens) for _, prompt, each in ended), default=1)
+        group = RowGroup(
+            rows=torch.tensor(rows, dtype=torch.int64) + self._start,
+            fields=self._lay_out(rows, prompts, responses, longest),
+            width=width,
+        )
+        self._outlet.put(len(STREAM_SHARES) - 1 - len(self._sizes), group)
 
 
 class RolloutWorker:
@@ -281,12 +316,6 @@ def generating_model(setting: WorkerSetting) -> LanguageModel:
 def oldest_version(fields: Fields) -> Tensor:
     """Return the policy version [B] of the oldest token of each response; inf where there is none."""
     return fields["policy_version"].masked_fill(fields["response_mask"] == 0, torch.inf).amin(1)
-
-
-def prompts_in(batch: Batch) -> list[Ids]:
-    """Return the token ids of each row's prompt."""
-    lengths = batch["prompt_mask"].sum(1).long().tolist()
-    return [row[:length].tolist() for row, length in zip(batch["prompt_ids"], lengths, strict=True)]
 
 
 def laid_out(prompts: Sequence[Ids], responses: Sequence[Response], *, width: int, pad_token: int) -> dict[str, Tensor]:

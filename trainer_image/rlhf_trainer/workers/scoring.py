@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,14 +37,8 @@ SCORED_ONCE = replace(
     holders=lambda layout: frozenset(rank for ranks in THREE_D_PROTO.collect(layout) for rank in ranks),
 )
 """Protocol in which one rank of those with the same rows calls the user's code; the other ranks fetch the output."""
-
-
-class UserCode(Protocol):
-    """Function, verifier, service or judge that scores responses."""
-
-    def ready(self) -> None: ...
-    def scores(self, samples: list[Sample]) -> list[Score]: ...
-    def close(self) -> None: ...
+UserCode = UserFunction | ServiceClient | JudgeClient
+"""Function or verifier, service or judge that scores responses."""
 
 
 class ScoringWorker:
