@@ -68,7 +68,7 @@ def played(
         pass
 
     Engine.script = staticmethod(script)
-    engine = Engine()
+    engine: Any = Engine()
     episodes = [Episode(list(PROMPT), partial(operator.add, 100 * place), row) for place, row in enumerate(rows)]
     encoder, ended = TurnEncoder(tokenizer, chat_template="Auto"), list[int]()
     Play(engine, environment, encoder, limits=limits, ended=ended.append).play(episodes)

@@ -210,8 +210,9 @@ def _play(channel: socket.socket, make: Callable[..., Any], arguments: Mapping[s
     """Answer the calls of an episode, {method: argument}, by {"answer": ...} or {"problem": ...}; never returns."""
     with suppress(OSError):
         os.setpgid(0, 0)
-    code, mine, episode = 1, os.getpid(), EpisodeServer(make, arguments)
+    code, mine = 1, os.getpid()
     try:
+        episode = EpisodeServer(make, arguments)
         with suppress(EOFError, OSError):
             answer = episode.answer(receive(channel))
             while os.getpid() == mine:  # else the environment forked and returned in both processes

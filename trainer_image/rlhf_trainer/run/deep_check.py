@@ -38,10 +38,10 @@ from rlhf_trainer.training.loading import load_config, try_config
 from rlhf_trainer.training.optimizer import learning_rate
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker
-from rlhf_trainer.workers.endpoints import servers_of
 from rlhf_trainer.workers.judge import evaluation_code
 from rlhf_trainer.workers.retokenized import Retokenized, prompt_of, with_prompts
 from rlhf_trainer.workers.scoring import UserCode, reward_code
+from rlhf_trainer.workers.weight_links import servers_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

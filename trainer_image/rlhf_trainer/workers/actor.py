@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -35,11 +35,6 @@ FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", *PRETRAIN_
 
 OldLogProbs = Literal["Pass", "Update", "Generator"]
 """Source of the old log-probabilities: a forward pass; the pass of the step's only update; or the generator."""
-OLD_LOG_PROBS: Mapping[OldLogProbs, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "Update": (("response_mask", "policy_version"), ()),
-    "Generator": (("response_mask", "rollout_log_probs", "policy_version"), ("old_log_probs",)),
-}
-"""(fields read, fields added) by `compute_log_prob`, for each source without a forward pass of its own."""
 
 
 class ActorWorker(GeneratingActor):
@@ -67,7 +62,9 @@ class ActorWorker(GeneratingActor):
         marks = super().change_transfers(marks, setting=setting)
         if old_log_probs == "Pass":
             return marks
-        reads, adds = OLD_LOG_PROBS[old_log_probs]
+        is_given = old_log_probs == "Generator"
+        reads = ("response_mask", *("rollout_log_probs",) * is_given, "policy_version")
+        adds = ("old_log_probs",) * is_given
         known = replace(marks["compute_log_prob"], reads=reads, adds=adds, phase="reshard", row_by_row=False)
         return {**marks, "compute_log_prob": known}
 
@@ -140,7 +137,11 @@ class ActorWorker(GeneratingActor):
         norm = self.trainer.update(fields, self._texts_of, term, step=batch.step)
         recorder.maximum("grad_norm/policy", norm)
         if differences and self.has_scored:
-            self._check_first_ratio(float(torch.stack(differences).max()))
+            deviation = float(torch.stack(differences).max())  # only rounding should cause it
+            recorder.maximum("ratio/first_max_deviation", deviation)
+            if deviation > FIRST_RATIO_LIMIT[self.setting.compute_dtype]:
+                sentence = f"the first mini-batch's probability ratio is off 1 by {deviation:.2g}, which should be 0"
+                recorder.warn("ratio/first_max_deviation", sentence)
         elif differences:
             self.warn_of_mismatch(torch.stack(differences).sum(0))
 
@@ -230,12 +231,3 @@ class ActorWorker(GeneratingActor):
             kl = masked_sum(kl_estimate(log_probs, micro["ref_log_probs"], estimator=estimator), mask)
             recorder.mean("kl/reference", kl, (mask > 0).any(1).sum())
         return self.mismatch(log_probs, micro)
-
-    def _check_first_ratio(self, deviation: float) -> None:
-        """Record the first mini-batch's largest |ratio - 1|, which only rounding should cause; warn if it is large."""
-        recorder.maximum("ratio/first_max_deviation", deviation)
-        if deviation > FIRST_RATIO_LIMIT[self.setting.compute_dtype]:
-            recorder.warn(
-                "ratio/first_max_deviation",
-                f"the first mini-batch's probability ratio is off 1 by {deviation:.2g}, which should be 0",
-            )

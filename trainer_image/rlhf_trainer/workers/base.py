@@ -138,9 +138,10 @@ class WorkerSetting:
         return shard(model, self.layout, compute_dtype=self.compute_dtype, compile_layers=compile_layers, **options)
 
     def _runner_options(self, model: LanguageModel | Scorer) -> dict[str, Any]:
-        training, device = self.job.spec.training, "GPU" if device_here().type == "cuda" else "CPU"
+        training, hidden = self.job.spec.training, inner(model).config.hidden_size
+        tokens = self.job.micro_batch_tokens("GPU" if device_here().type == "cuda" else "CPU", hidden=hidden)
         return {
-            "token_budget": self.job.micro_batch_tokens(device, hidden=inner(model).config.hidden_size),
+            "token_budget": tokens,
             "role": self.role,
             "offload": self.model.offload,
             "attention": training.attention,

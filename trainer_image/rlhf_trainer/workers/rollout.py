@@ -29,10 +29,15 @@ from rlhf_trainer.training.models import LanguageModel, inner
 from rlhf_trainer.training.trainer import ModelRunner
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import WorkerSetting
-from rlhf_trainer.workers.endpoints import ServerWeights, servers_of
 from rlhf_trainer.workers.episodes import EpisodeResponder, ResponseEnded
 from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS
-from rlhf_trainer.workers.weight_links import InPlaceWeights, InterruptingReceiver, WeightReceiver
+from rlhf_trainer.workers.weight_links import (
+    InPlaceWeights,
+    InterruptingReceiver,
+    ServerWeights,
+    WeightReceiver,
+    servers_of,
+)
 
 PROMPT_FIELDS = ("prompt_ids", "prompt_mask", "valid")
 ROLLOUT_FIELDS = (

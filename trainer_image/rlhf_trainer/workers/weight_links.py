@@ -4,7 +4,7 @@
     own pool       WeightSender     --group of both pools-->  WeightReceiver.
     own pool,      WeightSender     --group of both pools-->  InterruptingReceiver: new weights also come in the
     rollout.partial                                           middle of a batch
-    servers        WeightSender     --group with servers--->  endpoints.ServerWeights
+    servers        WeightSender     --group with servers--->  ServerWeights
 
 Sender and receivers make the same calls, and a collective joins them. `rollout.weightSync: Delta` sends changes only.
 
@@ -16,18 +16,22 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedConfig
 
-from rlhf_trainer.errors import CommunicationError
+from rlhf_trainer.errors import CommunicationError, NumericsError
+from rlhf_trainer.generation.endpoints import Endpoints, Needs
 from rlhf_trainer.generation.vllm_engine import GenerationEngine
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
+from rlhf_trainer.hybrid_engine.layout import describe
 from rlhf_trainer.hybrid_engine.notices import Notices
 from rlhf_trainer.telemetry import TRANSFER, recorder
 from rlhf_trainer.training.distributed import device_here
@@ -177,6 +181,36 @@ class WeightReceiver:
             recorder.add("bytes/reshard", received)
 
 
+class ServerWeights:
+    """Weight link to external servers, which receive the weights from the actor's ranks."""
+
+    def __init__(self, setting: WorkerSetting, servers: Endpoints, config: PreTrainedConfig) -> None:
+        self._setting, self._servers, self._config = setting, servers, config
+
+    def span_pools(self, span: Span) -> None:
+        """Have the servers join the group of the actor's ranks; the next exchange brings all weights."""
+        ranks, tensor = span.generation.world_size, span.generation.tensor
+        config = json.loads(self._config.to_json_string(use_diff=False))
+        sends_changes = self._setting.job.spec.rollout.weight_sync == "Delta"
+        spans = (asdict(replace(span, before=before)) for before in range(0, ranks, tensor))
+        self._servers.call(
+            "join_actor", [{"span": each, "config": config, "sends_changes": sends_changes} for each in spans]
+        )
+
+    def receive(self) -> None:
+        """Have the servers receive the actor's weights. NumericsError if a server keeps other bits than were sent."""
+        with recorder.span(TRANSFER, "rollout.receive_weights: wait"):  # the actor's ranks measure the exchange
+            ranks = self._servers.call("take_weights")
+        for wrong in filter(None, (rank["wrong"] for rank in ranks)):
+            raise NumericsError(f"{self._setting.job.name}: spec.rollout.endpoints: {wrong}")
+        self._servers.version = ranks[0]["version"]
+        syncs = [rank["sync"] for rank in ranks if rank["sync"]]
+        for kind, received, seconds in syncs:
+            record_sync(kind, received, seconds)
+        with recorder.counting(True):
+            recorder.add("bytes/reshard", sum(received for _, received, _ in syncs))
+
+
 class InterruptingReceiver:
     """Receiver whose engine also gets new weights while it writes responses (`rollout.partial`).
 
@@ -249,6 +283,19 @@ def spanning_engine(
         span=span,
         sends_changes=setting.job.spec.rollout.weight_sync == "Delta",
     )
+
+
+def servers_of(setting: WorkerSetting, config: PreTrainedConfig, *, eos_token: int, on_gpu: bool | None) -> Endpoints:
+    """Return the external servers of a job, with the requirements that its actor's configuration sets.
+
+    on_gpu: None where the device is not known yet; a type that depends on the device is then not required.
+    """
+    job = setting.job
+    shapes = {each.name: each.shape for each in describe(config, trust_remote_code=setting.model.trust_remote_code)}
+    is_known = on_gpu is not None or job.spec.training.precision != "Auto"
+    dtype = str(setting.dtype(on_gpu=bool(on_gpu))).removeprefix("torch.") if is_known else None
+    tokens = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens
+    return Endpoints(job, Needs(shapes=shapes, dtype=dtype, tokens=tokens), eos_token=eos_token)
 
 
 def record_sync(kind: str, received: int, seconds: float) -> None:
