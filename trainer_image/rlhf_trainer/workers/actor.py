@@ -23,14 +23,15 @@ from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.model_input import Text
 from rlhf_trainer.types import Batch, Fields, Marks, register
-from rlhf_trainer.workers.base import WorkerSetting, log_probs_by, text_of
+from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_of
 from rlhf_trainer.workers.data import PRETRAIN_FIELDS
 from rlhf_trainer.workers.generating_actor import GeneratingActor
 
 FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """The largest |ratio - 1| of a step's first mini-batch that rounding can explain, by compute type."""
 
-UPDATE_FIELDS = ("tokens", "attention_mask", "response_mask", "rollout_log_probs", "advantages")
+SCORED_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "policy_version")
+UPDATE_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "advantages")
 FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", *PRETRAIN_FIELDS)
 
 OldLogProbs = Literal["Pass", "Update", "Generator"]
@@ -68,13 +69,7 @@ class ActorWorker(GeneratingActor):
         known = replace(marks["compute_log_prob"], reads=reads, adds=adds, phase="reshard", row_by_row=False)
         return {**marks, "compute_log_prob": known}
 
-    @register(
-        THREE_D_PROTO,
-        reads=("tokens", "attention_mask", "response_mask", "rollout_log_probs", "policy_version"),
-        adds=("old_log_probs",),
-        phase="scoring",
-        row_by_row=True,
-    )
+    @register(THREE_D_PROTO, reads=SCORED_FIELDS, adds=("old_log_probs",), phase="scoring", row_by_row=True)
     def compute_log_prob(self, batch: Batch) -> Fields:
         """Return old_log_probs [B, T], before the first update, by the source `OldLogProbs`.
 

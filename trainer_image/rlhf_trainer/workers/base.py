@@ -209,7 +209,7 @@ def text_of(
     return Text(
         tokens=tokens,
         lengths=attention.sum(1).long(),
-        prompts=prompts_of(response),
+        prompts=(response > 0).int().argmax(1),  # 0 for a row without a response
         read=response,
         temperature=temperature,
         entropy=entropy,
@@ -230,9 +230,14 @@ def log_probs_by(
     )
 
 
+def side_fields(side: str) -> tuple[str, str, str]:
+    """Return the names of the fields of one side of pairs of texts, in the order of `TEXT_FIELDS`."""
+    return (f"{side}_tokens", f"{side}_mask", f"{side}_response_mask")
+
+
 def side_log_probs(model: ModelRunner, batch: Batch, side: str) -> Tensor:
     """Return the log-probabilities [B] of one side ("chosen" or "rejected") of response pairs, without gradient."""
-    names = (f"{side}_tokens", f"{side}_mask", f"{side}_response_mask")
+    names = side_fields(side)
     return row_sums(log_probs_by(model, batch, names), batch[names[-1]])
 
 
@@ -244,22 +249,10 @@ def whole_texts(micro: Fields) -> list[Text]:
 def both_texts(micro: Fields) -> list[Text]:
     """Return the model inputs of pairs of texts: the chosen ones, and then the rejected ones."""
     texts = []
-    for side in ("chosen", "rejected"):
-        response = micro.get(f"{side}_response_mask")
-        texts.append(
-            Text(
-                tokens=micro[f"{side}_tokens"],
-                lengths=micro[f"{side}_mask"].sum(1).long(),
-                prompts=None if response is None else prompts_of(response),
-                read=response,
-            )
-        )
+    for tokens, attention, response in map(side_fields, ("chosen", "rejected")):
+        whole = Text(tokens=micro[tokens], lengths=micro[attention].sum(1).long())
+        texts.append(text_of(micro, (tokens, attention, response)) if response in micro else whole)
     return texts
-
-
-def prompts_of(response_mask: Tensor) -> Tensor:
-    """Return the number of tokens of each row before its response, 0 for a row without one: int64 [B]."""
-    return (response_mask > 0).int().argmax(1)
 
 
 def with_step(moments: RunningMoments, values: Tensor, counts: Tensor) -> RunningMoments:

@@ -150,11 +150,8 @@ class DataWorker:
 
     def _training_rows(self, batch: Batch) -> Fields:
         """Return this rank's rows of a step, each prompt repeated for its samples."""
-        return _repeated(
-            batch,
-            self._job.spec.rollout.samples_per_prompt,
-            lambda rows: self.train.batch(batch.step, batch_size=self._job.rows_per_step, rows=rows),
-        )
+        size, times = self._job.rows_per_step, self._job.spec.rollout.samples_per_prompt
+        return _repeated(batch, times, lambda rows: self.train.batch(batch.step, batch_size=size, rows=rows))
 
     def _held_out_rows(self, batch: Batch) -> Fields:
         """Return this rank's held-out rows in the order of the file, with as many samples; later rows have valid 0."""

@@ -20,12 +20,7 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.adapters import without_adapter
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting
-from rlhf_trainer.workers.reference import (
-    PAIR_REFERENCE_FIELDS,
-    REFERENCE_FIELDS,
-    reference_log_probs,
-    reference_pair_log_probs,
-)
+from rlhf_trainer.workers.reference import PAIR_REFERENCE_FIELDS, REFERENCE_FIELDS, ref_log_probs, ref_pair_log_probs
 from rlhf_trainer.workers.rollout import (
     PROMPT_FIELDS,
     ROLLOUT_FIELDS,
@@ -137,13 +132,13 @@ class GeneratingActor(TrainedModel):
     def compute_ref_log_prob(self, batch: Batch) -> Fields:
         """Compute `ReferenceWorker.compute_log_prob` by this model without its adapter."""
         with without_adapter(self.trainer.model.module):
-            return reference_log_probs(self.trainer, self.setting, batch)
+            return ref_log_probs(self.trainer, self.setting, batch)
 
     @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
     def compute_ref_pair_log_prob(self, batch: Batch) -> Fields:
         """Compute `ReferenceWorker.compute_pair_log_prob` by this model without its adapter."""
         with without_adapter(self.trainer.model.module):
-            return reference_pair_log_probs(self.trainer, batch)
+            return ref_pair_log_probs(self.trainer, batch)
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:

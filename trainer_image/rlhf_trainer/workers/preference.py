@@ -19,11 +19,12 @@ from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
-from rlhf_trainer.workers.base import TrainedModel, WorkerSetting, both_texts, side_log_probs
+from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, both_texts, side_log_probs
 from rlhf_trainer.workers.generating_actor import GeneratingActor
-from rlhf_trainer.workers.reference import PAIR_REFERENCE_FIELDS, reference_pair_log_probs
+from rlhf_trainer.workers.reference import PAIR_REFERENCE_FIELDS, ref_pair_log_probs
 from rlhf_trainer.workers.rollout import PROMPT_FIELDS, ROLLOUT_FIELDS
 
+CHOICE_FIELDS = (*TEXT_FIELDS, "finished", "scores", "valid")
 UPDATE_FIELDS = (*PairLoader.fields, "ref_chosen", "ref_rejected")
 
 
@@ -37,7 +38,7 @@ class PreferenceActorWorker(TrainedModel):
     def compute_ref_pair_log_prob(self, batch: Batch) -> Fields:
         """Compute `ReferenceWorker.compute_pair_log_prob` by this model without its adapter."""
         with without_adapter(self.trainer.model.module):
-            return reference_pair_log_probs(self.trainer, batch)
+            return ref_pair_log_probs(self.trainer, batch)
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
@@ -78,12 +79,7 @@ class PairChooser:
     def __init__(self, job: Job) -> None:
         self._group_size = job.spec.rollout.samples_per_prompt
 
-    @register(
-        DP_PROTO,
-        reads=("tokens", "attention_mask", "response_mask", "finished", "scores", "valid"),
-        adds=PairLoader.fields,
-        phase="advantage",
-    )
+    @register(DP_PROTO, reads=CHOICE_FIELDS, adds=PairLoader.fields, phase="advantage")
     def choose_pairs(self, batch: Batch) -> Fields:
         """Return the best and the worst response to each prompt as the fields of a pair (arXiv:2405.07863, section 3).
 

@@ -21,19 +21,19 @@ class ReferenceWorker:
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring", row_by_row=True)
     def compute_log_prob(self, batch: Batch) -> Fields:
         """Return ref_log_probs float32 [B, T] of the response tokens (`compute_ref_log_prob` of HybridFlow Table 4)."""
-        return reference_log_probs(self._model, self.setting, batch)
+        return ref_log_probs(self._model, self.setting, batch)
 
     @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
     def compute_pair_log_prob(self, batch: Batch) -> Fields:
         """Return ref_chosen and ref_rejected float32 [B]: log-probabilities of the whole responses."""
-        return reference_pair_log_probs(self._model, batch)
+        return ref_pair_log_probs(self._model, batch)
 
 
-def reference_log_probs(model: ModelRunner, setting: WorkerSetting, batch: Batch) -> Fields:
+def ref_log_probs(model: ModelRunner, setting: WorkerSetting, batch: Batch) -> Fields:
     """Return ref_log_probs float32 [B, T] of the response tokens by a model without its adapter."""
     return {"ref_log_probs": log_probs_by(model, batch, temperature=setting.job.spec.rollout.temperature)}
 
 
-def reference_pair_log_probs(model: ModelRunner, batch: Batch) -> Fields:
+def ref_pair_log_probs(model: ModelRunner, batch: Batch) -> Fields:
     """Return ref_chosen and ref_rejected float32 [B] of whole responses by a model without its adapter."""
     return {f"ref_{side}": side_log_probs(model, batch, side) for side in ("chosen", "rejected")}

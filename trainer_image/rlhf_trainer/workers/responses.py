@@ -23,10 +23,11 @@ from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.saving import disk_errors
 from rlhf_trainer.types import Batch, register
-from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting
 from rlhf_trainer.workers.samples import from_bytes, rows_on_first_rank, sample_of
 
 FILE = "responses.jsonl"
+READS = (*TEXT_FIELDS, "finished", "raw_prompts")
 Row = dict[str, Any]
 
 
@@ -47,11 +48,7 @@ class ResponseWriter:
         self._sums: dict[str, float] = defaultdict(float)
         self._bytes = 0
 
-    @register(
-        DP_PROTO,
-        reads=("tokens", "attention_mask", "response_mask", "finished", "raw_prompts"),
-        reads_if_there=("scores", "reward_parts", "columns"),
-    )
+    @register(DP_PROTO, reads=READS, reads_if_there=("scores", "reward_parts", "columns"))
     def write(self, batch: Batch) -> None:
         """Append the rows of the batch's prompts to the file, without the responses that a reward gave no score."""
         there = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()

@@ -65,10 +65,8 @@ class Retokenized:
         if self._is_of_a_job:
             starts = encoder.prompts()
             ends = encoder.responses(columns[1], starts)
-            found = [
-                start + (end if is_whole else end[:-1])
-                for start, end, is_whole in zip(starts, ends, finished, strict=True)
-            ]
+            rows = zip(starts, ends, finished, strict=True)
+            found = [start + (end if is_whole else end[:-1]) for start, end, is_whole in rows]
         else:
             found = encoder.written(columns[1])
         for fault in encoder.faults.values():

@@ -53,13 +53,7 @@ class InPlaceWeights:
         self._runner, self._engine = runner, engine
         self.held_version = -1
         """Policy version of the weights that the engine has; -1: the engine has no weights."""
-        self._hybrid_engine = HybridEngine(
-            runner.model,
-            engine,
-            config=inner(runner.model.module).config,
-            dtype=runner.model.compute_dtype,
-            trust_remote_code=setting.model.trust_remote_code,
-        )
+        self._hybrid_engine = hybrid_engine(setting, runner.model, engine, inner(runner.model.module).config)
 
     def bring(self, policy_version: int) -> None:
         """Give the engine the weights of this policy version, unless it has them, and then its KV cache."""
@@ -138,7 +132,7 @@ class WeightSender:
     def span_pools(self, span: Span) -> None:
         """Join the torch.distributed group of both pools."""
         model = self._runner.model
-        self._exchange.joined = spanning_engine(self._setting, model, None, inner(model.module).config, span)
+        self._exchange.joined = hybrid_engine(self._setting, model, None, inner(model.module).config, span)
 
     def send(self, policy_version: int) -> None:
         """Send the weights, which are of this policy version, unless all generators have them."""
@@ -162,7 +156,7 @@ class WeightReceiver:
 
     def span_pools(self, span: Span) -> None:
         """Join the torch.distributed group of both pools."""
-        self.exchange.joined = spanning_engine(self._setting, None, self._engine, self._config, span)
+        self.exchange.joined = hybrid_engine(self._setting, None, self._engine, self._config, span)
 
     def receive(self) -> None:
         """Receive the weights that the actor sends, if it sends any."""
@@ -266,14 +260,14 @@ class InterruptingReceiver:
             recorder.add("rollout_interrupted", self._engine.weights_replaced(older))
 
 
-def spanning_engine(
+def hybrid_engine(
     setting: WorkerSetting,
     model: ShardedModel | None,
     generator: GenerationEngine | None,
     config: PreTrainedConfig,
-    span: Span,
+    span: Span | None = None,
 ) -> HybridEngine:
-    """Join the torch.distributed group of both pools with this rank's trained model or engine; see `HybridEngine`."""
+    """Return the hybrid engine of this rank's trained model or engine; with a span it joins the group of both pools."""
     return HybridEngine(
         model,
         generator,
@@ -281,7 +275,7 @@ def spanning_engine(
         dtype=setting.compute_dtype,
         trust_remote_code=setting.model.trust_remote_code,
         span=span,
-        sends_changes=setting.job.spec.rollout.weight_sync == "Delta",
+        sends_changes=span is not None and setting.job.spec.rollout.weight_sync == "Delta",
     )
 
 
