@@ -12,7 +12,7 @@ import torch
 from rlhf_api.job import Job
 from rlhf_trainer.run.step_models import inputs_of
 from rlhf_trainer.run.worker_specs import model_spec
-from rlhf_trainer.workers.keeper import RolloutKeeper
+from rlhf_trainer.workers.responses import RolloutKeeper
 from rlhf_trainer.workers.samples import as_bytes, from_bytes
 from tests.trainer.chain.mistakes import FUNCTIONS
 from tests.trainer.ranks import run_kept_ranks

@@ -32,10 +32,9 @@ from rlhf_trainer.workers.critic import CriticWorker
 from rlhf_trainer.workers.data import DataShape, DataWorker
 from rlhf_trainer.workers.generating_actor import GeneratorWorker
 from rlhf_trainer.workers.judge import JudgeWorker
-from rlhf_trainer.workers.keeper import RolloutKeeper
 from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairChooser, PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
-from rlhf_trainer.workers.responses import ResponseWriter
+from rlhf_trainer.workers.responses import ResponseWriter, RolloutKeeper
 from rlhf_trainer.workers.reward import RewardWorker, ScorerTrainer
 from rlhf_trainer.workers.rollout import RolloutWorker
 from rlhf_trainer.workers.scoring import ScoringWorker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
@@ -16,7 +17,7 @@ from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
 from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.losses import kl_loss, policy_loss, rollout_weights, sft_loss
-from rlhf_trainer.ops.masks import masked_sum
+from rlhf_trainer.ops.masks import keep, masked_sum
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.batching import mini_batches
@@ -26,7 +27,10 @@ from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_of
 from rlhf_trainer.workers.data import PRETRAIN_FIELDS
 from rlhf_trainer.workers.generating_actor import GeneratingActor
+from rlhf_trainer.workers.rollout import oldest_version
 
+ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
+"""The largest KL between trainer and generator, per token, that rounding can explain, by compute type."""
 FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """The largest |ratio - 1| of a step's first mini-batch that rounding can explain, by compute type."""
 
@@ -34,6 +38,7 @@ SCORED_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "policy_version")
 UPDATE_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "advantages")
 FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", *PRETRAIN_FIELDS)
 
+Loss = Callable[[Likelihood, Fields], Tensor]
 OldLogProbs = Literal["Pass", "Update", "Generator"]
 """Source of the old log-probabilities: a forward pass; the pass of the step's only update; or the generator."""
 
@@ -83,6 +88,38 @@ class ActorWorker(GeneratingActor):
             self.warn_of_mismatch(self.mismatch(old, batch.fields))
         return {"old_log_probs": old}
 
+    def begin_scoring(self, batch: Batch) -> None:
+        """Put the generator to sleep; warn of responses that are staler than `rollout.maxStaleness`."""
+        self.put_generator_to_sleep()
+        if not batch.size:
+            return
+        behind = self.policy_version - oldest_version(batch.fields)
+        behind = behind[behind.isfinite()]  # rows without a response are no older than others
+        stalest = int(behind.max()) if len(behind) else 0
+        recorder.maximum("staleness", stalest)
+        for versions, rows in Counter(behind.int().tolist()).items():
+            recorder.add(f"staleness_rows/{versions}", rows)
+        if stalest > self.setting.job.spec.rollout.max_staleness:
+            newest, version = self.policy_version, self.policy_version - stalest
+            recorder.warn("policy_version", f"policy {newest} learns from the responses of policy {version}")
+
+    def mismatch(self, log_probs: Tensor, fields: Fields) -> Tensor:
+        """Record how far log-probabilities [b, T] are from the generator's; return (KL, tokens), float64 [2]."""
+        mask, generators = fields["response_mask"], fields["rollout_log_probs"]
+        kl = masked_sum(kl_estimate(generators, log_probs, estimator="K3"), mask)
+        recorder.mean("kl/rollout", kl, mask.sum())
+        recorder.maximum("ratio/rollout_max", keep(log_probs - generators, mask).exp().max())
+        return torch.stack([kl.double(), mask.sum().double()])
+
+    def warn_of_mismatch(self, mismatch: Tensor) -> None:
+        """Warn if the mismatch between generator and trainer, (KL, tokens), is larger than rounding explains."""
+        total, tokens = mismatch.tolist()
+        rollout = self.setting.job.spec.rollout
+        may_differ = rollout.max_staleness or not rollout.samples_everything  # then log-probabilities differ by design
+        if not may_differ and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
+            message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
+            recorder.warn("kl/rollout", message)
+
     @register(THREE_D_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
     def compute_loss(self, batch: Batch) -> None:
         """Report the loss on the step's pretraining rows, if it has any (HybridFlow Table 4).
@@ -120,15 +157,7 @@ class ActorWorker(GeneratingActor):
                 differences.append(deviation if self.has_scored else self._measure(found.log_probs.detach(), micro))
             return total
 
-        def loss_with_pretraining(found: Likelihood, micro: Fields) -> Tensor:
-            rows, width = micro["tokens"].shape
-            mask = micro["pretrain_response_mask"]
-            text = sft_loss(found.log_probs[rows:, : mask.shape[1]], mask, num_tokens=text_tokens)
-            return loss(Likelihood(*(each[:rows, :width] for each in found)), micro) + self._pretrain * text
-
-        if self._pretrain:
-            text_tokens = self.trainer.mesh.sum([fields["pretrain_response_mask"].sum()])[0]
-        term = loss_with_pretraining if self._pretrain else loss
+        term = self._with_pretraining(loss, fields) if self._pretrain else loss
         norm = self.trainer.update(fields, self._texts_of, term, step=batch.step)
         recorder.maximum("grad_norm/policy", norm)
         if differences and self.has_scored:
@@ -139,6 +168,18 @@ class ActorWorker(GeneratingActor):
                 recorder.warn("ratio/first_max_deviation", sentence)
         elif differences:
             self.warn_of_mismatch(torch.stack(differences).sum(0))
+
+    def _with_pretraining(self, loss: Loss, fields: Fields) -> Loss:
+        """Return the loss plus that of the pretraining texts, whose rows follow the responses."""
+        tokens = self.trainer.mesh.sum([fields["pretrain_response_mask"].sum()])[0]
+
+        def both(found: Likelihood, micro: Fields) -> Tensor:
+            rows, width = micro["tokens"].shape
+            mask = micro["pretrain_response_mask"]
+            text = sft_loss(found.log_probs[rows:, : mask.shape[1]], mask, num_tokens=tokens)
+            return loss(Likelihood(*(each[:rows, :width] for each in found)), micro) + self._pretrain * text
+
+        return both
 
     def _texts_of(self, micro: Fields) -> list[Text]:
         """Return a micro-batch's model inputs: the responses and, if the job has them, the pretraining texts."""

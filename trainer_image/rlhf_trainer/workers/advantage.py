@@ -179,15 +179,14 @@ class AdvantageWorker:
         if settings.controller != "Adaptive" or settings.target is None:
             return
         total, count = sum_over_ranks([row_sums(self.kl_of(batch), batch["response_mask"]).sum(), batch["valid"].sum()])
-        if not math.isfinite(total):
-            return
-        self.kl_coefficient = adaptive_coefficient(
-            self.kl_coefficient,
-            kl=total / max(count, 1.0),
-            target=settings.target,
-            horizon=settings.horizon,
-            num_sequences=int(count),
-        )
+        if math.isfinite(total):
+            self.kl_coefficient = adaptive_coefficient(
+                self.kl_coefficient,
+                kl=total / max(count, 1.0),
+                target=settings.target,
+                horizon=settings.horizon,
+                num_sequences=int(count),
+            )
 
     def gathered(self, here: Tensor, batch: Batch) -> Tensor | None:
         """Gather a number [B] for each row from all ranks, float64 [N]; None if the options compare no responses.

@@ -65,9 +65,8 @@ class WorkerSetting:
     def dtype(self, *, on_gpu: bool) -> torch.dtype:
         """Return the floating-point type of `training.precision`; Auto is float32 on CPU and bfloat16 on GPUs."""
         precision = self.job.spec.training.precision
-        if precision == "Auto":
-            precision = "BF16" if on_gpu else "FP32"
-        return torch.bfloat16 if precision == "BF16" else torch.float32
+        is_bfloat16 = on_gpu if precision == "Auto" else precision == "BF16"
+        return torch.bfloat16 if is_bfloat16 else torch.float32
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self.folder, trust_remote_code=self.model.trust_remote_code, revision=self.model.revision)

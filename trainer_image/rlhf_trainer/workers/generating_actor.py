@@ -1,22 +1,15 @@
-"""Actor of RL without its loss: it generates responses, recomputes their log-probabilities and sends its weights."""
+"""Actor of RL without its loss: it generates responses and sends its weights."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from rlhf_trainer.data.loaders import PairLoader
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
-from rlhf_trainer.ops.kl import kl_estimate
-from rlhf_trainer.ops.masks import keep, masked_sum
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.row_groups import Outlet
-from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.adapters import without_adapter
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting
@@ -27,13 +20,9 @@ from rlhf_trainer.workers.rollout import (
     Generation,
     generating_model,
     generation_in_place,
-    oldest_version,
     turn_transfers,
 )
 from rlhf_trainer.workers.weight_links import InPlaceWeights, WeightSender
-
-ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
-"""The largest KL between trainer and generator, per token, that rounding can explain, by compute type."""
 
 
 class GeneratorWorker:
@@ -160,35 +149,3 @@ class GeneratingActor(TrainedModel):
         with self.trainer.offloader.in_use(moments=True):
             yield
         self.policy_version += 1
-
-    def begin_scoring(self, batch: Batch) -> None:
-        """Put the generator to sleep; warn of responses that are staler than `rollout.maxStaleness`."""
-        self.put_generator_to_sleep()
-        if not batch.size:
-            return
-        behind = self.policy_version - oldest_version(batch.fields)
-        behind = behind[behind.isfinite()]  # rows without a response are no older than others
-        stalest = int(behind.max()) if len(behind) else 0
-        recorder.maximum("staleness", stalest)
-        for versions, rows in Counter(behind.int().tolist()).items():
-            recorder.add(f"staleness_rows/{versions}", rows)
-        if stalest > self.setting.job.spec.rollout.max_staleness:
-            newest, version = self.policy_version, self.policy_version - stalest
-            recorder.warn("policy_version", f"policy {newest} learns from the responses of policy {version}")
-
-    def mismatch(self, log_probs: Tensor, fields: Fields) -> Tensor:
-        """Record how far log-probabilities [b, T] are from the generator's; return (KL, tokens), float64 [2]."""
-        mask, generators = fields["response_mask"], fields["rollout_log_probs"]
-        kl = masked_sum(kl_estimate(generators, log_probs, estimator="K3"), mask)
-        recorder.mean("kl/rollout", kl, mask.sum())
-        recorder.maximum("ratio/rollout_max", keep(log_probs - generators, mask).exp().max())
-        return torch.stack([kl.double(), mask.sum().double()])
-
-    def warn_of_mismatch(self, mismatch: Tensor) -> None:
-        """Warn if the mismatch between generator and trainer, (KL, tokens), is larger than rounding explains."""
-        total, tokens = mismatch.tolist()
-        rollout = self.setting.job.spec.rollout
-        may_differ = rollout.max_staleness or not rollout.samples_everything  # then log-probabilities differ by design
-        if not may_differ and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
-            message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
-            recorder.warn("kl/rollout", message)

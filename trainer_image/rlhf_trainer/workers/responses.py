@@ -1,4 +1,7 @@
-"""Writes the data set of a job that generates: JSON lines, which a later job reads by `job://`."""
+"""Files of responses, JSON lines: the data set of a job that generates, and the kept responses of a job that trains.
+
+The first rank writes a file. No text passes through the controller.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,29 @@ import torch.distributed as dist
 from rlhf_api.spec.algorithms import RESPONSE_COLUMNS, Writing
 from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import EnvironmentProblem, NumericsError
+from rlhf_trainer.generation.vllm_engine import response_seed
 from rlhf_trainer.ops.advantages import SIGNAL
+from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.saving import disk_errors
 from rlhf_trainer.types import Batch, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting
-from rlhf_trainer.workers.samples import from_bytes, rows_on_first_rank, sample_of
+from rlhf_trainer.workers.rollout import oldest_version
+from rlhf_trainer.workers.samples import from_bytes, sample_of, turns_of
 
 FILE = "responses.jsonl"
-READS = (*TEXT_FIELDS, "finished", "raw_prompts")
+WRITTEN_FIELDS = (*TEXT_FIELDS, "finished", "raw_prompts")
+KEPT_FIELDS = (*TEXT_FIELDS, "finished", "policy_version", "scores")
+KEPT_IF_THERE = ("advantages", "costs", "columns", "reward_parts", "turn_rewards")
+SEEDS = 2.0**56
+"""Number of different results of `response_seed`."""
 Row = dict[str, Any]
 
 
 class ResponseWriter:
-    """One rank of the worker that writes the data set of a job; the first rank writes the file.
-
-    No text passes through the controller.
-    """
+    """One rank of the worker that writes the data set of a job, which a later job reads by `job://`."""
 
     def __init__(self, setting: WorkerSetting, *, folder: str, columns: Collection[str]) -> None:
         """folder: for the data set; columns: names of the read data's columns that the written rows also have."""
@@ -48,7 +55,7 @@ class ResponseWriter:
         self._sums: dict[str, float] = defaultdict(float)
         self._bytes = 0
 
-    @register(DP_PROTO, reads=READS, reads_if_there=("scores", "reward_parts", "columns"))
+    @register(DP_PROTO, reads=WRITTEN_FIELDS, reads_if_there=("scores", "reward_parts", "columns"))
     def write(self, batch: Batch) -> None:
         """Append the rows of the batch's prompts to the file, without the responses that a reward gave no score."""
         there = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
@@ -128,6 +135,74 @@ class ResponseWriter:
         for size in sizes_of(self._group) if self._passes else ():
             passed = sum(reward == 1.0 for reward in rewards)
             self._sums[f"prompts/reward_pass_at_{size}"] += pass_at(size, samples=self._group, passed=passed)
+
+
+class RolloutKeeper:
+    """One rank of the worker that keeps a share of the responses that an actor learns from (`rollout.keep`)."""
+
+    def __init__(self, setting: WorkerSetting, *, file: str) -> None:
+        self._tokenizer, self._file = setting.tokenizer(), Path(file)
+        spec = setting.job.spec
+        self._share, self._seed, self._group = spec.rollout.keep, spec.training.seed, spec.rollout.samples_per_prompt
+
+    @register(DP_PROTO, reads=KEPT_FIELDS, reads_if_there=KEPT_IF_THERE)
+    def keep(self, batch: Batch) -> None:
+        """Add a line to the file for each response to the kept prompts, without rows that nothing is learned from."""
+        learned = (batch["response_mask"] > 0).any(1).nonzero()[:, 0].tolist()
+        kept = [self._row(batch, row) for row in learned if self._keeps(batch.step, batch.start + row)]
+        if (rows := rows_on_first_rank(kept)) is not None:
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+            with disk_errors("rollouts", self._file), self._file.open("a", encoding="utf-8", errors="replace") as file:
+                file.writelines(["\n" * _is_torn(self._file), *lines])
+
+    def _keeps(self, step: int, row: int) -> bool:
+        """Whether the responses to the prompt of a row are kept: the same on any number of ranks, and when resumed."""
+        return response_seed(self._seed, step, row // self._group) / SEEDS < self._share
+
+    def _row(self, batch: Batch, row: int) -> dict[str, Any]:
+        """Return the JSON object that the file gets for one of this rank's rows."""
+        sample, fields, response = sample_of(batch, row, self._tokenizer), batch.fields, batch["response_mask"][row]
+        start, count = int((response > 0).int().argmax()), float(response.sum())
+        found: dict[str, Any] = {
+            "step": batch.step,
+            "row": sample.row,
+            "prompt": sample.prompt,
+            "response": sample.response,
+            "reward": float(batch["scores"][row]),
+        }
+        if "turn_rewards" in fields:
+            turns = turns_of(batch, row, self._tokenizer)
+            prompt = self._tokenizer.decode(batch["tokens"][row, :start], skip_special_tokens=True)
+            found |= {"prompt": prompt, "response": "".join(turn["text"] for turn in turns), "turns": turns}
+        if "reward_parts" in fields and (parts := from_bytes(fields["reward_parts"][row])):
+            found["reward_parts"] = parts
+        if "costs" in fields:
+            found["cost"] = float(fields["costs"][row])
+        if "advantages" in fields:
+            total = row_sums(fields["advantages"][row : row + 1], batch["response_mask"][row : row + 1])
+            found["advantage"] = float(total) / count
+        if "columns" in fields:
+            found["columns"] = from_bytes(fields["columns"][row])
+        return found | {
+            "finished": sample.finished,
+            "prompt_tokens": start,
+            "response_tokens": int(count),
+            "policy_version": int(oldest_version(fields)[row]),
+        }
+
+
+def rows_on_first_rank(rows: list[Any]) -> list[Any] | None:
+    """Gather the rows of all ranks, in the order of the ranks; None on all ranks but the first. A collective."""
+    parts: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(rows, parts)
+    return None if parts is None else [row for part in parts for row in part]
+
+
+def _is_torn(file: Path) -> bool:
+    """Return whether the file's last line is incomplete, as of a run that was killed while it wrote the line."""
+    with file.open("rb") as opened:
+        opened.seek(-min(1, file.stat().st_size), os.SEEK_END)
+        return opened.read(1) not in (b"", b"\n")
 
 
 def require_finite(row: Row) -> None:

@@ -18,8 +18,6 @@ from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.samples import real_rows, samples_of
 
-OWN_JOB = "job://"
-
 
 class Retokenized:
     """Rewriter of responses into the token ids of one scoring model with its own tokenizer."""
@@ -27,7 +25,7 @@ class Retokenized:
     def __init__(self, setting: WorkerSetting) -> None:
         self._job, self._path = setting.job, setting.path
         self._own, self._actors = setting.tokenizer(), setting.actors_tokenizer()
-        self._is_of_a_job = setting.model.uri.startswith(OWN_JOB)
+        self._is_of_a_job = setting.model.uri.startswith("job://")
         model = setting.model
         config = load_config(setting.folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
         self._longest = getattr(config, "max_position_embeddings", None)

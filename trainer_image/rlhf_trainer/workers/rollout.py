@@ -216,11 +216,8 @@ class RowStream:
         rows, prompts = [row for row, _, _ in ended], [prompt for _, prompt, _ in ended]
         responses = [response for _, _, response in ended]
         longest = max((len(prompt) + len(each.tokens) for _, prompt, each in ended), default=1)
-        group = RowGroup(
-            rows=torch.tensor(rows, dtype=torch.int64) + self._start,
-            fields=self._lay_out(rows, prompts, responses, longest),
-            width=width,
-        )
+        fields = self._lay_out(rows, prompts, responses, longest)
+        group = RowGroup(rows=torch.tensor(rows, dtype=torch.int64) + self._start, fields=fields, width=width)
         self._outlet.put(len(STREAM_SHARES) - 1 - len(self._sizes), group)
 
 

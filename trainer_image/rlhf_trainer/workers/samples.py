@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -68,13 +67,6 @@ def turns_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> list
         }
         for one, other in itertools.pairwise(cuts)
     ]
-
-
-def rows_on_first_rank(rows: list[Any]) -> list[Any] | None:
-    """Gather the rows of all ranks, in the order of the ranks; None on all ranks but the first. A collective."""
-    parts: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(rows, parts)
-    return None if parts is None else [row for part in parts for row in part]
 
 
 def as_bytes(rows: Sequence[Mapping[str, Any]]) -> Tensor:

@@ -187,9 +187,8 @@ class ServerWeights:
         config = json.loads(self._config.to_json_string(use_diff=False))
         sends_changes = self._setting.job.spec.rollout.weight_sync == "Delta"
         spans = (asdict(replace(span, before=before)) for before in range(0, ranks, tensor))
-        self._servers.call(
-            "join_actor", [{"span": each, "config": config, "sends_changes": sends_changes} for each in spans]
-        )
+        arguments = [{"span": each, "config": config, "sends_changes": sends_changes} for each in spans]
+        self._servers.call("join_actor", arguments)
 
     def receive(self) -> None:
         """Have the servers receive the actor's weights. NumericsError if a server keeps other bits than were sent."""
