@@ -186,9 +186,9 @@ MUTATIONS = (
         "tests/trainer/controller/test_a_job_takes_over_the_processes_of_the_one_before.py",
     ),
     Mutation(
-        f"{TRAINER}/generation/vllm_groups.py",
-        "destroy_distributed_environment = destroy_its_world",
-        "destroy_distributed_environment = original",
+        f"{TRAINER}/generation/vllm_patches.py",
+        '"destroy_distributed_environment", destroy_its_world',
+        '"destroy_distributed_environment", parallel_state.destroy_distributed_environment',
         "tests/trainer/generation/test_a_closed_engine_makes_room_for_another.py",
     ),
     Mutation(f"{TRAINER}/hybrid_engine/reshard_plan.py", "source % len(needing)", "0", RESHARD),

@@ -85,8 +85,7 @@ class Needs:
                 return f"serves another model: {name} is {_shape(there)} there, and {_shape(here)} in the actor"
         if facts.stages > 1:
             return "has pipeline stages or data-parallel engines; of these only tensor parallelism is supported"
-        required = {"dtype": self.dtype, "logprobs_mode": "processed_logprobs"}
-        for name, value in required.items():
+        for name, value in {"dtype": self.dtype, "logprobs_mode": "processed_logprobs"}.items():
             if value and getattr(facts, name) != value:
                 return f"computes with {name} {getattr(facts, name)}; start it with --{name.replace('_', '-')} {value}"
         if facts.max_model_len < self.tokens:
@@ -163,9 +162,8 @@ class Endpoints:
 
         arguments: of each server. CommunicationError if a server fails, as the actor waits for it in vain.
         """
-        joined = [server for server in self._servers if server.joined]
         try:
-            return asyncio.run(self._call_all(joined, method, arguments or [{}] * len(joined)))
+            return asyncio.run(self._call_all(method, arguments))
         except LostError as error:
             raise CommunicationError(f"{error}, and the actor waits for it") from None
 
@@ -211,14 +209,13 @@ class Endpoints:
             return ConfigError(server.says(f"answers POST {CALL} in another way; start it with {STARTED_WITH[CALL]}"))
         return facts
 
-    async def _call_all(
-        self, servers: Sequence[Server], method: str, arguments: Sequence[Mapping[str, Any]]
-    ) -> list[Any]:
+    async def _call_all(self, method: str, arguments: Sequence[Mapping[str, Any]]) -> list[Any]:
+        joined = [server for server in self._servers if server.joined]
+        calls = [{"method": method, "kwargs": each} for each in arguments or [{}] * len(joined)]
         async with _client() as client:
-            calls = ({"method": method, "kwargs": each} for each in arguments)
-            requests = (_post(client, server, CALL, call) for server, call in zip(servers, calls, strict=True))
+            requests = (_post(client, server, CALL, call) for server, call in zip(joined, calls, strict=True))
             answers = await asyncio.gather(*requests)
-            await asyncio.gather(*(_post(client, server, FORGET, None) for server in servers))
+            await asyncio.gather(*(_post(client, server, FORGET, None) for server in joined))
         return [result for answer in answers for result in answer["results"]]
 
     async def _generate(
@@ -272,7 +269,7 @@ class Endpoints:
             choice = answer["choices"][0]
             if choice["finish_reason"] not in ("stop", "length"):
                 raise LostError(server.says("has given up a response"))
-            tokens = [int(token) for token in choice["token_ids"]]
+            tokens = list(map(int, choice["token_ids"]))
             is_finished = tokens[-1] == self._eos_token
         except (LookupError, TypeError, ValueError):
             raise ConfigError(server.says("answers without the token ids of a response")) from None
@@ -285,7 +282,6 @@ class Endpoints:
         return Response(tokens=tokens, log_probs=log_probs, finished=is_finished, versions=[self.version] * len(tokens))
 
     def _lose(self, server: Server, why: str) -> None:
-        """Mark a server as lost, so that it gets no requests until `found` finds it again."""
         if not server.is_lost:
             server.is_lost = True
             self._news[server.path] = f"{why}; the other servers do its part"

@@ -31,17 +31,14 @@ def update(model: nn.Module, pieces: Iterable[WeightSlice], holds: Mapping[str, 
     of this rank, or if a piece comes twice.
     """
     locations = locations_of(model)
-    _require_same(holds, {name: location.shard for name, location in locations.items()})
+    kept = {name: location.shard for name, location in locations.items()}
+    for name in sorted(holds.keys() | kept.keys()):
+        if holds.get(name) != kept.get(name):
+            raise TrainerError(f"{name}: the layout of generation is {holds.get(name)}, vLLM keeps {kept.get(name)}")
     weight_update = _WeightUpdate(model, locations)
     for name, part, tensor in pieces:
         weight_update.write(name, part, tensor)
     return weight_update.finish()
-
-
-def _require_same(holds: Mapping[str, TensorSlice], kept: Mapping[str, TensorSlice]) -> None:
-    for name in sorted(holds.keys() | kept.keys()):
-        if holds.get(name) != kept.get(name):
-            raise TrainerError(f"{name}: the layout of generation is {holds.get(name)}, vLLM keeps {kept.get(name)}")
 
 
 class _WeightUpdate:
@@ -100,16 +97,12 @@ def _make_room(module: Any, attributes: Iterable[str]) -> None:
     """Make sure that a module has plain tensors to write to; on CPU they replace packed weights."""
     if not current_platform.is_cpu():
         return
-    if isinstance(module, RoutedExperts):
-        for attribute, stack in stacks_in(module).items():
-            fresh = torch.empty(stack, dtype=module.params_dtype)
-            setattr(module, attribute, nn.Parameter(fresh, requires_grad=False))
-    if not isinstance(module, LinearBase):
-        return
-    module.cpu_linear = None
-    rows, columns = linear_size(module)
-    for attribute in attributes:
-        shape = (rows, columns) if attribute == "weight" else (rows,)
+    shapes: dict[str, tuple[int, ...]] = stacks_in(module) if isinstance(module, RoutedExperts) else {}
+    if isinstance(module, LinearBase):
+        module.cpu_linear = None
+        rows, columns = linear_size(module)
+        shapes = {each: (rows, columns) if each == "weight" else (rows,) for each in attributes}
+    for attribute, shape in shapes.items():
         fresh = torch.empty(shape, dtype=module.params_dtype)
         setattr(module, attribute, nn.Parameter(fresh, requires_grad=False))
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import vllm
@@ -34,11 +36,8 @@ def layout_checked() -> Iterator[None]:
         check(model)
         original(loader, model, model_config)
 
-    DummyModelLoader.load_weights = checked
-    try:
+    with patch.object(DummyModelLoader, "load_weights", checked):
         yield
-    finally:
-        DummyModelLoader.load_weights = original
 
 
 @torch.no_grad()
@@ -49,7 +48,9 @@ def check(model: Any) -> None:
     """
     every = locations_of(model)
     _require_no_gaps(every)
-    locations = _checked_locations(every)
+    layers = {name: found.group(1) for name in every if (found := _LAYER.search(name))}
+    first = min(layers.values(), key=int, default="")
+    locations = {name: location for name, location in every.items() if layers.get(name, first) == first}
     for location in locations.values():
         getattr(location.module, location.attribute).data.fill_(torch.nan)
     dtypes = {name: location.view().dtype for name, location in locations.items()}
@@ -61,7 +62,14 @@ def check(model: Any) -> None:
             f"vLLM {vllm.__version__} does not load parameters of these names and shapes: {reason}"
         ) from error
     for name, location in locations.items():
-        _compare(name, location, probe(name, location.shape))
+        view, shard = location.view(), location.shard
+        whole = tuple(map(slice, shard.starts, shard.stops))
+        expected = probe(name, location.shape)[whole].to(view.dtype)
+        if view.shape != shard.shape or not torch.equal(view.cpu(), expected):
+            raise EnvironmentProblem(
+                f"vLLM {vllm.__version__} keeps {name} elsewhere than this trainer writes it, "
+                "so its weights cannot be updated"
+            )
 
 
 def probe(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -74,19 +82,11 @@ def probe(name: str, shape: tuple[int, ...]) -> Tensor:
     return reduce(torch.bitwise_xor, torch.meshgrid(axes, indexing="ij"))
 
 
-def _checked_locations(locations: dict[str, ParameterLocation]) -> dict[str, ParameterLocation]:
-    """The locations of this rank's first decoder layer, and those outside of the layers."""
-    layers = {name: found.group(1) for name in locations if (found := _LAYER.search(name))}
-    first = min(layers.values(), key=int, default="")
-    return {name: location for name, location in locations.items() if layers.get(name, first) == first}
-
-
 def _require_no_gaps(locations: dict[str, ParameterLocation]) -> None:
     """Raise EnvironmentProblem unless each row of vLLM's tensors is located; a vocabulary may end with padding."""
-    rows: dict[tuple[nn.Module, str], int] = {}
+    rows: Counter[tuple[nn.Module, str]] = Counter()
     for location in locations.values():
-        key = location.module, location.attribute
-        rows[key] = rows.get(key, 0) + location.rows
+        rows[location.module, location.attribute] += location.rows
     for name, location in locations.items():
         there = len(getattr(location.module, location.attribute))
         known = rows[location.module, location.attribute]
@@ -94,13 +94,3 @@ def _require_no_gaps(locations: dict[str, ParameterLocation]) -> None:
             raise EnvironmentProblem(
                 f"vLLM {vllm.__version__} keeps {there} rows where {name} lies, and this trainer knows {known} of them"
             )
-
-
-def _compare(name: str, location: ParameterLocation, expected: Tensor) -> None:
-    view, shard = location.view(), location.shard
-    whole = tuple(slice(start, stop) for start, stop in zip(shard.starts, shard.stops, strict=True))
-    if view.shape != shard.shape or not torch.equal(view.cpu(), expected[whole].to(view.dtype)):
-        raise EnvironmentProblem(
-            f"vLLM {vllm.__version__} keeps {name} elsewhere than this trainer writes it, "
-            "so its weights cannot be updated"
-        )

@@ -18,8 +18,7 @@ from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.generation.device_memory import Part, bytes_used
 from rlhf_trainer.generation.vllm_arguments import STAGE_LAYERS, engine_arguments, environment, sampling_arguments
-from rlhf_trainer.generation.vllm_groups import groups_on, other_groups_kept
-from rlhf_trainer.generation.vllm_inspection import classes_inspected_here
+from rlhf_trainer.generation.vllm_patches import classes_inspected_here, groups_on, other_groups_kept
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 
@@ -111,13 +110,8 @@ class GenerationEngine:
         self._vllm = _import_vllm(environment(on_gpu=self._on_gpu, stage_layers=stage_layers))
         field = "spec.rollout.gpuMemoryUtilization" if self._on_gpu else "spec.data.maxResponseTokens"
         with self._measured(), _start_of_vllm(tensor_groups, field):
-            self._engine = self._vllm.LLM(
-                folder,
-                trust_remote_code=trust_remote_code,
-                revision=revision,
-                tokenizer_revision=revision,
-                **arguments,
-            )
+            code = {"trust_remote_code": trust_remote_code, "revision": revision, "tokenizer_revision": revision}
+            self._engine = self._vllm.LLM(folder, **code, **arguments)
         if len(stage_layers) > 1:
             self._call("allocate_stage_input")
         self._watch_cache()
@@ -151,9 +145,8 @@ class GenerationEngine:
         with self._measured():
             if self._awake and self._on_gpu:
                 self._engine.sleep(level=2)
-            elif self._awake:
-                for part in self._awake:
-                    self._call("free_part", part)
+            for part in () if self._on_gpu else self._awake:
+                self._call("free_part", part)
         self._awake.clear()
         return before - self.bytes_held()
 
@@ -172,7 +165,6 @@ class GenerationEngine:
         return peak
 
     def _watch_cache(self) -> None:
-        """Measure the share of the KV cache in use after each step that vLLM schedules."""
         scheduler = self._engine.llm_engine.engine_core.engine_core.scheduler
         schedule = scheduler.schedule
 
@@ -205,7 +197,6 @@ class GenerationEngine:
         self._measured_bytes += bytes_used(self._device) - before
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of vLLM's worker, which runs in this process."""
         (result,) = self._engine.collective_rpc(method, args=arguments)
         return result
 
@@ -233,8 +224,11 @@ class GenerationEngine:
 
     def begin(self, number: int, prompt: Sequence[int], seed: int, *, max_tokens: int, greedy: bool) -> None:
         """Begin a response beside the current ones; `step` returns it with its number."""
-        self._require_awake()
-        sampling = self._sampling(seed, max_tokens=max_tokens, greedy=greedy)
+        if self._awake != {"weights", "kv_cache"}:
+            raise TrainerError("the generator sleeps; load_weights and then wake_cache wake it")
+        rollout, eos_token = self._rollout, self._eos_token
+        arguments = sampling_arguments(rollout, eos_token=eos_token, seed=seed, max_tokens=max_tokens, greedy=greedy)
+        sampling = self._vllm.SamplingParams(**arguments)
         sampling.output_kind = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         self._add(number, _Request(prompt, sampling, []))
 
@@ -296,17 +290,6 @@ class GenerationEngine:
         for group in (get_pp_group(), get_tp_group()):
             value = group.broadcast_object(value) if group.world_size > 1 else value
         return value
-
-    def _require_awake(self) -> None:
-        if self._awake != {"weights", "kv_cache"}:
-            raise TrainerError("the generator sleeps; load_weights and then wake_cache wake it")
-
-    def _sampling(self, seed: int, *, max_tokens: int, greedy: bool) -> Any:
-        return self._vllm.SamplingParams(
-            **sampling_arguments(
-                self._rollout, eos_token=self._eos_token, seed=seed, max_tokens=max_tokens, greedy=greedy
-            )
-        )
 
     def _response(self, output: Any, request: _Request) -> Response:
         tokens = list(output.token_ids)

@@ -82,8 +82,15 @@ def locations_of(model: nn.Module) -> dict[str, ParameterLocation]:
     locations: dict[str, ParameterLocation] = {}
     for path, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
-        locations.update(_locations_in(module, path, [name for name in own if id(own[name]) not in seen], fused))
+        attributes = [name for name in own if id(own[name]) not in seen]
         seen |= set(map(id, own.values()))
+        stacks = stacks_in(module) if attributes and isinstance(module, RoutedExperts) else {}
+        for attribute, shape in stacks.items():
+            locations[f"{path.rpartition('.')[0]}.{EXPERTS[attribute]}"] = ParameterLocation(
+                module=module, attribute=attribute, row=0, shape=shape, shard=TensorSlice.whole(shape)
+            )
+        if attributes and not stacks:
+            locations.update(_locations_in(module, path, attributes, fused))
     return locations
 
 
@@ -91,15 +98,7 @@ def _locations_in(
     module: Any, path: str, attributes: Sequence[str], fused: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[str, ParameterLocation]]:
     """Yield (name, location) of the parameters in some tensors of a module; a fused module holds several in each."""
-    if not attributes:
-        return
     parent, dot, leaf = path.rpartition(".")
-    if isinstance(module, RoutedExperts) and (stacks := stacks_in(module)):
-        for attribute, shape in stacks.items():
-            whole = TensorSlice.whole(shape)
-            location = ParameterLocation(module=module, attribute=attribute, row=0, shape=shape, shard=whole)
-            yield f"{parent}.{EXPERTS[attribute]}", location
-        return
     parts = row_ranges(module)
     names = fused.get(leaf, [leaf])
     if len(parts) > 1 and len(names) == 1 and module.tp_size == 1:  # Hugging Face has one parameter, too
@@ -141,8 +140,7 @@ def linear_size(module: Any) -> tuple[int, int]:
 def row_ranges(module: Any) -> list[RowRange]:
     """Return the rows that a module keeps of each Hugging Face parameter, in order; [] for an unknown layout."""
     if isinstance(module, QKVParallelLinear):
-        head, rank, count = module.head_size, module.tp_rank, module.tp_size
-        replicas = module.num_kv_head_replicas
+        head, rank, count, replicas = module.head_size, module.tp_rank, module.tp_size, module.num_kv_head_replicas
         queries = RowRange.shard(module.total_num_heads * head, rank, count)
         keys = RowRange.shard(module.total_num_kv_heads * head, rank // replicas, count // replicas)
         return [queries, keys, keys]
@@ -164,7 +162,6 @@ def _part_of(module: Any, attribute: str, rows: RowRange) -> tuple[tuple[int, ..
     width = getattr(module, "input_size", getattr(module, "embedding_dim", None))
     if attribute == "bias" or width is None:
         return (rows.total,), TensorSlice((rows.start,), (rows.stop,))
-    columns = RowRange.shard(width, 0, 1)
-    if isinstance(module, RowParallelLinear):
-        columns = RowRange.shard(width, module.tp_rank, module.tp_size)
+    is_cut = isinstance(module, RowParallelLinear)
+    columns = RowRange.shard(width, module.tp_rank, module.tp_size) if is_cut else RowRange.shard(width, 0, 1)
     return (rows.total, width), TensorSlice((rows.start, columns.start), (rows.stop, columns.stop))

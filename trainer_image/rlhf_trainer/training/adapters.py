@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +70,12 @@ def add_adapter(
     """
     pretrained = inner(model)
     matrices = _matrices_in_layers(pretrained)
-    targets = _targets_among(sorted({name.rpartition(".")[2] for name in matrices}), lora, type(pretrained), path)
+    names = sorted({name.rpartition(".")[2] for name in matrices})
+    if unknown := [name for name in lora.targets if name not in names]:
+        raise ConfigError(f"{path}.targets: the model has no {unknown[0]}; there are {', '.join(names)}")
+    targets = tuple(name for name in names if not lora.targets or name in lora.targets)
+    if not targets:
+        raise ConfigError(f"{path}: no layer of {type(pretrained).__name__} has a linear matrix to adapt")
     model.adapter = adapter = Adapter(
         rank=lora.rank,
         alpha=lora.alpha,
@@ -88,15 +92,13 @@ def add_adapter(
     with Drawing() as drawing:
         for name, each in matrices.items():
             if name.rpartition(".")[2] in targets:
-                adapted = AdaptedLinear(each, rank=lora.rank, scale=adapter.scale)
-                pretrained.set_submodule(name, adapted)
+                pretrained.set_submodule(name, AdaptedLinear(each, rank=lora.rank, scale=adapter.scale))
     initial = {name: drawing.of(each) for name, each in pretrained.named_parameters() if name.endswith((A, B))}
     model.weights = {**(model.weights or {}), **initial}
     return adapter
 
 
 def _matrices_in_layers(pretrained: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Return the linear modules of all decoder layers, by name."""
     layers = set(pretrained._no_split_modules or [])  # noqa: SLF001 there is no public name
     return {
         f"{above}.{name}": each
@@ -105,16 +107,6 @@ def _matrices_in_layers(pretrained: PreTrainedModel) -> dict[str, nn.Linear]:
         for name, each in layer.named_modules()
         if isinstance(each, nn.Linear)
     }
-
-
-def _targets_among(names: list[str], lora: Lora, kind: type, path: str) -> tuple[str, ...]:
-    """Return the names of the matrices to adapt, all or `lora.targets`; ConfigError for an unknown name, or none."""
-    if unknown := [name for name in lora.targets if name not in names]:
-        raise ConfigError(f"{path}.targets: the model has no {unknown[0]}; there are {', '.join(names)}")
-    targets = tuple(name for name in names if not lora.targets or name in lora.targets)
-    if not targets:
-        raise ConfigError(f"{path}: no layer of {kind.__name__} has a linear matrix to adapt")
-    return targets
 
 
 @contextmanager
@@ -202,32 +194,14 @@ class Merged:
         for part, values in self.weight.parts(wanted):
             (top, left), (bottom, right) = part.starts, part.stops
             rank = self.a.shape[0]
-            a = _read(self.a, TensorSlice((0, left), (rank, right)))
-            b = _read(self.b, TensorSlice((top, 0), (bottom, rank)))
+            a, b = torch.empty(rank, right - left), torch.empty(bottom - top, rank)
+            read_into(a, TensorSlice((0, left), (rank, right)), self.a)
+            read_into(b, TensorSlice((top, 0), (bottom, rank)), self.b)
             yield part, _sum(values, a, b, self.scale)
 
 
-def merged(
-    weights: Mapping[str, TensorSource], trained: Mapping[str, TensorSource], scale: float
-) -> dict[str, TensorSource]:
-    """Return the merged model's tensors by name; weights: the base model's; trained: the adapter's and a new head's."""
-    found: dict[str, TensorSource] = {}
-    for name, weight in weights.items():
-        module = name.removesuffix(".weight")
-        a, b = (trained.get(f"{module}.{each}") for each in (A, B))
-        found[name] = Merged(weight, a, b, scale) if a and b else weight
-    return found | {name: each for name, each in trained.items() if not name.endswith((A, B))}
-
-
 def _sum(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Compute W + s B A in float32."""
     return torch.addmm(weight.float(), b.float(), a.float(), alpha=scale)
-
-
-def _read(source: TensorSource, part: TensorSlice) -> Tensor:
-    values = torch.empty(part.shape)
-    read_into(values, part, source)
-    return values
 
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -293,7 +267,7 @@ def write_adapter(adapter: Adapter, trained: Mapping[str, TensorSource], folder:
 
 
 def merged_weights(adapter: Adapter, trained: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """Return the tensors of the merged model by name: base weights plus adapter.
+    """Return the tensors of the merged model by name; trained: the adapter's and a new head's.
 
     Base weights are read from their original files, so their type during the run does not matter. DataError if these
     files are missing.
@@ -301,8 +275,13 @@ def merged_weights(adapter: Adapter, trained: Mapping[str, TensorSource]) -> dic
     if Path(adapter.base).is_absolute() and not Path(adapter.base).is_dir():
         raise DataError(f"{adapter.base}: the model that the adapter adds to is not there any more")
     code, revision = adapter.trust_remote_code, adapter.revision
-    weights = stored_model(adapter.base, scores=adapter.scores, trust_remote_code=code, revision=revision)
-    return merged(weights, trained, adapter.scale)
+    found: dict[str, TensorSource] = {}
+    stored = stored_model(adapter.base, scores=adapter.scores, trust_remote_code=code, revision=revision)
+    for name, weight in stored.items():
+        module = name.removesuffix(".weight")
+        a, b = (trained.get(f"{module}.{each}") for each in (A, B))
+        found[name] = Merged(weight, a, b, adapter.scale) if a and b else weight
+    return found | {name: each for name, each in trained.items() if not name.endswith((A, B))}
 
 
 def initial_weights(
@@ -314,14 +293,21 @@ def initial_weights(
     """
     where = f"{path}: {folder}"
     config, weights = _found(folder, CONFIG, where), _found(folder, WEIGHTS, where)
-    _require_equal(json.loads(Path(config).read_text()), adapter, where)
+    found = json.loads(Path(config).read_text())
+    plain = {name: each for name, each in PLAIN.items() if name in found and name != "lora_dropout"}
+    expected = {"r": adapter.rank, "lora_alpha": adapter.alpha, "target_modules": sorted(adapter.targets), **plain}
+    if isinstance(found.get("target_modules"), list):
+        found["target_modules"] = sorted(found["target_modules"])
+    for name, value in expected.items():
+        if found.get(name) != value:
+            raise DataError(f"{where}: {name} of the adapter is {found.get(name)}, expected {value}")
     file = LocalFile(partial(str, weights))
     there = set(file.names())
     for name, shape in shapes.items():
         if peft_name(name) not in there:
             raise DataError(f"{where}: the adapter lacks {peft_name(name)}")
-        if (found := file.shape(peft_name(name))) != shape:
-            raise DataError(f"{where}: {peft_name(name)} is {list(found)}, and {list(shape)} in the model")
+        if (stored := file.shape(peft_name(name))) != shape:
+            raise DataError(f"{where}: {peft_name(name)} is {list(stored)}, and {list(shape)} in the model")
     if more := sorted(there - set(map(peft_name, shapes))):
         raise DataError(f"{where}: the adapter has {more[0]}, which the model has not")
     return {name: StoredTensor([Piece(file, peft_name(name))]) for name in shapes}
@@ -332,13 +318,3 @@ def _found(folder: str, name: str, where: str) -> str:
         return str(cached_file(folder, name))
     except OSError as error:
         raise DataError(f"{where}: is no PEFT directory: it has no {name}") from error
-
-
-def _require_equal(found: Mapping[str, Any], adapter: Adapter, where: str) -> None:
-    plain = {name: each for name, each in PLAIN.items() if name in found and name != "lora_dropout"}
-    expected = {"r": adapter.rank, "lora_alpha": adapter.alpha, "target_modules": sorted(adapter.targets), **plain}
-    targets = found.get("target_modules")
-    there = {**found, "target_modules": sorted(targets) if isinstance(targets, list) else targets}
-    for name, value in expected.items():
-        if there.get(name) != value:
-            raise DataError(f"{where}: {name} of the adapter is {there.get(name)}, expected {value}")

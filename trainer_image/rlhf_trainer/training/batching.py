@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from rlhf_api.spec.job_spec import Training
-from rlhf_trainer.training.distributed import ModelMesh
+from rlhf_trainer.training.distributed import ModelMesh, rows_of_all_ranks
 from rlhf_trainer.training.model_input import Text, prompt_keys, prompt_sizes
 from rlhf_trainer.training.models import MissingLayer
 from rlhf_trainer.types import Batch, Fields
@@ -60,7 +61,7 @@ def mini_batches(
     trained: bool [B], the rows to learn from; the others are in no mini-batch. size: the most rows of a mini-batch over
     all ranks; None: all rows. No mini-batch is empty on all ranks. The assignment is the same for any number of ranks.
     """
-    everywhere = mesh.rows_of_all(trained.float(), batch.start)
+    everywhere = rows_of_all_ranks(trained.float(), batch.start, mesh.data_group)
     positions = (everywhere.cumsum(0).long() - 1).clamp(min=0)[batch.start : batch.start + batch.size]
     total = int(everywhere.sum())
     count = -(-total // (size or max(total, 1)))
@@ -76,12 +77,11 @@ def assign_mini_batches(rows: Tensor, *, count: int, seed: int, step: int, epoch
     mini-batch, by a random permutation. A rank holds neighbouring rows, so all ranks get about the same number of rows
     of each mini-batch. The assignment depends on (seed, step, epoch) only.
     """
-    blocks = {block: _permutation(count, seed, step, epoch, block) for block in set((rows // count).tolist())}
+    blocks = {
+        block: np.random.default_rng((seed, step, epoch, block)).permutation(count)
+        for block in set((rows // count).tolist())
+    }
     return torch.tensor([int(blocks[row // count][row % count]) for row in rows.tolist()], dtype=torch.int64)
-
-
-def _permutation(count: int, *key: int) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(key).permutation(count))
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,7 @@ class RowCosts:
 
     def of(self, lengths: Tensor) -> Tensor:
         """Return costs int64 [B] of rows of these lengths: products with parameters, and half of full attention."""
-        costs: Tensor = lengths * (self._parameters + self._attention * lengths)
-        return costs
+        return lengths * (self._parameters + self._attention * lengths)
 
     def flops(self, costs: float, read: float) -> float:
         """Return the FLOPs of a forward pass; costs: sum over the rows; read: tokens that need log-probabilities."""
@@ -201,7 +200,7 @@ class RowAssignment:
         sizes = torch.bincount(bundles, minlength=len(costs))
         every = _of_all(torch.stack([costs, sizes], dim=1), mesh)
         ranks = assign_bundles([[cost for cost, _ in owned] for owned in every])
-        here = mesh.data_rank
+        here = dist.get_rank(mesh.data_group)
         self._moves = any(rank != owner for owner, owned in enumerate(ranks) for rank in owned)
         rank_of_row = [ranks[here][bundle] for bundle in bundles.tolist()]
         self._order = torch.tensor(sorted(range(len(bundles)), key=rank_of_row.__getitem__), dtype=torch.int64)

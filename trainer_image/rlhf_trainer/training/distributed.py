@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from rlhf_api.spec.parallel_sizes import Axis, ParallelSizes
 
 _timeout: timedelta | None = None
+"""Time limit of a collective, an argument of each new process group; None before `start`."""
 Device = Literal["CPU", "GPU"]
 
 
@@ -28,10 +29,9 @@ def start(device: Device, timeout_seconds: float) -> int:
     """
     if device == "GPU":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    timeout = timedelta(seconds=timeout_seconds)
-    dist.init_process_group("nccl" if device == "GPU" else "gloo", timeout=timeout)
     global _timeout  # noqa: PLW0603 one value for the process, like torch's default group
-    _timeout = timeout
+    _timeout = timedelta(seconds=timeout_seconds)
+    dist.init_process_group("nccl" if device == "GPU" else "gloo", timeout=_timeout)
     return dist.get_rank()
 
 
@@ -48,11 +48,6 @@ def join_group(
     return make(there, rank, size, timeout, device_here()), there
 
 
-def collective_timeout() -> timedelta | None:
-    """Return the time limit of a collective, an argument of each new process group; None before `start`."""
-    return _timeout
-
-
 def device_here() -> torch.device:
     """Return the device that this rank computes on: its GPU, or the CPU under gloo."""
     return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -60,9 +55,8 @@ def device_here() -> torch.device:
 
 def device_memory() -> int:
     """Bytes of memory of this rank's device; on CPU the machine's memory / ranks, as if all ranks were on it."""
-    device = device_here()
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device_here().type == "cuda":
+        return int(torch.cuda.get_device_properties(device_here()).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // dist.get_world_size()
 
 
@@ -113,9 +107,9 @@ class ModelMesh:
         self._mesh = init_device_mesh(device_here().type, tuple(kept.values()), mesh_dim_names=tuple(kept))
         if layout.replicas > 1:
             self._mesh[REPLICATE, SHARD]._flatten(DATA)  # noqa: SLF001 there is no public name
-        if (timeout := collective_timeout()) is not None:
+        if _timeout is not None:
             for name in (*kept, *((DATA,) if layout.replicas > 1 else ())):
-                distributed_c10d._set_pg_timeout(timeout, self._mesh[name].get_group())  # noqa: SLF001 as above
+                distributed_c10d._set_pg_timeout(_timeout, self._mesh[name].get_group())  # noqa: SLF001 as above
         self._coordinates = layout.coordinates(dist.get_rank())
 
     def coordinate(self, axis: Axis) -> int:
@@ -146,31 +140,19 @@ class ModelMesh:
         return self.coordinate("pipeline") == self.layout.pipeline - 1
 
     @property
-    def _data_group(self) -> dist.ProcessGroup:
+    def data_group(self) -> dist.ProcessGroup:
+        """Process group of this rank's data-parallel ranks, which hold different rows."""
         return self._mesh[DATA if self.layout.replicas > 1 else SHARD].get_group()
 
     def sum(self, values: Sequence[float | Tensor]) -> list[float]:
-        """Sum each value over the data-parallel ranks, which hold different rows."""
-        return sum_over_ranks(values, self._data_group)
-
-    def largest(self, value: int) -> int:
-        """Return the largest of the values that the data-parallel ranks pass; a collective."""
-        return largest_over_ranks(value, self._data_group)
-
-    def rows_of_all(self, values: Tensor, start: int) -> Tensor:
-        """Gather a value per row of the whole batch from the data-parallel ranks, float64 [B] (`rows_of_all_ranks`)."""
-        return rows_of_all_ranks(values, start, self._data_group)
-
-    @property
-    def data_rank(self) -> int:
-        """This rank's index among the data-parallel ranks, which hold different rows."""
-        return dist.get_rank(self._data_group)
+        """Sum each value over the data-parallel ranks."""
+        return sum_over_ranks(values, self.data_group)
 
     def of_all(self, values: Tensor) -> Tensor:
         """Gather the values [n] of every data-parallel rank: [ranks, n], on the CPU."""
         given = values.to(device_here())
         every = given.new_empty(self.layout.data * len(given))
-        dist.all_gather_into_tensor(every, given, group=self._data_group)
+        dist.all_gather_into_tensor(every, given, group=self.data_group)
         return every.view(self.layout.data, len(given)).cpu()
 
     def exchange_rows(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
@@ -180,7 +162,7 @@ class ModelMesh:
         """
         given = rows.to(device_here())
         arrived = given.new_empty((sum(received), *given.shape[1:]))
-        dist.all_to_all_single(arrived, given.contiguous(), received, sent, group=self._data_group)
+        dist.all_to_all_single(arrived, given.contiguous(), received, sent, group=self.data_group)
         return arrived.to(rows.device)
 
     def from_last_stage(self, values: Tensor) -> Tensor:
@@ -190,7 +172,3 @@ class ModelMesh:
         given = (values if self.is_last_stage else torch.zeros_like(values)).to(device_here())
         dist.all_reduce(given, group=self.pipeline_group)
         return given.to(values.device)
-
-    def sum_over_all(self, value: Tensor) -> float:
-        """Sum a value over all ranks of the model."""
-        return sum_over_ranks([value])[0]

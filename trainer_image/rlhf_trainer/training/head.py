@@ -32,15 +32,8 @@ class VocabularyPart:
     group: dist.ProcessGroup | None = None
     """Process group of the ranks that share the vocabulary; None: this rank has the whole vocabulary."""
 
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum values over the ranks that share the vocabulary, in place."""
-        return self._reduce(values, dist.ReduceOp.SUM)
-
-    def largest(self, values: Tensor) -> Tensor:
-        """Reduce values to the largest among the ranks that share the vocabulary, in place."""
-        return self._reduce(values, dist.ReduceOp.MAX)
-
-    def _reduce(self, values: Tensor, operation: Any) -> Tensor:
+    def reduce(self, values: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+        """Reduce values over the ranks that share the vocabulary, in place."""
         if self.group is not None:
             dist.all_reduce(values, operation, group=self.group)
         return values
@@ -103,10 +96,10 @@ class _Likelihood(torch.autograd.Function):
             if entropy:
                 weighted[rows] = exponentials.mul_(x).sum(1)
         # sums relative to this rank's largest logit become sums relative to the largest of all ranks
-        of_all = part.largest(largest.clone())
+        of_all = part.reduce(largest.clone(), dist.ReduceOp.MAX)
         shift = largest - of_all
         sums = torch.stack([total * shift.exp(), (weighted + shift * total) * shift.exp(), own])
-        total, weighted, own = part.sum(sums)
+        total, weighted, own = part.reduce(sums)
         log_total = of_all + total.log()
         entropies = total.log() - weighted / total if entropy else torch.zeros_like(total)
         ctx.part, ctx.softcap = part, softcap
@@ -136,9 +129,11 @@ class _Likelihood(torch.autograd.Function):
             of_x.div_(temperature[rows, None])
             of_logits = (of_x if slope is None else of_x.mul_(slope)).to(weight.dtype)
             of_hidden[rows] = of_logits @ weight
-            if of_weight is not None:
-                _add_product(of_weight, of_logits.T, hidden[rows])
-        return ctx.part.sum(of_hidden), of_weight, None, None, None, None, None
+            if of_weight is not None and of_logits.dtype == of_weight.dtype:
+                of_weight.addmm_(of_logits.T, hidden[rows])
+            elif of_weight is not None:
+                of_weight += of_logits.T @ hidden[rows]
+        return ctx.part.reduce(of_hidden), of_weight, None, None, None, None, None
 
 
 def _chunks(count: int, vocabulary: int) -> Iterator[slice]:
@@ -158,11 +153,3 @@ def _columns(tokens: Tensor, part: VocabularyPart, width: int) -> tuple[Tensor, 
     column = tokens - part.first
     is_here = (column >= 0) & (column < width)
     return torch.where(is_here, column, 0)[:, None], is_here
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the matrix product `left @ right` to `total`, which is float32, in place."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right

@@ -50,9 +50,10 @@ PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 def load_tokenizer(folder: str, *, trust_remote_code: bool, revision: str | None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder; DataError without an end-of-text token."""
-    tokenizer: PreTrainedTokenizerBase = _loaded(
-        AutoTokenizer, folder, trust_remote_code=trust_remote_code, revision=revision
-    )
+    with _one_sentence(folder):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, revision=revision
+        )
     if tokenizer.eos_token_id is None:
         raise DataError(f"{folder}: the tokenizer has no end-of-text token (eos_token)")
     if tokenizer.pad_token_id is None:
@@ -62,8 +63,8 @@ def load_tokenizer(folder: str, *, trust_remote_code: bool, revision: str | None
 
 def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -> PreTrainedConfig:
     """Load the config.json of a model folder."""
-    config: PreTrainedConfig = _loaded(AutoConfig, folder, trust_remote_code=trust_remote_code, revision=revision)
-    return config
+    with _one_sentence(folder):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, revision=revision)
 
 
 def has_weights(folder: str) -> bool:
@@ -155,7 +156,6 @@ def load_scorer(
 
 
 def _require_label(count: int, label: int | None, path: str, found: str, *, trains: bool) -> None:
-    """Raise ConfigError unless the score is one of a scorer's `count` outputs; several outputs need a `label`."""
     if trains and count != 1:
         raise ConfigError(f"{path}: {found}; one that is trained has 1")
     if label is None and count != 1:
@@ -172,7 +172,6 @@ def _require_score_head(model: Any, path: str) -> None:
 
 
 def _made(factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code: bool, revision: str | None) -> Any:
-    """Make a model of a config in float32; within `OnMeta` it takes no memory."""
     code = {"code_revision": revision} if trust_remote_code and hasattr(config, "auto_map") else {}
     with _one_sentence(folder):
         model = factory.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code, **code)
@@ -237,16 +236,11 @@ def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) ->
         if is_made and place is None:
             raise ValueError(f"{type(model).__name__} makes {own} of other tensors, which is not supported")
         pieces.setdefault(own, []).append(Piece(file, name, place))
-    found = {own: StoredTensor(of_own) for own, of_own in pieces.items()}
-    _add_tied(found, model)
-    return found
-
-
-def _add_tied(stored: dict[str, StoredTensor], model: PreTrainedModel) -> None:
-    """Add the source of tied weights (the embedding) under its own name if only the target (the head) is stored."""
-    for target, source in model.all_tied_weights_keys.items():
-        if source not in stored and target in stored:
-            stored[source] = stored[target]
+    stored = {own: StoredTensor(of_own) for own, of_own in pieces.items()}
+    for head, embedding in model.all_tied_weights_keys.items():
+        if embedding not in stored and head in stored:
+            stored[embedding] = stored[head]
+    return stored
 
 
 def _stored_names(find: Callable[..., Any], folder: str) -> Iterator[tuple[LocalFile, str]]:
@@ -283,7 +277,6 @@ def _require_all(
 
 
 def _require_shape(name: str, weights: StoredTensor, shape: tuple[int, ...], folder: str) -> None:
-    """Raise DataError unless the weights have the parameter's shape; a stack of experts must have all its parts."""
     for piece in weights.pieces:
         stored, own = piece.file.shape(piece.name), piece.place.shape[1:] if piece.place else shape
         if stored != own:
@@ -291,12 +284,6 @@ def _require_shape(name: str, weights: StoredTensor, shape: tuple[int, ...], fol
             raise DataError(f"{folder}: {what} is {list(stored)} in the weights, and {list(own)} by config.json")
     if lacking := prod(shape) - sum(piece.held.numel for piece in weights.pieces):
         raise DataError(f"{folder}: the weights lack {lacking:,} elements of {name}")
-
-
-def _loaded(factory: Any, folder: str, **options: Any) -> Any:
-    """Call `from_pretrained`; its errors become DataErrors of one sentence."""
-    with _one_sentence(folder):
-        return factory.from_pretrained(folder, **options)
 
 
 @contextmanager
@@ -325,7 +312,7 @@ def place_in_stack(converters: Sequence[WeightConverter], pattern: str, name: st
         return None
     found = re.search(re.escape(pattern).replace(r"\*", r"(\d+)"), name)
     assert found, "the converter chose the pattern by this name"
-    return _place(int(found[1]), converter.source_patterns.index(pattern), len(converter.source_patterns), stack)
+    return _place(int(found[1]), converter.source_patterns, pattern, stack)
 
 
 def as_stored(model_type: str, sources: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
@@ -335,11 +322,13 @@ def as_stored(model_type: str, sources: Mapping[str, TensorSource]) -> dict[str,
     if not converters:
         return dict(sources)
     renamings = [each.reverse_transform() for each in conversions if isinstance(each, WeightRenaming)]
-    return {
-        _renamed(renamings, name): tensor
-        for parameter, source in sources.items()
-        for name, tensor in _unstacked(converters, parameter, source)
-    }
+    found: dict[str, TensorSource] = {}
+    for parameter, source in sources.items():
+        for name, tensor in _unstacked(converters, parameter, source):
+            for renaming in renamings:
+                name = renaming.rename_source_key(name)[0]  # noqa: PLW2901 each renames what the one before has made
+            found[name] = tensor
+    return found
 
 
 def _unstacked(
@@ -350,9 +339,9 @@ def _unstacked(
         yield name, source
         return
     (target,), patterns = converter.target_patterns, converter.source_patterns
-    for expert, (index, pattern) in product(range(source.shape[0]), enumerate(patterns)):
+    for expert, pattern in product(range(source.shape[0]), patterns):
         own = name.removesuffix(target) + pattern.replace("*", str(expert))
-        yield own, Layer(source, _place(expert, index, len(patterns), source.shape))
+        yield own, Layer(source, _place(expert, patterns, pattern, source.shape))
 
 
 def _stacks(converter: WeightConverter) -> bool:
@@ -361,12 +350,6 @@ def _stacks(converter: WeightConverter) -> bool:
     return kinds in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)])
 
 
-def _place(expert: int, index: int, count: int, stack: Shape) -> TensorSlice:
-    height = stack[1] // count
+def _place(expert: int, patterns: Sequence[str], pattern: str, stack: Shape) -> TensorSlice:
+    height, index = stack[1] // len(patterns), patterns.index(pattern)
     return TensorSlice((expert, index * height, 0), (expert + 1, (index + 1) * height, stack[2]))
-
-
-def _renamed(renamings: Sequence[WeightRenaming], name: str) -> str:
-    for renaming in renamings:
-        name = renaming.rename_source_key(name)[0]
-    return name

@@ -84,12 +84,12 @@ class Documents:
     @classmethod
     def of(cls, sizes: Tensor, seen_tokens: Tensor | None) -> Self:
         """Make Documents of sizes int64 [2, documents]: tokens of a document, and tokens that its last token sees."""
-        lengths, seen = (tuple(each) for each in sizes.tolist())
+        lengths, seen = map(tuple, sizes.tolist())
         starts, seen_starts = pad(sizes.cumsum(1), (1, 0)).int()
         return cls(lengths, starts, seen, seen_starts, seen_tokens)
 
     def to(self, device: torch.device) -> Self:
-        """Return a copy of the documents' positions with all tensors on a device."""
+        """Return a copy with all tensors on a device."""
         return replace(self, **_on_device(self, device))
 
 
@@ -133,12 +133,9 @@ class ModelInput:
         tokens = concatenate([text.tokens for text in texts])
         lengths = torch.cat([text.lengths for text in texts])
         read = torch.zeros(tokens.shape)  # the temperature of each token that is read
-        first = 0
-        for text in texts:
-            rows, width = text.tokens.shape
+        for text, rows in zip(texts, read.split([len(text.tokens) for text in texts]), strict=True):
             if text.read is not None:
-                read[first : first + rows, 1:width] = text.temperature * (text.read[:, 1:] > 0)
-            first += rows
+                rows[:, 1 : text.tokens.shape[1]] = text.temperature * (text.read[:, 1:] > 0)
         column = torch.arange(tokens.shape[1])
         inside = column < lengths[:, None]
         with_prompt, shared = _shared_prompts(texts)

@@ -88,11 +88,10 @@ class LanguageModel(nn.Module):
             raise DataError(f"{causal_lm.name_or_path}: the model's head has a bias, which is not supported")
         self.causal_lm, self.weights = causal_lm, weights
         self.adapter: Adapter | None = None
-        config: Any = causal_lm.config
         # Granite divides the logits, Cohere multiplies them, Gemma 2 bounds them.
-        scale = getattr(config, "logit_scale", None) or 1.0
-        self._divisor: float = (getattr(config, "logits_scaling", None) or 1.0) / scale
-        self._cap: float | None = getattr(config, "final_logit_softcapping", None)
+        scale = getattr(causal_lm.config, "logit_scale", None) or 1.0
+        self._divisor: float = (getattr(causal_lm.config, "logits_scaling", None) or 1.0) / scale
+        self._cap: float | None = getattr(causal_lm.config, "final_logit_softcapping", None)
 
     def forward(self, given: Tensor, text: ModelInput) -> Tensor | Likelihood:
         hidden = _last_hidden_state(self.causal_lm, given, text)
@@ -122,8 +121,7 @@ def inner(model: nn.Module) -> PreTrainedModel:
 
 def has_copy_of_embedding(model: nn.Module) -> bool:
     """Whether a model's part here is the last pipeline stage, whose head is a copy of the first stage's embedding."""
-    head = getattr(inner(model), "lm_head", None)
-    has_head = head is not None and not isinstance(head, MissingLayer)
+    has_head = not isinstance(getattr(inner(model), "lm_head", None), MissingLayer | None)
     return has_head and ties_embedding(model) and _embedding(model) is None
 
 

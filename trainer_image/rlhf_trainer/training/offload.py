@@ -27,10 +27,7 @@ class Offloader:
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None, *, offload: Offload, role: str
     ) -> None:
         """offload: tensors to move to host memory; role: the model's name in the measurement `idle_bytes/<role>`."""
-        self._model, self._optimizer, self._role = model, optimizer, role
-        self._steps_in_host = offload == "OptimizerInHost"  # FSDP2 brings each layer to the device
-        self._offloads_parameters = offload in ("Parameters", "All")
-        self._offloads_moments = offload in ("Optimizer", "All")
+        self._model, self._optimizer, self._offloads, self._role = model, optimizer, offload, role
         self._users = 0
         self._offloaded_parameters: Offloaded = []
         self._offloaded_moments: Offloaded = []
@@ -51,11 +48,12 @@ class Offloader:
                 self._offload()
 
     def _offload(self) -> None:
-        if self._offloads_parameters:
+        if self._offloads in ("Parameters", "All"):
             self._offloaded_parameters += offload_storages(self._model.parameters())
-        if self._offloads_moments:
+        if self._offloads in ("Optimizer", "All"):
             self._offloaded_moments += offload_storages(self._moments())
-        held = [] if self._steps_in_host else [*self._model.parameters(), *self._moments()]
+        is_in_host = self._offloads == "OptimizerInHost"  # FSDP2 brings each layer to the device
+        held = [] if is_in_host else [*self._model.parameters(), *self._moments()]
         recorder.maximum(f"idle_bytes/{self._role}", bytes_held(held))
 
     def _moments(self) -> list[Tensor]:

@@ -18,7 +18,14 @@ from torch.nn.utils import get_total_norm
 from rlhf_api.spec.job_spec import Optimizer
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.own_code import own_code
-from rlhf_trainer.training.distributed import ModelMesh, device_here, device_memory, local_shard
+from rlhf_trainer.training.distributed import (
+    ModelMesh,
+    device_here,
+    device_memory,
+    largest_over_ranks,
+    local_shard,
+    sum_over_ranks,
+)
 from rlhf_trainer.training.sharding import ShardedModel
 
 COSINE_FLOOR = 0.1
@@ -42,16 +49,12 @@ def learning_rate(settings: Optimizer, step: int, *, total_steps: int, path: str
     if settings.schedule == "Cosine":
         done = max(0, step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps)
         return rate * (COSINE_FLOOR + (1.0 - COSINE_FLOOR) * (0.5 * (1.0 + math.cos(math.pi * done))))
-    return rate * _own_factor(settings.schedule, step, total_steps, f"{path}.optimizer.schedule")
-
-
-def _own_factor(entrypoint: str, step: int, total_steps: int, path: str) -> float:
-    with own_code(entrypoint, path) as factor:
-        found = factor(step, total_steps)
+    with own_code(settings.schedule, f"{path}.optimizer.schedule") as own_factor:
+        found = own_factor(step, total_steps)
     if not (isinstance(found, Real) and math.isfinite(found) and float(found) >= 0):
         problem = f"returned {found!r:.100} for step {step} of {total_steps}, expected a number of at least 0"
-        raise UserCodeError(f"{path}: {entrypoint} {problem}")
-    return float(found)
+        raise UserCodeError(f"{path}.optimizer.schedule: {settings.schedule} {problem}")
+    return rate * float(found)
 
 
 class ShardedAdamW(torch.optim.AdamW):
@@ -96,7 +99,7 @@ def clip_gradients(
         if parameter is not uncounted:
             shards[_copies(gradient, mesh)].append(scaled[-1])
     squares = [get_total_norm(held).double() ** 2 / copies for copies, held in shards.items()]
-    norm = math.sqrt(mesh.sum_over_all(torch.stack(squares).sum() if squares else torch.zeros(())))
+    norm = math.sqrt(sum_over_ranks([torch.stack(squares).sum() if squares else 0.0])[0])
     if (factor := max_norm / (norm + ROUNDING)) < 1:
         torch._foreach_mul_(scaled, factor)
     return norm
@@ -128,7 +131,7 @@ class GradientSync:
         whole = model.mesh.layout.shards * sum(each.nbytes for each in held)
         shards = sum(each.nbytes for each in held if each.device == device_here())  # others have gradients on the host
         fits = whole - shards <= MEMORY_SHARE * device_memory()
-        self._reduces_once = model.mesh.largest(int(not fits)) == 0
+        self._reduces_once = largest_over_ranks(int(not fits), model.mesh.data_group) == 0
 
     @contextmanager
     def root_gathered(self) -> Iterator[None]:

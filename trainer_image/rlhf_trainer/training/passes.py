@@ -49,21 +49,18 @@ class NoPipelining:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
-    def forward(self, micros: Sequence[MicroBatch], compute: OutputFunction) -> list[Tensor]:
-        """Return the result of `compute` for each micro-batch."""
-        return [compute(self._model(micro.given.tokens, micro.given), micro.fields) for micro in micros]
-
-    def forward_backward(
-        self, micros: Sequence[MicroBatch], loss: OutputFunction, before_backward: BeforeBackward
+    def run(
+        self, micros: Sequence[MicroBatch], compute: OutputFunction, before_backward: BeforeBackward | None = None
     ) -> list[Tensor]:
-        """Run the forward and backward pass of each micro-batch; returns their losses."""
-        losses = []
+        """Return `compute` of each micro-batch; with `before_backward` it is a loss, and its backward pass is run."""
+        results = []
         for number, micro in enumerate(micros, start=1):
-            share = loss(self._model(micro.given.tokens, micro.given), micro.fields)
-            before_backward(number == len(micros))
-            torch.autograd.backward(share)
-            losses.append(share.detach())
-        return losses
+            result = compute(self._model(micro.given.tokens, micro.given), micro.fields)
+            if before_backward:
+                before_backward(number == len(micros))
+                torch.autograd.backward(result)
+            results.append(result.detach())
+        return results
 
 
 def keep_stage(model: nn.Module, mesh: ModelMesh) -> None:
@@ -86,27 +83,17 @@ def keep_stage(model: nn.Module, mesh: ModelMesh) -> None:
 
 
 class Pipelining:
-    """Passes of a rank that holds one stage of several: forward passes by GPipe's schedule, training by 1F1B.
-
-    Only the last stage returns tensors; the others return empty lists.
-    """
+    """Passes of a rank that holds one stage of several: forward passes by GPipe's schedule, training by 1F1B."""
 
     def __init__(self, model: nn.Module, mesh: ModelMesh, *, dtype: torch.dtype) -> None:
         """dtype: type of the hidden states that a stage sends to the next stage."""
         self._model, self._mesh, self._dtype = model, mesh, dtype
 
-    def forward(self, micros: Sequence[MicroBatch], compute: OutputFunction) -> list[Tensor]:
-        return self._run(micros, compute)
-
-    def forward_backward(
-        self, micros: Sequence[MicroBatch], loss: OutputFunction, before_backward: BeforeBackward
-    ) -> list[Tensor]:
-        return self._run(micros, loss, before_backward)
-
-    def _run(
+    def run(
         self, micros: Sequence[MicroBatch], compute: OutputFunction, before_backward: BeforeBackward | None = None
     ) -> list[Tensor]:
-        mesh, stages, backward = self._mesh, self._mesh.layout.pipeline, before_backward is not None
+        """Run passes like `NoPipelining.run`; only the last stage returns tensors, the others return empty lists."""
+        mesh, backward = self._mesh, before_backward is not None
         tokens = [micro.given.tokens for micro in micros]
         hidden = torch.empty(
             (*tokens[0].shape, inner(self._model).config.hidden_size), dtype=self._dtype, requires_grad=backward
@@ -117,14 +104,14 @@ class Pipelining:
         stage = PipelineStage(
             part,
             mesh.coordinate("pipeline"),
-            stages,
+            mesh.layout.pipeline,
             device_here(),
             input_args=(tokens[0] if mesh.is_first_stage else hidden,),
             output_args=(hidden.new_empty(()) if mesh.is_last_stage else hidden,),
             group=mesh.pipeline_group,
         )
         schedule = (Schedule1F1B if backward else ScheduleGPipe)(
-            stage, len(micros), loss_fn=_output_is_loss, scale_grads=False
+            stage, len(micros), loss_fn=lambda loss, _: loss, scale_grads=False
         )
         results: list[Tensor] = []
         run = schedule.step if backward else schedule.eval
@@ -183,8 +170,3 @@ def sum_tied_gradients(parameter: nn.Parameter | None, mesh: ModelMesh) -> None:
     for work in dist.batch_isend_irecv(exchange):
         work.wait()
     mine += other.to(mine.device)
-
-
-def _output_is_loss(output: Tensor, _: Tensor) -> Tensor:
-    """Loss function for the schedule: the last stage's output is the loss already."""
-    return output

@@ -71,10 +71,7 @@ def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: 
 
 
 def _put_together(pieces: Path, model: ShardedModel, folder: Path, unfinished: Path) -> None:
-    """Write this rank's share of a saved model's final files, from the pieces of all ranks.
-
-    All pieces are closed at the end, as NFS deletes no open file.
-    """
+    """Write this rank's share of the final files. All pieces are closed at the end, as NFS deletes no open file."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     config, adapter = inner(model.module).config, model.adapter
     files = [LocalFile(partial(str, pieces / f"{each}.safetensors")) for each in range(ranks)]
@@ -115,10 +112,7 @@ def save_config_and_tokenizer(model: ShardedModel, tokenizer: PreTrainedTokenize
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder to fill in the block; it replaces `folder` when the block ends without an error.
-
-    EnvironmentProblem if the folder cannot be written.
-    """
+    """Make a folder to fill in the block, which then replaces `folder`; EnvironmentProblem if it cannot be written."""
     unfinished = _unfinished(folder)
     try:
         with disk_errors("the model", folder):
@@ -167,23 +161,25 @@ class TrainerState:
         Each rank may have a folder of its own. copies: a thread writes a copy of the state, so that training can go on.
         Otherwise the files are written before the return, chunk by chunk, without memory for a second state.
         """
-        random, pieces = random_state(), pieces_to_save(self._model.mesh, self._tensors())
+        random, pieces = _random_state(), pieces_to_save(self._model.mesh, self._tensors())
 
         def write() -> None:
             with disk_errors("the checkpoint", folder):
-                save_random_state(random, folder)
+                path = Path(_random_file(str(folder)))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save_file(random, path)
                 write_piece(folder / f"shard-{dist.get_rank()}.safetensors", pieces, torch.float32)
 
         def finish() -> None:
-            write()
+            if copies:
+                write()
             then()
 
         if copies:
             pieces = {name: (tensor.to("cpu", copy=True), place) for name, (tensor, place) in pieces.items()}
-            self._saving = self._writer.submit(finish)
         else:
             write()
-            self._saving = self._writer.submit(then)
+        self._saving = self._writer.submit(finish)
 
     def end_save(self) -> None:
         """Wait until the last save is written; raises the error of that save."""
@@ -192,10 +188,7 @@ class TrainerState:
             self._saving = None
 
     def load(self, uri: str) -> None:
-        """Load weights and moments from below an address, saved by any number of ranks.
-
-        A rank reads its shards only; EnvironmentProblem if they cannot be read.
-        """
+        """Read this rank's shards from below an address; EnvironmentProblem if they cannot be read."""
         tensors = self._tensors()
         with storage_errors(uri):
             files, folder = open_storage(uri)
@@ -204,9 +197,11 @@ class TrainerState:
                 raise ValueError(f"{missing[0]} is in none of the files")
             with ThreadPoolExecutor(READERS) as pool:
                 list(pool.map(lambda name: read_shard(tensors[name], stored[name]), tensors))
-            random = random_file(folder)
-            if files.exists(random):  # a checkpoint of fewer ranks has no state for this one
-                set_random_state(load(files.cat_file(random)))
+            if files.exists(_random_file(folder)):  # a checkpoint of fewer ranks has no state for this one
+                states = load(files.cat_file(_random_file(folder)))
+                torch.random.set_rng_state(states["cpu"])
+                if "cuda" in states and torch.cuda.is_available():
+                    torch.cuda.set_rng_state(states["cuda"])
 
     def _tensors(self) -> dict[str, Any]:
         """Return all trained weights and Adam's moments by name; before the first step, moments of zeros are made."""
@@ -222,35 +217,16 @@ class TrainerState:
 
 
 def saved_weights(uri: str) -> dict[str, StoredTensor]:
-    """Return the weights that a `TrainerState` wrote below an address, by Hugging Face name.
-
-    EnvironmentProblem if there are none.
-    """
+    """Return the weights that a `TrainerState` wrote below an address, by name; EnvironmentProblem without any."""
     with storage_errors(uri):
         stored = saved_by_ranks(tensor_files(*open_storage(uri)))
     return {name.removeprefix(WEIGHT): tensor for name, tensor in stored.items() if name.startswith(WEIGHT)}
 
 
-def random_state() -> dict[str, Tensor]:
-    """Return the states of torch's random generators on this rank: `cpu` and, with a GPU, `cuda`."""
+def _random_state() -> dict[str, Tensor]:
     states = {"cpu": torch.random.get_rng_state()}
     return {**states, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
 
 
-def random_file(folder: str) -> str:
-    """Return the path of the file with this rank's random generator states in a checkpoint folder."""
+def _random_file(folder: str) -> str:
     return f"{folder}/random/rank-{dist.get_rank()}.safetensors"
-
-
-def save_random_state(states: dict[str, Tensor], folder: Path) -> None:
-    """Write the states of this rank's random generators into a checkpoint folder."""
-    path = Path(random_file(str(folder)))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(states, path)
-
-
-def set_random_state(states: dict[str, Tensor]) -> None:
-    """Set torch's random generators of this rank to saved states."""
-    torch.random.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])

@@ -122,7 +122,6 @@ def _layers_of(model: nn.Module) -> list[nn.Module]:
 def _shard_data_parallel(
     model: nn.Module, layers: Sequence[nn.Module], mesh: ModelMesh, compute_dtype: torch.dtype, *, steps_in_host: bool
 ) -> None:
-    """Apply FSDP2 to each layer, unless the stage is small, and to the root."""
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=device_here().type == "cuda") if steps_in_host else OffloadPolicy()
     size = sum(parameter.numel() for parameter in model.parameters()) * compute_dtype.itemsize
@@ -211,7 +210,6 @@ def read_shard(tensor: Tensor, source: TensorSource) -> None:
 
 
 def _fill(model: ShardedModel, weights: Weights) -> None:
-    """Read the values of this rank's shards from `weights`; DataError if they cannot be read."""
     for name, parameter in named_parameters(model):
         if name not in weights:
             continue  # the parameter got its values when the model was made
@@ -223,8 +221,6 @@ def _fill(model: ShardedModel, weights: Weights) -> None:
 
 HEADS_DIM = 2
 """Dim of the heads in the activations of query and key norms: [B, T, heads, head size]."""
-
-
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,
@@ -250,9 +246,11 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
     base: Any = model.base_model
     plan = plan_of(model.config)
     for name, module in list(base.named_modules()):
-        for pattern, style in plan.items():
-            if fnmatch(name, pattern):
-                _shard(module, axis, STYLES[style]())
+        for style in (style for pattern, style in plan.items() if fnmatch(name, pattern)):
+            if isinstance(module, AdaptedLinear):
+                shard_adapted(module, axis, STYLES[style]())
+            else:
+                parallelize_module(module, axis, STYLES[style]())
     if base.embed_tokens is not None:
         parallelize_module(base.embed_tokens, axis, RowwiseParallel(input_layouts=Replicate()))
     head = getattr(model, "lm_head", None)
@@ -260,13 +258,6 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
         parallelize_module(head, axis, ColwiseParallel())
         if base.embed_tokens is not None and model.config.tie_word_embeddings:
             head.weight = base.embed_tokens.weight
-
-
-def _shard(module: nn.Module, axis: DeviceMesh, style: ParallelStyle) -> None:
-    if isinstance(module, AdaptedLinear):
-        shard_adapted(module, axis, style)
-    else:
-        parallelize_module(module, axis, style)
 
 
 def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int) -> str:
@@ -277,7 +268,7 @@ def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int) ->
         styles = plan_of(config)
         if styles and architecture_of(config.to_dict()).experts > 1:
             return f"tensor is {tensor}, but the model ({config.model_type}) is a mixture of experts, which is not cut"
-        unknown = sorted({style for style in styles.values() if style not in STYLES})
+        unknown = sorted(set(styles.values()) - STYLES.keys())
         if not styles or unknown:
             what = f"cuts layers by {', '.join(unknown)}, which is not supported" if unknown else "does not say how"
             return f"tensor is {tensor}, but the model ({config.model_type}) cannot be cut: transformers {what}"

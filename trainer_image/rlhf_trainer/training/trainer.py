@@ -17,7 +17,7 @@ from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.batching import Bundles, RowAssignment, RowCosts, micro_batches
-from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.distributed import device_here, largest_over_ranks
 from rlhf_trainer.training.model_input import FieldsOnDevice, ModelInput, Text
 from rlhf_trainer.training.models import inner, tied_embedding, ties_embedding
 from rlhf_trainer.training.offload import Offloader
@@ -36,13 +36,10 @@ from rlhf_trainer.types import Fields
 
 LossAndOutput = Callable[[Any, Fields], tuple[Tensor, Tensor]]
 """`OutputFunction` that returns both the loss and a tensor [b, t] without gradient."""
-
 PASSES = {"scoring": 1.0, "update": 3.0}
 """FLOPs of a phase, in multiples of a forward pass; a backward pass counts as two, recomputed layers do not count."""
-
 BESIDE_FROZEN = 2.0
 """FLOPs of an adapter's update, in multiples of a forward pass; frozen weights have no gradient of their own."""
-
 MIN_PARTS = 4
 """Minimum number of bundles into which a rank's rows are cut for load balancing, unless a row is too long."""
 
@@ -76,10 +73,7 @@ class ModelRunner:
         self.offloader = Offloader(model.module, optimizer, offload=offload, role=role)
 
     def assign_rows(self, fields: Fields, texts_of: TextsFunction) -> RowAssignment:
-        """Assign rows to the data-parallel ranks that compute them, so that all have about the same FLOPs.
-
-        A rank's bundles are cut to a quarter of its tokens, as whole groups may be too few to balance.
-        """
+        """Assign rows to the data-parallel ranks that compute them, so that all have about the same FLOPs."""
         texts = self._texts(fields, texts_of)
         part = max(1, int(sum(text.lengths.sum() for text in texts)) // MIN_PARTS)
         bundles = Bundles.of(texts, token_budget=min(self._token_budget, part))
@@ -109,11 +103,15 @@ class ModelRunner:
         tokens = bundles.tokens
         numbers = micro_batches(tokens, token_budget=self._token_budget, at_least=stages)
         groups = [bundles.rows(each) for each in numbers]
-        groups += [torch.empty(0, dtype=torch.int64)] * (self.mesh.largest(len(groups)) - len(groups))
+        most = largest_over_ranks(len(groups), self.mesh.data_group)
+        groups += [torch.empty(0, dtype=torch.int64)] * (most - len(groups))
         even = max(int(tokens[each].sum()) for each in numbers) if stages > 1 and numbers else 1
         micros = []
         for rows in groups:
-            part = _cut(fields, rows, width=int(lengths[rows].max())) if len(rows) else _nothing(fields)
+            if len(rows):
+                part = _cut(fields, rows, width=int(lengths[rows].max()))
+            else:  # one row of one token
+                part = {name: field.new_zeros((1,) * field.dim()) for name, field in fields.items()}
             given = ModelInput.of(self._texts(part, texts_of), at_least=max(1, even)).to(device)
             recorder.mean("padding/waste", float(given.padding), float(given.tokens.numel()))
             micros.append(MicroBatch(fields=FieldsOnDevice(part, device), given=given, rows=rows))
@@ -137,7 +135,7 @@ class ModelRunner:
         computed = assignment.rows(fields)
         with self.offloader.in_use():
             micros = self.split(computed, texts_of, phase="scoring")
-            result = _of_rows(computed, micros, self._passes.forward(micros, compute))
+            result = _of_rows(computed, micros, self._passes.run(micros, compute))
         return self._back(result, assignment, fields)
 
     def _back(self, result: Tensor, assignment: RowAssignment, fields: Fields) -> Tensor:
@@ -167,11 +165,6 @@ def _cut(fields: Fields, rows: Tensor, *, width: int) -> Fields:
     return {name: field[:, : max(1, width)] if field.dim() > 1 else field for name, field in cut.items()}
 
 
-def _nothing(fields: Fields) -> Fields:
-    """Return fields of one row with one token, all 0, for a micro-batch without text."""
-    return {name: field.new_zeros((1,) * field.dim()) for name, field in fields.items()}
-
-
 class Trainer(ModelRunner):
     """A `ModelRunner` with an optimizer: AdamW on float32 shards, gradient clipping, and a learning rate schedule."""
 
@@ -190,11 +183,8 @@ class Trainer(ModelRunner):
         share_prompts: bool = True,
     ) -> None:
         """path: the model's field in the manifest, for messages; other arguments: see `ModelRunner`."""
-        self._settings = optimizer
-        self._total_steps = total_steps
-        self._max_skipped_updates = max_skipped_updates
-        self._path = path
-        self.skipped_in_a_row = 0
+        self._settings, self._total_steps, self._path = optimizer, total_steps, path
+        self._max_skipped_updates, self.skipped_in_a_row = max_skipped_updates, 0
         self._optimizer = ShardedAdamW(trained_parameters(model).values(), optimizer)
         super().__init__(
             model,
@@ -246,7 +236,7 @@ class Trainer(ModelRunner):
             return loss(output, micro) * ranks  # FSDP2 averages gradients over the data-parallel ranks
 
         with self._gradients.root_gathered():
-            shares = self._passes.forward_backward(micros, times_ranks, self._gradients.before_backward)
+            shares = self._passes.run(micros, times_ranks, self._gradients.before_backward)
         read = torch.stack(shares).tolist() if shares else []  # one read for all, as each read waits for the device
         total = self.mesh.from_last_stage(torch.tensor(sum(read) / ranks, dtype=torch.float64))
         copied = self._tied_embedding()
@@ -263,16 +253,13 @@ class Trainer(ModelRunner):
         if broken:
             self._skip(broken[0], step=step)
         else:
-            self._step(step)
+            rate = learning_rate(self._settings, step, total_steps=self._total_steps, path=self._path)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+            self.skipped_in_a_row = 0
         self._optimizer.zero_grad()
-        return measured["gradient norm"]
-
-    def _step(self, step: int) -> None:
-        rate = learning_rate(self._settings, step, total_steps=self._total_steps, path=self._path)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
-        self.skipped_in_a_row = 0
+        return norm
 
     def _skip(self, reason: str, *, step: int) -> None:
         """Count an update that is skipped; NumericsError if too many are skipped in a row."""
@@ -289,6 +276,5 @@ class Trainer(ModelRunner):
     def _tied_embedding(self) -> nn.Parameter | None:
         """The tied embedding of a first or last stage; None on other stages, and if it is not trained."""
         is_end = self.mesh.is_first_stage != self.mesh.is_last_stage
-        if not is_end or not ties_embedding(self.model.module):
-            return None
-        return embedding if (embedding := tied_embedding(self.model.module)).requires_grad else None
+        embedding = tied_embedding(self.model.module) if is_end and ties_embedding(self.model.module) else None
+        return embedding if embedding is not None and embedding.requires_grad else None

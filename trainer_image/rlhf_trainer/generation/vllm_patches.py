@@ -1,13 +1,15 @@
-"""Patches of vLLM: its parallel groups are built on given ranks, and it destroys no other groups."""
+"""Patches of vLLM: its groups are on given ranks, it destroys no other groups, and inspects classes in this process."""
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch.distributed as dist
 
@@ -26,7 +28,9 @@ def groups_on(tensor_groups: Sequence[Sequence[int]]) -> Iterator[None]:
 
     ranks = [rank for group in tensor_groups for rank in group]
     original = parallel_state.init_model_parallel_group
-    job = _name_of_this_start()
+    of_this_start = [secrets.token_hex(8)]
+    dist.broadcast_object_list(of_this_start, src=0)
+    job = f"rlhf-{of_this_start[0]}"
 
     def on_our_ranks(vllm_ranks: list[list[int]], *arguments: Any, **options: Any) -> Any:
         os.environ["VLLM_DIST_IDENT"] = job
@@ -34,14 +38,13 @@ def groups_on(tensor_groups: Sequence[Sequence[int]]) -> Iterator[None]:
         ours = [[ranks[number] for number in group] for group in vllm_ranks]
         assert all(group == sorted(group) for group in ours), f"torch numbers the ranks of {ours} in ascending order"
         group = original(ours, *arguments, **options)
-        _unlink(f"{job}-{group.unique_name}-[{'-'.join(map(str, group.ranks))}]")
+        start = f"{job}-{group.unique_name}-[{'-'.join(map(str, group.ranks))}]"
+        for file in SHARED_MEMORY.glob(f"{glob.escape(start)}*"):
+            file.unlink(missing_ok=True)
         return group
 
-    parallel_state.init_model_parallel_group = on_our_ranks
-    try:
+    with patch.object(parallel_state, "init_model_parallel_group", on_our_ranks):
         yield
-    finally:
-        parallel_state.init_model_parallel_group = original
 
 
 @contextmanager
@@ -49,27 +52,18 @@ def other_groups_kept() -> Iterator[None]:
     """Make a vLLM that ends during the block destroy its own groups only; unpatched it destroys all of torch's."""
     from vllm.distributed import parallel_state
 
-    original = parallel_state.destroy_distributed_environment
-
     def destroy_its_world() -> None:
         parallel_state._WORLD.destroy()  # noqa: SLF001
         parallel_state._WORLD = parallel_state._NODE_COUNT = None  # noqa: SLF001
 
-    parallel_state.destroy_distributed_environment = destroy_its_world
-    try:
+    with patch.object(parallel_state, "destroy_distributed_environment", destroy_its_world):
         yield
-    finally:
-        parallel_state.destroy_distributed_environment = original
 
 
-def _name_of_this_start() -> str:
-    name = [secrets.token_hex(8)]
-    dist.broadcast_object_list(name, src=0)
-    return f"rlhf-{name[0]}"
+@contextmanager
+def classes_inspected_here() -> Iterator[None]:
+    """Make vLLM inspect a model's class in this process, not in a new one that imports all of vLLM again."""
+    from vllm.model_executor.models import registry
 
-
-def _unlink(start: str) -> None:
-    """Unlink a group's files in shared memory by the start of their names; its ranks have the files open."""
-    for file in SHARED_MEMORY.glob("rlhf-*"):
-        if file.name.startswith(start):
-            file.unlink(missing_ok=True)
+    with patch.object(registry, "_run_in_subprocess", lambda look: look()):  # there is no public hook
+        yield
