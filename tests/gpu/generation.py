@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlhf_trainer.generation.device_memory import bytes_used
-from rlhf_trainer.generation.vllm_engine import Response, response_seed
+from rlhf_trainer.generation.vllm_engine import Response, bytes_used, response_seed
 from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.types import Batch

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from rlhf_mapper.architecture import architecture_of
-from rlhf_trainer.generation.device_memory import bytes_used
-from rlhf_trainer.generation.vllm_engine import response_seed
+from rlhf_trainer.generation.vllm_engine import bytes_used, response_seed
 from rlhf_trainer.training.distributed import device_here
 from tests.gpu.actors import actor_of, engine_of
 from tests.gpu.device_bytes import DeviceBytes, randomise

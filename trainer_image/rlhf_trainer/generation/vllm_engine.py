@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,10 +16,12 @@ from transformers import PreTrainedConfig
 from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
-from rlhf_trainer.generation.device_memory import Part, bytes_used
 from rlhf_trainer.generation.vllm_arguments import STAGE_LAYERS, engine_arguments, environment, sampling_arguments
 from rlhf_trainer.generation.vllm_patches import classes_inspected_here, groups_on, other_groups_kept
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
+
+Part = Literal["weights", "kv_cache"]
+"""Parts of the engine's memory that are freed and allocated separately, by vLLM's names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,6 +299,15 @@ class GenerationEngine:
         log_probs = [chosen[token].logprob for token, chosen in zip(tokens, output.logprobs, strict=True)]
         is_finished = tokens[-1] == self._eos_token
         return Response(tokens=tokens, log_probs=log_probs, finished=is_finished, versions=versions)
+
+
+def bytes_used(device: torch.device) -> int:
+    """Bytes of a GPU in use, without torch's unused cache; 0 on CPU, where the parts are counted one by one."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
 
 
 def _import_vllm(variables: Mapping[str, str]) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from rlhf_trainer.generation.device_memory import Part
 from rlhf_trainer.generation.live_weights import update
 from rlhf_trainer.generation.sleep import FreedStorages, allocate, bytes_held, drop_packed, free
+from rlhf_trainer.generation.vllm_engine import Part
 from rlhf_trainer.generation.weight_layout import locations_of
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 

@@ -24,12 +24,7 @@ T = TypeVar("T")
 
 
 class RetryableError(Exception):
-    """Error of an attempt to send a request, of which another attempt may succeed; the text says how it failed."""
-
-    def __init__(self, what: str, *, wait: float = 0.0) -> None:
-        """Keep the reason `what`, and `wait`, the pause in seconds that the service requests."""
-        super().__init__(what)
-        self.wait = wait
+    """Failed attempt, after which another may succeed: (how it failed, seconds that the service asks to wait)."""
 
 
 class Answer(NamedTuple):
@@ -108,14 +103,13 @@ class Endpoint:
         """Send a request until there is an answer, at most `attempts` times, with growing pauses."""
         content = json.dumps(request, ensure_ascii=False).encode(errors="replace")
         for attempt in range(1, self.attempts + 1):
-            wait = 0.0
             try:
                 async with asyncio.timeout(self.seconds):
                     return await self._attempt(client, content)
             except TimeoutError:
-                what = f"did not answer within {self.seconds:g} s"
+                what, wait = f"did not answer within {self.seconds:g} s", 0.0
             except RetryableError as failed:
-                what, wait = str(failed), failed.wait
+                what, wait = failed.args
             if attempt < self.attempts:
                 await asyncio.sleep(max(pause(attempt), wait))
         raise EnvironmentProblem(f"{self.path}: {self.url} {what} ({self.attempts} attempts); the sample is {about}")
@@ -124,22 +118,17 @@ class Endpoint:
         """Send a request once; RetryableError if another attempt may succeed."""
         try:
             async with client.stream("POST", self.url, content=content, headers=JSON) as answer:
-                body = await self._limited_body(answer)
+                body = bytearray()
+                async for part in answer.aiter_raw():
+                    body += part
+                    if len(body) > self.longest:
+                        break
         except httpx.HTTPError as error:
-            raise RetryableError(f"cannot be reached: {type(error).__name__}") from error
+            raise RetryableError(f"cannot be reached: {type(error).__name__}", 0.0) from error
         code = answer.status_code
         if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code in RETRYABLE:
-            raise RetryableError(f"answered {named(code)}", wait=retry_after(answer.headers.get("Retry-After", "")))
-        return Answer(code, body)
-
-    async def _limited_body(self, answer: httpx.Response) -> bytes:
-        """Read the body of an answer; stops once it is longer than `longest`."""
-        body = bytearray()
-        async for part in answer.aiter_raw():
-            body += part
-            if len(body) > self.longest:
-                break
-        return bytes(body)
+            raise RetryableError(f"answered {named(code)}", retry_after(answer.headers.get("Retry-After", "")))
+        return Answer(code, bytes(body))
 
 
 def pause(attempt: int) -> float:
@@ -154,5 +143,4 @@ def retry_after(header: str) -> float:
 
 def named(code: int) -> str:
     """Return an HTTP status with its standard phrase, not the server's, such as `404 Not Found`."""
-    known = {int(status): status.phrase for status in HTTPStatus}
-    return f"{code} {known.get(code, '')}".rstrip()
+    return f"{code} {httpx.codes.get_reason_phrase(code)}".rstrip()

@@ -176,7 +176,14 @@ def _call(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, An
     parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(TypeError, ValueError):  # a function in C may not show its parameters
         parameters = inspect.signature(function).parameters
-    given = {**_columns_for(parameters, call["columns"]), **call["arguments"]}
+    by_position = {name for name, each in parameters.items() if each.kind is each.POSITIONAL_ONLY}
+    takes_all = not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    columns = {
+        name: values
+        for name, values in call["columns"].items()
+        if (takes_all or name in parameters) and (name in by_position or name not in ALWAYS_GIVEN)
+    }
+    given = {**columns, **call["arguments"]}
     required = [
         name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY and each.default is each.empty
     ]
@@ -186,17 +193,7 @@ def _call(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, An
     return _checked(returned, count=len(call["prompts"]))
 
 
-def _columns_for(parameters: Mapping[str, inspect.Parameter], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data columns that a function has parameters for, without names that are given by position already."""
-    by_position = {name for name, each in parameters.items() if each.kind is each.POSITIONAL_ONLY}
-    others = {name: values for name, values in columns.items() if name in by_position or name not in ALWAYS_GIVEN}
-    if not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return others
-    return {name: values for name, values in others.items() if name in parameters}
-
-
 def _checked(returned: Any, *, count: int) -> dict[str, Any]:
-    """Return the answer for a function's result: `count` scores in order, or what is wrong with the result."""
     if isinstance(returned, str | bytes | Mapping | AbstractSet) or not isinstance(returned, Iterable):
         return {"problem": f"returned {kind_of(returned)}, expected a list with a number for each response"}
     values = list(islice(returned, count + 1))

@@ -73,8 +73,13 @@ class JudgeClient(Endpoint):
 
         The list is empty unless both orders have a verdict.
         """
-        differ = [(sample, other) for sample, other in pairs if other != sample.response]
-        verdicts = iter(self._verdicts([question for pair in differ for question in self._both_orders(*pair)]))
+        questions = [
+            (self._question(sample, **{RESPONSE_A: one, RESPONSE_B: two}), sample)
+            for sample, other in pairs
+            for one, two in ((sample.response, other), (other, sample.response))
+            if one != two
+        ]
+        verdicts = iter(self._verdicts(questions))
         for sample, other in pairs:
             first, second = (0.5, 0.5) if other == sample.response else (next(verdicts), next(verdicts))
             yield [] if first is None or second is None else [first, 1.0 - second]
@@ -86,11 +91,6 @@ class JudgeClient(Endpoint):
             return
         rows = {each.row: each for each in everyone if each.prompt == sample.prompt and each.row != sample.row}
         yield from (rows[row].response for row in sorted(rows))
-
-    def _both_orders(self, sample: Sample, other: str) -> Iterator[tuple[str, Sample]]:
-        """Yield the two questions on a pair of responses; the sample's response comes first in the first question."""
-        for one, two in ((sample.response, other), (other, sample.response)):
-            yield self._question(sample, **{RESPONSE_A: one, RESPONSE_B: two}), sample
 
     def _question(self, sample: Sample, **responses: str) -> str:
         texts = {name: _text(sample.columns[name]) for name in self.judge.columns}
@@ -104,15 +104,12 @@ class JudgeClient(Endpoint):
         self.verdicts.update((key, verdict) for key, verdict in zip(new, found, strict=True) if verdict is not None)
         self.counts.questions, self.counts.unread = len(found), found.count(None)
         if self.counts.unread > self.judge.max_unread_share * len(distinct):
-            expected = "[[A]], [[B]] or [[C]]" if self.judge.compares else f"[[{self._range}]]"
+            span = f"[[a number from {self.judge.minimum:g} to {self.judge.maximum:g}]]"
+            expected = "[[A]], [[B]] or [[C]]" if self.judge.compares else span
             about = next(sample for (_, sample), verdict in zip(new.values(), found, strict=True) if verdict is None)
             sentence = f"gave no verdict, {expected}, on {self.counts.unread} of {len(distinct)} questions"
             raise self.refused(sentence, about)
         return [self.verdicts.get(_key(question)) for question, _ in questions]
-
-    @property
-    def _range(self) -> str:
-        return f"a number from {self.judge.minimum:g} to {self.judge.maximum:g}"
 
     def _request(self, question: str) -> dict[str, Any]:
         messages = [{"role": "user", "content": question}]
@@ -124,8 +121,11 @@ class JudgeClient(Endpoint):
             return None
         if answer.code != HTTPStatus.OK:
             raise self.refused(f"answered {named(answer.code)}", about)
-        content = content_of(answer.body)
-        if content is None:
+        try:
+            content = json.loads(answer.body)["choices"][0]["message"]["content"]
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            content = None
+        if not isinstance(content, str):
             return None
         verdict = (VERDICT.findall(content) or [content.strip()])[-1]
         if self.judge.compares:
@@ -133,15 +133,6 @@ class JudgeClient(Endpoint):
         low, high = self.judge.minimum, self.judge.maximum
         number = float(verdict) if NUMBER.fullmatch(verdict) else None
         return None if number is None or not low <= number <= high else (number - low) / (high - low)
-
-
-def content_of(body: bytes) -> str | None:
-    """Return the text of a chat completion's JSON body; None for anything else."""
-    try:
-        content = json.loads(body)["choices"][0]["message"]["content"]
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
-        return None
-    return content if isinstance(content, str) else None
 
 
 def _key(question: str) -> bytes:

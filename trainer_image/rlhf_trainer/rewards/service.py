@@ -26,22 +26,16 @@ class ServiceClient(Endpoint):
             raise self.refused(f"answered {named(answer.code)}", about)
         if len(answer.body) > self.longest:
             raise self.refused(f"answered more than {self.longest} bytes", about)
-        score = number_in(answer.body)
-        if score is None:  # the message does not show the answer, which may repeat the token
+        try:
+            score = json.loads(answer.body)["score"]
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            score = None
+        is_number = isinstance(score, int | float) and not isinstance(score, bool)
+        if not is_number or not is_score(score):  # the message does not show the answer, which may repeat the token
             raise self.refused(f'answered something else than {{"score": {EXPECTED}}}', about)
-        return Score(score)
+        return Score(float(score))
 
 
 def _request(sample: Sample) -> dict[str, object]:
     request = {"prompt": sample.prompt, "response": sample.response, "finished": sample.finished}
     return {**request, "columns": sample.columns} if sample.columns else {**request}
-
-
-def number_in(body: bytes) -> float | None:
-    """Return the number of an answer {"score": number}, finite as float32; None for anything else."""
-    try:
-        score = json.loads(body)["score"]
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
-        return None
-    is_number = isinstance(score, int | float) and not isinstance(score, bool)
-    return float(score) if is_number and is_score(score) else None

@@ -67,15 +67,11 @@ class UserProcess:
 
     def _start(self) -> None:
         self._channel, theirs = socket.socketpair()
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "CUDA_VISIBLE_DEVICES": "",  # the trainer needs all memory of its GPUs
-        }
+        without_gpus = {"CUDA_VISIBLE_DEVICES": ""}  # the trainer needs all memory of its GPUs
         with theirs:
             self._guard: subprocess.Popen[bytes] | None = subprocess.Popen(
                 [*self._command, str(theirs.fileno()), self._entrypoints],
-                env=environment,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **without_gpus},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -95,12 +91,13 @@ class UserProcess:
         if self._guard is None:
             self._start()
         answer = self._exchange(None, seconds=IMPORT_SECONDS, doing=f"{self._subject}did not finish its import")
-        failure = Failure(answer["problem"]) if isinstance(answer, dict) and answer["problem"] else None
-        failure = answer if isinstance(answer, Failure) else failure
-        self._is_imported = failure is None
-        if failure:
+        if isinstance(answer, Failure):
+            return answer
+        if isinstance(answer, dict) and answer["problem"]:
             self.close()
-        return failure
+            return Failure(answer["problem"])
+        self._is_imported = True
+        return None
 
     def call(self, value: Any, *, seconds: float) -> Any:
         """Send a value and return its answer, or a Failure; a process without an answer after `seconds` is ended."""

@@ -9,6 +9,7 @@ import string
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import CodeType
 from typing import Any, Final
 
@@ -38,6 +39,8 @@ JUDGING_SHARE = 0.8
 BLOCK = re.compile(r"```[^\S\n]*\w*[^\S\n]*\n(.*?)```", re.DOTALL)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 Score = float | None | dict[str, float | None]
+Judge = Callable[[str, Sequence[str]], float]
+"""Function (response, texts to compare with) -> number."""
 
 
 def score(
@@ -54,66 +57,47 @@ def score(
     verifier, seconds = given.pop(OPTIONS)
     until = time.monotonic() + JUDGING_SHARE * seconds
     chosen = VERIFIERS[verifier["name"]].model_validate(verifier)
-    expected = _expected(chosen, given, count=len(responses))
+    (column,) = chosen.columns or (None,)
+    expected = [_texts(value, column) for value in given[column]] if column else [[]] * len(responses)
     places = [place for place, is_finished in enumerate(finished) if is_finished]
     items = [(responses[place], expected[place]) for place in places]
-    has_tests = isinstance(chosen, Code)
+    limits = USUAL_LIMITS
     if isinstance(chosen, Code):
         require_sandbox()
         limits = Limits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, is_sandboxed=True)
-    else:
-        limits = USUAL_LIMITS
     judge = JUDGES[type(chosen)](chosen)
     found = judge_in_children(lambda item: judge(*item), items, limits, until=until)
     scores: list[Score] = [0.0] * len(responses)
     for place, number in zip(places, found, strict=True):
-        scores[place] = number if number is None or not has_tests else _score_of_tests(number, len(expected[place]))
+        scores[place] = number
+        if isinstance(chosen, Code) and number is not None:
+            tests = len(expected[place])
+            scores[place] = {"score": float(number == tests), "tests": number / tests}
     return scores
 
 
-def _expected(verifier: Verifier, columns: Mapping[str, list[Any]], *, count: int) -> list[list[str]]:
-    """Return the right answers or tests of each response, from the verifier's column; ValueError if a row has none."""
-    if not verifier.columns:
-        return [[]] * count
-    (name,) = verifier.columns
-    return [_texts(value, name) for value in columns[name]]
-
-
 def _texts(value: Any, column: str) -> list[str]:
-    """Return a column's value, a text, a number or a list of these, as a list of texts."""
     if not are_answers(value):
         raise ValueError(f"the column {column} holds {json.dumps(value)[:80]}, expected {ANSWERS}")
     return [str(each) for each in (value if isinstance(value, list) else [value])]
 
 
-def _score_of_tests(passed: float, count: int) -> Score:
-    return {"score": float(passed == count), "tests": passed / count}
+def _comparing(compare: Callable[[str, str], float], verifier: Comparing) -> Judge:
+    """Return a judge that scores a response by its best comparison with any of the right answers."""
 
+    def judge(response: str, answers: Sequence[str]) -> float:
+        given = response if verifier.extract is None else _last_match(verifier.extract, response)
+        if given is None:
+            return 0.0
+        right = (_last_match(verifier.extract, answer) or answer for answer in answers)
+        return max(compare(given, answer) for answer in right)
 
-def _comparing(compare: Callable[[str, str], float]) -> Callable[[Comparing], Callable[[str, Sequence[str]], float]]:
-    """Return a maker of judges that score a response by its best comparison with any of the right answers."""
-
-    def made(verifier: Comparing) -> Callable[[str, Sequence[str]], float]:
-        def judge(response: str, answers: Sequence[str]) -> float:
-            given = response if verifier.extract is None else _last_match(verifier.extract, response)
-            if given is None:
-                return 0.0
-            right = (_last_match(verifier.extract, answer) or answer for answer in answers)
-            return max(compare(given, answer) for answer in right)
-
-        return judge
-
-    return made
+    return judge
 
 
 def _last_match(pattern: str | None, text: str) -> str | None:
-    """Return the first group of a pattern's last match in a text; None without a match."""
     matches = list(re.finditer(pattern, text)) if pattern else []
     return matches[-1][1] if matches else None
-
-
-def _same_text(given: str, answer: str) -> float:
-    return float(given.strip() == answer.strip())
 
 
 def _same_words(given: str, answer: str) -> float:
@@ -128,7 +112,7 @@ def _words(text: str) -> list[str]:
     return ARTICLES.sub(" ", text.lower().translate(str.maketrans("", "", string.punctuation))).split()
 
 
-def _by_value(verifier: Math) -> Callable[[str, Sequence[str]], float]:
+def _by_value(verifier: Math) -> Judge:
     """Return the judge of the verifier Math: equality by math-verify; the judging process has the time limit."""
     from math_verify import parse, verify  # imported in the parent, not in each child
 
@@ -136,10 +120,10 @@ def _by_value(verifier: Math) -> Callable[[str, Sequence[str]], float]:
         gold = parse(answer if "$" in answer or "\\boxed" in answer else f"${answer}$", parsing_timeout=None)
         return float(verify(gold, parse(given, parsing_timeout=None), timeout_seconds=None))
 
-    return _comparing(same_value)(verifier)
+    return _comparing(same_value, verifier)
 
 
-def _by_schema(verifier: JSONSchema) -> Callable[[str, Sequence[str]], float]:
+def _by_schema(verifier: JSONSchema) -> Judge:
     from jsonschema import Draft202012Validator
     from referencing import Registry
 
@@ -163,12 +147,12 @@ def _last_block(response: str) -> str:
     return str(blocks[-1]) if blocks else response
 
 
-def _by_regex(verifier: Regex) -> Callable[[str, Sequence[str]], float]:
+def _by_regex(verifier: Regex) -> Judge:
     pattern = re.compile(verifier.pattern)
     return lambda response, _: float(pattern.search(response) is not None)
 
 
-def _by_format(verifier: Format) -> Callable[[str, Sequence[str]], float]:
+def _by_format(verifier: Format) -> Judge:
     """Return the judge of the verifier Format: all tags in order, each exactly once, so that no text holds a tag."""
 
     def judge(response: str, _: Sequence[str]) -> float:
@@ -180,20 +164,19 @@ def _by_format(verifier: Format) -> Callable[[str, Sequence[str]], float]:
     return judge
 
 
-def _by_length(verifier: Length) -> Callable[[str, Sequence[str]], float]:
+def _by_length(verifier: Length) -> Judge:
     return lambda response, _: float(verifier.minimum <= len(response.strip()) <= verifier.maximum)
 
 
-def _by_tests(_: Code) -> Callable[[str, Sequence[str]], float]:
+def _by_tests(_: Code) -> Judge:
     return lambda response, tests: float(_passed(_last_block(response), tests))
 
 
 def _passed(code: str, tests: Sequence[str]) -> int:
     """Return the number of tests that a response's code passes.
 
-    Tests see the names that the code defines, but built-in functions as they were.
-
-    Once the code has run, nothing here is looked up by a name that the code could have changed.
+    Tests see the names that the code defines, but built-in functions as they were. Once the code has run, nothing here
+    is looked up by a name that the code could have changed.
     """
     untouched, run, passed = dict(vars(builtins)), exec, 0
     compiled = [_compiled(test) for test in tests]
@@ -220,14 +203,14 @@ def _compiled(test: str) -> CodeType:
         return compile("assert False", "test", "exec")
 
 
-JUDGES: Mapping[type[Verifier], Callable[[Any], Callable[[str, Sequence[str]], float]]] = {
+JUDGES: Mapping[type[Verifier], Callable[[Any], Judge]] = {
     Math: _by_value,
-    ExactMatch: _comparing(_same_text),
-    FuzzyMatch: _comparing(_same_words),
+    ExactMatch: partial(_comparing, lambda given, answer: float(given.strip() == answer.strip())),
+    FuzzyMatch: partial(_comparing, _same_words),
     JSONSchema: _by_schema,
     Regex: _by_regex,
     Format: _by_format,
     Length: _by_length,
     Code: _by_tests,
 }
-"""Class of a verifier -> maker of its judge, a function (response, texts to compare with) -> number."""
+"""Class of a verifier -> maker of its judge."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,33 +17,19 @@ _FILLS = (torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar)
 
 
 @dataclass(frozen=True)
-class Write:
-    """Record of one in-place operation on a parameter, or on a view of the parameter, while the model was made."""
-
-    operation: Any
-    view: tuple[tuple[int, ...], tuple[int, ...], int]
-    """Shape, strides and offset of the view of the parameter that the operation changed."""
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    generator: Tensor | None
-    """State of the CPU's random generator before the operation; None if the operation uses no random numbers."""
-
-
-@dataclass(frozen=True)
 class DrawnTensor:
     """Source of a parameter's initial values: each rank repeats the recorded initialisation, and cuts its part."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    writes: list[Write] = field(default_factory=list)
+    writes: list[Callable[[Tensor], object]] = field(default_factory=list)
+    """Repetitions, on the whole parameter, of the in-place operations on it or its views while the model was made."""
 
     def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
         whole = torch.empty(self.shape, dtype=self.dtype)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             for write in self.writes:
-                if write.generator is not None:
-                    torch.set_rng_state(write.generator)
-                write.operation(whole.as_strided(*write.view), *write.arguments, **write.options)
+                write(whole)
         yield wanted, whole[wanted.within(TensorSlice.whole(self.shape))]
 
 
@@ -83,14 +69,20 @@ class Drawing(OnMeta):  # type: ignore[no-untyped-call]
 
     def _record(self, operation: Any, target: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         drawn = self.of(target)
-        view = (tuple(target.shape), target.stride(), int(target.storage_offset()))
+        shape, strides, offset = tuple(target.shape), target.stride(), int(target.storage_offset())
         draws = torch.Tag.nondeterministic_seeded in operation.tags
         if target.shape == drawn.shape and (draws or operation in _FILLS):
             drawn.writes.clear()
         generator = torch.get_rng_state() if draws else None
         if draws:
             operation(torch.empty(target.shape, dtype=target.dtype), *arguments, **options)
-        drawn.writes.append(Write(operation, view, arguments, options, generator))
+
+        def write(whole: Tensor) -> None:
+            if generator is not None:
+                torch.set_rng_state(generator)
+            operation(whole.as_strided(shape, strides, offset), *arguments, **options)
+
+        drawn.writes.append(write)
 
     def of(self, tensor: Tensor) -> DrawnTensor:
         """Return the record of how a tensor on the meta device is initialised."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import torch
@@ -98,9 +97,9 @@ class Pipelining:
         hidden = torch.empty(
             (*tokens[0].shape, inner(self._model).config.hidden_size), dtype=self._dtype, requires_grad=backward
         )
-        part = StageModule(self._model, micros, compute if mesh.is_last_stage else None)
+        part = StageModule(self._model, micros, compute if mesh.is_last_stage else None, before_backward)
         if before_backward:
-            tell_last_backward(part, before_backward, micros=len(micros))
+            before_backward(len(micros) == 1)
         stage = PipelineStage(
             part,
             mesh.coordinate("pipeline"),
@@ -127,32 +126,28 @@ class Pipelining:
 class StageModule(nn.Module):
     """A pipeline stage: its output is hidden states, or on the last stage the result of `compute`."""
 
-    def __init__(self, model: nn.Module, micros: Sequence[MicroBatch], compute: OutputFunction | None) -> None:
-        """micros: micro-batches in the order in which the schedule runs them."""
+    def __init__(
+        self,
+        model: nn.Module,
+        micros: Sequence[MicroBatch],
+        compute: OutputFunction | None,
+        before_backward: BeforeBackward | None,
+    ) -> None:
+        """micros: micro-batches in the order in which the schedule runs them, forward and backward."""
         super().__init__()
-        self.model = model
-        self._micros, self._compute = iter(micros), compute
+        self.model, self._micros, self._done = model, micros, 0
+        self._compute, self._before_backward = compute, before_backward
 
     def forward(self, given: Tensor) -> Tensor:
         """Run one micro-batch; given: tokens [1, N] on the first stage, hidden states [1, N, H] on the others."""
-        micro = next(self._micros)
-        output = self.model(given, micro.given)
-        return output if self._compute is None else self._compute(output, micro.fields)
-
-
-def tell_last_backward(stage: nn.Module, before_backward: BeforeBackward, *, micros: int) -> None:
-    """Call `before_backward` before the first and the last of a stage's backward passes; micros: their number.
-
-    A schedule runs backward passes in the order of the forward passes, and does not announce the last one.
-    """
-    before_backward(micros == 1)
-    outputs = count(1)
-
-    def forward_done(_: nn.Module, __: Any, output: Tensor) -> None:
-        if next(outputs) == micros:
-            output.register_hook(lambda _: before_backward(True))  # type: ignore[no-untyped-call]
-
-    stage.register_forward_hook(forward_done)
+        micro = self._micros[self._done]
+        self._done += 1
+        output: Tensor = self.model(given, micro.given)
+        if self._compute is not None:
+            output = self._compute(output, micro.fields)
+        if (before := self._before_backward) and self._done == len(self._micros):  # no schedule announces it
+            output.register_hook(lambda _: before(True))  # type: ignore[no-untyped-call]
+        return output
 
 
 def sum_tied_gradients(parameter: nn.Parameter | None, mesh: ModelMesh) -> None:
