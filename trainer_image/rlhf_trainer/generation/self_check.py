@@ -42,10 +42,7 @@ def layout_checked() -> Iterator[None]:
 
 @torch.no_grad()
 def check(model: Any) -> None:
-    """Check where vLLM keeps the parameters of a model, and overwrite these parameters.
-
-    EnvironmentProblem names a parameter that vLLM keeps elsewhere.
-    """
+    """Check where vLLM keeps a model's parameters, and overwrite them; EnvironmentProblem names one kept elsewhere."""
     every = locations_of(model)
     _require_no_gaps(every)
     layers = {name: found.group(1) for name in every if (found := _LAYER.search(name))}

@@ -17,10 +17,7 @@ FreedStorages = list[tuple[torch.UntypedStorage, int]]
 
 
 def bytes_held(model: nn.Module, caches: Iterable[Tensor]) -> int:
-    """Count the bytes of the KV cache and the weights, with the packed copies of linear layers and of the head.
-
-    Experts have no copy: packed, they stand in the place of the plain parameters.
-    """
+    """Count bytes of cache and weights, with packed copies of linear layers and head; experts are packed in place."""
     plain = sum(storage.nbytes() for storage in _storages([*model.parameters(), *caches]))
     return plain + sum(map(_packed_bytes, model.modules()))
 

@@ -42,8 +42,6 @@ class Response:
 
 @dataclass(frozen=True)
 class _Request:
-    """Request for a response that is being generated."""
-
     prompt: Sequence[int]
     sampling: Any
     versions: list[int]
@@ -324,10 +322,7 @@ def _import_vllm(variables: Mapping[str, str]) -> Any:
 
 @contextmanager
 def _start_of_vllm(tensor_groups: Sequence[Sequence[int]], field: str) -> Iterator[None]:
-    """Start vLLM in this block: on these groups of ranks, with a check of its layout, and torch's random state kept.
-
-    An error about memory becomes a MemoryProblem that names the field of the manifest.
-    """
+    """Start vLLM in this block, on these groups and with a check of its layout; MemoryProblem names the field."""
     try:
         with collector_off():
             from rlhf_trainer.generation.self_check import layout_checked  # it imports most of vLLM

@@ -100,7 +100,7 @@ class Endpoint:
         return [task.result() for task in tasks]
 
     async def _answer(self, client: httpx.AsyncClient, request: Any, about: object) -> Answer:
-        """Send a request until there is an answer, at most `attempts` times, with growing pauses."""
+        """Send a request at most `attempts` times, with growing pauses."""
         content = json.dumps(request, ensure_ascii=False).encode(errors="replace")
         for attempt in range(1, self.attempts + 1):
             try:
@@ -115,7 +115,6 @@ class Endpoint:
         raise EnvironmentProblem(f"{self.path}: {self.url} {what} ({self.attempts} attempts); the sample is {about}")
 
     async def _attempt(self, client: httpx.AsyncClient, content: bytes) -> Answer:
-        """Send a request once; RetryableError if another attempt may succeed."""
         try:
             async with client.stream("POST", self.url, content=content, headers=JSON) as answer:
                 body = bytearray()

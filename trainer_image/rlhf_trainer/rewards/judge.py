@@ -69,10 +69,7 @@ class JudgeClient(Endpoint):
         return [Score(sum(won) / len(won) if won else None) for won in won_by]
 
     def _compare(self, pairs: Sequence[tuple[Sample, str]]) -> Iterator[list[float]]:
-        """Yield for each pair the shares that the sample wins against the other response in both orders.
-
-        The list is empty unless both orders have a verdict.
-        """
+        """Yield the shares that the sample of each pair wins in both orders; none unless both have a verdict."""
         questions = [
             (self._question(sample, **{RESPONSE_A: one, RESPONSE_B: two}), sample)
             for sample, other in pairs

@@ -54,6 +54,5 @@ class Score:
 
 
 def _shown(text: str) -> str:
-    """Return the beginning of a text, quoted, on one line."""
     shown = json.dumps(text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "...", ensure_ascii=False)
     return shown.encode(errors="backslashreplace").decode()  # a lone surrogate cannot be encoded

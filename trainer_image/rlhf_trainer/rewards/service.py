@@ -14,11 +14,7 @@ class ServiceClient(Endpoint):
     """Client of a service that scores responses."""
 
     def scores(self, samples: Sequence[Sample]) -> list[Score]:
-        """Return a score for each sample.
-
-        EnvironmentProblem if the service does not answer, UserCodeError if it refuses or answers no score; both name
-        the sample.
-        """
+        """Score samples; EnvironmentProblem without an answer, UserCodeError for no score, which name the sample."""
         return self.answers([(_request(sample), sample) for sample in samples], self._score)
 
     def _score(self, answer: Answer, about: object) -> Score:

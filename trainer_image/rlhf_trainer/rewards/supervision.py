@@ -287,7 +287,7 @@ def judge_in_children(
 
 
 class _Child:
-    """Forked child process that judges items, such as responses, one after the other."""
+    """Forked child process that judges items one after the other."""
 
     def __init__(self, judge: Callable[[Item], float], items: Sequence[Item], limits: Limits) -> None:
         self._answers, theirs = os.pipe()

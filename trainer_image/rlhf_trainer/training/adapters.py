@@ -43,10 +43,7 @@ class AdaptedLinear(nn.Linear):
     """A linear layer with an adapter: W x + bias + s B A x."""
 
     def __init__(self, adapted: nn.Linear, *, rank: int, scale: float) -> None:
-        """Take over the weight and bias of `adapted`, which is on the meta device, and make A and B there.
-
-        An active `Drawing` records the initial values of A and B.
-        """
+        """Take over weight and bias of `adapted`, on the meta device; an active `Drawing` records how A and B begin."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = adapted.in_features, adapted.out_features
         self.weight, self.bias, self.scale, self.is_on = adapted.weight, adapted.bias, scale, True

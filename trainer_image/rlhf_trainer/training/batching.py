@@ -142,10 +142,7 @@ class _Bundle:
     prompts: set[bytes] = field(default_factory=set)
 
     def shared(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[int]:
-        """Return how many tokens of each text of a further row another text computes.
-
-        keys, sizes: key and number of tokens of the prompt of each text of the row.
-        """
+        """Return how many tokens of each text of a further row, with prompts of these keys, another text computes."""
         return [
             size if key in self.prompts or key in keys[:text] else 0
             for text, (key, size) in enumerate(zip(keys, sizes, strict=True))
@@ -192,10 +189,7 @@ class RowAssignment:
     """Load balancing of a batch: rows go to the ranks that compute them, and results return to the rows' own ranks."""
 
     def __init__(self, costs: Tensor, bundles: Tensor, mesh: ModelMesh) -> None:
-        """costs: int64 [bundles] of this rank; bundles: int64 [B], the bundle of each of its rows.
-
-        A collective of the data-parallel ranks; all compute the same assignment.
-        """
+        """costs: int64 [bundles] of this rank; bundles: int64 [B] of its rows. A collective of data-parallel ranks."""
         self._mesh = mesh
         sizes = torch.bincount(bundles, minlength=len(costs))
         every = _of_all(torch.stack([costs, sizes], dim=1), mesh)
@@ -211,10 +205,7 @@ class RowAssignment:
         ]
 
     def rows(self, fields: Fields) -> Fields:
-        """Send rows to the ranks that compute them; returns the fields, [B, T] or [B], of this rank's computed rows.
-
-        T becomes the widest of all ranks.
-        """
+        """Send rows to the ranks that compute them; returns this rank's, [B, T of the widest of all ranks] or [B]."""
         if not self._moves:
             return fields
         tables = [field if field.dim() > 1 else field[:, None] for field in fields.values()]
@@ -240,10 +231,7 @@ class RowAssignment:
 
 
 def assign_bundles(costs: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Choose the rank that computes each bundle of rows; costs: costs of the bundles that each rank holds.
-
-    All bundles stay where they are if that balances as well as the assignment by `longest_first`.
-    """
+    """Choose the rank of each bundle; costs: of the bundles of each rank. None moves unless that balances better."""
     every = list(chain.from_iterable(costs))
     ranks, work = longest_first(every, len(costs)), [0] * len(costs)
     for cost, rank in zip(every, ranks, strict=True):

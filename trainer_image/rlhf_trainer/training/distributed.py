@@ -23,10 +23,7 @@ Device = Literal["CPU", "GPU"]
 
 
 def start(device: Device, timeout_seconds: float) -> int:
-    """Join the process group named by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; returns the rank.
-
-    NCCL on GPUs, gloo on CPU. A collective that takes longer than `timeout_seconds` raises.
-    """
+    """Join the world of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT by NCCL or gloo; returns the rank."""
     if device == "GPU":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     global _timeout  # noqa: PLW0603 one value for the process, like torch's default group
@@ -156,10 +153,7 @@ class ModelMesh:
         return every.view(self.layout.data, len(given)).cpu()
 
     def exchange_rows(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Exchange rows [B, ...] between the data-parallel ranks; returns the received rows.
-
-        sent, received: numbers of neighbouring rows, by rank. The result is on the device of `rows`.
-        """
+        """Exchange rows [B, ...] between the data-parallel ranks; sent, received: numbers of neighbours by rank."""
         given = rows.to(device_here())
         arrived = given.new_empty((sum(received), *given.shape[1:]))
         dist.all_to_all_single(arrived, given.contiguous(), received, sent, group=self.data_group)

@@ -68,10 +68,7 @@ def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -
 
 
 def has_weights(folder: str) -> bool:
-    """Whether a local model folder holds weights; a model on the hub is assumed to have weights.
-
-    DataError when it holds pickled ones only.
-    """
+    """Whether a local model folder holds weights; true on the hub. DataError when it holds pickled ones only."""
     path = Path(folder)
     if not path.is_dir() or any(path.glob(WEIGHT_FILES)):
         return True
@@ -183,10 +180,7 @@ def _made(factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code
 def _unread(
     factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code: bool, revision: str | None
 ) -> tuple[Any, dict[str, StoredTensor]]:
-    """Make a model on the meta device, and locate its stored parameters without reading them.
-
-    The model's config then names the type of the stored parameters.
-    """
+    """Make a model on the meta device, whose config names the type of its stored parameters; locate these, unread."""
     source_dtype = config.dtype
     if getattr(config, "quantization_config", None):
         raise DataError(
@@ -261,10 +255,7 @@ def _stored_names(find: Callable[..., Any], folder: str) -> Iterator[tuple[Local
 def _require_all(
     model: PreTrainedModel, weights: Mapping[str, StoredTensor], folder: str, *, drawn: Collection[str] = ()
 ) -> None:
-    """Raise DataError if a parameter is missing or has another shape, or if a buffer has values of its own.
-
-    Files of the hub are checked when they are read.
-    """
+    """Raise DataError for a missing parameter, one of another shape in a local file, and a stored buffer."""
     if buffers := dict(model.named_buffers()).keys() & model.state_dict().keys() & weights.keys():
         raise DataError(f"{folder}: {min(buffers)} is no parameter, and buffers with values of their own are not read")
     for name, parameter in model.named_parameters():

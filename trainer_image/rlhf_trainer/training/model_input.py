@@ -199,5 +199,4 @@ def _shared_prompts(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
 
 
 def _on_device(value: Documents | ModelInput, device: torch.device) -> dict[str, Any]:
-    """Return the tensor attributes of an object by name, copied to a device."""
     return {name: to_device(each, device) for name, each in vars(value).items() if isinstance(each, Tensor)}

@@ -78,10 +78,7 @@ class LanguageModel(nn.Module):
     """
 
     def __init__(self, causal_lm: PreTrainedModel, weights: Weights | None = None) -> None:
-        """weights: sources of the parameters of a model on the meta device, read once it is sharded; None: no source.
-
-        DataError for a head with a bias.
-        """
+        """weights: sources of parameters on the meta device, read by `shard`. DataError for a head with a bias."""
         super().__init__()
         head: Any = causal_lm.get_output_embeddings()
         if getattr(head, "bias", None) is not None:

@@ -182,7 +182,7 @@ class TrainerState:
         self._saving = self._writer.submit(finish)
 
     def end_save(self) -> None:
-        """Wait until the last save is written; raises the error of that save."""
+        """Wait until the last save is written; raises its error."""
         if self._saving:
             self._saving.result()
             self._saving = None
