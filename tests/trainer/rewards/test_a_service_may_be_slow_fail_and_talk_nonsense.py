@@ -11,8 +11,8 @@ import pytest
 
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
 from rlhf_trainer.rewards import endpoint
+from rlhf_trainer.rewards.endpoint import ServiceClient
 from rlhf_trainer.rewards.sample import Sample, Score
-from rlhf_trainer.rewards.service import ServiceClient
 from tests.trainer.rewards.stub_server import Handler, Server
 
 TOKEN = "planted000009"

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import httpx
 
 from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
+from rlhf_trainer.rewards.sample import EXPECTED, Sample, Score, is_score
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 """Seconds before a request's second attempt, doubled before each further one, and most seconds before any."""
@@ -128,6 +129,33 @@ class Endpoint:
         if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code in RETRYABLE:
             raise RetryableError(f"answered {named(code)}", retry_after(answer.headers.get("Retry-After", "")))
         return Answer(code, bytes(body))
+
+
+class ServiceClient(Endpoint):
+    """Client of a service that scores responses: POST {"prompt", "response", "finished"} and perhaps "columns"."""
+
+    def scores(self, samples: Sequence[Sample]) -> list[Score]:
+        """Score samples; EnvironmentProblem without an answer, UserCodeError for no score, which name the sample."""
+        return self.answers([(_request(sample), sample) for sample in samples], self._score)
+
+    def _score(self, answer: Answer, about: object) -> Score:
+        if answer.code != HTTPStatus.OK:
+            raise self.refused(f"answered {named(answer.code)}", about)
+        if len(answer.body) > self.longest:
+            raise self.refused(f"answered more than {self.longest} bytes", about)
+        try:
+            score = json.loads(answer.body)["score"]
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            score = None
+        is_number = isinstance(score, int | float) and not isinstance(score, bool)
+        if not is_number or not is_score(score):  # the message does not show the answer, which may repeat the token
+            raise self.refused(f'answered something else than {{"score": {EXPECTED}}}', about)
+        return Score(float(score))
+
+
+def _request(sample: Sample) -> dict[str, object]:
+    request = {"prompt": sample.prompt, "response": sample.response, "finished": sample.finished}
+    return {**request, "columns": sample.columns} if sample.columns else {**request}
 
 
 def pause(attempt: int) -> float:

@@ -19,10 +19,10 @@ from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.ops.masks import WHITEN_EPS, row_sums
 from rlhf_trainer.ops.running import RunningMoments
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_PROTO
+from rlhf_trainer.rewards.endpoint import ServiceClient
 from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample, Score
-from rlhf_trainer.rewards.service import ServiceClient
 from rlhf_trainer.rewards.verifiers import OPTIONS
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields, Marks, register
