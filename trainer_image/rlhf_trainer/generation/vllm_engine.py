@@ -309,7 +309,7 @@ def bytes_used(device: torch.device) -> int:
 
 
 def _import_vllm(variables: Mapping[str, str]) -> Any:
-    """Import vLLM under environment variables. It takes seconds, and only the actor of an RL job needs it."""
+    """Import vLLM under environment variables; it takes seconds, and only the actor of an RL job needs it."""
     os.environ.pop(STAGE_LAYERS, None)  # set for an earlier engine of this process
     os.environ.update(variables)
     try:

@@ -44,7 +44,6 @@ class ParameterLocation:
     shard: TensorSlice
     """Slice of the parameter that this rank holds."""
     transposed: bool = False
-    """Whether vLLM keeps the parameter transposed."""
 
     @property
     def rows(self) -> int:

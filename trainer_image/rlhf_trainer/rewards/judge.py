@@ -31,9 +31,7 @@ class Counts:
     """Numbers of questions and of unreadable answers in one call of `JudgeClient.scores`."""
 
     questions: int = 0
-    """Questions that were sent to the judge."""
     unread: int = 0
-    """Questions whose answer from the judge has no verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +92,6 @@ class JudgeClient(Endpoint):
         return self.judge.fill_prompt(**texts, prompt=sample.prompt, **responses)
 
     def _verdicts(self, questions: Sequence[tuple[str, Sample]]) -> list[float | None]:
-        """Ask the judge questions; returns the verdict on each, None for an answer without one."""
         distinct = {_key(question): (question, sample) for question, sample in questions}
         new = {key: each for key, each in distinct.items() if key not in self.verdicts}
         found = self.answers([(self._request(question), sample) for question, sample in new.values()], self._verdict)

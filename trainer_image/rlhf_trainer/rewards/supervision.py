@@ -221,7 +221,6 @@ def _await_end(server: int, channel: socket.socket) -> int:
 
 
 def _reap() -> Iterator[tuple[int, int]]:
-    """Yield (process, status) of each child that has ended."""
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             yield ended

@@ -31,7 +31,6 @@ from rlhf_api.spec.verifiers import (
 from rlhf_trainer.rewards.supervision import MEBIBYTE, Limits, judge_in_children, require_sandbox
 
 OPTIONS: Final = "verifier()"
-
 USUAL_LIMITS = Limits(seconds=5.0, memory=1024 * MEBIBYTE)
 """Limits of one judgement by any verifier but Code, against regular expressions and formulas that never end."""
 JUDGING_SHARE = 0.8
@@ -101,15 +100,13 @@ def _last_match(pattern: str | None, text: str) -> str | None:
 
 
 def _same_words(given: str, answer: str) -> float:
-    """Return the F1 score of the words of two texts (SQuAD, arXiv:1606.05250)."""
-    words, right = _words(given), _words(answer)
+    """Return the F1 score of two texts' words in lower case, without articles (SQuAD, arXiv:1606.05250)."""
+    words, right = (
+        ARTICLES.sub(" ", text.lower().translate(str.maketrans("", "", string.punctuation))).split()
+        for text in (given, answer)
+    )
     common = sum((Counter(words) & Counter(right)).values())
     return 2 * common / (len(words) + len(right)) if common else float(words == right)
-
-
-def _words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation and articles."""
-    return ARTICLES.sub(" ", text.lower().translate(str.maketrans("", "", string.punctuation))).split()
 
 
 def _by_value(verifier: Math) -> Judge:
@@ -142,7 +139,6 @@ def _refuse(constant: str) -> None:
 
 
 def _last_block(response: str) -> str:
-    """Return the content of a response's last fenced code block, or the whole response without one."""
     blocks = BLOCK.findall(response)
     return str(blocks[-1]) if blocks else response
 

@@ -264,11 +264,7 @@ def write_adapter(adapter: Adapter, trained: Mapping[str, TensorSource], folder:
 
 
 def merged_weights(adapter: Adapter, trained: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """Return the tensors of the merged model by name; trained: the adapter's and a new head's.
-
-    Base weights are read from their original files, so their type during the run does not matter. DataError if these
-    files are missing.
-    """
+    """Return the merged model's tensors by name, the base's as their files hold them; DataError if these are gone."""
     if Path(adapter.base).is_absolute() and not Path(adapter.base).is_dir():
         raise DataError(f"{adapter.base}: the model that the adapter adds to is not there any more")
     code, revision = adapter.trust_remote_code, adapter.revision

@@ -23,7 +23,6 @@ PACKED_LAYERS = {"full_attention", "sliding_attention"}
 """The `layer_types` of config.json that keep packed texts apart; convolutions and recurrent layers do not."""
 MIN_FLASH_CAPABILITY = (8, 0)
 """Minimum compute capability for FlashAttention: Ampere."""
-
 FEWER_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 """Argument of `varlen_attn` for fewer heads of keys than of queries; torch 2.11 lacks it, and always allows them."""
 
@@ -141,18 +140,9 @@ def _by_flash(
     """
     key, value = (_seen(each, documents) for each in (key, value))
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-    output = varlen_attn(
-        query,
-        key,
-        value,
-        documents.starts,
-        documents.seen_starts,
-        max(documents.lengths),
-        max(documents.seen),
-        scale=scaling,
-        window_size=(sliding_window - 1 if sliding_window else -1, 0),
-        **FEWER_KEYS,
-    )
+    starts, longest = (documents.starts, documents.seen_starts), (max(documents.lengths), max(documents.seen))
+    window = (sliding_window - 1 if sliding_window else -1, 0)
+    output = varlen_attn(query, key, value, *starts, *longest, scale=scaling, window_size=window, **FEWER_KEYS)
     assert isinstance(output, Tensor)
     return output[None], None
 

@@ -6,7 +6,6 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -132,8 +131,6 @@ class Bundles:
 
 @dataclass
 class _Bundle:
-    """A bundle of rows with the same prompt, while rows are added."""
-
     rows: list[int] = field(default_factory=list)
     taken: list[list[int]] = field(default_factory=list)
     """Number of tokens of each text that another text of the bundle computes, by row of the bundle."""
@@ -163,8 +160,11 @@ class RowCosts:
         config = model.config
         lists = (each for each in model.base_model.children() if isinstance(each, nn.ModuleList))
         layer = next(each for layers in lists for each in layers if not isinstance(each, MissingLayer))
+        experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+        share = config.num_experts_per_tok / experts if experts else 1.0  # part of the experts that a token meets
         self._parameters = sum(
-            round(each.numel() * active_share(name, config)) for name, each in layer.named_parameters()
+            round(each.numel() * (share if "experts" in name.split(".") else 1.0))
+            for name, each in layer.named_parameters()
         )
         heads = config.num_attention_heads
         self._attention = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -177,12 +177,6 @@ class RowCosts:
     def flops(self, costs: float, read: float) -> float:
         """Return the FLOPs of a forward pass; costs: sum over the rows; read: tokens that need log-probabilities."""
         return 2.0 * (self._layers * costs + self._head * read)
-
-
-def active_share(name: str, config: Any) -> float:
-    """Share of a layer's parameter that a token is multiplied with: 1, but less for the experts of a mixture."""
-    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    return config.num_experts_per_tok / experts if experts and "experts" in name.split(".") else 1.0
 
 
 class RowAssignment:

@@ -1,7 +1,4 @@
-"""Tokenizer, config and weights of a model folder; weights are located here, and read by `shard`.
-
-A mixture of experts has parameters that transformers stacks from many tensors of a file.
-"""
+"""Tokenizer, config and weights of a model folder; weights are located here, and read by `shard`."""
 
 from __future__ import annotations
 
@@ -198,10 +195,7 @@ def _unread(
 def stored_model(
     folder: str, *, scores: bool, trust_remote_code: bool, revision: str | None
 ) -> dict[str, StoredTensor]:
-    """Return the stored parameters of a causal language model or scorer, by name; DataError if the folder holds none.
-
-    The head of a scorer that is made of a language model is not among them.
-    """
+    """Return a model's stored parameters by name, without a head that a scorer adds; DataError if there are none."""
     config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
     if scores:
         config.num_labels = 1
@@ -279,7 +273,6 @@ def _require_shape(name: str, weights: StoredTensor, shape: tuple[int, ...], fol
 
 @contextmanager
 def _one_sentence(folder: str) -> Iterator[None]:
-    """Turn errors of transformers, files and the hub in the block into DataErrors of one sentence."""
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:

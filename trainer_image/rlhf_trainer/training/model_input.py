@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Self
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -88,10 +88,6 @@ class Documents:
         starts, seen_starts = pad(sizes.cumsum(1), (1, 0)).int()
         return cls(lengths, starts, seen, seen_starts, seen_tokens)
 
-    def to(self, device: torch.device) -> Self:
-        """Return a copy with all tensors on a device."""
-        return replace(self, **_on_device(self, device))
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInput:
@@ -170,12 +166,15 @@ class ModelInput:
 
     def to(self, device: torch.device) -> Self:
         """Return a copy of the model input with all tensors on a device."""
-        return replace(self, documents=self.documents.to(device), **_on_device(self, device))
+        return replace(_on_device(self, device), documents=_on_device(self.documents, device))
 
     def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
         """Return zeros [rows, T] with `values` at the indices `places` among the rows * T positions."""
         rows, width = self.shape
         return values.new_zeros(rows * width).index_copy(0, places, values).view(rows, width)
+
+
+Packed = TypeVar("Packed", Documents, ModelInput)
 
 
 def prompt_sizes(text: Text) -> Tensor:
@@ -198,5 +197,6 @@ def _shared_prompts(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
     return rows, torch.where(rows < torch.arange(len(rows)), torch.cat(list(map(prompt_sizes, texts))), 0)
 
 
-def _on_device(value: Documents | ModelInput, device: torch.device) -> dict[str, Any]:
-    return {name: to_device(each, device) for name, each in vars(value).items() if isinstance(each, Tensor)}
+def _on_device(value: Packed, device: torch.device) -> Packed:
+    tensors = {name: to_device(each, device) for name, each in vars(value).items() if isinstance(each, Tensor)}
+    return replace(value, **tensors)

@@ -127,12 +127,13 @@ def ties_embedding(model: nn.Module) -> bool:
     return isinstance(model, LanguageModel) and bool(inner(model).config.tie_word_embeddings)
 
 
-def tied_embedding(model: nn.Module) -> nn.Parameter:
-    """Return the tied embedding of a first pipeline stage, or its copy in the head of a last stage."""
+def trained_tie(model: nn.Module) -> nn.Parameter | None:
+    """The trained tied embedding of a first pipeline stage, or its copy in a last stage's head; None without one."""
+    if not ties_embedding(model):
+        return None
     pretrained: Any = inner(model)
-    parameter = pretrained.lm_head.weight if has_copy_of_embedding(model) else _embedding(model).weight
-    assert isinstance(parameter, nn.Parameter)
-    return parameter
+    parameter: nn.Parameter = pretrained.lm_head.weight if has_copy_of_embedding(model) else _embedding(model).weight
+    return parameter if parameter.requires_grad else None
 
 
 def _embedding(model: nn.Module) -> Any:

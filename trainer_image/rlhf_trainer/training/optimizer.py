@@ -135,10 +135,7 @@ class GradientSync:
 
     @contextmanager
     def root_gathered(self) -> Iterator[None]:
-        """Keep parameters of FSDP2's root module gathered between a forward pass and its backward pass in the block.
-
-        Outside the block a forward pass frees them, as no backward pass follows.
-        """
+        """Keep FSDP2's root gathered from forward to backward pass in the block; outside, a forward pass frees it."""
         self._module.set_reshard_after_forward(False, recurse=False)
         try:
             yield

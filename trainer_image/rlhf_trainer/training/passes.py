@@ -42,24 +42,22 @@ class MicroBatch:
     """Numbers of the rows in the rank's batch: int64 [b]; empty for a padding micro-batch, which joins collectives."""
 
 
-class NoPipelining:
-    """Passes of a rank that holds the model from end to end: one micro-batch after the other."""
+Passes = Callable[[Sequence[MicroBatch], OutputFunction, BeforeBackward | None], list[Tensor]]
+"""Function that returns `compute` of each micro-batch. With a callback that is a loss, whose backward pass is run."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
 
-    def run(
-        self, micros: Sequence[MicroBatch], compute: OutputFunction, before_backward: BeforeBackward | None = None
-    ) -> list[Tensor]:
-        """Return `compute` of each micro-batch; with `before_backward` it is a loss, and its backward pass is run."""
-        results = []
-        for number, micro in enumerate(micros, start=1):
-            result = compute(self._model(micro.given.tokens, micro.given), micro.fields)
-            if before_backward:
-                before_backward(number == len(micros))
-                torch.autograd.backward(result)
-            results.append(result.detach())
-        return results
+def run_whole(
+    model: nn.Module, micros: Sequence[MicroBatch], compute: OutputFunction, before_backward: BeforeBackward | None
+) -> list[Tensor]:
+    """Run `Passes` on a rank that holds the model from end to end, one micro-batch after the other."""
+    results = []
+    for number, micro in enumerate(micros, start=1):
+        result = compute(model(micro.given.tokens, micro.given), micro.fields)
+        if before_backward:
+            before_backward(number == len(micros))
+            torch.autograd.backward(result)
+        results.append(result.detach())
+    return results
 
 
 def keep_stage(model: nn.Module, mesh: ModelMesh) -> None:
@@ -81,46 +79,45 @@ def keep_stage(model: nn.Module, mesh: ModelMesh) -> None:
         setattr(pretrained, "lm_head" if hasattr(pretrained, "lm_head") else "score", MissingLayer())
 
 
-class Pipelining:
-    """Passes of a rank that holds one stage of several: forward passes by GPipe's schedule, training by 1F1B."""
+def run_stage(
+    model: nn.Module,
+    mesh: ModelMesh,
+    dtype: torch.dtype,
+    micros: Sequence[MicroBatch],
+    compute: OutputFunction,
+    before_backward: BeforeBackward | None,
+) -> list[Tensor]:
+    """Run `Passes` on a rank that holds one stage of several: forward passes by GPipe's schedule, training by 1F1B.
 
-    def __init__(self, model: nn.Module, mesh: ModelMesh, *, dtype: torch.dtype) -> None:
-        """dtype: type of the hidden states that a stage sends to the next stage."""
-        self._model, self._mesh, self._dtype = model, mesh, dtype
-
-    def run(
-        self, micros: Sequence[MicroBatch], compute: OutputFunction, before_backward: BeforeBackward | None = None
-    ) -> list[Tensor]:
-        """Run passes like `NoPipelining.run`; only the last stage returns tensors, the others return empty lists."""
-        mesh, backward = self._mesh, before_backward is not None
-        tokens = [micro.given.tokens for micro in micros]
-        hidden = torch.empty(
-            (*tokens[0].shape, inner(self._model).config.hidden_size), dtype=self._dtype, requires_grad=backward
-        )
-        part = StageModule(self._model, micros, compute if mesh.is_last_stage else None, before_backward)
-        if before_backward:
-            before_backward(len(micros) == 1)
-        stage = PipelineStage(
-            part,
-            mesh.coordinate("pipeline"),
-            mesh.layout.pipeline,
-            device_here(),
-            input_args=(tokens[0] if mesh.is_first_stage else hidden,),
-            output_args=(hidden.new_empty(()) if mesh.is_last_stage else hidden,),
-            group=mesh.pipeline_group,
-        )
-        schedule = (Schedule1F1B if backward else ScheduleGPipe)(
-            stage, len(micros), loss_fn=lambda loss, _: loss, scale_grads=False
-        )
-        results: list[Tensor] = []
-        run = schedule.step if backward else schedule.eval
-        run(
-            *([torch.cat(tokens)] if mesh.is_first_stage else []),
-            target=torch.zeros(len(micros)) if mesh.is_last_stage else None,
-            losses=results,
-            return_outputs=False,
-        )
-        return results
+    dtype: type of the hidden states that a stage sends to the next. Only the last stage returns tensors.
+    """
+    backward = before_backward is not None
+    tokens = [micro.given.tokens for micro in micros]
+    hidden = torch.empty((*tokens[0].shape, inner(model).config.hidden_size), dtype=dtype, requires_grad=backward)
+    part = StageModule(model, micros, compute if mesh.is_last_stage else None, before_backward)
+    if before_backward:
+        before_backward(len(micros) == 1)
+    stage = PipelineStage(
+        part,
+        mesh.coordinate("pipeline"),
+        mesh.layout.pipeline,
+        device_here(),
+        input_args=(tokens[0] if mesh.is_first_stage else hidden,),
+        output_args=(hidden.new_empty(()) if mesh.is_last_stage else hidden,),
+        group=mesh.pipeline_group,
+    )
+    schedule = (Schedule1F1B if backward else ScheduleGPipe)(
+        stage, len(micros), loss_fn=lambda loss, _: loss, scale_grads=False
+    )
+    results: list[Tensor] = []
+    run = schedule.step if backward else schedule.eval
+    run(
+        *([torch.cat(tokens)] if mesh.is_first_stage else []),
+        target=torch.zeros(len(micros)) if mesh.is_last_stage else None,
+        losses=results,
+        return_outputs=False,
+    )
+    return results
 
 
 class StageModule(nn.Module):

@@ -37,7 +37,6 @@ from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel, pieces_to_save, read_shard, trained_parameters
 
 FILE_SIZE = "5GB"
-
 CONFIG_FOLDER = "huggingface"
 """Name of the folder in a model's checkpoint that holds config and tokenizer (`save_config_and_tokenizer`)."""
 ADAPTER_FOLDER = "adapter"

@@ -134,7 +134,6 @@ def _shard_data_parallel(
 
 
 def _compile(layers: Sequence[nn.Module], mesh: ModelMesh) -> None:
-    """Make layers compile themselves in their first passes, once for any number of tokens."""
     if mesh.layout.tensor > 1:  # AOTAutograd of torch 2.13 recurses without end on DTensors of dynamic shapes
         raise ConfigError(f"spec.training.compile: layers cannot be compiled with tensor {mesh.layout.tensor}, only 1")
     from torch._inductor.cpp_builder import get_cpp_compiler  # a slow import
@@ -157,10 +156,7 @@ def _at(home: torch.device, tensor: Tensor) -> Tensor:
 
 
 def named_parameters(model: ShardedModel) -> Iterator[tuple[str, nn.Parameter]]:
-    """(Hugging Face name, parameter) of this rank's stage of a sharded model, in layer order.
-
-    The last stage's copy of a tied embedding has the embedding's name.
-    """
+    """Yield (Hugging Face name, parameter) of this rank's stage; a copied tied embedding has the embedding's name."""
     wrapper = f"{next(iter(dict(model.module.named_children())))}."
     copied = {"lm_head.weight": f"{inner(model.module).base_model_prefix}.embed_tokens.weight"}
     new_names = copied if has_copy_of_embedding(model.module) else {}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf_api.spec.job_spec import Attention, Offload, Optimizer
@@ -19,15 +20,16 @@ from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.batching import Bundles, RowAssignment, RowCosts, micro_batches
 from rlhf_trainer.training.distributed import device_here, largest_over_ranks
 from rlhf_trainer.training.model_input import FieldsOnDevice, ModelInput, Text
-from rlhf_trainer.training.models import inner, tied_embedding, ties_embedding
+from rlhf_trainer.training.models import inner, trained_tie
 from rlhf_trainer.training.offload import Offloader
 from rlhf_trainer.training.optimizer import GradientSync, ShardedAdamW, clip_gradients, learning_rate
 from rlhf_trainer.training.passes import (
     MicroBatch,
-    NoPipelining,
     OutputFunction,
-    Pipelining,
+    Passes,
     TextsFunction,
+    run_stage,
+    run_whole,
     sum_tied_gradients,
 )
 from rlhf_trainer.training.saving import TrainerState
@@ -65,9 +67,9 @@ class ModelRunner:
         """
         self.model, self.mesh = model, model.mesh
         use_attention(inner(model.module), attention, device=device_here(), dtype=model.compute_dtype)
-        self._passes: NoPipelining | Pipelining = NoPipelining(model.module)
+        self._run: Passes = partial(run_whole, model.module)
         if model.mesh.layout.pipeline > 1:
-            self._passes = Pipelining(model.module, model.mesh, dtype=model.compute_dtype)
+            self._run = partial(run_stage, model.module, model.mesh, model.compute_dtype)
         self._token_budget, self.costs, self._share_prompts = token_budget, RowCosts(inner(model.module)), share_prompts
         self._peak = peak_flops(model.compute_dtype)
         self.offloader = Offloader(model.module, optimizer, offload=offload, role=role)
@@ -118,7 +120,6 @@ class ModelRunner:
         return micros
 
     def _count(self, bundles: Bundles, texts: Sequence[Text], phase: str) -> None:
-        """Record the FLOPs of the rows that this rank computes with the other ranks of its replica."""
         costs = float((self.costs.of(bundles.lengths) - self.costs.of(bundles.shared)).sum())
         read = sum(float((text.read > 0).sum()) for text in texts if text.read is not None)
         passes = BESIDE_FROZEN if phase == "update" and self.model.adapter else PASSES[phase]
@@ -135,7 +136,7 @@ class ModelRunner:
         computed = assignment.rows(fields)
         with self.offloader.in_use():
             micros = self.split(computed, texts_of, phase="scoring")
-            result = _of_rows(computed, micros, self._passes.run(micros, compute))
+            result = _of_rows(computed, micros, self._run(micros, compute, None))
         return self._back(result, assignment, fields)
 
     def _back(self, result: Tensor, assignment: RowAssignment, fields: Fields) -> Tensor:
@@ -236,17 +237,15 @@ class Trainer(ModelRunner):
             return loss(output, micro) * ranks  # FSDP2 averages gradients over the data-parallel ranks
 
         with self._gradients.root_gathered():
-            shares = self._passes.run(micros, times_ranks, self._gradients.before_backward)
+            shares = self._run(micros, times_ranks, self._gradients.before_backward)
         read = torch.stack(shares).tolist() if shares else []  # one read for all, as each read waits for the device
         total = self.mesh.from_last_stage(torch.tensor(sum(read) / ranks, dtype=torch.float64))
-        copied = self._tied_embedding()
+        is_end = self.mesh.is_first_stage != self.mesh.is_last_stage
+        copied = trained_tie(self.model.module) if is_end else None
         sum_tied_gradients(copied, self.mesh)
-        norm = clip_gradients(
-            self.model.module.parameters(),
-            self._settings.max_grad_norm,
-            self.mesh,
-            uncounted=None if self.mesh.is_first_stage else copied,
-        )
+        uncounted = None if self.mesh.is_first_stage else copied
+        parameters, max_norm = self.model.module.parameters(), self._settings.max_grad_norm
+        norm = clip_gradients(parameters, max_norm, self.mesh, uncounted=uncounted)
         measured = {"loss": self.mesh.sum([total])[0], "gradient norm": norm}
         recorder.add("skipped_updates", 0.0)
         broken = [f"the {name} is {value}" for name, value in measured.items() if not math.isfinite(value)]
@@ -262,7 +261,6 @@ class Trainer(ModelRunner):
         return norm
 
     def _skip(self, reason: str, *, step: int) -> None:
-        """Count an update that is skipped; NumericsError if too many are skipped in a row."""
         self.skipped_in_a_row += 1
         recorder.add("skipped_updates", float(self.mesh.coordinate("data") == 0))  # the record sums over the data axis
         if self.skipped_in_a_row > self._max_skipped_updates:
@@ -272,9 +270,3 @@ class Trainer(ModelRunner):
                 f"a lower optimizer.learningRate ({self._settings.learning_rate:g}) is the usual remedy"
             )
         recorder.warn(f"skipped_updates {self._path}", f"{self._path}: {reason}, so an update was skipped")
-
-    def _tied_embedding(self) -> nn.Parameter | None:
-        """The tied embedding of a first or last stage; None on other stages, and if it is not trained."""
-        is_end = self.mesh.is_first_stage != self.mesh.is_last_stage
-        embedding = tied_embedding(self.model.module) if is_end and ties_embedding(self.model.module) else None
-        return embedding if embedding is not None and embedding.requires_grad else None
