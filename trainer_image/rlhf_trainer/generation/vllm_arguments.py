@@ -53,10 +53,7 @@ GIB = 1024**3
 
 
 def environment(*, on_gpu: bool, stage_layers: Sequence[int] = ()) -> dict[str, str]:
-    """Return environment variables to set before the import of vLLM; the user's values stay, except for stage layers.
-
-    stage_layers: the layers of each pipeline stage, or nothing for one stage.
-    """
+    """Return variables to set before the import of vLLM; the user's values stay, except for the layers of stages."""
     wanted = ENVIRONMENT | (GPU_ENVIRONMENT if on_gpu else CPU_ENVIRONMENT)
     stages = {STAGE_LAYERS: ",".join(map(str, stage_layers))} if stage_layers else {}
     return {name: value for name, value in wanted.items() if name not in os.environ} | stages

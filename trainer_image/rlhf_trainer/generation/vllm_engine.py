@@ -80,10 +80,9 @@ class GenerationEngine:
         """Build this rank's part of an engine, and free its cache and weights until needed; a collective of the world.
 
         folder: of the model's config (weights come with `load_weights`); max_tokens: of prompt and response;
-        tensor_groups: every rank of the world once, the p_g stages of an engine one after the other;
-        stage_layers: the layers of each of the p_g stages, or nothing for one stage.
-        EnvironmentProblem if vLLM is missing or the layout of its weights is unknown. MemoryProblem when its cache does
-        not fit. ConfigError for stages of unequal length on GPUs.
+        tensor_groups: every rank of the world once, the p_g stages of an engine one after the other; stage_layers: the
+        layers of each of the p_g stages, or nothing for one. EnvironmentProblem without vLLM, or for an unknown layout.
+        MemoryProblem when the cache does not fit. ConfigError for stages of unequal length on GPUs.
         """
         self._rollout, self._eos_token = rollout, eos_token
         self.is_first = torch.distributed.get_rank() in {ranks[0] for ranks in tensor_groups[:: len(stage_layers) or 1]}
@@ -123,11 +122,7 @@ class GenerationEngine:
         return held
 
     def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
-        """Wake the weights, replace them in place and drop cached prefixes; the cache stays as it is.
-
-        holds: expected slice of each parameter. Returns the `bit_sum` of the written weights, by parameter.
-        TrainerError with a parameter's name if an element is missing or a piece comes twice.
-        """
+        """Wake the weights, replace them as `live_weights.update` does, and drop cached prefixes, but not the cache."""
         self._end_steps()
         self._wake("weights")
         with torch.random.fork_rng():

@@ -61,10 +61,7 @@ class UserFunction:
         path: str,
         called: str = "",
     ) -> None:
-        """Start the process. path: the function's field in the manifest, for messages; called: its name there, if any.
-
-        seconds: limit of a call; deadline: limit of `scores` with its search.
-        """
+        """path, called: the function's field in the manifest and name there; seconds, deadline: of a call, of `scores`."""
         self._name, self._arguments = f"{path}: {called or entrypoint}", dict(arguments)
         self._seconds, self._deadline = seconds, deadline
         self._process = UserProcess("rlhf_trainer.rewards.function", entrypoint)

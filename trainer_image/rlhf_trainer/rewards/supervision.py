@@ -3,9 +3,8 @@
 A `UserProcess` is the trainer's end of a socket; at its other end a program calls `guard(serve)`. The guard forks the
 process that serves, and runs no code of the user's. It kills that process and all its descendants when the trainer
 closes the socket or is killed, or when the process ends, and then ends in the same way. So nothing outlives a run, not
-even an endless loop in C. This module is imported by each of these processes, so its own imports are quick.
-
-The socket carries JSON values, each after its length in bytes (4, big-endian).
+even an endless loop in C. Each of these processes imports this module, so its own imports are quick. The socket carries
+JSON values, each after its length in bytes (4, big-endian).
 """
 
 from __future__ import annotations

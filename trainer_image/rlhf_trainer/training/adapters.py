@@ -280,10 +280,7 @@ def merged_weights(adapter: Adapter, trained: Mapping[str, TensorSource]) -> dic
 def initial_weights(
     adapter: Adapter, folder: str, shapes: Mapping[str, tuple[int, ...]], *, path: str
 ) -> dict[str, StoredTensor]:
-    """Return an adapter's stored parameters in a PEFT directory, local or on the hub; shapes: expected shapes, by name.
-
-    DataError, naming the field `path`, for an adapter of another rank, alpha or targets, or of another kind.
-    """
+    """Return an adapter's parameters stored in a PEFT directory, local or on the hub; DataError if it is another."""
     where = f"{path}: {folder}"
     config, weights = _found(folder, CONFIG, where), _found(folder, WEIGHTS, where)
     found = json.loads(Path(config).read_text())

@@ -111,14 +111,11 @@ def _softcapped(
 
 
 def _seen(given: Tensor, documents: Documents) -> Tensor:
-    """Gather the keys or values that each document sees: [1, heads, N, size] -> [1, heads, sum of seen, size].
-
-    An embedding does it, as its backward pass is faster on CPU than that of index_select.
-    """
+    """Gather the keys or values that each document sees: [1, heads, N, size] -> [1, heads, sum of seen, size]."""
     if documents.seen_tokens is None:
         return given
     _, heads, _, size = given.shape
-    table = given[0].transpose(0, 1).reshape(-1, heads * size)
+    table = given[0].transpose(0, 1).reshape(-1, heads * size)  # on CPU index_select has a slower backward pass
     return embedding(documents.seen_tokens, table).view(1, -1, heads, size).transpose(1, 2)
 
 
@@ -134,10 +131,7 @@ def _by_flash(
     sliding_window: int | None = None,
     **___: Any,
 ) -> tuple[Tensor, None]:
-    """Attend like `_by_sdpa`, in one call of torch's FlashAttention for variable lengths.
-
-    A document may see more tokens than its own; FlashAttention 2 then takes its queries for the last of these tokens.
-    """
+    """Attend like `_by_sdpa`, by one FlashAttention call; queries are the last of the tokens that a document sees."""
     key, value = (_seen(each, documents) for each in (key, value))
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
     starts, longest = (documents.starts, documents.seen_starts), (max(documents.lengths), max(documents.seen))

@@ -40,13 +40,7 @@ class VocabularyPart:
 
 
 def likelihood(
-    hidden: Tensor,
-    weight: Tensor,
-    tokens: Tensor,
-    temperature: Tensor,
-    *,
-    entropy: bool,
-    softcap: float | None = None,
+    hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: Tensor, *, entropy: bool, softcap: float | None = None
 ) -> Likelihood:
     """Log-probability [n] of each token under softmax(hidden @ weight.T / temperature), and the entropy [n] if asked.
 

@@ -207,9 +207,8 @@ def stored_model(
 def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) -> dict[str, StoredTensor]:
     """Return the stored parameters of a model in the files of its folder, by their names in the model.
 
-    Files of a local folder are opened at once, so that every rank sees a damaged one. Files of the hub are downloaded
-    and opened when a rank needs them. OSError or SafetensorError for a missing or damaged file; ValueError where the
-    model's class makes its parameters of other tensors.
+    Local files are opened at once, so that every rank sees a damaged one; those of the hub when a rank needs them.
+    OSError or SafetensorError for a missing or damaged file, ValueError for parameters made of other tensors.
     """
     find = partial(cached_file, folder, revision=revision)
     conversions = get_model_conversion_mapping(model)

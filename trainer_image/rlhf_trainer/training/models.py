@@ -73,8 +73,7 @@ class Scorer(nn.Module):
 class LanguageModel(nn.Module):
     """A causal language model; its output is the `Likelihood` [rows, T] of the tokens that are read, and 0 at others.
 
-    Later pipeline stages take hidden states [1, N, H] instead of tokens, and stages without the head return them. The
-    likelihoods are computed inside the forward pass, because FSDP2 gathers the head's weight for that long.
+    Pipeline stages: see `Scorer`. Likelihoods are computed in the forward pass, while FSDP2 gathers the head's weight.
     """
 
     def __init__(self, causal_lm: PreTrainedModel, weights: Weights | None = None) -> None:

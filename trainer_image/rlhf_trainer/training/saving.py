@@ -46,10 +46,9 @@ ADAPTER_FOLDER = "adapter"
 def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write config, weights (safetensors, of the type of the model's source) and tokenizer.
 
-    A model with an adapter is merged with it, and the adapter is written beside the folder, as a PEFT directory.
-    Every rank of the first replica writes its shards, and all ranks put the final files together from these pieces, in
-    chunks. So all ranks need to see the folder. It appears complete or not at all. EnvironmentProblem when it cannot be
-    written. A collective.
+    An adapter is merged into the weights, and also written beside the folder, as a PEFT directory. All ranks put the
+    final files together from the first replica's shards, in chunks, so they need to see the folder. It appears complete
+    or not at all. EnvironmentProblem when it cannot be written. A collective.
     """
     rank = dist.get_rank()
     with atomic_folder(folder) if rank == 0 else nullcontext(_unfinished(folder)) as unfinished:

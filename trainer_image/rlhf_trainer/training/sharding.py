@@ -80,12 +80,11 @@ def shard(
     """Cut a float32 model into pipeline stages, each stage into tensor-parallel shards, and these into FSDP2 shards.
 
     A collective. layout: of all ranks; None: all are data-parallel. An FSDP2 unit is a decoder layer, or a whole stage
-    of up to `MAX_SINGLE_UNIT_BYTES`. The model computes in `compute_dtype` and reduces gradients in float32. Parameters
-    without gradient are held in `compute_dtype`. A model on the meta device gets memory for this rank's shards only,
-    and then its values from `model.weights`. steps_in_host: shards, their gradients and so the optimizer's moments are
-    in host memory (pinned for a GPU); FSDP2 copies a layer at a time to the device. compile_layers: by torch.compile,
-    which no GPU has confirmed. DataError if the values cannot be read, EnvironmentProblem without a compiler,
-    ConfigError for tensor-parallel layers to be compiled.
+    of up to `MAX_SINGLE_UNIT_BYTES`. The model computes in `compute_dtype`, which frozen parameters have, and reduces
+    gradients in float32. On the meta device it gets memory and `model.weights` for this rank's shards only.
+    steps_in_host: shards, gradients and moments are in host memory; FSDP2 copies a layer at a time to the device.
+    compile_layers: by torch.compile, which no GPU has confirmed. DataError if the values cannot be read,
+    EnvironmentProblem without a compiler, ConfigError for tensor-parallel layers to be compiled.
     """
     mesh = ModelMesh(layout or ParallelSizes(data=dist.get_world_size()))
     for parameter in (each for each in model.parameters() if not each.requires_grad):

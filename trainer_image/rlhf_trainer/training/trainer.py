@@ -91,9 +91,8 @@ class ModelRunner:
     ) -> list[MicroBatch]:
         """Cut the rows of this rank into micro-batches, the same number on every rank, as each runs collectives.
 
-        fields: [B, T] (cut to the longest row of the micro-batch) or [B]. A rank with too few gets micro-batches
-        without text, whose fields are all 0, so that their masked loss is 0. Micro-batches of a pipeline have equally
-        many tokens.
+        fields: [B, T] (cut to the micro-batch's longest row) or [B]. A rank with too few gets micro-batches without
+        text, whose fields and so masked loss are 0. Micro-batches of a pipeline have equally many tokens.
         """
         stages, device, texts = self.mesh.layout.pipeline, device_here(), self._texts(fields, texts_of)
         lengths = torch.stack([text.lengths for text in texts]).amax(0)
@@ -111,7 +110,9 @@ class ModelRunner:
         micros = []
         for rows in groups:
             if len(rows):
-                part = _cut(fields, rows, width=int(lengths[rows].max()))
+                width = max(1, int(lengths[rows].max()))
+                cut = {name: field[rows] for name, field in fields.items()}
+                part = {name: field[:, :width] if field.dim() > 1 else field for name, field in cut.items()}
             else:  # one row of one token
                 part = {name: field.new_zeros((1,) * field.dim()) for name, field in fields.items()}
             given = ModelInput.of(self._texts(part, texts_of), at_least=max(1, even)).to(device)
@@ -161,11 +162,6 @@ def _of_rows(fields: Fields, micros: Sequence[MicroBatch], outputs: Sequence[Ten
     return result
 
 
-def _cut(fields: Fields, rows: Tensor, *, width: int) -> Fields:
-    cut = {name: field[rows] for name, field in fields.items()}
-    return {name: field[:, : max(1, width)] if field.dim() > 1 else field for name, field in cut.items()}
-
-
 class Trainer(ModelRunner):
     """A `ModelRunner` with an optimizer: AdamW on float32 shards, gradient clipping, and a learning rate schedule."""
 
@@ -202,10 +198,9 @@ class Trainer(ModelRunner):
     def update(self, fields: Fields, texts_of: TextsFunction, loss: OutputFunction, *, step: int) -> float:
         """Take one optimizer step; returns the gradient norm before clipping, not finite if the step was skipped.
 
-        loss: this rank's part of the loss, divided by *global* counts. So the gradient does not depend on the number of
-        ranks, the size of micro-batches and padding. If the loss or a gradient is not finite, weights and optimizer do
-        not change; NumericsError when that happens more than `max_skipped_updates` times in a row. All ranks decide the
-        same.
+        loss: this rank's part of the loss, divided by *global* counts, so that ranks, micro-batches and padding do not
+        change the gradient. If the loss or a gradient is not finite, weights and optimizer do not change on any rank;
+        NumericsError when that happens more than `max_skipped_updates` times in a row.
         """
         with self.offloader.in_use(moments=True):
             computed = self.assign_rows(fields, texts_of).rows(fields)
