@@ -61,7 +61,7 @@ class UserFunction:
         path: str,
         called: str = "",
     ) -> None:
-        """path, called: the function's field in the manifest and name there; seconds, deadline: of a call, of `scores`."""
+        """path, called: field in the manifest, and name there; seconds: limit of a call; deadline: that of `scores`."""
         self._name, self._arguments = f"{path}: {called or entrypoint}", dict(arguments)
         self._seconds, self._deadline = seconds, deadline
         self._process = UserProcess("rlhf_trainer.rewards.function", entrypoint)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -46,33 +46,35 @@ MIN_PARTS = 4
 """Minimum number of bundles into which a rank's rows are cut for load balancing, unless a row is too long."""
 
 
+class RunnerOptions(TypedDict):
+    """Options of a `ModelRunner`."""
+
+    token_budget: int
+    """Tokens of a micro-batch."""
+    role: str
+    """The model's role, for measurements."""
+    offload: Offload
+    """Tensors to move to host memory while the model is not in use."""
+    attention: Attention
+    share_prompts: NotRequired[bool]
+    """Whether rows with the same prompt compute it once, as they do by default."""
+
+
 class ModelRunner:
     """Forward passes of a model that is cut over the ranks of its pool. All ranks make the same calls in one order."""
 
     def __init__(
-        self,
-        model: ShardedModel,
-        *,
-        token_budget: int,
-        role: str,
-        offload: Offload,
-        attention: Attention,
-        share_prompts: bool = True,
-        optimizer: torch.optim.Optimizer | None = None,
+        self, model: ShardedModel, *, optimizer: torch.optim.Optimizer | None = None, **options: Unpack[RunnerOptions]
     ) -> None:
-        """token_budget: tokens of a micro-batch; role: the model's, for measurements; attention: see `use_attention`.
-
-        offload: tensors to move to host memory while the model is not in use; share_prompts: whether rows with the same
-        prompt compute it once.
-        """
         self.model, self.mesh = model, model.mesh
-        use_attention(inner(model.module), attention, device=device_here(), dtype=model.compute_dtype)
+        use_attention(inner(model.module), options["attention"], device=device_here(), dtype=model.compute_dtype)
         self._run: Passes = partial(run_whole, model.module)
         if model.mesh.layout.pipeline > 1:
             self._run = partial(run_stage, model.module, model.mesh, model.compute_dtype)
-        self._token_budget, self.costs, self._share_prompts = token_budget, RowCosts(inner(model.module)), share_prompts
+        self._token_budget, self._share_prompts = options["token_budget"], options.get("share_prompts", True)
+        self.costs = RowCosts(inner(model.module))
         self._peak = peak_flops(model.compute_dtype)
-        self.offloader = Offloader(model.module, optimizer, offload=offload, role=role)
+        self.offloader = Offloader(model.module, optimizer, offload=options["offload"], role=options["role"])
 
     def assign_rows(self, fields: Fields, texts_of: TextsFunction) -> RowAssignment:
         """Assign rows to the data-parallel ranks that compute them, so that all have about the same FLOPs."""
@@ -169,29 +171,17 @@ class Trainer(ModelRunner):
         self,
         model: ShardedModel,
         *,
-        token_budget: int,
         optimizer: Optimizer,
         total_steps: int,
         max_skipped_updates: int,
         path: str,
-        role: str,
-        offload: Offload,
-        attention: Attention,
-        share_prompts: bool = True,
+        **options: Unpack[RunnerOptions],
     ) -> None:
-        """path: the model's field in the manifest, for messages; other arguments: see `ModelRunner`."""
+        """path: the model's field in the manifest, for messages."""
         self._settings, self._total_steps, self._path = optimizer, total_steps, path
         self._max_skipped_updates, self.skipped_in_a_row = max_skipped_updates, 0
         self._optimizer = ShardedAdamW(trained_parameters(model).values(), optimizer)
-        super().__init__(
-            model,
-            token_budget=token_budget,
-            role=role,
-            offload=offload,
-            attention=attention,
-            share_prompts=share_prompts,
-            optimizer=self._optimizer,
-        )
+        super().__init__(model, optimizer=self._optimizer, **options)
         self.state = TrainerState(model, self._optimizer)
         self._gradients = GradientSync(model)
 
