@@ -145,6 +145,10 @@ class ModelMesh:
         """Sum each value over the data-parallel ranks."""
         return sum_over_ranks(values, self.data_group)
 
+    def rows_of_all(self, values: Tensor, start: int) -> Tensor:
+        """Gather a value per row of the whole batch from the data-parallel ranks, float64 [B] (`rows_of_all_ranks`)."""
+        return rows_of_all_ranks(values, start, self.data_group)
+
     def of_all(self, values: Tensor) -> Tensor:
         """Gather the values [n] of every data-parallel rank: [ranks, n], on the CPU."""
         given = values.to(device_here())

@@ -237,13 +237,16 @@ class Trainer(ModelRunner):
         if broken:
             self._skip(broken[0], step=step)
         else:
-            rate = learning_rate(self._settings, step, total_steps=self._total_steps, path=self._path)
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
-            self.skipped_in_a_row = 0
+            self._step(step)
         self._optimizer.zero_grad()
         return norm
+
+    def _step(self, step: int) -> None:
+        rate = learning_rate(self._settings, step, total_steps=self._total_steps, path=self._path)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self.skipped_in_a_row = 0
 
     def _skip(self, reason: str, *, step: int) -> None:
         self.skipped_in_a_row += 1
