@@ -158,10 +158,7 @@ class Endpoints:
         return [] if is_same else [(facts[0].host, len(facts)) for facts in there.values()]
 
     def call(self, method: str, arguments: Sequence[Mapping[str, Any]] = ()) -> list[Any]:
-        """Call a method of `ServedWorker` on all ranks of the joined servers together; returns their results.
-
-        arguments: of each server. CommunicationError if a server fails, as the actor waits for it in vain.
-        """
+        """Call a method on all ranks of joined servers, by arguments of each; CommunicationError if one fails."""
         try:
             return asyncio.run(self._call_all(method, arguments))
         except LostError as error:

@@ -70,10 +70,7 @@ def check(model: Any) -> None:
 
 
 def probe(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Test values of a parameter, seeded by its name: uint8, which every dtype of a weight holds exactly.
-
-    An element is the xor of one random byte for its index in each dim, so a moved element has another value.
-    """
+    """Test values of a parameter, the xor of a random byte for the index in each dim: uint8, exact in every dtype."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     axes = [torch.randint(256, (size,), dtype=torch.uint8, generator=generator, device="cpu") for size in shape]
     return reduce(torch.bitwise_xor, torch.meshgrid(axes, indexing="ij"))

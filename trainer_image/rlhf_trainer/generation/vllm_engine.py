@@ -122,7 +122,7 @@ class GenerationEngine:
         return held
 
     def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
-        """Wake the weights, replace them as `live_weights.update` does, and drop cached prefixes, but not the cache."""
+        """Wake the weights, replace them by `update_live_weights`, and drop cached prefixes; the cache stays."""
         self._end_steps()
         self._wake("weights")
         with torch.random.fork_rng():
@@ -204,10 +204,7 @@ class GenerationEngine:
         greedy: bool = False,
         ended: Callable[[int, Response], None] = lambda *_: None,
     ) -> list[Response]:
-        """Generate one response a prompt, in order, of at most `max_tokens` tokens.
-
-        ended: called with (number of the prompt, response) when a response ends. TrainerError while the engine sleeps.
-        """
+        """Generate a response to each prompt, in order; ended: told (number of the prompt, response) as each ends."""
         for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
             self.begin(number, prompt, seed, max_tokens=max_tokens, greedy=greedy)
         found: dict[int, Response] = {}

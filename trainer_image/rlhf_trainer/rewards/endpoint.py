@@ -62,10 +62,7 @@ class Endpoint:
         """Do nothing, as the connections to the service are closed at the end of each call of `answers`."""
 
     def answers(self, requests: Sequence[tuple[Any, object]], read: Callable[[Answer, object], T]) -> list[T]:
-        """Send requests (JSON value, its subject for messages); returns `read` of each answer and subject.
-
-        EnvironmentProblem if the service does not answer; an error of `read` cancels the requests under way.
-        """
+        """Send requests (JSON, subject for messages); returns `read` of each answer. EnvironmentProblem without it."""
         return asyncio.run(self._answers(requests, read))
 
     def refused(self, what: str, about: object) -> UserCodeError:

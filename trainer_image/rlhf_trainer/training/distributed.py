@@ -92,10 +92,7 @@ DATA = "data"
 
 
 class ModelMesh:
-    """Process groups of a model's layout, one for each axis; construction is a collective of all ranks of the pool.
-
-    Data-parallel ranks are `replicas` copies of FSDP shards (HSDP). An axis of length 1 has no group.
-    """
+    """Process groups of a model's layout, one for each axis longer than 1; made by a collective of the pool's ranks."""
 
     def __init__(self, layout: ParallelSizes) -> None:
         self.layout = layout
@@ -144,6 +141,10 @@ class ModelMesh:
     def sum(self, values: Sequence[float | Tensor]) -> list[float]:
         """Sum each value over the data-parallel ranks."""
         return sum_over_ranks(values, self.data_group)
+
+    def largest(self, value: int) -> int:
+        """Return the largest of the values that the data-parallel ranks pass; a collective."""
+        return largest_over_ranks(value, self.data_group)
 
     def rows_of_all(self, values: Tensor, start: int) -> Tensor:
         """Gather a value per row of the whole batch from the data-parallel ranks, float64 [B] (`rows_of_all_ranks`)."""

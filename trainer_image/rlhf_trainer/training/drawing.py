@@ -48,10 +48,7 @@ class OnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Drawing(OnMeta):  # type: ignore[no-untyped-call]
-    """`OnMeta` mode that also records how each weight is initialised, with the same random numbers as in memory.
-
-    Each tensor is drawn and dropped, so the generator ends in the same state too.
-    """
+    """`OnMeta` mode that records how weights are drawn, and leaves the generator as if they were drawn in memory."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,14 +18,7 @@ from torch.nn.utils import get_total_norm
 from rlhf_api.spec.job_spec import Optimizer
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.own_code import own_code
-from rlhf_trainer.training.distributed import (
-    ModelMesh,
-    device_here,
-    device_memory,
-    largest_over_ranks,
-    local_shard,
-    sum_over_ranks,
-)
+from rlhf_trainer.training.distributed import ModelMesh, device_here, device_memory, local_shard, sum_over_ranks
 from rlhf_trainer.training.sharding import ShardedModel
 
 COSINE_FLOOR = 0.1
@@ -131,7 +124,7 @@ class GradientSync:
         whole = model.mesh.layout.shards * sum(each.nbytes for each in held)
         shards = sum(each.nbytes for each in held if each.device == device_here())  # others have gradients on the host
         fits = whole - shards <= MEMORY_SHARE * device_memory()
-        self._reduces_once = largest_over_ranks(int(not fits), model.mesh.data_group) == 0
+        self._reduces_once = model.mesh.largest(int(not fits)) == 0
 
     @contextmanager
     def root_gathered(self) -> Iterator[None]:

@@ -130,7 +130,7 @@ class StageModule(nn.Module):
         compute: OutputFunction | None,
         before_backward: BeforeBackward | None,
     ) -> None:
-        """micros: micro-batches in the order in which the schedule runs them, forward and backward."""
+        """micros: in the order of the schedule; before_backward: called before the last of the backward passes."""
         super().__init__()
         self.model, self._micros, self._done = model, micros, 0
         self._compute, self._before_backward = compute, before_backward

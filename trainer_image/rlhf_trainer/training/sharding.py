@@ -35,15 +35,7 @@ from rlhf_trainer.stored_tensors import TensorSource, read_into
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.adapters import AdaptedLinear, shard_adapted
 from rlhf_trainer.training.distributed import ModelMesh, device_here
-from rlhf_trainer.training.models import (
-    Adapter,
-    LanguageModel,
-    MissingLayer,
-    Scorer,
-    Weights,
-    has_copy_of_embedding,
-    inner,
-)
+from rlhf_trainer.training.models import Adapter, LanguageModel, MissingLayer, Scorer, has_copy_of_embedding, inner
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.passes import keep_stage
 
@@ -204,7 +196,7 @@ def read_shard(tensor: Tensor, source: TensorSource) -> None:
         read_into(*held_piece(tensor), source)
 
 
-def _fill(model: ShardedModel, weights: Weights) -> None:
+def _fill(model: ShardedModel, weights: Mapping[str, TensorSource]) -> None:
     for name, parameter in named_parameters(model):
         if name not in weights:
             continue  # the parameter got its values when the model was made
@@ -234,10 +226,7 @@ def plan_of(config: PreTrainedConfig) -> dict[str, str]:
 
 
 def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
-    """Shard a causal language model or classifier over the ranks of `axis`, in place.
-
-    Embedding and head are split along the vocabulary; of the head only the weight is used, see `head.likelihood`.
-    """
+    """Shard a language model or classifier over the ranks of `axis`; embedding and head along the vocabulary."""
     base: Any = model.base_model
     plan = plan_of(model.config)
     for name, module in list(base.named_modules()):
@@ -250,7 +239,7 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
         parallelize_module(base.embed_tokens, axis, RowwiseParallel(input_layouts=Replicate()))
     head = getattr(model, "lm_head", None)
     if head is not None and not isinstance(head, MissingLayer):
-        parallelize_module(head, axis, ColwiseParallel())
+        parallelize_module(head, axis, ColwiseParallel())  # only its weight is used, see `head.likelihood`
         if base.embed_tokens is not None and model.config.tie_word_embeddings:
             head.weight = base.embed_tokens.weight
 

@@ -18,7 +18,7 @@ from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.batching import Bundles, RowAssignment, RowCosts, micro_batches
-from rlhf_trainer.training.distributed import device_here, largest_over_ranks
+from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.model_input import FieldsOnDevice, ModelInput, Text
 from rlhf_trainer.training.models import inner, trained_tie
 from rlhf_trainer.training.offload import Offloader
@@ -106,8 +106,7 @@ class ModelRunner:
         tokens = bundles.tokens
         numbers = micro_batches(tokens, token_budget=self._token_budget, at_least=stages)
         groups = [bundles.rows(each) for each in numbers]
-        most = largest_over_ranks(len(groups), self.mesh.data_group)
-        groups += [torch.empty(0, dtype=torch.int64)] * (most - len(groups))
+        groups += [torch.empty(0, dtype=torch.int64)] * (self.mesh.largest(len(groups)) - len(groups))
         even = max(int(tokens[each].sum()) for each in numbers) if stages > 1 and numbers else 1
         micros = []
         for rows in groups:
