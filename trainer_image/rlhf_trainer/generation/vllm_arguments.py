@@ -29,12 +29,11 @@ NCCL_ONLY = {
 }
 """Engine arguments that switch off vLLM's faster all-reduces for small tensors, which do not fit our ranks.
 
-Ray shows a process its own GPU only, as device 0, and the ranks of a tensor group come from the layout, so they are not
-neighbours. vLLM's custom all-reduce takes a rank's place in its group for a device number of this process: it asks
-whether device 0 reaches device 1, and dies. If each process saw all GPUs of a node, the question would be about the
-wrong GPUs. Torch's symmetric memory refuses ranks that have the same device number. FlashInfer's all-reduce, alone or
-fused, adds up in no fixed order, so a response would depend on more than its seed. No GPU has confirmed this, or
-measured its cost.
+Ray shows a process its own GPU only, as device 0, and the ranks of a tensor group, by the layout, are not neighbours.
+vLLM's custom all-reduce takes a rank's place in its group for a device number of this process: it asks whether device 0
+reaches device 1, and dies. Torch's symmetric memory refuses ranks of the same device number. FlashInfer's all-reduce,
+alone or fused, adds up in no fixed order, so a response would depend on more than its seed. No GPU has confirmed this,
+or measured its cost.
 """
 STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
 """Environment variable of vLLM with the number of layers of each pipeline stage."""

@@ -20,7 +20,6 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 """Seconds before a request's second attempt, doubled before each further one, and most seconds before any."""
 RETRYABLE = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 """HTTP statuses besides 5xx after which a request is retried."""
-JSON = {"Content-Type": "application/json"}
 T = TypeVar("T")
 
 
@@ -70,7 +69,8 @@ class Endpoint:
         return UserCodeError(f"{self.path}: {self.url} {what}; the sample is {about}")
 
     def _headers(self) -> dict[str, str]:
-        headers = {"Accept-Encoding": "identity"}  # so the limit in bytes applies to the answer as sent
+        # the limit in bytes applies to the answer as sent, so without an encoding
+        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self.token_variable is None:
             return headers
         variable = f"{self.path}.tokenVariable: the environment variable {self.token_variable}"
@@ -114,7 +114,7 @@ class Endpoint:
 
     async def _attempt(self, client: httpx.AsyncClient, content: bytes) -> Answer:
         try:
-            async with client.stream("POST", self.url, content=content, headers=JSON) as answer:
+            async with client.stream("POST", self.url, content=content) as answer:
                 body = bytearray()
                 async for part in answer.aiter_raw():
                     body += part

@@ -92,7 +92,8 @@ class JudgeClient(Endpoint):
         return self.judge.fill_prompt(**texts, prompt=sample.prompt, **responses)
 
     def _verdicts(self, questions: Sequence[tuple[str, Sample]]) -> list[float | None]:
-        distinct = {_key(question): (question, sample) for question, sample in questions}
+        keys = [hashlib.blake2b(each.encode(errors="replace"), digest_size=16).digest() for each, _ in questions]
+        distinct = dict(zip(keys, questions, strict=True))
         new = {key: each for key, each in distinct.items() if key not in self.verdicts}
         found = self.answers([(self._request(question), sample) for question, sample in new.values()], self._verdict)
         self.verdicts.update((key, verdict) for key, verdict in zip(new, found, strict=True) if verdict is not None)
@@ -103,7 +104,7 @@ class JudgeClient(Endpoint):
             about = next(sample for (_, sample), verdict in zip(new.values(), found, strict=True) if verdict is None)
             sentence = f"gave no verdict, {expected}, on {self.counts.unread} of {len(distinct)} questions"
             raise self.refused(sentence, about)
-        return [self.verdicts.get(_key(question)) for question, _ in questions]
+        return list(map(self.verdicts.get, keys))
 
     def _request(self, question: str) -> dict[str, Any]:
         messages = [{"role": "user", "content": question}]
@@ -127,10 +128,6 @@ class JudgeClient(Endpoint):
         low, high = self.judge.minimum, self.judge.maximum
         number = float(verdict) if NUMBER.fullmatch(verdict) else None
         return None if number is None or not low <= number <= high else (number - low) / (high - low)
-
-
-def _key(question: str) -> bytes:
-    return hashlib.blake2b(question.encode(errors="replace"), digest_size=16).digest()
 
 
 def _text(value: Any) -> str:

@@ -62,8 +62,7 @@ def add_adapter(
 ) -> Adapter:
     """Freeze a model on the meta device, and add an adapter to each of its matrices that is a target, in place.
 
-    source, folder: where the model was read from; path: of `lora` in the manifest. ConfigError for a target that no
-    layer has.
+    source, folder: the model's origin; path: of `lora` in the manifest. ConfigError for a target that no layer has.
     """
     pretrained = inner(model)
     matrices = _matrices_in_layers(pretrained)

@@ -135,7 +135,6 @@ class _Bundle:
     taken: list[list[int]] = field(default_factory=list)
     """Number of tokens of each text that another text of the bundle computes, by row of the bundle."""
     tokens: int = 0
-    """Number of tokens that a pass over the bundle computes, shared prompts once."""
     prompts: set[bytes] = field(default_factory=set)
 
     def shared(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[int]:

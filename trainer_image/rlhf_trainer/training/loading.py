@@ -40,6 +40,7 @@ from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.drawing import Drawing, OnMeta
 from rlhf_trainer.training.models import LanguageModel, Scorer
 
+Shape = tuple[int, ...]
 WEIGHT_FILES = "*.safetensors"
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 """Name patterns of pickled weights, which can run code when they are loaded; the trainer never loads them."""
@@ -279,9 +280,6 @@ def _one_sentence(folder: str) -> Iterator[None]:
             raise DataError(f"{folder}: brings Python code of its own, which runs only with trustRemoteCode") from error
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"{folder}: cannot be read as a model folder: {reason}") from error
-
-
-Shape = tuple[int, ...]
 
 
 def place_in_stack(converters: Sequence[WeightConverter], pattern: str, name: str, stack: Shape) -> TensorSlice | None:

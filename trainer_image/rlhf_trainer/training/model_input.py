@@ -16,6 +16,7 @@ from rlhf_trainer.types import Fields, concatenate
 SHARE_DIVISOR = 16
 """A prompt shorter than 1 / 16 of its row is not shared. Otherwise a first token that all texts have would put all
 texts in one bundle, and load balancing could move nothing."""
+Packed = TypeVar("Packed", "Documents", "ModelInput")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +173,6 @@ class ModelInput:
         """Return zeros [rows, T] with `values` at the indices `places` among the rows * T positions."""
         rows, width = self.shape
         return values.new_zeros(rows * width).index_copy(0, places, values).view(rows, width)
-
-
-Packed = TypeVar("Packed", Documents, ModelInput)
 
 
 def prompt_sizes(text: Text) -> Tensor:

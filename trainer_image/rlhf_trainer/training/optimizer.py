@@ -53,8 +53,7 @@ def learning_rate(settings: Optimizer, step: int, *, total_steps: int, path: str
 class ShardedAdamW(torch.optim.AdamW):
     """AdamW whose step is one fused kernel over all local shards, however many parameters there are.
 
-    AdamW computes each element by itself, so a shard needs no other shard. The state is torch's: DTensors by
-    parameter. The kernel runs on the device of the shards, which may be the host.
+    AdamW computes each element by itself, so a shard needs no other. The kernel runs where the shards are.
     """
 
     def __init__(self, parameters: Any, settings: Optimizer) -> None:

@@ -18,15 +18,9 @@ from rlhf_trainer.training.models import MissingLayer, inner
 from rlhf_trainer.types import Fields
 
 TextsFunction = Callable[[Fields], Sequence[Text]]
-"""Function from the fields of a micro-batch to the texts (token ids) that the model reads, each text with b rows.
-
-Most models read one text a row, prompt and response; pairs have two, the chosen and the rejected response.
-"""
+"""Function from the fields of a micro-batch to the texts, of b rows each, that a model reads: one, or two of pairs."""
 OutputFunction = Callable[[Any, Fields], Tensor]
-"""Function (model's output on all texts, one below the other; fields of the micro-batch) -> loss, or tensor [b, t].
-
-The output is a `Likelihood` of tensors [rows, T], or a scorer's scores [rows, T].
-"""
+"""Function (`Likelihood` or scores [rows, T] of all texts, one below the other; fields) -> loss, or tensor [b, t]."""
 BeforeBackward = Callable[[bool], None]
 """Callback before each backward pass of an update; its argument is true before the last backward pass."""
 

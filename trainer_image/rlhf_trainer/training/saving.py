@@ -16,7 +16,6 @@ import torch.distributed as dist
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
@@ -144,8 +143,7 @@ READERS = 8
 class TrainerState:
     """Saved state of a model and its optimizer: each rank writes its shards, and can read the shards of another layout.
 
-    Files are safetensors, so loading runs no pickle. A save goes on in the background. Tensors have their Hugging Face
-    names: `model.<name>` and `optimizer.<moment>.<name>`.
+    Files are safetensors, so loading runs no pickle. Tensors are `model.<name>` and `optimizer.<moment>.<name>`.
     """
 
     def __init__(self, model: ShardedModel, optimizer: torch.optim.Optimizer) -> None:
@@ -159,7 +157,10 @@ class TrainerState:
         Each rank may have a folder of its own. copies: a thread writes a copy of the state, so that training can go on.
         Otherwise the files are written before the return, chunk by chunk, without memory for a second state.
         """
-        random, pieces = _random_state(), pieces_to_save(self._model.mesh, self._tensors())
+        random = {"cpu": torch.random.get_rng_state()}
+        if torch.cuda.is_available():
+            random["cuda"] = torch.cuda.get_rng_state()
+        pieces = pieces_to_save(self._model.mesh, self._tensors())
 
         def write() -> None:
             with disk_errors("the checkpoint", folder):
@@ -219,11 +220,6 @@ def saved_weights(uri: str) -> dict[str, StoredTensor]:
     with storage_errors(uri):
         stored = saved_by_ranks(tensor_files(*open_storage(uri)))
     return {name.removeprefix(WEIGHT): tensor for name, tensor in stored.items() if name.startswith(WEIGHT)}
-
-
-def _random_state() -> dict[str, Tensor]:
-    states = {"cpu": torch.random.get_rng_state()}
-    return {**states, "cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
 
 
 def _random_file(folder: str) -> str:

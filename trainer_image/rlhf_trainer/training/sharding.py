@@ -219,8 +219,7 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
 def plan_of(config: PreTrainedConfig) -> dict[str, str]:
     """Tensor-parallel plan: module name (`*` for any layer) -> style of transformers; empty for a model without one.
 
-    The plan is that of the class. A loaded model's own plan also has embedding and head, which `shard_tensors` cuts in
-    vLLM's way.
+    The plan is that of the class. A loaded model's also has embedding and head, which are cut in vLLM's way.
     """
     return dict(getattr(type(config), "base_model_tp_plan", None) or {})
 

@@ -142,7 +142,6 @@ class ModelRunner:
         return self._back(result, assignment, fields)
 
     def _back(self, result: Tensor, assignment: RowAssignment, fields: Fields) -> Tensor:
-        """Send the last pipeline stage's results to all stages of the ranks that hold the rows, as wide as fields."""
         return assignment.back(self.mesh.from_last_stage(result))[:, : widest(fields).shape[1]]
 
 
