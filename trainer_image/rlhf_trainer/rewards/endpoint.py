@@ -69,8 +69,7 @@ class Endpoint:
         return UserCodeError(f"{self.path}: {self.url} {what}; the sample is {about}")
 
     def _headers(self) -> dict[str, str]:
-        # the limit in bytes applies to the answer as sent, so without an encoding
-        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}  # the limit is of sent bytes
         if self.token_variable is None:
             return headers
         variable = f"{self.path}.tokenVariable: the environment variable {self.token_variable}"
