@@ -171,7 +171,8 @@ class RowCosts:
 
     def of(self, lengths: Tensor) -> Tensor:
         """Return costs int64 [B] of rows of these lengths: products with parameters, and half of full attention."""
-        return lengths * (self._parameters + self._attention * lengths)
+        costs: Tensor = lengths * (self._parameters + self._attention * lengths)
+        return costs
 
     def flops(self, costs: float, read: float) -> float:
         """Return the FLOPs of a forward pass; costs: sum over the rows; read: tokens that need log-probabilities."""

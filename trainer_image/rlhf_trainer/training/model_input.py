@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Self, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from rlhf_trainer.types import Fields, concatenate
 SHARE_DIVISOR = 16
 """A prompt shorter than 1 / 16 of its row is not shared. Otherwise a first token that all texts have would put all
 texts in one bundle, and load balancing could move nothing."""
-Packed = TypeVar("Packed", "Documents", "ModelInput")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +129,7 @@ class ModelInput:
         tokens = concatenate([text.tokens for text in texts])
         lengths = torch.cat([text.lengths for text in texts])
         read = torch.zeros(tokens.shape)  # the temperature of each token that is read
-        for text, rows in zip(texts, read.split([len(text.tokens) for text in texts]), strict=True):
+        for text, rows in zip(texts, torch.split(read, [len(text.tokens) for text in texts]), strict=True):
             if text.read is not None:
                 rows[:, 1 : text.tokens.shape[1]] = text.temperature * (text.read[:, 1:] > 0)
         column = torch.arange(tokens.shape[1])
@@ -167,7 +166,8 @@ class ModelInput:
 
     def to(self, device: torch.device) -> Self:
         """Return a copy of the model input with all tensors on a device."""
-        return replace(_on_device(self, device), documents=_on_device(self.documents, device))
+        documents = replace(self.documents, **_on_device(self.documents, device))
+        return replace(self, documents=documents, **_on_device(self, device))
 
     def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
         """Return zeros [rows, T] with `values` at the indices `places` among the rows * T positions."""
@@ -195,6 +195,5 @@ def _shared_prompts(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
     return rows, torch.where(rows < torch.arange(len(rows)), torch.cat(list(map(prompt_sizes, texts))), 0)
 
 
-def _on_device(value: Packed, device: torch.device) -> Packed:
-    tensors = {name: to_device(each, device) for name, each in vars(value).items() if isinstance(each, Tensor)}
-    return replace(value, **tensors)
+def _on_device(value: Documents | ModelInput, device: torch.device) -> dict[str, Any]:
+    return {name: to_device(each, device) for name, each in vars(value).items() if isinstance(each, Tensor)}
