@@ -47,8 +47,7 @@ OWN_FILES = (
 class UserFunction:
     """`module:function`, called with (prompts, responses, whether each ended with end-of-text, **columns, **arguments).
 
-    It returns a score for each response: a number, None, or a mapping of named parts. Its process starts at once and
-    imports the module while the trainer goes on.
+    It returns a score for each response: a number, None, or named parts. Its process starts and imports at once.
     """
 
     def __init__(
@@ -173,14 +172,7 @@ def _call(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, An
     parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(TypeError, ValueError):  # a function in C may not show its parameters
         parameters = inspect.signature(function).parameters
-    by_position = {name for name, each in parameters.items() if each.kind is each.POSITIONAL_ONLY}
-    takes_all = not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    columns = {
-        name: values
-        for name, values in call["columns"].items()
-        if (takes_all or name in parameters) and (name in by_position or name not in ALWAYS_GIVEN)
-    }
-    given = {**columns, **call["arguments"]}
+    given = {**_columns_for(parameters, call["columns"]), **call["arguments"]}
     required = [
         name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY and each.default is each.empty
     ]
@@ -188,6 +180,15 @@ def _call(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, An
         return {"problem": f"needs {missing[0]}, which is no column that the data names and no argument", "index": 0}
     returned = function(call["prompts"], call["responses"], call["finished"], **given)
     return _checked(returned, count=len(call["prompts"]))
+
+
+def _columns_for(parameters: Mapping[str, inspect.Parameter], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data columns that a function has parameters for, without names that are given by position already."""
+    by_position = {name for name, each in parameters.items() if each.kind is each.POSITIONAL_ONLY}
+    others = {name: values for name, values in columns.items() if name in by_position or name not in ALWAYS_GIVEN}
+    if not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return others
+    return {name: values for name, values in others.items() if name in parameters}
 
 
 def _checked(returned: Any, *, count: int) -> dict[str, Any]:

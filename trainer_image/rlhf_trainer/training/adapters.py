@@ -67,9 +67,10 @@ def add_adapter(
     pretrained = inner(model)
     matrices = _matrices_in_layers(pretrained)
     names = sorted({name.rpartition(".")[2] for name in matrices})
-    if unknown := [name for name in lora.targets if name not in names]:
-        raise ConfigError(f"{path}.targets: the model has no {unknown[0]}; there are {', '.join(names)}")
-    targets = tuple(name for name in names if not lora.targets or name in lora.targets)
+    for name in lora.targets:
+        if name not in names:
+            raise ConfigError(f"{path}.targets: the model has no {name}; there are {', '.join(names)}")
+    targets = tuple(sorted(set(lora.targets or names)))
     if not targets:
         raise ConfigError(f"{path}: no layer of {type(pretrained).__name__} has a linear matrix to adapt")
     model.adapter = adapter = Adapter(

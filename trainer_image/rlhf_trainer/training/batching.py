@@ -72,9 +72,8 @@ def mini_batches(
 def assign_mini_batches(rows: Tensor, *, count: int, seed: int, step: int, epoch: int) -> Tensor:
     """Return the number of each row's mini-batch, 0 .. count - 1: int64 [B].
 
-    rows: int64 [B], positions among the rows to learn from. Of each `count` neighbouring rows one goes to each
-    mini-batch, by a random permutation. A rank holds neighbouring rows, so all ranks get about the same number of rows
-    of each mini-batch. The assignment depends on (seed, step, epoch) only.
+    rows: int64 [B], positions among the rows to learn from. Of `count` neighbouring rows one goes to each mini-batch,
+    by a permutation of (seed, step, epoch), so all ranks get about the same number of rows of each mini-batch.
     """
     blocks = {
         block: np.random.default_rng((seed, step, epoch, block)).permutation(count)

@@ -161,9 +161,8 @@ def _require_label(count: int, label: int | None, path: str, found: str, *, trai
 
 def _require_score_head(model: Any, path: str) -> None:
     if not hasattr(model, "score"):
-        raise ConfigError(
-            f"{path}: {type(model).__name__} has no `score` head, so it cannot be a reward model or critic"
-        )
+        kind = type(model).__name__
+        raise ConfigError(f"{path}: {kind} has no `score` head, so it cannot be a reward model or critic")
 
 
 def _made(factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code: bool, revision: str | None) -> Any:
@@ -219,15 +218,16 @@ def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) ->
     pieces: dict[str, list[Piece]] = {}
     for file, name in _stored_names(find, folder):
         own, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, expected)
-        is_made = own in expected and pattern is not None
-        place = place_in_stack(converters, str(pattern), name, tuple(expected[own].shape)) if is_made else None
-        if is_made and place is None:
-            raise ValueError(f"{type(model).__name__} makes {own} of other tensors, which is not supported")
+        place = None
+        if own in expected and pattern is not None:
+            place = place_in_stack(converters, pattern, name, tuple(expected[own].shape))
+            if place is None:
+                raise ValueError(f"{type(model).__name__} makes {own} of other tensors, which is not supported")
         pieces.setdefault(own, []).append(Piece(file, name, place))
     stored = {own: StoredTensor(of_own) for own, of_own in pieces.items()}
     for head, embedding in model.all_tied_weights_keys.items():
-        if embedding not in stored and head in stored:
-            stored[embedding] = stored[head]
+        if head in stored:
+            stored.setdefault(embedding, stored[head])
     return stored
 
 

@@ -133,9 +133,8 @@ def _compile(layers: Sequence[nn.Module], mesh: ModelMesh) -> None:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler as error:
-        raise EnvironmentProblem(
-            "spec.training.compile needs a C++ compiler: install g++ or name one in CXX"
-        ) from error
+        problem = "spec.training.compile needs a C++ compiler: install g++ or name one in CXX"
+        raise EnvironmentProblem(problem) from error
     for layer in layers:
         layer.compile(dynamic=True)
 

@@ -107,7 +107,7 @@ class ModelRunner:
         numbers = micro_batches(tokens, token_budget=self._token_budget, at_least=stages)
         groups = [bundles.rows(each) for each in numbers]
         groups += [torch.empty(0, dtype=torch.int64)] * (self.mesh.largest(len(groups)) - len(groups))
-        even = max(int(tokens[each].sum()) for each in numbers) if stages > 1 and numbers else 1
+        even = max((int(tokens[each].sum()) for each in numbers), default=1) if stages > 1 else 1
         micros = []
         for rows in groups:
             if len(rows):
