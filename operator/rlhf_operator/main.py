@@ -178,8 +178,8 @@ class _Operator:
 
     async def log_in(self, **_given: Any) -> kopf.ConnectionInfo:
         """Return credentials to kopf, which calls this again when they have expired."""
-        await self.client.renew_credentials()
-        configuration, authorization = await self.client.credentials()
+        configuration = await self.client.renew_credentials()
+        authorization = await configuration.get_api_key_with_prefix("BearerToken")
         scheme, _, token = (authorization or "").rpartition(" ")
         return kopf.ConnectionInfo(
             server=configuration.host,

@@ -71,8 +71,12 @@ class Applier:
 
         Raises StaleError or ApiError; then no action of the plan may be done.
         """
-        if plan.status != snapshot.job.status:
-            await self._write_status(snapshot.job, plan.status)
+        job = snapshot.job
+        if plan.status != job.status:
+            body = {"metadata": {"resourceVersion": job.resource_version}, "status": with_nulls(plan.status)}
+            written = await self._patch(JOBS, job, job.name, body, "status")
+            # The next pass sees what this one wrote, whenever the watch comes round to it.
+            self._remember(job, "jobs", written)
 
     async def act(self, snapshot: Snapshot, plan: Plan) -> None:
         """Do the actions of a plan in order, and record its events.
@@ -97,23 +101,17 @@ class Applier:
             for event in events:
                 await self._events.record(snapshot.job, event)
 
-    async def _write_status(self, job: ObservedJob, status: Status) -> None:
-        body = {"metadata": {"resourceVersion": job.resource_version}, "status": with_nulls(status)}
+    async def _patch(
+        self, resource: Resource, job: ObservedJob, name: str, body: Manifest, subresource: str = ""
+    ) -> Document:
+        """Return an object of the job's namespace after a patch. Raises StaleError if it has changed or is gone."""
+        path, kind = resource.path(job.namespace, name, subresource), f"{resource.plural}/{subresource}".rstrip("/")
         try:
-            written = await self._client.call(
-                "PATCH",
-                JOBS.path(job.namespace, job.name, "status"),
-                kind=f"{JOBS.plural}/status",
-                query=WRITTEN_BY,
-                body=body,
-                may=self._may_write,
-            )
+            return await self._client.call("PATCH", path, kind=kind, query=WRITTEN_BY, body=body, may=self._may_write)
         except ApiError as error:
             if error.status in (CONFLICT, NOT_FOUND):
                 raise StaleError(str(error)) from None
             raise
-        # The next pass sees what this one wrote, whenever the watch comes round to it.
-        self._remember(job, "jobs", written)
 
     async def _create(self, job: ObservedJob, manifest: Manifest) -> None:
         kind, name = raw.text(manifest, "kind"), raw.text(manifest, "metadata", "name")
@@ -151,10 +149,7 @@ class Applier:
         return RefusedError(refusal)
 
     async def _set_owner(self, job: ObservedJob, action: SetOwner) -> None:
-        """Add the job to the owners of its claim, or remove it from them; other owners stay.
-
-        If the API server refuses the change, an event reports it.
-        """
+        """Add the job to the owners of its claim, or remove it from them; an event reports a refusal of the change."""
         if (found := await self._client.get(CLAIMS, job.namespace, action.claim)) is None:
             return
         owners = [each for each in raw.entries(found, "metadata", "ownerReferences") if each.get("uid") != job.uid]
@@ -164,21 +159,14 @@ class Applier:
                 "ownerReferences": [*owners, *([identity.owner(job)] if action.owned else [])],
             }
         }
-        path = CLAIMS.path(job.namespace, action.claim)
         try:
-            written = await self._client.call(
-                "PATCH", path, kind=CLAIMS.plural, query=WRITTEN_BY, body=body, may=self._may_write
-            )
+            self._remember(job, "claims", await self._patch(CLAIMS, job, action.claim, body))
         except ApiError as error:
-            if error.status in (CONFLICT, NOT_FOUND):
-                raise StaleError(str(error)) from None
             if error.status not in (FORBIDDEN, INVALID):
                 raise
             becomes = "go" if action.owned else "stay"
             message = f"Claim {action.claim} is to {becomes} when the job is deleted, which is refused: {error}"
             await self._events.record(job, Event(kind="Warning", reason="ClaimNotChanged", message=message))
-            return
-        self._remember(job, "claims", written)
 
     async def _delete(self, namespace: str, action: Delete) -> None:
         resource, options = DELETED[action.kind]

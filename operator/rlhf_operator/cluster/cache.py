@@ -51,10 +51,6 @@ class Entry(Generic[T]):
     index_names: frozenset[str]
     value: T
 
-    def is_same_as(self, other: Entry[T] | None) -> bool:
-        """Whether two entries are equal apart from the resource version."""
-        return other is not None and replace(self, version=0) == replace(other, version=0)
-
 
 class Table(Generic[T]):
     """Cached objects of one kind, found by key or by index name."""
@@ -89,13 +85,11 @@ class Table(Generic[T]):
         self._set(key, before, entry)
         return key, before, entry
 
-    def remove(self, document: Document) -> tuple[Key, Entry[T] | None]:
-        """Remove a deleted object; return (key, removed entry). The entry is None if another uid is cached."""
-        key, uid, _ = _identity(document)
-        return key, self.drop(key, uid)
-
     def drop(self, key: Key, uid: str) -> Entry[T] | None:
-        """Remove the object with this key and uid, and refuse that uid from now on; return the removed entry."""
+        """Remove the object with this key and uid, and refuse that uid from now on.
+
+        Return the removed entry; None if another uid is cached.
+        """
         self._gone[uid] = None
         if len(self._gone) > REMEMBERED_DELETIONS:
             del self._gone[next(iter(self._gone))]
@@ -133,7 +127,7 @@ class Pods(Table[ObservedPod]):
     def _set(self, key: Key, before: Entry[ObservedPod] | None, now: Entry[ObservedPod] | None) -> None:
         super()._set(key, before, now)
         for entry, sign in ((before, -1), (now, 1)):
-            if entry and holds_room(entry):
+            if entry and _holds_room(entry):
                 for requested in (self.requested, *([self.requested_by_jobs] if entry.owner else [])):
                     _add(requested, entry.value, sign)
 
@@ -146,7 +140,7 @@ def _add(requested: dict[str, Counter[str]], pod: ObservedPod, sign: int) -> Non
         del requested[pod.node]
 
 
-def holds_room(pod: Entry[ObservedPod]) -> bool:
+def _holds_room(pod: Entry[ObservedPod]) -> bool:
     """Whether a pod takes up room of a node: it has a node and has not ended."""
     return bool(pod.value.node and pod.value.requests)
 
@@ -215,28 +209,25 @@ class Cache:
 
     def put(self, kind: KindName, document: Document) -> set[Key]:
         """Take in an object; return the keys of the jobs that the change concerns."""
-        if kind == "jobs":
-            return self._jobs_of_job(*self.jobs.put(document))
-        key, before, now = getattr(self, kind).put(document)
-        if now is None or now.is_same_as(before):
-            return set()
-        freed = self._who_may_fit() if kind == "pods" and _frees_room(before, now) else set()
-        return self._jobs_of(kind, key, before) | self._jobs_of(kind, key, now) | freed
+        return self._concerned(kind, *getattr(self, kind).put(document))
 
     def remove(self, kind: KindName, document: Document) -> set[Key]:
         """Remove a deleted object; return the keys of the jobs that the change concerns."""
-        if kind == "jobs":
-            key, job = self.jobs.remove(document)
-            return self._jobs_of_job(key, job, None)
-        key, before = getattr(self, kind).remove(document)
-        return self._jobs_of_removed(kind, key, before)
+        key, uid, _ = _identity(document)
+        return self._concerned(kind, key, getattr(self, kind).drop(key, uid), None)
 
-    def _jobs_of_removed(self, kind: KindName, key: Key, entry: Entry[Any] | None) -> set[Key]:
-        if kind != "pods":
-            return self._jobs_of(kind, key, entry)
-        self._remember_lost_pod(key[0], entry)
-        freed = self._who_may_fit() if _frees_room(entry, None) else set()
-        return self._jobs_of(kind, key, entry) | freed
+    def _concerned(self, kind: KindName, key: Key, before: Entry[Any] | None, now: Entry[Any] | None) -> set[Key]:
+        """Return the jobs that a change of an object concerns; none if only its resource version has changed."""
+        if kind == "jobs":
+            return self._jobs_of_job(key, before, now)
+        if before and now and replace(before, version=now.version) == now:
+            return set()
+        jobs = self._jobs_of(kind, key, before) | self._jobs_of(kind, key, now)
+        if kind == "pods" and now is None:
+            self._remember_lost_pod(key[0], before)
+        # Jobs in phase Mapping and the next ones in line may begin now that nodes have more free room.
+        is_freed = kind == "pods" and _frees_room(before, now)
+        return jobs | self._in_phase("Mapping") | self._next_in_line() if is_freed else jobs
 
     def lost_pods(self, job: ObservedJob) -> tuple[ObservedPod, ...]:
         """Return the deleted pods of the current attempt that had been disrupted, as they were last observed."""
@@ -260,9 +251,7 @@ class Cache:
             entry = table.get(key)
             # One that is younger than the list cannot be in it.
             if entry is not None and entry.uid not in there and entry.version <= listing.version:
-                table.drop(key, entry.uid)
-                is_job = kind == "jobs"
-                changed |= self._jobs_of_job(key, entry, None) if is_job else self._jobs_of_removed(kind, key, entry)
+                changed |= self._concerned(kind, key, table.drop(key, entry.uid), None)
         for document in listing.items:
             changed |= self.put(kind, document)
         return changed
@@ -282,15 +271,10 @@ class Cache:
         if kind == "quotas":
             rayjobs = filter(None, (self.rayjobs.get((namespace, each)) for each in entry.index_names))
             return {(namespace, job) for rayjob in rayjobs for job in rayjob.index_names}
-        return self._jobs_of_node(name) if kind == "nodes" else set()
-
-    def _jobs_of_node(self, name: str) -> set[Key]:
-        on_it = {(key[0], job) for key, pod in self.pods if pod.value.node == name for job in pod.index_names}
-        return on_it | self._in_phase(*PLACED_LATER)
-
-    def _who_may_fit(self) -> set[Key]:
-        """Return the jobs that may begin now that nodes have more free room."""
-        return self._in_phase("Mapping") | self._next_in_line()
+        if kind == "nodes":
+            on_it = {(key[0], job) for key, pod in self.pods if pod.value.node == name for job in pod.index_names}
+            return on_it | self._in_phase(*PLACED_LATER)
+        return set()
 
     def _next_in_line(self) -> set[Key]:
         """Return the oldest job in line for each node request; the other jobs are checked once a minute."""
@@ -306,7 +290,7 @@ class Cache:
             return set()
         if before is not None and (now is None or now.uid != before.uid):
             self._lost_pods.pop(before.uid, None)
-        dependants = set() if _is_unchanged_for_dependants(before, now) else self._dependants(key)
+        dependants = set() if _seen_by_dependants(before) == _seen_by_dependants(now) else self._dependants(key)
         return {key} | dependants | (self._who_may_begin(before.value, now) if before else set())
 
     def _who_may_begin(self, before: ObservedJob, now: Entry[ObservedJob] | None) -> set[Key]:
@@ -318,8 +302,12 @@ class Cache:
         was, new = before.status, now.value.status if now is not None and is_there else Status()
         if was.reserved and not new.reserved:
             return self._next_in_line()
-        if _may_be_ahead(was) and not (is_there and _place_in_line(was) == _place_in_line(new)):
-            return self._next_in_line() | {key for key, job in self.jobs if _is_new(job.value.status)}
+        may_be_ahead = was.phase == "Queued" or not was.conditions
+        stays_ahead = is_there and was.phase == new.phase and bool(was.conditions) == bool(new.conditions)
+        if may_be_ahead and not stays_ahead:
+            statuses = ((key, job.value.status) for key, job in self.jobs)
+            before_first_pass = {key for key, each in statuses if each.phase == "Pending" and not each.conditions}
+            return self._next_in_line() | before_first_pass
         return set()
 
     def _dependants(self, key: Key) -> set[Key]:
@@ -334,36 +322,16 @@ class Cache:
         return found
 
 
-def _may_be_ahead(status: Status) -> bool:
-    """Whether younger jobs may wait for a job: the job is in the line, or before its first pass."""
-    return status.phase == "Queued" or not status.conditions
-
-
-def _place_in_line(status: Status) -> tuple[Phase, bool]:
-    return status.phase, not status.conditions
-
-
-def _is_new(status: Status) -> bool:
-    """Whether a job waits for its first pass."""
-    return status.phase == "Pending" and not status.conditions
-
-
 def _frees_room(before: Entry[ObservedPod] | None, now: Entry[ObservedPod] | None) -> bool:
     """Whether a changed pod frees room that waiting jobs must learn of at once.
 
     This counts for pods of jobs, and pods with devices such as GPUs. Room of other pods is noticed once a minute.
     """
-    if before is None or not holds_room(before) or (now is not None and holds_room(now)):
+    if before is None or not _holds_room(before) or (now is not None and _holds_room(now)):
         return False
     return bool(before.owner) or any("/" in name for name in before.value.requests)
 
 
-def _is_unchanged_for_dependants(before: Entry[ObservedJob] | None, now: Entry[ObservedJob] | None) -> bool:
-    """Whether all that the readers of a job's output see is unchanged: uid, spec, phase and output."""
-    return (
-        before is not None
-        and now is not None
-        and before.uid == now.uid
-        and before.value.spec == now.value.spec
-        and (before.value.status.phase, before.value.status.output) == (now.value.status.phase, now.value.status.output)
-    )
+def _seen_by_dependants(job: Entry[ObservedJob] | None) -> object:
+    """Return all that the readers of a job's output see of the job; None if it does not exist."""
+    return job and (job.uid, job.value.spec, job.value.status.phase, job.value.status.output)

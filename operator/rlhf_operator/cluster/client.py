@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -61,10 +61,6 @@ class NoClusterError(Exception):
     """Address or credentials of the API server are unknown."""
 
 
-Count = Callable[[str, str, int], None]
-"""Function that is called after every request with (method, plural of the kind, HTTP code or 0 without an answer)."""
-
-
 async def _configuration(kubeconfig: Path | None) -> Configuration:
     configuration: Configuration = type.__call__(Configuration)
     configuration.client_session_kwargs = {"trust_env": False}
@@ -85,8 +81,8 @@ async def _configuration(kubeconfig: Path | None) -> Configuration:
 class Client:
     """Client of the API server for one process."""
 
-    count: Count | None = None
-    """Function that counts every request; None: requests are not counted."""
+    count: Callable[[str, str, int], None] | None = None
+    """Function called after every request with (method, plural of the kind, HTTP code or 0 without an answer)."""
 
     def __init__(self, kubeconfig: Path | None, configuration: Configuration) -> None:
         self.clock = ServerClock()
@@ -107,13 +103,8 @@ class Client:
         for api in (self._api, self._api_before):
             await api.close()  # type: ignore[no-untyped-call]
 
-    async def credentials(self) -> tuple[Configuration, str | None]:
-        """Return the current configuration and Authorization header."""
-        configuration = self._api.configuration
-        return configuration, await configuration.get_api_key_with_prefix("BearerToken")
-
-    async def renew_credentials(self) -> None:
-        """Read the credentials from their source again, because tokens and certificates expire.
+    async def renew_credentials(self) -> Configuration:
+        """Read the credentials from their source again, because tokens and certificates expire, and return them.
 
         Requests under way keep the old credentials.
         """
@@ -121,12 +112,7 @@ class Client:
         old, self._api_before, self._api = self._api_before, self._api, new
         if old is not self._api_before:
             await old.close()  # type: ignore[no-untyped-call]
-
-    async def _renew_after_refusal(self, refused: ApiClient) -> None:
-        """Renew the credentials once for all requests that were refused with the same ones."""
-        async with self._renewal:
-            if self._api is refused:
-                await self.renew_credentials()
+        return new.configuration
 
     async def find(self, path: str, kind: str, attempts: int = MAX_ATTEMPTS) -> Document | None:
         """Return the answer to a GET; None if nothing is there (404)."""
@@ -149,16 +135,16 @@ class Client:
         fields: str = "",
         slim: Callable[[Document], Document] | None = None,
     ) -> Listing:
-        """Return all objects of a kind in one consistent state, read in pages.
+        """Return all objects of a kind in one consistent state, read in pages, without their managedFields.
 
         selector: label selector; fields: field selector; slim: applied to each object as soon as its page is read.
         """
-        items: list[Document] = []
-        query = {"limit": str(PAGE_SIZE), "labelSelector": selector, "fieldSelector": fields}
-        query = {name: value for name, value in query.items() if value}
+        path, items = resource.path(namespace), list[Document]()
+        given = {"limit": str(PAGE_SIZE), "labelSelector": selector, "fieldSelector": fields}
+        query = {name: value for name, value in given.items() if value}
         while True:
             try:
-                page = await self.call("GET", resource.path(namespace), kind=resource.plural, query=query)
+                page = await self.call("GET", path, kind=resource.plural, query=query)
             except ApiError as error:
                 if error.status != GONE or "continue" not in query:
                     raise
@@ -166,7 +152,11 @@ class Client:
                 items.clear()
                 del query["continue"], query["limit"]
                 continue
-            items += _items(page, resource.path(namespace), slim)
+            if "items" not in page:
+                raise ApiError(0, f"GET {path}: the answer is no list")
+            for item in page["items"] or []:
+                item.get("metadata", {}).pop("managedFields", None)
+                items.append(slim(item) if slim else item)
             metadata = page.get("metadata") or {}
             if not metadata.get("continue"):
                 return Listing(items=tuple(items), version=int(metadata.get("resourceVersion") or 0))
@@ -198,15 +188,24 @@ class Client:
             except ApiError as error:
                 status = error.status
                 if status == UNAUTHORIZED and attempts > 1:
-                    await self._renew_after_refusal(api)
+                    async with self._renewal:
+                        if self._api is api:  # no other request that was refused has renewed them
+                            await self.renew_credentials()
                 raise
             finally:
                 if self.count:
                     self.count(method, kind, status)
             return answer
 
+        async def pause(seconds: float) -> None:
+            # With jitter: clients that got the same Retry-After must not return at the same moment.
+            await asyncio.sleep(min(seconds, MAX_PAUSE) * random.uniform(1.0, 1.5))
+
+        def is_passing(error: Exception) -> bool:
+            return isinstance(error, ApiError) and error.passing
+
         backoff = Backoff(steps=attempts, duration=MIN_PAUSE, factor=2.0)
-        return await on_retry_after_error(backoff, _is_passing, attempt, _pause)
+        return await on_retry_after_error(backoff, is_passing, attempt, pause)
 
     async def _request(
         self, method: str, path: str, query: dict[str, str] | None, body: Manifest | None
@@ -241,24 +240,6 @@ class Client:
         if (answer := _parsed(text)) is None:
             raise ApiError(0, f"{where}: an answer that cannot be read: {text[:500]}", response.headers)
         return response.status, answer
-
-
-def _items(page: Document, path: str, slim: Callable[[Document], Document] | None) -> Iterator[Document]:
-    """Yield the objects of a page without managedFields, which are half of their bulk and which nobody reads."""
-    if "items" not in page:
-        raise ApiError(0, f"GET {path}: the answer is no list")
-    for item in page["items"] or []:
-        item.get("metadata", {}).pop("managedFields", None)
-        yield slim(item) if slim else item
-
-
-def _is_passing(error: Exception) -> bool:
-    return isinstance(error, ApiError) and error.passing
-
-
-async def _pause(seconds: float) -> None:
-    # With jitter: clients that got the same Retry-After must not return at the same moment.
-    await asyncio.sleep(min(seconds, MAX_PAUSE) * random.uniform(1.0, 1.5))
 
 
 def _parsed(text: str | None) -> Document | None:

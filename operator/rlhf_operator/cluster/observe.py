@@ -15,7 +15,7 @@ from rlhf_operator import conditions, names
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client
-from rlhf_operator.cluster.discovery import NOTHING, Kind
+from rlhf_operator.cluster.discovery import NOTHING
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.cluster.resources import EVENTS, JOBS, PODS, RAYJOBS
@@ -26,7 +26,6 @@ from rlhf_operator.snapshot import (
     ObservedInput,
     ObservedJob,
     ObservedPod,
-    ObservedQuota,
     ObservedRayJob,
     Snapshot,
     claims_named,
@@ -73,17 +72,14 @@ class Observer:
         for kind in self.offer.kinds:
             for namespace in self._namespaces if kind.namespaced else (None,):
                 try:
-                    await self._list(kind, namespace)
+                    slim = parse.slim_pod if kind.name == "pods" else None
+                    listing = await self._client.list(kind.resource, namespace, kind.selector, slim=slim)
+                    self._enqueue(self._cache.put_list(kind.name, listing, self._cache.keys(kind.name, namespace)))
                 except Exception as error:  # noqa: BLE001 the other kinds are listed all the same
                     failed = error
         if failed:
             raise failed
         self._heartbeats.forget_all_but({job.uid for _, job in self._cache.jobs})
-
-    async def _list(self, kind: Kind, namespace: str | None) -> None:
-        slim = parse.slim_pod if kind.name == "pods" else None
-        listing = await self._client.list(kind.resource, namespace, kind.selector, slim=slim)
-        self._enqueue(self._cache.put_list(kind.name, listing, self._cache.keys(kind.name, namespace)))
 
     async def observe(self, key: Key, *, fresh: bool, since: datetime) -> Snapshot | None:
         """Return the Snapshot of a job; None if the job does not exist.
@@ -131,10 +127,9 @@ class Observer:
         self._enqueue(changed - {key})
 
     def _may_have_had_attempts(self, key: Key) -> bool:
-        """Whether the job can have RayJobs or pods.
+        """Whether the job can have RayJobs or pods: its status names an attempt before the RayJob is created.
 
-        The status names an attempt before its RayJob is created. A list by label has the server look at all objects of
-        the kind, so a thousand new jobs would cost a million looks.
+        For a list by label the server looks at all objects of the kind: a million looks for a thousand new jobs.
         """
         entry = self._cache.jobs.get(key)
         is_named = entry is not None and entry.value.status.attempt is not None
@@ -145,12 +140,8 @@ class Observer:
         attempt = job.status.attempt or 0
         expected = {names.rayjob(job.name, number) for number in (attempt, attempt + 1) if number}
         unseen = sorted(expected - {key[1] for key, _ in self._cache.rayjobs.find(job.namespace, job.name)})
-        found = await asyncio.gather(*(self._rayjob(job, name) for name in unseen))
-        return tuple(each for each in found if each is not None)
-
-    async def _rayjob(self, job: ObservedJob, name: str) -> ObservedRayJob | None:
-        found = await self._client.get(RAYJOBS, job.namespace, name)
-        return None if found is None else parse.rayjob(found, job.uid)
+        found = await asyncio.gather(*(self._client.get(RAYJOBS, job.namespace, name) for name in unseen))
+        return tuple(parse.rayjob(each, job.uid) for each in found if each is not None)
 
     async def _read_last_heartbeat(self, job: ObservedJob) -> None:
         """Read the trainer's last status once Ray reports the end of the attempt, before anything is decided."""
@@ -185,16 +176,18 @@ class Observer:
         nodes = tuple(each.value for _, each in self._cache.nodes) if "nodes" in self.offer.capabilities else None
         inputs = {each.name: each for each in self._view.inputs(job)}
         pods = tuple(self._view.pods(job))
+        rayjobs = self._cache.rayjobs.find(job.namespace, job.name)
+        quotas = self._cache.quotas.find(job.namespace, names.rayjob(job.name, job.status.attempt or 0))
         taken, by_jobs = self._view.held_by_others(job)
         return Snapshot(
             job=job,
-            rayjobs=(*self._rayjobs(job), *foreign),
+            rayjobs=(*(replace(each.value, owned=each.owner == job.uid) for _, each in rayjobs), *foreign),
             pods=tuple(each for each in pods if each.role != names.READER),
             readers=tuple(each for each in pods if each.role == names.READER),
             lost_pods=self._cache.lost_pods(job),
             inputs=inputs,
             claims={each.name: each for each in self._claims(job, inputs)},
-            quota=self._quota(job),
+            quota=quotas[0][1].value if quotas else None,
             heartbeat=self._heartbeats.last(job.uid, job.status.attempt),
             measured=tuple(self._view.measured(job)) if fresh else (),
             nodes=nodes,
@@ -206,10 +199,6 @@ class Observer:
             watching_since=since,
             fresh=fresh,
         )
-
-    def _rayjobs(self, job: ObservedJob) -> Iterator[ObservedRayJob]:
-        for _, each in self._cache.rayjobs.find(job.namespace, job.name):
-            yield replace(each.value, owned=each.owner == job.uid)
 
     def _line(self, job: ObservedJob) -> Iterator[ObservedJob]:
         given_up = time.monotonic() - FAILING_SECONDS
@@ -225,16 +214,10 @@ class Observer:
         return {"": of_others, **{name: value for name, (value, _) in classes.items()}}
 
     def _claims(self, job: ObservedJob, inputs: dict[str, ObservedInput]) -> Iterator[ObservedClaim]:
-        outputs = (each.output_uri for each in inputs.values())
-        read = {uri.removeprefix("pvc://").split("/")[0] for uri in outputs if uri.startswith("pvc://")}
+        read = claims_named({"outputs": [each.output_uri for each in inputs.values()]})
         for name in sorted({names.output_claim(job.name)} | claims_named(job.spec) | read):
             if entry := self._cache.claims.get((job.namespace, name)):
                 yield replace(entry.value, owned=entry.owner == job.uid)
-
-    def _quota(self, job: ObservedJob) -> ObservedQuota | None:
-        rayjob = names.rayjob(job.name, job.status.attempt or 0)
-        found = self._cache.quotas.find(job.namespace, rayjob)
-        return found[0][1].value if found else None
 
 
 def _without_pods(snapshot: Snapshot) -> dict[str, str]:

@@ -31,8 +31,7 @@ class View:
     def held_by_others(self, job: ObservedJob) -> tuple[Held, Held]:
         """Return (amounts taken on each node without the job's pods, the part that other jobs hold).
 
-        Reserved room that no pods have taken yet counts on its node. If foreign pods have taken it there, it counts on
-        a node that is free.
+        Reserved room without pods yet counts on its node, or on a free node if foreign pods have taken it there.
         """
         taken = _without(self._cache.pods.requested, self.pods(job))
         by_jobs = _without(_without(self._cache.pods.requested_by_jobs, self.pods(job)), self._kept())
@@ -40,15 +39,11 @@ class View:
         for node, amount in missing.items():
             for held in (taken, by_jobs):
                 held[node] = held.get(node, Counter()) + amount
-        room = self._room() if missing else {}
+        nodes = [entry.value for _, entry in self._cache.nodes] if missing else []
+        room = {each.name: each.room for each in nodes if each.ready and each.schedulable}
         for node, amount in missing.items():
             _move_surplus(node, amount, room, taken, by_jobs)
         return taken, by_jobs
-
-    def _room(self) -> Held:
-        """Return the allocatable amounts of the ready and schedulable nodes."""
-        nodes = (entry.value for _, entry in self._cache.nodes)
-        return {node.name: node.room for node in nodes if node.ready and node.schedulable}
 
     def _kept(self) -> Iterator[ObservedPod]:
         """Yield the pods that failed jobs keep for debugging; such jobs do not give their room back."""
