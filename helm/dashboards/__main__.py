@@ -18,8 +18,7 @@ from typing import Any
 import yaml
 
 from helm.dashboards.reference import pages
-from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, JobMetric, OperatorMetric, spent_metrics
-from rlhf_operator.spent import Spent
+from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, JobMetric, OperatorMetric
 from rlhf_trainer.run_folder.step_metrics import METRICS as STEP_METRICS
 from rlhf_trainer.run_folder.step_metrics import StepMetric
 
@@ -37,7 +36,7 @@ UNITS = {"ratio": "percentunit", "seconds": "s", "bytes": "bytes"}
 METRICS: dict[str, StepMetric | OperatorMetric | JobMetric] = {
     **{metric.name: metric for metric in STEP_METRICS},
     **{metric.name: metric for metric in OPERATOR_METRICS},
-    **{metric.name: metric for metric in (*JOB_METRICS, *spent_metrics(Spent()))},
+    **{metric.name: metric for metric in JOB_METRICS},
 }
 """Every metric by its name for Prometheus."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from rlhf_operator.metrics import JOB_LABELS, JOB_METRICS, OPERATOR_METRICS, JobMetric, OperatorMetric, spent_metrics
-from rlhf_operator.spent import Spent
+from rlhf_operator.metrics import JOB_LABELS, JOB_METRICS, OPERATOR_METRICS, JobMetric, OperatorMetric
 from rlhf_trainer.run_folder.step_metrics import METRICS, PLANNED_STEPS, WARNINGS, StepMetric
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -28,7 +27,7 @@ For who looks up a metric; [monitoring](monitoring.md) says what their labels me
 def pages() -> Mapping[Path, str]:
     """Return the text of each page by its path."""
     operator = table("metric", OPERATOR_METRICS)
-    jobs = table("metric", (*JOB_METRICS, *spent_metrics(Spent())))
+    jobs = table("metric", JOB_METRICS)
     return {
         DOCS / "metrics.md": TRAINING + table("metrics.jsonl | Prometheus", METRICS),
         DOCS / "operator-metrics.md": f"{OPERATOR}{operator}\nOf each job:\n\n{jobs}",

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from rlhf_api.spec.job_spec import Checkpoint
 from rlhf_api.status import Phase, Progress
 from rlhf_operator.snapshot import ObservedJob
-from rlhf_operator.spent import ENDED, WITH_PODS, Spent
+from rlhf_operator.spent import ENDED, WITH_PODS, Account, look
 from rlhf_operator.times import parsed, since
 
 Result = Literal["done", "stale", "error"]
@@ -77,13 +77,13 @@ Sample = tuple[tuple[str, ...], float]
 class JobMetric:
     """Row of the table of metrics about jobs.
 
-    `samples` yields the samples of one job, and none if the job has no such value.
+    `samples` yields the samples of a job from its account at the scrape, and none if the job has no such value.
     """
 
     name: str
     unit: str
     meaning: str
-    samples: Callable[[ObservedJob, datetime], Iterable[Sample]]
+    samples: Callable[[Account], Iterable[Sample]]
     own_labels: tuple[str, ...] = ()
     kind: Literal["gauge", "counter"] = "gauge"
 
@@ -93,56 +93,57 @@ def _value(value: float | None) -> Iterator[Sample]:
         yield (), float(value)
 
 
-def _info(job: ObservedJob, _: datetime) -> Iterator[Sample]:
-    algorithm = job.spec.get("algorithm")
+def _info(account: Account) -> Iterator[Sample]:
+    algorithm = account.job.spec.get("algorithm")
     name = str(algorithm.get("name", "")) if isinstance(algorithm, Mapping) else ""
-    yield (job.uid, name, job.status.queue or ""), 1.0
+    yield (account.job.uid, name, account.job.status.queue or ""), 1.0
 
 
-def _phases(job: ObservedJob, _: datetime) -> Iterator[Sample]:
+def _phases(account: Account) -> Iterator[Sample]:
     # Stopped is no phase of a cluster.
-    return (((phase,), float(phase == job.status.phase)) for phase in get_args(Phase) if phase != "Stopped")
+    return (((phase,), float(phase == account.job.status.phase)) for phase in get_args(Phase) if phase != "Stopped")
 
 
-def _last_failure(job: ObservedJob, _: datetime) -> Iterator[Sample]:
-    if job.status.last_failure:
-        yield (job.status.last_failure.reason,), 1.0
+def _last_failure(account: Account) -> Iterator[Sample]:
+    if account.job.status.last_failure:
+        yield (account.job.status.last_failure.reason,), 1.0
 
 
-def _progress(value: Callable[[Progress], float | None]) -> Callable[[ObservedJob, datetime], Iterator[Sample]]:
-    return lambda job, _: _value(value(job.status.progress) if job.status.progress else None)
+def _progress(value: Callable[[Progress], float | None]) -> Callable[[Account], Iterator[Sample]]:
+    return lambda account: _value(value(progress) if (progress := account.job.status.progress) else None)
 
 
-def _predicted(job: ObservedJob, _: datetime) -> Iterator[Sample]:
-    return _value(job.status.mapping.predicted_step_seconds if job.status.mapping else None)
-
-
-def _gpus(job: ObservedJob, _: datetime) -> Iterator[Sample]:
-    mapping = job.status.mapping
-    if mapping and job.status.phase in WITH_PODS:
+def _gpus(account: Account) -> Iterator[Sample]:
+    mapping = account.job.status.mapping
+    if mapping and account.job.status.phase in WITH_PODS:
         yield (), float(mapping.gpus)
 
 
-def _queued(job: ObservedJob, now: datetime) -> Iterator[Sample]:
-    moments = [each.last_transition_time for each in job.status.conditions if each.type == "QuotaReserved"]
-    moments += [each.start_time for each in job.status.attempts[-1:]]  # between two attempts there was no quota either
-    ages = [age for each in moments if (age := _age(each, now)) is not None]
-    return _value(min(ages, default=None) if job.status.phase == "Queued" else None)
+def _queued(account: Account) -> Iterator[Sample]:
+    status = account.job.status
+    moments = [each.last_transition_time for each in status.conditions if each.type == "QuotaReserved"]
+    moments += [each.start_time for each in status.attempts[-1:]]  # between two attempts there was no quota either
+    ages = [age for each in moments if (age := _age(each, account.seen)) is not None]
+    return _value(min(ages, default=None) if status.phase == "Queued" else None)
 
 
-def _checkpoint_age(job: ObservedJob, now: datetime) -> Iterator[Sample]:
-    checkpoint = job.status.checkpoint
-    return _value(_age(checkpoint.time, now) if checkpoint and job.status.phase not in ENDED else None)
+def _checkpoint_age(account: Account) -> Iterator[Sample]:
+    status = account.job.status
+    return _value(
+        _age(status.checkpoint.time, account.seen) if status.checkpoint and status.phase not in ENDED else None
+    )
 
 
-def _checkpoint_interval(job: ObservedJob, _: datetime) -> Iterator[Sample]:
-    checkpoint = job.spec.get("checkpoint")
+def _checkpoint_interval(account: Account) -> Iterator[Sample]:
+    checkpoint = account.job.spec.get("checkpoint")
     minutes = checkpoint.get("everyMinutes") if isinstance(checkpoint, Mapping) else None
     return _value(60.0 * (minutes if isinstance(minutes, int | float) else Checkpoint().every_minutes))
 
 
-def _conditions(job: ObservedJob, _: datetime) -> Iterator[Sample]:
-    found = {(each.type, each.status, each.reason) for each in job.status.conditions}  # users may write one twice
+def _conditions(account: Account) -> Iterator[Sample]:
+    found = {
+        (each.type, each.status, each.reason) for each in account.job.status.conditions
+    }  # users may write one twice
     return ((each, 1.0) for each in sorted(found))
 
 
@@ -159,14 +160,14 @@ JOB_METRICS = (
         "rlhf_job_attempts_total",
         "attempts",
         "Attempts that the job has had.",
-        lambda job, _: _value(job.status.attempt or 0),
+        lambda account: _value(account.job.status.attempt or 0),
         kind="counter",
     ),
     JobMetric(
         "rlhf_job_failed_attempts",
         "attempts",
         "Failures that count against runPolicy.backoffLimit.",
-        lambda job, _: _value(job.status.failed_attempts or 0),
+        lambda account: _value(account.job.status.failed_attempts or 0),
     ),
     JobMetric(
         "rlhf_job_last_failure",
@@ -179,7 +180,10 @@ JOB_METRICS = (
     JobMetric("rlhf_job_total_steps", "steps", "Steps of the whole job.", _progress(lambda p: p.total_steps)),
     JobMetric("rlhf_job_step_seconds", "seconds", "Duration of the latest step.", _progress(lambda p: p.step_seconds)),
     JobMetric(
-        "rlhf_job_predicted_step_seconds", "seconds", "Duration of a step as the mapper predicted it.", _predicted
+        "rlhf_job_predicted_step_seconds",
+        "seconds",
+        "Duration of a step as the mapper predicted it.",
+        lambda account: _value(mapping.predicted_step_seconds if (mapping := account.job.status.mapping) else None),
     ),
     JobMetric(
         "rlhf_job_gpus", "GPUs", "GPUs of the attempt that is under way or being suspended; 0 on CPU slots.", _gpus
@@ -204,54 +208,48 @@ JOB_METRICS = (
         _conditions,
         ("condition", "status", "reason"),
     ),
+    JobMetric(
+        "rlhf_job_phase_seconds_total",
+        "seconds",
+        "Time in each phase; between two scrapes a job counts as it was at the first.",
+        lambda account: (((phase,), seconds) for phase, seconds in account.seconds.items()),
+        ("phase",),
+        kind="counter",
+    ),
+    JobMetric(
+        "rlhf_job_gpu_seconds_total",
+        "GPU-seconds",
+        "The same times the GPUs of the job's mapping; while Queued or Restarting it waits for them.",
+        lambda account: (((phase,), seconds) for phase, seconds in account.gpu_seconds.items()),
+        ("phase",),
+        kind="counter",
+    ),
+    JobMetric(
+        "rlhf_job_cost_total",
+        "currency",
+        "Price of the GPU-seconds with pods, where all of its GPUs have one (cluster.nodeGroups of the chart).",
+        lambda account: _value(account.cost),
+        kind="counter",
+    ),
 )
-
-
-def spent_metrics(spent: Spent) -> tuple[JobMetric, ...]:
-    """Return the metrics of time and money spent by jobs; they begin at 0 when this replica begins to lead."""
-    return (
-        JobMetric(
-            "rlhf_job_phase_seconds_total",
-            "seconds",
-            "Time in each phase; between two scrapes a job counts as it was at the first.",
-            lambda job, _: (((phase,), seconds) for phase, seconds in spent.of(job).seconds.items()),
-            ("phase",),
-            kind="counter",
-        ),
-        JobMetric(
-            "rlhf_job_gpu_seconds_total",
-            "GPU-seconds",
-            "The same times the GPUs of the job's mapping; while Queued or Restarting it waits for them.",
-            lambda job, _: (((phase,), seconds) for phase, seconds in spent.of(job).gpu_seconds.items()),
-            ("phase",),
-            kind="counter",
-        ),
-        JobMetric(
-            "rlhf_job_cost_total",
-            "currency",
-            "Price of the GPU-seconds with pods, where all of its GPUs have one (cluster.nodeGroups of the chart).",
-            lambda job, _: _value(spent.of(job).cost),
-            kind="counter",
-        ),
-    )
+"""Table of metrics about jobs; what a job has spent begins at 0 when this replica begins to lead."""
 
 
 class JobCollector(Collector):
     """Collector of the metrics of all jobs that exist at a scrape."""
 
     def __init__(self, jobs: Callable[[], Iterable[ObservedJob]], now: Callable[[], datetime]) -> None:
-        self._jobs, self._now, self._spent = jobs, now, Spent()
-        self._metrics = (*JOB_METRICS, *spent_metrics(self._spent))
+        self._jobs, self._now = jobs, now
+        self._accounts: dict[str, Account] = {}
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        jobs, now = list(self._jobs()), self._now()
-        self._spent.look(jobs, now)
-        for metric in self._metrics:
+        self._accounts = look(self._accounts, self._jobs(), self._now())
+        for metric in JOB_METRICS:
             made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             family = made(metric.name, metric.meaning, labels=(*JOB_LABELS, *metric.own_labels))
-            for job in jobs:
-                for own, value in metric.samples(job, now):
-                    family.add_metric([job.namespace, job.name, *own], value)
+            for account in self._accounts.values():
+                for own, value in metric.samples(account):
+                    family.add_metric([account.job.namespace, account.job.name, *own], value)
             yield family
 
 

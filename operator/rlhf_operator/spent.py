@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -23,6 +23,7 @@ class Account:
     job: ObservedJob
     """Job of the account, as observed last."""
     seen: datetime
+    """Time of that last observation."""
     seconds: Counter[Phase] = field(default_factory=Counter)
     gpu_seconds: Counter[Phase] = field(default_factory=Counter)
     """GPUs of the mapping times seconds, by phase; phases in which the job waits for pods count too."""
@@ -42,25 +43,16 @@ class Account:
             self.cost = (self.cost or 0.0) + spent
 
 
-class Spent:
-    """Accounts of all jobs that exist.
+def look(known: Mapping[str, Account], jobs: Iterable[ObservedJob], now: datetime) -> dict[str, Account]:
+    """Return the accounts of all jobs that exist, by uid, with the time since the last look added.
 
-    Between two looks a job counts as it was at the first look.
+    Between two looks a job counts as it was at the first look. known: the accounts after the last look.
     """
-
-    def __init__(self) -> None:
-        self._accounts: dict[str, Account] = {}
-
-    def look(self, jobs: Iterable[ObservedJob], now: datetime) -> None:
-        """Add the time since the last look to each job's account, and drop the accounts of jobs that are gone."""
-        known, self._accounts = self._accounts, {}
-        for job in jobs:
-            account = known.get(job.uid) or Account(job, now)
-            if account.job.status.phase not in ENDED:
-                account.add(max(0.0, (now - account.seen).total_seconds()))
-            account.job, account.seen = job, now
-            self._accounts[job.uid] = account
-
-    def of(self, job: ObservedJob) -> Account:
-        """Return the account of a job that was looked at."""
-        return self._accounts[job.uid]
+    accounts = {}
+    for job in jobs:
+        account = known.get(job.uid) or Account(job, now)
+        if account.job.status.phase not in ENDED:
+            account.add(max(0.0, (now - account.seen).total_seconds()))
+        account.job, account.seen = job, now
+        accounts[job.uid] = account
+    return accounts

@@ -18,9 +18,7 @@ from rlhf_operator.metrics import (
     JobMetric,
     OperatorMetric,
     OperatorMetrics,
-    spent_metrics,
 )
-from rlhf_operator.spent import Spent
 from rlhf_trainer.outputs.metrics import PrometheusMetrics
 from rlhf_trainer.run_folder.step_metrics import METRICS, StepMetric
 from rlhf_trainer.telemetry import StepReport
@@ -37,7 +35,6 @@ def families() -> Iterator[StepMetric | OperatorMetric | JobMetric]:
     yield from METRICS
     yield from OPERATOR_METRICS
     yield from JOB_METRICS
-    yield from spent_metrics(Spent())
 
 
 def exported() -> dict[str, tuple[str, ...]]:

@@ -12,10 +12,10 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlhf_api.status import Phase, Status
-from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, OperatorMetrics, spent_metrics
+from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, OperatorMetrics
 from rlhf_operator.server import Ports, Server
 from rlhf_operator.snapshot import ObservedJob
-from rlhf_operator.spent import Spent
+from rlhf_operator.spent import Account, look
 from tests.repo.tree import ROOT
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -198,17 +198,19 @@ def test_an_ended_job_holds_no_gpus_and_its_save_ages_not() -> None:
     assert values(families["rlhf_job_step"]) == {("over", "team"): 7}
 
 
-def seconds_of(spent: Spent, full: ObservedJob) -> dict[str, dict[tuple[str, ...], float]]:
-    return {metric.name: dict(metric.samples(full, NOW)) for metric in spent_metrics(spent)}
+def spent_by(account: Account) -> dict[str, dict[tuple[str, ...], float]]:
+    names = ("rlhf_job_phase_seconds_total", "rlhf_job_gpu_seconds_total", "rlhf_job_cost_total")
+    return {metric.name: dict(metric.samples(account)) for metric in JOB_METRICS if metric.name in names}
 
 
 def test_a_job_is_charged_for_the_time_with_pods() -> None:
-    spent, moment = Spent(), NOW
+    accounts: dict[str, Account] = {}
+    moment = NOW
     for phase, seconds in [("Queued", 60), ("Provisioning", 30), ("Running", 100), ("Succeeded", 500)]:
-        spent.look([job("full", {**WHOLE, "phase": phase})], moment)
+        accounts = look(accounts, [job("full", {**WHOLE, "phase": phase})], moment)
         moment += timedelta(seconds=seconds)
-    spent.look([full := job("full", {**WHOLE, "phase": "Succeeded"})], moment)
-    assert seconds_of(spent, full) == {
+    accounts = look(accounts, [job("full", {**WHOLE, "phase": "Succeeded"})], moment)
+    assert spent_by(accounts["uid-full"]) == {
         "rlhf_job_phase_seconds_total": {("Queued",): 60, ("Provisioning",): 30, ("Running",): 100},
         "rlhf_job_gpu_seconds_total": {("Queued",): 960, ("Provisioning",): 480, ("Running",): 1600},
         "rlhf_job_cost_total": {(): pytest.approx(36 * 130 / 3600)},
@@ -216,15 +218,14 @@ def test_a_job_is_charged_for_the_time_with_pods() -> None:
 
 
 def test_a_job_without_prices_has_no_cost_a_new_one_begins_at_0() -> None:
-    spent = Spent()
     mapping = {name: value for name, value in WHOLE["mapping"].items() if name != "pricePerHour"}
     unpriced = job("full", {**WHOLE, "mapping": mapping})
-    spent.look([unpriced], NOW)
-    spent.look([unpriced], NOW + timedelta(seconds=5))
-    assert seconds_of(spent, unpriced)["rlhf_job_cost_total"] == {}
-    spent.look([], NOW + timedelta(seconds=10))
-    spent.look([unpriced], NOW + timedelta(seconds=20))
-    assert seconds_of(spent, unpriced)["rlhf_job_phase_seconds_total"] == {("Running",): 0}
+    accounts = look({}, [unpriced], NOW)
+    accounts = look(accounts, [unpriced], NOW + timedelta(seconds=5))
+    assert spent_by(accounts["uid-full"])["rlhf_job_cost_total"] == {}
+    accounts = look(accounts, [], NOW + timedelta(seconds=10))
+    accounts = look(accounts, [unpriced], NOW + timedelta(seconds=20))
+    assert spent_by(accounts["uid-full"])["rlhf_job_phase_seconds_total"] == {("Running",): 0}
 
 
 def test_conditions_and_the_interval_of_checkpoints_are_shown() -> None:
@@ -332,5 +333,5 @@ def test_the_documentation_names_exactly_what_is_exported() -> None:
     rows = documented()
     assert {r[0]: (r[1], tuple(sorted(r[3].split(", "))) if r[3] else (), r[4]) for r in rows} == exported
     expected = [(m.name, m.kind, m.unit) for m in OPERATOR_METRICS]
-    expected += [(m.name, m.kind, m.unit) for m in (*JOB_METRICS, *spent_metrics(Spent()))]
+    expected += [(m.name, m.kind, m.unit) for m in JOB_METRICS]
     assert [row[:3] for row in rows] == expected
