@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -35,14 +34,11 @@ INCONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = MappingProxyType(
         ExitCode.INTERNAL: "Internal",
         ExitCode.ENVIRONMENT: "Environment",
         ExitCode.COMMUNICATION: "Communication",
-        126: "Environment",
+        126: "Environment",  # the shell returns 126 and 127 if the program is not in the image
         127: "Environment",
     }
 )
-"""Failure reason by exit code of the trainer, for codes that a lost pod may cause.
-
-The shell returns 126 and 127 if the program is not in the image.
-"""
+"""Failure reason by exit code of the trainer, for codes that a lost pod may cause."""
 DISRUPTIONS: Final[Mapping[str, Reason]] = MappingProxyType(
     {
         "PreemptionByScheduler": "Preempted",
@@ -75,15 +71,11 @@ class PodSign(NamedTuple):
     """Message of the failure, as a format string with the fields pod, node and role."""
 
 
-def _has_disruption(pod: ObservedPod, _: Case, *, disruption: str) -> bool:
-    return pod.disruption == disruption
-
-
 POD_SIGNS: Final = (
     *(
         PodSign(
             reason,
-            partial(_has_disruption, disruption=disruption),
+            lambda pod, _, disruption=disruption: pod.disruption == disruption,  # type: ignore[misc]
             "pod {pod.name} on node {node} was ended: {pod.disruption} {pod.message}",
         )
         for disruption, reason in DISRUPTIONS.items()
@@ -147,16 +139,13 @@ def disrupted_lost_pod(case: Case) -> Cause | None:
 
 
 def _strongest(pods: Iterable[ObservedPod], case: Case) -> Cause | None:
-    causes = [cause for pod in pods if (cause := _disruption(pod, case))]
+    causes: list[Cause] = []
+    for pod in pods:
+        if sign := next((each for each in POD_SIGNS if each.is_seen(pod, case)), None):
+            role = "worker" if pod.role == names.WORKER else "controller"
+            message = sign.message.format(pod=pod, node=pod.node or "(none)", role=role).rstrip()
+            causes.append((sign.reason, message, pod))
     return min(causes, key=lambda cause: STRENGTH.index(cause[0]), default=None)
-
-
-def _disruption(pod: ObservedPod, case: Case) -> Cause | None:
-    sign = next((each for each in POD_SIGNS if each.is_seen(pod, case)), None)
-    if sign is None:
-        return None
-    role = "worker" if pod.role == names.WORKER else "controller"
-    return sign.reason, sign.message.format(pod=pod, node=pod.node or "(none)", role=role).rstrip(), pod
 
 
 def unexplained_end(case: Case) -> Cause | None:
@@ -164,7 +153,9 @@ def unexplained_end(case: Case) -> Cause | None:
     if not attempt.has_failed(case.snapshot):
         return None
     rayjob, code = case.snapshot.current_rayjob(), attempt.exit_code(case.snapshot) or 0
-    pod, own = _blamed_pod(case.snapshot, code), attempt.trainer_message(case.snapshot)
+    # A failed communication is hardly the head's fault.
+    head = None if code == ExitCode.COMMUNICATION else attempt.head_of(case.snapshot)
+    pod, own = attempt.named_pod(case.snapshot) or head, attempt.trainer_message(case.snapshot)
     message = own or (rayjob.message if rayjob else "")
     if reason := INCONCLUSIVE_EXIT_CODES.get(code):
         return reason, message or f"the trainer ended with exit code {code}", pod
@@ -173,15 +164,6 @@ def unexplained_end(case: Case) -> Cause | None:
     if code > 128:
         return "Unknown", own or f"the trainer was ended by signal {code - 128}", pod
     return "Unknown", message or "the trainer ended and left no word", pod
-
-
-def _blamed_pod(snapshot: Snapshot, code: int) -> ObservedPod | None:
-    """Return the pod that the trainer blames, else the head; None if unknown.
-
-    A failed communication is hardly the head's fault, so the head is not returned for it.
-    """
-    head = None if code == ExitCode.COMMUNICATION else attempt.head_of(snapshot)
-    return attempt.named_pod(snapshot) or head
 
 
 def suspended_rayjob(case: Case) -> Cause | None:
@@ -208,11 +190,7 @@ def lost_head(case: Case) -> Cause | None:
 
 
 def lost_worker(case: Case) -> Cause | None:
-    """Find a worker pod that has ended, or that is missing from a cluster that was complete.
-
-    Kubernetes' times are whole seconds. A pod replaced in the second in which the cluster became complete is missed,
-    which is harmless: no trainer has begun by then.
-    """
+    """Find a worker pod that has ended, or that is missing from a cluster that was complete."""
     survivable = attempt.survivable_pools(case.snapshot)
     workers = [pod for pod in attempt.workers_of(case.snapshot) if pod.pool not in survivable]
     for pod in workers:
@@ -223,9 +201,9 @@ def lost_worker(case: Case) -> Cause | None:
     expected = attempt.expected_workers(case.snapshot, survivable)
     if len(workers) < expected:
         return "WorkerLost", f"a worker pod is gone: {len(workers)} of {expected} are left", None
-    for pod in workers:
-        if pod.created > case.ready_since:
-            return "WorkerLost", f"a worker pod is gone; KubeRay made {pod.name} in its place", None
+    # A pod replaced in the second in which the cluster became complete is missed, but no trainer has begun by then.
+    if new := next((pod for pod in workers if pod.created > case.ready_since), None):
+        return "WorkerLost", f"a worker pod is gone; KubeRay made {new.name} in its place", None
     return None
 
 
@@ -235,10 +213,7 @@ def start_failure(case: Case) -> Cause | None:
 
 
 def seconds_until_failure(snapshot: Snapshot, now: datetime) -> float | None:
-    """Seconds until a start problem or a silent node becomes a failure; None without one.
-
-    The next pass must come then even without an event.
-    """
+    """Seconds until a start problem or a silent node becomes a failure, which brings no event; None without one."""
     pods = attempt.current_pods(snapshot)
     silences = (silence for pod in pods if (silence := node_silence(pod, snapshot, now)) is not None)
     lefts = (*(left for left, _ in start_problems(snapshot, now)), *(NODE_SECONDS - each for each in silences))
@@ -248,10 +223,10 @@ def seconds_until_failure(snapshot: Snapshot, now: datetime) -> float | None:
 def start_problems(snapshot: Snapshot, now: datetime) -> Iterator[tuple[float, Cause]]:
     """Yield (seconds left of the grace period, cause) of each problem that keeps a pod from starting."""
     if rayjob := snapshot.current_rayjob():
-        waited = since(_watched(max(rayjob.created, rayjob.started or rayjob.created), snapshot), now)
+        waited = _waited(max(rayjob.created, rayjob.started or rayjob.created), snapshot, now)
         yield from ((limit - waited, cause) for limit, cause in starting.refusals(rayjob, _total_requests(snapshot)))
     for pod in attempt.current_pods(snapshot):
-        waited = since(_watched(max(pod.created, pod.not_ready_since or pod.created), snapshot), now)
+        waited = _waited(max(pod.created, pod.not_ready_since or pod.created), snapshot, now)
         yield from ((limit - waited, cause) for limit, cause in starting.problems(pod))
 
 
@@ -272,9 +247,9 @@ def node_silence(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> float |
     node = attempt.node_of(pod, snapshot)
     if node is None or node.ready or pod.ready:
         return None
-    return since(_watched(pod.not_ready_since or pod.created, snapshot), now)
+    return _waited(pod.not_ready_since or pod.created, snapshot, now)
 
 
-def _watched(moment: datetime, snapshot: Snapshot) -> datetime:
-    """Return the begin of a grace period: `moment`, but not before the operator began to watch."""
-    return max(moment, snapshot.watching_since)
+def _waited(begun: datetime, snapshot: Snapshot, now: datetime) -> float:
+    """Seconds of a grace period that are over, without the time before the operator began to watch."""
+    return since(max(begun, snapshot.watching_since), now)

@@ -108,8 +108,7 @@ def classify(snapshot: Snapshot, now: datetime, *, ready_since: datetime | None)
     ready_since: time at which all pods of the attempt were ready for the first time. Deadlines are not checked.
     """
     case = Case(snapshot, now, ready_since)
-    cause = _first(EVIDENCE, case)
-    if cause is None:
+    if (cause := _first(EVIDENCE, case)) is None:
         return None
     return failed(snapshot, now, *(_first(CLASSES[cause[0]].yields_to, case) or cause))
 

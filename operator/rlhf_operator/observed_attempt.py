@@ -68,10 +68,10 @@ def ray_job_failed(rayjob: ObservedRayJob | None) -> bool:
 
 def exit_code(snapshot: Snapshot) -> int | None:
     """Return the trainer's exit code: from its process, else from its last status, else from Ray's message."""
-    code = _reported_code(snapshot)
-    if code is not None and code < 0:
-        code = 128 - code  # Python's form of a signal becomes the shell's form
-    return code if code is not None and 0 <= code <= 255 else None
+    if (code := _reported_code(snapshot)) is None:
+        return None
+    code = 128 - code if code < 0 else code  # Python's form of a signal becomes the shell's form
+    return code if code <= 255 else None
 
 
 def _reported_code(snapshot: Snapshot) -> int | None:

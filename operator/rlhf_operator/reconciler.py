@@ -1,7 +1,4 @@
-"""Reconciler, which runs in the leader only: events become keys of a queue.
-
-Each key is one reconcile pass: observe, decide, apply.
-"""
+"""Reconciler, which runs in the leader only: events become keys of a queue, and each key is one reconcile pass."""
 
 from __future__ import annotations
 
@@ -40,10 +37,6 @@ MAX_POLL_INTERVALS: Final = 4
 """Most poll intervals between two readings of a head pod that does not answer; each try takes seconds."""
 
 Decide = Callable[[Snapshot, datetime, Settings], Plan]
-
-
-class StillUndecidedError(Exception):
-    """`decide` asked for a live read although the snapshot was read live."""
 
 
 class Reconciler:
@@ -87,8 +80,7 @@ class Reconciler:
 
     def unhealthy(self) -> str | None:
         """Return why this process should be started again, in a sentence; None if it should not."""
-        longest = self._queue.longest_busy()
-        if longest is None or longest[1] < STUCK_SECONDS:
+        if (longest := self._queue.longest_busy()) is None or longest[1] < STUCK_SECONDS:
             return None
         (namespace, name), seconds = longest
         return f"a pass over {namespace}/{name} has taken {seconds:.0f} s"
@@ -116,12 +108,12 @@ class Reconciler:
             await self._observer.sync()
         except ApiError as error:
             logger.warning("cannot list what is in the cluster: %s", error)
-            return False
         except Exception:
             # A mistake of ours about one object must not end the operator.
             logger.exception("what is in the cluster was not understood")
-            return False
-        return True
+        else:
+            return True
+        return False
 
     async def lead(self) -> None:
         """Reconcile all jobs until cancelled."""
@@ -166,10 +158,7 @@ class Reconciler:
                 self._queue.done(key)
 
     async def _reconcile(self, key: Key, executor: ThreadPoolExecutor) -> Result:
-        """Do one pass over a job, and return its result.
-
-        An error is logged, the job is requeued with backoff, and other jobs go on.
-        """
+        """Do one pass over a job; log an error, and requeue the job with backoff."""
         try:
             again = await self._observe_decide_apply(key, executor)
         except StaleError:
@@ -193,23 +182,19 @@ class Reconciler:
         self._queue.add_after(key, again)
         if self._refused.pop(key, None):
             self._queue.add(key)  # what the status says of it is no longer so
-        self._start_polling(key)
+        if self._observer.head(key) is not None and not self._polls.knows(key):
+            self._polls.add(key)
         return "done"
 
     def _failed(self, key: Key, error: Exception) -> float:
-        """Requeue a job whose pass failed; return the seconds until then.
-
-        The job counts as failing unless the API server was away, which is not the job's fault.
-        """
+        """Requeue a job whose pass failed; return the seconds until then."""
+        # An API server that is away is not the job's fault.
         if not (isinstance(error, ApiError) and error.passing):
             self._observer.failing.setdefault(key, time.monotonic())
         return self._queue.retry(key)
 
     async def _observe_decide_apply(self, key: Key, executor: ThreadPoolExecutor) -> float | None:
-        """Observe a job, decide and apply the plan.
-
-        Return the seconds until the next pass; None if only an event can change anything.
-        """
+        """Return the seconds until the next pass; None if only an event can change anything."""
         fresh, alone = key in self._stale, False
         while True:
             async with self._reservation if alone else nullcontext():
@@ -225,18 +210,13 @@ class Reconciler:
                     await self._applier.write_status(snapshot, plan)
                     break
             if fresh and (alone or not look.alone):
-                raise StillUndecidedError(look.why)
+                raise RuntimeError(f"a live read was requested again: {look.why}")
             fresh, alone = True, alone or look.alone
         await self._applier.act(snapshot, plan)
-        if _creates_watched(plan):
-            # The new object is in the cache already, so no event of a watch brings this key again.
+        # A new object is in the cache already, so no event of a watch brings this key again; Jobs are not watched.
+        if any(isinstance(action, Create) and action.manifest.get("kind") != "Job" for action in plan.actions):
             self._queue.add(key)
         return plan.requeue_after
-
-    def _start_polling(self, key: Key) -> None:
-        """Read the progress of a job's head pod from now on, if there is a head pod."""
-        if self._observer.head(key) is not None and not self._polls.knows(key):
-            self._polls.add(key)
 
     async def _poll_heads(self) -> None:
         while True:
@@ -251,8 +231,7 @@ class Reconciler:
 
     async def _poll_head(self, key: Key) -> None:
         """Read a head pod's progress, and schedule the next reading; the pause doubles while the pod is silent."""
-        head = self._observer.head(key)
-        if head is None:
+        if (head := self._observer.head(key)) is None:
             self._pauses.pop(key, None)
             return
         uid, pod = head
@@ -267,8 +246,3 @@ class Reconciler:
         finally:
             self._pauses[key] = pause
             self._polls.add_after(key, pause)
-
-
-def _creates_watched(plan: Plan) -> bool:
-    """Whether a plan creates an object that is watched; of a Job only the pods are watched."""
-    return any(isinstance(action, Create) and action.manifest.get("kind") != "Job" for action in plan.actions)

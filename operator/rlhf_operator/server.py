@@ -59,14 +59,12 @@ class Ports:
     metrics: int = METRICS_PORT
     probes: int = PROBES_PORT
     tls: Tls | None = None
-    """TLS of the port of the metrics; None: plain text."""
 
 
 class Server:
-    """Server of /metrics, /healthz and /readyz, on the event loop that reconciles.
+    """Server of /metrics, /healthz and /readyz, on the event loop that reconciles: if that is stuck, the probes fail.
 
-    If the loop is stuck, the probes get no answer, so they fail. `unhealthy` and `unready` return the problem in a
-    sentence, or None.
+    `unhealthy` and `unready` return the problem in a sentence, or None.
     """
 
     def __init__(
@@ -76,14 +74,8 @@ class Server:
         async def metrics(_: web.Request) -> web.Response:
             return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-        async def healthz(_: web.Request) -> web.Response:
-            return _answer(unhealthy())
-
-        async def readyz(_: web.Request) -> web.Response:
-            return _answer(unready())
-
         self._metrics = _runner(web.get("/metrics", metrics))
-        self._probes = _runner(web.get("/healthz", healthz), web.get("/readyz", readyz))
+        self._probes = _runner(_probe("/healthz", unhealthy), _probe("/readyz", unready))
         self._renewal: asyncio.Task[None] | None = None
 
     async def start(self, ports: Ports) -> None:
@@ -97,7 +89,6 @@ class Server:
             self._renewal = asyncio.create_task(_renew(ports.tls))
 
     async def stop(self) -> None:
-        """Close the ports."""
         if self._renewal:
             self._renewal.cancel()
         for runner in (self._metrics, self._probes):
@@ -119,5 +110,9 @@ def _runner(*routes: web.RouteDef) -> web.AppRunner:
     return web.AppRunner(application, access_log=None)
 
 
-def _answer(problem: str | None) -> web.Response:
-    return web.Response(status=503 if problem else 200, text=f"{problem or 'ok'}\n")
+def _probe(path: str, find_problem: Callable[[], str | None]) -> web.RouteDef:
+    async def answer(_: web.Request) -> web.Response:
+        problem = find_problem()
+        return web.Response(status=503 if problem else 200, text=f"{problem or 'ok'}\n")
+
+    return web.get(path, answer)

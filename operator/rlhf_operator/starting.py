@@ -21,10 +21,7 @@ QUOTA: Final = "exceeded quota"
 """Words by which the API server says that a pod exceeds a quota."""
 OVER_QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
 OF_QUOTA = re.compile(r"^(requests\.|limits\.|count/)")
-"""Prefix of a resource's name in a quota, removed to compare the quota with requests.
-
-Requests serve for limits too, because a pod's limit is never below its request.
-"""
+"""Prefix of a resource's name in a quota. Requests serve for limits too, which are never below the requests."""
 PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
@@ -67,10 +64,7 @@ def problems(pod: ObservedPod) -> Iterator[tuple[float, Cause]]:
 
 
 def _never_enough(refused: str, together: Mapping[str, int]) -> str:
-    """Return the resource of which a quota can never hold this pod, or all pods of the attempt, even if unused.
-
-    Empty if there is no such resource: then the quota may admit the pod later.
-    """
+    """Return the resource of which a quota, even if unused, can never hold this pod or the attempt; empty if none."""
     if (found := OVER_QUOTA.search(refused)) is None:
         return ""
     requested, limits = (
