@@ -6,17 +6,13 @@ Only low-level event handlers are used. With them kopf writes neither finalizers
 from __future__ import annotations
 
 import itertools
-from typing import Any, Final
+from typing import Any
 
 import kopf
 
 from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.discovery import Kind
 from rlhf_operator.reconciler import Reconciler
-
-DELETED: Final = "DELETED"
-LISTED: Final = None
-"""Event type of kopf for an object from a list: at the start, and again after a watch was lost."""
 
 
 class NoDifferences(kopf.DiffBaseStorage):
@@ -38,9 +34,10 @@ def watch(kind: Kind, cache: Cache, reconciler: Reconciler, registry: kopf.Opera
 
     @kopf.on.event(resource.group, resource.version, resource.plural, id=kind.name, registry=registry)
     async def saw(event: Any, **_: Any) -> None:
-        change = cache.remove if event["type"] == DELETED else cache.put
+        change = cache.remove if event["type"] == "DELETED" else cache.put
         reconciler.enqueue(change(kind.name, event["object"]))
-        if event["type"] is LISTED:
+        # An object from a list has no type: at the start, and again after a watch was lost.
+        if event["type"] is None:
             reconciler.relist()
 
 

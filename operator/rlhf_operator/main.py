@@ -192,8 +192,7 @@ class _Operator:
         )
 
     async def run(self) -> None:
-        """Run until SIGTERM or SIGINT, which kopf handles. Raises the error that ended the watches or the work
-        earlier."""
+        """Run until SIGTERM or SIGINT, which kopf handles; raise the error that ended the operator earlier."""
         namespaces = self.settings.namespaces
         try:
             await kopf.operator(
@@ -251,10 +250,7 @@ class _Operator:
         await (self.elector.run(self.reconciler.lead) if self.elector else self.reconciler.lead())
 
     async def compare_offers(self) -> None:
-        """Compare the cluster's offer with that at the start.
-
-        Raises RestartAttemptError if it differs, such as after an installation of KubeRay.
-        """
+        """Raise RestartAttemptError once the cluster's offer differs from that at the start, as if KubeRay is new."""
         while True:
             await asyncio.sleep(COMPARE_OFFERS_SECONDS * random.uniform(0.9, 1.1))
             try:
@@ -280,8 +276,7 @@ def _elector(settings: Settings, client: Client) -> Elector | None:
 
 
 async def _operate(settings: Settings, kubeconfig: Path | None, ports: Ports, pause: float = 0.0) -> None:
-    """Run the operator until SIGTERM or SIGINT; raise the error that ended it earlier. pause: seconds before the first
-    request."""
+    """Run the operator as `_Operator.run` does. pause: seconds before the first request."""
     async with AsyncExitStack() as stack:
         client = await Client.connect(kubeconfig)
         stack.push_async_callback(client.close)

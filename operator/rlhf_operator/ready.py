@@ -28,7 +28,9 @@ def main(arguments: Sequence[str]) -> str | None:
     options = parser.parse_args(arguments)
     try:
         settings = Settings.read(options.config)
-        sys.stdout.write(f"{options.url}: {_answer(options.url)}\n")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(options.url, timeout=SECONDS) as answer:
+            sys.stdout.write(f"{options.url}: {answer.read().decode().strip()}\n")
         offered = asyncio.run(_offered(settings, options.kubeconfig))
     except urllib.error.HTTPError as error:
         return f"{options.url}: {error.code}: {error.read().decode(errors='replace').strip()}"
@@ -38,11 +40,6 @@ def main(arguments: Sequence[str]) -> str | None:
         return str(error)
     sys.stdout.write(f"the API server knows RLHFJobs; besides them the cluster offers: {offered}\n")
     return None
-
-
-def _answer(url: str) -> str:
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=SECONDS) as answer:
-        return str(answer.read().decode()).strip()
 
 
 async def _offered(settings: Settings, kubeconfig: Path | None) -> str:

@@ -31,10 +31,7 @@ class Tls:
     """TLS context with tls.crt and tls.key of a folder, as in a Secret of type kubernetes.io/tls."""
 
     def __init__(self, folder: Path, *, asks_clients: bool = False) -> None:
-        """Read the files of the folder. Raises SpecError if that fails.
-
-        asks_clients: clients must show a certificate by an authority in ca.crt.
-        """
+        """Read the files; raises SpecError. asks_clients: clients must show a certificate by an authority in ca.crt."""
         self._folder, self._asks_clients = folder, asks_clients
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         if asks_clients:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
 
 from rlhf_operator.cluster import raw
 from rlhf_operator.cluster.cache import KindName
@@ -28,19 +27,12 @@ class Kind:
 class Offer:
     """Kinds and capabilities that a cluster offers to the operator."""
 
-    capabilities: frozenset[Capability]
-    kinds: tuple[Kind, ...]
-
-
-NOTHING: Final = Offer(capabilities=frozenset(), kinds=())
-"""Offer before the API server was asked."""
+    capabilities: frozenset[Capability] = frozenset()
+    kinds: tuple[Kind, ...] = ()
 
 
 async def discover(client: Client, settings: Settings) -> Offer:
-    """Ask the API server what the cluster offers.
-
-    Raises NoClusterError if the cluster has no RLHFJobs, ApiError if the server does not answer.
-    """
+    """Ask the API server what the cluster offers. Raises NoClusterError without RLHFJobs, else ApiError."""
     if not await _serves(client, JOBS):
         what_to_do = "install the chart with crds.enabled=true, or apply crds/rlhfjobs.yaml"
         raise NoClusterError(f"the API server has no {JOBS.plural}.{JOBS.group}: {what_to_do}")
@@ -52,14 +44,14 @@ async def discover(client: Client, settings: Settings) -> Offer:
     if (kueue := await _kueue(client)) and await _may_list(client, kueue, next(iter(settings.namespaces), None)):
         capabilities.add("kueue")
         kinds.append(Kind(name="quotas", resource=kueue))
-    pods = Kind(name="pods", resource=PODS, selector=OURS)
+    selector = OURS
     if settings.read_nodes and await _may_list(client, NODES, None):
         capabilities.add("nodes")
         kinds.append(Kind(name="nodes", resource=NODES, namespaced=False))
-        pods = replace(pods, selector="")  # those of others hold GPUs of the nodes
+        selector = ""  # pods of others hold GPUs of the nodes
         if await _may_list(client, PRIORITIES, None):
             kinds.append(Kind(name="priorities", resource=PRIORITIES, namespaced=False))
-    kinds.append(pods)
+    kinds.append(Kind(name="pods", resource=PODS, selector=selector))
     return Offer(capabilities=frozenset(capabilities), kinds=tuple(kinds))
 
 

@@ -1,7 +1,4 @@
-"""Heartbeats: the trainer's progress, read from the head pods over HTTP.
-
-No pod needs a credential of Kubernetes for this.
-"""
+"""Heartbeats: the trainer's progress, read from the head pods over HTTP, so that no pod needs credentials."""
 
 from __future__ import annotations
 
@@ -56,16 +53,20 @@ class Heartbeats:
         self._last = {uid: each for uid, each in self._last.items() if uid in job_uids}
 
     async def read(self, job_uid: str, pod: ObservedPod) -> bool:
-        """Read /status.json of a head pod; return whether the heartbeat has changed.
-
-        An answer that cannot be read changes nothing.
-        """
+        """Read /status.json of a head pod; return whether the heartbeat has changed, not so if it is unreadable."""
         answer = await self._ask(pod.ip)
         if answer is None or raw.number(answer, "attempt") != pod.attempt:
             return False
         if raw.text(answer, "jobUid") not in ("", job_uid):  # the address has gone to another job's pod
             return False
-        heartbeat = self._heartbeat(answer, pod.attempt)
+        code = raw.number(answer, "exitCode")
+        heartbeat = Heartbeat(
+            attempt=pod.attempt,
+            received=self._clock(),
+            status=parse.status(raw.at(answer, "status")),
+            exit_code=code if code is not None and 0 <= code <= MAX_EXIT_CODE else None,
+            complete=raw.at(answer, "complete") is True,
+        )
         before = self._last.get(job_uid)
         self._last[job_uid] = heartbeat
         return before is None or replace(before, received=heartbeat.received) != heartbeat
@@ -82,13 +83,3 @@ class Heartbeats:
             return parsed(body)
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
             return None
-
-    def _heartbeat(self, answer: object, attempt: int) -> Heartbeat:
-        code = raw.number(answer, "exitCode")
-        return Heartbeat(
-            attempt=attempt,
-            received=self._clock(),
-            status=parse.status(raw.at(answer, "status")),
-            exit_code=code if code is not None and 0 <= code <= MAX_EXIT_CODE else None,
-            complete=raw.at(answer, "complete") is True,
-        )

@@ -51,8 +51,7 @@ class Elector:
     ) -> None:
         """All times are in seconds.
 
-        duration: time for which a Lease is claimed. deadline: time after the last renewal when writing stops. period:
-        pause between two tries.
+        duration: claim of a Lease. deadline: last renewal to the end of writing. period: pause between two tries.
         """
         if not 0 < period < deadline < duration:
             raise ValueError(f"0 < period < deadline < duration is needed, not {period}, {deadline}, {duration}")
@@ -70,11 +69,11 @@ class Elector:
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
         """Wait to be elected, run `lead`, and release the Lease when `lead` has ended.
 
-        If the Lease is lost, `lead` is cancelled, and LostLeaseError is raised once `lead` has ended. Otherwise an
-        error of `lead` is raised.
+        If the Lease is lost, `lead` is cancelled, and LostLeaseError is raised. Otherwise an error of `lead` is raised.
         """
         try:
-            await self._win()
+            while not await self._wins():  # noqa: ASYNC110 what is awaited is in the API server
+                await asyncio.sleep(self._pause())
             logger.info("%s leads: it holds the Lease %s/%s", self._identity, self._namespace, self._name)
             await self._lead_while_renewed(lead)
         finally:
@@ -94,11 +93,6 @@ class Elector:
         if lost:
             raise lost
         leading.result()
-
-    async def _win(self) -> None:
-        """Wait until this replica holds the Lease."""
-        while not await self._wins():  # noqa: ASYNC110 what is awaited is in the API server
-            await asyncio.sleep(self._pause())
 
     async def _wins(self) -> bool:
         try:
@@ -159,8 +153,7 @@ class Elector:
     async def _claim(self, lease: Document) -> None:
         """Write the Lease as held by this replica. lease: the current Lease; empty if there is none."""
         begun = self._clock()
-        claimed = self._written(lease, self._identity)
-        self._held = await self._send("PUT" if lease else "POST", claimed)
+        self._held = await self._send("PUT" if lease else "POST", self._written(lease, self._identity))
         self._renewed = begun
 
     async def _release(self) -> None:
@@ -195,9 +188,8 @@ class Elector:
             "acquireTime": now if changes else old.get("acquireTime", now),
             "leaseTransitions": int(old.get("leaseTransitions") or 0) + int(changes and bool(lease)),
         }
-        head = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
         metadata = lease.get("metadata") or {"name": self._name, "namespace": self._namespace}
-        return {**head, "metadata": metadata, "spec": spec}
+        return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
 
     def _pause(self) -> float:
         """Return the seconds before the next try, with jitter so that replicas do not ask in step forever."""

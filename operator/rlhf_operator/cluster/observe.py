@@ -15,7 +15,7 @@ from rlhf_operator import conditions, names
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client
-from rlhf_operator.cluster.discovery import NOTHING
+from rlhf_operator.cluster.discovery import Offer
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.cluster.resources import EVENTS, JOBS, PODS, RAYJOBS
@@ -43,8 +43,8 @@ FAILING_SECONDS: Final = 60.0
 class Observer:
     """Maker of Snapshots; passes the other jobs that a live read concerns to `enqueue`."""
 
-    offer = NOTHING
-    """Kinds and capabilities of the cluster; NOTHING until the API server was asked."""
+    offer = Offer()
+    """Kinds and capabilities of the cluster; none until the API server was asked."""
 
     def __init__(
         self,

@@ -94,10 +94,7 @@ def owners(document: Document) -> frozenset[str]:
 
 
 def kept_for(document: Document) -> str:
-    """Return the name of the job for which the operator made a claim that outlives the job; else empty.
-
-    Empty also for a claim that is being deleted.
-    """
+    """Return the name of the job for which the operator made a claim that outlives it; else, or in deletion, empty."""
     labels = raw.texts(document, "metadata", "labels")
     has_owner = any(each.get("kind") == KIND for each in raw.entries(document, "metadata", "ownerReferences"))
     if has_owner or labels.get(names.MANAGED_BY) != names.OPERATOR or raw.at(document, "metadata", "deletionTimestamp"):
@@ -146,14 +143,17 @@ def pod(document: Document) -> ObservedPod:
     ready, scheduled = raw.condition(document, "Ready"), raw.condition(document, "PodScheduled")
     disrupted = raw.condition(document, "DisruptionTarget")
     deletion = raw.time(document, "metadata", "deletionTimestamp")
-    grace = _grace_seconds(document)
+    requested = raw.number(document, "metadata", "deletionGracePeriodSeconds")
+    planned = raw.number(document, "spec", "terminationGracePeriodSeconds")
+    seconds = requested if requested is not None else planned if planned is not None else 30
+    grace, phase = min(max(seconds, 0), MAX_SECONDS), raw.text(document, "status", "phase")
     return ObservedPod(
         name=raw.text(document, "metadata", "name"),
         uid=raw.text(document, "metadata", "uid"),
         attempt=_attempt(document),
         role=labels.get(names.ROLE, ""),
         pool=labels.get(names.POOL, ""),
-        phase=raw.text(document, "status", "phase") or "Pending",
+        phase=phase or "Pending",
         ready=ready.get("status") == "True",
         node=raw.text(document, "spec", "nodeName"),
         ip=raw.text(document, "status", "podIP"),
@@ -167,7 +167,7 @@ def pod(document: Document) -> ObservedPod:
         # Kubernetes writes when the grace period will be over.
         deleting_since=deletion - timedelta(seconds=grace) if deletion else None,
         grace_seconds=grace,
-        requests=_requests(document),
+        requests={} if phase in ("Succeeded", "Failed") else dict(requests_of(_requesting_fields(document))),
         containers=tuple(_containers(document)),
     )
 
@@ -185,35 +185,17 @@ def slim_pod(document: Document) -> Document:
 
 
 def _requesting_fields(document: Document) -> dict[str, Any]:
-    """Return the fields of a pod's spec from which its requests follow.
+    """Return the fields of a pod's spec from which its requests follow; the API server derives them from limits."""
 
-    Limits are not needed, because the API server has filled in the requests that they imply.
-    """
+    def fields(container: Document) -> Document:
+        requests = raw.texts(container, "resources", "requests")
+        return {"resources": {"requests": requests}, "restartPolicy": raw.text(container, "restartPolicy")}
+
+    parts = ("containers", "initContainers")
     return {
         "overhead": raw.texts(document, "spec", "overhead"),
-        **{
-            part: [
-                {
-                    "resources": {"requests": raw.texts(each, "resources", "requests")},
-                    "restartPolicy": raw.text(each, "restartPolicy"),
-                }
-                for each in raw.entries(document, "spec", part)
-            ]
-            for part in ("containers", "initContainers")
-        },
+        **{part: [fields(each) for each in raw.entries(document, "spec", part)] for part in parts},
     }
-
-
-def _requests(document: Document) -> dict[str, int]:
-    has_ended = raw.text(document, "status", "phase") in ("Succeeded", "Failed")
-    return {} if has_ended else dict(requests_of(_requesting_fields(document)))
-
-
-def _grace_seconds(document: Document) -> int:
-    requested = raw.number(document, "metadata", "deletionGracePeriodSeconds")
-    planned = raw.number(document, "spec", "terminationGracePeriodSeconds")
-    seconds = requested if requested is not None else planned if planned is not None else 30
-    return min(max(seconds, 0), MAX_SECONDS)
 
 
 def _containers(document: Document) -> Iterator[ObservedContainer]:
@@ -221,9 +203,8 @@ def _containers(document: Document) -> Iterator[ObservedContainer]:
     for part in ("initContainerStatuses", "containerStatuses"):
         for each in raw.entries(document, "status", part):
             # A container that waits to be started again has ended before.
-            ended = raw.mapping(each, "state", "terminated") or (
-                raw.mapping(each, "lastState", "terminated") if raw.mapping(each, "state", "waiting") else {}
-            )
+            state = "lastState" if raw.mapping(each, "state", "waiting") else "state"
+            ended = raw.mapping(each, "state", "terminated") or raw.mapping(each, state, "terminated")
             yield ObservedContainer(
                 name=raw.text(each, "name"),
                 running=bool(raw.mapping(each, "state", "running")),
