@@ -16,7 +16,7 @@ Manifest = Mapping[str, Any]
 class ReadLive:
     """Request to read the job's objects from the API server and to decide again: the next step cannot be undone.
 
-    The cache may be stale. This action stands alone in a plan, and the status of the plan is not written.
+    This action stands alone in a plan, and the status of the plan is not written.
     """
 
     why: str
@@ -26,10 +26,7 @@ class ReadLive:
 
 @dataclass(frozen=True, kw_only=True)
 class Create:
-    """Create an object unless it exists.
-
-    If an object of that name does not belong to the job, the next pass reports NameConflict.
-    """
+    """Create an object unless the job has it already; if another owner has it, the next pass reports NameConflict."""
 
     manifest: Manifest
 
@@ -46,10 +43,7 @@ class Delete:
 
 @dataclass(frozen=True, kw_only=True)
 class SetOwner:
-    """Set whether the claim that was made for the job is deleted with the job (`owned`) or outlives it.
-
-    If the API server refuses the change, the next pass tries again.
-    """
+    """Set whether the claim made for the job is deleted with it (`owned`); each pass tries that again if refused."""
 
     claim: str
     owned: bool

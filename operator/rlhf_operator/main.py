@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -20,11 +21,11 @@ from typing import Any, Final
 import kopf
 
 from rlhf_api.problems import SpecError
-from rlhf_operator import handlers, names
+from rlhf_operator import names
 from rlhf_operator.cluster.apply import Applier
 from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import ApiError, Client, NoClusterError
-from rlhf_operator.cluster.discovery import Offer, discover
+from rlhf_operator.cluster.discovery import Kind, Offer, discover
 from rlhf_operator.cluster.events import EventRecorder
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.leader_election import Elector, LostLeaseError
@@ -197,7 +198,7 @@ class _Operator:
         try:
             await kopf.operator(
                 registry=self._registry,
-                settings=handlers.settings(),
+                settings=_kopf_settings(),
                 standalone=True,
                 # kopf would put its user's name there, and a user that a cluster makes up has none.
                 identity=names.OPERATOR,  # type: ignore[arg-type]
@@ -216,10 +217,23 @@ class _Operator:
         await self._or_stop(self.find_offer())
         if not self._failed:
             for kind in self.observer.offer.kinds:
-                handlers.watch(kind, self.cache, self.reconciler, self._registry)
+                self._watch(kind)
                 if kind.selector:
                     settings.watching.label_selectors[kind.resource.key] = kind.selector
             self._work = asyncio.create_task(self._or_stop(self._lead_and_compare_offers()))
+
+    def _watch(self, kind: Kind) -> None:
+        """Register a handler that passes the events of a kind of object to the cache, and enqueues their jobs."""
+        resource = kind.resource
+
+        # With a low-level handler kopf writes neither finalizers nor annotations.
+        @kopf.on.event(resource.group, resource.version, resource.plural, id=kind.name, registry=self._registry)
+        async def saw(event: Any, **_: Any) -> None:
+            change = self.cache.remove if event["type"] == "DELETED" else self.cache.put
+            self.reconciler.enqueue(change(kind.name, event["object"]))
+            # An object from a list has no type: at the start, and again after a watch was lost.
+            if event["type"] is None:
+                self.reconciler.relist()
 
     async def end(self, **_: Any) -> None:
         """End the work and give the Lease back; kopf calls this after its watches."""
@@ -260,6 +274,38 @@ class _Operator:
                 continue
             if offer != self.observer.offer:
                 raise RestartAttemptError(f"the cluster offered {_named(self.observer.offer)} and now {_named(offer)}")
+
+
+class _NoDifferences(kopf.DiffBaseStorage):
+    """Storage that copies nothing: kopf would copy each object twice to find differences, which nothing uses."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
+def _kopf_settings() -> kopf.OperatorSettings:
+    """Return kopf's settings: it writes nothing, scans for no other kinds, and waits long for the API server."""
+    made = kopf.OperatorSettings()
+    made.posting.enabled = False
+    made.persistence.diffbase_storage = _NoDifferences()
+    made.scanning.disabled = True
+    made.peering.standalone = True
+    made.networking.connect_timeout = 10
+    made.networking.request_timeout = 60
+    made.networking.enforce_retry_after = True
+    # An API server that is down for an hour is waited for.
+    made.networking.error_backoffs = tuple(itertools.chain((1, 1, 2, 3, 5, 8), itertools.repeat(10, 360)))
+    made.watching.inactivity_timeout = 70
+    made.watching.chunk_size = 100
+    made.queueing.idle_timeout = 1
+    made.process.ultimate_exiting_timeout = 20
+    return made
 
 
 def _named(offer: Offer) -> str:

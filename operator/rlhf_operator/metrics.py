@@ -6,8 +6,9 @@ them, so a sum over the replicas counts each job once.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Final, Literal, TypeVar, get_args
@@ -19,7 +20,6 @@ from prometheus_client.registry import Collector
 from rlhf_api.spec.job_spec import Checkpoint
 from rlhf_api.status import Phase, Progress
 from rlhf_operator.snapshot import ObservedJob
-from rlhf_operator.spent import ENDED, WITH_PODS, Account, look
 from rlhf_operator.times import parsed, since
 
 Result = Literal["done", "stale", "error"]
@@ -29,6 +29,8 @@ done; stale: given up because the job had changed; error: ended by an error and 
 """
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 JOB_LABELS: Final = ("namespace", "name")
+ENDED: Final = ("Succeeded", "Failed")
+WITH_PODS: Final = ("Provisioning", "Initializing", "Running", "Suspending")
 Instrument = TypeVar("Instrument")
 
 
@@ -68,6 +70,48 @@ REQUESTS_TOTAL = OperatorMetric(
 LEADER = OperatorMetric("rlhf_operator_leader", "gauge", "1", "1 while this replica leads, else 0.")
 BUILD_INFO = OperatorMetric("rlhf_operator_build_info", "gauge", "1", "Always 1.", ("version",))
 OPERATOR_METRICS = (RECONCILE_TOTAL, RECONCILE_SECONDS, QUEUE_DEPTH, REQUESTS_TOTAL, LEADER, BUILD_INFO)
+
+
+@dataclass
+class Account:
+    """Account of the time and money that one job has spent."""
+
+    job: ObservedJob
+    """Job of the account, as observed last."""
+    seen: datetime
+    """Time of that last observation."""
+    seconds: defaultdict[Phase, float] = field(default_factory=lambda: defaultdict(float))
+    gpu_seconds: defaultdict[Phase, float] = field(default_factory=lambda: defaultdict(float))
+    """GPUs of the mapping times seconds, by phase; phases in which the job waits for pods count too."""
+    cost: float | None = None
+    """Price of the GPU time in phases with pods; None if the job's GPUs have no price."""
+
+    def add(self, seconds: float) -> None:
+        """Add seconds during which the job was in its last observed state."""
+        phase, mapping = self.job.status.phase, self.job.status.mapping
+        self.seconds[phase] += seconds
+        if mapping is None:
+            return
+        self.gpu_seconds[phase] += mapping.gpus * seconds
+        if mapping.price_per_hour is not None:
+            spent = mapping.price_per_hour * seconds / 3600.0 if phase in WITH_PODS else 0.0
+            self.cost = (self.cost or 0.0) + spent
+
+
+def look(known: Mapping[str, Account], jobs: Iterable[ObservedJob], now: datetime) -> dict[str, Account]:
+    """Return the accounts of all jobs that exist, by uid, with the time since the last look added.
+
+    Between two looks a job counts as it was at the first look. known: the accounts after the last look.
+    """
+    accounts = {}
+    for job in jobs:
+        account = known.get(job.uid) or Account(job, now)
+        if account.job.status.phase not in ENDED:
+            account.add(max(0.0, (now - account.seen).total_seconds()))
+        account.job, account.seen = job, now
+        accounts[job.uid] = account
+    return accounts
+
 
 Sample = tuple[tuple[str, ...], float]
 """Sample of a job's metric: (values of the labels besides namespace and name, value)."""

@@ -45,7 +45,6 @@ DASHBOARD_PORT: Final = 8265
 RAY_METRICS_PORT: Final = 8080
 """Port of Ray's own metrics, in each pod."""
 
-
 GPU_PRODUCTS: Final = (
     "nvidia.com/gpu.product",
     "amd.com/gpu.product-name",
@@ -53,15 +52,12 @@ GPU_PRODUCTS: Final = (
     "karpenter.k8s.aws/instance-gpu-name",
 )
 """Node labels of vendors, GKE and Karpenter with the GPU product; the first one that a node has counts."""
-
-
 GPU_SLICE: Final = "cloud.google.com/gke-gpu-partition-size"
 """Node label of GKE with the size of MIG slices, such as 1g.5gb, if nvidia.com/gpu are slices on the node."""
 GPU_MEMORY: Final = "karpenter.k8s.aws/instance-gpu-memory"
 """Node label of Karpenter with a GPU's memory in MiB; both A100 products of AWS are named a100."""
 GPU_DETAILS: Final = (GPU_SLICE, GPU_MEMORY)
 """Node labels that distinguish GPUs of one product."""
-
 GPU_SHARING: Final = ("nvidia.com/gpu.sharing-strategy", "cloud.google.com/gke-gpu-sharing-strategy")
 """Node labels that say how pods share a GPU: none, time-slicing, time-sharing or mps."""
 NETWORKS: Final = ("karpenter.k8s.aws/instance-network-bandwidth", "eks.amazonaws.com/instance-network-bandwidth")
@@ -92,18 +88,12 @@ def rayjob(job: str, attempt: int) -> str:
 
 
 def reader(job: str, attempt: int, models: str) -> str:
-    """Return the name of the Job that reads model shapes after an attempt.
-
-    The names of its pods add a dash and a random suffix.
-    """
+    """Return the name of the Job that reads model shapes after an attempt; its pods add a dash and a random suffix."""
     return f"{job}-shapes-{sha256(f'{attempt} {models}'.encode()).hexdigest()[:8]}"
 
 
 def by_content(job: str, content: str) -> str:
-    """Return the name of an object that never changes, by a hash of its content.
-
-    Attempts with equal content, such as job.yaml in a ConfigMap, share the object.
-    """
+    """Return the name of an object that attempts with equal content share, by a hash of the content."""
     return f"{job}-{sha256(content.encode()).hexdigest()[:10]}"
 
 

@@ -61,7 +61,6 @@ class ObservedRayJob:
     created: datetime
     deleting: bool
     suspended: bool = False
-    """Whether the RayJob is suspended, because Kueue has not admitted it."""
     deployment_status: str = ""
     """KubeRay's jobDeploymentStatus: Initializing, Running, Complete, Failed, Suspended, ..."""
     job_status: str = ""
@@ -83,7 +82,6 @@ class ObservedContainer:
     """Reason why the container waits: ImagePullBackOff, CreateContainerConfigError, ..."""
     waiting_message: str = ""
     exit_code: int | None = None
-    """Exit code of the container; None if it has not ended."""
     ended_reason: str = ""
     """Reason why the container has ended: OOMKilled, Error, Completed."""
     last_words: str = ""
@@ -100,9 +98,7 @@ class ObservedPod:
     role: str
     """Role of the pod: names.CONTROLLER, names.WORKER or names.READER."""
     pool: str = ""
-    """Name of the pool of a worker pod."""
     phase: str = "Pending"
-    """Phase of the pod in Kubernetes: Pending, Running, Succeeded, Failed, Unknown."""
     ready: bool = False
     node: str = ""
     ip: str = ""
@@ -114,7 +110,6 @@ class ObservedPod:
     unschedulable: str = ""
     """Message of the pod's condition PodScheduled=False."""
     scheduled: datetime | None = None
-    """Time at which the pod got its node."""
     created: datetime
     not_ready_since: datetime | None = None
     deleting_since: datetime | None = None
@@ -199,11 +194,9 @@ class Heartbeat:
 
     attempt: int
     received: datetime
-    """Time at which the answer arrived, by the operator's clock."""
     status: Status
     """Status that the trainer wrote during this attempt; empty before it wrote one."""
     exit_code: int | None = None
-    """Exit code of the trainer's process; None until it has ended."""
     complete: bool = False
     """Whether the trainer's process has ended, by the head pod."""
 
@@ -252,9 +245,8 @@ class Snapshot:
     line: tuple[ObservedJob, ...] = ()
     """Other jobs of all namespaces that wait for room, or may do so after their first pass."""
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
-    """Capabilities of the cluster that the operator may use."""
     refused: Refusal | None = None
-    """API server's refusal of an object that the last reconcile pass wrote; None if none was refused."""
+    """API server's refusal of an object that the last reconcile pass wrote."""
     complaint: str = ""
     """Newest warning about an object of the job that should have pods but has none; empty unless `fresh`."""
     watching_since: datetime

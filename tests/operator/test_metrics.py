@@ -12,10 +12,9 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlhf_api.status import Phase, Status
-from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, OperatorMetrics
+from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, Account, OperatorMetrics, look
 from rlhf_operator.server import Ports, Server
 from rlhf_operator.snapshot import ObservedJob
-from rlhf_operator.spent import Account, look
 from tests.repo.tree import ROOT
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -16,7 +16,6 @@ from rlhf_operator.snapshot import Heartbeat, ObservedPod
 
 TIMEOUT: Final = aiohttp.ClientTimeout(total=3)
 MAX_BYTES: Final = 2**20
-"""Most bytes of a head pod's answer that are read."""
 MAX_PARTS: Final = 5_000
 """Most lists and objects in a head pod's answer."""
 MAX_EXIT_CODE: Final = 255

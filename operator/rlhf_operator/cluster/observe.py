@@ -33,8 +33,6 @@ from rlhf_operator.snapshot import (
 
 logger = logging.getLogger(__name__)
 
-ENDED: Final = ("SUCCEEDED", "FAILED", "STOPPED")
-"""Ray's states of a job that has ended."""
 NEVER: Final = 2**63
 FAILING_SECONDS: Final = 60.0
 """Seconds of failing passes after which a job no longer holds up younger jobs in line."""
@@ -146,7 +144,8 @@ class Observer:
     async def _read_last_heartbeat(self, job: ObservedJob) -> None:
         """Read the trainer's last status once Ray reports the end of the attempt, before anything is decided."""
         rayjob = self._cache.rayjobs.get((job.namespace, names.rayjob(job.name, job.status.attempt or 0)))
-        over = rayjob is not None and rayjob.owner == job.uid and rayjob.value.job_status in ENDED
+        ended = ("SUCCEEDED", "FAILED", "STOPPED")
+        over = rayjob is not None and rayjob.owner == job.uid and rayjob.value.job_status in ended
         known = self._heartbeats.last(job.uid, job.status.attempt)
         if over and not (known and known.complete) and (head := self.head((job.namespace, job.name))):
             await self._heartbeats.read(*head)
