@@ -231,15 +231,11 @@ def start_problems(snapshot: Snapshot, now: datetime) -> Iterator[tuple[float, C
 
 
 def _total_requests(snapshot: Snapshot) -> Counter[str]:
-    """Number of pods of the attempt, and their total requests if the operator has reserved them.
-
-    The result is empty if templates name priorities: a quota may then count only some of the pods.
-    """
-    status, runtime = snapshot.job.status, snapshot.job.spec.get("runtime")
-    if "priorityClassName" in json.dumps(runtime):
-        return Counter()
+    """Number of pods of the attempt, and their total requests if the operator has reserved them."""
+    if "priorityClassName" in json.dumps(snapshot.job.spec.get("runtime")):
+        return Counter()  # a quota may count only some of the pods
     pods = Counter({"pods": 1 + attempt.expected_workers(snapshot)})
-    return sum((each.amounts for each in status.reserved), pods)
+    return sum((each.amounts for each in snapshot.job.status.reserved), pods)
 
 
 def node_silence(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> float | None:

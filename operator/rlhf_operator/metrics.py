@@ -23,10 +23,7 @@ from rlhf_operator.snapshot import ObservedJob
 from rlhf_operator.times import parsed, since
 
 Result = Literal["done", "stale", "error"]
-"""Result of a pass over a job.
-
-done; stale: given up because the job had changed; error: ended by an error and tried again later.
-"""
+"""Result of a pass over a job. stale: given up because the job had changed; error: tried again later."""
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 JOB_LABELS: Final = ("namespace", "name")
 ENDED: Final = ("Succeeded", "Failed")
@@ -119,10 +116,7 @@ Sample = tuple[tuple[str, ...], float]
 
 @dataclass(frozen=True)
 class JobMetric:
-    """Row of the table of metrics about jobs.
-
-    `samples` yields the samples of a job from its account at the scrape, and none if the job has no such value.
-    """
+    """Row of the table of metrics about jobs; `samples` yields none if a job has no such value."""
 
     name: str
     unit: str
@@ -326,9 +320,5 @@ class OperatorMetrics:
         self._seconds.observe(seconds)
 
     def requested(self, verb: str, resource: str, code: int) -> None:
-        """Count a request that has ended.
-
-        resource: plural of the kind, or such as rlhfjobs/status for a subresource. code: HTTP code; 0 without an
-        answer.
-        """
+        """Count a request that has ended. resource: such as rlhfjobs/status; code: HTTP code, 0 without an answer."""
         self._requests.labels(verb, resource, str(code)).inc()

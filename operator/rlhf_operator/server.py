@@ -1,7 +1,4 @@
-"""HTTP servers: /metrics on one port, over TLS if there is a certificate; the probes on another port.
-
-The kubelet has no client certificate, so the probes never use TLS. They answer one sentence.
-"""
+"""HTTP servers: /metrics, over TLS if there is a certificate; on another port the probes, without TLS."""
 
 from __future__ import annotations
 
@@ -59,10 +56,7 @@ class Ports:
 
 
 class Server:
-    """Server of /metrics, /healthz and /readyz, on the event loop that reconciles: if that is stuck, the probes fail.
-
-    `unhealthy` and `unready` return the problem in a sentence, or None.
-    """
+    """Server of /metrics, /healthz and /readyz, on the loop that reconciles: if it is stuck, the probes fail."""
 
     def __init__(
         self, registry: CollectorRegistry, *, unhealthy: Callable[[], str | None], unready: Callable[[], str | None]

@@ -8,10 +8,7 @@ from email.utils import parsedate_to_datetime
 
 
 class ServerClock:
-    """Clock of the API server, by the Date of its answers: a wrong clock of this machine decides nothing.
-
-    Until the first answer this machine's clock counts.
-    """
+    """Clock of the API server, by the Date of its answers; until the first answer this machine's clock counts."""
 
     def __init__(self) -> None:
         self._ahead = time.time() - time.monotonic()

@@ -1,7 +1,4 @@
-"""Application of plans to the cluster.
-
-Every step may be repeated. No step is done for a job that has changed since the snapshot.
-"""
+"""Application of plans to the cluster: each step may be repeated, and none is done for a job that has changed."""
 
 from __future__ import annotations
 
@@ -59,18 +56,12 @@ class Applier:
         may_write: Callable[[], bool],
         enqueue: Callable[[set[Key]], None],
     ) -> None:
-        """`enqueue` gets the other jobs that a write concerns.
-
-        The cache has the written object already, so no watch event would enqueue them.
-        """
+        """`enqueue` gets the other jobs that a write concerns: no watch event brings what the cache has already."""
         self._client, self._cache, self._events, self._may_write = client, cache, events, may_write
         self._enqueue = enqueue
 
     async def write_status(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Write the status of a plan if it differs.
-
-        Raises StaleError or ApiError; then no action of the plan may be done.
-        """
+        """Write the status of a plan if it differs. Raises StaleError or ApiError; then no action may be done."""
         job = snapshot.job
         if plan.status != job.status:
             body = {"metadata": {"resourceVersion": job.resource_version}, "status": with_nulls(plan.status)}
@@ -79,10 +70,7 @@ class Applier:
             self._remember(job, "jobs", written)
 
     async def act(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Do the actions of a plan in order, and record its events.
-
-        Raises StaleError, RefusedError or ApiError; the failed action and all later ones were then not done.
-        """
+        """Do the actions of a plan up to the first StaleError, RefusedError or ApiError, and record its events."""
         events = plan.events
         try:
             for action in plan.actions:

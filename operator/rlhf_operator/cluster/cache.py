@@ -72,10 +72,7 @@ class Table(Generic[T]):
         return [(key, self._entries[key]) for key in sorted(self._index.get((namespace, name), ()))]
 
     def put(self, document: Document) -> tuple[Key, Entry[T] | None, Entry[T] | None]:
-        """Take in an object; return (key, entry before, entry now).
-
-        An object that was deleted, or whose version is not newer, changes nothing.
-        """
+        """Take in an object, unless it was deleted or is not newer; return (key, entry before, entry now)."""
         key, uid, version = _identity(document)
         before = self._entries.get(key)
         if uid in self._gone or (before is not None and version <= before.version):
@@ -86,10 +83,7 @@ class Table(Generic[T]):
         return key, before, entry
 
     def drop(self, key: Key, uid: str) -> Entry[T] | None:
-        """Remove the object with this key and uid, and refuse that uid from now on.
-
-        Return the removed entry; None if another uid is cached.
-        """
+        """Remove the object with this key and uid, and refuse that uid from now on; return the entry that was removed."""
         self._gone[uid] = None
         if len(self._gone) > REMEMBERED_DELETIONS:
             del self._gone[next(iter(self._gone))]
@@ -169,7 +163,7 @@ def _pod(document: Document) -> tuple[ObservedPod, str, frozenset[str]]:
 
 
 def _job_names(document: Document) -> frozenset[str]:
-    return frozenset(filter(None, (raw.text(document, "metadata", "labels", names.JOB_NAME),)))
+    return frozenset({raw.text(document, "metadata", "labels", names.JOB_NAME)} - {""})
 
 
 def _node(document: Document) -> tuple[ObservedNode, str, frozenset[str]]:
@@ -226,8 +220,9 @@ class Cache:
         if kind == "pods" and now is None:
             self._remember_lost_pod(key[0], before)
         # Jobs in phase Mapping and the next ones in line may begin now that nodes have more free room.
-        is_freed = kind == "pods" and _frees_room(before, now)
-        return jobs | self._in_phase("Mapping") | self._next_in_line() if is_freed else jobs
+        if kind == "pods" and _frees_room(before, now):
+            jobs |= self._in_phase("Mapping") | self._next_in_line()
+        return jobs
 
     def lost_pods(self, job: ObservedJob) -> tuple[ObservedPod, ...]:
         """Return the deleted pods of the current attempt that had been disrupted, as they were last observed."""
@@ -294,10 +289,7 @@ class Cache:
         return {key} | dependants | (self._who_may_begin(before.value, now) if before else set())
 
     def _who_may_begin(self, before: ObservedJob, now: Entry[ObservedJob] | None) -> set[Key]:
-        """Return the jobs that may begin if another job has given back room or left the line.
-
-        If it has left the line, these include the jobs before their first pass, which wait for older jobs.
-        """
+        """Return the jobs that may begin if another job has given back room or left the line."""
         is_there = now is not None and now.uid == before.uid and not now.value.deleting
         was, new = before.status, now.value.status if now is not None and is_there else Status()
         if was.reserved and not new.reserved:
@@ -305,6 +297,7 @@ class Cache:
         may_be_ahead = was.phase == "Queued" or not was.conditions
         stays_ahead = is_there and was.phase == new.phase and bool(was.conditions) == bool(new.conditions)
         if may_be_ahead and not stays_ahead:
+            # Jobs before their first pass wait for older jobs in line.
             statuses = ((key, job.value.status) for key, job in self.jobs)
             before_first_pass = {key for key, each in statuses if each.phase == "Pending" and not each.conditions}
             return self._next_in_line() | before_first_pass
@@ -323,10 +316,7 @@ class Cache:
 
 
 def _frees_room(before: Entry[ObservedPod] | None, now: Entry[ObservedPod] | None) -> bool:
-    """Whether a changed pod frees room that waiting jobs must learn of at once.
-
-    This counts for pods of jobs, and pods with devices such as GPUs. Room of other pods is noticed once a minute.
-    """
+    """Whether a changed pod frees room of a job or of devices; other room is noticed once a minute."""
     if before is None or not _holds_room(before) or (now is not None and _holds_room(now)):
         return False
     return bool(before.owner) or any("/" in name for name in before.value.requests)

@@ -1,7 +1,4 @@
-"""JSON client of the API server, on the transport of the Kubernetes client.
-
-It adds renewal of credentials, retries, and a limit of concurrent requests.
-"""
+"""JSON client of the API server: the Kubernetes client, with new credentials, retries and a limit of requests."""
 
 from __future__ import annotations
 
@@ -93,7 +90,7 @@ class Client:
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None) -> Self:
-        """Connect by a kubeconfig; without one, as the pod's service account or by the default kubeconfig.
+        """Connect by a kubeconfig, else as the pod's service account, else by the default kubeconfig.
 
         Raises NoClusterError if there are no credentials.
         """
@@ -104,10 +101,7 @@ class Client:
             await api.close()  # type: ignore[no-untyped-call]
 
     async def renew_credentials(self) -> Configuration:
-        """Read the credentials from their source again, because tokens and certificates expire, and return them.
-
-        Requests under way keep the old credentials.
-        """
+        """Read the credentials again, because they expire, and return them; requests under way keep the old ones."""
         new = ApiClient(await _configuration(self._kubeconfig))
         old, self._api_before, self._api = self._api_before, self._api, new
         if old is not self._api_before:
@@ -210,10 +204,7 @@ class Client:
     async def _request(
         self, method: str, path: str, query: dict[str, str] | None, body: Manifest | None
     ) -> tuple[int, Document]:
-        """Send a request once; return (HTTP code, answer).
-
-        Raises ApiError for an error code, no answer, or an answer that is no JSON object.
-        """
+        """Send a request once; return (HTTP code, answer). Raises ApiError, also if the answer is no JSON object."""
         where = f"{method} {path}"
         try:
             async with self._slots:

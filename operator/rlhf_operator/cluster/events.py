@@ -1,7 +1,4 @@
-"""Kubernetes events about jobs and nodes (events.k8s.io/v1).
-
-A change is one event; if the same event comes again soon, it becomes a series.
-"""
+"""Kubernetes events about jobs and nodes (events.k8s.io/v1); an event that comes again soon becomes a series."""
 
 from __future__ import annotations
 

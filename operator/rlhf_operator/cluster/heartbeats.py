@@ -24,8 +24,7 @@ MAX_EXIT_CODE: Final = 255
 def parsed(body: bytes) -> Any:
     """Return the JSON of a head pod's answer. Raises ValueError if it is no JSON or has too many parts.
 
-    Deep nesting could crash the parser, because main lifts Python's recursion limit for checked answers of the API
-    server; nobody checks what a user's pod answers.
+    Deep nesting could crash the parser: main lifts the recursion limit, and nobody checks what a user's pod answers.
     """
     if body.count(b"[") + body.count(b"{") > MAX_PARTS:
         raise ValueError("too many parts")

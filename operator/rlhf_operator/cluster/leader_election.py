@@ -33,8 +33,7 @@ class LostLeaseError(Exception):
 class Elector:
     """One replica's part in the leader election.
 
-    `identity` belongs to one process at a time, such as the pod's name. A Lease with the same identity is taken over at
-    once, so a restarted container does not wait for its own Lease.
+    `identity` belongs to one process at a time, such as the pod's name: a Lease with it is taken over at once.
     """
 
     def __init__(

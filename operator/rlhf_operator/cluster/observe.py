@@ -106,10 +106,7 @@ class Observer:
         return None
 
     async def _read_live(self, key: Key) -> None:
-        """Read the job, its RayJobs and its pods from the API server into the cache.
-
-        The job is read first: a later write on condition of its version fails if the job has changed since.
-        """
+        """Read the job, then its RayJobs and pods into the cache: if the job changes after that, a write fails."""
         namespace, name = key
         found = await self._client.get(JOBS, namespace, name)
         listing = Listing(items=() if found is None else (found,), version=NEVER)
