@@ -16,10 +16,9 @@ from rlhf_api.status import MappedPlacement
 from rlhf_kubectl.installation import parse_job, settings_of
 from rlhf_kubectl.jobs import find_job, job_documents
 from rlhf_kubectl.kubectl import Kubectl
-from rlhf_operator.cluster import parse, raw
+from rlhf_operator.cluster import parse, raw, view
 from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.cluster.resources import NODES, PODS
-from rlhf_operator.cluster.view import View, input_of
 from rlhf_operator.placement.map_job import MappingResult, map_job
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedJob, ObservedNode, Snapshot
@@ -95,12 +94,11 @@ def _observe(job: Job, namespace: str, namesake: ObservedJob | None) -> Observed
 
 
 def _snapshot(job: ObservedJob, by_name: Mapping[str, ObservedJob], visible: VisibleCluster) -> Snapshot:
-    view = View(visible.cache)
-    taken, by_jobs = view.held_by_others(job)
+    taken, by_jobs = view.held_by_others(visible.cache, job)
     return Snapshot(
         job=job,
-        inputs={name: input_of(each) for name, each in by_name.items()},
-        measured=tuple(view.measured(job)),
+        inputs={name: view.input_of(each) for name, each in by_name.items()},
+        measured=tuple(view.measured(visible.cache, job)),
         nodes=visible.nodes,
         taken=taken,
         held_by_jobs=by_jobs,

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from rlhf_api.exit_codes import ExitCode
@@ -19,35 +18,29 @@ from rlhf_operator.times import since
 
 NODE_SECONDS: Final = 60.0
 """Seconds for which the node of a pod may be not ready before it counts as lost."""
-CONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = MappingProxyType(
-    {
-        ExitCode.SPEC: "Spec",
-        ExitCode.DATA: "Data",
-        ExitCode.OUT_OF_MEMORY: "OutOfMemory",
-        ExitCode.NUMERICS: "Numerics",
-        ExitCode.USER_CODE: "UserCode",
-    }
-)
+CONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = {
+    ExitCode.SPEC: "Spec",
+    ExitCode.DATA: "Data",
+    ExitCode.OUT_OF_MEMORY: "OutOfMemory",
+    ExitCode.NUMERICS: "Numerics",
+    ExitCode.USER_CODE: "UserCode",
+}
 """Failure reason by exit code of the trainer, for codes that no event in the cluster causes."""
-INCONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = MappingProxyType(
-    {
-        ExitCode.INTERNAL: "Internal",
-        ExitCode.ENVIRONMENT: "Environment",
-        ExitCode.COMMUNICATION: "Communication",
-        126: "Environment",  # the shell returns 126 and 127 if the program is not in the image
-        127: "Environment",
-    }
-)
+INCONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = {
+    ExitCode.INTERNAL: "Internal",
+    ExitCode.ENVIRONMENT: "Environment",
+    ExitCode.COMMUNICATION: "Communication",
+    126: "Environment",  # the shell returns 126 and 127 if the program is not in the image
+    127: "Environment",
+}
 """Failure reason by exit code of the trainer, for codes that a lost pod may cause."""
-DISRUPTIONS: Final[Mapping[str, Reason]] = MappingProxyType(
-    {
-        "PreemptionByScheduler": "Preempted",
-        "DeletionByTaintManager": "NodeLost",
-        "DeletionByPodGC": "NodeLost",
-        "EvictionByEvictionAPI": "Evicted",
-        "TerminationByKubelet": "Evicted",
-    }
-)
+DISRUPTIONS: Final[Mapping[str, Reason]] = {
+    "PreemptionByScheduler": "Preempted",
+    "DeletionByTaintManager": "NodeLost",
+    "DeletionByPodGC": "NodeLost",
+    "EvictionByEvictionAPI": "Evicted",
+    "TerminationByKubelet": "Evicted",
+}
 """Failure reason by the reason of a pod's condition DisruptionTarget."""
 STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfMemory")
 """Failure reasons of disrupted pods, the strongest evidence first."""

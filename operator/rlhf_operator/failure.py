@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from rlhf_api.spec.run_policy import Action, Reason, RunPolicy
@@ -61,32 +60,30 @@ class FailureClass:
     """Rows of evidence that explain such a failure better, if they are found."""
 
 
-CLASSES: Final[Mapping[str, FailureClass]] = MappingProxyType(
-    {
-        # The next attempt would fail again in the same way.
-        "UserCode": FailureClass(action="Fail"),
-        "Data": FailureClass(action="Fail"),
-        "Spec": FailureClass(action="Fail"),
-        "Environment": FailureClass(action="Restart", is_node_fault=True),
-        "OutOfMemory": FailureClass(action="Restart"),
-        "Numerics": FailureClass(action="Restart"),
-        "Communication": FailureClass(action="Restart", is_node_fault=True, yields_to=(LOST_POD, LOST_WORKER)),
-        # The cluster did it, so it does not count against the user.
-        "NodeLost": FailureClass(action="Ignore", is_node_fault=True),
-        "Preempted": FailureClass(action="Ignore"),
-        "Evicted": FailureClass(action="Ignore"),
-        "ImagePull": FailureClass(action="Restart"),
-        "HeadLost": FailureClass(action="Restart", is_node_fault=True, yields_to=(LOST_POD,)),
-        "WorkerLost": FailureClass(action="Restart", is_node_fault=True, yields_to=(LOST_POD,)),
-        "Hang": FailureClass(action="Restart", is_node_fault=True),
-        "StartupTimeout": FailureClass(action="Restart"),
-        "SecretMissing": FailureClass(action="Restart"),
-        "ClaimMissing": FailureClass(action="Restart"),
-        "PodsRefused": FailureClass(action="Fail"),
-        "Internal": FailureClass(action="Restart"),
-        "Unknown": FailureClass(action="Restart", yields_to=(LOST_POD, LOST_WORKER)),
-    }
-)
+CLASSES: Final[Mapping[str, FailureClass]] = {
+    # The next attempt would fail again in the same way.
+    "UserCode": FailureClass(action="Fail"),
+    "Data": FailureClass(action="Fail"),
+    "Spec": FailureClass(action="Fail"),
+    "Environment": FailureClass(action="Restart", is_node_fault=True),
+    "OutOfMemory": FailureClass(action="Restart"),
+    "Numerics": FailureClass(action="Restart"),
+    "Communication": FailureClass(action="Restart", is_node_fault=True, yields_to=(LOST_POD, LOST_WORKER)),
+    # The cluster did it, so it does not count against the user.
+    "NodeLost": FailureClass(action="Ignore", is_node_fault=True),
+    "Preempted": FailureClass(action="Ignore"),
+    "Evicted": FailureClass(action="Ignore"),
+    "ImagePull": FailureClass(action="Restart"),
+    "HeadLost": FailureClass(action="Restart", is_node_fault=True, yields_to=(LOST_POD,)),
+    "WorkerLost": FailureClass(action="Restart", is_node_fault=True, yields_to=(LOST_POD,)),
+    "Hang": FailureClass(action="Restart", is_node_fault=True),
+    "StartupTimeout": FailureClass(action="Restart"),
+    "SecretMissing": FailureClass(action="Restart"),
+    "ClaimMissing": FailureClass(action="Restart"),
+    "PodsRefused": FailureClass(action="Fail"),
+    "Internal": FailureClass(action="Restart"),
+    "Unknown": FailureClass(action="Restart", yields_to=(LOST_POD, LOST_WORKER)),
+}
 """Consequences of a failure by its reason."""
 
 

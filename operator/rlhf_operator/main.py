@@ -130,7 +130,11 @@ class _Operator:
 
     def __init__(self, settings: Settings, client: Client, heartbeats: Heartbeats, pause: float) -> None:
         self.settings, self.client, self.pause = settings, client, pause
-        self.elector = _elector(settings, client)
+        self.elector: Elector | None = None  # without a Lease the only replica leads
+        if settings.lease_namespace is not None:
+            # Outside of a cluster two processes may have one host name.
+            identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
+            self.elector = Elector(client, settings.lease_name, settings.lease_namespace, identity)
         may_write = self.elector.may_write if self.elector else lambda: True
         self.cache = Cache()
         self.metrics = OperatorMetrics(
@@ -217,17 +221,17 @@ class _Operator:
         await self._or_stop(self.find_offer())
         if not self._failed:
             for kind in self.observer.offer.kinds:
-                self._watch(kind)
-                if kind.selector:
-                    settings.watching.label_selectors[kind.resource.key] = kind.selector
+                self._watch(kind, settings)
             self._work = asyncio.create_task(self._or_stop(self._lead_and_compare_offers()))
 
-    def _watch(self, kind: Kind) -> None:
+    def _watch(self, kind: Kind, settings: kopf.OperatorSettings) -> None:
         """Register a handler that passes the events of a kind of object to the cache, and enqueues their jobs."""
-        resource = kind.resource
+        resource = (kind.resource.group, kind.resource.version, kind.resource.plural)
+        if kind.selector:
+            settings.watching.label_selectors[resource] = kind.selector
 
         # With a low-level handler kopf writes neither finalizers nor annotations.
-        @kopf.on.event(resource.group, resource.version, resource.plural, id=kind.name, registry=self._registry)
+        @kopf.on.event(*resource, id=kind.name, registry=self._registry)
         async def saw(event: Any, **_: Any) -> None:
             change = self.cache.remove if event["type"] == "DELETED" else self.cache.put
             self.reconciler.enqueue(change(kind.name, event["object"]))
@@ -276,24 +280,18 @@ class _Operator:
                 raise RestartAttemptError(f"the cluster offered {_named(self.observer.offer)} and now {_named(offer)}")
 
 
-class _NoDifferences(kopf.DiffBaseStorage):
+class _NoDifferences(kopf.MultiDiffBaseStorage):
     """Storage that copies nothing: kopf would copy each object twice to find differences, which nothing uses."""
 
     def build(self, **_: Any) -> Any:
         return {}
-
-    def fetch(self, **_: Any) -> None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        return None
 
 
 def _kopf_settings() -> kopf.OperatorSettings:
     """Return kopf's settings: it writes nothing, scans for no other kinds, and waits long for the API server."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
-    made.persistence.diffbase_storage = _NoDifferences()
+    made.persistence.diffbase_storage = _NoDifferences([])
     made.scanning.disabled = True
     made.peering.standalone = True
     made.networking.connect_timeout = 10
@@ -310,15 +308,6 @@ def _kopf_settings() -> kopf.OperatorSettings:
 
 def _named(offer: Offer) -> str:
     return ", ".join(sorted(offer.capabilities)) or "nothing besides RLHFJobs"
-
-
-def _elector(settings: Settings, client: Client) -> Elector | None:
-    """Return the elector of this replica; None if it is the only replica, which always leads."""
-    if settings.lease_namespace is None:
-        return None
-    # Outside of a cluster two processes may have one host name.
-    identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
-    return Elector(client, settings.lease_name, settings.lease_namespace, identity)
 
 
 async def _operate(settings: Settings, kubeconfig: Path | None, ports: Ports, pause: float = 0.0) -> None:

@@ -28,22 +28,17 @@ QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 
 HEAD_CONTAINER, WORKER_CONTAINER, LOG_CONTAINER = "ray-head", "ray-worker", "driver-log"
 
-JOB_FOLDER: Final = "/rlhf/job"
-"""Folder of the ConfigMap with job.yaml, in every pod."""
-OUTPUT_FOLDER: Final = "/rlhf/output"
-"""Folder of the claim with the run folder, in every pod."""
-INPUTS_FOLDER: Final = "/rlhf/inputs"
-"""Folder in pods in which the claim of each input job is mounted read-only, by the input job's name."""
-CLAIMS_FOLDER: Final = "/rlhf/claims"
-"""Folder in pods in which every claim of a pvc:// URI is mounted, by the claim's name."""
-STATUS_PORT: Final = 8490
-"""Port of /status.json of the head pod."""
-METRICS_PORT: Final = 8491
-"""Port of the trainer's /metrics in the head pod."""
-DASHBOARD_PORT: Final = 8265
-"""Port of Ray's dashboard in the head pod, where KubeRay submits the job and reads its state."""
+# Folders in the pods.
+JOB_FOLDER: Final = "/rlhf/job"  # the ConfigMap with job.yaml
+OUTPUT_FOLDER: Final = "/rlhf/output"  # the claim with the run folder
+INPUTS_FOLDER: Final = "/rlhf/inputs"  # the claims of the input jobs, read-only, by the input job's name
+CLAIMS_FOLDER: Final = "/rlhf/claims"  # the claims of pvc:// URIs, by the claim's name
+
+# Ports of the head pod; RAY_METRICS_PORT is a port of each pod.
+STATUS_PORT: Final = 8490  # the trainer's /status.json
+METRICS_PORT: Final = 8491  # the trainer's /metrics
+DASHBOARD_PORT: Final = 8265  # Ray's dashboard, where KubeRay submits the job and reads its state
 RAY_METRICS_PORT: Final = 8080
-"""Port of Ray's own metrics, in each pod."""
 
 GPU_PRODUCTS: Final = (
     "nvidia.com/gpu.product",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,8 +15,6 @@ from rlhf_operator.cluster.events import EventRecorder
 from rlhf_operator.cluster.resources import CLAIMS, CREATED, JOBS, PODS, RAYJOBS, Resource
 from rlhf_operator.resources import identity
 from rlhf_operator.snapshot import Document, ObservedJob, Refusal, Snapshot
-
-logger = logging.getLogger(__name__)
 
 CACHED: Final[dict[str, KindName]] = {"rayjobs": "rayjobs", "persistentvolumeclaims": "claims"}
 """Table of the cache by plural name, for the kinds that are both created and watched."""

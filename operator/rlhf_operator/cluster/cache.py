@@ -16,17 +16,7 @@ from rlhf_api.status import Phase, Status
 from rlhf_operator import conditions, names
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.raw import Listing
-from rlhf_operator.snapshot import (
-    Document,
-    ObservedClaim,
-    ObservedJob,
-    ObservedNode,
-    ObservedPod,
-    ObservedQuota,
-    ObservedRayJob,
-    claims_named,
-    inputs_of,
-)
+from rlhf_operator.snapshot import Document, ObservedJob, ObservedPod, claims_named, inputs_of
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, str]
@@ -55,8 +45,14 @@ class Entry(Generic[T]):
 class Table(Generic[T]):
     """Cached objects of one kind, found by key or by index name."""
 
-    def __init__(self, read: Callable[[Document], tuple[T, str, frozenset[str]]]) -> None:
-        self._read = read
+    def __init__(
+        self,
+        read: Callable[[Document], T],
+        *,
+        owner: Callable[[Document], str] = lambda _: "",
+        index_names: Callable[[Document], frozenset[str]] = lambda _: frozenset(),
+    ) -> None:
+        self._read, self._owner, self._index_names = read, owner, index_names
         self._entries: dict[Key, Entry[T]] = {}
         self._index: dict[Key, set[Key]] = {}
         self._gone: dict[str, None] = {}
@@ -77,13 +73,12 @@ class Table(Generic[T]):
         before = self._entries.get(key)
         if uid in self._gone or (before is not None and version <= before.version):
             return key, before, before
-        value, owner, index_names = self._read(document)
-        entry = Entry(uid, version, owner, index_names, value)
+        entry = Entry(uid, version, self._owner(document), self._index_names(document), self._read(document))
         self._set(key, before, entry)
         return key, before, entry
 
     def drop(self, key: Key, uid: str) -> Entry[T] | None:
-        """Remove the object with this key and uid, and refuse that uid from now on; return the entry that was removed."""
+        """Remove the object with this key and uid, and refuse that uid from now on; return its entry."""
         self._gone[uid] = None
         if len(self._gone) > REMEMBERED_DELETIONS:
             del self._gone[next(iter(self._gone))]
@@ -112,7 +107,12 @@ class Pods(Table[ObservedPod]):
     """Cached pods, and the total requests of the pods on each node."""
 
     def __init__(self) -> None:
-        super().__init__(_pod)
+        # KubeRay's RayCluster owns it.
+        super().__init__(
+            lambda document: parse.pod(parse.slim_pod(document)),
+            owner=lambda document: raw.text(document, "metadata", "labels", names.JOB_UID),
+            index_names=_job_names,
+        )
         self.requested: dict[str, Counter[str]] = {}
         """Total requests of all pods by node; a Counter is replaced, never changed in place."""
         self.requested_by_jobs: dict[str, Counter[str]] = {}
@@ -145,60 +145,40 @@ def _identity(document: Document) -> tuple[Key, str, int]:
     return key, raw.text(document, "metadata", "uid"), int(version) if version.isdigit() else 0
 
 
-def _job(document: Document) -> tuple[ObservedJob, str, frozenset[str]]:
-    job = parse.job(document)
-    inputs = (f"input:{each}" for each in inputs_of(job.spec))
-    claims = (f"claim:{each}" for each in (names.output_claim(job.name), *claims_named(job.spec)))
-    return job, job.uid, frozenset((*inputs, *claims))
-
-
-def _rayjob(document: Document) -> tuple[ObservedRayJob, str, frozenset[str]]:
-    return parse.rayjob(document, ""), parse.owner(document)[2], _job_names(document)
-
-
-def _pod(document: Document) -> tuple[ObservedPod, str, frozenset[str]]:
-    # KubeRay's RayCluster owns it.
-    pod = parse.pod(parse.slim_pod(document))
-    return pod, raw.text(document, "metadata", "labels", names.JOB_UID), _job_names(document)
+def _inputs_and_claims(job: Document) -> frozenset[str]:
+    spec, own = raw.mapping(job, "spec"), names.output_claim(raw.text(job, "metadata", "name"))
+    inputs = (f"input:{each}" for each in inputs_of(spec))
+    return frozenset((*inputs, *(f"claim:{each}" for each in (own, *claims_named(spec)))))
 
 
 def _job_names(document: Document) -> frozenset[str]:
     return frozenset({raw.text(document, "metadata", "labels", names.JOB_NAME)} - {""})
 
 
-def _node(document: Document) -> tuple[ObservedNode, str, frozenset[str]]:
-    return parse.node(document), "", frozenset()
-
-
-def _priority(document: Document) -> tuple[tuple[int, bool], str, frozenset[str]]:
-    return (raw.number(document, "value") or 0, raw.at(document, "globalDefault") is True), "", frozenset()
-
-
-def _claim(document: Document) -> tuple[ObservedClaim, str, frozenset[str]]:
-    owners = raw.entries(document, "metadata", "ownerReferences")
+def _job_of_claim(document: Document) -> str:
     claim = raw.text(document, "metadata", "name")
-    jobs = [each for each in owners if each.get("kind") == KIND]
-    job = next((raw.text(each, "uid") for each in jobs if names.output_claim(raw.text(each, "name")) == claim), "")
-    return parse.claim(document), job, frozenset()
+    jobs = (each for each in raw.entries(document, "metadata", "ownerReferences") if each.get("kind") == KIND)
+    return next((raw.text(each, "uid") for each in jobs if names.output_claim(raw.text(each, "name")) == claim), "")
 
 
-def _quota(document: Document) -> tuple[ObservedQuota, str, frozenset[str]]:
+def _rayjob_of_quota(document: Document) -> frozenset[str]:
     kind, name, _ = parse.owner(document)
-    return parse.quota(document), "", frozenset((name,) if kind == "RayJob" else ())
+    return frozenset((name,) if kind == "RayJob" else ())
 
 
 class Cache:
     """Cached objects of all watched kinds."""
 
     def __init__(self) -> None:
-        self.jobs = Table(_job)
-        self.rayjobs = Table(_rayjob)
+        self.jobs = Table(
+            parse.job, owner=lambda document: raw.text(document, "metadata", "uid"), index_names=_inputs_and_claims
+        )
+        self.rayjobs = Table(parse.rayjob, owner=lambda document: parse.owner(document)[2], index_names=_job_names)
         self.pods = Pods()
-        self.nodes = Table(_node)
-        self.claims = Table(_claim)
-        self.quotas = Table(_quota)
-        self.priorities = Table(_priority)
-        """Priority classes of pods: (value, whether the class is the default)."""
+        self.nodes = Table(parse.node)
+        self.claims = Table(parse.claim, owner=_job_of_claim)
+        self.quotas = Table(parse.quota, index_names=_rayjob_of_quota)
+        self.priorities = Table(parse.priority)
         self._lost_pods: dict[str, tuple[ObservedPod, ...]] = {}
 
     def put(self, kind: KindName, document: Document) -> set[Key]:

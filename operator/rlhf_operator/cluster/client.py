@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import random
 import time
@@ -23,8 +22,6 @@ from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.cluster.resources import Resource
 from rlhf_operator.snapshot import Document
 from rlhf_operator.times import ServerClock
-
-logger = logging.getLogger(__name__)
 
 MAX_REQUESTS: Final = 16
 MAX_ATTEMPTS: Final = 5

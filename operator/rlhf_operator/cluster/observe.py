@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -12,14 +11,13 @@ from datetime import datetime
 from typing import Final
 
 from rlhf_operator import conditions, names
-from rlhf_operator.cluster import parse, raw
+from rlhf_operator.cluster import parse, raw, view
 from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client
 from rlhf_operator.cluster.discovery import Offer
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.cluster.resources import EVENTS, JOBS, PODS, RAYJOBS
-from rlhf_operator.cluster.view import View
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
     ObservedClaim,
@@ -30,8 +28,6 @@ from rlhf_operator.snapshot import (
     Snapshot,
     claims_named,
 )
-
-logger = logging.getLogger(__name__)
 
 NEVER: Final = 2**63
 FAILING_SECONDS: Final = 60.0
@@ -53,7 +49,6 @@ class Observer:
         enqueue: Callable[[set[Key]], None],
     ) -> None:
         self._client, self._cache, self._heartbeats = client, cache, heartbeats
-        self._view = View(cache)
         self._enqueue = enqueue
         self.failing: dict[Key, float] = {}
         """Begin of the failing passes by job, in seconds of this process's monotonic clock."""
@@ -100,7 +95,7 @@ class Observer:
         if (entry := self._cache.jobs.get(key)) is None:
             return None
         job = entry.value
-        for pod in self._view.pods(job):
+        for pod in view.pods_of(self._cache, job):
             if pod.role == names.CONTROLLER and pod.attempt == job.status.attempt and pod.ip and pod.phase == "Running":
                 return job.uid, pod
         return None
@@ -170,11 +165,11 @@ class Observer:
         self, job: ObservedJob, foreign: tuple[ObservedRayJob, ...], *, fresh: bool, since: datetime
     ) -> Snapshot:
         nodes = tuple(each.value for _, each in self._cache.nodes) if "nodes" in self.offer.capabilities else None
-        inputs = {each.name: each for each in self._view.inputs(job)}
-        pods = tuple(self._view.pods(job))
+        inputs = {each.name: each for each in view.inputs(self._cache, job)}
+        pods = tuple(view.pods_of(self._cache, job))
         rayjobs = self._cache.rayjobs.find(job.namespace, job.name)
         quotas = self._cache.quotas.find(job.namespace, names.rayjob(job.name, job.status.attempt or 0))
-        taken, by_jobs = self._view.held_by_others(job)
+        taken, by_jobs = view.held_by_others(self._cache, job)
         return Snapshot(
             job=job,
             rayjobs=(*(replace(each.value, owned=each.owner == job.uid) for _, each in rayjobs), *foreign),
@@ -185,7 +180,7 @@ class Observer:
             claims={each.name: each for each in self._claims(job, inputs)},
             quota=quotas[0][1].value if quotas else None,
             heartbeat=self._heartbeats.last(job.uid, job.status.attempt),
-            measured=tuple(self._view.measured(job)) if fresh else (),
+            measured=tuple(view.measured(self._cache, job)) if fresh else (),
             nodes=nodes,
             priorities=self._priorities(),
             taken=taken,

@@ -107,7 +107,7 @@ def _attempt(document: Document) -> int:
     return int(label) if label.isascii() and label.isdigit() and len(label) <= MAX_ATTEMPT_DIGITS else 0
 
 
-def rayjob(document: Document, job_uid: str) -> ObservedRayJob:
+def rayjob(document: Document, job_uid: str = "") -> ObservedRayJob:
     """Parse a RayJob; `owned` tells whether the job with `job_uid` controls it."""
     return ObservedRayJob(
         name=raw.text(document, "metadata", "name"),
@@ -226,6 +226,11 @@ def node(document: Document) -> ObservedNode:
         taints=tuple((raw.text(each, "key"), raw.text(each, "value"), raw.text(each, "effect")) for each in taints),
         allocatable=raw.texts(document, "status", "allocatable"),
     )
+
+
+def priority(document: Document) -> tuple[int, bool]:
+    """Return (value, whether it is the default) of a priority class of pods."""
+    return raw.number(document, "value") or 0, raw.at(document, "globalDefault") is True
 
 
 def claim(document: Document) -> ObservedClaim:

@@ -62,11 +62,8 @@ def time(value: object, *path: str) -> datetime | None:
     """Return the RFC 3339 time at a path, 1970 at the earliest; None for anything else, or without a zone."""
     try:
         found = datetime.fromisoformat(text(value, *path))
-    except ValueError:
-        return None
-    try:
         return max(found.astimezone(UTC), LONG_AGO) if found.tzinfo else None
-    except OverflowError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -19,11 +19,6 @@ class Resource:
     kind: str
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """Key of the kind in kopf's settings: (group, version, plural)."""
-        return self.group, self.version, self.plural
-
-    @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
 

@@ -16,74 +16,72 @@ Held: TypeAlias = dict[str, Counter[str]]
 """Amounts by node and resource, in the units of `amounts`."""
 
 
-class View:
-    """View of a cache from one job; it reads nothing but the cache."""
+def pods_of(cache: Cache, job: ObservedJob) -> Iterator[ObservedPod]:
+    """Yield the pods of the job itself, not those of an earlier job of the same name."""
+    for _, each in cache.pods.find(job.namespace, job.name):
+        if each.owner == job.uid:
+            yield each.value
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
 
-    def pods(self, job: ObservedJob) -> Iterator[ObservedPod]:
-        """Yield the pods of the job itself, not those of an earlier job of the same name."""
-        for _, each in self._cache.pods.find(job.namespace, job.name):
-            if each.owner == job.uid:
-                yield each.value
+def held_by_others(cache: Cache, job: ObservedJob) -> tuple[Held, Held]:
+    """Return (amounts taken on each node without the job's pods, the part that other jobs hold).
 
-    def held_by_others(self, job: ObservedJob) -> tuple[Held, Held]:
-        """Return (amounts taken on each node without the job's pods, the part that other jobs hold).
+    Reserved room without pods yet counts on its node, or on a free node if foreign pods have taken it there.
+    """
+    taken = _without(cache.pods.requested, pods_of(cache, job))
+    by_jobs = _without(_without(cache.pods.requested_by_jobs, pods_of(cache, job)), _kept(cache))
+    missing = _missing(cache, job)
+    for node, amount in missing.items():
+        for held in (taken, by_jobs):
+            held[node] = held.get(node, Counter()) + amount
+    nodes = [entry.value for _, entry in cache.nodes] if missing else []
+    room = {each.name: each.room for each in nodes if each.ready and each.schedulable}
+    for node, amount in missing.items():
+        _move_surplus(node, amount, room, taken, by_jobs)
+    return taken, by_jobs
 
-        Reserved room without pods yet counts on its node, or on a free node if foreign pods have taken it there.
-        """
-        taken = _without(self._cache.pods.requested, self.pods(job))
-        by_jobs = _without(_without(self._cache.pods.requested_by_jobs, self.pods(job)), self._kept())
-        missing = self._missing(job)
-        for node, amount in missing.items():
-            for held in (taken, by_jobs):
-                held[node] = held.get(node, Counter()) + amount
-        nodes = [entry.value for _, entry in self._cache.nodes] if missing else []
-        room = {each.name: each.room for each in nodes if each.ready and each.schedulable}
-        for node, amount in missing.items():
-            _move_surplus(node, amount, room, taken, by_jobs)
-        return taken, by_jobs
 
-    def _kept(self) -> Iterator[ObservedPod]:
-        """Yield the pods that failed jobs keep for debugging; such jobs do not give their room back."""
-        for _, entry in self._cache.jobs:
-            job = entry.value
-            if conditions.keeps_pods(job.status) and not job.deleting:
-                yield from (pod for pod in self.pods(job) if pod.deleting_since is None)
+def _kept(cache: Cache) -> Iterator[ObservedPod]:
+    """Yield the pods that failed jobs keep for debugging; such jobs do not give their room back."""
+    for _, entry in cache.jobs:
+        job = entry.value
+        if conditions.keeps_pods(job.status) and not job.deleting:
+            yield from (pod for pod in pods_of(cache, job) if pod.deleting_since is None)
 
-    def _missing(self, job: ObservedJob) -> Held:
-        """Return the reserved room of all other jobs that no pods have taken yet, by node."""
-        missing: Held = {}
-        for _, entry in self._cache.jobs:
-            other = entry.value
-            if other.uid != job.uid and other.status.reserved and not other.deleting:
-                reserved = {each.node: each.amounts for each in other.status.reserved}
-                for node, amount in _without(reserved, self.pods(other)).items():
-                    missing[node] = missing.get(node, Counter()) + amount
-        return {node: amount for node, amount in missing.items() if amount}
 
-    def inputs(self, job: ObservedJob) -> Iterator[ObservedInput]:
-        """Yield the jobs that this job reads, and the jobs that those read, each once."""
-        known: set[str] = set()
-        waiting = sorted(inputs_of(job.spec))
-        while waiting:
-            name = waiting.pop()
-            entry = None if name in known else self._cache.jobs.get((job.namespace, name))
-            known.add(name)
-            if entry is not None:
-                yield input_of(entry.value)
-                waiting += sorted(inputs_of(entry.value.spec))
+def _missing(cache: Cache, job: ObservedJob) -> Held:
+    """Return the reserved room of all other jobs that no pods have taken yet, by node."""
+    missing: Held = {}
+    for _, entry in cache.jobs:
+        other = entry.value
+        if other.uid != job.uid and other.status.reserved and not other.deleting:
+            reserved = {each.node: each.amounts for each in other.status.reserved}
+            for node, amount in _without(reserved, pods_of(cache, other)).items():
+                missing[node] = missing.get(node, Counter()) + amount
+    return {node: amount for node, amount in missing.items() if amount}
 
-    def measured(self, job: ObservedJob) -> Iterator[Attempt]:
-        """Yield the latest attempt with measured steps of each other job of the namespace."""
-        for (namespace, name), entry in self._cache.jobs:
-            if namespace == job.namespace and name != job.name:
-                yield from [each for each in entry.value.status.attempts if each.measured][-1:]
+
+def inputs(cache: Cache, job: ObservedJob) -> Iterator[ObservedInput]:
+    """Yield the jobs that this job reads, and the jobs that those read, each once."""
+    known: set[str] = set()
+    waiting = sorted(inputs_of(job.spec))
+    while waiting:
+        name = waiting.pop()
+        entry = None if name in known else cache.jobs.get((job.namespace, name))
+        known.add(name)
+        if entry is not None:
+            yield input_of(entry.value)
+            waiting += sorted(inputs_of(entry.value.spec))
+
+
+def measured(cache: Cache, job: ObservedJob) -> Iterator[Attempt]:
+    """Yield the latest attempt with measured steps of each other job of the namespace."""
+    for (namespace, name), entry in cache.jobs:
+        if namespace == job.namespace and name != job.name:
+            yield from [each for each in entry.value.status.attempts if each.measured][-1:]
 
 
 def _without(held: Held, pods: Iterable[ObservedPod]) -> Held:
-    """Return amounts by node without the requests of pods."""
     rest = dict(held)
     for pod in pods:
         if pod.node in rest:
