@@ -362,7 +362,7 @@ MUTATIONS = (
         "tests/operator/test_a_claim_holds_the_checkpoints.py",
     ),
     Mutation(
-        f"{OPERATOR}/starting.py",
+        f"{OPERATOR}/evidence.py",
         "PULL_SECONDS: Final = 300.0",
         "PULL_SECONDS: Final = 3000.0",
         "tests/operator/test_what_keeps_pods_from_coming_is_told.py",

@@ -12,17 +12,13 @@ from rlhf_operator.times import timestamp
 Truth = Literal["True", "False", "Unknown"]
 Conditions = tuple[Condition, ...]
 
-RESTARTING = "Restarting"
-"""Reason of the condition Training=False between two attempts."""
-SUSPENDING = "Suspending"
-"""Reason of the condition Suspended=False while pods of the suspended job are left."""
+RESTARTING = "Restarting"  # reason of Training=False between two attempts
+SUSPENDING = "Suspending"  # reason of Suspended=False while pods of the suspended job are left
 READING_SHAPES = "ReadingShapes"
 READING = (READING_SHAPES, "PodsRefused", "QuotaExceeded")
 """Reasons of the condition Mapped=False while a pod reads the shapes of models, or cannot be made."""
-WAITING = "WaitingForRoom"
-"""Reason of the condition QuotaReserved=False of a job that waits in line for room."""
-KEPT = "Kept"
-"""Reason of the condition ClusterReady=False while the pods of a failed attempt stay for debugging."""
+WAITING = "WaitingForRoom"  # reason of QuotaReserved=False of a job that waits in line for room
+KEPT = "Kept"  # reason of ClusterReady=False while the pods of a failed attempt stay for debugging
 LONGEST_MESSAGE = 1024
 
 

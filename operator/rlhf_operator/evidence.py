@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
-from typing import Final, NamedTuple
+from fractions import Fraction
+from typing import Final, NamedTuple, TypeAlias
 
 from rlhf_api.exit_codes import ExitCode
+from rlhf_api.quantities import amount
 from rlhf_api.spec.run_policy import Reason
-from rlhf_operator import names, starting
+from rlhf_operator import names
 from rlhf_operator import observed_attempt as attempt
-from rlhf_operator.snapshot import ObservedPod, Snapshot
-from rlhf_operator.starting import Cause
+from rlhf_operator.snapshot import ObservedPod, ObservedRayJob, Snapshot
 from rlhf_operator.times import since
 
+Cause: TypeAlias = tuple[Reason, str, ObservedPod | None]
+"""Cause of a failure: reason, message, and the pod that it is about."""
 NODE_SECONDS: Final = 60.0
 """Seconds for which the node of a pod may be not ready before it counts as lost."""
 CONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = {
@@ -44,6 +49,18 @@ DISRUPTIONS: Final[Mapping[str, Reason]] = {
 """Failure reason by the reason of a pod's condition DisruptionTarget."""
 STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfMemory")
 """Failure reasons of disrupted pods, the strongest evidence first."""
+PULL_SECONDS: Final = 300.0
+"""Seconds for which the kubelet may try to pull an image."""
+MISSING_SECONDS: Final = 60.0
+"""Seconds within which a missing Secret or claim, or a removed cause of refusal, may follow the job."""
+
+QUOTA: Final = "exceeded quota"
+"""Words by which the API server says that a pod exceeds a quota."""
+OVER_QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
+OF_QUOTA = re.compile(r"^(requests\.|limits\.|count/)")
+"""Prefix of a resource's name in a quota. Requests serve for limits too, which are never below the requests."""
+PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
 
 class Case(NamedTuple):
@@ -217,10 +234,55 @@ def start_problems(snapshot: Snapshot, now: datetime) -> Iterator[tuple[float, C
     """Yield (seconds left of the grace period, cause) of each problem that keeps a pod from starting."""
     if rayjob := snapshot.current_rayjob():
         waited = _waited(max(rayjob.created, rayjob.started or rayjob.created), snapshot, now)
-        yield from ((limit - waited, cause) for limit, cause in starting.refusals(rayjob, _total_requests(snapshot)))
+        if cause := _refusal(rayjob, snapshot):
+            yield MISSING_SECONDS - waited, cause
     for pod in attempt.current_pods(snapshot):
         waited = _waited(max(pod.created, pod.not_ready_since or pod.created), snapshot, now)
-        yield from ((limit - waited, cause) for limit, cause in starting.problems(pod))
+        yield from ((limit - waited, cause) for limit, cause in _problems(pod))
+
+
+def is_taken_up(rayjob: ObservedRayJob) -> bool:
+    """Whether KubeRay has begun with a RayJob that is not suspended."""
+    return rayjob.deployment_status not in ("", "Suspended")
+
+
+def _refusal(rayjob: ObservedRayJob, snapshot: Snapshot) -> Cause | None:
+    """Return why pods are refused for good; None if they are not, or not for good."""
+    message = f"pods cannot be made: {rayjob.refused}"
+    if QUOTA not in rayjob.refused:
+        return ("PodsRefused", message, None) if rayjob.refused else None
+    lacks = _never_enough(rayjob.refused, _total_requests(snapshot))
+    return ("PodsRefused", f"{message}; the whole job needs more {lacks} than that", None) if lacks else None
+
+
+def _problems(pod: ObservedPod) -> Iterator[tuple[float, Cause]]:
+    """Yield (grace period in seconds, cause) of each problem that keeps a pod from starting."""
+    for each in pod.containers:
+        message = f"container {each.name} of pod {pod.name}: {each.waiting_message or each.waiting_reason}"
+        if each.waiting_reason in PULLING:
+            yield PULL_SECONDS, ("ImagePull", message, pod)
+        is_missing = "not found" in each.waiting_message or "couldn't find key" in each.waiting_message
+        if each.waiting_reason == "CreateContainerConfigError" and is_missing:
+            yield MISSING_SECONDS, ("SecretMissing", message, pod)
+    if claim := CLAIM.search(pod.unschedulable):
+        message = f"there is no PersistentVolumeClaim {claim[1]}, which pod {pod.name} needs"
+        yield MISSING_SECONDS, ("ClaimMissing", message, pod)
+
+
+def _never_enough(refused: str, together: Mapping[str, int]) -> str:
+    """Return the resource of which a quota, even if unused, can never hold this pod or the attempt; empty if none."""
+    if (found := OVER_QUOTA.search(refused)) is None:
+        return ""
+    requested, limits = (
+        dict[str, str](each.partition("=")[::2] for each in part.split(",")) for part in found.groups()
+    )
+    with suppress(ValueError):
+        for name, limit in limits.items():
+            what = OF_QUOTA.sub("", name)
+            of_all = Fraction(together.get(what, 0), 1000 if what == "cpu" else 1)
+            if max(amount(requested.get(name, "0")), of_all) > amount(limit):
+                return name
+    return ""
 
 
 def _total_requests(snapshot: Snapshot) -> Counter[str]:

@@ -10,10 +10,9 @@ from typing import Final, NamedTuple
 from rlhf_api.spec.run_policy import Action, Reason, RunPolicy
 from rlhf_api.status import Failure
 from rlhf_operator import evidence
-from rlhf_operator.evidence import CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES, STRENGTH, Case
+from rlhf_operator.evidence import CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES, STRENGTH, Case, Cause
 from rlhf_operator.observed_attempt import exit_code, head_can_answer
 from rlhf_operator.snapshot import ObservedPod, Snapshot
-from rlhf_operator.starting import Cause
 from rlhf_operator.times import parsed, since, timestamp
 
 NODE_AVOIDED_SECONDS: Final = 3600.0
@@ -100,10 +99,7 @@ def action_on(failure: Failure, policy: RunPolicy) -> tuple[Action, str | None]:
 
 
 def classify(snapshot: Snapshot, now: datetime, *, ready_since: datetime | None) -> Failure | None:
-    """Return the failure of the current attempt by the strongest evidence; None without evidence.
-
-    ready_since: time at which all pods of the attempt were ready for the first time. Deadlines are not checked.
-    """
+    """Return the failure of the current attempt by the strongest evidence, deadlines apart; None without evidence."""
     case = Case(snapshot, now, ready_since)
     if (cause := _first(EVIDENCE, case)) is None:
         return None

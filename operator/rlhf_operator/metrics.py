@@ -96,10 +96,7 @@ class Account:
 
 
 def look(known: Mapping[str, Account], jobs: Iterable[ObservedJob], now: datetime) -> dict[str, Account]:
-    """Return the accounts of all jobs that exist, by uid, with the time since the last look added.
-
-    Between two looks a job counts as it was at the first look. known: the accounts after the last look.
-    """
+    """Return the accounts of all jobs by uid, with the time since `known`, in which each job counts as it was then."""
     accounts = {}
     for job in jobs:
         account = known.get(job.uid) or Account(job, now)
@@ -187,8 +184,7 @@ def _conditions(account: Account) -> Iterator[Sample]:
 
 def _age(timestamp: str | None, now: datetime) -> float | None:
     """Seconds since a timestamp; None if it cannot be read: users may write a status too."""
-    moment = parsed(timestamp)
-    return since(moment, now) if moment else None
+    return since(moment, now) if (moment := parsed(timestamp)) else None
 
 
 JOB_METRICS = (

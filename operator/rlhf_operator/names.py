@@ -16,8 +16,7 @@ ROLE: Final = "rlhf.hybridflow.io/role"
 POOL: Final = "rlhf.hybridflow.io/pool"
 CONTROLLER: Final = "controller"
 WORKER: Final = "worker"
-READER: Final = "reader"
-"""Value of the label ROLE of a pod that reads model shapes and belongs to no attempt."""
+READER: Final = "reader"  # a pod that reads model shapes and belongs to no attempt
 
 SIZE_IS_NOMINAL: Final = "rlhf.hybridflow.io/size-is-nominal"
 """Annotation, with value true, of a claim whose size is no limit, as with NFS."""

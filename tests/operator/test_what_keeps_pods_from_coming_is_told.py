@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from rlhf_operator.cluster import parse
-from rlhf_operator.evidence import NODE_SECONDS
+from rlhf_operator.evidence import MISSING_SECONDS, NODE_SECONDS, PULL_SECONDS
 from rlhf_operator.reconcile.running import UNSCHEDULABLE_SECONDS
 from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedRayJob
-from rlhf_operator.starting import MISSING_SECONDS, PULL_SECONDS
 from tests.operator.running_jobs import NODES
 from tests.operator.simulated import SFT, World
 from tests.operator.test_a_job_lives_its_life import message, reason

@@ -87,10 +87,7 @@ class Client:
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None) -> Self:
-        """Connect by a kubeconfig, else as the pod's service account, else by the default kubeconfig.
-
-        Raises NoClusterError if there are no credentials.
-        """
+        """Connect by a kubeconfig, else as the pod's service account or by the default one; raises NoClusterError."""
         return cls(kubeconfig, await _configuration(kubeconfig))
 
     async def close(self) -> None:

@@ -73,6 +73,8 @@ class EventRecorder:
 def _new(job: ObservedJob, event: Event, recorded: _Recorded) -> dict[str, Any]:
     about: dict[str, Any] = {"apiVersion": JOBS.api_version, "kind": JOBS.kind}
     about |= {"namespace": job.namespace, "name": job.name, "uid": job.uid, "resourceVersion": job.resource_version}
+    encoded = event.message.encode(errors="replace")
+    shortened = encoded[: MAX_NOTE_BYTES - 3].decode(errors="ignore") + "..."
     # As the kubelet does: the uid of a node in its events is its name.
     node = {"apiVersion": NODES.api_version, "kind": NODES.kind, "name": event.node, "uid": event.node}
     return {
@@ -85,16 +87,10 @@ def _new(job: ObservedJob, event: Event, recorded: _Recorded) -> dict[str, Any]:
         "action": "Reconcile",
         "type": event.kind,
         "reason": event.reason,
-        "note": _short(event.message),
+        "note": event.message if len(encoded) <= MAX_NOTE_BYTES else shortened,
         **({"regarding": node, "related": about} if event.node else {"regarding": about}),
     }
 
 
 def _micro(time: datetime) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _short(note: str) -> str:
-    if len(note.encode(errors="replace")) <= MAX_NOTE_BYTES:
-        return note
-    return note.encode(errors="replace")[: MAX_NOTE_BYTES - 3].decode(errors="ignore") + "..."

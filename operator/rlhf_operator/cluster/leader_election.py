@@ -22,6 +22,12 @@ from rlhf_operator.snapshot import Document
 
 logger = logging.getLogger(__name__)
 
+DURATION_SECONDS: Final = 15.0
+"""Seconds for which a Lease is claimed."""
+DEADLINE_SECONDS: Final = 10.0
+"""Seconds from the last renewal after which writing stops, before the claim has run out."""
+PERIOD_SECONDS: Final = 2.0
+"""Seconds between two tries."""
 RELEASED_SECONDS: Final = 1
 """Duration in seconds that a released Lease states; the API server refuses zero."""
 
@@ -31,31 +37,13 @@ class LostLeaseError(Exception):
 
 
 class Elector:
-    """One replica's part in the leader election.
-
-    `identity` belongs to one process at a time, such as the pod's name: a Lease with it is taken over at once.
-    """
+    """One replica's part in the leader election; a Lease with its own `identity` is taken over at once."""
 
     def __init__(
-        self,
-        client: Client,
-        name: str,
-        namespace: str,
-        identity: str,
-        *,
-        duration: float = 15.0,
-        deadline: float = 10.0,
-        period: float = 2.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, client: Client, name: str, namespace: str, identity: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """All times are in seconds.
-
-        duration: claim of a Lease. deadline: last renewal to the end of writing. period: pause between two tries.
-        """
-        if not 0 < period < deadline < duration:
-            raise ValueError(f"0 < period < deadline < duration is needed, not {period}, {deadline}, {duration}")
-        self._client, self._name, self._namespace, self._identity = client, name, namespace, identity
-        self._duration, self._deadline, self._period, self._clock = duration, deadline, period, clock
+        self._client, self._name, self._namespace = client, name, namespace
+        self._identity, self._clock = identity, clock
         self._held: Document = {}
         self._renewed = -math.inf
         self._seen_version = ""
@@ -63,13 +51,10 @@ class Elector:
 
     def may_write(self) -> bool:
         """Whether the replica surely still leads; checked before every write."""
-        return self._clock() - self._renewed < self._deadline
+        return self._clock() - self._renewed < DEADLINE_SECONDS
 
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
-        """Wait to be elected, run `lead`, and release the Lease when `lead` has ended.
-
-        If the Lease is lost, `lead` is cancelled, and LostLeaseError is raised. Otherwise an error of `lead` is raised.
-        """
+        """Wait to be elected, run `lead`, and release the Lease; raises LostLeaseError, or the error of `lead`."""
         try:
             while not await self._wins():  # noqa: ASYNC110 what is awaited is in the API server
                 await asyncio.sleep(self._pause())
@@ -95,7 +80,7 @@ class Elector:
 
     async def _wins(self) -> bool:
         try:
-            async with asyncio.timeout(self._deadline / 2):
+            async with asyncio.timeout(DEADLINE_SECONDS / 2):
                 return await self._acquire()
         except Exception as error:  # noqa: BLE001 whatever goes wrong is tried again
             self._report(error)
@@ -108,7 +93,7 @@ class Elector:
         if version != self._seen_version:
             self._seen_version, self._seen_at = version, self._clock()
         if spec.get("holderIdentity") not in (None, "", self._identity):
-            claimed = float(spec.get("leaseDurationSeconds") or self._duration)
+            claimed = float(spec.get("leaseDurationSeconds") or DURATION_SECONDS)
             if self._clock() - self._seen_at < claimed:
                 return False
         try:
@@ -123,9 +108,9 @@ class Elector:
         """Renew the Lease forever. Raises LostLeaseError if another replica holds it or the deadline is over."""
         while True:
             await asyncio.sleep(self._pause())
-            left = self._renewed + self._deadline - self._clock()
+            left = self._renewed + DEADLINE_SECONDS - self._clock()
             try:
-                async with asyncio.timeout(min(left, self._deadline / 2)):
+                async with asyncio.timeout(min(left, DEADLINE_SECONDS / 2)):
                     await self._renew()
             except LostLeaseError:
                 self._renewed = -math.inf
@@ -133,7 +118,7 @@ class Elector:
             except Exception as error:  # noqa: BLE001 whatever goes wrong is tried again until the deadline
                 self._report(error)
             if not self.may_write():
-                raise LostLeaseError(f"the Lease {self._name} could not be renewed for {self._deadline:g} s")
+                raise LostLeaseError(f"the Lease {self._name} could not be renewed for {DEADLINE_SECONDS:g} s")
 
     async def _renew(self) -> None:
         try:
@@ -161,13 +146,12 @@ class Elector:
         # Not before nothing is written any more, and at once: the next replica need not wait for the duration.
         self._renewed = -math.inf
         try:
-            async with asyncio.timeout(self._period):
+            async with asyncio.timeout(PERIOD_SECONDS):
                 await self._send("PUT", self._written(self._held, ""))
         except Exception as error:  # noqa: BLE001 the claim will run out by itself
             self._report(error)
 
     async def _read(self) -> Document:
-        """Return the Lease; empty if there is none."""
         return await self._client.find(LEASES.path(self._namespace, self._name), LEASES.plural, attempts=1) or {}
 
     async def _send(self, method: str, lease: Document) -> Document:
@@ -182,7 +166,7 @@ class Elector:
         spec = {
             **old,
             "holderIdentity": holder,
-            "leaseDurationSeconds": math.ceil(self._duration) if holder else RELEASED_SECONDS,
+            "leaseDurationSeconds": math.ceil(DURATION_SECONDS) if holder else RELEASED_SECONDS,
             "renewTime": now,
             "acquireTime": now if changes else old.get("acquireTime", now),
             "leaseTransitions": int(old.get("leaseTransitions") or 0) + int(changes and bool(lease)),
@@ -192,7 +176,7 @@ class Elector:
 
     def _pause(self) -> float:
         """Return the seconds before the next try, with jitter so that replicas do not ask in step forever."""
-        return self._period * random.uniform(0.8, 1.2)
+        return PERIOD_SECONDS * random.uniform(0.8, 1.2)
 
     def _report(self, error: Exception) -> None:
         logger.warning("the Lease %s/%s: %s", self._namespace, self._name, str(error) or type(error).__name__)

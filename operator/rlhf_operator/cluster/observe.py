@@ -106,7 +106,11 @@ class Observer:
         found = await self._client.get(JOBS, namespace, name)
         listing = Listing(items=() if found is None else (found,), version=NEVER)
         changed = self._cache.put_list("jobs", listing, [key])
-        if found and self._may_have_had_attempts(key):
+        entry = self._cache.jobs.get(key)
+        # The status names an attempt before its RayJob is made. For each list by label the server looks at all objects
+        # of the kind, which would be a million looks for a thousand new jobs.
+        has_attempt = entry is not None and entry.value.status.attempt is not None
+        if found and (has_attempt or self._cache.rayjobs.find(*key) or self._cache.pods.find(*key)):
             selector = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}={name}"
             pods = await self._client.list(PODS, namespace, selector)
             changed |= self._cache.put_list("pods", pods, [each for each, _ in self._cache.pods.find(*key)])
@@ -115,15 +119,6 @@ class Observer:
                 keys = [each for each, _ in self._cache.rayjobs.find(*key)]
                 changed |= self._cache.put_list("rayjobs", rayjobs, keys)
         self._enqueue(changed - {key})
-
-    def _may_have_had_attempts(self, key: Key) -> bool:
-        """Whether the job can have RayJobs or pods: its status names an attempt before the RayJob is created.
-
-        For a list by label the server looks at all objects of the kind: a million looks for a thousand new jobs.
-        """
-        entry = self._cache.jobs.get(key)
-        is_named = entry is not None and entry.value.status.attempt is not None
-        return is_named or bool(self._cache.rayjobs.find(*key) or self._cache.pods.find(*key))
 
     async def _foreign_rayjobs(self, job: ObservedJob) -> tuple[ObservedRayJob, ...]:
         """Return the RayJobs of other owners that have the name of this attempt or the next."""
@@ -169,6 +164,8 @@ class Observer:
         pods = tuple(view.pods_of(self._cache, job))
         rayjobs = self._cache.rayjobs.find(job.namespace, job.name)
         quotas = self._cache.quotas.find(job.namespace, names.rayjob(job.name, job.status.attempt or 0))
+        classes = {name: entry.value for (_, name), entry in self._cache.priorities}
+        default = max((value for value, is_default in classes.values() if is_default), default=0)
         taken, by_jobs = view.held_by_others(self._cache, job)
         return Snapshot(
             job=job,
@@ -182,7 +179,7 @@ class Observer:
             heartbeat=self._heartbeats.last(job.uid, job.status.attempt),
             measured=tuple(view.measured(self._cache, job)) if fresh else (),
             nodes=nodes,
-            priorities=self._priorities(),
+            priorities={"": default, **{name: value for name, (value, _) in classes.items()}},
             taken=taken,
             held_by_jobs=by_jobs,
             line=tuple(self._line(job)),
@@ -198,11 +195,6 @@ class Observer:
             waits = not other.status.conditions or conditions.in_line(other.status)
             if waits and other.uid != job.uid and not other.deleting and self.failing.get(key, NEVER) > given_up:
                 yield other
-
-    def _priorities(self) -> dict[str, int]:
-        classes = {name: entry.value for (_, name), entry in self._cache.priorities}
-        of_others = max((value for value, is_default in classes.values() if is_default), default=0)
-        return {"": of_others, **{name: value for name, (value, _) in classes.items()}}
 
     def _claims(self, job: ObservedJob, inputs: dict[str, ObservedInput]) -> Iterator[ObservedClaim]:
         read = claims_named({"outputs": [each.output_uri for each in inputs.values()]})

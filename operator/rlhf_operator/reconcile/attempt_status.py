@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlhf_api.status import SavedState, Status
-from rlhf_operator import names, observed_attempt, starting
+from rlhf_operator import evidence, names, observed_attempt
 from rlhf_operator.reconcile import cleanup
 from rlhf_operator.reconcile.context import BEFORE_AN_ATTEMPT, ReconcileContext
 from rlhf_operator.reconcile.room import held_by
@@ -192,7 +192,7 @@ def _why_pods_are_missing(ctx: ReconcileContext) -> tuple[str, str] | None:
     if waited < PATIENCE_SECONDS:
         ctx.requeue_after(PATIENCE_SECONDS - waited)
         return None
-    if not starting.is_taken_up(rayjob):
+    if not evidence.is_taken_up(rayjob):
         return "KubeRayAway", f"KubeRay has not taken up RayJob {rayjob.name}; see whether its operator runs."
     ctx.requeue_after(LOOK_AGAIN_SECONDS)
     if observed_attempt.current_pods(ctx.snapshot):
@@ -203,7 +203,7 @@ def _why_pods_are_missing(ctx: ReconcileContext) -> tuple[str, str] | None:
 
 def refusal(why: str) -> tuple[str, str]:
     """Return (reason, sentence) of a condition about pods that the API server refused."""
-    if starting.QUOTA in why:
+    if evidence.QUOTA in why:
         return "QuotaExceeded", f"A quota of the namespace has no room: {why}"
     return "PodsRefused", f"Pods cannot be made: {why}"
 
@@ -213,7 +213,7 @@ def start_problem(pod: ObservedPod) -> tuple[str, str] | None:
     if pod.unschedulable:
         return "Unschedulable", f"pod {pod.name}: {pod.unschedulable}"
     for each in pod.containers:
-        if each.waiting_reason in starting.PULLING:
+        if each.waiting_reason in evidence.PULLING:
             return "ImagePull", f"pod {pod.name}: {each.waiting_message or each.waiting_reason}"
         if each.waiting_reason == "CreateContainerConfigError":
             return "ConfigError", f"pod {pod.name}: {each.waiting_message or each.waiting_reason}"

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from rlhf_api.status import Failure
-from rlhf_operator import evidence, failure, observed_attempt, starting
+from rlhf_operator import evidence, failure, observed_attempt
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, review
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.snapshot import ObservedPod
@@ -113,7 +113,7 @@ def _starts_too_slowly(ctx: ReconcileContext) -> Failure | None:
     if ctx.record is None or ctx.record.first_step is not None or _waiting_pods(ctx):
         return None
     rayjob = ctx.snapshot.current_rayjob()
-    if rayjob is not None and not starting.is_taken_up(rayjob):
+    if rayjob is not None and not evidence.is_taken_up(rayjob):
         return None  # without KubeRay nothing can begin
     limit = ctx.policy.startup_deadline_seconds
     waited = ctx.age(_began(ctx))
