@@ -14,10 +14,7 @@ Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadLive:
-    """Request to read the job's objects from the API server and to decide again: the next step cannot be undone.
-
-    This action stands alone in a plan, and the status of the plan is not written.
-    """
+    """Request, alone in its plan, to read the job's objects live and decide again: the next step cannot be undone."""
 
     why: str
     alone: bool = False
@@ -65,10 +62,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Result of a reconcile pass: a new status, and actions and events that follow once it is written.
-
-    The status is written if it differs, on condition that the job still has the resource version that was seen.
-    """
+    """Result of a reconcile pass: a new status, and actions and events that follow once it is written."""
 
     status: Status
     actions: tuple[Action, ...] = ()

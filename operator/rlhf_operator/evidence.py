@@ -21,8 +21,7 @@ from rlhf_operator.times import since
 
 Cause: TypeAlias = tuple[Reason, str, ObservedPod | None]
 """Cause of a failure: reason, message, and the pod that it is about."""
-NODE_SECONDS: Final = 60.0
-"""Seconds for which the node of a pod may be not ready before it counts as lost."""
+NODE_SECONDS: Final = 60.0  # for which the node of a pod may be not ready before it counts as lost
 CONCLUSIVE_EXIT_CODES: Final[Mapping[int, Reason]] = {
     ExitCode.SPEC: "Spec",
     ExitCode.DATA: "Data",
@@ -49,13 +48,10 @@ DISRUPTIONS: Final[Mapping[str, Reason]] = {
 """Failure reason by the reason of a pod's condition DisruptionTarget."""
 STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfMemory")
 """Failure reasons of disrupted pods, the strongest evidence first."""
-PULL_SECONDS: Final = 300.0
-"""Seconds for which the kubelet may try to pull an image."""
+PULL_SECONDS: Final = 300.0  # for which the kubelet may try to pull an image
 MISSING_SECONDS: Final = 60.0
 """Seconds within which a missing Secret or claim, or a removed cause of refusal, may follow the job."""
-
-QUOTA: Final = "exceeded quota"
-"""Words by which the API server says that a pod exceeds a quota."""
+QUOTA: Final = "exceeded quota"  # in the API server's words about a pod
 OVER_QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
 OF_QUOTA = re.compile(r"^(requests\.|limits\.|count/)")
 """Prefix of a resource's name in a quota. Requests serve for limits too, which are never below the requests."""
@@ -122,8 +118,7 @@ POD_SIGNS: Final = (
 
 def conclusive_exit(case: Case) -> Cause | None:
     """Find an exit code of the trainer that no event in the cluster causes."""
-    code = attempt.exit_code(case.snapshot)
-    if code is None or (reason := CONCLUSIVE_EXIT_CODES.get(code)) is None:
+    if (code := attempt.exit_code(case.snapshot)) is None or (reason := CONCLUSIVE_EXIT_CODES.get(code)) is None:
         return None
     pod = attempt.named_pod(case.snapshot) or attempt.head_of(case.snapshot)
     return reason, attempt.trainer_message(case.snapshot) or f"the trainer ended with exit code {code}", pod
@@ -179,9 +174,8 @@ def unexplained_end(case: Case) -> Cause | None:
 def suspended_rayjob(case: Case) -> Cause | None:
     """Find a RayJob that was suspended while its attempt ran."""
     rayjob, quota = case.snapshot.current_rayjob(), case.snapshot.quota
-    if rayjob is None or not case.ready_since:
-        return None
-    if not rayjob.suspended and rayjob.deployment_status not in ("Suspending", "Suspended"):
+    is_suspended = rayjob and (rayjob.suspended or rayjob.deployment_status in ("Suspending", "Suspended"))
+    if rayjob is None or not is_suspended or not case.ready_since:
         return None
     message = f"RayJob {rayjob.name} was suspended while it ran: {quota.message if quota else ''}"
     return "Evicted", message.rstrip(": "), None
@@ -295,8 +289,7 @@ def _total_requests(snapshot: Snapshot) -> Counter[str]:
 
 def node_silence(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> float | None:
     """Seconds for which the node of a pod has been silent; None if the node is ready."""
-    node = attempt.node_of(pod, snapshot)
-    if node is None or node.ready or pod.ready:
+    if (node := attempt.node_of(pod, snapshot)) is None or node.ready or pod.ready:
         return None
     return _waited(pod.not_ready_since or pod.created, snapshot, now)
 

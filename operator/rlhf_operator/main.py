@@ -38,13 +38,11 @@ from rlhf_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-COMPARE_OFFERS_SECONDS: Final = 30.0
-"""Seconds between two checks of what the cluster offers: KubeRay may be installed later."""
+COMPARE_OFFERS_SECONDS: Final = 30.0  # KubeRay may be installed later
 MAX_DEPTH: Final = 100_000
 """Recursion limit of Python: the API server takes JSON of 10 000 levels, which must not stop the operator."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-PAUSE_SECONDS: Final = 2.0
-"""Seconds before the operator begins anew after an error."""
+PAUSE_SECONDS: Final = 2.0  # before the operator begins anew after an error
 
 
 class RestartAttemptError(Exception):
@@ -226,7 +224,7 @@ class _Operator:
 
     def _watch(self, kind: Kind, settings: kopf.OperatorSettings) -> None:
         """Register a handler that passes the events of a kind of object to the cache, and enqueues their jobs."""
-        resource = (kind.resource.group, kind.resource.version, kind.resource.plural)
+        resource = kind.resource[:3]
         if kind.selector:
             settings.watching.label_selectors[resource] = kind.selector
 

@@ -1,7 +1,6 @@
 """Prometheus metrics of the operator, as tables; docs/operator-metrics.md shows the same tables.
 
-The series of jobs are made from the cache at each scrape, so the series of a deleted job vanish. Only the leader has
-them, so a sum over the replicas counts each job once.
+Only the leader has series of jobs, made from the cache at each scrape; so a sum over the replicas counts a job once.
 """
 
 from __future__ import annotations
@@ -76,7 +75,6 @@ class Account:
     job: ObservedJob
     """Job of the account, as observed last."""
     seen: datetime
-    """Time of that last observation."""
     seconds: defaultdict[Phase, float] = field(default_factory=lambda: defaultdict(float))
     gpu_seconds: defaultdict[Phase, float] = field(default_factory=lambda: defaultdict(float))
     """GPUs of the mapping times seconds, by phase; phases in which the job waits for pods count too."""

@@ -53,7 +53,6 @@ class Reconciler:
         reconciled: Callable[[Result, float], None],
         clock: Callable[[], datetime],
     ) -> None:
-        """`reconciled` is called with the result and the seconds of every pass."""
         self._decide, self._settings = decide, settings
         self._observer, self._applier, self._heartbeats = observer, applier, heartbeats
         self._reconciled, self._clock = reconciled, clock

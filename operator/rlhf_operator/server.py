@@ -20,8 +20,7 @@ logger = logging.getLogger(__name__)
 
 METRICS_PORT: Final = 9090
 PROBES_PORT: Final = 8081
-RENEW_SECONDS: Final = 60.0
-"""Seconds between two readings of the certificate, which is renewed in place while the operator runs."""
+RENEW_SECONDS: Final = 60.0  # between two readings of the certificate, which is renewed in place
 
 
 class Tls:

@@ -286,10 +286,7 @@ class Snapshot:
 
 
 def amounts(quantities: Mapping[str, Any]) -> Counter[str]:
-    """Return quantities as integers: thousandths of CPUs, bytes of memory and storage, numbers of devices.
-
-    Fractions are rounded up, and values that are no quantity are left out.
-    """
+    """Return quantities as integers, rounded up: thousandths of CPUs, bytes, devices; other values are left out."""
     found = Counter[str]()
     for name, quantity in quantities.items():
         with suppress(ValueError):  # those of a template may be numbers
@@ -298,12 +295,10 @@ def amounts(quantities: Mapping[str, Any]) -> Counter[str]:
 
 
 def requests_of(pod: Document) -> Counter[str]:
-    """Requests of a pod: the sum over its containers, or of one init container if that is larger.
-
-    As in Kubernetes, a container with a limit and no request requests its limit.
-    """
+    """Requests of a pod: the sum over its containers, or of one init container if that is larger."""
 
     def requested(container: Document) -> Counter[str]:
+        # As in Kubernetes, a container with a limit and no request requests its limit.
         resources = container.get("resources", {})
         return amounts({**resources.get("limits", {}), **resources.get("requests", {})})
 

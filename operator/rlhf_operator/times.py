@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Literal
 
 
 class ServerClock:
@@ -17,10 +18,7 @@ class ServerClock:
         return datetime.fromtimestamp(time.monotonic() + self._ahead, UTC)
 
     def observe(self, date: str | None, sent: float) -> None:
-        """Adjust the clock by an answer that came now.
-
-        date: the answer's header Date, in whole seconds. sent: time.monotonic() when the request was sent.
-        """
+        """Adjust the clock by the header Date of an answer that came now. sent: time.monotonic() of the request."""
         try:
             shown = parsedate_to_datetime(date or "").timestamp()
         except ValueError:
@@ -29,9 +27,9 @@ class ServerClock:
         self._ahead = min(max(self._ahead, earliest), latest)
 
 
-def timestamp(moment: datetime) -> str:
-    """Return a moment in RFC 3339, to the second, as Kubernetes writes times."""
-    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
+def timestamp(moment: datetime, timespec: Literal["seconds", "microseconds"] = "seconds") -> str:
+    """Return a moment in RFC 3339, as Kubernetes writes times; events and Leases have microseconds."""
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
 
 
 def parsed(text: str | None) -> datetime | None:

@@ -52,10 +52,7 @@ class WorkQueue(Generic[K]):
             self._timers[key] = loop.call_later(max(seconds, SHORTEST_WAIT), self._due, key)
 
     def retry(self, key: K) -> float:
-        """Add a key that failed after a pause, which it returns in seconds.
-
-        The pause grows with each failure, and has jitter.
-        """
+        """Add a key that failed after a pause, which it returns in seconds; the pause grows with each failure."""
         self._failures[key] += 1
         pause = min(FIRST_PAUSE * 2.0 ** min(self._failures[key] - 1, 20), LONGEST_PAUSE) * random.uniform(0.75, 1.25)
         self.add_after(key, pause)

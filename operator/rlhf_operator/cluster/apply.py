@@ -121,8 +121,7 @@ class Applier:
 
     async def _existing(self, job: ObservedJob, resource: Resource, name: str) -> Document:
         """Return the existing object of this name. Raises RefusedError if it does not belong to the job."""
-        found = await self._client.get(resource, job.namespace, name)
-        if found is None:
+        if (found := await self._client.get(resource, job.namespace, name)) is None:
             raise StaleError(f"{resource.kind} {name} was there and is gone")
         if job.uid in parse.owners(found) or (resource is CLAIMS and parse.kept_for(found) == job.name):
             return found
@@ -168,8 +167,7 @@ class Applier:
 
 def with_nulls(status: Status) -> dict[str, Any]:
     """Return the status as a merge patch in which unset fields are null, so that their old values are removed."""
-    patch: dict[str, Any] = _patch(status.model_dump(mode="json", by_alias=True))
-    return patch
+    return {field: _patch(value) for field, value in status.model_dump(mode="json", by_alias=True).items()}
 
 
 def _patch(value: Any, *, in_list: bool = False) -> Any:

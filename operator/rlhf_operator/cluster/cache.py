@@ -24,8 +24,7 @@ Key: TypeAlias = tuple[str, str]
 KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas", "priorities"]
 
 REMEMBERED_DELETIONS: Final = 20_000
-MAX_LOST_PODS: Final = 16
-"""Most lost pods of an attempt that are remembered: the first ones, whose loss ended the others."""
+MAX_LOST_PODS: Final = 16  # of an attempt: the first ones, whose loss ended the others
 PLACED_LATER: Final[tuple[Phase, ...]] = ("Pending", "Mapping", "Queued")
 """Phases of jobs whose next step depends on free capacity."""
 
@@ -82,8 +81,7 @@ class Table(Generic[T]):
         self._gone[uid] = None
         if len(self._gone) > REMEMBERED_DELETIONS:
             del self._gone[next(iter(self._gone))]
-        before = self._entries.get(key)
-        if before is None or before.uid != uid:
+        if (before := self._entries.get(key)) is None or before.uid != uid:
             return None
         self._set(key, before, None)
         return before

@@ -27,8 +27,7 @@ MAX_REQUESTS: Final = 16
 MAX_ATTEMPTS: Final = 5
 TIMEOUT: Final = aiohttp.ClientTimeout(total=20, sock_connect=5)
 MIN_PAUSE: Final = 0.4
-MAX_PAUSE: Final = 30.0
-"""Most seconds between two tries of a request, before jitter; a longer Retry-After is cut to it."""
+MAX_PAUSE: Final = 30.0  # between two tries of a request, before jitter; a longer Retry-After is cut to it
 PAGE_SIZE: Final = 100
 MERGE_PATCH: Final = "application/merge-patch+json"
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID, BUSY = 401, 403, 404, 409, 410, 422, 429
@@ -163,8 +162,7 @@ class Client:
     ) -> Document:
         """Send a request and return the server's answer.
 
-        Passing errors (no answer, 401, 429, 5xx) are retried. Raises ApiError for other errors and after the last
-        attempt. may: asked before every attempt; NotLeadingError if it returns False.
+        Passing errors (no answer, 401, 429, 5xx) are retried. may: asked each time; NotLeadingError if it is False.
         """
 
         async def attempt() -> Document:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rlhf_operator.cluster import raw
 from rlhf_operator.cluster.cache import KindName
@@ -12,8 +12,7 @@ from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Capability
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
+class Kind(NamedTuple):
     """Kind of object that the operator watches."""
 
     name: KindName
@@ -23,8 +22,7 @@ class Kind:
     namespaced: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offer:
+class Offer(NamedTuple):
     """Kinds and capabilities that a cluster offers to the operator."""
 
     capabilities: frozenset[Capability] = frozenset()
@@ -61,7 +59,6 @@ async def _serves(client: Client, resource: Resource) -> bool:
 
 
 async def _kueue(client: Client) -> Resource | None:
-    """Return Kueue's Workloads in the version that the server prefers; None without Kueue."""
     answer = await client.find("/apis/kueue.x-k8s.io", "apis")
     resource = workloads(raw.text(answer, "preferredVersion", "version"))
     return resource if answer and await _serves(client, resource) else None

@@ -8,7 +8,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from rlhf_operator import names
@@ -16,18 +16,15 @@ from rlhf_operator.actions import Event
 from rlhf_operator.cluster.client import ApiError, Client
 from rlhf_operator.cluster.resources import EVENTS, JOBS, NODES
 from rlhf_operator.snapshot import ObservedJob
+from rlhf_operator.times import timestamp
 
 logger = logging.getLogger(__name__)
 
-SERIES: Final = timedelta(minutes=10)
-"""Time within which an equal event joins the series of the earlier event."""
-MIN_SERIES_INTERVAL: Final = timedelta(minutes=1)
-"""Least time between two updates of an event series, except the first update."""
+SERIES: Final = timedelta(minutes=10)  # in which an equal event joins the series of the earlier event
+MIN_SERIES_INTERVAL: Final = timedelta(minutes=1)  # between two updates of a series, except the first update
 MAX_REMEMBERED: Final = 2_000
-MAX_NOTE_BYTES: Final = 1024
-"""Most bytes of an event's note; the API server refuses longer notes."""
-NODE_EVENTS_NAMESPACE: Final = "default"
-"""Namespace of events about nodes, which have no namespace of their own."""
+MAX_NOTE_BYTES: Final = 1024  # the API server refuses longer notes
+NODE_EVENTS_NAMESPACE: Final = "default"  # nodes have no namespace of their own
 
 
 @dataclass
@@ -60,7 +57,7 @@ class EventRecorder:
         if now - recorded.written < MIN_SERIES_INTERVAL and recorded.count > 2:
             return
         recorded.written = now
-        series = {"series": {"count": recorded.count, "lastObservedTime": _micro(now)}}
+        series = {"series": {"count": recorded.count, "lastObservedTime": timestamp(now, "microseconds")}}
         await self._write(job, "PATCH", EVENTS.path(namespace, recorded.name), series)
 
     async def _write(self, job: ObservedJob, method: str, path: str, body: dict[str, Any]) -> None:
@@ -81,7 +78,7 @@ def _new(job: ObservedJob, event: Event, recorded: _Recorded) -> dict[str, Any]:
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
         "metadata": {"name": recorded.name, "namespace": NODE_EVENTS_NAMESPACE if event.node else job.namespace},
-        "eventTime": _micro(recorded.first),
+        "eventTime": timestamp(recorded.first, "microseconds"),
         "reportingController": names.OPERATOR,
         "reportingInstance": f"{names.OPERATOR}-{socket.gethostname()}"[:128],
         "action": "Reconcile",
@@ -90,7 +87,3 @@ def _new(job: ObservedJob, event: Event, recorded: _Recorded) -> dict[str, Any]:
         "note": event.message if len(encoded) <= MAX_NOTE_BYTES else shortened,
         **({"regarding": node, "related": about} if event.node else {"regarding": about}),
     }
-
-
-def _micro(time: datetime) -> str:
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -16,9 +16,7 @@ from rlhf_operator.snapshot import Heartbeat, ObservedPod
 
 TIMEOUT: Final = aiohttp.ClientTimeout(total=3)
 MAX_BYTES: Final = 2**20
-MAX_PARTS: Final = 5_000
-"""Most lists and objects in a head pod's answer."""
-MAX_EXIT_CODE: Final = 255
+MAX_PARTS: Final = 5_000  # lists and objects
 
 
 def parsed(body: bytes) -> Any:
@@ -53,16 +51,15 @@ class Heartbeats:
     async def read(self, job_uid: str, pod: ObservedPod) -> bool:
         """Read /status.json of a head pod; return whether the heartbeat has changed, not so if it is unreadable."""
         answer = await self._ask(pod.ip)
-        if answer is None or raw.number(answer, "attempt") != pod.attempt:
-            return False
-        if raw.text(answer, "jobUid") not in ("", job_uid):  # the address has gone to another job's pod
+        # With another jobUid the address has gone to another job's pod.
+        if raw.number(answer, "attempt") != pod.attempt or raw.text(answer, "jobUid") not in ("", job_uid):
             return False
         code = raw.number(answer, "exitCode")
         heartbeat = Heartbeat(
             attempt=pod.attempt,
             received=self._clock(),
             status=parse.status(raw.at(answer, "status")),
-            exit_code=code if code is not None and 0 <= code <= MAX_EXIT_CODE else None,
+            exit_code=code if code is not None and 0 <= code <= 255 else None,
             complete=raw.at(answer, "complete") is True,
         )
         before = self._last.get(job_uid)

@@ -19,17 +19,14 @@ from typing import Final
 from rlhf_operator.cluster.client import CONFLICT, NOT_FOUND, ApiError, Client
 from rlhf_operator.cluster.resources import LEASES
 from rlhf_operator.snapshot import Document
+from rlhf_operator.times import timestamp
 
 logger = logging.getLogger(__name__)
 
-DURATION_SECONDS: Final = 15.0
-"""Seconds for which a Lease is claimed."""
-DEADLINE_SECONDS: Final = 10.0
-"""Seconds from the last renewal after which writing stops, before the claim has run out."""
-PERIOD_SECONDS: Final = 2.0
-"""Seconds between two tries."""
-RELEASED_SECONDS: Final = 1
-"""Duration in seconds that a released Lease states; the API server refuses zero."""
+DURATION_SECONDS: Final = 15.0  # of a claim
+DEADLINE_SECONDS: Final = 10.0  # from the last renewal to the end of writing
+PERIOD_SECONDS: Final = 2.0  # between two tries
+RELEASED_SECONDS: Final = 1  # as the duration of a released Lease; the API server refuses zero
 
 
 class LostLeaseError(Exception):
@@ -83,7 +80,8 @@ class Elector:
             async with asyncio.timeout(DEADLINE_SECONDS / 2):
                 return await self._acquire()
         except Exception as error:  # noqa: BLE001 whatever goes wrong is tried again
-            self._report(error)
+            if not (isinstance(error, ApiError) and error.status == CONFLICT):  # another replica was faster
+                self._report(error)
             return False
 
     async def _acquire(self) -> bool:
@@ -96,12 +94,7 @@ class Elector:
             claimed = float(spec.get("leaseDurationSeconds") or DURATION_SECONDS)
             if self._clock() - self._seen_at < claimed:
                 return False
-        try:
-            await self._claim(lease)
-        except ApiError as error:
-            if error.status != CONFLICT:
-                raise
-            return False
+        await self._claim(lease)
         return True
 
     async def _keep(self) -> None:
@@ -161,7 +154,7 @@ class Elector:
 
     def _written(self, lease: Document, holder: str) -> Document:
         old = lease.get("spec") or {}
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = timestamp(datetime.now(UTC), "microseconds")
         changes = holder != "" and old.get("holderIdentity") != holder
         spec = {
             **old,

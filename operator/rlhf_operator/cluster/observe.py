@@ -30,8 +30,7 @@ from rlhf_operator.snapshot import (
 )
 
 NEVER: Final = 2**63
-FAILING_SECONDS: Final = 60.0
-"""Seconds of failing passes after which a job no longer holds up younger jobs in line."""
+FAILING_SECONDS: Final = 60.0  # of failing passes, after which a job no longer holds up younger jobs in line
 
 
 class Observer:

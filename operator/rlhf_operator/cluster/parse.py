@@ -29,11 +29,9 @@ from rlhf_operator.snapshot import (
 REFUSED_POD: Final = re.compile(r'[Pp]ods? "[^"]*" is (?:forbidden|invalid): ')
 """Beginning of the API server's refusal of a pod, removed because the pod has another name in each try."""
 MAX_ATTEMPT_DIGITS: Final = 6
-MAX_INTEGER: Final = 2**63 - 1
-"""Largest integer that the API server accepts."""
+MAX_INTEGER: Final = 2**63 - 1  # that the API server accepts
 MAX_SECONDS: Final = 10**7
-MAX_TERMINATION_MESSAGE: Final = 4096
-"""Most bytes of a termination message that a kubelet keeps."""
+MAX_TERMINATION_MESSAGE: Final = 4096  # bytes that a kubelet keeps
 
 
 def status(document: object) -> Status:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhf_operator.snapshot import Document
 
 LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listing:
+class Listing(NamedTuple):
     """Objects of a list, and the resource version of the list."""
 
     items: tuple[Document, ...]

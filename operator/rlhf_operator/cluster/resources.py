@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from rlhf_api.names import GROUP, KIND, VERSION
 from rlhf_operator import names
 
 
-@dataclass(frozen=True)
-class Resource:
+class Resource(NamedTuple):
     """Kind of object in the Kubernetes API."""
 
     group: str
