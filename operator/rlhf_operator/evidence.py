@@ -77,19 +77,21 @@ class PodSign(NamedTuple):
     """Message of the failure, as a format string with the fields pod, node and role."""
 
 
+def _has_disruption(disruption: str) -> Callable[[ObservedPod, Case], bool]:
+    return lambda pod, _: pod.disruption == disruption
+
+
 POD_SIGNS: Final = (
     *(
         PodSign(
             reason,
-            lambda pod, _, disruption=disruption: pod.disruption == disruption,  # type: ignore[misc]
+            _has_disruption(disruption),
             "pod {pod.name} on node {node} was ended: {pod.disruption} {pod.message}",
         )
         for disruption, reason in DISRUPTIONS.items()
     ),
     PodSign(
-        "NodeLost",
-        lambda pod, case: attempt.node_is_gone(pod, case.snapshot),
-        "node {node} of pod {pod.name} is gone",
+        "NodeLost", lambda pod, case: attempt.node_is_gone(pod, case.snapshot), "node {node} of pod {pod.name} is gone"
     ),
     PodSign(
         "NodeLost",

@@ -18,8 +18,7 @@ CONTROLLER: Final = "controller"
 WORKER: Final = "worker"
 READER: Final = "reader"  # a pod that reads model shapes and belongs to no attempt
 
-SIZE_IS_NOMINAL: Final = "rlhf.hybridflow.io/size-is-nominal"
-"""Annotation, with value true, of a claim whose size is no limit, as with NFS."""
+SIZE_IS_NOMINAL: Final = "rlhf.hybridflow.io/size-is-nominal"  # true on a claim whose size is no limit, as with NFS
 
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"

@@ -95,11 +95,11 @@ class Client:
 
     async def renew_credentials(self) -> Configuration:
         """Read the credentials again, because they expire, and return them; requests under way keep the old ones."""
-        new = ApiClient(await _configuration(self._kubeconfig))
-        old, self._api_before, self._api = self._api_before, self._api, new
+        configuration = await _configuration(self._kubeconfig)
+        old, self._api_before, self._api = self._api_before, self._api, ApiClient(configuration)
         if old is not self._api_before:
             await old.close()  # type: ignore[no-untyped-call]
-        return new.configuration
+        return configuration
 
     async def find(self, path: str, kind: str, attempts: int = MAX_ATTEMPTS) -> Document | None:
         """Return the answer to a GET; None if nothing is there (404)."""

@@ -218,7 +218,7 @@ def node(document: Document) -> ObservedNode:
     taints = raw.entries(document, "spec", "taints")
     return ObservedNode(
         name=raw.text(document, "metadata", "name"),
-        ready=raw.is_true(document, "Ready"),
+        ready=raw.condition(document, "Ready").get("status") == "True",
         schedulable=raw.at(document, "spec", "unschedulable") is not True,
         labels=raw.texts(document, "metadata", "labels"),
         taints=tuple((raw.text(each, "key"), raw.text(each, "value"), raw.text(each, "effect")) for each in taints),
@@ -254,7 +254,7 @@ def quota(document: Document) -> ObservedQuota:
     is_evicted = evicted.get("status") == "True"
     return ObservedQuota(
         # One whose RayJob has ended has given its quota back, and waits for none.
-        reserved=reserved.get("status") == "True" or raw.is_true(document, "Finished"),
+        reserved="True" in (reserved.get("status"), raw.condition(document, "Finished").get("status")),
         evicted=raw.text(evicted, "reason") if is_evicted else "",
         message=raw.text(evicted if is_evicted else reserved, "message"),
     )

@@ -69,8 +69,3 @@ def condition(value: object, kind: str) -> Document:
     """Return the condition of a type in .status.conditions; empty if there is none."""
     found = (each for each in entries(value, "status", "conditions") if each.get("type") == kind)
     return next(found, {})
-
-
-def is_true(value: object, kind: str) -> bool:
-    """Whether the condition of a type in .status.conditions is True."""
-    return condition(value, kind).get("status") == "True"
