@@ -266,7 +266,7 @@ class _Operator:
         await (self.elector.run(self.reconciler.lead) if self.elector else self.reconciler.lead())
 
     async def compare_offers(self) -> None:
-        """Raise RestartAttemptError once the cluster's offer differs from that at the start, as if KubeRay is new."""
+        """Raise RestartAttemptError once the cluster offers other kinds than at the start, such as those of KubeRay."""
         while True:
             await asyncio.sleep(COMPARE_OFFERS_SECONDS * random.uniform(0.9, 1.1))
             try:

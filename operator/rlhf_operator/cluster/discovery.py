@@ -30,7 +30,7 @@ class Offer(NamedTuple):
 
 
 async def discover(client: Client, settings: Settings) -> Offer:
-    """Ask the API server what the cluster offers. Raises NoClusterError without RLHFJobs, else ApiError."""
+    """Ask the API server what the cluster offers. Raises NoClusterError if it has no RLHFJobs, or ApiError."""
     if not await _serves(client, JOBS):
         what_to_do = "install the chart with crds.enabled=true, or apply crds/rlhfjobs.yaml"
         raise NoClusterError(f"the API server has no {JOBS.plural}.{JOBS.group}: {what_to_do}")
