@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -21,6 +21,7 @@ from rlhf_mapper.place import place
 from rlhf_operator.placement.capacity import (
     Capacity,
     MachineGroup,
+    Machines,
     cluster_of,
     counted,
     machine_choices,
@@ -28,7 +29,7 @@ from rlhf_operator.placement.capacity import (
     unknown_figures,
 )
 from rlhf_operator.placement.past import Past
-from rlhf_operator.placement.shapes import Shapes, UnknownShapeError, shapes_of
+from rlhf_operator.placement.shapes import UnknownShapeError, shapes_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 from rlhf_planning.job_plan import merit, plan_job
@@ -38,59 +39,36 @@ class NoPlaceError(Exception):
     """No placement exists for a job; the message says what would help."""
 
 
-class MapperAnswer(NamedTuple):
-    """Answer of the mapper: a mapping, and the reason if the mapping has no prediction."""
-
-    mapping: DeviceMapping
-    why_unpredicted: str = ""
-    """Reason why the mapping has no prediction; empty if it has one."""
+Answer = tuple[DeviceMapping, str]
+"""A mapping, and the reason why it has no prediction; the reason is empty if it has one."""
 
 
-def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> MapperAnswer:
+def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> Answer:
     """Return the fastest mapping, or one pool of all models if nothing can be predicted on CPU.
 
     Raises NoPlaceError and SpecError; UnknownShapeError on GPUs, where a wrong guess is expensive.
     """
-    _require_device(job, capacity)
     choices = machine_choices(capacity, job)
     if not choices:
         raise NoPlaceError(_too_few(job, capacity, snapshot, settings))
-    clusters = [cluster_of(machines, capacity.device, job, settings) for machines in choices]
+    clusters = {machines: cluster_of(machines, capacity.device, job, settings) for machines in choices}
     shapes = shapes_of(job, snapshot)
     if shapes.why_unknown and capacity.device == "GPU":
         fields = [job.spec.models.source_field(role) for role in job.models() if role not in shapes.known]
         remedy = ", ".join(f"spec.models.{field}.shape" for field in dict.fromkeys(fields))
         raise UnknownShapeError(f"{shapes.why_unknown}; put that right, or write {remedy}, or place by hand")
     if shapes.why_unknown:
-        large_enough = _large_enough(job, choices, clusters, shapes, capacity)
-        return MapperAnswer(_one_pool(job, large_enough, capacity), shapes.why_unknown)
-    machines_of = _by_cluster(clusters, choices)
+        ((machines, cluster),) = clusters.items()  # on CPU there is one choice
+        if cluster and (short := short_of_states(job, cluster, shapes.parameters)):
+            raise NoPlaceError(f"{_does_not_fit(capacity, machines, short)}; not all is known: {shapes.why_unknown}")
+        return _one_pool(job, choices, capacity), shapes.why_unknown
+    machines_of: dict[Cluster, Machines] = {}
+    for machines, cluster in clusters.items():
+        if cluster:  # of equal clusters the first counts
+            machines_of.setdefault(cluster, machines)
     if not machines_of:
-        return MapperAnswer(_one_pool(job, choices, capacity), unknown_figures(choices[0], settings))
+        return _one_pool(job, choices, capacity), unknown_figures(choices[0], settings)
     past = Past.of(job, shapes.known, capacity.device, snapshot)
-    return MapperAnswer(_search(job, machines_of, shapes, past, capacity, settings))
-
-
-def _by_cluster(
-    clusters: Sequence[Cluster | None], choices: Sequence[tuple[MachineGroup, ...]]
-) -> dict[Cluster, tuple[MachineGroup, ...]]:
-    """Return the machines of each known cluster; of equal clusters the first counts."""
-    found: dict[Cluster, tuple[MachineGroup, ...]] = {}
-    for cluster, machines in zip(clusters, choices, strict=True):
-        if cluster:
-            found.setdefault(cluster, machines)
-    return found
-
-
-def _search(
-    job: Job,
-    machines_of: Mapping[Cluster, tuple[MachineGroup, ...]],
-    shapes: Shapes,
-    past: Past,
-    capacity: Capacity,
-    settings: Settings,
-) -> DeviceMapping:
-    """Return the best mapping over several clusters. Raises NoPlaceError if none fits."""
     search = partial(plan_job, job, shapes=shapes.known, device=capacity.device, responses=past.responses)
     answers = {each: search(each, correction=past.correction(each), explains=False) for each in machines_of}
     best = min(answers, key=lambda each: (merit(job, answers[each], each), -each.memory))
@@ -99,15 +77,14 @@ def _search(
         why = search(best, correction=past.correction(best))
         assert isinstance(why, Infeasible), "the same search gave no mapping before"
         raise NoPlaceError(f"{_does_not_fit(capacity, machines_of[best], why)}{_more_nodes(capacity, why, settings)}")
-    return answer
+    return answer, ""
 
 
-def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> MapperAnswer:
+def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> Answer:
     """Return the mapping onto the pools of the manifest, with a prediction if possible.
 
     Raises NoPlaceError and SpecError.
     """
-    _require_device(job, capacity)
     pools = job.spec.placement.pools
     slots = sum(pool.nodes * pool.slots_per_node for pool in pools)
     if not capacity.machines:
@@ -116,13 +93,13 @@ def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setti
     if capacity.device == "GPU" and capacity.nodes_known and not have_room(capacity, requests, settings):
         need = " and ".join(f"{pool.nodes} x {pool.slots_per_node} GPUs for pool {pool.name}" for pool in pools)
         raise NoPlaceError(f"the pools of spec.placement need {need}, but {capacity.as_clause}")
-    by_hand = place(_with_device(job, capacity), (slots if capacity.device == "GPU" else 0,))
+    by_hand = place(with_resources(job, device=capacity.device), (slots if capacity.device == "GPU" else 0,))
     shapes = shapes_of(job, snapshot)
     if shapes.why_unknown:
-        return MapperAnswer(by_hand, shapes.why_unknown)
+        return by_hand, shapes.why_unknown
     past = Past.of(job, shapes.known, capacity.device, snapshot)
     answer = predict_placed(job, by_hand, shapes.known, past, capacity, settings)
-    return MapperAnswer(answer) if isinstance(answer, DeviceMapping) else MapperAnswer(by_hand, str(answer))
+    return (answer, "") if isinstance(answer, DeviceMapping) else (by_hand, str(answer))
 
 
 def predict_placed(
@@ -145,11 +122,10 @@ def predict_placed(
     return predict(job, placed, cluster, shapes, correction=correction, responses=past.responses)
 
 
-def _one_pool(job: Job, choices: Sequence[Sequence[MachineGroup]], capacity: Capacity) -> DeviceMapping:
+def _one_pool(job: Job, choices: Sequence[Machines], capacity: Capacity) -> DeviceMapping:
     """Return a mapping of all models into one data-parallel pool, on the most machines over which the batch divides.
 
-    Raises NoPlaceError if the machines differ and slotsPerNode is unset, or if the rollout has its own pool. Raises
-    SpecError if no number of machines divides the batch.
+    Raises NoPlaceError if the machines are ambiguous or the rollout has its own pool; SpecError if nothing divides.
     """
     if "rollout" in job.placed_roles():
         raise NoPlaceError("the mapper does not know these models; say in spec.placement.pools where the rollout is")
@@ -167,31 +143,18 @@ def _one_pool(job: Job, choices: Sequence[Sequence[MachineGroup]], capacity: Cap
 
 def _placed_on(job: Job, nodes: int, slots: int, device: Device) -> DeviceMapping:
     """Return the mapping of a job onto so many nodes with so many slots each. Raises SpecError."""
-    resources = job.spec.resources.model_copy(
-        update={"device": device, "nodes": nodes, "max_nodes": None, "slots_per_node": slots}
-    )
-    sized = job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
+    sized = with_resources(job, device=device, nodes=nodes, max_nodes=None, slots_per_node=slots)
     return place(sized, (slots if device == "GPU" else 0,) * nodes)
 
 
-def _large_enough(
-    job: Job,
-    choices: Sequence[tuple[MachineGroup, ...]],
-    clusters: Sequence[Cluster | None],
-    shapes: Shapes,
-    capacity: Capacity,
-) -> list[tuple[MachineGroup, ...]]:
-    """Return the sets of machines that can hold the known part of the models. Raises NoPlaceError without one."""
-    shorts = [short_of_states(job, cluster, shapes.parameters) if cluster else None for cluster in clusters]
-    if large_enough := [machines for machines, short in zip(choices, shorts, strict=True) if not short]:
-        return large_enough
-    short = min((each for each in shorts if each), key=lambda each: each.short_bytes)
-    machines = choices[shorts.index(short)]
-    raise NoPlaceError(f"{_does_not_fit(capacity, machines, short)}; not all is known: {shapes.why_unknown}")
+def with_resources(job: Job, **changes: Any) -> Job:
+    """Return the job with fields of spec.resources changed."""
+    resources = job.spec.resources.model_copy(update=changes)
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
 
 
-def _does_not_fit(capacity: Capacity, machines: Sequence[MachineGroup], why: Infeasible) -> str:
-    return f"no mapping onto {replace(capacity, machines=tuple(machines))} fits: {why}"
+def _does_not_fit(capacity: Capacity, machines: Machines, why: Infeasible) -> str:
+    return f"no mapping onto {replace(capacity, machines=machines)} fits: {why}"
 
 
 def _more_nodes(capacity: Capacity, infeasible: Infeasible, settings: Settings) -> str:
@@ -202,12 +165,6 @@ def _more_nodes(capacity: Capacity, infeasible: Infeasible, settings: Settings) 
             if known and known.name == gpu and group.count >= nodes:
                 return f"; spec.resources.maxNodes {nodes} lets it have {gpus} x {gpu}"
     return ""
-
-
-def _with_device(job: Job, capacity: Capacity) -> Job:
-    """Return the job with `resources.device` set to the device of the capacity."""
-    resources = job.spec.resources.model_copy(update={"device": capacity.device})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
 
 
 class PodRequest(NamedTuple):
@@ -246,12 +203,6 @@ def _take(free: Counter[tuple[int, str, str]], pods: int, slots: int, gpu: str |
         free[size - rest * slots, name, where] += bool(rest)
         pods -= here
     return pods == 0
-
-
-def _require_device(job: Job, capacity: Capacity) -> None:
-    """Raise NoPlaceError if the nodes decide between CPU and GPU, but the operator may not list them."""
-    if not capacity.nodes_known and job.spec.resources.device == "Auto":
-        raise NoPlaceError("the operator may not read nodes: write spec.resources.device, CPU or GPU")
 
 
 def _too_few(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import chain, repeat
+from itertools import chain
 
 from rlhf_api.job import Job
 from rlhf_api.quantities import amount, times
@@ -16,7 +15,7 @@ from rlhf_mapper.mapping import Device
 from rlhf_operator import names
 from rlhf_operator.placement.suitable import suitable
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import ObservedNode, Snapshot
+from rlhf_operator.snapshot import Snapshot
 
 MAX_GPUS_OF_NODE = 1024
 """Most GPUs of a node that count; also the maximum of slotsPerNode."""
@@ -45,9 +44,9 @@ class MachineGroup:
     zone: str = ""
     """Zone of the machines; empty if unknown."""
 
-    def can_stand_in_for(self, other: MachineGroup) -> bool:
-        """Whether a machine of this group equals one of the other group, except that it may have more slots."""
-        return self.slots >= other.slots and replace(self, count=other.count, slots=other.slots) == other
+
+Machines = tuple[MachineGroup, ...]
+"""Groups of machines that a job may have together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class Capacity:
     """Machines with GPUs or CPU slots that a job may have, on the nodes that match the job."""
 
     device: Device
-    machines: tuple[MachineGroup, ...]
+    machines: Machines
     """Groups of machines, the group with the most slots first."""
     nodes_known: bool
     """Whether the operator may list nodes; if not, `machines` is what the job requests."""
@@ -71,8 +70,9 @@ class Capacity:
         return sum(group.count for group in self.machines)
 
     def usable_as(self, group: MachineGroup) -> int:
-        """Number of machines that can serve as machines of this group."""
-        return sum(each.count for each in self.machines if each.can_stand_in_for(group))
+        """Number of machines that equal a machine of this group, except that they may have more slots."""
+        large = [each for each in self.machines if each.slots >= group.slots]
+        return sum(each.count for each in large if replace(each, count=group.count, slots=group.slots) == group)
 
     def __str__(self) -> str:
         """Text for messages: `2 nodes with 8 NVIDIA-H200`."""
@@ -115,12 +115,8 @@ def capacity_for(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
     if resources.device == "CPU" or (resources.device == "Auto" and not any(each.gpus for each in nodes)):
         machines = [MachineGroup(product="", count=1, slots=slots)] * len(nodes)
         return Capacity(device="CPU", machines=_grouped(machines), nodes_known=True)
-    return _gpu_capacity(nodes, job, settings)
-
-
-def _gpu_capacity(nodes: Sequence[_GpuNode], job: Job, settings: Settings) -> Capacity:
-    """Return the capacity of GPU nodes; a single node must have the memory for the head pod too."""
     unshared = [each for each in nodes if not each.is_shared]
+    # A single node must have the memory for the head pod too.
     head = amount(job.spec.runtime.controller.memory or settings.controller.memory) if len(nodes) == 1 else Fraction()
     parts = [_parts(each, job, settings, head) for each in unshared]
     return Capacity(
@@ -129,7 +125,10 @@ def _gpu_capacity(nodes: Sequence[_GpuNode], job: Job, settings: Settings) -> Ca
         nodes_known=True,
         taken=sum(each.gpus - each.free for each in unshared),
         shared=sum(each.gpus for each in nodes) - sum(each.gpus for each in unshared),
-        cramped=sum(map(_is_cramped, unshared, parts, repeat(job.spec.resources.slots_per_node or 1))),
+        cramped=sum(
+            sum(part.slots for part in of_node) < node.free // slots * slots
+            for node, of_node in zip(unshared, parts, strict=True)
+        ),
     )
 
 
@@ -149,7 +148,7 @@ def worker_memory(job: Job, slots: int, settings: Settings) -> Fraction:
     return amount(job.spec.runtime.worker.memory or times(settings.worker.memory, slots))
 
 
-def machine_choices(capacity: Capacity, job: Job) -> list[tuple[MachineGroup, ...]]:
+def machine_choices(capacity: Capacity, job: Job) -> list[Machines]:
     """Return the sets of machines that the mapper may choose between, each with as many machines as maxNodes allows.
 
     First each group that is large enough alone, where machines with more slots may stand in for missing ones. Then
@@ -164,9 +163,7 @@ def machine_choices(capacity: Capacity, job: Job) -> list[tuple[MachineGroup, ..
     if take < fewest:
         return []
     largest = capacity.machines[:MAX_GROUPS]
-    alone: list[tuple[MachineGroup, ...]] = [
-        (replace(group, count=take),) for group in largest if capacity.usable_as(group) >= take
-    ]
+    alone: list[Machines] = [(replace(group, count=take),) for group in largest if capacity.usable_as(group) >= take]
     by_zone: dict[MachineGroup, list[MachineGroup]] = {}
     for group in largest:
         by_zone.setdefault(replace(group, count=0, zone=""), []).append(group)
@@ -174,7 +171,7 @@ def machine_choices(capacity: Capacity, job: Job) -> list[tuple[MachineGroup, ..
     return list(dict.fromkeys([*alone, *(each for each in together if len(each) > 1)]))
 
 
-def _first(take: int, groups: Sequence[MachineGroup]) -> tuple[MachineGroup, ...]:
+def _first(take: int, groups: Sequence[MachineGroup]) -> Machines:
     """Return the first `take` machines of the groups, or all if there are fewer."""
     found = []
     for group in groups:
@@ -186,25 +183,26 @@ def _first(take: int, groups: Sequence[MachineGroup]) -> tuple[MachineGroup, ...
 
 def cluster_of(machines: Sequence[MachineGroup], device: Device, job: Job, settings: Settings) -> Cluster | None:
     """Return the machines as a cluster of the mapper; None if the figures of a GPU are unknown."""
-    if device == "CPU":
-        return Cluster(tuple(_cpu_group(group, job, settings) for group in machines))
     groups, needs_network = [], sum(group.count for group in machines) > 1
     for group in machines:
-        gpu = settings.gpu_of(group.product)
+        memory = float(worker_memory(job, group.slots, settings)) / group.slots
+        # The CPU slots of a machine share a worker pod's memory.
+        gpu = replace(CPU_SLOT, memory=memory) if device == "CPU" else settings.gpu_of(group.product)
         if gpu is None:
             return None
-        nodes = NodeGroup(
-            gpu=gpu,
-            count=group.count,
-            gpus_per_node=group.slots,
-            link_bandwidth=group.link,
-            node_bandwidth=group.network * group.slots if group.network is not None and needs_network else None,
-            host_memory=float(worker_memory(job, group.slots, settings)) / group.slots,
-            gpu_hour_price=group.price,
-            zones=(group.zone,) * group.count if group.zone else (),
-            zone_bandwidth=settings.topology[0].gbps * GIGABIT if group.zone else None,
+        groups.append(
+            NodeGroup(
+                gpu=gpu,
+                count=group.count,
+                gpus_per_node=group.slots,
+                link_bandwidth=group.link,
+                node_bandwidth=group.network * group.slots if group.network is not None and needs_network else None,
+                host_memory=memory if device == "GPU" else None,
+                gpu_hour_price=group.price,
+                zones=(group.zone,) * group.count if group.zone else (),
+                zone_bandwidth=settings.topology[0].gbps * GIGABIT if group.zone else None,
+            )
         )
-        groups.append(nodes)
     return Cluster(merged(groups))
 
 
@@ -214,8 +212,7 @@ def prices_of(machines: Sequence[MachineGroup], settings: Settings) -> dict[str,
     for group in machines:
         if gpu := settings.gpu_of(group.product):
             found.setdefault(gpu.name, set()).add(group.price)
-    only = {name: min(prices, key=str) for name, prices in found.items() if len(prices) == 1}
-    return {name: price for name, price in only.items() if price is not None}
+    return {name: price for name, (price, *others) in found.items() if price is not None and not others}
 
 
 def unknown_figures(machines: Sequence[MachineGroup], settings: Settings) -> str:
@@ -224,11 +221,6 @@ def unknown_figures(machines: Sequence[MachineGroup], settings: Settings) -> str
     if not all(unknown):
         return "the nodes do not say which GPUs they have"
     return f"the figures of GPU {' and '.join(unknown)} are not known; cluster.gpus of the chart can say them"
-
-
-def _is_cramped(node: _GpuNode, parts: Sequence[MachineGroup], slots: int) -> bool:
-    """Whether a node lacks the memory for worker pods of so many slots on all free GPUs of the node."""
-    return sum(part.slots for part in parts) < node.free // slots * slots
 
 
 def _parts(node: _GpuNode, job: Job, settings: Settings, head: Fraction) -> list[MachineGroup]:
@@ -252,7 +244,9 @@ def _parts(node: _GpuNode, job: Job, settings: Settings, head: Fraction) -> list
 def _part(node: _GpuNode, slots: int, settings: Settings) -> MachineGroup:
     """Return so many GPUs of a node as a machine, with the known figures of its links and its price."""
     figures = settings.node_figures(node.labels)
-    network = figures.network or _labelled_network(node.labels)
+    label = next((node.labels[name] for name in names.NETWORKS if name in node.labels), "")
+    is_number = label.isascii() and label.isdigit() and len(label) < MAX_DIGITS
+    network = figures.network or (int(label) / 1000 * GIGABIT if is_number else None)
     return MachineGroup(
         product=node.product,
         count=1,
@@ -262,13 +256,6 @@ def _part(node: _GpuNode, slots: int, settings: Settings) -> MachineGroup:
         price=figures.price_per_gpu_hour,
         zone=settings.zone_of(node.labels),
     )
-
-
-def _labelled_network(labels: Mapping[str, str]) -> float | None:
-    """Bytes/s of a node's network by its labels; None without such a label, or if it holds no number."""
-    label = next((labels[name] for name in names.NETWORKS if name in labels), "")
-    is_number = label.isascii() and label.isdigit() and len(label) < MAX_DIGITS
-    return int(label) / 1000 * GIGABIT if is_number else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,39 +279,23 @@ def _gpu_nodes(job: Job, snapshot: Snapshot, settings: Settings) -> list[_GpuNod
 
     Nothing counts as taken for a job in a queue of Kueue, because Kueue waits for room.
     """
-    resource = settings.gpu_resource_of(job.spec.runtime)
-    taken: Mapping[str, Mapping[str, int]] = {} if snapshot.in_queue(snapshot.job) else snapshot.taken
-    return [_gpu_node(node, resource, taken.get(node.name, {})) for node in suitable(job, snapshot, settings)]
-
-
-def _gpu_node(node: ObservedNode, resource: str, taken: Mapping[str, int]) -> _GpuNode:
-    gpus, memory = _quantity(node.allocatable, resource) or 0, _quantity(node.allocatable, "memory")
-    product = names.gpu_product(node.labels, resource)
-    ways = {node.labels.get(label, "none") for label in names.GPU_SHARING}
-    return _GpuNode(
-        labels=node.labels,
-        product=product,
-        gpus=gpus,
-        free=min(max(gpus - taken.get(resource, 0), 0), MAX_GPUS_OF_NODE),
-        free_memory=None if memory is None else max(memory - taken.get("memory", 0), 0),
-        is_shared=ways != {"none"} or names.gpu_product(node.labels, "").upper().endswith("-SHARED"),
-    )
-
-
-def _quantity(quantities: Mapping[str, str], name: str) -> int | None:
-    """Return a Kubernetes quantity rounded down; None if the quantity is missing or invalid."""
-    with suppress(ValueError):
-        return int(amount(quantities[name])) if name in quantities else None
-    return None
+    resource, found = settings.gpu_resource_of(job.spec.runtime), []
+    for node in suitable(job, snapshot, settings):
+        taken: Mapping[str, int] = {} if snapshot.in_queue(snapshot.job) else snapshot.taken.get(node.name, {})
+        ways = {node.labels.get(label, "none") for label in names.GPU_SHARING}
+        gpu_node = _GpuNode(
+            labels=node.labels,
+            product=names.gpu_product(node.labels, resource),
+            gpus=node.room[resource],
+            free=min(max(node.room[resource] - taken.get(resource, 0), 0), MAX_GPUS_OF_NODE),
+            free_memory=max(node.room["memory"] - taken.get("memory", 0), 0) if "memory" in node.room else None,
+            is_shared=ways != {"none"} or names.gpu_product(node.labels, "").upper().endswith("-SHARED"),
+        )
+        found.append(gpu_node)
+    return found
 
 
 def _grouped(parts: Iterable[MachineGroup]) -> tuple[MachineGroup, ...]:
     """Group equal machines; the group with the most slots comes first, whatever the order of the nodes."""
     groups = [replace(part, count=count) for part, count in Counter(parts).items()]
     return tuple(sorted(groups, key=lambda group: (-group.count * group.slots, group.product, group.slots, str(group))))
-
-
-def _cpu_group(group: MachineGroup, job: Job, settings: Settings) -> NodeGroup:
-    """Return CPU slots as a node group of the mapper; the slots of a machine share a worker pod's memory."""
-    slot = replace(CPU_SLOT, memory=float(worker_memory(job, group.slots, settings)) / group.slots)
-    return NodeGroup(gpu=slot, count=group.count, gpus_per_node=group.slots)

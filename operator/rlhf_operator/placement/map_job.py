@@ -16,7 +16,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.custom_algorithm import Custom
 from rlhf_api.status import MappedPlacement
-from rlhf_operator.placement.ask_mapper import NoPlaceError, PodRequest, have_room, map_auto, map_manual
+from rlhf_operator.placement.ask_mapper import NoPlaceError, PodRequest, have_room, map_auto, map_manual, with_resources
 from rlhf_operator.placement.capacity import capacity_for, prices_of
 from rlhf_operator.placement.review import predicted
 from rlhf_operator.placement.shapes import UnknownShapeError, origins_of
@@ -48,9 +48,10 @@ def map_job(
     if type(job.spec.algorithm) is Custom:
         message = "no pod of the job has read its algorithm, so its models are not known"
         return MappingResult(mapping=None, reason="ShapesUnknown", message=message)
-    digest = input_hash(job, snapshot, settings)
-    if as_large_as is not None:
-        job = _no_larger(job, sum(pool.nodes for pool in as_large_as.pools))
+    digest, resources = input_hash(job, snapshot, settings), job.spec.resources
+    if as_large_as is not None and resources.max_nodes is not None:
+        nodes = max(sum(pool.nodes for pool in as_large_as.pools), resources.nodes)
+        job = with_resources(job, max_nodes=min(nodes, resources.max_nodes))
     try:
         return _mapped(job, snapshot, settings, digest)
     except NoPlaceError as error:
@@ -65,11 +66,10 @@ def map_job(
 
 
 def _mapped(job: Job, snapshot: Snapshot, settings: Settings, digest: str) -> MappingResult:
-    """Return the mapping of a job with the message that describes it.
-
-    Raises NoPlaceError, UnknownShapeError and SpecError.
-    """
+    """Return the mapping of a job with its message. Raises NoPlaceError, UnknownShapeError and SpecError."""
     capacity = capacity_for(job, snapshot, settings)
+    if not capacity.nodes_known and job.spec.resources.device == "Auto":
+        raise NoPlaceError("the operator may not read nodes: write spec.resources.device, CPU or GPU")
     is_manual = job.spec.placement.mode == "Manual"
     answer, why_unpredicted = (map_manual if is_manual else map_auto)(job, capacity, snapshot, settings)
     pools = "; ".join(f"pool {pool.name}: {answer.described(pool)}" for pool in answer.pools) + capacity.note
@@ -84,15 +84,6 @@ def _mapped(job: Job, snapshot: Snapshot, settings: Settings, digest: str) -> Ma
         reason="ManualPlacement" if is_manual else "ShapesUnknown" if why_unpredicted else "Mapped",
         message=f"{pools}{unseen}; {prediction}",
     )
-
-
-def _no_larger(job: Job, nodes: int) -> Job:
-    """Return the job with spec.resources.maxNodes lowered to `nodes`, but never below spec.resources.nodes."""
-    resources = job.spec.resources
-    if resources.max_nodes is None or resources.max_nodes <= nodes:
-        return job
-    smaller = resources.model_copy(update={"max_nodes": max(nodes, resources.nodes)})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"resources": smaller})})
 
 
 def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:
@@ -135,9 +126,8 @@ def still_fits(job: Job, current: MappedPlacement, snapshot: Snapshot, settings:
 def better(job: Job, current: MappedPlacement, snapshot: Snapshot, settings: Settings) -> str:
     """Return a sentence about a placement that measured steps show to be faster; empty if none is much faster."""
     requested = job.spec.placement
-    if requested.mode == "Manual" or requested.objective != "throughput":
-        return ""
-    if not still_fits(job, current, snapshot, settings):
+    is_for_speed = requested.mode != "Manual" and requested.objective == "throughput"
+    if not is_for_speed or not still_fits(job, current, snapshot, settings):
         return ""
     mapped, now = map_job(job, snapshot, settings), predicted(job, current, snapshot, settings)
     seconds = mapped.mapping.predicted_step_seconds if mapped.mapping else None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.status import MappedPlacement, Measured, MeasuredPhase, Pace
-from rlhf_api.status import MappedPool as StatusPool
 from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping, MappedPool
 from rlhf_mapper.place import generating
 from rlhf_operator.placement.ask_mapper import predict_placed
-from rlhf_operator.placement.capacity import Capacity, capacity_for
+from rlhf_operator.placement.capacity import capacity_for
 from rlhf_operator.placement.past import Past, lengths, models_digest
 from rlhf_operator.placement.shapes import shapes_of
 from rlhf_operator.settings import Settings
@@ -54,35 +52,29 @@ def predicted(
         if shapes.why_unknown:
             return None
         past = past or Past.of(job, shapes.known, current.device, snapshot)
-        used = _used(capacity, current, settings)
-        answer = predict_placed(job, _placed(job, current), shapes.known, past, used, settings)
+        types = {pool.gpu for pool in current.pools}
+        if types != {None}:  # only machines of the mapping's GPU types
+            known = ((each, settings.gpu_of(each.product)) for each in capacity.machines)
+            capacity = replace(capacity, machines=tuple(each for each, gpu in known if gpu and gpu.name in types))
+        answer = predict_placed(job, _placed(job, current), shapes.known, past, capacity, settings)
     except Exception:  # noqa: BLE001 - a fault of the mapper must not stop the attempt
         return None
     return answer if isinstance(answer, DeviceMapping) else None
 
 
-def _used(capacity: Capacity, current: MappedPlacement, settings: Settings) -> Capacity:
-    """Return a capacity with only the machines of the GPU types that a mapping names; all if it names none."""
-    types = {pool.gpu for pool in current.pools}
-    used = (each for each in capacity.machines if (gpu := settings.gpu_of(each.product)) and gpu.name in types)
-    return capacity if types == {None} else replace(capacity, machines=tuple(used))
-
-
-def _pool(pool: StatusPool, guests: Sequence[Role]) -> MappedPool:
-    """Convert a pool of the status to a pool of the mapper. guests: models that always live with another model."""
-    return MappedPool(
-        name=pool.name,
-        models=(*pool.models, *guests),
-        slots_per_machine=(pool.slots_per_node,) * pool.nodes,
-        gpu=pool.gpu or "",
-        zones=pool.zones or (),
-    )
-
-
 def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
     """Convert a mapping of the status to a mapping of the mapper, without a prediction."""
     hosts = {role: host for role, host in PLACED_WITH.items() if role in job.models()}
-    pools = tuple(_pool(pool, [role for role, host in hosts.items() if host in pool.models]) for pool in current.pools)
+    pools = tuple(
+        MappedPool(
+            name=pool.name,
+            models=(*pool.models, *(role for role, host in hosts.items() if host in pool.models)),
+            slots_per_machine=(pool.slots_per_node,) * pool.nodes,
+            gpu=pool.gpu or "",
+            zones=pool.zones or (),
+        )
+        for pool in current.pools
+    )
     sizes = _sizes(current, next((pool for pool in pools if "rollout" in pool.models), None))
     sizes |= {role: sizes[host] for role, host in hosts.items()}
     return DeviceMapping(device=current.device, pools=pools, sizes=sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from rlhf_api.job import Job
@@ -84,27 +85,19 @@ def unread(job: Job, snapshot: Snapshot) -> tuple[Unread, ...]:
 
 def _makers(job: Job, snapshot: Snapshot) -> Iterator[tuple[Role, Job, Role]]:
     """Yield (role of a model, job at the beginning of its chain, role of the model there)."""
-    jobs = _inputs(snapshot)
+    inputs = {}
+    for name, seen in snapshot.inputs.items():
+        document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": dict(seen.spec)}
+        with suppress(SpecError):  # nothing is known of what a job with an invalid spec makes
+            parsed = Job.parse(document)
+            if type(parsed.spec.algorithm) is not Custom:
+                inputs[name] = parsed
     for role in job.models():
-        yield role, *made_from(job, role, jobs)
+        yield role, *made_from(job, role, inputs)
 
 
 def _read(snapshot: Snapshot) -> dict[tuple[str, str | None], ReadShape]:
     return {(each.uri, each.revision): each for each in snapshot.job.status.shapes}
-
-
-def _inputs(snapshot: Snapshot) -> dict[str, Job]:
-    """Return the jobs that this job reads, directly or through others, except those with an invalid spec."""
-    found = {}
-    for name, seen in snapshot.inputs.items():
-        document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": dict(seen.spec)}
-        try:
-            job = Job.parse(document)
-        except SpecError:
-            continue  # nothing is known of what it makes
-        if type(job.spec.algorithm) is not Custom:
-            found[name] = job
-    return found
 
 
 def _found(origin: Model, read: ReadShape | None, role: Role) -> Architecture:

@@ -21,16 +21,28 @@ def status_mapping(
 
     digest: its inputHash; prices: price of a GPU for an hour, by GPU type.
     """
-    prediction = mapping.prediction if mapping.device == "GPU" else None
+    on_gpus, slots = mapping.device == "GPU", sum(pool.size for pool in mapping.pools)
+    prediction = mapping.prediction if on_gpus else None
     roles: tuple[PlacedRole, ...] = _only(mapping.sizes, PlacedRole)
-    slots = sum(pool.size for pool in mapping.pools)
+    has_price = on_gpus and all(pool.gpu in prices for pool in mapping.pools)
+    pools = tuple(
+        MappedPool(
+            name=pool.name,
+            models=_only(pool.models, PoolRole),
+            nodes=len(pool.slots_per_machine),
+            slots_per_node=max(pool.slots_per_machine),
+            gpu=pool.gpu or None if on_gpus else None,
+            zones=pool.zones or None,
+        )
+        for pool in mapping.pools
+    )
     return MappedPlacement(
         input_hash=digest,
         device=mapping.device,
         slots=slots,
-        gpus=slots if mapping.device == "GPU" else 0,
-        price_per_hour=_price_per_hour(mapping, prices),
-        pools=tuple(_pool(mapping, pool) for pool in mapping.pools),
+        gpus=slots if on_gpus else 0,
+        price_per_hour=sum(pool.size * prices[pool.gpu] for pool in mapping.pools) if has_price else None,
+        pools=pools,
         sizes=tuple(_sizes(job, role, mapping.sizes, prediction) for role in roles),
         gpu_memory_utilization=(
             gpu_memory_utilization(job, prediction) if prediction else job.spec.rollout.gpu_memory_utilization
@@ -38,25 +50,6 @@ def status_mapping(
         micro_batch_tokens=micro_batch_tokens(job, map(prediction.models.__getitem__, roles)) if prediction else None,
         predicted_step_seconds=mapping.prediction.step_seconds if mapping.prediction else None,
         predicted_tokens_per_second=mapping.prediction.tokens_per_second if mapping.prediction else None,
-    )
-
-
-def _price_per_hour(mapping: mapper.DeviceMapping, prices: Mapping[str, float]) -> float | None:
-    """Price of all GPUs of a mapping for an hour; None on CPU, or if a GPU type has no price."""
-    if mapping.device == "CPU" or any(pool.gpu not in prices for pool in mapping.pools):
-        return None
-    return sum(pool.size * prices[pool.gpu] for pool in mapping.pools)
-
-
-def _pool(mapping: mapper.DeviceMapping, pool: mapper.MappedPool) -> MappedPool:
-    """Return a pool for the status, without the models that always live with another model."""
-    return MappedPool(
-        name=pool.name,
-        models=_only(pool.models, PoolRole),
-        nodes=len(pool.slots_per_machine),
-        slots_per_node=max(pool.slots_per_machine),
-        gpu=pool.gpu or None if mapping.device == "GPU" else None,
-        zones=pool.zones or None,
     )
 
 

@@ -64,42 +64,30 @@ def update_progress(ctx: ReconcileContext) -> bool:
 
 
 def _set_first_step(ctx: ReconcileContext, reported: Status) -> None:
-    """Record the step at which the attempt began; progress of an earlier attempt beyond that step is lost."""
-    first, before = _first_step(ctx, reported), ctx.status.progress
+    """Record the number of steps before this attempt, by its first report, which may come after some steps."""
+    saved, before = reported.checkpoint, ctx.status.progress
+    if reported.progress is None:
+        first = saved.step if saved else 0
+        if before is not None:  # later steps of the earlier attempt are lost
+            ctx.set_status(progress=before.model_copy(update={"step": min(before.step, first)}))
+    else:
+        made, began = parsed(saved.time) if saved else None, parsed(ctx.record.start_time) if ctx.record else None
+        known = saved if made and began and made < began else ctx.status.checkpoint
+        first = min(known.step if known else 0, reported.progress.step)
     ctx.set_record(first_step=first)
-    if before is not None and reported.progress is None:
-        ctx.set_status(progress=before.model_copy(update={"step": min(before.step, first)}))
-
-
-def _first_step(ctx: ReconcileContext, reported: Status) -> int:
-    """Number of steps finished before this attempt, by its first report, which may come after some steps."""
-    saved, began = reported.checkpoint, parsed(ctx.record.start_time) if ctx.record else None
-    made = parsed(saved.time) if saved else None
-    if saved is not None and (reported.progress is None or (made and began and made < began)):
-        return min(saved.step, reported.progress.step) if reported.progress else saved.step
-    known = ctx.status.checkpoint.step if ctx.status.checkpoint else 0
-    return min(known, reported.progress.step) if reported.progress else 0
 
 
 def _update_checkpoint(ctx: ReconcileContext, saved: SavedState | None, *, is_first: bool) -> None:
     before = ctx.status.checkpoint
     if saved is None or not (is_first or before is None or saved.step >= before.step):
         return
-    here = saved.model_copy(update={"uri": _uri(ctx, saved.uri)})
-    if here == before:
-        return
-    ctx.set_status(checkpoint=here)
-    if before is None or here.step > before.step:
-        ctx.add_event("Normal", "Checkpoint", f"Step {here.step} is saved at {here.uri}.")
-
-
-def _uri(ctx: ReconcileContext, uri: str) -> str:
-    """Return the URI outside of the pod (pvc://) for a file in the run folder; other URIs stay."""
-    path = uri.removeprefix("file://")
+    path = saved.uri.removeprefix("file://")
     inside = path.removeprefix(f"{names.OUTPUT_FOLDER}/")
-    if ctx.job is None or inside == path:
-        return uri
-    return storage.run_folder(ctx.job).below(inside)
+    if ctx.job is not None and inside != path:  # outside of the pod, the run folder is on its claim (pvc://)
+        saved = saved.model_copy(update={"uri": storage.run_folder(ctx.job).below(inside)})
+    ctx.set_status(checkpoint=saved)
+    if before is None or saved.step > before.step:
+        ctx.add_event("Normal", "Checkpoint", f"Step {saved.step} is saved at {saved.uri}.")
 
 
 def is_queued(ctx: ReconcileContext) -> bool:
@@ -111,16 +99,12 @@ def is_queued(ctx: ReconcileContext) -> bool:
 
 
 def _ending_pod(ctx: ReconcileContext) -> ObservedPod | None:
-    """Return a pod of an earlier admission by Kueue that still has time to end; None if there is none.
-
-    Such a pod beside the pods of the next admission is no lost pod.
-    """
+    """Return a pod of an earlier admission by Kueue that still has time to end, so it is no lost pod; else None."""
     if ctx.holds("QuotaReserved"):
         return None
     for pod in observed_attempt.current_pods(ctx.snapshot):
         rest = pod.grace_seconds + cleanup.FORCE_SECONDS - ctx.age(pod.deleting_since) if pod.deleting_since else 0.0
-        if rest > 0:
-            ctx.requeue_after(rest)
+        if ctx.must_wait(rest):
             return pod
     return None
 
@@ -147,26 +131,17 @@ def set_quota_reserved(ctx: ReconcileContext) -> None:
 
 
 def _have_nodes(ctx: ReconcileContext) -> bool:
-    """Whether all pods of the attempt are there and have nodes."""
     head, workers = observed_attempt.head_of(ctx.snapshot), observed_attempt.workers_of(ctx.snapshot)
-    return head is not None and len(workers) >= _expected_workers(ctx) and all(pod.node for pod in (head, *workers))
+    expected = observed_attempt.expected_workers(ctx.snapshot)
+    return head is not None and len(workers) >= expected and all(pod.node for pod in (head, *workers))
 
 
-def _expected_workers(ctx: ReconcileContext) -> int:
-    mapping = ctx.status.mapping
-    return sum(pool.nodes for pool in mapping.pools) if mapping else 0
-
-
-def set_readiness(ctx: ReconcileContext) -> None:
-    """Set the conditions ClusterReady and Training by the state of the pods and the trainer."""
-    if ctx.condition_since("ClusterReady") is None:
-        _set_cluster_ready(ctx)
-    _set_training(ctx)
-
-
-def _set_cluster_ready(ctx: ReconcileContext) -> None:
+def set_cluster_ready(ctx: ReconcileContext) -> None:
+    """Set the condition ClusterReady by the state of the pods; once True, it stays so until the attempt ends."""
+    if ctx.condition_since("ClusterReady") is not None:
+        return
     head, workers = observed_attempt.head_of(ctx.snapshot), observed_attempt.workers_of(ctx.snapshot)
-    beat, expected = ctx.snapshot.current_heartbeat(), _expected_workers(ctx)
+    beat, expected = ctx.snapshot.current_heartbeat(), observed_attempt.expected_workers(ctx.snapshot)
     is_whole = head is not None and len(workers) >= expected
     pods = ([head] if head else []) + list(workers)
     if ctx.snapshot.in_line and _have_nodes(ctx):
@@ -189,8 +164,7 @@ def _why_pods_are_missing(ctx: ReconcileContext) -> tuple[str, str] | None:
     if rayjob.refused:
         return refusal(rayjob.refused)
     waited = ctx.age(max(rayjob.created, ctx.condition_since("QuotaReserved") or rayjob.created))
-    if waited < PATIENCE_SECONDS:
-        ctx.requeue_after(PATIENCE_SECONDS - waited)
+    if ctx.must_wait(PATIENCE_SECONDS - waited):
         return None
     if not evidence.is_taken_up(rayjob):
         return "KubeRayAway", f"KubeRay has not taken up RayJob {rayjob.name}; see whether its operator runs."
@@ -220,7 +194,8 @@ def start_problem(pod: ObservedPod) -> tuple[str, str] | None:
     return None
 
 
-def _set_training(ctx: ReconcileContext) -> None:
+def set_training(ctx: ReconcileContext) -> None:
+    """Set the condition Training by what was last heard from the trainer."""
     beat, record = ctx.snapshot.current_heartbeat(), ctx.record
     limit = max(4 * ctx.settings.status_interval_seconds, SILENCE_SECONDS)
     silence = ctx.age(max(ctx.snapshot.watching_since, beat.received) if beat else ctx.snapshot.watching_since)
@@ -233,17 +208,14 @@ def _set_training(ctx: ReconcileContext) -> None:
     elif beat is not None and beat.status.phase == "Running":
         ctx.set_condition("Training", "True", "Training", f"Attempt {ctx.status.attempt} trains.")
     elif ctx.holds("ClusterReady") and not has_trained:
-        ctx.set_condition(
-            "Training", "False", "Initializing", "The cluster is there; the trainer loads models and data."
-        )
+        message = "The cluster is there; the trainer loads models and data."
+        ctx.set_condition("Training", "False", "Initializing", message)
 
 
 def set_stalled(ctx: ReconcileContext, waited: float, limit: int) -> None:
     """Set the condition Stalled: True once half of the time limit for a step has passed, else False."""
     if waited >= limit / 2:
-        half = limit // 2
-        ctx.set_condition(
-            "Stalled", "True", "NoProgress", f"No step for more than {half} s; at {limit} s it counts as hung."
-        )
+        message = f"No step for more than {limit // 2} s; at {limit} s it counts as hung."
+        ctx.set_condition("Stalled", "True", "NoProgress", message)
     elif ctx.condition("Stalled") is not None:
         ctx.set_condition("Stalled", "False", "Progressing", "Steps are being made.")

@@ -106,35 +106,29 @@ class ReconcileContext:
         """Return the context at the start of a pass."""
         job, problem = _job(snapshot)
         policy = job.spec.run_policy if job else _policy(snapshot)
-        snapshot = _repaired(snapshot)
-        draft = snapshot.job.status
-        return cls(snapshot=snapshot, now=now, settings=settings, status=draft, job=job, problem=problem, policy=policy)
+        seen = _repaired(snapshot)
+        status = seen.job.status
+        return cls(snapshot=seen, now=now, settings=settings, status=status, job=job, problem=problem, policy=policy)
 
     def plan(self) -> Plan:
         """Return the plan of the pass, with the phase by the conditions, and an event if the phase has changed."""
         before = self.snapshot.job.status.phase
         if not self.has_ended or before not in FINAL:
-            phase = conditions.phase_of(self.status.conditions)
-            generation = self.snapshot.job.generation
-            self.set_status(
-                phase=phase, reason=self._reason(phase), observed_generation=generation if generation >= 0 else None
-            )
+            phase, generation = conditions.phase_of(self.status.conditions), self.snapshot.job.generation
+            observed = generation if generation >= 0 else None
+            self.set_status(phase=phase, reason=self._reason(phase), observed_generation=observed)
         self._add_obstacle_events()
-        if self.status.phase != before and self.status.phase not in PHASES_WITHOUT_EVENT:
-            kind: Literal["Normal", "Warning"] = "Warning" if self.status.phase == "Failed" else "Normal"
-            self.events.append(Event(kind=kind, reason=self.status.phase, message=self._phase_message(before)))
-        times = [max(wait, SHORTEST_REQUEUE) for wait in self.requeue_times]
-        return Plan(
-            status=self.status,
-            actions=tuple(self.actions),
-            events=tuple(self.events),
-            requeue_after=min(times, default=None),
-        )
+        phase = self.status.phase
+        if phase != before and phase not in PHASES_WITHOUT_EVENT:
+            messages = (each.message for each in self._explaining(phase))
+            message = next(filter(None, messages), f"The job was {before} before.")
+            self.add_event("Warning" if phase == "Failed" else "Normal", phase, message)
+        again = min((max(wait, SHORTEST_REQUEUE) for wait in self.requeue_times), default=None)
+        return Plan(status=self.status, actions=tuple(self.actions), events=tuple(self.events), requeue_after=again)
 
     def _add_obstacle_events(self) -> None:
         """Add an event for each new reason why no attempt can start, or why its pods do not start."""
-        refused = self.snapshot.refused.reason if self.snapshot.refused else ""  # has its event already
-        reported = {refused, *ON_ITS_WAY}
+        reported = {self.snapshot.refused.reason if self.snapshot.refused else "", *ON_ITS_WAY}
         for kind in WITH_EVENTS:
             was = conditions.found(self.snapshot.job.status.conditions, kind)
             now = self.condition(kind)
@@ -144,37 +138,24 @@ class ReconcileContext:
 
     def _reason(self, phase: Phase) -> str | None:
         """Return one word that says why the job is in its phase; None if the job just trains."""
-        if (reason := self._failure_reason(phase)) is not None:
-            return reason
+        failure, failed = self.status.last_failure, self.condition("Failed")
+        follows = phase == "Restarting" or (failed is not None and failed.reason in FAILURE_LIMITS)
+        if follows and failure is not None and failure.attempt == self.status.attempt:
+            return failure.reason
         if phase == "Running" and self.holds("Stalled"):
             return "NoProgress"
         is_reached = phase in FINAL or phase == "Suspended"
         explaining = self._explaining(phase)
         return next((each.reason for each in explaining if each.status != "True" or is_reached), None)
 
-    def _failure_reason(self, phase: Phase) -> str | None:
-        """Reason of the current attempt's failure, if the phase follows from that failure."""
-        failure, failed = self.status.last_failure, self.condition("Failed")
-        if failure is None or failure.attempt != self.status.attempt:
-            return None
-        follows = phase == "Restarting" or (failed is not None and failed.reason in FAILURE_LIMITS)
-        return failure.reason if follows else None
-
     def _explaining(self, phase: Phase) -> list[Condition]:
-        """Return the conditions that explain a phase."""
         kinds = EXPLAINING_CONDITIONS.get(phase, ("Training",))
         return [each for kind in kinds if (each := self.condition(kind))]
-
-    def _phase_message(self, before: str) -> str:
-        """Message of the event about a new phase, from the condition that explains the phase."""
-        messages = (each.message for each in self._explaining(self.status.phase))
-        return next(filter(None, messages), f"The job was {before} before.")
 
     @property
     def has_ended(self) -> bool:
         """Whether the job has succeeded or failed, for good."""
-        is_final = any(self.holds(kind) for kind in ("Complete", "Failed"))
-        return is_final or self.status.phase in FINAL
+        return self.holds("Complete") or self.holds("Failed") or self.status.phase in FINAL
 
     @property
     def record(self) -> Attempt | None:
@@ -183,11 +164,15 @@ class ReconcileContext:
         return last if last is not None and last.attempt == self.status.attempt else None
 
     @property
+    def outcome(self) -> str | None:
+        """Outcome of the current attempt, Running until it ends; None without an attempt."""
+        return self.record.outcome if self.record else None
+
+    @property
     def is_under_way(self) -> bool:
         """Whether an attempt has begun and not ended; one whose RayJob was never seen has not begun."""
-        record, rayjob = self.record, self.snapshot.current_rayjob()
-        is_running = record is not None and record.outcome == "Running"
-        return is_running and (rayjob is not None or self.status.ray_job_name is not None)
+        was_seen = self.snapshot.current_rayjob() is not None or self.status.ray_job_name is not None
+        return was_seen and self.outcome == "Running"
 
     def set_status(self, **changes: Any) -> None:
         """Change fields of the new status."""
@@ -225,6 +210,12 @@ class ReconcileContext:
     def requeue_after(self, seconds: float) -> None:
         """Request another pass after so many seconds at the latest."""
         self.requeue_times.append(seconds)
+
+    def must_wait(self, seconds: float) -> bool:
+        """Whether there are seconds left to wait; if so, another pass is requested at their end."""
+        if seconds > 0:
+            self.requeue_after(seconds)
+        return seconds > 0
 
     def require_live(self, why: str, *, alone: bool = False) -> None:
         """Raise NeedsLiveReadError unless this pass has read job and RayJobs from the API server.
@@ -271,34 +262,23 @@ def _policy(snapshot: Snapshot) -> RunPolicy:
 
 
 def _repaired(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with attempt numbers taken from the RayJobs' names, and lost attempts restored.
-
-    A lost attempt has a RayJob, but is missing from the status.
-    """
+    """Return the snapshot with attempt numbers by the RayJobs' names, and with an attempt that the status lacks."""
     job = snapshot.job
     rayjobs = tuple(replace(each, attempt=_number(each, job.name)) for each in snapshot.rayjobs)
     newest = max((each for each in rayjobs if each.owned), key=lambda each: each.attempt, default=None)
-    status, listed = job.status, {each.attempt for each in job.status.attempts}
-    number = max(status.attempt or 0, *listed, 0)
+    attempts, listed = job.status.attempts, {each.attempt for each in job.status.attempts}
+    number = max(job.status.attempt or 0, *listed, 0)
     if newest is not None and newest.attempt >= max(number, 1) and newest.attempt not in listed:
-        status = _with_lost_attempt(status, newest)
-    else:
-        status = status.model_copy(update={"attempt": number or status.attempt})
-    ordered = tuple(sorted(status.attempts, key=lambda each: each.attempt))
-    status = status.model_copy(update={"attempts": ordered})
+        number, slots = newest.attempt, job.status.mapping.slots if job.status.mapping else 1
+        record = Attempt(attempt=number, start_time=timestamp(newest.created), slots=slots)
+        attempts = (*attempts, record)[-MAX_LISTED_ATTEMPTS:]
+    ordered = tuple(sorted(attempts, key=lambda each: each.attempt))
+    status = job.status.model_copy(update={"attempt": number or job.status.attempt, "attempts": ordered})
     return replace(snapshot, job=replace(job, status=status), rayjobs=rayjobs)
 
 
 def _number(rayjob: ObservedRayJob, job: str) -> int:
-    """Return the attempt number in a RayJob's name; 0 if the name is not of the form that the job's RayJobs have."""
+    """Return the attempt number in the name of a job's RayJob; 0 for any other name."""
     number = rayjob.name.removeprefix(f"{job}-a")
     is_plain = number.isascii() and number.isdigit() and len(number) <= 9
     return int(number) if is_plain and rayjob.name == names.rayjob(job, int(number)) else 0
-
-
-def _with_lost_attempt(status: Status, rayjob: ObservedRayJob) -> Status:
-    """Return the status with the record of an attempt restored from its RayJob."""
-    slots = status.mapping.slots if status.mapping else 1
-    record = Attempt(attempt=rayjob.attempt, start_time=timestamp(rayjob.created), slots=slots)
-    attempts = (*status.attempts, record)[-MAX_LISTED_ATTEMPTS:]
-    return status.model_copy(update={"attempt": rayjob.attempt, "attempts": attempts})

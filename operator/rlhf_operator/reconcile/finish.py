@@ -27,35 +27,28 @@ def clean_up(ctx: ReconcileContext) -> None:
     """Clean up after an ended job: end all that need not stay, and delete the job after its time to live."""
     is_clear = cleanup.is_kept(ctx) or cleanup.clear(ctx)
     ended, ttl = parsed(ctx.status.completion_time), ctx.policy.ttl_seconds_after_finished
-    if not is_clear or ended is None or ttl is None:
-        return
-    rest = ttl - ctx.age(ended)
-    if rest > 0:
-        ctx.requeue_after(rest)
-        return
-    ctx.require_live("the job's time to live is over")
-    job = ctx.snapshot.job
-    ctx.actions.append(Delete(kind="RLHFJob", name=job.name, uid=job.uid))
+    if is_clear and ended is not None and ttl is not None and not ctx.must_wait(ttl - ctx.age(ended)):
+        ctx.require_live("the job's time to live is over")
+        ctx.actions.append(Delete(kind="RLHFJob", name=ctx.snapshot.job.name, uid=ctx.snapshot.job.uid))
 
 
 def succeed(ctx: ReconcileContext) -> None:
     """Mark the job as succeeded, because its trainer has finished, and free its resources."""
     ctx.require_live("the job has succeeded")
-    name, beat = ctx.snapshot.job.name, ctx.snapshot.heartbeat
     _end_attempt(ctx, "Succeeded")
+    beat = ctx.snapshot.heartbeat
     output = Output(uri=storage.output_uri(ctx.job)) if ctx.job else (beat.status.output if beat else None)
     ctx.set_status(output=output, completion_time=timestamp(ctx.now), next_attempt_time=None)
     ctx.set_condition("Training", "False", "Finished", "Training has finished.")
-    ctx.set_condition(
-        "Complete", "True", "JobComplete", f"{name} has finished; its model is at {output.uri if output else '?'}."
-    )
+    message = f"{ctx.snapshot.job.name} has finished; its model is at {output.uri if output else '?'}."
+    ctx.set_condition("Complete", "True", "JobComplete", message)
     cleanup.delete_rayjobs(ctx, but=None)
 
 
 def fail(ctx: ReconcileContext, reason: str, message: str) -> None:
     """Mark the job as failed for good."""
     ctx.require_live(f"the job fails: {reason}")
-    if ctx.record is not None and ctx.record.outcome == "Running":
+    if ctx.outcome == "Running":
         _end_attempt(ctx, "Failed")
         ctx.set_record(message=conditions.shortened(message))
     ctx.set_status(completion_time=timestamp(ctx.now), next_attempt_time=None, reserved=())
@@ -74,8 +67,7 @@ def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:
     action, rule = action_on(failure, ctx.policy)
     is_counted = action != "Ignore"
     count = (ctx.status.failed_attempts or 0) + is_counted
-    number = ctx.status.attempt
-    what = f"Attempt {number} failed ({failure.reason}): {failure.message}"
+    what = f"Attempt {ctx.status.attempt} failed ({failure.reason}): {failure.message}"
     _end_attempt(ctx, "Failed")
     ctx.set_record(
         counted=is_counted,
@@ -96,48 +88,31 @@ def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:
         fail(ctx, "BackoffLimitExceeded", f"{count} attempts failed, {ctx.policy.backoff_limit} may. {what}")
     else:
         ctx.set_condition("Training", "False", conditions.RESTARTING, what)
-        ctx.set_status(next_attempt_time=timestamp(ctx.now + timedelta(seconds=_backoff_seconds(ctx))))
         if action == "Remap" or failure.reason == "NodeLost":
             ctx.set_status(mapping=None, reserved=())
         cleanup.delete_rayjobs(ctx, but=None)
-        ctx.requeue_after(_backoff_seconds(ctx))
+        _pause(ctx)
 
 
 def withdraw(ctx: ReconcileContext, why: str) -> None:
-    """End an attempt whose pods find no nodes.
-
-    The job waits for its turn again, after a pause that lets other jobs by.
-    """
+    """End an attempt whose pods find no nodes; the job waits for its turn again, after a pause for other jobs."""
     ctx.require_live(f"attempt {ctx.status.attempt} is withdrawn")
     _end_attempt(ctx, "Withdrawn")
     message = f"Attempt {ctx.status.attempt} is withdrawn, which is no failure: {why}"
     ctx.set_record(message=conditions.shortened(message))
     ctx.set_condition("QuotaReserved", "False", "Withdrawn", message)
     fail_if_queued_too_long(ctx)
-    if ctx.has_ended:
-        return
-    pause = _backoff_seconds(ctx)
-    ctx.set_status(next_attempt_time=timestamp(ctx.now + timedelta(seconds=pause)))
-    ctx.set_condition("Training", "False", "NotStarted", message)
-    cleanup.delete_rayjobs(ctx, but=None)
-    ctx.requeue_after(pause)
-
-
-def was_withdrawn(ctx: ReconcileContext) -> bool:
-    """Whether the last attempt was withdrawn."""
-    return ctx.record is not None and ctx.record.outcome == "Withdrawn"
+    if not ctx.has_ended:
+        ctx.set_condition("Training", "False", "NotStarted", message)
+        cleanup.delete_rayjobs(ctx, but=None)
+        _pause(ctx)
 
 
 def fail_if_queued_too_long(ctx: ReconcileContext) -> None:
     """Fail a job that waits in line, or for Kueue, longer than spec.runPolicy.queueDeadlineSeconds."""
     limit = ctx.policy.queue_deadline_seconds
-    if limit is None:
-        return
-    left = limit - ctx.age(ctx.condition_since("QuotaReserved", "False"))
-    if left > 0:
-        ctx.requeue_after(left)
-        return
-    fail(ctx, "QueueDeadlineExceeded", f"no room for {limit} s, spec.runPolicy.queueDeadlineSeconds")
+    if limit is not None and not ctx.must_wait(limit - ctx.age(ctx.condition_since("QuotaReserved", "False"))):
+        fail(ctx, "QueueDeadlineExceeded", f"no room for {limit} s, spec.runPolicy.queueDeadlineSeconds")
 
 
 def _too_large(ctx: ReconcileContext, failure: Failure) -> int | None:
@@ -159,8 +134,7 @@ def fail_if_too_late(ctx: ReconcileContext, running_seconds: float = 0.0) -> flo
         return None
     left = deadline - (ctx.status.active_seconds or 0) - running_seconds
     if left <= 0:
-        message = f"all attempts together took {deadline} s, spec.runPolicy.activeDeadlineSeconds"
-        fail(ctx, "DeadlineExceeded", message)
+        fail(ctx, "DeadlineExceeded", f"all attempts together took {deadline} s, spec.runPolicy.activeDeadlineSeconds")
     return left
 
 
@@ -199,26 +173,25 @@ def _end_attempt(
         ctx.set_status(active_seconds=(ctx.status.active_seconds or 0) + int(active_seconds(ctx)))
     if outcome != "Failed":  # the next attempt goes on with its room
         ctx.set_status(reserved=())
-    record, progress = ctx.record, ctx.status.progress
-    has_trained = record is not None and record.first_step is not None
-    ctx.set_record(
-        outcome=outcome, end_time=timestamp(ctx.now), last_step=progress.step if progress and has_trained else None
-    )
+    has_trained = ctx.record is not None and ctx.record.first_step is not None
+    last_step = ctx.status.progress.step if ctx.status.progress and has_trained else None
+    ctx.set_record(outcome=outcome, end_time=timestamp(ctx.now), last_step=last_step)
     ctx.set_condition("ClusterReady", "False", "Ended", f"The cluster of attempt {ctx.status.attempt} is taken down.")
     if ctx.condition("Stalled") is not None:
         ctx.set_condition("Stalled", "False", "Ended", f"Attempt {ctx.status.attempt} has ended.")
     reserved = ctx.condition("QuotaReserved")
     if reserved is not None and reserved.reason not in UNQUEUED:
-        ctx.set_condition(
-            "QuotaReserved", "False", "Ended", "No attempt is running; its quota goes back when its pods are gone."
-        )
+        message = "No attempt is running; its quota goes back when its pods are gone."
+        ctx.set_condition("QuotaReserved", "False", "Ended", message)
 
 
-def _backoff_seconds(ctx: ReconcileContext) -> float:
-    """Seconds before the next attempt, doubled after each failure and different for jobs that fail together."""
+def _pause(ctx: ReconcileContext) -> None:
+    """Set the time of the next attempt; the pause doubles after each failure, and differs between jobs."""
     ends = [each.outcome for each in ctx.status.attempts]
     run = takewhile(lambda end: end == "Withdrawn", reversed(ends))  # which says nothing of the job itself
     failures = len(list(run)) or ends.count("Failed")
     pause = ctx.policy.restart_backoff_seconds * 2.0 ** max(failures - 1, 0)
     seed = f"{ctx.snapshot.job.uid}/{ctx.status.attempt}"
-    return min(pause * (1 + zlib.crc32(seed.encode()) % 1000 / 5000), MAX_BACKOFF_SECONDS)
+    seconds = min(pause * (1 + zlib.crc32(seed.encode()) % 1000 / 5000), MAX_BACKOFF_SECONDS)
+    ctx.set_status(next_attempt_time=timestamp(ctx.now + timedelta(seconds=seconds)))
+    ctx.requeue_after(seconds)

@@ -20,8 +20,7 @@ REQUEUE_SECONDS: Final = 10.0
 
 def accepted(ctx: ReconcileContext) -> Job | None:
     """Return the job if nothing but other jobs can stand in its way; else a condition names the obstacle."""
-    obstacle = _obstacle(ctx)
-    if obstacle is not None:
+    if (obstacle := _obstacle(ctx)) is not None:
         ctx.set_condition("Accepted", "False", *obstacle)
         return None
     ctx.set_condition("Accepted", "True", "Accepted", "The spec is valid.")
@@ -63,7 +62,6 @@ def ready(ctx: ReconcileContext, job: Job) -> bool:
 
 
 def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
-    """Return (reason, sentence) of the first obstacle to the job; None if there is none."""
     if ctx.job is None:
         return "InvalidSpec", ctx.problem
     if "kuberay" not in ctx.snapshot.capabilities:
@@ -87,8 +85,7 @@ def _claim_obstacle(ctx: ReconcileContext, job: Job) -> tuple[str, str] | None:
         what_to_do = "delete it or name the job otherwise"
         return "NameConflict", f"PersistentVolumeClaim {own} belongs to something else; {what_to_do}"
     place = claims.get(run_folder(job).claim)
-    is_new = ctx.status.attempt is None
-    if is_new and place is not None and (problem := too_small(job, place, ctx.snapshot)):
+    if ctx.status.attempt is None and place and (problem := too_small(job, place, ctx.snapshot)):
         return "ClaimTooSmall", f"spec.checkpoint.storage: {problem}"
     return None
 

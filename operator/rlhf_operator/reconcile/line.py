@@ -27,7 +27,7 @@ from rlhf_operator.reconcile.context import NodeDemand, NotYetError, ReconcileCo
 from rlhf_operator.reconcile.room import room_for, with_head
 from rlhf_operator.resources.attempt import rayjob
 from rlhf_operator.resources.pods import Pods
-from rlhf_operator.snapshot import NodeRequest, ObservedInput, ObservedJob, ObservedNode, Snapshot, inputs_of
+from rlhf_operator.snapshot import NodeRequest, ObservedInput, ObservedJob, Snapshot, inputs_of
 
 RECHECK_SECONDS: Final = 60.0
 """Seconds until a waiting job is checked again: nodes and foreign pods come and go without an event about it."""
@@ -58,22 +58,25 @@ def reserve_room(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tupl
 def _reserve_on(
     ctx: ReconcileContext, job: Job, free: Snapshot, largest: MappedPlacement | None, older: list[ObservedJob]
 ) -> tuple[MappedPlacement, tuple[str, ...]] | None:
-    """Reserve room on the free nodes with the current mapping or a new one, no larger than `largest`.
-
-    Return (mapping, nodes to avoid), or None if there is no room.
-    """
+    """Reserve room on the free nodes with the current mapping or a new one, no larger than `largest`."""
     result = None
     # If there is no room without the nodes on which attempts failed, these nodes are used as well.
     for avoided in dict.fromkeys((failure.bad_nodes(ctx.snapshot, ctx.now), ())):
         seen = free.without(avoided)
-        if (kept := _kept_mapping(ctx, job, seen)) is not None:
-            return kept, avoided
+        current = ctx.status.mapping
+        if current and still_fits(job, current, seen, ctx.settings) and _reserves(ctx, job, current, seen):
+            if not ctx.holds("Mapped"):
+                ctx.set_condition("Mapped", "True", "Mapped", _summary(current))
+            return current, avoided
         if not _has_shapes(ctx, job):
             return None
-        result = _map(ctx, job, seen, largest)
-        if result.mapping and _may_take(result.mapping, largest) and _reserves(ctx, job, result.mapping, seen):
+        if not ctx.snapshot.in_line:
+            ctx.require_live("the next attempt is mapped")
+        result = map_job(job, seen, ctx.settings, as_large_as=largest)
+        mapping = result.mapping
+        if mapping and (not largest or mapping.slots <= largest.slots) and _reserves(ctx, job, mapping, seen):
             _set_mapped(ctx, result)
-            return result.mapping, avoided
+            return mapping, avoided
     assert result is not None, "the mapper was asked"
     if ctx.snapshot.in_line:
         _wait(ctx, job, older)
@@ -94,16 +97,6 @@ def _open_nodes(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot | N
     return replace(snapshot, taken={**snapshot.taken, **full})
 
 
-def _kept_mapping(ctx: ReconcileContext, job: Job, seen: Snapshot) -> MappedPlacement | None:
-    """Return the mapping of the status if it still fits and its room could be reserved; else None."""
-    current = ctx.status.mapping
-    if current is None or not still_fits(job, current, seen, ctx.settings) or not _reserves(ctx, job, current, seen):
-        return None
-    if not ctx.holds("Mapped"):
-        ctx.set_condition("Mapped", "True", "Mapped", _summary(current))
-    return current
-
-
 def _has_shapes(ctx: ReconcileContext, job: Job) -> bool:
     """Whether all shapes are known; if not, the mapping and the reserved room are given up while a pod reads them."""
     if shapes.are_read(ctx, job):
@@ -112,22 +105,11 @@ def _has_shapes(ctx: ReconcileContext, job: Job) -> bool:
     return False
 
 
-def _map(ctx: ReconcileContext, job: Job, seen: Snapshot, largest: MappedPlacement | None) -> MappingResult:
-    if not ctx.snapshot.in_line:
-        ctx.require_live("the next attempt is mapped")
-    return map_job(job, seen, ctx.settings, as_large_as=largest)
-
-
-def _may_take(mapping: MappedPlacement, largest: MappedPlacement | None) -> bool:
-    """Whether a mapping has no more slots than the job may take."""
-    return largest is None or mapping.slots <= largest.slots
-
-
 def _reserves(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, seen: Snapshot) -> bool:
     """Whether all pods of an attempt have room; if so, the room is reserved for the job."""
     if not ctx.snapshot.in_line:
         return True
-    found = room_for(_manifest(ctx, job, mapping), seen.nodes or (), seen.taken)
+    found = room_for(_manifest(ctx, job, mapping), seen)
     if found.lacks:
         return False
     ctx.require_live("room is reserved", alone=True)
@@ -137,30 +119,25 @@ def _reserves(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, seen: S
 
 def _manifest(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> Manifest:
     """Return the RayJob of an attempt; only the resources of its pods are meaningful."""
-    pods = Pods(
-        snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings, attempt=1, avoided=(), config_map=""
-    )
-    return rayjob(pods)
+    return rayjob(Pods(snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings))
 
 
 def _wait(ctx: ReconcileContext, job: Job, ahead: list[ObservedJob]) -> None:
     """Put the job into the line, or leave it there. A job that would not fit if all others had ended is in no line."""
-    now, mapping = ctx.snapshot, ctx.status.mapping
-    if mapping is not None and conditions.in_line(ctx.status) and _position(ctx, ahead) > MAX_REPORTED_POSITIONS:
+    is_mapped = ctx.status.mapping is not None and conditions.in_line(ctx.status)
+    if is_mapped and _position(ctx, ahead) > MAX_REPORTED_POSITIONS:
         _set_waiting(ctx, FAR_BEHIND)
         return
-    emptied = replace(now, taken=now.taken_by_foreign_pods())
-    mapping = _mapping_on(ctx, job, emptied)
+    mapping = _mapping_on(ctx, job, replace(ctx.snapshot, taken=ctx.snapshot.taken_by_foreign_pods()))
     if mapping is None:
         return
     ctx.set_status(reserved=())
-    position = _position(ctx, ahead)
-    if position > MAX_REPORTED_POSITIONS:
-        _set_waiting(ctx, FAR_BEHIND)
-        return
-    ctx.requeue_after(RECHECK_SECONDS)
-    lacks = room_for(_manifest(ctx, job, mapping), now.nodes or (), now.taken).lacks
-    _set_waiting(ctx, f"{_ordinal(position)} in line{f'; no node has room for {lacks}' * bool(lacks)}.")
+    position, message = _position(ctx, ahead), FAR_BEHIND
+    if position <= MAX_REPORTED_POSITIONS:
+        ctx.requeue_after(RECHECK_SECONDS)
+        lacks = room_for(_manifest(ctx, job, mapping), ctx.snapshot).lacks
+        message = f"{_ordinal(position)} in line{f'; no node has room for {lacks}' * bool(lacks)}."
+    _set_waiting(ctx, message)
 
 
 def _mapping_on(ctx: ReconcileContext, job: Job, emptied: Snapshot) -> MappedPlacement | None:
@@ -173,7 +150,7 @@ def _mapping_on(ctx: ReconcileContext, job: Job, emptied: Snapshot) -> MappedPla
             _set_unmapped(ctx, result.reason, result.message)
             return None
         mapping = result.mapping
-    if lacks := room_for(_manifest(ctx, job, mapping), emptied.nodes or (), emptied.taken).lacks:
+    if lacks := room_for(_manifest(ctx, job, mapping), emptied).lacks:
         what = f"no node has room for {lacks}, even if all RLHFJobs that run had ended; add nodes, or see spec.runtime"
         _set_unmapped(ctx, "NoFeasiblePlacement", what)
         return None
@@ -205,7 +182,6 @@ def _set_unmapped(ctx: ReconcileContext, reason: Reason, message: str) -> None:
 
 
 def _summary(mapping: MappedPlacement) -> str:
-    """Return the pools of a mapping in a few words."""
     pools = "; ".join(f"{', '.join(pool.models)}: {pool.nodes} x {pool.slots_per_node}" for pool in mapping.pools)
     return f"{mapping.slots} {mapping.device} slots ({pools})."
 
@@ -216,17 +192,17 @@ def jobs_ahead(ctx: ReconcileContext) -> list[ObservedJob]:
     if not now.in_line:
         return []
     own = _turn(now.job, ctx)
-    return [each for each in now.line if _may_wait(each, now) and _turn(each, ctx) < own]
+    return [
+        each
+        for each in now.line
+        # A job without conditions may wait after its first pass.
+        if each.status.conditions or not (now.in_queue(each) or each.spec.get("suspend") is True)
+        if _turn(each, ctx) < own
+    ]
 
 
 def _turn(job: ObservedJob, ctx: ReconcileContext) -> tuple[int, datetime, str, str]:
-    """Sort key of a job in line: by priority, and by age within a priority."""
     return -_demand(job.node_request, ctx).priority, job.created, job.namespace, job.name
-
-
-def _may_wait(job: ObservedJob, snapshot: Snapshot) -> bool:
-    """Whether a job of the line waits there, or may wait there after its first pass."""
-    return bool(job.status.conditions) or not (snapshot.in_queue(job) or job.spec.get("suspend") is True)
 
 
 def _position(ctx: ReconcileContext, ahead: list[ObservedJob]) -> int:
@@ -237,10 +213,7 @@ def _position(ctx: ReconcileContext, ahead: list[ObservedJob]) -> int:
 
 
 def _with_head_ahead(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot:
-    """Return the snapshot with room held for the head pod of the first job in line.
-
-    The head pod may go to a node that workers do not use.
-    """
+    """Return the snapshot with room for the head pod of the first job in line, which may go where workers do not."""
     snapshot = ctx.snapshot
     first = min(ahead, key=lambda each: _turn(each, ctx))
     inputs = {name: ObservedInput(name=name) for name in inputs_of(first.spec)}  # wherever the inputs are
@@ -253,31 +226,20 @@ def _with_head_ahead(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapsho
 
 def _demand(request: NodeRequest, ctx: ReconcileContext) -> NodeDemand:
     """Return the node demand of jobs with this request; without a mapping it is all suitable nodes."""
-    if request not in ctx.demands:
-        runtime, device, gpus = _runtime(request[0]), *request[1:]
-        priority_class = ctx.settings.pod_of(runtime, names.WORKER).priority_class_name or ""
-        nodes = _suitable_nodes(ctx, runtime, device, gpus)
-        ctx.demands[request] = NodeDemand(
-            frozenset(node.name for node in nodes), ctx.snapshot.priorities.get(priority_class, 0)
-        )
-    return ctx.demands[request]
-
-
-def _suitable_nodes(
-    ctx: ReconcileContext, runtime: Runtime, device: str | None, gpus: frozenset[str | None]
-) -> list[ObservedNode]:
-    """Return the nodes for workers of a runtime. gpus: the mapped GPU types; a None in it allows all types."""
+    if request in ctx.demands:
+        return ctx.demands[request]
+    runtime, device, gpus = _runtime(request[0]), *request[1:]
     resource = "" if device == "CPU" else ctx.settings.gpu_resource_of(runtime)
     pod = ctx.settings.pod_of(runtime, names.WORKER)
     nodes = [node for node in ctx.snapshot.nodes or () if suits(node, pod, resource)]
     if device and resource:
         nodes = [node for node in nodes if resource in node.allocatable]
-    return nodes if None in gpus else [node for node in nodes if _gpu_name(node, resource, ctx) in gpus]
-
-
-def _gpu_name(node: ObservedNode, resource: str, ctx: ReconcileContext) -> str:
-    gpu = ctx.settings.gpu_of(names.gpu_product(node.labels, resource))
-    return gpu.name if gpu else ""
+    if None not in gpus:  # the job is mapped to GPU types
+        types = ((node, ctx.settings.gpu_of(names.gpu_product(node.labels, resource))) for node in nodes)
+        nodes = [node for node, gpu in types if gpu and gpu.name in gpus]
+    priority = ctx.snapshot.priorities.get(pod.priority_class_name or "", 0)
+    ctx.demands[request] = NodeDemand(frozenset(node.name for node in nodes), priority)
+    return ctx.demands[request]
 
 
 @lru_cache(maxsize=1024)
@@ -291,6 +253,5 @@ def _runtime(text: str) -> Runtime:
 
 
 def _ordinal(position: int) -> str:
-    """Return an English ordinal: 1st, 2nd, 3rd, 4th, 11th, 21st."""
     ending = {1: "st", 2: "nd", 3: "rd"}.get(position % 10, "th") if position % 100 not in (11, 12, 13) else "th"
     return f"{position}{ending}"

@@ -12,6 +12,7 @@ from rlhf_operator.placement.claim_size import claim_size
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, inputs, line, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.resources.attempt import attempt_manifests
+from rlhf_operator.resources.pods import Pods
 from rlhf_operator.times import parsed, timestamp
 
 MAX_BACKOFF_AHEAD: Final = 2 * finish.MAX_BACKOFF_SECONDS
@@ -24,58 +25,48 @@ def prepare(ctx: ReconcileContext) -> None:
     if ctx.snapshot.job.spec.get("suspend") is True:
         _stay_suspended(ctx, is_clear=is_clear)
         return
-    _resume(ctx)
-    job = inputs.accepted(ctx)
-    if job is None or not inputs.ready(ctx, job):
-        ctx.set_status(reserved=())
-        return
-    if (seconds_left := finish.fail_if_too_late(ctx)) is not None and seconds_left <= 0:
-        return
-    if not is_clear:
-        if ctx.status.attempt is not None and not finish.was_withdrawn(ctx):
-            ctx.set_condition("Training", "False", conditions.RESTARTING, f"Waits until {_left(ctx)} is gone.")
-        return
-    if _is_backing_off(ctx):
-        return
-    if (placed := line.reserve_room(ctx, job)) is not None:
-        mapping, avoided = placed
-        _start(ctx, job, _with_smaller_micro_batches(ctx, job, mapping), avoided)
-
-
-def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
-    if _named_attempt(ctx):
-        finish.suspend(ctx)
-    ctx.set_status(next_attempt_time=None, reserved=())
-    if is_clear:
-        ctx.set_condition("Suspended", "True", "SuspendedByUser", "spec.suspend is true; set it to false to go on.")
-    else:
-        message = "The job saves a checkpoint and frees its slots."
-        if not ctx.snapshot.pods:
-            message = "The slots are free; KubeRay has to let the RayJob go."
-        ctx.set_condition("Suspended", "False", conditions.SUSPENDING, message)
-
-
-def _left(ctx: ReconcileContext) -> str:
-    """Return the names of the last attempt's remaining objects, for a message."""
-    pods = ", ".join(sorted(pod.name for pod in ctx.snapshot.pods)[:3])
-    return f"{pods} of the last attempt" if pods else "the RayJob of the last attempt, which KubeRay has to let go,"
-
-
-def _resume(ctx: ReconcileContext) -> None:
     if ctx.holds("Suspended"):
         ctx.set_status(mapping=None)  # other nodes may be there by now
     if ctx.condition("Suspended") is not None:
         ctx.set_condition("Suspended", "False", "Resumed", "spec.suspend is false.")
+    job = inputs.accepted(ctx)
+    if job is None or not inputs.ready(ctx, job):
+        ctx.set_status(reserved=())
+        return
+    if (left := finish.fail_if_too_late(ctx)) is not None and left <= 0:
+        return
+    if not is_clear:
+        _wait_for_end(ctx)
+    elif not _is_backing_off(ctx) and (placed := line.reserve_room(ctx, job)) is not None:
+        mapping, avoided = placed
+        _start(ctx, job, _with_smaller_micro_batches(ctx, job, mapping), avoided)
+
+
+def _wait_for_end(ctx: ReconcileContext) -> None:
+    if ctx.status.attempt is not None and ctx.outcome != "Withdrawn":
+        pods = ", ".join(sorted(pod.name for pod in ctx.snapshot.pods)[:3])
+        left = f"{pods} of the last attempt" if pods else "the RayJob of the last attempt, which KubeRay has to let go,"
+        ctx.set_condition("Training", "False", conditions.RESTARTING, f"Waits until {left} is gone.")
+
+
+def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
+    if ctx.outcome == "Running":  # the status names an attempt whose RayJob was never created
+        finish.suspend(ctx)
+    ctx.set_status(next_attempt_time=None, reserved=())
+    if is_clear:
+        ctx.set_condition("Suspended", "True", "SuspendedByUser", "spec.suspend is true; set it to false to go on.")
+    elif ctx.snapshot.pods:
+        message = "The job saves a checkpoint and frees its slots."
+        ctx.set_condition("Suspended", "False", conditions.SUSPENDING, message)
+    else:
+        message = "The slots are free; KubeRay has to let the RayJob go."
+        ctx.set_condition("Suspended", "False", conditions.SUSPENDING, message)
 
 
 def _is_backing_off(ctx: ReconcileContext) -> bool:
-    """Whether the pause before the next attempt is not over yet."""
     after = parsed(ctx.status.next_attempt_time)
     rest = (after - ctx.now).total_seconds() if after else 0.0
-    if not 0 < rest <= MAX_BACKOFF_AHEAD:
-        return False
-    ctx.requeue_after(rest)
-    return True
+    return rest <= MAX_BACKOFF_AHEAD and ctx.must_wait(rest)
 
 
 def _with_smaller_micro_batches(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> MappedPlacement:
@@ -94,20 +85,7 @@ def _with_smaller_micro_batches(ctx: ReconcileContext, job: Job, mapping: Mapped
     return smaller
 
 
-def _named_attempt(ctx: ReconcileContext) -> Attempt | None:
-    """Return the attempt that the status names but whose RayJob was never created; None without one."""
-    return ctx.record if ctx.record is not None and ctx.record.outcome == "Running" else None
-
-
-def _report_avoided(ctx: ReconcileContext, number: int, avoided: tuple[str, ...]) -> None:
-    if avoided:
-        hours = f"{failure.NODE_AVOIDED_SECONDS / 3600:.0f} h"
-        message = f"Attempt {number} keeps off {', '.join(avoided)}: attempts failed there in the last {hours}."
-        ctx.add_event("Normal", "NodesAvoided", message)
-
-
 def _set_quota(ctx: ReconcileContext, number: int, queue: str | None, *, was_withdrawn: bool) -> None:
-    """Set the condition QuotaReserved of an attempt that begins."""
     if queue and not ctx.snapshot.in_line:  # without Kueue the label has no meaning
         message = f"Attempt {number} waits to be admitted by queue {queue}."
         ctx.set_condition("QuotaReserved", "False", "Pending", message)
@@ -119,13 +97,13 @@ def _set_quota(ctx: ReconcileContext, number: int, queue: str | None, *, was_wit
 
 def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: tuple[str, ...]) -> None:
     """Name the next attempt in the status and create its RayJob; an attempt named but never created comes first."""
-    named = _named_attempt(ctx)
-    number = (named.attempt if named else 0) or (ctx.status.attempt or 0) + 1
+    named = ctx.record if ctx.outcome == "Running" else None
+    number = named.attempt if named else (ctx.status.attempt or 0) + 1
     if inputs.conflict(ctx, names.rayjob(job.name, number)):
         ctx.set_status(reserved=())
         return
     ctx.require_live(f"attempt {number} begins")
-    was_withdrawn = finish.was_withdrawn(ctx)
+    was_withdrawn = ctx.outcome == "Withdrawn"
     queue = ctx.snapshot.job.labels.get(names.QUEUE) or None
     start = named.start_time if named else timestamp(ctx.now)
     ctx.begin_record(Attempt(attempt=number, start_time=start, slots=mapping.slots))
@@ -144,7 +122,10 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
     if (refused := ctx.snapshot.refused) is not None:
         ctx.set_condition("Accepted", "False", refused.reason, refused.message)
         ctx.set_status(reserved=())  # other jobs may begin meanwhile
-    _report_avoided(ctx, number, avoided)
-    size = claim_size(job, ctx.snapshot)
-    made = attempt_manifests(ctx.snapshot, job, mapping, ctx.settings, attempt=number, avoided=avoided, claim_size=size)
+    if avoided:
+        hours = f"{failure.NODE_AVOIDED_SECONDS / 3600:.0f} h"
+        message = f"Attempt {number} keeps off {', '.join(avoided)}: attempts failed there in the last {hours}."
+        ctx.add_event("Normal", "NodesAvoided", message)
+    pods = Pods(snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings, attempt=number, avoided=avoided)
+    made = attempt_manifests(pods, claim_size=claim_size(job, ctx.snapshot))
     ctx.actions.extend(Create(manifest=each) for each in made)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from rlhf_api.status import Measured
 from rlhf_operator.placement.map_job import better
 from rlhf_operator.placement.review import measured
 from rlhf_operator.reconcile import finish, line
@@ -28,28 +27,23 @@ def review_placement(ctx: ReconcileContext) -> None:
         ctx.set_record(measured=report)
         seen = replace(ctx.snapshot, job=replace(ctx.snapshot.job, status=ctx.status))
         _report(ctx, better(ctx.job, mapping, seen, ctx.settings))
+    mapped, saved = ctx.condition("Mapped"), ctx.status.checkpoint
+    is_reported = mapped is not None and mapped.reason == BETTER
+    has_saved = saved is not None and saved.step > report.step
     # With jobs ahead in line, the room of the ended attempt would go to them.
-    if _may_remap(ctx, report) and not line.jobs_ahead(ctx):
+    if is_reported and has_saved and _can_remap(ctx) and not line.jobs_ahead(ctx):
         finish.remap(ctx)
 
 
 def _report(ctx: ReconcileContext, placement: str) -> None:
-    """Report a better placement in the condition Mapped; without one, take back the report of an earlier attempt."""
     mapped = ctx.condition("Mapped")
     if placement:
         what = "it is taken at the next checkpoint" if _can_remap(ctx) else "suspend the job and resume it to take it"
         message = f"Another placement is better: {placement}; {what}."
         ctx.set_condition("Mapped", "True", BETTER, message)
         ctx.add_event("Normal", BETTER, message)
-    elif mapped is not None and mapped.reason == BETTER:
+    elif mapped is not None and mapped.reason == BETTER:  # an earlier attempt's report is taken back
         ctx.set_condition("Mapped", "True", "Mapped", "By what steps took no other placement is much better.")
-
-
-def _may_remap(ctx: ReconcileContext, report: Measured) -> bool:
-    """Whether the attempt may end for a better placement: one is reported, and a checkpoint was saved since."""
-    mapped, saved = ctx.condition("Mapped"), ctx.status.checkpoint
-    is_reported = mapped is not None and mapped.reason == BETTER
-    return is_reported and _can_remap(ctx) and saved is not None and saved.step > report.step
 
 
 def _can_remap(ctx: ReconcileContext) -> bool:

@@ -43,16 +43,15 @@ class Room:
     """Description of the pods that find no node; empty if all pods find one."""
 
 
-def room_for(rayjob: Manifest, nodes: Iterable[ObservedNode], taken: Mapping[str, Mapping[str, int]]) -> Room:
-    """Place an attempt's pods on nodes for trial, the largest pods first.
+def room_for(rayjob: Manifest, snapshot: Snapshot) -> Room:
+    """Place an attempt's pods on the nodes for trial, the largest pods first.
 
-    Each pod goes to the node with the fewest free devices, and among equals to the one with the most free CPU. taken:
-    amounts that others hold on each node.
+    Each pod goes to the node with the fewest free devices, and among equals to the one with the most free CPU.
     """
-    usable = {node.name: node for node in nodes if node.ready and node.schedulable}
+    usable = {node.name: node for node in snapshot.nodes or () if node.ready and node.schedulable}
     free = {name: Counter(node.room) for name, node in usable.items()}
     for name, left in free.items():
-        left.subtract(taken.get(name, {}))
+        left.subtract(snapshot.taken.get(name, {}))
     held: dict[str, Counter[str]] = {}
     lacks = []
     for group in sorted(_groups(rayjob), key=lambda each: (-_devices(each.requests), -each.requests["memory"])):
@@ -69,10 +68,12 @@ def _place_group(
 
     Requests of placed pods move from `free` to `held`, in place.
     """
-    missing = group.count
+    missing, needed = group.count, {name: number for name, number in group.requests.items() if number}
     fitting = [name for name, node in nodes.items() if suits(node, group.pod)]
     for name in sorted(fitting, key=lambda each: (_devices(free[each]), -free[each]["cpu"], each)):
-        if here := _capacity(group.requests, free[name], nodes[name], most=missing):
+        known = [each for each in needed if each in nodes[name].allocatable or each not in IMPLIED_RESOURCES]
+        here = max(min([missing, *(free[name][each] // needed[each] for each in known)]), 0)
+        if here:
             requests = Counter({resource: here * number for resource, number in group.requests.items()})
             free[name].subtract(requests)
             held[name] = held.get(name, Counter()) + requests
@@ -102,38 +103,26 @@ def held_by(pods: Iterable[ObservedPod]) -> tuple[Reserved, ...]:
 
 
 def _reserved(held: Mapping[str, Counter[str]]) -> tuple[Reserved, ...]:
-    return tuple(
-        Reserved(
-            node=node,
-            requests=tuple(ReservedAmount(resource=name, amount=held[node][name]) for name in sorted(held[node])),
-        )
-        for node in sorted(held)
-    )
+    found = []
+    for node, requests in sorted(held.items()):
+        amounts = tuple(ReservedAmount(resource=name, amount=amount) for name, amount in sorted(requests.items()))
+        found.append(Reserved(node=node, requests=amounts))
+    return tuple(found)
 
 
 def _groups(rayjob: Manifest) -> list[Group]:
-    """Return the groups of equal pods of an attempt: the head pod, and the workers of each pool."""
+    """Return the groups of an attempt's pods, the head pod first."""
     cluster = rayjob["spec"]["rayClusterSpec"]
-    found = [_group("the head pod", 1, cluster["headGroupSpec"])]
+    labelled: list[tuple[str, int, Document]] = [("the head pod", 1, cluster["headGroupSpec"]["template"]["spec"])]
     for each in cluster["workerGroupSpecs"]:
-        count = each["numOfHosts"]
-        label = f"{count} pods of pool {each['groupName']}" if count > 1 else f"the pod of pool {each['groupName']}"
-        found.append(_group(label, count, each))
-    return found
-
-
-def _group(label: str, count: int, group: Document) -> Group:
-    pod = group["template"]["spec"]
-    wishes = PodSpec.model_validate(pod, by_alias=True)
-    return Group(label=label, count=count, pod=wishes, requests=requests_of(pod))
+        count, pool = each["numOfHosts"], f"pool {each['groupName']}"
+        label = f"{count} pods of {pool}" if count > 1 else f"the pod of {pool}"
+        labelled.append((label, count, each["template"]["spec"]))
+    return [
+        Group(label=label, count=count, pod=PodSpec.model_validate(pod, by_alias=True), requests=requests_of(pod))
+        for label, count, pod in labelled
+    ]
 
 
 def _devices(amounts_of: Mapping[str, int]) -> int:
     return sum(number for name, number in amounts_of.items() if "/" in name)
-
-
-def _capacity(requests: Mapping[str, int], free: Mapping[str, int], node: ObservedNode, *, most: int) -> int:
-    """Number of pods with these requests for which a node has room, at most `most`."""
-    needed = {name: number for name, number in requests.items() if number}
-    known = [name for name in needed if name in node.allocatable or name not in IMPLIED_RESOURCES]
-    return max(min([most, *(free.get(name, 0) // needed[name] for name in known)]), 0)

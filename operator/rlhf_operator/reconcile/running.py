@@ -36,24 +36,24 @@ def check(ctx: ReconcileContext) -> None:
         finish.fail_if_queued_too_long(ctx)
     else:
         attempt_status.set_quota_reserved(ctx)
-        _continue_or_fail(ctx, has_advanced=has_advanced)
+        found = _failure(ctx, has_advanced=has_advanced)
+        if found is None:
+            _go_on(ctx)
+        elif _has_waited(ctx, failure.seconds_to_wait(found, ctx.snapshot)):
+            finish.fail_attempt(ctx, found)
 
 
-def _continue_or_fail(ctx: ReconcileContext, *, has_advanced: bool) -> None:
-    found = _failure(ctx, has_advanced=has_advanced)
-    if found is None and (why := _is_pushed_out(ctx)):
+def _go_on(ctx: ReconcileContext) -> None:
+    if why := _is_pushed_out(ctx):
         finish.withdraw(ctx, why)
-    elif found is None:
-        if (soon := evidence.seconds_until_failure(ctx.snapshot, ctx.now)) is not None:
-            ctx.requeue_after(soon)
-        attempt_status.set_readiness(ctx)
-        left = finish.fail_if_too_late(ctx, finish.active_seconds(ctx))
-        if left is not None and left > 0:
-            ctx.requeue_after(left)
-        if left is None or left > 0:
-            review.review_placement(ctx)
-    elif _has_waited(ctx, failure.seconds_to_wait(found, ctx.snapshot)):
-        finish.fail_attempt(ctx, found)
+        return
+    if (soon := evidence.seconds_until_failure(ctx.snapshot, ctx.now)) is not None:
+        ctx.requeue_after(soon)
+    attempt_status.set_cluster_ready(ctx)
+    attempt_status.set_training(ctx)
+    left = finish.fail_if_too_late(ctx, finish.active_seconds(ctx))
+    if left is None or ctx.must_wait(left):
+        review.review_placement(ctx)
 
 
 def _has_succeeded(ctx: ReconcileContext) -> bool:
@@ -77,15 +77,13 @@ def _has_waited(ctx: ReconcileContext, seconds: float) -> bool:
         ctx.requeue_after(seconds)
         return False
     end = parsed(ctx.record.end_time)
-    if end is None or (end - ctx.now).total_seconds() > CLOCK_SECONDS or ctx.age(end) >= seconds:
+    if end is None or (end - ctx.now).total_seconds() > CLOCK_SECONDS:
         return True
-    ctx.requeue_after(seconds - ctx.age(end))
-    return False
+    return not ctx.must_wait(seconds - ctx.age(end))
 
 
 def _failure(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
-    rayjob = ctx.snapshot.current_rayjob()
-    if rayjob is not None and rayjob.job_status == "SUCCEEDED":
+    if (rayjob := ctx.snapshot.current_rayjob()) and rayjob.job_status == "SUCCEEDED":
         return None  # waits for the last heartbeat
     found = failure.classify(ctx.snapshot, ctx.now, ready_since=ctx.condition_since("ClusterReady"))
     return found or _starts_too_slowly(ctx) or _hangs(ctx, has_advanced=has_advanced)
@@ -103,8 +101,7 @@ def _is_pushed_out(ctx: ReconcileContext) -> str:
     if not pods:
         return ""
     waited = max(ctx.age(_latest(ctx, each.created)) for each in pods)
-    if waited < UNSCHEDULABLE_SECONDS:
-        ctx.requeue_after(UNSCHEDULABLE_SECONDS - waited)
+    if ctx.must_wait(UNSCHEDULABLE_SECONDS - waited):
         return ""
     return f"for {UNSCHEDULABLE_SECONDS:.0f} s no node took pod {pods[0].name}: {pods[0].unschedulable}"
 
@@ -112,13 +109,10 @@ def _is_pushed_out(ctx: ReconcileContext) -> str:
 def _starts_too_slowly(ctx: ReconcileContext) -> Failure | None:
     if ctx.record is None or ctx.record.first_step is not None or _waiting_pods(ctx):
         return None
-    rayjob = ctx.snapshot.current_rayjob()
-    if rayjob is not None and not evidence.is_taken_up(rayjob):
+    if (rayjob := ctx.snapshot.current_rayjob()) and not evidence.is_taken_up(rayjob):
         return None  # without KubeRay nothing can begin
     limit = ctx.policy.startup_deadline_seconds
-    waited = ctx.age(_began(ctx))
-    if waited < limit:
-        ctx.requeue_after(limit - waited)
+    if ctx.must_wait(limit - ctx.age(_began(ctx))):
         return None
     message = f"no sign of training for {limit} s, spec.runPolicy.startupDeadlineSeconds"
     cluster = ctx.condition("ClusterReady")
@@ -133,8 +127,7 @@ def _hangs(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
     limit = ctx.policy.progress_deadline_seconds
     waited = 0.0 if has_advanced else _silence(ctx)
     attempt_status.set_stalled(ctx, waited, limit)
-    if waited < limit:
-        ctx.requeue_after(limit - waited if waited >= limit / 2 else limit / 2 - waited)
+    if ctx.must_wait(limit / 2 - waited) or ctx.must_wait(limit - waited):
         return None
     step = ctx.status.progress.step if ctx.status.progress else 0
     message = f"no step after step {step} for {limit} s, spec.runPolicy.progressDeadlineSeconds"

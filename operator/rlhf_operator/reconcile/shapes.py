@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from pydantic import ValidationError
@@ -36,21 +36,21 @@ def are_read(ctx: ReconcileContext, job: Job) -> bool:
     algorithm = job.spec.algorithm
     if type(algorithm) is Custom:
         custom = {"entrypoint": algorithm.entrypoint, "options": algorithm.options}
-        return _is_read(ctx, job, custom, f"the algorithm {algorithm.entrypoint}", partial(_take_step, ctx))
+        if ended := _ended_reader(ctx, job, custom, f"the algorithm {algorithm.entrypoint}"):
+            _take_step(ctx, ended)
+        return False
     models = unread(job, ctx.snapshot)
     if not models:
         return True
     request = [(each.at, each.revision) for each in models]
     what = ", ".join(one_line(each.uri, MAX_PROBLEM) for each in models)
-    return _is_read(ctx, job, request, f"the config.json of {what}", partial(_take_shapes, ctx, models))
-
-
-def _take_shapes(ctx: ReconcileContext, models: Sequence[Unread], ended: ObservedPod) -> None:
-    ctx.set_status(shapes=(*ctx.status.shapes, *_answers(ended, models))[-MAX_SHAPES:])
+    if ended := _ended_reader(ctx, job, request, f"the config.json of {what}"):
+        ctx.set_status(shapes=(*ctx.status.shapes, *_answers(ended, models))[-MAX_SHAPES:])
+    return False
 
 
 def _take_step(ctx: ReconcileContext, ended: ObservedPod) -> None:
-    """Take a pod's answer about a custom algorithm into the status; an algorithm that does not work fails the job."""
+    """Take a pod's answer about a custom algorithm into the status; the job fails if the algorithm does not work."""
     words = _last_words(ended)
     try:
         answer = json.loads(words) if _has_read(ended) else {}
@@ -63,16 +63,14 @@ def _take_step(ctx: ReconcileContext, ended: ObservedPod) -> None:
     finish.fail(ctx, "InvalidInput", one_line(problem, MAX_PROBLEM))
 
 
-def _is_read(
-    ctx: ReconcileContext, job: Job, request: reader.ReadRequest, what: str, take: Callable[[ObservedPod], None]
-) -> bool:
-    """Have a pod read something, and give its answer to `take` once it has ended; return False."""
+def _ended_reader(ctx: ReconcileContext, job: Job, request: reader.ReadRequest, what: str) -> ObservedPod | None:
+    """Have a pod read something, and return the pod once it has ended; the condition Mapped reports the progress."""
     name = reader.name(ctx.snapshot, job, request)
     pods = [pod for pod in ctx.snapshot.readers if pod.name.startswith(f"{name}-")]
-    ended = next(filter(_has_ended, pods), None)
+    # A pod that lost its node is made again.
+    ended = [pod for pod in pods if _has_read(pod) or (pod.phase == "Failed" and not pod.disruption)]
     reason, message = "ReadingShapes", f"Job {name} reads {what}."
-    if ended is not None:
-        take(ended)
+    if ended:
         ctx.requeue_after(0.0)  # the next pass maps
     elif not pods:
         ctx.require_live("shapes are read")
@@ -88,17 +86,12 @@ def _is_read(
         message = f"{message} {problem[1]}"
     ctx.set_condition("Mapped", "False", reason, message)
     ctx.requeue_after(LOOK_AGAIN_SECONDS)
-    return False
+    return ended[0] if ended else None
 
 
 def forget_problems(ctx: ReconcileContext) -> None:
     """Drop the problems of unreadable models, so that the next mapping reads these models again."""
     ctx.set_status(shapes=tuple(each for each in ctx.status.shapes if each.shape))
-
-
-def _has_ended(pod: ObservedPod) -> bool:
-    """Whether a reader pod has ended for good; a pod that lost its node is made again."""
-    return _has_read(pod) or (pod.phase == "Failed" and not pod.disruption)
 
 
 def _has_read(pod: ObservedPod) -> bool:
@@ -111,7 +104,6 @@ def _last_words(pod: ObservedPod) -> str:
 
 
 def _answers(pod: ObservedPod, models: Sequence[Unread]) -> list[ReadShape]:
-    """Return the answers of an ended pod, one for each model."""
     words = _last_words(pod)
     if not _has_read(pod):
         why = words.rpartition("\n")[2] or pod.message or pod.reason or "it does not say why"
@@ -129,17 +121,14 @@ def _answers(pod: ObservedPod, models: Sequence[Unread]) -> list[ReadShape]:
 def _shape_in(model: Unread, answer: object, pod: ObservedPod) -> ReadShape:
     """Return the checked answer about a model; any program of the user's may have written it."""
     fields = {name: answer[name] for name in ANSWER_FIELDS if name in answer} if isinstance(answer, dict) else {}
-    read: ReadShape | None
-    try:
-        document = {"uri": model.uri, "revision": model.revision, **fields}
+    document = {"uri": model.uri, "revision": model.revision, **fields}
+    with suppress(ValidationError, ConfigError):
         read = ReadShape.model_validate(document, by_alias=True, by_name=False)
         if read.shape:
             architecture_in(read.shape, "actor")
-    except (ValidationError, ConfigError):
-        read = None
-    if read is None or (read.shape is None and not read.problem):
-        return _unknown(model, f"what pod {pod.name} says of it cannot be read")
-    return read.model_copy(update={"problem": read.problem and one_line(read.problem, MAX_PROBLEM)})
+        if read.shape is not None or read.problem:
+            return read.model_copy(update={"problem": read.problem and one_line(read.problem, MAX_PROBLEM)})
+    return _unknown(model, f"what pod {pod.name} says of it cannot be read")
 
 
 def _unknown(model: Unread, problem: str) -> ReadShape:

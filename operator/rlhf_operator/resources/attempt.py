@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from rlhf_api.job import Job
-from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
-from rlhf_operator.resources import head, identity, job_file, network, storage, workers
+from rlhf_operator.resources import head, identity, job_file, storage, workers
 from rlhf_operator.resources.pods import Pods
-from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import Snapshot
+from rlhf_operator.settings import JobNetworkPolicy
+from rlhf_operator.snapshot import ObservedJob
 
 KEPT_SECONDS = 300
 """Seconds for which KubeRay keeps the pods of an ended job, so that the head pod's last status can be read."""
@@ -25,38 +25,21 @@ PODS_FIRST = "foregroundDeletion"
 """Finalizer with which Kubernetes ends the pods at once, whoever deletes the RayJob and even without KubeRay."""
 
 
-def attempt_manifests(
-    snapshot: Snapshot,
-    job: Job,
-    mapping: MappedPlacement,
-    settings: Settings,
-    *,
-    attempt: int,
-    claim_size: str,
-    avoided: Sequence[str] = (),
-) -> tuple[Manifest, ...]:
+def attempt_manifests(pods: Pods, *, claim_size: str) -> tuple[Manifest, ...]:
     """Return the manifests of all objects that an attempt needs, in the order of their creation.
 
     All input jobs have succeeded, so the snapshot says where their models are. claim_size: least size of the claim for
-    the run folder. avoided: nodes that the pods do not go to.
+    the run folder.
     """
-    document = job_file.config_map(snapshot, job, mapping)
-    pods = Pods(
-        snapshot=snapshot,
-        job=job,
-        mapping=mapping,
-        settings=settings,
-        attempt=attempt,
-        avoided=avoided,
-        config_map=document["metadata"]["name"],
-    )
-    claim = storage.output_claim(snapshot.job, job, settings, at_least=claim_size)
+    seen, job, settings = pods.snapshot.job, pods.job, pods.settings
+    document = job_file.config_map(pods.snapshot, job, pods.mapping)
+    claim = storage.output_claim(seen, job, settings, at_least=claim_size)
     claims = (claim,) if storage.has_own_claim(job) else ()
     # Pods on the network of their node have its address: a policy would shut them out from the head.
     on_host = any(settings.pod_of(job.spec.runtime, role).host_network for role in (names.CONTROLLER, names.WORKER))
     admitted = None if on_host else settings.job_network_policy
-    policies = (network.policy(snapshot.job, admitted),) if admitted else ()
-    return (*claims, document, *policies, rayjob(pods))
+    policies = (_network_policy(seen, admitted),) if admitted else ()
+    return (*claims, document, *policies, rayjob(replace(pods, config_map=document["metadata"]["name"])))
 
 
 def rayjob(pods: Pods) -> Manifest:
@@ -93,4 +76,32 @@ def rayjob(pods: Pods) -> Manifest:
                 "workerGroupSpecs": workers.groups(pods),
             },
         },
+    }
+
+
+def _network_policy(job: ObservedJob, admitted: JobNetworkPolicy) -> Manifest:
+    """Return the NetworkPolicy of a job: its pods connect to each other, few others to some ports; egress is free."""
+    own = {"matchLabels": {names.JOB_UID: job.uid}}
+    ports_of = (
+        (admitted.kube_ray, (names.DASHBOARD_PORT,)),
+        (admitted.operator, (names.STATUS_PORT,)),
+        (admitted.prometheus, (names.METRICS_PORT, names.RAY_METRICS_PORT)),
+    )
+    spec: dict[str, Any] = {
+        "podSelector": own,
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"podSelector": own}]},
+            *(
+                {"from": list(peers), "ports": [{"port": port, "protocol": "TCP"} for port in ports]}
+                for peers, ports in ports_of
+                if peers  # an empty `from` would admit everybody
+            ),
+        ],
+    }
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": identity.metadata(job, names.by_content(job.name, json.dumps(spec, sort_keys=True))),
+        "spec": spec,
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf_operator import names
 from rlhf_operator.resources import identity, storage
-from rlhf_operator.resources.pods import SCRATCH, Pods, environment, object_store, shared_memory
+from rlhf_operator.resources.pods import SCRATCH, Pods, image_of, object_store, shared_memory
 
 PORTS = {"gcs-server": 6379, "dashboard": names.DASHBOARD_PORT, "metrics": names.RAY_METRICS_PORT}
 """Named ports of the head pod's Ray container, from which KubeRay makes the head's Service."""
@@ -43,27 +43,18 @@ def group(pods: Pods) -> dict[str, Any]:
 
 
 def _driver_log(pods: Pods) -> dict[str, Any]:
-    """Return the container that shows the controller's log and serves its status to the operator.
-
-    It prints the log for `kubectl logs`, and keeps it on the claim.
-    """
+    """Return the container that prints the controller's log, keeps it on the claim, and serves the status."""
     folder = f"{names.OUTPUT_FOLDER}/{pods.job.name}"
     output = [each for each in storage.of_container(pods.mounts) if each["mountPath"] == names.OUTPUT_FOLDER]
     return {
         "name": names.LOG_CONTAINER,
-        **pods.image,
+        **image_of(pods.job, pods.settings),
         "command": ["python", "-m", "rlhf_trainer.pods.sidecar", folder, "--port", str(names.STATUS_PORT)],
-        "env": environment(pods.job, pods.settings, pods.whose),
+        "env": pods.environment({}),
         "ports": _named(LOG_PORTS),
-        "resources": {
-            "requests": {"cpu": "50m", "memory": "64Mi"},
-            "limits": {"cpu": "500m", "memory": "256Mi"},
-        },
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}},
         "securityContext": identity.of_container(),
-        "volumeMounts": [
-            {"name": "scratch", "mountPath": SCRATCH, "readOnly": True},
-            *output,
-        ],
+        "volumeMounts": [{"name": "scratch", "mountPath": SCRATCH, "readOnly": True}, *output],
     }
 
 

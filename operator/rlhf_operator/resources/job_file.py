@@ -8,7 +8,6 @@ from typing import Any
 from rlhf_api import kubectl_yaml
 from rlhf_api.chain import SCHEME
 from rlhf_api.job import Job
-from rlhf_api.spec.job_spec import Model
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
@@ -50,7 +49,13 @@ def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, ObservedInpu
     }
     spec["checkpoint"]["storage"] = storage.of_checkpoints(job)
     _tell_models(job, mapping, spec)
-    _tell_sizes(mapping, spec)
+    if actor := next((sizes for sizes in mapping.sizes if sizes.generation_tensor), None):
+        spec["rollout"]["tensorParallel"] = actor.generation_tensor
+        spec["rollout"]["pipelineParallel"] = actor.generation_pipeline
+    if mapping.gpu_memory_utilization is not None:
+        spec["rollout"]["gpuMemoryUtilization"] = mapping.gpu_memory_utilization
+    if mapping.micro_batch_tokens is not None:
+        spec["training"]["microBatchTokens"] = mapping.micro_batch_tokens
     _tell_uris(spec, inputs)
     return document
 
@@ -62,36 +67,17 @@ def _tell_models(job: Job, mapping: MappedPlacement, spec: dict[str, Any]) -> No
     """
     used = job.models()
     for sizes in mapping.sizes:
-        model = _entry(spec["models"], job.spec.models.field(sizes.role), used[sizes.role])
-        model["parallelism"] = sizes.model_dump(include=set(Parallelism.model_fields))
+        models: Any = spec["models"]
+        *parents, last = job.spec.models.field(sizes.role).split(".")
+        for name in parents:
+            models = models[int(name) if isinstance(models, list) else name]
+        if models[last] is None:  # the manifest leaves it out
+            models[last] = used[sizes.role].model_dump(mode="json", by_alias=True)
+        models[last]["parallelism"] = sizes.model_dump(include=set(Parallelism.model_fields))
         if sizes.offload is not None:
-            model["offload"] = sizes.offload
+            models[last]["offload"] = sizes.offload
         if sizes.gradient_checkpointing is not None:
-            model["gradientCheckpointing"] = sizes.gradient_checkpointing
-
-
-def _entry(models: dict[str, Any], field: str, model: Model) -> dict[str, Any]:
-    """Return the entry of a model, by its field of `models`; create it if the manifest leaves it out."""
-    found: Any = models
-    *parents, last = field.split(".")
-    for name in parents:
-        found = found[int(name) if isinstance(found, list) else name]
-    if found[last] is None:
-        found[last] = model.model_dump(mode="json", by_alias=True)
-    entry: dict[str, Any] = found[last]
-    return entry
-
-
-def _tell_sizes(mapping: MappedPlacement, spec: dict[str, Any]) -> None:
-    """Write the sizes of generation, and the limits by the memory of a GPU, into the spec, in place."""
-    actor = next((sizes for sizes in mapping.sizes if sizes.generation_tensor), None)
-    if actor:
-        spec["rollout"]["tensorParallel"] = actor.generation_tensor
-        spec["rollout"]["pipelineParallel"] = actor.generation_pipeline
-    if mapping.gpu_memory_utilization is not None:
-        spec["rollout"]["gpuMemoryUtilization"] = mapping.gpu_memory_utilization
-    if mapping.micro_batch_tokens is not None:
-        spec["training"]["microBatchTokens"] = mapping.micro_batch_tokens
+            models[last]["gradientCheckpointing"] = sizes.gradient_checkpointing
 
 
 def _tell_uris(found: Any, inputs: Mapping[str, ObservedInput]) -> None:

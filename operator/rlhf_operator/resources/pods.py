@@ -34,16 +34,11 @@ class Pods:
     job: Job
     mapping: MappedPlacement
     settings: Settings
-    attempt: int
-    avoided: Sequence[str]
+    attempt: int = 1
+    avoided: Sequence[str] = ()
     """Names of the nodes that the attempt's pods do not go to."""
-    config_map: str
+    config_map: str = ""
     """Name of the ConfigMap with job.yaml."""
-
-    @property
-    def image(self) -> dict[str, str]:
-        """Image and pull policy of every container."""
-        return image_of(self.job, self.settings)
 
     @property
     def gpu_resource(self) -> str:
@@ -57,10 +52,10 @@ class Pods:
 
     def template(self, role: PodRole, pod: Mapping[str, Any], *, pool: str = "") -> dict[str, Any]:
         """Return a pod template of a role; `pod` holds the fields that differ between head and workers."""
-        labels = {**identity.labels(self.snapshot.job, self.attempt), names.ROLE: role}
+        labels = identity.labels(self.snapshot.job, self.attempt) | {names.ROLE: role}
         ours = {
             "metadata": {
-                "labels": {**labels, names.POOL: pool} if pool else labels,
+                "labels": labels | ({names.POOL: pool} if pool else {}),
                 "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
             },
             "spec": {
@@ -83,10 +78,8 @@ class Pods:
         save_now = f"timeout {saving_seconds} rlhf save-now {names.OUTPUT_FOLDER}"
         return {
             "name": name,
-            **self.image,
-            "env": environment(
-                self.job, self.settings, {**self.whose, "RAY_JOB_STOP_WAIT_TIME_S": saving_seconds, **variables}
-            ),
+            **image_of(self.job, self.settings),
+            "env": self.environment({"RAY_JOB_STOP_WAIT_TIME_S": saving_seconds, **variables}),
             "resources": {"requests": dict(resources), "limits": dict(resources)},
             "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", f"{keep_logs} & {save_now}; wait"]}}},
             "volumeMounts": [
@@ -108,10 +101,10 @@ class Pods:
             *storage.of_pod(self.mounts),
         ]
 
-    @property
-    def whose(self) -> dict[str, str]:
-        """Variables of a container with the attempt's number and the job's uid."""
-        return {"RLHF_ATTEMPT": str(self.attempt), "RLHF_JOB_UID": self.snapshot.job.uid}
+    def environment(self, ours: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return the variables of a container: ours, the attempt's number, the job's uid, and the common ones."""
+        whose = {"RLHF_ATTEMPT": str(self.attempt), "RLHF_JOB_UID": self.snapshot.job.uid}
+        return environment(self.job, self.settings, {**whose, **ours})
 
 
 def image_of(job: Job, settings: Settings) -> dict[str, str]:

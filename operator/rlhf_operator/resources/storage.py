@@ -87,15 +87,15 @@ def mounts(job: Job, inputs: Mapping[str, ObservedInput]) -> tuple[Mount, ...]:
 
 def of_pod(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
     """Volumes of a pod, one for each claim."""
-    claims = dict.fromkeys(mount.place.claim for mount in mounted)
-    return [{"name": _volume(mounted, claim), "persistentVolumeClaim": {"claimName": claim}} for claim in claims]
+    named = _volumes(mounted).items()
+    return [{"name": volume, "persistentVolumeClaim": {"claimName": claim}} for claim, volume in named]
 
 
 def of_container(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
     """Volume mounts of a container, one for each mount of a claim."""
     return [
         {
-            "name": _volume(mounted, mount.place.claim),
+            "name": _volumes(mounted)[mount.place.claim],
             "mountPath": mount.folder,
             **({"subPath": mount.place.path} if mount.place.path else {}),
             **({"readOnly": True} if mount.read_only else {}),
@@ -148,6 +148,7 @@ def _file(folder: str, place: Place) -> str:
     return f"file://{folder}/{quote(place.path)}".rstrip("/")
 
 
-def _volume(mounted: tuple[Mount, ...], claim: str) -> str:
-    """Name of a claim's volume in the pod, with an index: names of claims may be too long for a volume."""
-    return f"claim-{list(dict.fromkeys(mount.place.claim for mount in mounted)).index(claim)}"
+def _volumes(mounted: tuple[Mount, ...]) -> dict[str, str]:
+    """Names of volumes in the pod, by claim: each has an index, because names of claims may be too long."""
+    claims = dict.fromkeys(mount.place.claim for mount in mounted)
+    return {claim: f"claim-{index}" for index, claim in enumerate(claims)}

@@ -80,8 +80,14 @@ def _group(pods: Pods, part: _Part, name: str) -> dict[str, Any]:
         "ports": [{"name": "metrics", "containerPort": names.RAY_METRICS_PORT}],
         "securityContext": identity.of_container(),
     }
-    network = {"dnsPolicy": "ClusterFirstWithHostNet"} if on_host else {}
-    pod = {"containers": [ray], "volumes": pods.volumes(shared), **network, **_where(pods, part)}
+    taint = {"key": pods.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
+    pod = {
+        "containers": [ray],
+        "volumes": pods.volumes(shared),
+        **({"dnsPolicy": "ClusterFirstWithHostNet"} if on_host else {}),
+        **({"tolerations": [taint]} if on_gpus else {}),
+        **_affinity(pods, part),
+    }
     own = POOL_RESOURCE + pool.name
     # If zones matter, the trainer requests the nodes of its ranks by their positions.
     resource_names = [own, *(f"{own}:{place}" for place in part.places if part.suffix)]
@@ -117,36 +123,28 @@ def _collectives(device: Device, *, on_host: bool) -> dict[str, str]:
     }
 
 
-def _where(pods: Pods, part: _Part) -> dict[str, Any]:
-    """Return tolerations and affinity of a pool's pods; templates are laid over them."""
-    taint = {"key": pods.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
-    affinity = _affinity(pods, part)
-    return {
-        **({"tolerations": [taint]} if pods.mapping.device == "GPU" else {}),
-        **({"affinity": affinity} if affinity else {}),
-    }
-
-
 def _affinity(pods: Pods, part: _Part) -> dict[str, Any]:
-    """Return the node affinity for the GPU type and the zone that the mapper chose, on nodes that share no GPU.
+    """Return the pod's affinity to nodes with the mapped GPU type and zone that share no GPU.
 
     It is empty for placement by hand, where the user chooses the nodes too.
     """
     if part.pool.gpu is None or pods.job.spec.placement.mode == "Manual":
         return {}
     nodes = pods.snapshot.nodes or ()
-    common = [*_unshared(nodes), *_in_zone(pods, part)]
+    ways = {label: {node.labels.get(label, "none") for node in nodes} - {"none"} for label in names.GPU_SHARING}
+    common = [{"key": label, "operator": "NotIn", "values": sorted(found)} for label, found in ways.items() if found]
+    common += [_label_is(level.label, part.zone) for level in pods.settings.topology]
     used = [detail for detail in names.GPU_DETAILS if any(detail in node.labels for node in nodes)]
     terms = [
-        {"matchExpressions": [product, *_details(details, used), *common]}
+        {"matchExpressions": [product, *(_label_is(detail, details[detail]) for detail in used), *common]}
         for product, details in _products(pods, part.pool.gpu, nodes)
     ]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    return {"nodeAffinity": required} if terms else {}
+    return {"affinity": {"nodeAffinity": required}} if terms else {}
 
 
-def _products(pods: Pods, gpu: str, nodes: Sequence[ObservedNode]) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
-    """Yield (requirement on the product label, values of GPU_DETAILS) of the nodes with a GPU type."""
+def _products(pods: Pods, gpu: str, nodes: Sequence[ObservedNode]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+    """Yield (requirement on the product label, value by label of GPU_DETAILS) of the nodes with a GPU type."""
     products: dict[tuple[str, ...], set[str]] = {}
     for node in nodes:
         label = names.gpu_label(node.labels)
@@ -155,23 +153,8 @@ def _products(pods: Pods, gpu: str, nodes: Sequence[ObservedNode]) -> Iterator[t
             values = [node.labels.get(detail, "") for detail in names.GPU_DETAILS]
             products.setdefault((label, *values), set()).add(node.labels[label])
     for (label, *values), found in sorted(products.items()):
-        yield {"key": label, "operator": "In", "values": sorted(found)}, tuple(values)
-
-
-def _details(values: Sequence[str], used: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the requirements on labels that distinguish GPUs of one product, for labels that the cluster uses."""
-    details = zip(names.GPU_DETAILS, values, strict=True)
-    return [_label_is(detail, value) for detail, value in details if detail in used]
-
-
-def _unshared(nodes: Sequence[ObservedNode]) -> list[dict[str, Any]]:
-    """Return the requirements that exclude the ways of GPU sharing which the cluster has."""
-    ways = {label: {node.labels.get(label, "none") for node in nodes} - {"none"} for label in names.GPU_SHARING}
-    return [{"key": label, "operator": "NotIn", "values": sorted(found)} for label, found in ways.items() if found]
-
-
-def _in_zone(pods: Pods, part: _Part) -> list[dict[str, Any]]:
-    return [_label_is(level.label, part.zone) for level in pods.settings.topology]
+        details = dict(zip(names.GPU_DETAILS, values, strict=True))
+        yield {"key": label, "operator": "In", "values": sorted(found)}, details
 
 
 def _label_is(key: str, value: str) -> dict[str, Any]:
