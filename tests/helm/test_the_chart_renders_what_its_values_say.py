@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rlhf_operator import names
-from rlhf_operator.resources import head
+from rlhf_operator.resources import attempt
 from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Helm, Values, the
 from tests.repo.tree import ROOT
 
@@ -201,7 +201,7 @@ def test_selectors_find_the_operators_pod_and_those_of_jobs(helm: Helm) -> None:
     jobs = the(manifests, "PodMonitor", f"{RELEASE}-jobs")["spec"]
     assert jobs["selector"]["matchLabels"] == {names.ROLE: names.CONTROLLER}
     assert jobs["podTargetLabels"] == [names.JOB_NAME, names.ATTEMPT]
-    assert head.LOG_PORTS[jobs["podMetricsEndpoints"][0]["port"]] == names.METRICS_PORT
+    assert attempt.LOG_PORTS[jobs["podMetricsEndpoints"][0]["port"]] == names.METRICS_PORT
 
 
 def test_the_policy_lets_metrics_in_and_questions_out(helm: Helm) -> None:

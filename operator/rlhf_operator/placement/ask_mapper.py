@@ -81,10 +81,7 @@ def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
 
 
 def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> Answer:
-    """Return the mapping onto the pools of the manifest, with a prediction if possible.
-
-    Raises NoPlaceError and SpecError.
-    """
+    """Return the mapping onto the pools of the manifest, predicted if possible. Raises NoPlaceError and SpecError."""
     pools = job.spec.placement.pools
     slots = sum(pool.nodes * pool.slots_per_node for pool in pools)
     if not capacity.machines:

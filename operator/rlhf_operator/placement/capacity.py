@@ -115,8 +115,12 @@ def capacity_for(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
     if resources.device == "CPU" or (resources.device == "Auto" and not any(each.gpus for each in nodes)):
         machines = [MachineGroup(product="", count=1, slots=slots)] * len(nodes)
         return Capacity(device="CPU", machines=_grouped(machines), nodes_known=True)
-    unshared = [each for each in nodes if not each.is_shared]
-    # A single node must have the memory for the head pod too.
+    return _gpu_capacity(nodes, job, settings)
+
+
+def _gpu_capacity(nodes: Sequence[_GpuNode], job: Job, settings: Settings) -> Capacity:
+    """Return the capacity of GPU nodes; a single node must have the memory for the head pod too."""
+    unshared, slots = [each for each in nodes if not each.is_shared], job.spec.resources.slots_per_node or 1
     head = amount(job.spec.runtime.controller.memory or settings.controller.memory) if len(nodes) == 1 else Fraction()
     parts = [_parts(each, job, settings, head) for each in unshared]
     return Capacity(
@@ -265,7 +269,6 @@ class _GpuNode:
     labels: Mapping[str, str]
     product: str
     gpus: int
-    """Allocatable GPUs of the node."""
     free: int
     """GPUs of the node that no foreign pod holds."""
     free_memory: int | None
@@ -275,10 +278,7 @@ class _GpuNode:
 
 
 def _gpu_nodes(job: Job, snapshot: Snapshot, settings: Settings) -> list[_GpuNode]:
-    """Return the GPU nodes that match a job.
-
-    Nothing counts as taken for a job in a queue of Kueue, because Kueue waits for room.
-    """
+    """Return the GPU nodes that match a job; in a queue of Kueue, which waits for room, nothing counts as taken."""
     resource, found = settings.gpu_resource_of(job.spec.runtime), []
     for node in suitable(job, snapshot, settings):
         taken: Mapping[str, int] = {} if snapshot.in_queue(snapshot.job) else snapshot.taken.get(node.name, {})

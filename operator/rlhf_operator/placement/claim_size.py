@@ -26,10 +26,7 @@ def claim_size(job: Job, snapshot: Snapshot) -> str:
 
 
 def too_small(job: Job, claim: ObservedClaim, snapshot: Snapshot) -> str:
-    """Return why a claim is too small for the job's checkpoints, and which size suffices; else empty.
-
-    Empty also if the claim's size or the shapes of the models are unknown.
-    """
+    """Return why a claim is too small for checkpoints, and which size suffices; empty if it is not or is unknown."""
     needed = _checkpoints(job, _known(job, snapshot))
     if not claim.size or amount(claim.size) >= needed:
         return ""

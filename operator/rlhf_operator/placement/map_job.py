@@ -9,20 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 from rlhf_api.job import Job
+from rlhf_api.names import PlacedRole, PoolRole, Role
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.custom_algorithm import Custom
-from rlhf_api.status import MappedPlacement
+from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
+from rlhf_mapper.mapping import DeviceMapping, Prediction
 from rlhf_operator.placement.ask_mapper import NoPlaceError, PodRequest, have_room, map_auto, map_manual, with_resources
 from rlhf_operator.placement.capacity import capacity_for, prices_of
 from rlhf_operator.placement.review import predicted
 from rlhf_operator.placement.shapes import UnknownShapeError, origins_of
-from rlhf_operator.placement.status_mapping import status_mapping
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
+from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
 
 Reason = Literal["Mapped", "ManualPlacement", "ShapesUnknown", "NoFeasiblePlacement", "InvalidPlacement", "MapperError"]
 HASH_FORMAT = 1
@@ -80,10 +83,68 @@ def _mapped(job: Job, snapshot: Snapshot, settings: Settings, digest: str) -> Ma
         corrected = " (corrected by measured steps)" * bool(answer.prediction.correction)
         prediction = f"a step is predicted to take {answer.prediction.step_seconds:.3g} s{corrected}"
     return MappingResult(
-        mapping=status_mapping(job, answer, digest, prices_of(capacity.machines, settings)),
+        mapping=_status_mapping(job, answer, digest, prices_of(capacity.machines, settings)),
         reason="ManualPlacement" if is_manual else "ShapesUnknown" if why_unpredicted else "Mapped",
         message=f"{pools}{unseen}; {prediction}",
     )
+
+
+def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mapping[str, float]) -> MappedPlacement:
+    """Return `status.mapping` for a mapping. digest: inputHash; prices: price of a GPU for an hour, by GPU type."""
+    on_gpus, slots = mapping.device == "GPU", sum(pool.size for pool in mapping.pools)
+    prediction = mapping.prediction if on_gpus else None
+    roles: tuple[PlacedRole, ...] = _only(mapping.sizes, PlacedRole)
+    has_price = on_gpus and all(pool.gpu in prices for pool in mapping.pools)
+    pools = tuple(
+        MappedPool(
+            name=pool.name,
+            models=_only(pool.models, PoolRole),
+            nodes=len(pool.slots_per_machine),
+            slots_per_node=max(pool.slots_per_machine),
+            gpu=pool.gpu or None if on_gpus else None,
+            zones=pool.zones or None,
+        )
+        for pool in mapping.pools
+    )
+    return MappedPlacement(
+        input_hash=digest,
+        device=mapping.device,
+        slots=slots,
+        gpus=slots if on_gpus else 0,
+        price_per_hour=sum(pool.size * prices[pool.gpu] for pool in mapping.pools) if has_price else None,
+        pools=pools,
+        sizes=tuple(_mapped_sizes(job, role, mapping, prediction) for role in roles),
+        gpu_memory_utilization=(
+            gpu_memory_utilization(job, prediction) if prediction else job.spec.rollout.gpu_memory_utilization
+        ),
+        micro_batch_tokens=micro_batch_tokens(job, map(prediction.models.__getitem__, roles)) if prediction else None,
+        predicted_step_seconds=mapping.prediction.step_seconds if mapping.prediction else None,
+        predicted_tokens_per_second=mapping.prediction.tokens_per_second if mapping.prediction else None,
+    )
+
+
+def _only(roles: Iterable[Role], kind: Any) -> tuple[Any, ...]:
+    """Return those roles that are values of a Literal type."""
+    return tuple(role for role in roles if role in get_args(kind))
+
+
+def _mapped_sizes(job: Job, role: PlacedRole, mapping: DeviceMapping, prediction: Prediction | None) -> MappedSizes:
+    """Parallel sizes of one model; for the actor also those of its generator, perhaps in another pool."""
+    generator: tuple[int | None, int | None] = (None, None)
+    if role == "actor" and not (job.spec.algorithm.offline or job.generates_elsewhere):
+        own, rollout = mapping.sizes[role], mapping.sizes.get("rollout")
+        generator = (rollout.pipeline, rollout.tensor) if rollout else (own.generation_pipeline, own.generation_tensor)
+    model, mapped = job.models()[role], prediction.models[role] if prediction else None
+    mapper_decides = model.optimizer is not None and model.gradient_checkpointing is None
+    document = {
+        "role": role,
+        "offload": mapped.offload if mapped and model.offload == "None" else None,
+        "gradient_checkpointing": mapped.recomputes if mapped and mapper_decides else None,
+        **asdict(mapping.sizes[role]),
+        "generation_pipeline": generator[0],
+        "generation_tensor": generator[1],
+    }
+    return MappedSizes.model_validate(document, by_name=True)
 
 
 def input_hash(job: Job, snapshot: Snapshot, settings: Settings) -> str:

@@ -21,10 +21,7 @@ from rlhf_operator.snapshot import Snapshot
 def measured(
     job: Job, current: MappedPlacement, pace: Pace, step: int, snapshot: Snapshot, settings: Settings
 ) -> Measured:
-    """Return the measured pace of an attempt after a step, with the predicted seconds of each phase.
-
-    Phases are left out if nothing can be predicted.
-    """
+    """Return the measured pace of an attempt after a step, with the seconds of each phase that is predicted."""
     report = Measured(step=step, step_seconds=pace.step_seconds, response_tokens=pace.response_tokens)
     answer = predicted(job, current, snapshot, settings, Past(responses=lengths(job, pace.response_tokens)))
     if answer is None or answer.prediction is None:
@@ -43,10 +40,7 @@ def measured(
 def predicted(
     job: Job, current: MappedPlacement, snapshot: Snapshot, settings: Settings, past: Past | None = None
 ) -> DeviceMapping | None:
-    """Return a mapping of the status with its prediction; None if nothing can be predicted.
-
-    past: measurements that correct the prediction; None: those of all known attempts.
-    """
+    """Return a mapping with its prediction, if any. past: corrects the prediction; None: past of all known attempts."""
     try:
         shapes, capacity = shapes_of(job, snapshot), capacity_for(job, snapshot, settings)
         if shapes.why_unknown:
@@ -75,13 +69,7 @@ def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
         )
         for pool in current.pools
     )
-    sizes = _sizes(current, next((pool for pool in pools if "rollout" in pool.models), None))
-    sizes |= {role: sizes[host] for role, host in hosts.items()}
-    return DeviceMapping(device=current.device, pools=pools, sizes=sizes)
-
-
-def _sizes(current: MappedPlacement, rollout_pool: MappedPool | None) -> dict[Role, ParallelSizes]:
-    """Parallel sizes of each model that the status lists, and of the rollout if it has its own pool."""
+    rollout_pool = next((pool for pool in pools if "rollout" in pool.models), None)
     sizes: dict[Role, ParallelSizes] = {}
     for each in current.sizes:
         pipeline, tensor = each.generation_pipeline or 0, each.generation_tensor or 0
@@ -89,4 +77,5 @@ def _sizes(current: MappedPlacement, rollout_pool: MappedPool | None) -> dict[Ro
             sizes["rollout"] = generating(pipeline, tensor, rollout_pool.size)
             pipeline = tensor = 0
         sizes[each.role] = each.over(0, generation_pipeline=pipeline, generation_tensor=tensor)
-    return sizes
+    sizes |= {role: sizes[host] for role, host in hosts.items()}
+    return DeviceMapping(device=current.device, pools=pools, sizes=sizes)

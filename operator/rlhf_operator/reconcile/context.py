@@ -60,12 +60,10 @@ ON_ITS_WAY: Final = frozenset({"Starting", "Queued", "PodsPending", conditions.K
 
 
 class NodeDemand(NamedTuple):
-    """Nodes that a queued job may use, and the job's priority in the queue."""
+    """Names of the nodes that a job's workers may use, and the priority of these pods."""
 
     nodes: frozenset[str]
-    """Names of the nodes that the job's workers may use."""
     priority: int
-    """Priority of the job's worker pods."""
 
 
 class NeedsLiveReadError(Exception):

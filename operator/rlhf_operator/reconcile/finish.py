@@ -116,10 +116,8 @@ def fail_if_queued_too_long(ctx: ReconcileContext) -> None:
 
 
 def _too_large(ctx: ReconcileContext, failure: Failure) -> int | None:
-    """Return the micro-batch tokens for which the attempt had no memory; None if they are not to blame.
-
-    None also if neither mapping nor spec sets them, or if the message names another field that would help.
-    """
+    """Return the micro-batch tokens for which the attempt had no memory; None if they are unset or not to blame."""
+    # The message may name another field that would help.
     names_another = "spec." in failure.message and "microBatchTokens" not in failure.message
     if failure.exit_code != ExitCode.OUT_OF_MEMORY or names_another:
         return None

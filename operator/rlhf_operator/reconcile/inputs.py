@@ -62,6 +62,7 @@ def ready(ctx: ReconcileContext, job: Job) -> bool:
 
 
 def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
+    """Return (reason, sentence) of the first obstacle to the job; None without one."""
     if ctx.job is None:
         return "InvalidSpec", ctx.problem
     if "kuberay" not in ctx.snapshot.capabilities:
@@ -70,22 +71,17 @@ def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
     if storage is not None and storage.startswith("file://"):
         where = "a folder of a pod, which goes with it; take pvc://, s3:// or gs://, or leave it unset"
         return "InvalidSpec", f"spec.checkpoint.storage: {storage} is {where}"
-    return _claim_obstacle(ctx, ctx.job)
-
-
-def _claim_obstacle(ctx: ReconcileContext, job: Job) -> tuple[str, str] | None:
-    """Return (reason, sentence) about a claim that is missing, foreign or too small; else None."""
     named, claims = claims_named(ctx.snapshot.job.spec), ctx.snapshot.claims
     if missing := named - claims.keys():
         name = min(missing)
         return "ClaimMissing", f"the spec names PersistentVolumeClaim {name}, which does not exist; create it"
-    own = names.output_claim(job.name)
+    own = names.output_claim(ctx.job.name)
     made = claims.get(own)
     if own not in named and made is not None and not made.made_for(ctx.snapshot.job):
         what_to_do = "delete it or name the job otherwise"
         return "NameConflict", f"PersistentVolumeClaim {own} belongs to something else; {what_to_do}"
-    place = claims.get(run_folder(job).claim)
-    if ctx.status.attempt is None and place and (problem := too_small(job, place, ctx.snapshot)):
+    place = claims.get(run_folder(ctx.job).claim)
+    if ctx.status.attempt is None and place and (problem := too_small(ctx.job, place, ctx.snapshot)):
         return "ClaimTooSmall", f"spec.checkpoint.storage: {problem}"
     return None
 

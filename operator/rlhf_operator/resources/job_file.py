@@ -61,17 +61,13 @@ def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, ObservedInpu
 
 
 def _tell_models(job: Job, mapping: MappedPlacement, spec: dict[str, Any]) -> None:
-    """Write the sizes of each model into the spec, in place.
-
-    A reference model is always written, because its sizes may differ from those of the actor.
-    """
     used = job.models()
     for sizes in mapping.sizes:
         models: Any = spec["models"]
         *parents, last = job.spec.models.field(sizes.role).split(".")
         for name in parents:
             models = models[int(name) if isinstance(models, list) else name]
-        if models[last] is None:  # the manifest leaves it out
+        if models[last] is None:  # a reference model is written always, as its sizes may differ from the actor's
             models[last] = used[sizes.role].model_dump(mode="json", by_alias=True)
         models[last]["parallelism"] = sizes.model_dump(include=set(Parallelism.model_fields))
         if sizes.offload is not None:

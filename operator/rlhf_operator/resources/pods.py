@@ -1,11 +1,11 @@
-"""Common parts of all pods of an attempt: image, variables, volumes, and the hook before a pod ends."""
+"""Common parts of all pods of a job: image, variables, volumes, and the hook before a pod ends."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 from rlhf_api.checks.pod_template import PodRole
 from rlhf_api.job import Job
@@ -13,13 +13,17 @@ from rlhf_api.quantities import amount, mebibytes
 from rlhf_api.status import MappedPlacement
 from rlhf_operator import names
 from rlhf_operator.overlay import avoid_nodes, merged
-from rlhf_operator.resources import identity, installed, storage
+from rlhf_operator.resources import identity, storage
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
 SCRATCH = "/tmp"
 """Folder in which everybody may write; Ray keeps its session and its logs there."""
 SHARED_MEMORY = "/dev/shm"
+CA_FOLDER: Final = "/rlhf/ca"
+CA_FILE: Final = "ca.crt"
+MODELS_FOLDER: Final = "/rlhf/models"
+CA_VOLUME, MODELS_VOLUME = "rlhf-ca", "rlhf-models"
 END_SECONDS = 15
 """Seconds of the grace period that processes have left to end after save-now."""
 MIN_STORE_BYTES = 80 * 1024**2
@@ -86,7 +90,7 @@ class Pods:
                 {"name": "scratch", "mountPath": SCRATCH},
                 {"name": "shared-memory", "mountPath": SHARED_MEMORY},
                 {"name": "job", "mountPath": names.JOB_FOLDER, "readOnly": True},
-                *installed.mounts(self.settings),
+                *installed_mounts(self.settings),
                 *storage.of_container(self.mounts),
             ],
         }
@@ -97,7 +101,7 @@ class Pods:
             {"name": "scratch", "emptyDir": {}},
             {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
             {"name": "job", "configMap": {"name": self.config_map}},
-            *installed.volumes(self.settings),
+            *installed_volumes(self.settings),
             *storage.of_pod(self.mounts),
         ]
 
@@ -119,6 +123,7 @@ def environment(job: Job, settings: Settings, ours: Mapping[str, str]) -> list[d
         secret = variable.secret
         value = {"valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}} if secret else {}
         users[variable.name] = {"name": variable.name, **(value or {"value": variable.value or ""})}
+    authorities = f"{CA_FOLDER}/{CA_FILE}"
     always = {
         "HOME": SCRATCH,
         "PYTHONUNBUFFERED": "1",
@@ -131,7 +136,8 @@ def environment(job: Job, settings: Settings, ours: Mapping[str, str]) -> list[d
         "RAY_memory_monitor_refresh_ms": "0",
         # In the run folder, so that an attempt finds what an earlier one compiled for minutes.
         "VLLM_CACHE_ROOT": f"{names.OUTPUT_FOLDER}/.cache/vllm",
-        **installed.variables(settings),
+        **(dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), authorities) if settings.ca_bundle else {}),
+        **({"HF_HUB_CACHE": MODELS_FOLDER} if settings.model_cache else {}),
     }
     return [
         *({"name": name, "value": value} for name, value in {**always, **ours}.items() if name not in users),
@@ -147,3 +153,20 @@ def shared_memory(requested: str, memory: str, *, share: Fraction) -> str:
 def object_store(shared: str) -> str:
     """Bytes of Ray's object store: half of /dev/shm, which collectives and data loaders use too."""
     return str(max(int(amount(shared) / 2), MIN_STORE_BYTES))
+
+
+def installed_volumes(settings: Settings) -> list[dict[str, Any]]:
+    """Volumes of a pod for the certificate authorities and the model cache."""
+    found: list[dict[str, Any]] = []
+    if bundle := settings.ca_bundle:
+        items = [{"key": bundle.key, "path": CA_FILE}]
+        found.append({"name": CA_VOLUME, "configMap": {"name": bundle.config_map, "items": items}})
+    if settings.model_cache:
+        found.append({"name": MODELS_VOLUME, **settings.model_cache})
+    return found
+
+
+def installed_mounts(settings: Settings) -> list[dict[str, Any]]:
+    """Mounts of a container for the certificate authorities and the model cache."""
+    ca = [{"name": CA_VOLUME, "mountPath": CA_FOLDER, "readOnly": True}] if settings.ca_bundle else []
+    return [*ca, *([{"name": MODELS_VOLUME, "mountPath": MODELS_FOLDER}] if settings.model_cache else [])]

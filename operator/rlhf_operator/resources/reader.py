@@ -13,8 +13,8 @@ from rlhf_api.job import Job
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.overlay import merged
-from rlhf_operator.resources import identity, installed, storage
-from rlhf_operator.resources.pods import SCRATCH, environment, image_of
+from rlhf_operator.resources import identity, storage
+from rlhf_operator.resources.pods import SCRATCH, environment, image_of, installed_mounts, installed_volumes
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
@@ -50,7 +50,7 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequ
         "volumeMounts": [
             # A variable of the user's may put the hub's cache into the run folder, which is not there yet.
             *({"name": "scratch", "mountPath": folder} for folder in (SCRATCH, names.OUTPUT_FOLDER)),
-            *installed.mounts(settings),
+            *installed_mounts(settings),
             *storage.of_container(mounts),
         ],
     }
@@ -59,7 +59,7 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequ
         "activeDeadlineSeconds": job.spec.run_policy.startup_deadline_seconds,
         **identity.of_pod(settings.runtime_of(job.spec.runtime)),
         "containers": [container],
-        "volumes": [{"name": "scratch", "emptyDir": {}}, *installed.volumes(settings), *storage.of_pod(mounts)],
+        "volumes": [{"name": "scratch", "emptyDir": {}}, *installed_volumes(settings), *storage.of_pod(mounts)],
     }
     # It goes where the head may, and is what policies of the cluster want of that.
     over = settings.template_of(job.spec.runtime, names.CONTROLLER)

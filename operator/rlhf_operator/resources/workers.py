@@ -24,7 +24,12 @@ INTERFACE = "eth0"
 
 def groups(pods: Pods) -> list[dict[str, Any]]:
     """Return Ray's worker groups in the order of the pools; a pool over several zones has a group in each zone."""
-    parts = [part for pool in pods.mapping.pools for part in _parts(pool)]
+    parts: list[_Part] = []
+    for pool in pods.mapping.pools:
+        zones = pool.zones or ("",) * pool.nodes
+        places = {zone: [place for place, each in enumerate(zones) if each == zone] for zone in dict.fromkeys(zones)}
+        is_whole = len(places) == 1
+        parts += [_Part(pool, zone, places[zone], "" if is_whole else f"-{n}") for n, zone in enumerate(places)]
     given = group_names([f"{part.pool.name}{part.suffix}" for part in parts])
     return [_group(pods, part, name) for part, name in zip(parts, given, strict=True)]
 
@@ -37,16 +42,8 @@ class _Part(NamedTuple):
     """Zone of the nodes; empty if the zone is unknown."""
     places: list[int]
     """Positions of the part's nodes in the pool, in the order of ranks."""
-    suffix: str = ""
+    suffix: str
     """Suffix of the pool's name in the group's name; empty if the part is the whole pool."""
-
-
-def _parts(pool: MappedPool) -> list[_Part]:
-    zones = pool.zones or ("",) * pool.nodes
-    found = {zone: [place for place, each in enumerate(zones) if each == zone] for zone in dict.fromkeys(zones)}
-    if len(found) == 1:
-        return [_Part(pool, zones[0], list(range(pool.nodes)))]
-    return [_Part(pool, zone, places, f"-{index}") for index, (zone, places) in enumerate(found.items())]
 
 
 def group_names(pools: Sequence[str]) -> list[str]:
@@ -124,10 +121,7 @@ def _collectives(device: Device, *, on_host: bool) -> dict[str, str]:
 
 
 def _affinity(pods: Pods, part: _Part) -> dict[str, Any]:
-    """Return the pod's affinity to nodes with the mapped GPU type and zone that share no GPU.
-
-    It is empty for placement by hand, where the user chooses the nodes too.
-    """
+    """Return the affinity to nodes with the mapped GPU type and zone that share no GPU; empty for placement by hand."""
     if part.pool.gpu is None or pods.job.spec.placement.mode == "Manual":
         return {}
     nodes = pods.snapshot.nodes or ()
