@@ -122,7 +122,7 @@ def predict_placed(
 def _one_pool(job: Job, choices: Sequence[Machines], capacity: Capacity) -> DeviceMapping:
     """Return a mapping of all models into one data-parallel pool, on the most machines over which the batch divides.
 
-    Raises NoPlaceError if the machines are ambiguous or the rollout has its own pool; SpecError if nothing divides.
+    Raises NoPlaceError if machines differ in slots, or the rollout has its own pool; SpecError if nothing divides.
     """
     if "rollout" in job.placed_roles():
         raise NoPlaceError("the mapper does not know these models; say in spec.placement.pools where the rollout is")

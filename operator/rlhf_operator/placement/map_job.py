@@ -98,7 +98,7 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
     pools = tuple(
         MappedPool(
             name=pool.name,
-            models=_only(pool.models, PoolRole),
+            models=_only(pool.models, PoolRole),  # without those that always live with another model
             nodes=len(pool.slots_per_machine),
             slots_per_node=max(pool.slots_per_machine),
             gpu=pool.gpu or None if on_gpus else None,
