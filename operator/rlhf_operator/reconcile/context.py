@@ -126,7 +126,8 @@ class ReconcileContext:
 
     def _add_obstacle_events(self) -> None:
         """Add an event for each new reason why no attempt can start, or why its pods do not start."""
-        reported = {self.snapshot.refused.reason if self.snapshot.refused else "", *ON_ITS_WAY}
+        refused = self.snapshot.refused.reason if self.snapshot.refused else ""  # has its event already
+        reported = {refused, *ON_ITS_WAY}
         for kind in WITH_EVENTS:
             was = conditions.found(self.snapshot.job.status.conditions, kind)
             now = self.condition(kind)
