@@ -13,7 +13,7 @@ import numpy as np
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
-from rlhf_api.spec.parallel_sizes import Parallelism, ParallelSizes
+from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software, software_for
 from rlhf_mapper.hardware import MAX_GROUPS, Cluster, NodeGroup
@@ -58,14 +58,22 @@ class MappingProblem:
 
         A pool on several nodes may use only some of their GPUs.
         """
-        requests = {role: _with_sizes(self.requests[role], sizes) for role, sizes in placed.sizes.items()}
+        requests = {
+            role: replace(
+                self.requests[role],
+                sizes=Parallelism(pipeline=cut.pipeline, tensor=cut.tensor, data=cut.data, replicas=cut.replicas),
+                generation_pipeline=cut.generation_pipeline,
+                generation_tensor=cut.generation_tensor,
+            )
+            for role, cut in placed.sizes.items()
+        }
         used = [nodes_of_pool(pool, each) for pool, each in zip(placed.pools, nodes, strict=True)]
         settings = [Setting(each, self.software, self.load, self.correction) for each in used]
         return PoolCosts(requests, settings, [np.array([pool.size]) for pool in placed.pools])
 
     def search(self, costs: PoolCosts, objective: Objective | None = None) -> list[Found]:
         """Return the best placements of models in pools, each with its best allocation of GPUs."""
-        goal = replace(objective or Objective.throughput(), works_ahead=self.load.works_ahead)
+        goal = replace(objective or Objective(), works_ahead=self.load.works_ahead)
         return pruned(costs, [role for role in self.requests if role not in PLACED_WITH], MAX_PLACEMENTS, goal)
 
 
@@ -110,7 +118,7 @@ def mapping_of(
     best: tuple[tuple[float, float], PoolCosts, list[Found], Objective] | None = None
     for chosen in _choices(cluster):
         costs = task.costs(Cluster(tuple(group for _, group in chosen)))
-        goal = (objective or Objective.throughput()).on([chosen[min(nodes)[0]][0] for nodes in costs.hosts])
+        goal = (objective or Objective()).on([chosen[min(nodes)[0]][0] for nodes in costs.hosts])
         if found := task.search(costs, goal):
             merit = _merit(found[0], costs, goal)
             best = min(best or (merit, costs, found, goal), (merit, costs, found, goal), key=lambda each: each[0])
@@ -121,8 +129,9 @@ def _choices(cluster: Cluster) -> Iterator[list[tuple[int, NodeGroup]]]:
     """Yield lists of (index of a node group, its nodes) to search: all groups, then each group and each zone alone."""
     every = list(enumerate(cluster.groups))
     yield every
-    parts = ((host, part) for host, group in every for part in dict.fromkeys((group, *_alone(group))))
-    yield from ([part] for part in parts if [part] != every)
+    for host, group in every:
+        zones = (replace(part, zone_bandwidth=None) for part in group.in_zones)
+        yield from ([(host, part)] for part in dict.fromkeys((group, *zones)) if [(host, part)] != every)
 
 
 def _merit(found: Found, costs: PoolCosts, objective: Objective) -> tuple[float, float]:
@@ -156,8 +165,7 @@ def predict(
         (frozenset(pool.models).difference(PLACED_WITH), place, pool.size) for place, pool in enumerate(placed.pools)
     )
     of_pools = [costs.seconds(*each) for each in sets]
-    full = [pool.name for pool, each in zip(placed.pools, of_pools, strict=True) if np.isinf(each).any()]
-    if full:
+    if full := [pool.name for pool, each in zip(placed.pools, of_pools, strict=True) if np.isinf(each).any()]:
         return Infeasible(reason=f"the models of pool {', '.join(full)} do not fit on its GPUs")
     found = Found(sets, *overlap.step_of(of_pools, task.load))
     named = (replace(pool, gpu=each.gpu.name) for pool, each in zip(placed.pools, nodes, strict=True))
@@ -235,22 +243,6 @@ def _request(job: Job, role: Role, model: Architecture, work: Work, device: Devi
         generator_share=rollout.gpu_memory_utilization,
         offload="None" if role == "rollout" else source.offload,
     )
-
-
-def _with_sizes(request: ModelRequest, sizes: ParallelSizes) -> ModelRequest:
-    """Return a model's request with all its parallel sizes fixed."""
-    fixed = Parallelism(pipeline=sizes.pipeline, tensor=sizes.tensor, data=sizes.data, replicas=sizes.replicas)
-    return replace(
-        request,
-        sizes=fixed,
-        generation_pipeline=sizes.generation_pipeline,
-        generation_tensor=sizes.generation_tensor,
-    )
-
-
-def _alone(group: NodeGroup) -> list[NodeGroup]:
-    """Return the nodes of each zone as a node group without a link to other zones."""
-    return [replace(part, zone_bandwidth=None) for part in group.in_zones]
 
 
 def _pool(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> MappedPool:

@@ -38,13 +38,20 @@ def plan_job(
     every response has the longest length. explains: whether to search for remedies if nothing fits. Raises SpecError.
     """
     if job.spec.placement.mode == "Manual":
-        placed = place(job, _gpus_per_machine(cluster, device))
+        slots = (group.gpus_per_node if device == "GPU" else 0 for group in cluster.groups for _ in range(group.count))
+        placed = place(job, tuple(slots))
         return predict(job, placed, cluster, shapes, correction=correction, responses=responses)
     objective = objective or objective_for(job, cluster)
     search = partial(auto_map, job, cluster, shapes, device=device, correction=correction, responses=responses)
     mapping = search(objective=objective, explains=explains)
     if isinstance(mapping, Infeasible) and explains and objective.kind == "fewest_gpus":
-        return _too_slow(search(), objective.most_seconds)
+        fastest = search()
+        if isinstance(fastest, Infeasible):
+            return fastest
+        assert fastest.prediction, "the shapes are known"
+        seconds = seconds_text(fastest.prediction.step_seconds)
+        most = seconds_text(objective.most_seconds)
+        return Infeasible(reason=f"no mapping takes {most} a step or less; the fastest takes {seconds}")
     return mapping
 
 
@@ -71,22 +78,6 @@ def networks_of(cluster: Cluster) -> tuple[str, ...]:
     return (*nodes, *zones)
 
 
-def _gpus_per_machine(cluster: Cluster, device: Device) -> tuple[int, ...]:
-    """Return the number of GPUs of each machine; a machine with CPU slots has 0."""
-    return tuple(group.gpus_per_node if device == "GPU" else 0 for group in cluster.groups for _ in range(group.count))
-
-
-def _too_slow(fastest: DeviceMapping | Infeasible, most_seconds: float) -> Infeasible:
-    """Return why no mapping takes so few seconds; `fastest`: the best mapping without that limit."""
-    if isinstance(fastest, Infeasible):
-        return fastest
-    assert fastest.prediction, "the shapes are known"
-    seconds = seconds_text(fastest.prediction.step_seconds)
-    return Infeasible(
-        reason=f"no mapping takes {seconds_text(most_seconds)} a step or less; the fastest takes {seconds}"
-    )
-
-
 def merit(job: Job, mapping: DeviceMapping | Infeasible, cluster: Cluster) -> tuple[float, float]:
     """Return the key by which mappings of a job onto several clusters are compared; the smallest is the best."""
     if isinstance(mapping, Infeasible):
@@ -110,14 +101,14 @@ def objective_of(text: str, cluster: Cluster, path: str = "--objective") -> Obje
     prices = [group.gpu_hour_price for group in cluster.groups]
     match name:
         case "throughput" if not equals:
-            return Objective.throughput()
+            return Objective()
         case "fewest-gpus":
-            return Objective.fewest_gpus(_seconds(text, value, path))
+            return Objective("fewest_gpus", most_seconds=_seconds(text, value, path))
         case "lowest-cost" if not equals:
             known = tuple(price for price in prices if price is not None)
             if len(known) < len(prices):
                 raise SpecError([Problem(path, "lowest-cost needs the pricePerGpuHour of all nodes")])
-            return Objective.lowest_cost(known)
+            return Objective("lowest_cost", prices=known)
     raise SpecError([Problem(path, f"is {text or 'empty'}, expected {choice(OBJECTIVES)}")])
 
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console, ConsoleOptions
 from rich.padding import Padding
@@ -14,25 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_api.names import Role
-from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.hardware import ESTIMATED
-from rlhf_mapper.mapping import (
-    PHASES,
-    STAGES,
-    Device,
-    DeviceMapping,
-    Infeasible,
-    MappedPool,
-    ModelPrediction,
-    Phase,
-    Prediction,
-    Rejected,
-    Stage,
-)
+from rlhf_mapper.mapping import PHASES, STAGES, Device, DeviceMapping, Infeasible, Prediction, Rejected, Stage
 from rlhf_planning.timeline import plain, seconds_text, timeline_of
 from rlhf_planning.timeline_text import chart_of, legend_of
 
-Columns = Literal["all", "cuts", "seconds"]
 NOUNS: dict[Device, str] = {"CPU": "CPU slots", "GPU": "GPUs"}
 PARTS = {
     "weights": "weights",
@@ -43,13 +29,6 @@ PARTS = {
     "kv_cache": "KV\ncache",
 }
 """Column heading of each part of a GPU's memory."""
-HEADS: dict[Phase, str] = {
-    "reshard": "reshard",
-    "generation": "gene-\nration",
-    "scoring": "scoring",
-    "update": "update",
-}
-GB = 1e9
 TIMES = "\N{MULTIPLICATION SIGN}"
 UNIT = re.compile(r"(?<=\d) (?=(ms|s|kB|MB|GB|M)\b)")
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -96,7 +75,10 @@ def explain(
         _rejected(writer, mapping.rejected, prediction.step_seconds, prices or {})
     else:
         writer.head("models")
-        writer.table(_cuts(mapping))
+        cuts = _table(left=("model", "p-t-d"), gap=2)
+        for role in _roles(mapping):
+            cuts.add_row(role, str(mapping.sizes[role]))
+        writer.table(cuts)
         writer.console.print()
         writer.line("No time or memory is predicted: the shapes of the models are not known.")
 
@@ -104,8 +86,7 @@ def explain(
 def _predicted_models(writer: Writer, mapping: DeviceMapping, prediction: Prediction) -> None:
     """Print the sizes and seconds of the models, in two tables where there is little room."""
     writer.head("models")
-    tables: tuple[Columns, ...] = ("all",) if writer.columns >= NARROW else ("cuts", "seconds")
-    for columns in tables:
+    for columns in (("cuts", "seconds"),) if writer.columns >= NARROW else (("cuts",), ("seconds",)):
         writer.table(_models(mapping, prediction, columns, gap=writer.gap))
     if again := [role for role in _roles(mapping) if prediction.models[role].recomputes]:
         writer.line(f"  layers are recomputed in the backward pass (gradientCheckpointing): {', '.join(again)}")
@@ -158,55 +139,38 @@ def _pools(mapping: DeviceMapping) -> Table:
     if zoned := any(pool.zones for pool in mapping.pools):
         table.add_column("zones", overflow="fold")
     for pool in mapping.pools:
-        cells = [pool.name, ", ".join(pool.models), str(pool.size), _machines(pool)]
+        machines = " + ".join(f"{count} x {slots}" for slots, count in Counter(pool.slots_per_machine).items())
+        cells = [pool.name, ", ".join(pool.models), str(pool.size), machines]
         table.add_row(*map(Text, [*cells, *[pool.gpu] * named, *[pool.where] * zoned]))
     return table
 
 
-def _machines(pool: MappedPool) -> str:
-    """Return a pool's machines x slots: `8 x 8`, or `2 x 8 + 1 x 4` if the machines differ."""
-    return " + ".join(f"{machines} x {slots}" for slots, machines in Counter(pool.slots_per_machine).items())
-
-
-def _models(mapping: DeviceMapping, prediction: Prediction, columns: Columns, *, gap: int) -> Table:
-    """Return the table of models: each one's parallel sizes, the seconds of a step, or both."""
+def _models(mapping: DeviceMapping, prediction: Prediction, columns: Sequence[str], *, gap: int) -> Table:
+    """Return the table of models; columns: `cuts` for each one's parallel sizes, `seconds` for those of a step."""
     phases = [phase for phase in PHASES if any(phase in model.seconds for model in prediction.models.values())]
     generates = "generation" in phases
     table = _table(left=("model",), gap=gap)
-    if columns != "seconds":
+    if "cuts" in columns:
         table.add_column("p-t-d", overflow="fold")
         if generates:
             table.add_column("p_g-t_g-\nd_g", no_wrap=True)
         table.add_column("micro\nbatch", justify="right")
         table.add_column("offload", no_wrap=True)
-    for phase in phases if columns != "cuts" else ():
-        table.add_column(HEADS[phase], justify="right", no_wrap=True)
+    for phase in phases if "seconds" in columns else ():
+        table.add_column("gene-\nration" if phase == "generation" else phase, justify="right", no_wrap=True)
     for role in _roles(mapping):
-        model = prediction.models[role]
-        seconds = [seconds_text(model.seconds[phase]) if phase in model.seconds else "" for phase in phases]
-        cuts = _cut(mapping.sizes[role], model, generates=generates)
-        cells = {"all": [*cuts, *seconds], "cuts": cuts, "seconds": seconds}
-        table.add_row(role, *cells[columns])
-    return table
-
-
-def _cut(sizes: ParallelSizes, model: ModelPrediction, *, generates: bool) -> list[str]:
-    """Return the cells of a model's parallel sizes; generates: whether one of the models generates."""
-    ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro}"
-    generation = [ways if "generation" in model.seconds else ""] if generates else []
-    return [str(sizes), *generation, str(model.micro_batch), model.offload]
-
-
-def _cuts(mapping: DeviceMapping) -> Table:
-    """Return the parallel sizes of each model, for a mapping without a prediction."""
-    table = _table(left=("model", "p-t-d"), gap=2)
-    for role in _roles(mapping):
-        table.add_row(role, str(mapping.sizes[role]))
+        sizes, model = mapping.sizes[role], prediction.models[role]
+        ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro}"
+        generation = [ways if "generation" in model.seconds else ""] * generates
+        cells = {
+            "cuts": [str(sizes), *generation, str(model.micro_batch), model.offload],
+            "seconds": [seconds_text(model.seconds[phase]) if phase in model.seconds else "" for phase in phases],
+        }
+        table.add_row(role, *(cell for name in columns for cell in cells[name]))
     return table
 
 
 def _roles(mapping: DeviceMapping) -> list[Role]:
-    """Return the roles of all models, in the order of the pools."""
     return [role for pool in mapping.pools for role in pool.models]
 
 
@@ -214,28 +178,19 @@ def _memory(writer: Writer, mapping: DeviceMapping, prediction: Prediction) -> N
     """Print a memory table for each pool: the fullest moment of a slot in each stage, against the pool's limit."""
     stages = [stage for stage in STAGES if prediction.stages.get(stage)]
     held = {pool.name: {stage: prediction.peak(pool.models, stage) for stage in stages} for pool in mapping.pools}
-    power, unit = _memory_unit(sum(parts.values()) for stages in held.values() for parts in stages.values())
+    most = max(sum(parts.values()) for stages in held.values() for parts in stages.values())
+    power, unit = next((each for each in UNITS if most >= 10 ** each[0]), UNITS[-1])
+    cells = writer.columns - MEMORY_COLUMNS if writer.columns >= NARROW else 0
     slot = "GPU" if mapping.device == "GPU" else "CPU slot"
     writer.head(f"memory of a {slot} in {unit} of 1e{power} bytes")
     for pool in mapping.pools:
         limit = prediction.memory_limit[pool.name]
         writer.line(f"  {pool.name}, limit {plain(limit / 10**power)} {unit}")
-        table = _stages(held[pool.name], limit, scale=10**power, cells=_bar_cells(writer.columns))
+        table = _stages(held[pool.name], limit, scale=10**power, cells=cells)
         table.show_header = pool is mapping.pools[0]
         writer.table(table)
     if any("generation" in model.seconds for model in prediction.models.values()):
         writer.line(f"  gpu_memory_utilization of the generator: {prediction.gpu_memory_utilization:.2f}")
-
-
-def _memory_unit(sizes: Iterable[float]) -> tuple[int, str]:
-    """Return power of ten and name of the unit for the largest of some sizes."""
-    most = max(sizes)
-    return next(((power, unit) for power, unit in UNITS if most >= 10**power), UNITS[-1])
-
-
-def _bar_cells(columns: int) -> int:
-    """Return the width of a memory bar in columns; 0 if there is no room for a bar."""
-    return columns - MEMORY_COLUMNS if columns >= NARROW else 0
 
 
 def _stages(held: Mapping[Stage, Mapping[str, float]], limit: float, *, scale: float, cells: int) -> Table:
@@ -267,9 +222,8 @@ def _times(writer: Writer, mapping: DeviceMapping, prediction: Prediction, price
     seconds = prediction.step_seconds
     line = f"predicted: {seconds_text(seconds)} a step, {plain(prediction.tokens_per_second)} tokens/s"
     if prices:
-        line += (
-            f", price {plain(step_price([(pool.gpu, pool.size) for pool in mapping.pools], seconds, prices))} a step"
-        )
+        pools = [(pool.gpu, pool.size) for pool in mapping.pools]
+        line += f", price {plain(step_price(pools, seconds, prices))} a step"
     writer.head(line)
     if prediction.coefficients:
         tokens = plain(prediction.response_tokens)
@@ -308,7 +262,7 @@ def _rejected(writer: Writer, placements: Sequence[Rejected], won: float, prices
 def _infeasible(writer: Writer, answer: Infeasible) -> None:
     writer.line(f"nothing fits: {answer.reason}")
     if answer.short_bytes:
-        writer.line(f"  short: {answer.short_bytes / GB:,.1f} GB of memory (1 GB = 1e9 bytes)")
+        writer.line(f"  short: {answer.short_bytes / 1e9:,.1f} GB of memory (1 GB = 1e9 bytes)")
     options = (option.replace(" x ", TIMES) for option in answer.options)  # GPUs are one word, as those of _slots
     if would_do := [*options, *(_slots(gpu, slots) for gpu, slots in answer.smallest)]:
         writer.line(f"  would do: {' or '.join(would_do)}")

@@ -304,7 +304,8 @@ def test_the_pruned_search_finds_what_trying_everything_finds(seed: int) -> None
     costs, models, prices = real_costs(seed)
     fastest = exhaustive(costs, models)
     limit = 1.3 * fastest[0].seconds if fastest else 1.0
-    for objective in (Objective.throughput(), Objective.fewest_gpus(limit), Objective.lowest_cost(prices)):
+    smallest, cheapest = Objective("fewest_gpus", most_seconds=limit), Objective("lowest_cost", prices=prices)
+    for objective in (Objective(), smallest, cheapest):
         every = exhaustive(costs, models, objective)
         found = pruned(costs, models, 4, objective)
         assert [(one.seconds, one.gpus) for one in found] == [(one.seconds, one.gpus) for one in every[:4]]
@@ -323,14 +324,14 @@ def test_other_objectives_are_met(seed: int) -> None:
     gpus = sum(pool.size for pool in fastest.pools)
     for factor in (1.0, 2.0):
         limit = factor * prediction.step_seconds
-        small = auto_map(job, cluster, shapes, device="GPU", objective=Objective.fewest_gpus(limit))
+        small = auto_map(job, cluster, shapes, device="GPU", objective=Objective("fewest_gpus", most_seconds=limit))
         assert isinstance(small, DeviceMapping)
         assert small.prediction
         assert small.prediction.step_seconds <= limit
         used, gpus = gpus, sum(pool.size for pool in small.pools)
         assert gpus <= used, "more time needs no more GPUs"
     prices = tuple(group.gpu_hour_price or 0.0 for group in cluster.groups)
-    cheap = auto_map(job, cluster, shapes, device="GPU", objective=Objective.lowest_cost(prices))
+    cheap = auto_map(job, cluster, shapes, device="GPU", objective=Objective("lowest_cost", prices=prices))
     assert isinstance(cheap, DeviceMapping)
     assert price_of(cheap, cluster) <= price_of(fastest, cluster)
 
@@ -371,8 +372,8 @@ def test_an_objective_changes_the_plan() -> None:
     assert isinstance(fast, DeviceMapping)
     assert fast.prediction
     slow = 4 * fast.prediction.step_seconds
-    small = auto_map(job, cluster, shapes, device="GPU", objective=Objective.fewest_gpus(slow))
-    cheap = auto_map(job, cluster, shapes, device="GPU", objective=Objective.lowest_cost((2.0,)))
+    small = auto_map(job, cluster, shapes, device="GPU", objective=Objective("fewest_gpus", most_seconds=slow))
+    cheap = auto_map(job, cluster, shapes, device="GPU", objective=Objective("lowest_cost", prices=(2.0,)))
     assert isinstance(small, DeviceMapping)
     assert isinstance(cheap, DeviceMapping)
     assert cheap.prediction

@@ -85,9 +85,9 @@ def objectives(costs: Tables, fastest: Sequence[Found], seed: int) -> list[Objec
     every = [found.seconds for found in fastest] or [1.0]
     prices = np.random.default_rng(seed).integers(0, 4, len(costs.groups)) / 2
     found = [
-        Objective.throughput(),
-        Objective.fewest_gpus(float(np.median(every))),
-        Objective.lowest_cost(tuple(prices.tolist())),
+        Objective(),
+        Objective("fewest_gpus", most_seconds=float(np.median(every))),
+        Objective("lowest_cost", prices=tuple(prices.tolist())),
     ]
     return [replace(each, works_ahead=True) for each in found] if seed % 4 == 1 else found
 
@@ -106,7 +106,7 @@ def test_pruning_changes_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -
     keep = (4, 1, 100)[seed % 3]
     fastest = exhaustive(costs, models)
     for objective in objectives(costs, fastest, seed):
-        every = fastest if objective == Objective.throughput() else exhaustive(costs, models, objective)
+        every = fastest if objective == Objective() else exhaustive(costs, models, objective)
         found = pruned(costs, models, keep, objective)
         assert [score(answer, objective) for answer in found] == [score(answer, objective) for answer in every[:keep]]
 
@@ -167,7 +167,7 @@ def test_a_tie_with_the_last_kept_goes_to_the_earlier() -> None:
     both = frozenset({"actor", "critic"})
     seconds = np.array([[2.0, 1.0]] * 3)
     costs = Tables([8], {**flat([8]).tables, (both, 0): StageTable(np.array([1, 4]), seconds)})
-    (found,) = pruned(costs, both, 1, Objective.lowest_cost((0,)))
+    (found,) = pruned(costs, both, 1, Objective("lowest_cost", prices=(0,)))
     assert found.sets == ((both, 0, 4),)
 
 
@@ -177,7 +177,7 @@ def test_nothing_fits(search: Search) -> None:
     assert search(flat([]), both) == []
     assert search(flat([8], dict.fromkeys(subsets(tuple(both)), 9)), both) == []
     assert [found.gpus for found in search(flat([8], {frozenset({"actor"}): 8}), both)] == [1]
-    assert search(flat([8]), both, objective=Objective.fewest_gpus(2.9)) == []
+    assert search(flat([8]), both, objective=Objective("fewest_gpus", most_seconds=2.9)) == []
     assert search(flat([8]), ()) == []
 
 
@@ -192,20 +192,20 @@ def test_objectives_choose_what_they_are_named_for(search: Search) -> None:
         ((_, group, gpus),) = search(costs, actor, objective=objective)[0].sets
         return group, gpus
 
-    assert choice(Objective.throughput()) == (1, 4)
-    assert choice(Objective.fewest_gpus(24)) == (1, 1)
-    assert choice(Objective.fewest_gpus(17)) == (1, 2)
-    assert choice(Objective.fewest_gpus(6)) == (1, 4)
-    assert choice(Objective.lowest_cost((1, 1))) == (1, 2)
-    assert choice(Objective.lowest_cost((1, 3))) == (0, 1)
-    assert choice(Objective.lowest_cost((1, 0))) == (1, 4)
+    assert choice(Objective()) == (1, 4)
+    assert choice(Objective("fewest_gpus", most_seconds=24)) == (1, 1)
+    assert choice(Objective("fewest_gpus", most_seconds=17)) == (1, 2)
+    assert choice(Objective("fewest_gpus", most_seconds=6)) == (1, 4)
+    assert choice(Objective("lowest_cost", prices=(1, 1))) == (1, 2)
+    assert choice(Objective("lowest_cost", prices=(1, 3))) == (0, 1)
+    assert choice(Objective("lowest_cost", prices=(1, 0))) == (1, 4)
 
 
 def test_prices_are_those_of_the_groups() -> None:
     with pytest.raises(ValueError, match="negative"):
-        Objective.lowest_cost((1, -1))
+        Objective("lowest_cost", prices=(1, -1))
     with pytest.raises(ValueError, match="1 prices for 2 node groups"):
-        pruned(flat([4, 4]), ("actor",), objective=Objective.lowest_cost((1,)))
+        pruned(flat([4, 4]), ("actor",), objective=Objective("lowest_cost", prices=(1,)))
 
 
 def test_a_generator_of_its_own_is_with_no_other() -> None:

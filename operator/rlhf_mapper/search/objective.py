@@ -15,12 +15,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Objective:
-    """Objective that ranks mappings by two numbers, the less the better; both only grow with seconds and with GPUs.
+    """Objective that ranks mappings by two numbers, the less the better; both only grow with seconds and with GPUs."""
 
-    Build one by `throughput`, `fewest_gpus` or `lowest_cost`.
+    kind: Literal["throughput", "fewest_gpus", "lowest_cost"] = "throughput"
+    """Fewest seconds of a step, fewest GPUs with a step of at most `most_seconds`, or lowest price of all GPUs for it.
+
+    Ties go to fewer GPUs for `throughput`, and to fewer seconds for the others.
     """
-
-    kind: Literal["throughput", "fewest_gpus", "lowest_cost"]
     most_seconds: float = math.inf
     """Upper bound of a step's seconds, for `fewest_gpus`."""
     prices: tuple[float, ...] = ()
@@ -28,25 +29,9 @@ class Objective:
     works_ahead: bool = False
     """Whether a step generates the responses of a later step while it prepares and trains."""
 
-    @classmethod
-    def throughput(cls) -> Objective:
-        """Return the objective of the fewest seconds a step; ties go to fewer GPUs."""
-        return cls("throughput")
-
-    @classmethod
-    def fewest_gpus(cls, most_seconds: float) -> Objective:
-        """Return the objective of the fewest GPUs with a step of at most `most_seconds`; ties go to fewer seconds."""
-        return cls("fewest_gpus", most_seconds=most_seconds)
-
-    @classmethod
-    def lowest_cost(cls, prices: tuple[float, ...]) -> Objective:
-        """Return the objective of the lowest price of a step, for all GPUs of all pools; ties go to fewer seconds.
-
-        Errors: ValueError where a price is negative.
-        """
-        if min(prices, default=0.0) < 0:
+    def __post_init__(self) -> None:
+        if min(self.prices, default=0.0) < 0:
             raise ValueError("a GPU's price is negative")
-        return cls("lowest_cost", prices=prices)
 
     def on(self, hosts: Sequence[int]) -> Objective:
         """Return the objective for node groups on these hosts (by index); each group has the price of its host."""
@@ -110,5 +95,4 @@ def weight(gpus: NDArray[np.int64], weights: Floats) -> Floats:
 
 
 def _quotient(above: Floats, below: Floats) -> Floats:
-    """Return above / below; inf where `below` is zero."""
     return np.divide(above, below, out=np.full_like(above, np.inf), where=below > 0)

@@ -24,8 +24,6 @@ WAVE = 1024
 """Number of boxes processed at once: numpy calls of this length cost little more than short ones."""
 SLACK = 1 + 1e-9
 """Factor that widens limits computed by subtraction or division, lest rounding excludes an equally good allocation."""
-
-
 Typed = tuple[int, Sets, tuple[int, ...]]
 """Typed placement: (number of the placement, its sets of models, index of a node group for each set)."""
 
@@ -110,7 +108,7 @@ class _Best:
 
 def pruned(costs: Costs, models: Iterable[str], keep: int = 4, objective: Objective | None = None) -> list[Found]:
     """Return the best `keep` placements, with the same two numbers of the objective as an exhaustive search finds."""
-    goal = objective or Objective.throughput()
+    goal = objective or Objective()
     typed = [
         (number, sets, groups)
         for number, sets in enumerate(placements(models))
@@ -120,7 +118,9 @@ def pruned(costs: Costs, models: Iterable[str], keep: int = 4, objective: Object
         return []
     problem = _problem(costs, typed, goal)
     best = _Best(typed[-1][0] + 1, keep)
-    boxes = _roots(problem)
+    low = np.zeros((len(typed), 3), np.int64)
+    high = low + problem.stacked.seconds.shape[1] - 1
+    boxes = _Boxes(np.arange(len(typed)), low, high, np.zeros(len(typed)), np.zeros(len(typed)))
     while len(boxes.typed):
         wave, rest = boxes, boxes[:0]
         if len(boxes.typed) > WAVE:
@@ -151,19 +151,13 @@ def _problem(costs: Costs, typed: list[Typed], goal: Objective) -> _Problem:
     )
 
 
-def _roots(problem: _Problem) -> _Boxes:
-    """Return one box without limits for each typed placement."""
-    count = len(problem.typed)
-    low = np.zeros((count, 3), np.int64)
-    high = low + problem.stacked.seconds.shape[1] - 1
-    return _Boxes(np.arange(count), low, high, np.zeros(count), np.zeros(count))
-
-
 def _halved(problem: _Problem, goal: Objective, best: _Best, boxes: _Boxes) -> _Boxes:
     """Bound boxes, offer their smallest pools as allocations, and return halves of boxes that may hold better ones."""
     stacked = problem.stacked
     options = stacked.smallest(problem.tables[boxes.typed], boxes.high)
-    gpus = _by_group(problem, boxes.typed, stacked.gpus[options])
+    groups = problem.groups[boxes.typed]
+    used_in = [(stacked.gpus[options] * (groups == group)).sum(1) for group in range(len(problem.budgets))]
+    gpus = np.stack(used_in, 1)
     exist = np.all(stacked.gpus[options] <= stacked.most_gpus, axis=1)
     fits = exist & np.all(gpus <= problem.budgets, axis=1)
     boxes, options, gpus = boxes[fits], options[fits], gpus[fits]
@@ -205,22 +199,13 @@ def _worthwhile(problem: _Problem, best: _Best, boxes: _Boxes) -> NDArray[np.boo
 
 
 def _lowest(problem: _Problem, typed: Ints, options: Ints, gpus: Ints, spare: Floats) -> Ints:
-    """Return [M, 3] lowest ranks of the slowest set, if each set in turn gets all GPUs that the smallest pools leave.
-
-    `spare` [M] is the weight of GPUs that the objective allows besides the smallest pools.
-    """
+    """Return [M, 3] lowest ranks of the slowest set if one set gets all free GPUs; spare: [M] their largest weight."""
     weights = np.broadcast_to(problem.weights, gpus.shape)
     affordable = np.divide(spare[:, None], weights, out=np.full(gpus.shape, np.inf), where=weights > 0)
     room = np.minimum(problem.budgets - gpus, np.maximum(affordable, 0)).astype(np.int64)
     sizes = problem.stacked.gpus[options] + np.take_along_axis(room, problem.groups[typed], 1)
     lowest: Ints = problem.stacked.within(problem.tables[typed], sizes).max(1)
     return lowest
-
-
-def _by_group(problem: _Problem, typed: Ints, sizes: Ints) -> Ints:
-    """Return the [M, G] GPUs used in each node group, from the [M, S] GPUs of each set."""
-    groups = problem.groups[typed]
-    return np.stack([(sizes * (groups == group)).sum(1) for group in range(len(problem.budgets))], 1)
 
 
 def _less(first: Floats, second: Floats, than_first: Floats, than_second: Floats) -> NDArray[np.bool_]:

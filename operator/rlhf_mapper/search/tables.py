@@ -60,16 +60,13 @@ class Found:
 
 
 def placements(models: Iterable[str]) -> list[Sets]:
-    """Return all partitions of the models into sets, fewest sets first, then by model names; empty without models.
-
-    The role `ALONE` shares a set with no other model.
-    """
-    found = [sorted(blocks) for blocks in _partitions(sorted(set(models))) if blocks and all(map(_may_be, blocks))]
+    """Return all partitions of the models into sets, fewest sets first, then by model names; `ALONE` is alone."""
+    found = [
+        sorted(blocks)
+        for blocks in _partitions(sorted(set(models)))
+        if blocks and not any(ALONE in block and len(block) > 1 for block in blocks)
+    ]
     return [tuple(map(frozenset, blocks)) for blocks in sorted(found, key=lambda blocks: (len(blocks), blocks))]
-
-
-def _may_be(block: list[str]) -> bool:
-    return ALONE not in block or len(block) == 1
 
 
 def _partitions(names: list[str]) -> Iterator[list[list[str]]]:

@@ -32,7 +32,7 @@ def exhaustive(costs: Costs, models: Iterable[str], objective: Objective | None 
     Ties: the objective's two numbers, then fewer sets, then the order of `placements`. Which of several equally good
     allocations of one placement is returned is determined, but not specified.
     """
-    goal = objective or Objective.throughput()
+    goal = objective or Objective()
     found: list[tuple[Key, Found]] = []
     for placement in placements(models):
         answers = [_best(costs, placement, groups, goal) for groups in assignments(placement, costs.hosts)]
