@@ -44,12 +44,15 @@ class Architecture:
     @property
     def layer_parameters(self) -> int:
         """Parameters of one layer: attention, MLP (all experts), router and two norms."""
-        return self._attention + self.experts * self._mlp + self._router + 2 * self.hidden
+        idle_experts = self.experts - self.experts_per_token
+        return self.active_layer_parameters + idle_experts * 3 * self.hidden * self.ffn + 2 * self.hidden
 
     @property
     def active_layer_parameters(self) -> int:
         """Parameters of one layer that a token is multiplied with: attention, router, and the experts of this token."""
-        return self._attention + self.experts_per_token * self._mlp + self._router
+        attention = self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
+        router = self.hidden * self.experts if self.experts > 1 else 0
+        return attention + self.experts_per_token * 3 * self.hidden * self.ffn + router
 
     def cannot_be_cut(self, *, pipeline: int = 1, tensor: int = 1) -> tuple[str, str] | None:
         """Return (`pipeline` or `tensor`, a clause on what is wrong with this size); None for a possible cut."""
@@ -108,18 +111,6 @@ class Architecture:
     def kv_values(self) -> int:
         """Numbers that the KV cache holds for one token: keys and values of all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size
-
-    @property
-    def _attention(self) -> int:
-        return self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
-
-    @property
-    def _mlp(self) -> int:
-        return 3 * self.hidden * self.ffn
-
-    @property
-    def _router(self) -> int:
-        return self.hidden * self.experts if self.experts > 1 else 0
 
 
 def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Architecture:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_mapper.mapping import DeviceMapping, Infeasible, MappedPool, ModelPrediction, Prediction, Rejected
+from rlhf_mapper.mapping import DeviceMapping, Infeasible, MappedPool, ModelPrediction, Prediction
 
 
 def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
@@ -18,31 +18,33 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
     if isinstance(mapping, Infeasible):
         smallest = [{"gpu": gpu, "gpus": gpus} for gpu, gpus in mapping.smallest]
         short = {"reason": mapping.reason, "short_bytes": mapping.short_bytes, "smallest": smallest}
-        short["options"] = list(mapping.options)
-        return answer | {"infeasible": short}
+        return answer | {"infeasible": short | {"options": list(mapping.options)}}
     answer |= {
         "pools": [_pool(pool, mapping.prediction) for pool in mapping.pools],
-        "rejected": [_rejected(placement) for placement in mapping.rejected],
+        "rejected": [
+            {
+                "pools": [{"models": list(models), "gpu": gpu, "gpus": gpus} for models, gpu, gpus in each.pools],
+                "predicted": {"step_seconds": each.step_seconds},
+                "reason": each.reason,
+            }
+            for each in mapping.rejected
+        ],
         "infeasible": None,
     }
     if prediction := mapping.prediction:
         roles = [role for pool in mapping.pools for role in pool.models]
-        models = {role: _model(mapping.sizes[role], prediction.models[role]) for role in roles}
-        answer |= {"predicted": _predicted(prediction), "models": models}
+        answer["models"] = {role: _model(mapping.sizes[role], prediction.models[role]) for role in roles}
+        answer["predicted"] = {
+            "step_seconds": prediction.step_seconds,
+            "tokens_per_second": prediction.tokens_per_second,
+            "phases": dict(prediction.phases),
+            "stages": dict(prediction.stages),
+            "gpu_memory_utilization": prediction.gpu_memory_utilization,
+            "correction": dict(prediction.correction),
+            "coefficients": prediction.coefficients,
+            "response_tokens": prediction.response_tokens,
+        }
     return answer
-
-
-def _predicted(prediction: Prediction) -> dict[str, Any]:
-    return {
-        "step_seconds": prediction.step_seconds,
-        "tokens_per_second": prediction.tokens_per_second,
-        "phases": dict(prediction.phases),
-        "stages": dict(prediction.stages),
-        "gpu_memory_utilization": prediction.gpu_memory_utilization,
-        "correction": dict(prediction.correction),
-        "coefficients": prediction.coefficients,
-        "response_tokens": prediction.response_tokens,
-    }
 
 
 def _pool(pool: MappedPool, prediction: Prediction | None) -> dict[str, Any]:
@@ -69,12 +71,4 @@ def _model(sizes: ParallelSizes, model: ModelPrediction) -> dict[str, Any]:
         "recomputes": model.recomputes,
         "seconds": dict(model.seconds),
         "memory": {stage: dict(parts) for stage, parts in model.memory.items()},
-    }
-
-
-def _rejected(placement: Rejected) -> dict[str, Any]:
-    return {
-        "pools": [{"models": list(models), "gpu": gpu, "gpus": gpus} for models, gpu, gpus in placement.pools],
-        "predicted": {"step_seconds": placement.step_seconds},
-        "reason": placement.reason,
     }

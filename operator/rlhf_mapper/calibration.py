@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.mapping import Kind, Phase
 
-KIND_OF: Mapping[Phase, Kind] = MappingProxyType(
-    {"reshard": "transition", "generation": "generation", "scoring": "inference", "update": "training"}
-)
+KIND_OF: Mapping[Phase, Kind] = {
+    "reshard": "transition",
+    "generation": "generation",
+    "scoring": "inference",
+    "update": "training",
+}
 """Kind of work whose correction factor is measured by a phase."""
 WARM_UP, FEW = 2, 4
 """Number of first steps that a calibration leaves out (they compile and allocate) if there are more than FEW steps."""

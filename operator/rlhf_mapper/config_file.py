@@ -14,21 +14,9 @@ from rlhf_api.spec.model_shape import KNOWN, Shape
 from rlhf_mapper.architecture import Architecture, architecture_of
 
 SCORERS: tuple[Role, ...] = ("critic", "reward", "cost", "cost_critic")
-SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "num_local_experts",
-    "num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-)
-WORDS = (*(name for name in SIZES if name != "num_local_experts"), "model_type", "tie_word_embeddings")
+WORDS = tuple(name for name in Shape.model_fields if name != "name")
 """Fields that a Shape takes from config.json; num_local_experts is another name of num_experts."""
+SIZES = (*(name for name in WORDS if name not in ("model_type", "tie_word_embeddings")), "num_local_experts")
 MAX_SIZE = 10_000_000
 """Upper bound of each size in a config.json; a larger value is an error."""
 DECODERS = ("ForCausalLM", "ForSequenceClassification")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.spec.job_spec import Model
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import software_for
 from rlhf_mapper.hardware import Cluster
@@ -23,8 +22,10 @@ def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]
     A model that is not in `parameters` counts as 0 bytes.
     """
     software, models = software_for("CPU", job.spec.training.precision), job.models()
+    # With LoRA the trained share depends on the unknown shape.
+    trained = {role for role, model in models.items() if model.optimizer is not None and model.lora is None}
     states = {
-        role: number * sum(memory.states(ONE, software, trains=_is_trained(models[role])).values()) / ONE.parameters
+        role: number * sum(memory.states(ONE, software, trains=role in trained).values()) / ONE.parameters
         for role, number in parameters.items()
         if number and models[role].offload != "OptimizerInHost"
     }
@@ -35,8 +36,3 @@ def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]
     there = " and ".join(f"{group.gpus} x {group.gpu.name}" for group in cluster.groups)
     least = f"the states of {', '.join(states)} take at least {needed / 1e9:,.1f} GB"
     return Infeasible(reason=f"{least}, but {there} hold {have / 1e9:,.1f} GB", short_bytes=needed - have)
-
-
-def _is_trained(model: Model) -> bool:
-    """Whether all parameters of a model are trained; with LoRA the trained share depends on the unknown shape."""
-    return model.optimizer is not None and model.lora is None

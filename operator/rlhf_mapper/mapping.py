@@ -156,14 +156,12 @@ class DeviceMapping:
     """Parallel sizes of every model of the job."""
     prediction: Prediction | None = None
     """Predicted step; None if the shapes of the models are unknown."""
-    rejected: tuple[Rejected, ...] = field(default=())
+    rejected: tuple[Rejected, ...] = ()
     """Best placements that lost against this mapping, best first."""
 
     def described(self, pool: MappedPool) -> str:
         """Return a pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with p-t-d of models with p or t > 1."""
         zones = f" in zones {pool.where}" if pool.zones else ""
-        return f"{pool.size} {self.device} slots ({', '.join(map(self._named, pool.models))}){zones}"
-
-    def _named(self, role: Role) -> str:
-        sizes = self.sizes[role]
-        return role if sizes.pipeline == sizes.tensor == 1 else f"{role} {sizes}"
+        sizes = {role: self.sizes[role] for role in pool.models}
+        named = (role if each.pipeline == each.tensor == 1 else f"{role} {each}" for role, each in sizes.items())
+        return f"{pool.size} {self.device} slots ({', '.join(named)}){zones}"

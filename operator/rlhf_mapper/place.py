@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from rlhf_api.job import Job
@@ -18,21 +18,24 @@ def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
     gpus_per_machine: GPUs of each machine, 0 for a machine without GPUs.
     """
     device = device_of(job, gpus_per_machine)
-    pools = _manual_pools(job) if job.spec.placement.mode == "Manual" else _single_pool(job, device, gpus_per_machine)
+    pools = _pools(job, max(gpus_per_machine) if device == "GPU" else 1)
     problems, requested, available = list[Problem](), sum(pool.size for pool in pools), sum(gpus_per_machine)
     if device == "GPU" and requested > available:
         problems.append(Problem(f"{job.name}: spec.resources", f"asks for {requested} GPUs, but there are {available}"))
-    members = [(role, pool) for pool in pools for role in pool.models]
-    sizes = {role: _sizes(job, role, pool) for role, pool in members}
-    problems += chain.from_iterable(_does_not_fill(job, role, pool) for role, pool in members)
-    problems += chain.from_iterable((*_does_not_divide(job, pool), *_cuts_a_prompt(job, pool)) for pool in pools)
+    sizes = {role: _sizes(job, role, pool) for pool in pools for role in pool.models}
+    problems += (each for pool in pools for role in pool.models for each in _wrong_sizes(job, role, sizes[role], pool))
+    problems += chain.from_iterable(_wrong_batches(job, pool) for pool in pools)
     if problems:
         raise SpecError(problems)
     return DeviceMapping(device=device, pools=pools, sizes=sizes)
 
 
-def _manual_pools(job: Job) -> tuple[MappedPool, ...]:
-    """Return the pools of the manifest, with the models that always live with another model."""
+def _pools(job: Job, slots: int) -> tuple[MappedPool, ...]:
+    """Return the pools of the manifest, or one pool for all models, by default with so many slots of a machine."""
+    resources = job.spec.resources
+    if job.spec.placement.mode != "Manual":
+        slots_per_machine = (resources.slots_per_node or slots,) * resources.nodes
+        return (MappedPool(name="all", models=tuple(job.models()), slots_per_machine=slots_per_machine),)
     return tuple(
         MappedPool(
             name=pool.name,
@@ -41,13 +44,6 @@ def _manual_pools(job: Job) -> tuple[MappedPool, ...]:
         )
         for pool in job.spec.placement.pools
     )
-
-
-def _single_pool(job: Job, device: Device, gpus_per_machine: Sequence[int]) -> tuple[MappedPool, ...]:
-    """Return one pool for all models of a job."""
-    slots = job.spec.resources.slots_per_node or (max(gpus_per_machine) if device == "GPU" else 1)
-    slots_per_machine = (slots,) * job.spec.resources.nodes
-    return (MappedPool(name="all", models=tuple(job.models()), slots_per_machine=slots_per_machine),)
 
 
 def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:
@@ -70,17 +66,15 @@ def generating(pipeline: int, tensor: int, slots: int) -> ParallelSizes:
     return ParallelSizes(data=max(1, slots // (pipeline * tensor)), pipeline=pipeline, tensor=tensor)
 
 
-def _does_not_fill(job: Job, role: Role, pool: MappedPool) -> list[Problem]:
-    """Return the problem of a model whose p t d is not the slots of the pool, or whose replicas do not divide d."""
-    sizes = _sizes(job, role, pool)
+def _wrong_sizes(job: Job, role: Role, sizes: ParallelSizes, pool: MappedPool) -> Iterator[Problem]:
+    """Yield the problem of a model whose p t d is not the slots of the pool, or whose replicas do not divide d."""
     path = f"{job.name}: spec.rollout"
     if role != "rollout":
         path = f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism"
     if sizes.world_size != pool.size:
-        return [Problem(path, f"p-t-d {sizes} takes {sizes.world_size} slots, but pool {pool.name} has {pool.size}")]
-    if sizes.data % sizes.replicas:
-        return [Problem(f"{path}.replicas", f"is {sizes.replicas}, which does not divide the {sizes.data} data ranks")]
-    return []
+        yield Problem(path, f"p-t-d {sizes} takes {sizes.world_size} slots, but pool {pool.name} has {pool.size}")
+    elif sizes.data % sizes.replicas:
+        yield Problem(f"{path}.replicas", f"is {sizes.replicas}, which does not divide the {sizes.data} data ranks")
 
 
 def device_of(job: Job, gpus_per_machine: Sequence[int]) -> Device:
@@ -94,29 +88,18 @@ def device_of(job: Job, gpus_per_machine: Sequence[int]) -> Device:
     return device
 
 
-def _does_not_divide(job: Job, pool: MappedPool) -> list[Problem]:
-    """Return a problem for each batch size that does not divide over the slots of a pool."""
-    training = job.spec.training
+def _wrong_batches(job: Job, pool: MappedPool) -> Iterator[Problem]:
+    """Yield a problem for each batch size that does not divide over a pool, also where a prompt must stay on a slot."""
+    training, algorithm = job.spec.training, job.spec.algorithm
+    path, slots = f"{job.name}: spec.training", f"the {pool.size} slots of pool {pool.name}"
     sizes = {
         "batchSize": training.batch_size,
         "promptBatchSize": training.prompt_batch_size and job.sequences_per_step,
         "miniBatchSize": None if "rollout" in pool.models else training.mini_batch_size,
     }
-    return [
-        Problem(
-            f"{job.name}: spec.training.{name}",
-            f"gives {size} sequences, which do not divide by the {pool.size} slots of pool {pool.name}",
-        )
-        for name, size in sizes.items()
-        if size and size % pool.size
-    ]
-
-
-def _cuts_a_prompt(job: Job, pool: MappedPool) -> list[Problem]:
-    """Return the problem of a pool that would spread a prompt's responses over slots, if the algorithm pairs them."""
-    prompts, algorithm = job.rows_per_step, job.spec.algorithm
-    if not (algorithm.chooses_pairs and "actor" in pool.models and prompts % pool.size):
-        return []
-    message = f"is {prompts}, which does not divide by the {pool.size} slots of pool {pool.name}"
-    keeps = f"{algorithm.name} keeps the responses to a prompt on one slot"
-    return [Problem(f"{job.name}: spec.training.promptBatchSize", f"{message}; {keeps}")]
+    for name, size in sizes.items():
+        if size and size % pool.size:
+            yield Problem(f"{path}.{name}", f"gives {size} sequences, which do not divide by {slots}")
+    if algorithm.chooses_pairs and "actor" in pool.models and job.rows_per_step % pool.size:
+        keeps = f"{algorithm.name} keeps the responses to a prompt on one slot"
+        yield Problem(f"{path}.promptBatchSize", f"is {job.rows_per_step}, which does not divide by {slots}; {keeps}")

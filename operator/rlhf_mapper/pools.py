@@ -76,10 +76,7 @@ class PoolCosts:
         sizes: Sequence[Indices],
         hosts: Sequence[frozenset[tuple[int, str]]] | None = None,
     ) -> None:
-        """Keep the settings, the pool sizes in GPUs, and the hosts (see `search.tables.Costs`) of each node group.
-
-        hosts None: each group has its own nodes.
-        """
+        """Keep the settings, the pool sizes in GPUs, and the hosts of each node group; None: each has its own nodes."""
         self.requests, self.settings, self.sizes = requests, settings, sizes
         self.hosts = hosts or [frozenset({(group, "")}) for group in range(len(settings))]
         self._strategies: dict[tuple[ModelRequest, int, int], Strategies] = {}
@@ -120,7 +117,9 @@ class PoolCosts:
         self, role: Role, models: frozenset[str], group: int, least: int, offload: PoolOffload = "None"
     ) -> Strategies:
         """Return the strategies of one model in a pool of `models`; roles with equal shape and work share them."""
-        request = self._beside(role, models)
+        request = self.requests[role]
+        if request.work.read_apart and "actor" in models:
+            request = replace(request, work=replace(request.work, read=0.0))
         if offload == "OptimizerInHost" and request.work.trained:
             request = replace(request, work=replace(request.work, steps_in_host=True))
         key = (request, group, least)
@@ -128,13 +127,6 @@ class PoolCosts:
             kind = GeneratingStrategies if request.work.generated else Strategies
             self._strategies[key] = kind(request, self.settings[group], self.sizes[group], least=least)
         return self._strategies[key]
-
-    def _beside(self, role: Role, models: frozenset[str]) -> ModelRequest:
-        """Return the request of a model in a pool; in the actor's pool without passes that only other pools need."""
-        request = self.requests[role]
-        if request.work.read_apart and "actor" in models:
-            return replace(request, work=replace(request.work, read=0.0))
-        return request
 
     def states(self, role: Role, group: int, offload: PoolOffload = "None") -> dict[memory.Part, float]:
         """Return the bytes of a model's weights, gradients and optimizer on all GPUs that share one copy of them."""
@@ -213,24 +205,20 @@ class PoolCosts:
             else:
                 seconds += strategies.without_generator(room)
             seconds += offload_seconds(strategies.request, parts[role], setting) * offloads
-        if not any(self.requests[role].work.generated for role in roles):
-            seconds[1] += self._batch(setting, gpus)
+        generates = any(self.requests[role].work.generated for role in roles)
+        if not generates and any(request.work.generated for request in self.requests.values()):
+            seconds[1] += _batch_seconds(setting, gpus)
         return StateChoice(least, offload, room, cache, generator, np.where(room < 0, np.inf, seconds))
 
     def _pinned(self, roles: Sequence[Role], group: int, gpus: Numbers, offload: PoolOffload) -> Numbers:
-        """Return the bytes of pinned host memory for one GPU's part of the states in host memory.
-
-        Gradients are there as well if the optimizer steps in host memory.
-        """
+        """Return the bytes of pinned host memory for one GPU's part of the states (and gradients) in host memory."""
         software, total = self.settings[group].software, 0.0 * gpus
         moments = (software.optimizer_bytes / 2, software.optimizer_bytes / 2)
         for role in roles:
             request = self.requests[role]
             if request.work.trained:
-                gradients, share = (
-                    (software.gradient_bytes,) * (offload == "OptimizerInHost"),
-                    request.work.trained_share,
-                )
+                gradients = (software.gradient_bytes,) * (offload == "OptimizerInHost")
+                share = request.work.trained_share
                 frozen = (software.frozen_bytes,) * (share < 1)
                 sizes = (*frozen, *(share * each for each in (software.weight_bytes, *moments, *gradients)))
             else:
@@ -239,10 +227,9 @@ class PoolCosts:
                 total = total + memory.pinned(request.model, size, gpus / request.replicas)
         return total
 
-    def _batch(self, setting: Setting, gpus: Indices) -> Numbers:
-        """Return the seconds in which a pool without the generator fetches the batch: tokens, mask and log-probs."""
-        if not any(request.work.generated for request in self.requests.values()):
-            return np.zeros(len(gpus))
-        nodes = np.ceil(gpus / setting.nodes.gpus_per_node)
-        network = np.minimum(nodes * setting.nodes.network, setting.nodes.zone_bandwidth or np.inf)
-        return BATCH_BYTES * setting.load.tokens / (network * setting.software.efficiency.network)
+
+def _batch_seconds(setting: Setting, gpus: Indices) -> Numbers:
+    """Return the seconds in which a pool without the generator fetches the batch: tokens, mask and log-probs."""
+    nodes = np.ceil(gpus / setting.nodes.gpus_per_node)
+    network = np.minimum(nodes * setting.nodes.network, setting.nodes.zone_bandwidth or np.inf)
+    return BATCH_BYTES * setting.load.tokens / (network * setting.software.efficiency.network)

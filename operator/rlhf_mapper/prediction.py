@@ -9,23 +9,13 @@ import numpy as np
 
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_mapper.mapping import (
-    STAGE_OF,
-    STAGES,
-    MappedPool,
-    ModelPrediction,
-    Phase,
-    Prediction,
-    Rejected,
-    Stage,
-)
+from rlhf_mapper.mapping import STAGE_OF, STAGES, MappedPool, ModelPrediction, Phase, Prediction, Rejected, Stage
 from rlhf_mapper.pools import PoolCosts, StateChoice, offload_seconds
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.tables import Found
 from rlhf_mapper.simulate import generation, memory
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.strategy import GeneratingStrategies, Strategies
-from rlhf_mapper.workload import Work
 
 OFFLOAD_PHASES: tuple[Phase, ...] = ("reshard", "scoring", "update")
 """Phases whose seconds include the moves of offloaded states to the GPU and back, one for each stage."""
@@ -58,18 +48,19 @@ def cuts_of(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> 
 def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: Sequence[MappedPool]) -> Prediction:
     """Return the prediction of a step with a found placement; each stage takes as long as the slowest pool."""
     limits = {setting.nodes.gpu.name: setting.nodes.gpu.memory for setting in costs.settings}
+    load, software, correction = costs.settings[0].load, costs.settings[0].software, costs.settings[0].correction
     return Prediction(
         step_seconds=found.seconds,
-        tokens_per_second=costs.settings[0].load.tokens / found.seconds,
-        phases=_phases(found, cuts, pools, streams=costs.settings[0].load.streams),
+        tokens_per_second=load.tokens / found.seconds,
+        phases=_phases(found, cuts, pools, streams=load.streams),
         stages=dict(zip(STAGES, found.stages, strict=True)),
         models={role: cut.predicted for role, cut in cuts.items()},
         memory_limit={pool.name: memory.USABLE_SHARE * limits[pool.gpu] for pool in pools},
         gpu_memory_utilization=max(cut.generator_share for cut in cuts.values()),
-        correction=costs.settings[0].correction.factors,
-        coefficients=costs.settings[0].software.name,
-        response_tokens=costs.settings[0].load.response.mean,
-        works_ahead=costs.settings[0].load.works_ahead,
+        correction=correction.factors,
+        coefficients=software.name,
+        response_tokens=load.response.mean,
+        works_ahead=load.works_ahead,
     )
 
 
@@ -117,15 +108,12 @@ def _reason(costs: PoolCosts, best: Found, other: Found, objective: Objective) -
         return f"as fast, with {other.gpus} GPUs instead of {best.gpus}"
     models, _, gpus = max(other.sets, key=lambda pool: float(costs.seconds(*pool)[stage]))
     slow = ", ".join(costs.roles_of(models))
-    return f"{STAGES[stage]} takes {_time(lost[stage])} longer: all wait for {slow} on {gpus} GPUs"
+    time = f"{lost[stage]:.1f} s" if lost[stage] >= 1 else f"{1000 * lost[stage]:.0f} ms"
+    return f"{STAGES[stage]} takes {time} longer: all wait for {slow} on {gpus} GPUs"
 
 
 def _price(found: Found, objective: Objective) -> float:
     return found.seconds * sum(gpus * objective.prices[group] for _, group, gpus in found.sets)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
 def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: StateChoice, size: int) -> Cut:
@@ -145,7 +133,12 @@ def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: St
         moved = offload_seconds(strategies.request, held, setting)
         for phase, each in zip(OFFLOAD_PHASES, moved.tolist(), strict=True):
             seconds[phase] = seconds.get(phase, 0.0) + each
-    parts = _states(work, {part: float(size) for part, size in held.items()}, offloads=offloads)
+    # Offloaded states are away while generation uses a copy, and in the stages that do not use the model.
+    uses = {"generation": False, "preparation": bool(work.read), "training": bool(work.trained)}
+    parts: dict[Stage, dict[str, float]] = {
+        stage: {part: float(size) for part, size in held.items()} if uses[stage] or not offloads else {}
+        for stage in STAGES
+    }
     _add_passes(parts, strategies, sizes, micro_batch, recomputes=recomputes)
     generator = _generator_memory(strategies, sizes, choice, size) if work.generated else {}
     parts["generation"] |= generator
@@ -183,16 +176,6 @@ def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[i
         generation_tensor=generator[1],
     )
     return row, sizes, seconds
-
-
-def _states(work: Work, held: dict[str, float], *, offloads: bool) -> dict[Stage, dict[str, float]]:
-    """Return the bytes of model states on a GPU by stage; offloaded states are away while generation uses a copy."""
-    away = {
-        "generation": offloads,
-        "preparation": offloads and not work.read,
-        "training": offloads and not work.trained,
-    }
-    return {stage: {} if away[stage] else dict(held) for stage in STAGES}
 
 
 def _add_passes(
@@ -238,5 +221,4 @@ def _generator_memory(strategies: Strategies, sizes: ParallelSizes, choice: Stat
 
 
 def _layouts(sizes: ParallelSizes) -> Layouts:
-    """Return a model's training sizes in the form that the simulators take."""
     return Layouts(*(np.array(float(each)) for each in (sizes.pipeline, sizes.tensor, sizes.data)))

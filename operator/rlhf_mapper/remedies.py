@@ -70,20 +70,15 @@ def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
 
 def _larger_batch(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
     """Return the remedy of the smallest batch and mini-batch that divide over all GPUs, if the job would fit so."""
-    training, sizes = job.spec.training, _dividing(job, cluster.gpus)
+    training, samples, gpus = job.spec.training, job.spec.rollout.samples_per_prompt, cluster.gpus
+    name = "prompt_batch_size" if training.prompt_batch_size else "batch_size"
+    rows = -(-(training.prompt_batch_size or training.batch_size or 1) // gpus) * gpus
+    sizes = {name: rows}
+    if training.mini_batch_size is not None:
+        mini = -(-training.mini_batch_size // (gpus * samples)) * gpus
+        sizes = {name: -(-rows // mini) * mini, "mini_batch_size": mini * samples}
     spec = job.spec.model_copy(update={"training": training.model_copy(update=sizes)})
     is_new = any(size != getattr(training, name) for name, size in sizes.items())
     if not is_new or not fits(job.model_copy(update={"spec": spec}), cluster):
         return ()
     return [" and ".join(f"spec.training.{to_camel(name)}: {size}" for name, size in sizes.items())]
-
-
-def _dividing(job: Job, gpus: int) -> dict[str, int]:
-    """Return the fields of the batch and of a given mini-batch, rounded up to sizes that divide over so many GPUs."""
-    training, samples = job.spec.training, job.spec.rollout.samples_per_prompt
-    name = "prompt_batch_size" if training.prompt_batch_size else "batch_size"
-    rows = -(-(training.prompt_batch_size or training.batch_size or 1) // gpus) * gpus
-    if training.mini_batch_size is None:
-        return {name: rows}
-    mini = -(-training.mini_batch_size // (gpus * samples)) * gpus
-    return {name: -(-rows // mini) * mini, "mini_batch_size": mini * samples}

@@ -14,8 +14,6 @@ from rlhf_api.names import Role
 
 PAIRED = ("pairs", "safety_pairs")
 """Kinds of data whose rows are two sequences each."""
-
-
 CUTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 0.995, 1.0)
 """Quantiles that divide a sample of lengths into parts of nearly equal lengths; narrow among the longest."""
 SAMPLE = 400
@@ -164,15 +162,18 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
 
 def _work(job: Job, role: Role) -> Work:
     """Return the work that the calls of a step give a model, in sequences; a pair counts as two."""
-    calls = [(_doer(job, *call), call[1]) for call in job.spec.algorithm.calls]
+    own = ("rollout" if job.generates_apart else "actor", "generate_sequences")
+    calls = [own if call == ("actor", "generate_sequences") else call for call in job.spec.algorithm.calls]
     methods = [method for model, method in calls if model == role]
     passes = methods.count("generate_sequences")
     trained, updates = _updates(job, role) if any(map(_is_update, methods)) else (0.0, 0)
+    # The actor also runs the forward passes of a reference with its weights.
+    readers = {role, "reference"} if role == "actor" and job.reference_is_actor else {role}
     read_together, trained_together = _together(job, role, updates)
     return Work(
         generated=job.sequences_per_step * passes,
         passes=passes,
-        read=_read_by(job, role, calls),
+        read=sum(_read(job, model, method) for model, method in calls if model in readers),
         read_apart=job.values_by_update and "compute_values" in methods,
         trained=trained,
         updates=updates,
@@ -182,17 +183,6 @@ def _work(job: Job, role: Role) -> Work:
         receives_weights=role == "rollout",
         recomputes=job.models()[role].gradient_checkpointing if trained else False,
     )
-
-
-def _read_by(job: Job, role: Role, calls: Sequence[tuple[str, str]]) -> float:
-    """Return the sequences of a model's forward passes; the actor also runs those of a reference with its weights."""
-    models = {role, "reference"} if role == "actor" and job.reference_is_actor else {role}
-    return sum(_read(job, model, method) for model, method in calls if model in models)
-
-
-def _doer(job: Job, model: str, method: str) -> str:
-    """Return the model that does a call: a rollout pool generates for the actor."""
-    return "rollout" if job.generates_apart and (model, method) == ("actor", "generate_sequences") else model
 
 
 def _is_update(method: str) -> bool:
