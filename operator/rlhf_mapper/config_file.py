@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rlhf_api.chain import SCHEME
@@ -30,10 +30,7 @@ class ConfigError(Exception):
 
 
 def made_from(job: Job, role: Role, jobs: Mapping[str, Job]) -> tuple[Job, Role]:
-    """Return the first job of a chain, and its role from whose model this role's model is made; both have one shape.
-
-    If the jobs form a cycle, as after a job was made anew under an old name, return any of the cycle.
-    """
+    """Return the first job of a chain (any of a cycle), and its role from whose model this role's model is made."""
     visited: set[tuple[str, Role]] = set()
     # A URI of another scheme than job:// is no job's name.
     while (maker := jobs.get(job.models()[role].uri.removeprefix(SCHEME))) and (job.name, role) not in visited:
@@ -48,9 +45,9 @@ def shape_of(text: str, role: Role) -> Architecture:
 
 
 def manifest_architecture(job: Job, role: Role, maker: Job, made: Role) -> Architecture | None:
-    """Return the architecture from the `shape` in a manifest: of the job's model, else of the chain's first model.
+    """Return the architecture by the `shape` of the job's model, else of the chain's first model, else None.
 
-    Return None if neither manifest has a shape. Raises SpecError for a shape that no model can have.
+    Raises SpecError for a shape that no model can have.
     """
     for where, source in ((job, role), (maker, made)):
         if shape := where.models()[source].shape:
@@ -106,7 +103,8 @@ def _require_decoder(config: Mapping[str, Any]) -> None:
     names = config.get("architectures", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"architectures is {json.dumps(names)[:100]}, expected a list of names")
-    if not _is_decoder(config, names):
+    is_decoder = any(name.endswith(DECODERS) for name in names) if names else config.get("model_type") not in OTHERS
+    if not is_decoder or config.get("is_encoder_decoder") or "type_vocab_size" in config:  # T5, BERT and their kin
         kind = ", ".join(names) or str(config.get("model_type", "this model"))
         raise ConfigError(f"{kind} is no decoder (such as LlamaForCausalLM), and only those are trained here")
     for name in SIZES:
@@ -117,13 +115,6 @@ def _require_decoder(config: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} is beyond {MAX_SIZE:,}, which no model has")
     if conflict := _conflict(config):
         raise ConfigError(conflict)
-
-
-def _is_decoder(config: Mapping[str, Any], names: Sequence[str]) -> bool:
-    """Whether a configuration may be a decoder's, by the names of its architectures or else by its model type."""
-    if config.get("is_encoder_decoder") or "type_vocab_size" in config:  # T5, BERT and their kin
-        return False
-    return any(name.endswith(DECODERS) for name in names) if names else config.get("model_type") not in OTHERS
 
 
 def _conflict(config: Mapping[str, Any]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 GB = 1e9
 """Vendors' gigabyte, as memory, bandwidths and prices are quoted."""
@@ -219,10 +219,7 @@ class FoundGpu:
 
 
 def figures_of(found: FoundGpu) -> Gpu | None:
-    """Return a GPU's figures from the table, or estimated from multiprocessors and clock; None if those are unknown.
-
-    An estimate takes the links to be PCIe 4.0 x16, since the driver does not report their bandwidth.
-    """
+    """Return a GPU's figures from the table, or estimated from its clock and with PCIe 4.0 x16; None if unknown."""
     if known := gpu_of_product(found.name):
         return known
     architecture = max((each for each in PER_CYCLE if each <= found.capability), default=None)
@@ -310,7 +307,7 @@ def merged(groups: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
 class Cluster:
     """Nodes on which the mapper may place a job; in the operator, with only the GPUs that are free for the job."""
 
-    groups: tuple[NodeGroup, ...] = field(default=())
+    groups: tuple[NodeGroup, ...] = ()
 
     @property
     def gpus(self) -> int:

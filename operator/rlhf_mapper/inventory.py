@@ -36,17 +36,14 @@ def _in(unit: str, least: float, most: float) -> BeforeValidator:
 
     def check(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"is {_shown(value)}, expected a number, in {unit}")
+            shown = json.dumps(value) if isinstance(value, str | bool) else "empty" if value is None else "no number"
+            raise ValueError(f"is {shown}, expected a number, in {unit}")
         if not least <= value <= most:
             shown = f"{value:g}" if abs(value) < MAX_PRINTABLE else "far too large"
             raise ValueError(f"is {shown}, expected {least:g} to {most:g}; it is in {unit}")
         return float(value)
 
     return BeforeValidator(check)
-
-
-def _shown(value: object) -> str:
-    return json.dumps(value) if isinstance(value, str | bool) else "empty" if value is None else "no number"
 
 
 Memory = Annotated[float, _in("GB (1e9 bytes)", 1, 10_000)]
@@ -140,22 +137,18 @@ class Flags(Spec):
 
 
 def cluster_of(document: object, source: str) -> Cluster:
-    """Return the cluster that an inventory file describes; entries with equal nodes become one node group.
-
-    source: name of the file, with which every message begins. Raises SpecError with every mistake.
-    """
+    """Return the cluster of an inventory file, with equal nodes in one group. Raises SpecError with every mistake."""
     try:
         inventory = InventoryFile.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as found:
         raise SpecError([each.within(f"{source}: ") for each in explain(InventoryFile, found).problems]) from None
     types = {**GPUS, **{each.name: each.gpu(source) for each in inventory.gpus}}
-    if problems := _conflicts(inventory, types):
-        raise SpecError([each.within(f"{source}: ") for each in problems])
+    if problems := [each.within(f"{source}: ") for each in _conflicts(inventory, types)]:
+        raise SpecError(problems)
     groups = tuple(_groups(inventory, types))
     if len(groups) > MAX_GROUPS:
-        raise SpecError(
-            [Problem(f"{source}: nodes", f"has {len(groups)} different groups, expected at most {MAX_GROUPS}")]
-        )
+        message = f"has {len(groups)} different groups, expected at most {MAX_GROUPS}"
+        raise SpecError([Problem(f"{source}: nodes", message)])
     return Cluster(groups)
 
 
@@ -179,24 +172,19 @@ def _groups(inventory: InventoryFile, types: Mapping[str, Gpu]) -> Iterator[Node
         yield from merged(nodes.group(gpu, link) for nodes in of_link if (gpu := gpu_named(nodes.gpu, types)))
 
 
-def _conflicts(inventory: InventoryFile, types: Mapping[str, Gpu]) -> list[Problem]:
-    """Return the contradictions between fields that are valid alone."""
+def _conflicts(inventory: InventoryFile, types: Mapping[str, Gpu]) -> Iterator[Problem]:
+    """Yield the contradictions between fields that are valid alone."""
     own = [each.name for each in inventory.gpus]
-    problems = [
-        Problem(f"gpus.{place}.name", f'"{name}" is used twice')
-        for place, name in enumerate(own)
-        if name in own[:place]
-    ]
-    problems += [
-        Problem(f"nodes.{place}.gpu", f"{_unknown(nodes.gpu, types)}; `gpus` of this file may describe others")
-        for place, nodes in enumerate(inventory.nodes)
-        if gpu_named(nodes.gpu, types) is None
-    ]
-    problems += _wrong_links(inventory)
-    slots = [nodes.gpu == CPU_SLOT.name for nodes in inventory.nodes]
-    if any(slots) and not all(slots):
-        problems.append(Problem("nodes", "mixes CPU slots and GPUs; a job runs on one of the two"))
-    return problems
+    for place, name in enumerate(own):
+        if name in own[:place]:
+            yield Problem(f"gpus.{place}.name", f'"{name}" is used twice')
+    for place, nodes in enumerate(inventory.nodes):
+        if gpu_named(nodes.gpu, types) is None:
+            unknown = f"{_unknown(nodes.gpu, types)}; `gpus` of this file may describe others"
+            yield Problem(f"nodes.{place}.gpu", unknown)
+    yield from _wrong_links(inventory)
+    if len({nodes.gpu == CPU_SLOT.name for nodes in inventory.nodes}) > 1:
+        yield Problem("nodes", "mixes CPU slots and GPUs; a job runs on one of the two")
 
 
 def _wrong_links(inventory: InventoryFile) -> Iterator[Problem]:
@@ -209,14 +197,10 @@ def _wrong_links(inventory: InventoryFile) -> Iterator[Problem]:
             yield Problem(path, "has one name, expected two or more")
         for name in (each for each in dict.fromkeys(link.between) if (names[each], uses[each]) != (1, 1)):
             yield Problem(path, f'names "{name}", expected the name of one entry of nodes, in one link')
-        if not _are_equal([nodes for nodes in inventory.nodes if nodes.name in link.between]):
+        joined = [nodes for nodes in inventory.nodes if nodes.name in link.between]
+        kinds = [nodes.model_dump(exclude={"name", "count"}) for nodes in joined]
+        if any(kind != kinds[0] for kind in kinds):
             yield Problem(path, "joins nodes that differ in more than their count; a pool lies on equal nodes")
-
-
-def _are_equal(nodes: list[Nodes]) -> bool:
-    """Whether nodes differ in their names and counts at most."""
-    kinds = [each.model_dump(exclude={"name", "count"}) for each in nodes]
-    return all(kind == kinds[0] for kind in kinds)
 
 
 def _unknown(gpu: str, known: Iterable[str]) -> str:

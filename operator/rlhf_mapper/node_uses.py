@@ -15,10 +15,7 @@ from rlhf_mapper.zones import orders
 
 
 def node_uses(group: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup]:
-    """Yield ways to use a node group: at most `most` in each zone, then pools over two zones in orders of nodes.
-
-    A pool that has room in one zone never spans two, which would not be faster.
-    """
+    """Yield ways to use a node group: at most `most` in each zone, then larger pools over two zones in node orders."""
     for part in group.in_zones:
         yield from _uses_of_zone(part, load)[:most]
     for one, other in combinations(group.in_zones, 2):

@@ -159,8 +159,9 @@ def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[i
     row, generator = int(strategies.best[room, size]), (0, 0)
     if isinstance(strategies, GeneratingStrategies):
         place = int(choice.generator[size])
-        row, generator = strategies.training_row(room, place, size), tuple(strategies.generators[place].tolist())
-        seconds["reshard"] = strategies.transition_seconds(room, place, size)
+        _, rows, moved = strategies.of_training
+        row, generator = int(rows[room, place, size]), tuple(strategies.generators[place].tolist())
+        seconds["reshard"] = float(moved[room, place, size])
         seconds["generation"] = float(strategies.generation_seconds(choice.cache)[place, size])
     seconds["scoring"] = float(strategies.way.inference_seconds[room, row, size])
     seconds["update"] = float(strategies.way.training_seconds[room, row, size])

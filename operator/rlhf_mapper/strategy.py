@@ -81,10 +81,7 @@ class Way(NamedTuple):
 
 
 class Strategies:
-    """Ways to cut one model over pools of each of `gpus` GPUs, [K]; p-t in rows [C], p_g-t_g in rows [G].
-
-    least: the smallest p t to try; it matters where each replica holds all states of its model.
-    """
+    """Ways to cut one model over pools of each of `gpus` GPUs, [K]; p-t in rows [C], of at least `least` GPUs."""
 
     def __init__(self, request: ModelRequest, setting: Setting, gpus: Indices, *, least: int = 1) -> None:
         self.request, self.setting, self.gpus = request, setting, gpus
@@ -240,7 +237,7 @@ class GeneratingStrategies(Strategies):
         return Layouts(p, t, np.maximum(self.gpus[None, :] / (p * t), 1.0))
 
     @cached_property
-    def _of_training(self) -> tuple[Numbers, Indices, Numbers]:
+    def of_training(self) -> tuple[Numbers, Indices, Numbers]:
         """[rooms, G, K] least seconds besides generation, the row of that p-t, and the seconds of its transition."""
         moved = np.full((len(self.generators), len(self.cuts), len(self.gpus)), np.inf)
         for row, (p_g, t_g) in enumerate(self.generators.tolist()):
@@ -276,17 +273,9 @@ class GeneratingStrategies(Strategies):
     def with_generator(self, room: Indices, cache: Numbers) -> tuple[Indices, Numbers]:
         """Return ([K] row of p_g-t_g, [3, K] seconds of the stages) with the least total time; cache in bytes."""
         sizes = np.arange(len(self.gpus))
-        least, row, moved = (table[room, :, sizes].T for table in self._of_training)
+        least, row, moved = (table[room, :, sizes].T for table in self.of_training)
         generated = self.generation_seconds(cache)
         best = np.argmin(least + generated, axis=0)
         stages = self.stages(room, row[best, sizes])
         stages[0] = generated[best, sizes] + moved[best, sizes]
         return best, stages
-
-    def training_row(self, room: int, generator: int, size: int) -> int:
-        """Return the row of the training cut p-t that is fastest with a generation cut."""
-        return int(self._of_training[1][room, generator, size])
-
-    def transition_seconds(self, room: int, generator: int, size: int) -> float:
-        """Return the seconds of a step's transition to a generation cut from its fastest training cut."""
-        return float(self._of_training[2][room, generator, size])

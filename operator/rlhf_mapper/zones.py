@@ -28,8 +28,7 @@ def orders(nodes: int, fewest: int, most: int) -> list[tuple[bool, ...]]:
 
 
 def _for_replicas(nodes: int, r: int, fewest: int, most: int) -> Iterator[tuple[bool, ...]]:
-    """Yield the orders for replicas of r nodes. If there is a choice, a zone has whole replicas, or its fewest
-    nodes."""
+    """Yield the orders for replicas of r nodes; with a choice, a zone has whole replicas, or its fewest nodes."""
     copies = nodes // r
     stages = sorted(range(nodes), key=lambda node: (node % r, node // r))
     for count in sorted({most // r * r, most // copies * copies, fewest, most} & set(range(fewest, most + 1))):

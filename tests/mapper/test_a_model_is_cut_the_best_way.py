@@ -156,7 +156,7 @@ def test_no_other_generation_layout_is_faster(model: str, nodes: str, software: 
         assert stages[:, size].sum() == pytest.approx(least)
         if np.isfinite(least):
             p_g, t_g = strategies.generators[best[size]].tolist()
-            p, t = strategies.cuts[strategies.training_row(3, int(best[size]), size)].tolist()
+            p, t = strategies.cuts[strategies.of_training[1][3, best[size], size]].tolist()
             assert tried[p_g, t_g, (p, t, count // (p * t))] == pytest.approx(least)
 
 
