@@ -53,24 +53,6 @@ class MappingProblem:
         hosts = [frozenset((host, zone) for zone in nodes.zones or ("",)) for host, nodes in used]
         return PoolCosts(self.requests, settings, sizes, hosts)
 
-    def costs_as_placed(self, placed: DeviceMapping, nodes: Sequence[NodeGroup]) -> PoolCosts:
-        """Return stage costs of a given placement with its parallel sizes; each pool is a node group on its `nodes`.
-
-        A pool on several nodes may use only some of their GPUs.
-        """
-        requests = {
-            role: replace(
-                self.requests[role],
-                sizes=Parallelism(pipeline=cut.pipeline, tensor=cut.tensor, data=cut.data, replicas=cut.replicas),
-                generation_pipeline=cut.generation_pipeline,
-                generation_tensor=cut.generation_tensor,
-            )
-            for role, cut in placed.sizes.items()
-        }
-        used = [nodes_of_pool(pool, each) for pool, each in zip(placed.pools, nodes, strict=True)]
-        settings = [Setting(each, self.software, self.load, self.correction) for each in used]
-        return PoolCosts(requests, settings, [np.array([pool.size]) for pool in placed.pools])
-
     def search(self, costs: PoolCosts, objective: Objective | None = None) -> list[Found]:
         """Return the best placements of models in pools, each with its best allocation of GPUs."""
         goal = replace(objective or Objective(), works_ahead=self.load.works_ahead)
@@ -110,11 +92,7 @@ def auto_map(
 def mapping_of(
     task: MappingProblem, cluster: Cluster, *, device: Device = "GPU", objective: Objective | None = None
 ) -> DeviceMapping | None:
-    """Return the best mapping of a problem; None if nothing fits.
-
-    Each node group, and each zone of a node group, is also searched alone: with fewer groups the search tries more
-    ways to use their nodes.
-    """
+    """Return the best mapping of a problem; None if nothing fits."""
     best: tuple[tuple[float, float], PoolCosts, list[Found], Objective] | None = None
     for chosen in _choices(cluster):
         costs = task.costs(Cluster(tuple(group for _, group in chosen)))
@@ -126,7 +104,10 @@ def mapping_of(
 
 
 def _choices(cluster: Cluster) -> Iterator[list[tuple[int, NodeGroup]]]:
-    """Yield lists of (index of a node group, its nodes) to search: all groups, then each group and each zone alone."""
+    """Yield lists of (index of a node group, its nodes) to search: all groups, then each group and each zone alone.
+
+    With fewer groups the search tries more ways to use their nodes.
+    """
     every = list(enumerate(cluster.groups))
     yield every
     for host, group in every:
@@ -160,7 +141,18 @@ def predict(
         pools = " and ".join(f"{pool.size} slots for pool {pool.name}" for pool in placed.pools)
         return Infeasible(reason=f"no node group has room for each of {pools}")
     nodes = [cluster.groups[group] for group in groups]
-    costs = task.costs_as_placed(placed, nodes)
+    requests = {
+        role: replace(
+            task.requests[role],
+            sizes=Parallelism(pipeline=cut.pipeline, tensor=cut.tensor, data=cut.data, replicas=cut.replicas),
+            generation_pipeline=cut.generation_pipeline,
+            generation_tensor=cut.generation_tensor,
+        )
+        for role, cut in placed.sizes.items()
+    }
+    used = [nodes_of_pool(pool, each) for pool, each in zip(placed.pools, nodes, strict=True)]
+    settings = [Setting(each, task.software, task.load, task.correction) for each in used]
+    costs = PoolCosts(requests, settings, [np.array([pool.size]) for pool in placed.pools])
     sets = tuple(
         (frozenset(pool.models).difference(PLACED_WITH), place, pool.size) for place, pool in enumerate(placed.pools)
     )
@@ -306,14 +298,6 @@ def _smallest(task: MappingProblem, group: NodeGroup) -> int | None:
     return bisect_left(range(most), True, lo=most // 2 + 1, key=fits)
 
 
-def _gpus_in(cluster: Cluster) -> str:
-    """Return the GPUs of a cluster in words: `16 x h100-80g and 8 x a100-80g`."""
-    gpus = Counter[str]()
-    for group in cluster.groups:
-        gpus[group.gpu.name] += group.gpus
-    return " and ".join(f"{count} x {gpu}" for gpu, count in gpus.items())
-
-
 def _fixed_sizes_in_words(request: ModelRequest) -> str:
     """Return the parallel sizes that the manifest sets for a model in words: `pipeline 2, tensor 4, replicas 2`."""
     sizes = request.sizes.model_dump(exclude={"replicas"}) if request.sizes else {}
@@ -330,7 +314,11 @@ def _short_of(
         one = "the largest of " * (waits and len(task.requests) > 1)
         full = ", and the host memory is too small for them to wait there" * (task.software.may_offload and not waits)
         states = f"the states of {one}{models} take {needed / 1e9:,.1f} GB"
-        return f"{states}, but {_gpus_in(cluster)} hold {have / 1e9:,.1f} GB{full}"
+        gpus = Counter[str]()
+        for group in cluster.groups:
+            gpus[group.gpu.name] += group.gpus
+        there = " and ".join(f"{count} x {gpu}" for gpu, count in gpus.items())
+        return f"{states}, but {there} hold {have / 1e9:,.1f} GB{full}"
     for role, request in task.requests.items():
         groups = range(len(costs.groups))
         if not any(costs.strategies(role, frozenset((role,)), group, 1).fits.any() for group in groups):

@@ -55,9 +55,9 @@ class StateChoice:
 
 
 def offload_seconds(request: ModelRequest, parts: Mapping[memory.Part, Numbers], setting: Setting) -> Numbers:
-    """Return [3, K] seconds in each stage to bring an offloaded model's weights (and moments) to the GPU and back.
+    """Return [3, K] seconds in each stage to bring an offloaded model's states to the GPU and back; parts: their bytes.
 
-    parts: bytes of a GPU for the model's states. Moments move only in training.
+    Moments move only in training.
     """
     work, there_and_back = request.work, 2 / setting.nodes.gpu.host_bandwidth
     weights = parts["weights"] * there_and_back
@@ -193,7 +193,8 @@ class PoolCosts:
         cache, generator = np.zeros((0, len(gpus))), np.zeros(len(gpus), dtype=np.int64)
         for role in roles:
             strategies = self.strategies(role, models, group, least, offload)
-            if not strategies.is_possible:
+            cuts = strategies.generators if isinstance(strategies, GeneratingStrategies) else strategies.cuts
+            if not len(cuts):
                 seconds[:] = np.inf
             elif isinstance(strategies, GeneratingStrategies):
                 cache = strategies.cache(together)

@@ -123,10 +123,7 @@ def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: St
     micro_batch = int(strategies.way.micro_batch[choice.room[size], row, size])
     recomputes = bool(strategies.way.recomputes[choice.room[size], row, size])
     held = memory.parts_of_gpu(
-        states,
-        setting.software,
-        replica=choice.least,
-        gpus=np.array(int(strategies.gpus[size]) / sizes.replicas),
+        states, setting.software, replica=choice.least, gpus=np.array(int(strategies.gpus[size]) / sizes.replicas)
     )
     offloads = choice.offload == "All"
     if offloads:
@@ -187,10 +184,7 @@ def _add_passes(
     *,
     recomputes: bool,
 ) -> None:
-    """Add the peak memory of forward and backward passes to the stages in which the model has passes.
-
-    Gradients are those of the rank's shards; everything else counts as activations, also gathered weights.
-    """
+    """Add the peak memory of passes to their stages: gradients of the rank's shards, all else as activations."""
     work, setting, layouts = strategies.request.work, strategies.setting, _layouts(sizes)
     tokens = micro_batch * setting.load.most_tokens
     if work.read:

@@ -114,11 +114,6 @@ class Strategies:
         even: NDArray[np.bool_] = few & (d == data) if data else few
         return even
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether there is any cut p-t of the model."""
-        return len(self.cuts) > 0
-
     @cached_property
     def way(self) -> Way:
         """Costs of each cut. If the manifest is silent, layers are recomputed where this is faster or needed to fit."""
@@ -145,10 +140,7 @@ class Strategies:
         return memory.reading(self.request.model, self.setting.software, self._of_a_copy(layouts), self._longest)
 
     def updating(self, layouts: Layouts, *, recomputes: bool, accumulates: bool) -> list[memory.Moment]:
-        """Return the moments of the model's updates at which memory may be fullest; empty if it is not trained.
-
-        accumulates: whether an update has several micro-batches.
-        """
+        """Return the moments of the updates at which memory may be fullest; accumulates: over several micro-batches."""
         if not self.request.work.trained:
             return []
         how = memory.Update(
@@ -161,7 +153,7 @@ class Strategies:
         return memory.updating(self.request.model, self.setting.software, self._of_a_copy(layouts), self._longest, how)
 
     def _of_a_copy(self, layouts: Layouts) -> Layouts:
-        """Return layouts of only those ranks that share one copy of the weights: d divided by the replicas."""
+        """Return the layouts of the ranks that share one copy of the weights."""
         return replace(layouts, d=layouts.d / self.request.replicas)
 
     @property
@@ -209,11 +201,6 @@ class Strategies:
 
 class GeneratingStrategies(Strategies):
     """Strategies of a model that generates: a training layout and a generation layout that divides it (appendix C)."""
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether there is any cut p-t of the model, and any generation cut p_g-t_g."""
-        return len(self.cuts) > 0 and len(self.generators) > 0
 
     @cached_property
     def generators(self) -> Indices:

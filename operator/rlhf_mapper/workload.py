@@ -121,11 +121,6 @@ class Workload:
     """Batch sizes in sequences that each pool's number of slots must divide; empty: uneven shares are allowed."""
 
     @property
-    def sequence_tokens(self) -> float:
-        """Mean tokens of a prompt with its response."""
-        return self.prompt.mean + self.response.mean
-
-    @property
     def most_tokens(self) -> float:
         """Largest number of tokens in a sequence, for which memory must have room."""
         return self.prompt.longest + max(self.response.longest, self.most_response_tokens)
@@ -138,7 +133,7 @@ class Workload:
     @property
     def tokens(self) -> float:
         """Prompt and response tokens of the batch, which throughput counts (HybridFlow section 8)."""
-        return self.sequences * self.sequence_tokens
+        return self.sequences * (self.prompt.mean + self.response.mean)
 
 
 def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:

@@ -88,10 +88,7 @@ def calibration_of(run: Path, records: Sequence[JobRecord], job: Job, cluster: C
 
 
 def _calibration_of(record: JobRecord, types: set[str]) -> RunCalibration:
-    """Compare a job with its prediction; `types`: the types of the cluster's GPUs.
-
-    Raises ValueError with the rest of a sentence that begins with the record's name.
-    """
+    """Compare a job with its prediction. ValueError has the rest of a sentence that begins with the job's name."""
     try:
         mapping = MappingFile.model_validate(record.mapping)
     except ValidationError as error:

@@ -24,7 +24,7 @@ def text_of(graph: Graph, *, title: str) -> str:
     for name in ("#", "level", "pool", "call", "reads of", "adds"):
         calls.add_column(name, justify="right" if name in ("#", "level") else "left", no_wrap=name == "call")
     for call in graph.by_level:
-        producers = " ".join(map(str, graph.producers(call)))
+        producers = " ".join(str(edge.producer) for edge in graph.edges if edge.consumer == call.number)
         calls.add_row(str(call.number), str(call.level), call.pool, call.label, producers, ", ".join(call.adds))
     moved = Table(box=None, pad_edge=False)
     for name in ("edge", "spread", "bytes", "fields"):

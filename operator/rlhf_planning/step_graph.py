@@ -87,10 +87,6 @@ class Graph:
         """Return the calls in the order of their levels."""
         return sorted(self.calls, key=lambda call: (call.level, call.number))
 
-    def producers(self, call: Call) -> list[int]:
-        """Return the numbers of the calls whose fields a call reads."""
-        return [edge.producer for edge in self.edges if edge.consumer == call.number]
-
     @property
     def bytes(self) -> int:
         """Return the bytes that all ranks read in a step, at most."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_mapper.search.objective import Objective, weight
-from rlhf_mapper.search.stacked import Floats, Ints, StackedTables, stack
+from rlhf_mapper.search.objective import Floats, Objective, weight
+from rlhf_mapper.search.stacked import Ints, StackedTables, stack
 from rlhf_mapper.search.tables import Costs, Found, Sets, assignments, placements
 
 WAVE = 1024

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhf_mapper.search.objective import Floats
 from rlhf_mapper.search.tables import StageTable
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,6 @@ class StackedTables:
     """[N, 3] lowest rank in each stage among an option and all smaller options of its table."""
     most_gpus: int
     """Largest number of GPUs that any table may use; end marks have one more."""
-
-    @property
-    def nothing(self) -> int:
-        """Number of the last table, which has no GPUs and no seconds."""
-        return int(self.by_gpus[-1] // (self.most_gpus + 2))
 
     def within(self, tables: Ints, gpus: Ints) -> Ints:
         """Return [..., 3] lowest ranks of each table with at most `gpus` GPUs, which are enough for some option."""
