@@ -33,6 +33,8 @@ MAX_PLACEMENTS = 4
 """Number of placements that a search returns: the best, and three others to compare with."""
 MAX_NODES = 4096
 """Largest number of nodes to try when the smallest cluster that would do is searched."""
+ONE = Architecture(layers=1, hidden=1, heads=1, kv_heads=1, head_size=1, ffn=1, vocabulary=1)
+"""Tiny model that stands for any model when the bytes of states for each parameter are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,17 @@ def mapping_of(
         if found := task.search(costs, goal):
             merit = _merit(found[0], costs, goal)
             best = min(best or (merit, costs, found, goal), (merit, costs, found, goal), key=lambda each: each[0])
-    return _mapping(best[1], best[2], device, best[3]) if best else None
+    if best is None:
+        return None
+    _, costs, found, goal = best
+    sets = found[0].sets
+    if task.load.streams:  # the search does not know of streaming
+        found = [Found(sets, *overlap.step_of([costs.seconds(*each) for each in sets], task.load)), *found[1:]]
+    ordered = sorted(sets, key=lambda each: ("actor" not in each[0], sorted(each[0])))
+    pools = [_pool(costs, models, group, gpus) for models, group, gpus in ordered]
+    pools = [replace(pools[0], name="all")] if len(pools) == 1 else pools
+    mapping = _with_prediction(costs, found[0], DeviceMapping(device=device, pools=tuple(pools), sizes={}))
+    return replace(mapping, rejected=rejected_of(costs, found, goal))
 
 
 def _choices(cluster: Cluster) -> Iterator[list[tuple[int, NodeGroup]]]:
@@ -182,20 +194,7 @@ def task_of(
     return MappingProblem(requests=requests, load=load, software=software, correction=correction or Correction())
 
 
-def _mapping(costs: PoolCosts, found: list[Found], device: Device, objective: Objective) -> DeviceMapping:
-    """Return the mapping of the best found placement; the other placements are listed as rejected."""
-    best = found[0].sets
-    if (load := costs.settings[0].load).streams:  # the search does not know of streaming
-        found = [Found(best, *overlap.step_of([costs.seconds(*each) for each in best], load)), *found[1:]]
-    ordered = sorted(best, key=lambda each: ("actor" not in each[0], sorted(each[0])))
-    pools = [_pool(costs, models, group, gpus) for models, group, gpus in ordered]
-    pools = [replace(pools[0], name="all")] if len(pools) == 1 else pools
-    mapping = _with_prediction(costs, found[0], DeviceMapping(device=device, pools=tuple(pools), sizes={}))
-    return replace(mapping, rejected=rejected_of(costs, found, objective))
-
-
 def _with_prediction(costs: PoolCosts, found: Found, mapping: DeviceMapping) -> DeviceMapping:
-    """Return the mapping with the parallel sizes and the prediction of the found placement of its pools."""
     cuts = {role: cut for pool in found.sets for role, cut in cuts_of(costs, *pool).items()}
     sizes = {role: cuts[role].sizes for role in costs.requests}
     return replace(mapping, sizes=sizes, prediction=prediction_of(costs, found, cuts, mapping.pools))
@@ -221,7 +220,6 @@ def _fixed_sizes(job: Job, role: Role) -> Parallelism | None:
 
 
 def _request(job: Job, role: Role, model: Architecture, work: Work, device: Device) -> ModelRequest:
-    """Return the mapper's request for a model: its shape, its work, and the sizes that the manifest sets."""
     rollout, source = job.spec.rollout, job.models()["actor" if role == "rollout" else role]
     recomputes = bool(work.recomputes) if device == "CPU" else work.recomputes  # on CPU the manifest alone decides
     trained = model.trained_parameters(source.lora) / model.parameters
@@ -262,6 +260,28 @@ def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | Non
         left[group] -= pool.size
         groups[pool.name] = group
     return [groups[pool.name] for pool in pools]
+
+
+def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]) -> Infeasible | None:
+    """Return why CPU slots cannot hold the states of models with so many parameters; None if the slots may hold them.
+
+    A model that is not in `parameters` counts as 0 bytes.
+    """
+    software, models = software_for("CPU", job.spec.training.precision), job.models()
+    # With LoRA the trained share depends on the unknown shape.
+    trained = {role for role, model in models.items() if model.optimizer is not None and model.lora is None}
+    states = {
+        role: number * sum(memory.states(ONE, software, trains=role in trained).values()) / ONE.parameters
+        for role, number in parameters.items()
+        if number and models[role].offload != "OptimizerInHost"
+    }
+    needed = sum(states.values())
+    have = software.state_share * sum(group.gpu.memory * group.gpus for group in cluster.groups)
+    if needed <= have:
+        return None
+    there = " and ".join(f"{group.gpus} x {group.gpu.name}" for group in cluster.groups)
+    least = f"the states of {', '.join(states)} take at least {needed / 1e9:,.1f} GB"
+    return Infeasible(reason=f"{least}, but {there} hold {have / 1e9:,.1f} GB", short_bytes=needed - have)
 
 
 def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:

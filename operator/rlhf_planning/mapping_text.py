@@ -16,8 +16,7 @@ from rich.text import Text
 from rlhf_api.names import Role
 from rlhf_mapper.hardware import ESTIMATED
 from rlhf_mapper.mapping import PHASES, STAGES, Device, DeviceMapping, Infeasible, Prediction, Rejected, Stage
-from rlhf_planning.timeline import plain, seconds_text, timeline_of
-from rlhf_planning.timeline_text import chart_of, legend_of
+from rlhf_planning.timeline import chart_of, legend_of, plain, seconds_text, timeline_of
 
 NOUNS: dict[Device, str] = {"CPU": "CPU slots", "GPU": "GPUs"}
 PARTS = {

@@ -10,8 +10,7 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from rlhf_mapper.as_json import as_json
-from rlhf_mapper.mapping import STAGE_OF, STAGES, DeviceMapping, Infeasible, Prediction
+from rlhf_mapper.mapping import STAGE_OF, STAGES, DeviceMapping, Infeasible, Prediction, as_json
 from rlhf_planning.mapping_text import TIMES, explain
 from rlhf_planning.timeline import Timeline, marks_of, seconds_text, timeline_of
 from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, TOO_BIG, UNKNOWN
@@ -232,6 +231,6 @@ def test_what_is_short_and_what_would_do_is_said() -> None:
 
 
 def test_explaining_loads_no_runtime() -> None:
-    modules = "rlhf_mapper.as_json, rlhf_planning.mapping_text, rlhf_planning.graph_text"
+    modules = "rlhf_mapper.mapping, rlhf_planning.mapping_text, rlhf_planning.graph_text"
     check = f"import sys, {modules}; assert not {{'torch', 'ray', 'vllm', 'matplotlib'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

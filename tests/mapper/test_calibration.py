@@ -8,12 +8,11 @@ import pytest
 from rlhf_api.files import load
 from rlhf_api.names import Role
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.as_json import as_json
 from rlhf_mapper.auto_map import auto_map
 from rlhf_mapper.calibration import KIND_OF, compare_phases, correction_of
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import CPU_SLOT, Cluster, NodeGroup
-from rlhf_mapper.mapping import PHASES, DeviceMapping, Kind, Phase, Prediction
+from rlhf_mapper.mapping import PHASES, DeviceMapping, Kind, Phase, Prediction, as_json
 
 JOB = load(Path(__file__).parents[2] / "examples" / "01-helpful-ppo.yaml")[2]
 ONE_SLOT = Cluster((NodeGroup(gpu=CPU_SLOT, count=1, gpus_per_node=1),))

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from rlhf_api.job import Job
-from rlhf_mapper.auto_map import auto_map, predict
+from rlhf_mapper.auto_map import auto_map, predict, short_of_states
 from rlhf_mapper.hardware import Cluster
-from rlhf_mapper.lower_bound import short_of_states
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from tests.mapper.oracles.testbed import MODELS

@@ -13,9 +13,8 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.auto_map import predict
+from rlhf_mapper.auto_map import predict, short_of_states
 from rlhf_mapper.hardware import Cluster
-from rlhf_mapper.lower_bound import short_of_states
 from rlhf_mapper.mapping import Device, DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from rlhf_operator.placement.capacity import (

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rlhf_mapper.as_json import as_json
-from rlhf_mapper.mapping import DeviceMapping
+from rlhf_mapper.mapping import DeviceMapping, as_json
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.run.publisher import Publisher, prediction_of
 from rlhf_trainer.run_folder.folder import JobFolder

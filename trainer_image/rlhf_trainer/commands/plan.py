@@ -15,9 +15,8 @@ from rich.console import Console
 
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_mapper.as_json import as_json
 from rlhf_mapper.hardware import Cluster
-from rlhf_mapper.mapping import DeviceMapping, Infeasible
+from rlhf_mapper.mapping import DeviceMapping, Infeasible, as_json
 from rlhf_mapper.workload import lognormal
 from rlhf_planning.calibrate import RunCalibration, calibration_of
 from rlhf_planning.checkpoint_size import in_words

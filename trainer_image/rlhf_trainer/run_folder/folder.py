@@ -21,8 +21,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import one_line
 from rlhf_api.status import Failure, Metric, Output, Pace, Progress, SavedState, Status
-from rlhf_mapper.as_json import as_json
-from rlhf_mapper.mapping import DeviceMapping
+from rlhf_mapper.mapping import DeviceMapping, as_json
 from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem
