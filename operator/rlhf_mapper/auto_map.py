@@ -116,10 +116,7 @@ def mapping_of(
 
 
 def _choices(cluster: Cluster) -> Iterator[list[tuple[int, NodeGroup]]]:
-    """Yield lists of (index of a node group, its nodes) to search: all groups, then each group and each zone alone.
-
-    With fewer groups the search tries more ways to use their nodes.
-    """
+    """Yield (index, nodes) of the groups of each search: of all, then each group and zone alone, to try more uses."""
     every = list(enumerate(cluster.groups))
     yield every
     for host, group in every:
@@ -263,10 +260,7 @@ def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | Non
 
 
 def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]) -> Infeasible | None:
-    """Return why CPU slots cannot hold the states of models with so many parameters; None if the slots may hold them.
-
-    A model that is not in `parameters` counts as 0 bytes.
-    """
+    """Return why CPU slots cannot hold the states of models with so many parameters (0 if not given), else None."""
     software, models = software_for("CPU", job.spec.training.precision), job.models()
     # With LoRA the trained share depends on the unknown shape.
     trained = {role for role, model in models.items() if model.optimizer is not None and model.lora is None}
@@ -334,9 +328,7 @@ def _short_of(
         one = "the largest of " * (waits and len(task.requests) > 1)
         full = ", and the host memory is too small for them to wait there" * (task.software.may_offload and not waits)
         states = f"the states of {one}{models} take {needed / 1e9:,.1f} GB"
-        gpus = Counter[str]()
-        for group in cluster.groups:
-            gpus[group.gpu.name] += group.gpus
+        gpus = Counter(group.gpu.name for group in cluster.groups for _ in range(group.gpus))
         there = " and ".join(f"{count} x {gpu}" for gpu, count in gpus.items())
         return f"{states}, but {there} hold {have / 1e9:,.1f} GB{full}"
     for role, request in task.requests.items():

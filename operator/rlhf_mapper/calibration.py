@@ -54,9 +54,8 @@ def correction_of(
     """Return the factors by which the prediction would have matched the measurement; arguments as of `compare_phases`.
 
     before: the factors that the prediction was made with (`predicted.correction` of mapping.json), by which the new
-    ones are multiplied. A kind without prediction or measurement keeps its old factor. The prediction for a run takes
-    every response to be as long as `data.maxResponseTokens` allows. So a factor contains the real length of responses,
-    besides the speed of the machine: it is right for jobs whose responses fill the same share of that limit.
+    ones are multiplied. A kind without prediction or measurement keeps its old factor. A factor is right for jobs whose
+    responses fill the same share of `data.maxResponseTokens`, since a prediction takes all to be as long as that.
     """
     factors = dict((before or Correction()).factors)
     for phase, _, _, ratio in compare_phases(predicted, rows):

@@ -45,10 +45,7 @@ def shape_of(text: str, role: Role) -> Architecture:
 
 
 def manifest_architecture(job: Job, role: Role, maker: Job, made: Role) -> Architecture | None:
-    """Return the architecture by the `shape` of the job's model, else of the chain's first model, else None.
-
-    Raises SpecError for a shape that no model can have.
-    """
+    """Return the architecture by the `shape` of the job's model, else of the chain's first, else None. SpecError."""
     for where, source in ((job, role), (maker, made)):
         if shape := where.models()[source].shape:
             try:

@@ -55,10 +55,7 @@ class StateChoice:
 
 
 def offload_seconds(request: ModelRequest, parts: Mapping[memory.Part, Numbers], setting: Setting) -> Numbers:
-    """Return [3, K] seconds in each stage to bring an offloaded model's states to the GPU and back; parts: their bytes.
-
-    Moments move only in training.
-    """
+    """Return [3, K] seconds in each stage to move an offloaded model's states, `parts` in bytes, to the GPU and back."""
     work, there_and_back = request.work, 2 / setting.nodes.gpu.host_bandwidth
     weights = parts["weights"] * there_and_back
     moments = parts.get("optimizer", 0 * weights) * there_and_back
@@ -139,8 +136,7 @@ class PoolCosts:
     def _state_choices(self, models: frozenset[str], group: int) -> list[StateChoice]:
         """Return the ways to keep the states: by smallest p x t, and by what is in host memory.
 
-        An optimizer that steps in host memory is tried only where nothing else fits, since no run has measured its
-        speed; and only if the size of the host memory is known.
+        An optimizer steps in host memory only where nothing else fits: no run has measured its speed.
         """
         key = (models, group)
         if key not in self._choices:

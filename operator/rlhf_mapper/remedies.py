@@ -17,12 +17,8 @@ Fits = Callable[[Job, Cluster], bool]
 
 def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
     """Return remedies in words, each of which alone would make the job fit."""
-    return (
-        *_larger_type(job, cluster, fits),
-        *_more_host_memory(job, cluster, fits),
-        *_recomputed_layers(job, cluster, fits),
-        *_larger_batch(job, cluster, fits),
-    )
+    searches = (_larger_type, _more_host_memory, _recomputed_layers, _larger_batch)
+    return tuple(remedy for search in searches for remedy in search(job, cluster, fits))
 
 
 def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
@@ -30,10 +26,9 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
     if any(group.gpu.name == CPU_SLOT.name for group in cluster.groups):
         return ()
     most = max(group.gpu.memory for group in cluster.groups)
-    amd = {_is_amd(group.gpu) for group in cluster.groups}
-    larger = sorted(
-        (gpu for gpu in GPUS.values() if gpu.memory > most and _is_amd(gpu) in amd), key=lambda gpu: gpu.memory
-    )
+    amd = {group.gpu.source.startswith("AMD") for group in cluster.groups}  # these need another image
+    suits = (gpu for gpu in GPUS.values() if gpu.memory > most and gpu.source.startswith("AMD") in amd)
+    larger = sorted(suits, key=lambda gpu: gpu.memory)
 
     def would_do(gpu: Gpu) -> bool:
         nodes = (replace(group, gpu=gpu, link_bandwidth=None) for group in cluster.groups)
@@ -41,11 +36,6 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
 
     place = bisect_left(larger, True, key=would_do)
     return [f"{cluster.gpus} x {gpu.name}" for gpu in larger[place : place + 1]]
-
-
-def _is_amd(gpu: Gpu) -> bool:
-    """Whether a GPU needs another image than GPUs of NVIDIA."""
-    return gpu.source.startswith("AMD")
 
 
 def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:

@@ -71,8 +71,7 @@ class JobRecord(Protocol):
 def calibration_of(run: Path, records: Sequence[JobRecord], job: Job, cluster: Cluster) -> RunCalibration:
     """Compare the job of this name, or else of this algorithm, in the run folder `run` with its prediction.
 
-    Raises SpecError if no such job has a prediction and a step, if the job ran on GPUs of another type, or if its files
-    are damaged.
+    Raises SpecError without such a job with a prediction and a step, for other GPUs, and for damaged files.
     """
     algorithm, path = job.spec.algorithm.name, f"--calibrate {run}"
     usable = [record for record in records if record.records and record.mapping.get("predicted")]
@@ -112,7 +111,6 @@ def _calibration_of(record: JobRecord, types: set[str]) -> RunCalibration:
 
 
 def _require_seconds(record: JobRecord) -> None:
-    """Raise ValueError for a time of a step that is no number of seconds."""
     for row in record.records:
         for name, value in row.items():
             if name.startswith("time/") and not 0 <= value < MAX_SECONDS:

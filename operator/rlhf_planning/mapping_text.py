@@ -53,42 +53,41 @@ def explain(
 
     prices: price of a GPU for an hour by type; without any there is no price of a step. networks: a sentence each.
     """
-    writer = Writer(console)
-    writer.line(title, style="bold")
+    console.print(Prose(title, "bold"))
     if isinstance(mapping, Infeasible):
-        _infeasible(writer, mapping)
+        _infeasible(console, mapping)
         return
-    writer.head("pools")
-    writer.table(_pools(mapping))
+    _print_head(console, "pools")
+    _print_table(console, _pools(mapping))
     for sentence in networks:
-        writer.line(f"  {sentence}")
+        console.print(Prose(f"  {sentence}"))
     if any(pool.gpu.endswith(ESTIMATED) for pool in mapping.pools):
-        writer.line(
+        line = (
             "The GPU is in no table: its speed is estimated from its multiprocessors and clocks, and its links are "
             "taken to be PCIe 4.0 x16."
         )
+        console.print(Prose(line))
     if prediction := mapping.prediction:
-        _predicted_models(writer, mapping, prediction)
-        _memory(writer, mapping, prediction)
-        _times(writer, mapping, prediction, prices or {})
-        _rejected(writer, mapping.rejected, prediction.step_seconds, prices or {})
+        _predicted_models(console, mapping, prediction)
+        _memory(console, mapping, prediction)
+        _times(console, mapping, prediction, prices or {})
+        _rejected(console, mapping.rejected, prediction.step_seconds, prices or {})
     else:
-        writer.head("models")
+        _print_head(console, "models")
         cuts = _table(left=("model", "p-t-d"), gap=2)
         for role in _roles(mapping):
             cuts.add_row(role, str(mapping.sizes[role]))
-        writer.table(cuts)
-        writer.console.print()
-        writer.line("No time or memory is predicted: the shapes of the models are not known.")
+        _print_table(console, cuts)
+        console.print()
+        console.print(Prose("No time or memory is predicted: the shapes of the models are not known."))
 
 
-def _predicted_models(writer: Writer, mapping: DeviceMapping, prediction: Prediction) -> None:
-    """Print the sizes and seconds of the models, in two tables where there is little room."""
-    writer.head("models")
-    for columns in (("cuts", "seconds"),) if writer.columns >= NARROW else (("cuts",), ("seconds",)):
-        writer.table(_models(mapping, prediction, columns, gap=writer.gap))
-    if again := [role for role in _roles(mapping) if prediction.models[role].recomputes]:
-        writer.line(f"  layers are recomputed in the backward pass (gradientCheckpointing): {', '.join(again)}")
+def _predicted_models(console: Console, mapping: DeviceMapping, prediction: Prediction) -> None:
+    _print_head(console, "models")
+    for columns in (("cuts", "seconds"),) if console.width >= NARROW else (("cuts",), ("seconds",)):
+        _print_table(console, _models(mapping, prediction, columns, gap=2 if console.width >= WIDE else 1))
+    if again := ", ".join(role for role in _roles(mapping) if prediction.models[role].recomputes):
+        console.print(Prose(f"  layers are recomputed in the backward pass (gradientCheckpointing): {again}"))
 
 
 def step_price(pools: Iterable[tuple[str, int]], seconds: float, prices: Mapping[str, float]) -> float:
@@ -109,25 +108,14 @@ class Prose:
                 yield Text(line.replace(NO_BREAK, " "), style=self.style)
 
 
-class Writer:
-    """Printer of paragraphs and tables below headings; everything printed is text, never markup."""
+def _print_head(console: Console, text: str) -> None:
+    console.print()
+    console.print(Prose(text, "bold"))
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.columns = console.width
-        self.gap = 2 if console.width >= WIDE else 1
-        """Blank columns between two columns of a wide table."""
 
-    def head(self, text: str) -> None:
-        self.console.print()
-        self.line(text, style="bold")
-
-    def line(self, text: str | Text, style: str = "") -> None:
-        self.console.print(Prose(text, style) if isinstance(text, str) else text)
-
-    def table(self, table: Table) -> None:
-        """Print a table, indented by two columns."""
-        self.console.print(Padding(table, (0, 0, 0, 2), expand=False))
+def _print_table(console: Console, table: Table) -> None:
+    """Print a table, indented by two columns."""
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))
 
 
 def _pools(mapping: DeviceMapping) -> Table:
@@ -173,23 +161,23 @@ def _roles(mapping: DeviceMapping) -> list[Role]:
     return [role for pool in mapping.pools for role in pool.models]
 
 
-def _memory(writer: Writer, mapping: DeviceMapping, prediction: Prediction) -> None:
+def _memory(console: Console, mapping: DeviceMapping, prediction: Prediction) -> None:
     """Print a memory table for each pool: the fullest moment of a slot in each stage, against the pool's limit."""
     stages = [stage for stage in STAGES if prediction.stages.get(stage)]
     held = {pool.name: {stage: prediction.peak(pool.models, stage) for stage in stages} for pool in mapping.pools}
     most = max(sum(parts.values()) for stages in held.values() for parts in stages.values())
     power, unit = next((each for each in UNITS if most >= 10 ** each[0]), UNITS[-1])
-    cells = writer.columns - MEMORY_COLUMNS if writer.columns >= NARROW else 0
+    cells = console.width - MEMORY_COLUMNS if console.width >= NARROW else 0
     slot = "GPU" if mapping.device == "GPU" else "CPU slot"
-    writer.head(f"memory of a {slot} in {unit} of 1e{power} bytes")
+    _print_head(console, f"memory of a {slot} in {unit} of 1e{power} bytes")
     for pool in mapping.pools:
         limit = prediction.memory_limit[pool.name]
-        writer.line(f"  {pool.name}, limit {plain(limit / 10**power)} {unit}")
+        console.print(Prose(f"  {pool.name}, limit {plain(limit / 10**power)} {unit}"))
         table = _stages(held[pool.name], limit, scale=10**power, cells=cells)
         table.show_header = pool is mapping.pools[0]
-        writer.table(table)
+        _print_table(console, table)
     if any("generation" in model.seconds for model in prediction.models.values()):
-        writer.line(f"  gpu_memory_utilization of the generator: {prediction.gpu_memory_utilization:.2f}")
+        console.print(Prose(f"  gpu_memory_utilization of the generator: {prediction.gpu_memory_utilization:.2f}"))
 
 
 def _stages(held: Mapping[Stage, Mapping[str, float]], limit: float, *, scale: float, cells: int) -> Table:
@@ -216,23 +204,22 @@ def _filled(share: float, cells: int) -> Text:
     return Text.assemble(("█" * full, "cyan"), ("░" * (length - full), "dim"), percentage)
 
 
-def _times(writer: Writer, mapping: DeviceMapping, prediction: Prediction, prices: Mapping[str, float]) -> None:
-    """Print the seconds and the price of a step, and its timeline."""
+def _times(console: Console, mapping: DeviceMapping, prediction: Prediction, prices: Mapping[str, float]) -> None:
     seconds = prediction.step_seconds
     line = f"predicted: {seconds_text(seconds)} a step, {plain(prediction.tokens_per_second)} tokens/s"
     if prices:
         pools = [(pool.gpu, pool.size) for pool in mapping.pools]
         line += f", price {plain(step_price(pools, seconds, prices))} a step"
-    writer.head(line)
-    if prediction.coefficients:
+    _print_head(console, line)
+    if used := prediction.coefficients:
         tokens = plain(prediction.response_tokens)
-        writer.line(f"  with coefficients of {prediction.coefficients}; responses of {tokens} tokens on average")
-    writer.line(f"  by phase: {_listed(prediction.phases, PHASES)}")
-    writer.line(f"  by stage: {_listed(prediction.stages, STAGES)}")
+        console.print(Prose(f"  with coefficients of {used}; responses of {tokens} tokens on average"))
+    console.print(Prose(f"  by phase: {_listed(prediction.phases, PHASES)}"))
+    console.print(Prose(f"  by stage: {_listed(prediction.stages, STAGES)}"))
     timeline = timeline_of(mapping.pools, prediction)
-    writer.head(f"timeline: stages are barriers, pools overlap within one{timeline.ahead}")
-    writer.table(chart_of(timeline, columns=writer.columns - 2))
-    writer.line(Text("  ") + legend_of(timeline))
+    _print_head(console, f"timeline: stages are barriers, pools overlap within one{timeline.ahead}")
+    _print_table(console, chart_of(timeline, columns=console.width - 2))
+    console.print(Text("  ") + legend_of(timeline))
 
 
 def _listed(seconds: Mapping[Any, float], order: Iterable[str]) -> str:
@@ -240,11 +227,10 @@ def _listed(seconds: Mapping[Any, float], order: Iterable[str]) -> str:
     return ", ".join(f"{name} {seconds_text(seconds[name])}" for name in order if seconds.get(name))
 
 
-def _rejected(writer: Writer, placements: Sequence[Rejected], won: float, prices: Mapping[str, float]) -> None:
-    """Print the best rejected placements, and why each lost."""
+def _rejected(console: Console, placements: Sequence[Rejected], won: float, prices: Mapping[str, float]) -> None:
     if not placements:
         return
-    writer.head("best rejected placements")
+    _print_head(console, "best rejected placements")
     table = _table(right=("seconds", "slower"), gap=2)
     table.show_header = False
     table.add_column("why")
@@ -255,16 +241,16 @@ def _rejected(writer: Writer, placements: Sequence[Rejected], won: float, prices
             pools = [(gpu, slots) for _, gpu, slots in placement.pools]
             where = f"price {plain(step_price(pools, placement.step_seconds, prices))}: {where}"
         table.add_row(seconds_text(placement.step_seconds), slower, Prose(f"{where}\n{placement.reason}"))
-    writer.table(table)
+    _print_table(console, table)
 
 
-def _infeasible(writer: Writer, answer: Infeasible) -> None:
-    writer.line(f"nothing fits: {answer.reason}")
+def _infeasible(console: Console, answer: Infeasible) -> None:
+    console.print(Prose(f"nothing fits: {answer.reason}"))
     if answer.short_bytes:
-        writer.line(f"  short: {answer.short_bytes / 1e9:,.1f} GB of memory (1 GB = 1e9 bytes)")
+        console.print(Prose(f"  short: {answer.short_bytes / 1e9:,.1f} GB of memory (1 GB = 1e9 bytes)"))
     options = (option.replace(" x ", TIMES) for option in answer.options)  # GPUs are one word, as those of _slots
     if would_do := [*options, *(_slots(gpu, slots) for gpu, slots in answer.smallest)]:
-        writer.line(f"  would do: {' or '.join(would_do)}")
+        console.print(Prose(f"  would do: {' or '.join(would_do)}"))
 
 
 def _slots(gpu: str, slots: int) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_mapper.search.objective import Floats, Objective, weight
-from rlhf_mapper.search.stacked import Ints, StackedTables, stack
+from rlhf_mapper.search.stacked import Ints, StackedTables
 from rlhf_mapper.search.tables import Costs, Found, Sets, assignments, placements
 
 WAVE = 1024
@@ -28,22 +28,28 @@ Typed = tuple[int, Sets, tuple[int, ...]]
 """Typed placement: (number of the placement, its sets of models, index of a node group for each set)."""
 
 
-@dataclass(frozen=True)
 class _Problem:
     """Input of the search as arrays over T typed placements, in the order of `placements` and then of `assignments`."""
 
-    typed: list[Typed]
-    stacked: StackedTables
-    tables: Ints
-    """[T, S] number of each set's stage table in `stacked`; the table `nothing` beyond the placement's sets."""
-    groups: Ints
-    """[T, S] index of each set's node group; 0 beyond the placement's sets."""
-    placement: Ints
-    """[T] number of the placement to which each typed placement belongs."""
-    budgets: Ints
-    """[G] number of GPUs in each node group."""
-    weights: Floats
-    """[G] weight of one GPU of each node group in the objective (`Objective.weights`)."""
+    def __init__(self, costs: Costs, typed: list[Typed], goal: Objective) -> None:
+        pools = list(dict.fromkeys(pool for _, sets, groups in typed for pool in zip(sets, groups, strict=True)))
+        index = {pool: number for number, pool in enumerate(pools)}
+        shape = (len(typed), max(len(sets) for _, sets, _ in typed))
+        self.typed = typed
+        self.stacked = StackedTables([costs.of(*pool) for pool in pools], [costs.groups[group] for _, group in pools])
+        self.tables = np.full(shape, len(pools), np.int64)
+        """[T, S] number of each set's stage table in `stacked`; the table `nothing` beyond the placement's sets."""
+        self.groups = np.zeros(shape, np.int64)
+        """[T, S] index of each set's node group; 0 beyond the placement's sets."""
+        for row, (_, sets, groups) in enumerate(typed):
+            self.tables[row, : len(sets)] = [index[pool] for pool in zip(sets, groups, strict=True)]
+            self.groups[row, : len(sets)] = groups
+        self.placement = np.array([number for number, _, _ in typed], dtype=np.int64)
+        """[T] number of the placement to which each typed placement belongs."""
+        self.budgets = np.array(costs.groups, dtype=np.int64)
+        """[G] number of GPUs in each node group."""
+        self.weights = goal.weights(len(costs.groups))
+        """[G] weight of one GPU of each node group in the objective (`Objective.weights`)."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ def pruned(costs: Costs, models: Iterable[str], keep: int = 4, objective: Object
     ]
     if not typed:
         return []
-    problem = _problem(costs, typed, goal)
+    problem = _Problem(costs, typed, goal)
     best = _Best(typed[-1][0] + 1, keep)
     low = np.zeros((len(typed), 3), np.int64)
     high = low + problem.stacked.seconds.shape[1] - 1
@@ -129,26 +135,6 @@ def pruned(costs: Costs, models: Iterable[str], keep: int = 4, objective: Object
         boxes = _halved(problem, goal, best, wave) + rest
         boxes = boxes[_worthwhile(problem, best, boxes)]
     return [_found(problem, goal, *best.options[int(index)]) for index in best.order()]
-
-
-def _problem(costs: Costs, typed: list[Typed], goal: Objective) -> _Problem:
-    pools = list(dict.fromkeys(pool for _, sets, groups in typed for pool in zip(sets, groups, strict=True)))
-    index = {pool: number for number, pool in enumerate(pools)}
-    width = max(len(sets) for _, sets, _ in typed)
-    tables = np.full((len(typed), width), len(pools), np.int64)
-    in_group = np.zeros((len(typed), width), np.int64)
-    for row, (_, sets, groups) in enumerate(typed):
-        tables[row, : len(sets)] = [index[pool] for pool in zip(sets, groups, strict=True)]
-        in_group[row, : len(sets)] = groups
-    return _Problem(
-        typed=typed,
-        stacked=stack([costs.of(*pool) for pool in pools], [costs.groups[group] for _, group in pools]),
-        tables=tables,
-        groups=in_group,
-        placement=np.array([number for number, _, _ in typed], dtype=np.int64),
-        budgets=np.array(costs.groups, dtype=np.int64),
-        weights=goal.weights(len(costs.groups)),
-    )
 
 
 def _halved(problem: _Problem, goal: Objective, best: _Best, boxes: _Boxes) -> _Boxes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,28 +13,39 @@ from rlhf_mapper.search.tables import StageTable
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
 class StackedTables:
     """Stage tables in a row, each followed by an end mark; the last table, `nothing`, has no GPUs and no seconds.
 
-    An option is a row of a table: a pool size. A rank is an index into the sorted seconds of a stage over all tables;
-    equal seconds have the rank of the first.
+    An option is a row of a table: a pool size. Options that do not fit or are worse in every way are left out. A rank
+    is an index into the sorted seconds of a stage over all tables; equal seconds have the rank of the first.
     """
 
-    gpus: Ints
-    """[N] pool size in GPUs of each option of all tables."""
-    ranks: Ints
-    """[N, 3] rank of each option's seconds in each stage; an end mark lies above all ranks."""
-    seconds: Floats
-    """[3, N] seconds of each rank in each stage, ascending from 0."""
-    by_gpus: Ints
-    """[N] ascending key of each option: number of its table, then GPUs."""
-    by_rank: Ints
-    """[3, N] ascending key of each option: number of its table, then its `least_ranks` in reverse."""
-    least_ranks: Ints
-    """[N, 3] lowest rank in each stage among an option and all smaller options of its table."""
-    most_gpus: int
-    """Largest number of GPUs that any table may use; end marks have one more."""
+    def __init__(self, tables: Sequence[StageTable], budgets: Sequence[int]) -> None:
+        """Stack tables; budgets: GPUs that each table may use."""
+        kept = [_useful(table, budget) for table, budget in zip(tables, budgets, strict=True)]
+        kept.append((np.zeros(1, np.int64), np.zeros((3, 1))))
+        most = self.most_gpus = max(budgets)
+        """Largest number of GPUs that any table may use; end marks have one more."""
+        number = np.repeat(np.arange(len(kept)), [len(gpus) + 1 for gpus, _ in kept])
+        gpus = self.gpus = np.concatenate([np.append(gpus, most + 1) for gpus, _ in kept])
+        """[N] pool size in GPUs of each option of all tables."""
+        seconds = np.concatenate([np.pad(seconds, ((0, 0), (0, 1)), constant_values=np.inf) for _, seconds in kept], 1)
+        self.seconds = np.sort(seconds, 1)
+        """[3, N] seconds of each rank in each stage, ascending from 0."""
+        width = self.seconds.shape[1]
+        ranks = np.stack([np.searchsorted(value, stage) for value, stage in zip(self.seconds, seconds, strict=True)])
+        ranks[:, gpus > most] = width
+        # Running minimum within each table: the offset puts a later table below every earlier one.
+        offset = number * (width + 1)
+        lowered = np.minimum.accumulate(np.where(gpus > most, 0, ranks) - offset, axis=1)
+        self.ranks = np.ascontiguousarray(ranks.T)
+        """[N, 3] rank of each option's seconds in each stage; an end mark lies above all ranks."""
+        self.by_gpus = number * (most + 2) + gpus
+        """[N] ascending key of each option: number of its table, then GPUs."""
+        self.by_rank = width - lowered
+        """[3, N] ascending key of each option: number of its table, then its `least_ranks` in reverse."""
+        self.least_ranks = np.ascontiguousarray((lowered + offset).T)
+        """[N, 3] lowest rank in each stage among an option and all smaller options of its table."""
 
     def within(self, tables: Ints, gpus: Ints) -> Ints:
         """Return [..., 3] lowest ranks of each table with at most `gpus` GPUs, which are enough for some option."""
@@ -68,32 +78,6 @@ class StackedTables:
         """Return the [M, 3] highest ranks with no more than [M, 3] seconds; -1 for seconds below zero."""
         columns = [np.searchsorted(self.seconds[stage], seconds[:, stage], "right") - 1 for stage in range(3)]
         return np.stack(columns, 1)
-
-
-def stack(tables: Sequence[StageTable], budgets: Sequence[int]) -> StackedTables:
-    """Stack tables without options that do not fit or are worse in every way; budgets: GPUs that each table may use."""
-    kept = [_useful(table, budget) for table, budget in zip(tables, budgets, strict=True)]
-    kept.append((np.zeros(1, np.int64), np.zeros((3, 1))))
-    most = max(budgets)
-    number = np.repeat(np.arange(len(kept)), [len(gpus) + 1 for gpus, _ in kept])
-    gpus = np.concatenate([np.append(gpus, most + 1) for gpus, _ in kept])
-    seconds = np.concatenate([np.pad(seconds, ((0, 0), (0, 1)), constant_values=np.inf) for _, seconds in kept], 1)
-    values = np.sort(seconds, 1)
-    width = values.shape[1]
-    ranks = np.stack([np.searchsorted(value, stage) for value, stage in zip(values, seconds, strict=True)])
-    ranks[:, gpus > most] = width
-    # Running minimum within each table: the offset puts a later table below every earlier one.
-    offset = number * (width + 1)
-    lowered = np.minimum.accumulate(np.where(gpus > most, 0, ranks) - offset, axis=1)
-    return StackedTables(
-        gpus=gpus,
-        ranks=np.ascontiguousarray(ranks.T),
-        seconds=values,
-        by_gpus=number * (most + 2) + gpus,
-        by_rank=width - lowered,
-        least_ranks=np.ascontiguousarray((lowered + offset).T),
-        most_gpus=most,
-    )
 
 
 def _useful(table: StageTable, budget: int) -> tuple[Ints, Floats]:
