@@ -100,8 +100,11 @@ def mapping_of(
         costs = task.costs(Cluster(tuple(group for _, group in chosen)))
         goal = (objective or Objective()).on([chosen[min(nodes)[0]][0] for nodes in costs.hosts])
         if found := task.search(costs, goal):
-            merit = _merit(found[0], costs, goal)
-            best = min(best or (merit, costs, found, goal), (merit, costs, found, goal), key=lambda each: each[0])
+            weights = goal.weights(len(costs.groups))
+            used = sum(weights[group] * gpus for _, group, gpus in found[0].sets)
+            first, second = goal.keys(np.array(found[0].seconds), np.array(used))
+            answer = ((float(first), float(second)), costs, found, goal)
+            best = min(best or answer, answer, key=lambda each: each[0])
     if best is None:
         return None
     _, costs, found, goal = best
@@ -122,14 +125,6 @@ def _choices(cluster: Cluster) -> Iterator[list[tuple[int, NodeGroup]]]:
     for host, group in every:
         zones = (replace(part, zone_bandwidth=None) for part in group.in_zones)
         yield from ([(host, part)] for part in dict.fromkeys((group, *zones)) if [(host, part)] != every)
-
-
-def _merit(found: Found, costs: PoolCosts, objective: Objective) -> tuple[float, float]:
-    """Return the objective's two numbers for a placement, to compare the results of searches; smaller is better."""
-    weights = objective.weights(len(costs.groups))
-    used = sum(weights[group] * gpus for _, group, gpus in found.sets)
-    first, second = objective.keys(np.array(found.seconds), np.array(used))
-    return float(first), float(second)
 
 
 def predict(
@@ -279,10 +274,7 @@ def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]
 
 
 def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
-    """Return how much memory a cluster without a mapping is short of, and how many GPUs of each type would do.
-
-    If host memory can hold the states of all models, the GPUs need to hold only the largest model.
-    """
+    """Return how much memory is short (of only the largest model if states can wait in the host), and what would do."""
     costs = task.costs(cluster)
     states = [sum(costs.states(role, 0).values()) for role in task.requests]
     room = sum(memory.HOST_SHARE * (group.host_memory or math.inf) * group.gpus for group in cluster.groups)

@@ -40,7 +40,6 @@ class Software:
     """Properties of the training and generation programs that decide their memory and speed."""
 
     name: str
-    """Name of the software, for outputs."""
     is_eager: bool
     """Whether layers are transformers' own modules, a kernel for each operation; else they are fused (Megatron)."""
     attention: Literal["Flash", "SDPA"]
@@ -77,7 +76,6 @@ class Correction:
     factors: dict[Kind, float] = field(default_factory=dict)
 
     def of(self, kind: Kind) -> float:
-        """Return the correction factor of a kind of work."""
         return self.factors.get(kind, 1.0)
 
 
@@ -94,16 +92,15 @@ _ON_GPU = Efficiency(  # the first four are those that `benchmarks/fit.py ours` 
     transition_seconds=0.25,
 )
 
-_ON_CPU = Efficiency(
+_ON_CPU = replace(
+    _ON_GPU,
     kernel=0.5,
     memory=0.7,
     link=0.5,
     network=0.5,
     decode_seconds=3e-3,
     sequence_seconds=5e-5,
-    update_seconds=0.02,
     call_seconds=0.02,
-    stage_seconds=1e-3,
     transition_seconds=0.05,
 )
 

@@ -45,7 +45,7 @@ def shape_of(text: str, role: Role) -> Architecture:
 
 
 def manifest_architecture(job: Job, role: Role, maker: Job, made: Role) -> Architecture | None:
-    """Return the architecture by the `shape` of the job's model, else of the chain's first, else None. SpecError."""
+    """Return the architecture by the `shape` of the job's or the chain's first model, or None. Raises SpecError."""
     for where, source in ((job, role), (maker, made)):
         if shape := where.models()[source].shape:
             try:
@@ -110,19 +110,17 @@ def _require_decoder(config: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} is {json.dumps(value)[:100]}, expected a positive whole number")
         if value > MAX_SIZE:
             raise ConfigError(f"{name} is beyond {MAX_SIZE:,}, which no model has")
-    if conflict := _conflict(config):
-        raise ConfigError(conflict)
+    _require_agreement(config)
 
 
-def _conflict(config: Mapping[str, Any]) -> str | None:
-    """Return a clause on two sizes that are valid alone but contradict each other; None without a contradiction."""
+def _require_agreement(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError for two sizes that are valid alone but contradict each other."""
     heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size")
     kv_heads, per_token = config.get("num_key_value_heads", heads), config.get("num_experts_per_tok", 1)
     experts = config.get("num_local_experts", config.get("num_experts"))
     if hidden and hidden % heads and "head_dim" not in config:
-        return f"num_attention_heads is {heads}, which does not divide hidden_size, {hidden}"
+        raise ConfigError(f"num_attention_heads is {heads}, which does not divide hidden_size, {hidden}")
     if heads % kv_heads:
-        return f"num_key_value_heads is {kv_heads}, which does not divide num_attention_heads, {heads}"
+        raise ConfigError(f"num_key_value_heads is {kv_heads}, which does not divide num_attention_heads, {heads}")
     if experts and per_token > experts:
-        return f"num_experts_per_tok is {per_token}, but there are {experts} experts"
-    return None
+        raise ConfigError(f"num_experts_per_tok is {per_token}, but there are {experts} experts")

@@ -18,10 +18,7 @@ SAME_MEMORY = 0.1
 NEUTRAL = {"nvidia", "tesla", "amd", "instinct", "ac", "mega", "oam", "vf", "hbm3", "hbm3e"} | {
     f"sxm{version}" for version in ("", 4, 5, 6)
 }
-"""Words of a product name that do not tell GPU types apart; a plain GPU name means the SXM or OAM version.
-
-Any other word, such as shared (a GPU that pods use in turn) or laptop, marks another product.
-"""
+"""Words of a product name that do not tell GPU types apart; others, such as shared or laptop, mark another product."""
 ALIASES = {"nvidia-tesla-a100": "a100-40g"}
 """Product name of GKE that fits several rows of the GPU table -> name of the right row."""
 MIG = re.compile(r"(.+)[- ]mig[- ]([1-7])g\.(\d+)gb([.+].*)?")
@@ -50,36 +47,36 @@ class Gpu:
     launch_seconds: float = 4e-6
     """Seconds to start a kernel; a decoder layer starts 12 to 54 kernels."""
     source: str
-    """Source of the GPU's figures, such as a datasheet."""
     product: frozenset[str] = frozenset()
     """Words of the product name besides memory and NEUTRAL words; empty: no product name stands for this type."""
 
-
-def gpu_row(
-    name: str,
-    product: str,
-    memory: float,
-    bf16: float,
-    fp32: float,
-    hbm: float,
-    link: float,
-    host: float,
-    network: float,
-    source: str,
-) -> Gpu:
-    """Return a GPU type from the vendor's figures: GB, TFLOP/s in bf16 and in fp32, GB/s, then network in Gb/s."""
-    return Gpu(
-        name=name,
-        memory=memory * GB,
-        bf16=bf16 * 1e12,
-        fp32=fp32 * 1e12,
-        memory_bandwidth=hbm * GB,
-        link_bandwidth=link * GB,
-        host_bandwidth=host * GB,
-        network_bandwidth=network * GIGABIT,
-        source=source,
-        product=frozenset(product.split()),
-    )
+    @classmethod
+    def row(
+        cls,
+        name: str,
+        product: str,
+        memory: float,
+        bf16: float,
+        fp32: float,
+        hbm: float,
+        link: float,
+        host: float,
+        source: str,
+        network: float = USUAL_NETWORK,
+    ) -> Gpu:
+        """Return a GPU type from the vendor's figures: GB, TFLOP/s in bf16 and in fp32, GB/s, and network in Gb/s."""
+        return cls(
+            name=name,
+            memory=memory * GB,
+            bf16=bf16 * 1e12,
+            fp32=fp32 * 1e12,
+            memory_bandwidth=hbm * GB,
+            link_bandwidth=link * GB,
+            host_bandwidth=host * GB,
+            network_bandwidth=network * GIGABIT,
+            source=source,
+            product=frozenset(product.split()),
+        )
 
 
 CPU_SLOT = Gpu(
@@ -101,32 +98,32 @@ CPU_SLOT = Gpu(
 GPUS: Mapping[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        gpu_row("a100-40g", "a100", 40, 312, 19.5, 1555, 600, 32, 200, "NVIDIA A100 datasheet, SXM4 40GB"),
-        gpu_row("a100-80g", "a100", 80, 312, 19.5, 2039, 600, 32, 200, "NVIDIA A100 datasheet, SXM4 80GB"),
-        gpu_row("a100-pcie-40g", "a100 pcie", 40, 312, 19.5, 1555, 64, 32, 50, "NVIDIA A100 datasheet, PCIe 40GB"),
-        gpu_row("a100-pcie-80g", "a100 pcie", 80, 312, 19.5, 1935, 64, 32, 50, "NVIDIA A100 datasheet, PCIe 80GB"),
-        gpu_row("a800-80g", "a800", 80, 312, 19.5, 2039, 400, 32, 200, "estimate: an A100 with less NVLink"),
-        gpu_row("a800-pcie-40g", "a800 pcie", 40, 312, 19.5, 1555, 64, 32, 50, "estimate: as the A100 PCIe"),
-        gpu_row("a800-pcie-80g", "a800 pcie", 80, 312, 19.5, 1935, 64, 32, 50, "as the A100 PCIe; Lenovo LP1813"),
-        gpu_row("h100-80g", "h100", 80, 989.4, 66.9, 3350, 900, 64, 400, "NVIDIA H100 datasheet, SXM5"),
-        gpu_row("h100-pcie-80g", "h100 pcie", 80, 756, 51, 2000, 128, 64, 50, "NVIDIA H100 datasheet, PCIe"),
-        gpu_row("h100-nvl-94g", "h100 nvl", 94, 835.5, 60, 3900, 128, 64, 50, "NVIDIA H100 datasheet, NVL"),
-        gpu_row("h800-80g", "h800", 80, 989.4, 66.9, 3350, 400, 64, 400, "estimate: an H100 with less NVLink"),
-        gpu_row("h800-pcie-80g", "h800 pcie", 80, 756, 51, 2000, 128, 64, 50, "estimate: as the H100 PCIe"),
-        gpu_row("h20-96g", "h20", 96, 148, 44, 4000, 900, 64, 400, "estimate: resellers; no datasheet"),
-        gpu_row("h200-141g", "h200", 141, 989.4, 66.9, 4800, 900, 64, 400, "NVIDIA H200 datasheet, SXM5"),
-        gpu_row("h200-nvl-141g", "h200 nvl", 141, 835.5, 60, 4800, 128, 64, 50, "NVIDIA H200 datasheet, NVL"),
-        gpu_row("b200-180g", "b200", 180, 2250, 75, 7700, 1800, 64, 400, "NVIDIA DGX B200 datasheet"),
-        gpu_row("b300-288g", "b300", 288, 2250, 75, 8000, 1800, 64, 800, "NVIDIA HGX B300, 1 of 8 GPUs"),
-        gpu_row("gb200-186g", "gb200", 186, 2500, 80, 8000, 1800, 225, 400, "NVIDIA GB200 NVL72, 1 of 72"),
-        gpu_row("l4-24g", "l4", 24, 121, 30.3, 300, 64, 32, 12.5, "NVIDIA L4 datasheet; no NVLink"),
-        gpu_row("l40-48g", "l40", 48, 181, 90.5, 864, 64, 32, 50, "NVIDIA L40 datasheet; no NVLink"),
-        gpu_row("l40s-48g", "l40s", 48, 362, 91.6, 864, 64, 32, 50, "NVIDIA L40S datasheet; no NVLink"),
-        gpu_row("a10-24g", "a10", 24, 125, 31.2, 600, 64, 32, 12.5, "NVIDIA A10 datasheet; no NVLink"),
-        gpu_row("a10g-24g", "a10g", 24, 70, 35, 600, 64, 32, 12.5, "A10G datasheet of AWS; no NVLink"),
-        gpu_row("t4-16g", "t4", 16, 65, 8.1, 320, 32, 16, 12.5, "NVIDIA T4 datasheet; fp16, PCIe 3.0"),
-        gpu_row("rtx-4090-24g", "geforce rtx 4090", 24, 165.2, 82.6, 1008, 64, 32, 12.5, "NVIDIA Ada whitepaper"),
-        gpu_row("mi300x-192g", "mi300x", 192, 1307.4, 163.4, 5300, 896, 64, 400, "AMD MI300X datasheet; 7 links"),
+        Gpu.row("a100-40g", "a100", 40, 312, 19.5, 1555, 600, 32, "NVIDIA A100 datasheet, SXM4 40GB", 200),
+        Gpu.row("a100-80g", "a100", 80, 312, 19.5, 2039, 600, 32, "NVIDIA A100 datasheet, SXM4 80GB", 200),
+        Gpu.row("a100-pcie-40g", "a100 pcie", 40, 312, 19.5, 1555, 64, 32, "NVIDIA A100 datasheet, PCIe 40GB"),
+        Gpu.row("a100-pcie-80g", "a100 pcie", 80, 312, 19.5, 1935, 64, 32, "NVIDIA A100 datasheet, PCIe 80GB"),
+        Gpu.row("a800-80g", "a800", 80, 312, 19.5, 2039, 400, 32, "estimate: an A100 with less NVLink", 200),
+        Gpu.row("a800-pcie-40g", "a800 pcie", 40, 312, 19.5, 1555, 64, 32, "estimate: as the A100 PCIe"),
+        Gpu.row("a800-pcie-80g", "a800 pcie", 80, 312, 19.5, 1935, 64, 32, "as the A100 PCIe; Lenovo LP1813"),
+        Gpu.row("h100-80g", "h100", 80, 989.4, 66.9, 3350, 900, 64, "NVIDIA H100 datasheet, SXM5", 400),
+        Gpu.row("h100-pcie-80g", "h100 pcie", 80, 756, 51, 2000, 128, 64, "NVIDIA H100 datasheet, PCIe"),
+        Gpu.row("h100-nvl-94g", "h100 nvl", 94, 835.5, 60, 3900, 128, 64, "NVIDIA H100 datasheet, NVL"),
+        Gpu.row("h800-80g", "h800", 80, 989.4, 66.9, 3350, 400, 64, "estimate: an H100 with less NVLink", 400),
+        Gpu.row("h800-pcie-80g", "h800 pcie", 80, 756, 51, 2000, 128, 64, "estimate: as the H100 PCIe"),
+        Gpu.row("h20-96g", "h20", 96, 148, 44, 4000, 900, 64, "estimate: resellers; no datasheet", 400),
+        Gpu.row("h200-141g", "h200", 141, 989.4, 66.9, 4800, 900, 64, "NVIDIA H200 datasheet, SXM5", 400),
+        Gpu.row("h200-nvl-141g", "h200 nvl", 141, 835.5, 60, 4800, 128, 64, "NVIDIA H200 datasheet, NVL"),
+        Gpu.row("b200-180g", "b200", 180, 2250, 75, 7700, 1800, 64, "NVIDIA DGX B200 datasheet", 400),
+        Gpu.row("b300-288g", "b300", 288, 2250, 75, 8000, 1800, 64, "NVIDIA HGX B300, 1 of 8 GPUs", 800),
+        Gpu.row("gb200-186g", "gb200", 186, 2500, 80, 8000, 1800, 225, "NVIDIA GB200 NVL72, 1 of 72", 400),
+        Gpu.row("l4-24g", "l4", 24, 121, 30.3, 300, 64, 32, "NVIDIA L4 datasheet; no NVLink", 12.5),
+        Gpu.row("l40-48g", "l40", 48, 181, 90.5, 864, 64, 32, "NVIDIA L40 datasheet; no NVLink"),
+        Gpu.row("l40s-48g", "l40s", 48, 362, 91.6, 864, 64, 32, "NVIDIA L40S datasheet; no NVLink"),
+        Gpu.row("a10-24g", "a10", 24, 125, 31.2, 600, 64, 32, "NVIDIA A10 datasheet; no NVLink", 12.5),
+        Gpu.row("a10g-24g", "a10g", 24, 70, 35, 600, 64, 32, "A10G datasheet of AWS; no NVLink", 12.5),
+        Gpu.row("t4-16g", "t4", 16, 65, 8.1, 320, 32, 16, "NVIDIA T4 datasheet; fp16, PCIe 3.0", 12.5),
+        Gpu.row("rtx-4090-24g", "geforce rtx 4090", 24, 165.2, 82.6, 1008, 64, 32, "NVIDIA Ada whitepaper", 12.5),
+        Gpu.row("mi300x-192g", "mi300x", 192, 1307.4, 163.4, 5300, 896, 64, "AMD MI300X datasheet; 7 links", 400),
         CPU_SLOT,
     )
 }

@@ -12,20 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from rlhf_api.contract import Name, NodeCount, SlotCount, Spec
 from rlhf_api.problems import Problem, SpecError, choice
 from rlhf_api.pydantic_errors import explain
-from rlhf_mapper.hardware import (
-    CPU_SLOT,
-    GB,
-    GIGABIT,
-    GPUS,
-    MAX_GROUPS,
-    USUAL_NETWORK,
-    Cluster,
-    Gpu,
-    NodeGroup,
-    gpu_named,
-    gpu_row,
-    merged,
-)
+from rlhf_mapper.hardware import CPU_SLOT, GB, GIGABIT, GPUS, MAX_GROUPS, Cluster, Gpu, NodeGroup, gpu_named, merged
 
 MAX_PRINTABLE = 1e300
 """Bound above which a message does not show a number: whole numbers in YAML may exceed the range of floats."""
@@ -68,7 +55,7 @@ class GpuType(Spec):
     def gpu(self, source: str) -> Gpu:
         """Return the GPU type with its figures in bytes and FLOP/s."""
         rates = (self.memory_bandwidth, self.link_bandwidth, self.host_bandwidth)
-        return gpu_row(self.name, "", self.memory, self.bf16, self.fp32, *rates, USUAL_NETWORK, source)
+        return Gpu.row(self.name, "", self.memory, self.bf16, self.fp32, *rates, source)
 
 
 class NodeFigures(Spec):

@@ -133,7 +133,6 @@ class Infeasible:
     """No mapping fits: why, how many bytes are missing, and which clusters would be large enough."""
 
     reason: str
-    """Why nothing fits, in a clause."""
     short_bytes: float = 0.0
     """Bytes by which the memory of all GPUs falls short of the states of the models."""
     smallest: tuple[tuple[str, int], ...] = ()
@@ -153,7 +152,6 @@ class DeviceMapping:
     device: Device
     pools: tuple[MappedPool, ...]
     sizes: dict[Role, ParallelSizes]
-    """Parallel sizes of every model of the job."""
     prediction: Prediction | None = None
     """Predicted step; None if the shapes of the models are unknown."""
     rejected: tuple[Rejected, ...] = ()
@@ -179,7 +177,18 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
         short = {"reason": mapping.reason, "short_bytes": mapping.short_bytes, "smallest": smallest}
         return answer | {"infeasible": short | {"options": list(mapping.options)}}
     answer |= {
-        "pools": [_pool(pool, mapping.prediction) for pool in mapping.pools],
+        "pools": [
+            {
+                "name": pool.name,
+                "models": list(pool.models),
+                "gpu": pool.gpu,
+                "gpus": pool.size,
+                "nodes": len(pool.slots_per_machine),
+                "zones": list(pool.zones),
+                "memory_limit": mapping.prediction and mapping.prediction.memory_limit[pool.name],
+            }
+            for pool in mapping.pools
+        ],
         "rejected": [
             {
                 "pools": [{"models": list(models), "gpu": gpu, "gpus": gpus} for models, gpu, gpus in each.pools],
@@ -204,18 +213,6 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
             "response_tokens": prediction.response_tokens,
         }
     return answer
-
-
-def _pool(pool: MappedPool, prediction: Prediction | None) -> dict[str, Any]:
-    return {
-        "name": pool.name,
-        "models": list(pool.models),
-        "gpu": pool.gpu,
-        "gpus": pool.size,
-        "nodes": len(pool.slots_per_machine),
-        "zones": list(pool.zones),
-        "memory_limit": prediction and prediction.memory_limit[pool.name],
-    }
 
 
 def _model(sizes: ParallelSizes, model: ModelPrediction) -> dict[str, Any]:

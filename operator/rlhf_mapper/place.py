@@ -13,7 +13,7 @@ from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, MappedPool
 
 
 def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
-    """Place the models of a job without a search. Raises SpecError if GPUs or batch sizes do not allow it."""
+    """Place a job's models without a search; a machine may have 0 GPUs. Raises SpecError if the sizes do not fit."""
     device = device_of(job, gpus_per_machine)
     pools = _pools(job, max(gpus_per_machine) if device == "GPU" else 1)
     problems, requested, available = list[Problem](), sum(pool.size for pool in pools), sum(gpus_per_machine)

@@ -55,7 +55,7 @@ class StateChoice:
 
 
 def offload_seconds(request: ModelRequest, parts: Mapping[memory.Part, Numbers], setting: Setting) -> Numbers:
-    """Return [3, K] seconds in each stage to move an offloaded model's states, `parts` in bytes, to the GPU and back."""
+    """Return [3, K] seconds by stage to bring an offloaded model's states (`parts`, in bytes) to the GPU and back."""
     work, there_and_back = request.work, 2 / setting.nodes.gpu.host_bandwidth
     weights = parts["weights"] * there_and_back
     moments = parts.get("optimizer", 0 * weights) * there_and_back
@@ -82,7 +82,6 @@ class PoolCosts:
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Number of GPUs in each node group."""
         return tuple(setting.nodes.gpus for setting in self.settings)
 
     def of(self, models: frozenset[str], group: int) -> StageTable:

@@ -17,6 +17,8 @@ from rlhf_mapper.simulate import generation, memory
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.strategy import GeneratingStrategies, Strategies
 
+Parts = dict[Stage, dict[str, float]]
+"""Bytes of a GPU by stage and part."""
 OFFLOAD_PHASES: tuple[Phase, ...] = ("reshard", "scoring", "update")
 """Phases whose seconds include the moves of offloaded states to the GPU and back, one for each stage."""
 
@@ -132,7 +134,7 @@ def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: St
             seconds[phase] = seconds.get(phase, 0.0) + each
     # Offloaded states are away while generation uses a copy, and in the stages that do not use the model.
     uses = {"generation": False, "preparation": bool(work.read), "training": bool(work.trained)}
-    parts: dict[Stage, dict[str, float]] = {
+    parts: Parts = {
         stage: {part: float(size) for part, size in held.items()} if uses[stage] or not offloads else {}
         for stage in STAGES
     }
@@ -177,12 +179,7 @@ def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[i
 
 
 def _add_passes(
-    parts: dict[Stage, dict[str, float]],
-    strategies: Strategies,
-    sizes: ParallelSizes,
-    micro_batch: int,
-    *,
-    recomputes: bool,
+    parts: Parts, strategies: Strategies, sizes: ParallelSizes, micro_batch: int, *, recomputes: bool
 ) -> None:
     """Add the peak memory of passes to their stages: gradients of the rank's shards, all else as activations."""
     work, setting, layouts = strategies.request.work, strategies.setting, _layouts(sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from pydantic.alias_generators import to_camel
@@ -21,10 +21,10 @@ def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
     return tuple(remedy for search in searches for remedy in search(job, cluster, fits))
 
 
-def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
-    """Return the GPU type of the same vendor with the least memory that would make the job fit; empty for CPU slots."""
+def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
+    """Yield the GPU type of the same vendor with the least memory that would make the job fit; none for CPU slots."""
     if any(group.gpu.name == CPU_SLOT.name for group in cluster.groups):
-        return ()
+        return
     most = max(group.gpu.memory for group in cluster.groups)
     amd = {group.gpu.source.startswith("AMD") for group in cluster.groups}  # these need another image
     suits = (gpu for gpu in GPUS.values() if gpu.memory > most and gpu.source.startswith("AMD") in amd)
@@ -35,31 +35,29 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
         return fits(job, Cluster(merged(nodes)))
 
     place = bisect_left(larger, True, key=would_do)
-    return [f"{cluster.gpus} x {gpu.name}" for gpu in larger[place : place + 1]]
+    yield from (f"{cluster.gpus} x {gpu.name}" for gpu in larger[place : place + 1])
 
 
-def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
-    """Return the remedy of more host memory (of worker pods or an inventory's nodes), if the job would fit so."""
+def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
+    """Yield the remedy of more host memory (of worker pods or an inventory's nodes), if the job would fit so."""
     enough = Cluster(merged(replace(group, host_memory=None) for group in cluster.groups))
-    if enough == cluster or not fits(job, enough):
-        return ()
-    return ["more host memory (spec.runtime.worker.memory)"]
+    if enough != cluster and fits(job, enough):
+        yield "more host memory (spec.runtime.worker.memory)"
 
 
-def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
-    """Return the remedy of gradient checkpointing for models whose manifest turns it off, if the job would fit so."""
+def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
+    """Yield the remedy of gradient checkpointing for models whose manifest turns it off, if the job would fit so."""
     kept = [role for role in job.trained() if job.models()[role].gradient_checkpointing is False]
     fields = dict.fromkeys(job.spec.models.field(role) for role in kept)
     document = job.model_dump(mode="json", by_alias=True)
     for field in fields:
         document["spec"]["models"][field]["gradientCheckpointing"] = True
-    if not fields or not fits(Job.parse(document), cluster):
-        return []
-    return [" and ".join(f"spec.models.{field}.gradientCheckpointing: true" for field in fields)]
+    if fields and fits(Job.parse(document), cluster):
+        yield " and ".join(f"spec.models.{field}.gradientCheckpointing: true" for field in fields)
 
 
-def _larger_batch(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
-    """Return the remedy of the smallest batch and mini-batch that divide over all GPUs, if the job would fit so."""
+def _larger_batch(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
+    """Yield the remedy of the smallest batch and mini-batch that divide over all GPUs, if the job would fit so."""
     training, samples, gpus = job.spec.training, job.spec.rollout.samples_per_prompt, cluster.gpus
     name = "prompt_batch_size" if training.prompt_batch_size else "batch_size"
     rows = -(-(training.prompt_batch_size or training.batch_size or 1) // gpus) * gpus
@@ -69,6 +67,5 @@ def _larger_batch(job: Job, cluster: Cluster, fits: Fits) -> Sequence[str]:
         sizes = {name: -(-rows // mini) * mini, "mini_batch_size": mini * samples}
     spec = job.spec.model_copy(update={"training": training.model_copy(update=sizes)})
     is_new = any(size != getattr(training, name) for name, size in sizes.items())
-    if not is_new or not fits(job.model_copy(update={"spec": spec}), cluster):
-        return ()
-    return [" and ".join(f"spec.training.{to_camel(name)}: {size}" for name, size in sizes.items())]
+    if is_new and fits(job.model_copy(update={"spec": spec}), cluster):
+        yield " and ".join(f"spec.training.{to_camel(name)}: {size}" for name, size in sizes.items())

@@ -24,7 +24,6 @@ Indices = NDArray[np.int64]
 ACTIVATION_SHARES = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75)
 """Shares of a GPU's memory that activations may fill beside states; coarse, so that sets of models share strategies."""
 PIPELINES = (*range(1, 11), 12, 14, 16, 18, 20, 24, 28, 32)
-"""Numbers of pipeline stages to try."""
 MICRO_BATCHES_OF_A_STAGE = 4
 """Number of micro-batches for each pipeline stage that keeps the bubble below a fifth."""
 
@@ -76,7 +75,6 @@ class Way(NamedTuple):
 
     @property
     def seconds(self) -> Numbers:
-        """Seconds of training and inference together."""
         return self.training_seconds + self.inference_seconds
 
 
@@ -90,7 +88,11 @@ class Strategies:
         self.cuts: Indices = np.array(cuts, dtype=np.int64).reshape(-1, 2)
         p, t = (self.cuts[:, column, None].astype(float) for column in (0, 1))
         d = gpus[None, :] / (p * t)
-        self.fits = (d == np.floor(d)) & (d >= 1) & self._shares_are_even_enough(d)
+        # All data ranks get a sequence of each mini-batch, and the replicas divide d.
+        work, data = request.work, request.sizes and request.sizes.data
+        least = work.trained / work.updates if work.updates else np.inf
+        even = (d <= min(least, work.read or np.inf, setting.load.sequences)) & (d % request.replicas == 0)
+        self.fits: NDArray[np.bool_] = (d == np.floor(d)) & (d >= 1) & (even & (d == data) if data else even)
         self.layouts = Layouts(p, t, np.where(self.fits, d, 1.0))
 
     def _cuts(self) -> list[tuple[int, int]]:
@@ -104,15 +106,6 @@ class Strategies:
             for t in ([fixed.tensor] if fixed else tensors)
             if not request.model.cannot_be_cut(pipeline=p, tensor=t)
         ]
-
-    def _shares_are_even_enough(self, d: Numbers) -> NDArray[np.bool_]:
-        """Return, for each d, whether all data ranks get a sequence of each mini-batch and the replicas divide d."""
-        work = self.request.work
-        least = min([work.trained / work.updates] if work.updates else [], default=np.inf)
-        few = (d <= min(least, work.read or np.inf, self.setting.load.sequences)) & (d % self.request.replicas == 0)
-        data = self.request.sizes and self.request.sizes.data
-        even: NDArray[np.bool_] = few & (d == data) if data else few
-        return even
 
     @cached_property
     def way(self) -> Way:

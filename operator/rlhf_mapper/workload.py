@@ -17,7 +17,6 @@ PAIRED = ("pairs", "safety_pairs")
 CUTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 0.995, 1.0)
 """Quantiles that divide a sample of lengths into parts of nearly equal lengths; narrow among the longest."""
 SAMPLE = 400
-"""Number of lengths in the sample of a distribution."""
 P99 = NormalDist().inv_cdf(0.99)
 
 
@@ -161,7 +160,7 @@ def _work(job: Job, role: Role) -> Work:
     calls = [own if call == ("actor", "generate_sequences") else call for call in job.spec.algorithm.calls]
     methods = [method for model, method in calls if model == role]
     passes = methods.count("generate_sequences")
-    trained, updates = _updates(job, role) if any(map(_is_update, methods)) else (0.0, 0)
+    trained, updates = _updates(job, role) if any(each.startswith("update_") for each in methods) else (0.0, 0)
     # The actor also runs the forward passes of a reference with its weights.
     readers = {role, "reference"} if role == "actor" and job.reference_is_actor else {role}
     read_together, trained_together = _together(job, role, updates)
@@ -180,15 +179,11 @@ def _work(job: Job, role: Role) -> Work:
     )
 
 
-def _is_update(method: str) -> bool:
-    return method.startswith("update_")
-
-
 def _read(job: Job, role: str, method: str) -> float:
     """Return the sequences of forward passes in one call of a model's method; 0 for generation and updates."""
     if (role, method) == ("actor", "compute_log_prob") and not job.recomputes_log_probs:
         return 0.0
-    if method == "generate_sequences" or _is_update(method):
+    if method == "generate_sequences" or method.startswith("update_"):
         return 0.0
     if method == "compute_loss" and not job.spec.data.pretrain:  # it reads the pretraining rows, one beside each
         return 0.0

@@ -50,10 +50,7 @@ def _order(nodes: int, chosen: list[int], *, first: bool) -> tuple[bool, ...]:
 
 @lru_cache(maxsize=2**16)
 def crossings(zones: tuple[str, ...], gpus_per_node: int, pipeline: int, tensor: int) -> tuple[float, int]:
-    """Return numbers of (data rings, stage hand-overs) of a cut model that cross between zones at the same time.
-
-    A ring goes through its ranks in their order, and back to the first; what a rank hands over counts by itself.
-    """
+    """Return how many (closed data rings, hand-overs of a rank) of a cut model cross zones at the same time."""
     lies = np.unique(zones, return_inverse=True)[1].repeat(gpus_per_node).reshape(-1, pipeline, tensor)
     changes = int(np.count_nonzero(lies != np.roll(lies, 1, axis=0)))  # there, and back in the other direction
     return changes / 2, int(np.count_nonzero(lies[:, 1:] != lies[:, :-1]))

@@ -69,10 +69,7 @@ class JobRecord(Protocol):
 
 
 def calibration_of(run: Path, records: Sequence[JobRecord], job: Job, cluster: Cluster) -> RunCalibration:
-    """Compare the job of this name, or else of this algorithm, in the run folder `run` with its prediction.
-
-    Raises SpecError without such a job with a prediction and a step, for other GPUs, and for damaged files.
-    """
+    """Compare the job of this name, or else of its algorithm, in a run folder with its prediction. Raises SpecError."""
     algorithm, path = job.spec.algorithm.name, f"--calibrate {run}"
     usable = [record for record in records if record.records and record.mapping.get("predicted")]
     same = [record for record in usable if record.name == job.name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from rlhf_api.job import Job
@@ -32,11 +32,7 @@ def plan_job(
     responses: Sequence[float] = (),
     explains: bool = True,
 ) -> DeviceMapping | Infeasible:
-    """Return the manifest's placement or the best mapping of a job onto a cluster, with the predicted step.
-
-    objective: None takes the objective of the manifest. responses: lengths of past responses in tokens; without any,
-    every response has the longest length. explains: whether to search for remedies if nothing fits. Raises SpecError.
-    """
+    """Return the manifest's placement or the best mapping for its (or an) objective; arguments as of `auto_map`."""
     if job.spec.placement.mode == "Manual":
         slots = (group.gpus_per_node if device == "GPU" else 0 for group in cluster.groups for _ in range(group.count))
         placed = place(job, tuple(slots))
@@ -62,20 +58,17 @@ def prices_of(cluster: Cluster) -> dict[str, float]:
     return prices if len(prices) == len(groups) else {}
 
 
-def networks_of(cluster: Cluster) -> tuple[str, ...]:
-    """Return a sentence on the assumed network of each group of several nodes, and of each group of zones."""
+def networks_of(cluster: Cluster) -> Iterator[str]:
+    """Yield a sentence on the assumed network of each group of several nodes, then of each group of zones."""
     usual = ", as is usual with them; an --inventory can say otherwise"
-    nodes = (
-        f"Nodes of {group.gpu.name} send {plain(group.network / GIGABIT)} Gb/s{usual * (not group.node_bandwidth)}."
-        for group in cluster.groups
-        if group.count > 1
-    )
-    zones = (
-        f"Zones {', '.join(dict.fromkeys(group.zones))} send each other {plain(group.zone_bandwidth / GIGABIT)} Gb/s."
-        for group in cluster.groups
-        if group.spans_zones and group.zone_bandwidth
-    )
-    return (*nodes, *zones)
+    for group in cluster.groups:
+        if group.count > 1:
+            speed = plain(group.network / GIGABIT)
+            yield f"Nodes of {group.gpu.name} send {speed} Gb/s{usual * (not group.node_bandwidth)}."
+    for group in cluster.groups:
+        if group.spans_zones and group.zone_bandwidth:
+            zones = ", ".join(dict.fromkeys(group.zones))
+            yield f"Zones {zones} send each other {plain(group.zone_bandwidth / GIGABIT)} Gb/s."
 
 
 def merit(job: Job, mapping: DeviceMapping | Infeasible, cluster: Cluster) -> tuple[float, float]:

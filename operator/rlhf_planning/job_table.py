@@ -48,8 +48,7 @@ class JobLine:
 def show(read: Callable[[], Sequence[JobLine]], nothing: str, *, once: bool, passing: type[Exception]) -> None:
     """Print the job table: in a terminal again and again until Ctrl-C, elsewhere or with `once` a single time.
 
-    nothing: sentence in place of an empty table. passing: kind of error that may pass; after the first table such an
-    error is shown below the last one.
+    nothing: sentence in place of an empty table. passing: kind of error that later is shown below the last table.
     """
     console = Console(highlight=False)
     lines, trouble = read(), ""

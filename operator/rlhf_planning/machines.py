@@ -17,7 +17,6 @@ from rlhf_mapper.inventory import cluster_of, cluster_of_flags
 from rlhf_mapper.mapping import Device, DeviceMapping
 
 GpusHere = Callable[[], Sequence[FoundGpu]]
-"""Function that finds this machine's GPUs."""
 
 
 class UnknownGpuError(Exception):
@@ -55,10 +54,7 @@ def device_of(job: Job, cluster: Cluster) -> Device:
 
 
 def local_cluster(job: Job, gpus_here: GpusHere) -> Cluster:
-    """Return the slots that a job may use here: the GPUs if there are any, else as many CPU slots as the job requests.
-
-    Raises SpecError if the job requests more GPUs than there are, UnknownGpuError for GPUs of unknown figures.
-    """
+    """Return the GPUs here, or as many CPU slots as a job asks for. SpecError for too few GPUs; UnknownGpuError."""
     resources, placement = job.spec.resources, job.spec.placement
     gpus = gpus_here() if resources.device != "CPU" else ()
     asked = resources.nodes * (resources.slots_per_node or max(1, len(gpus)))
@@ -76,10 +72,7 @@ def local_cluster(job: Job, gpus_here: GpusHere) -> Cluster:
 
 
 def slots_of(placed: DeviceMapping, gpus_here: GpusHere) -> Cluster:
-    """Return the slots of a placement as one group of equal nodes.
-
-    Raises UnknownGpuError for GPUs of unknown figures, and for GPUs of another machine: Ray does not report its types.
-    """
+    """Return the slots of a placement as one group of equal nodes. UnknownGpuError also for GPUs elsewhere."""
     nodes = max(len(pool.slots_per_machine) for pool in placed.pools)
     slots = -(-sum(pool.size for pool in placed.pools) // nodes)
     if placed.device == "CPU":

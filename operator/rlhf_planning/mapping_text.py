@@ -15,10 +15,9 @@ from rich.text import Text
 
 from rlhf_api.names import Role
 from rlhf_mapper.hardware import ESTIMATED
-from rlhf_mapper.mapping import PHASES, STAGES, Device, DeviceMapping, Infeasible, Prediction, Rejected, Stage
+from rlhf_mapper.mapping import PHASES, STAGES, DeviceMapping, Infeasible, Prediction, Rejected, Stage
 from rlhf_planning.timeline import chart_of, legend_of, plain, seconds_text, timeline_of
 
-NOUNS: dict[Device, str] = {"CPU": "CPU slots", "GPU": "GPUs"}
 PARTS = {
     "weights": "weights",
     "gradients": "gradi-\nents",
@@ -119,7 +118,7 @@ def _print_table(console: Console, table: Table) -> None:
 
 
 def _pools(mapping: DeviceMapping) -> Table:
-    table = _table(left=("pool", "models"), right=(NOUNS[mapping.device],), gap=2)
+    table = _table(left=("pool", "models"), right=("GPUs" if mapping.device == "GPU" else "CPU slots",), gap=2)
     table.add_column("machines x slots")
     if named := any(pool.gpu for pool in mapping.pools):
         table.add_column("type", overflow="fold")

@@ -84,7 +84,6 @@ class Graph:
 
     @property
     def by_level(self) -> list[Call]:
-        """Return the calls in the order of their levels."""
         return sorted(self.calls, key=lambda call: (call.level, call.number))
 
     @property

@@ -1,7 +1,4 @@
-"""Predicted timeline of a step: a bar for each phase of each model, between the barriers of the stages.
-
-In a terminal it is a chart with a row of block characters for each model; phases differ even without colours.
-"""
+"""Predicted timeline of a step, also as a chart: a bar for each phase of each model, between the stages' barriers."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ BLOCKS: dict[Phase, tuple[str, str]] = {
     "scoring": ("▒", "magenta"),
     "update": ("█", "green"),
 }
-"""Character and colour of each phase in the chart."""
+"""Character and colour of each phase in the chart; the characters tell phases apart without colours."""
 IDLE = "·"
 MARK_COLUMNS, MIN_CELLS = 8, 20
 """Width in columns of a mark of the time axis, and of the narrowest chart."""
@@ -61,7 +58,6 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """Return the length of the step in seconds."""
         return max([0.0, *(end for _, end in self.stages.values()), *(bar.end for bar in self.bars)])
 
     def of(self, pool: str, model: Role) -> list[Bar]:
@@ -161,7 +157,12 @@ def chart_of(timeline: Timeline, *, columns: int) -> Table:
         for _, model in rows:
             table.add_row(Text(name), model, _row(timeline, pool, model, cells), busy)
             name, busy = "", ""
-    table.add_row("", "", _axis(timeline, cells), "")
+    axis = ""
+    for seconds, label in marks_of(timeline.seconds, most=max(2, cells // MARK_COLUMNS)):
+        cell = round(seconds / timeline.seconds * cells) if timeline.seconds else 0
+        if cell + len(label) <= cells and cell >= len(axis):
+            axis = axis.ljust(cell) + label
+    table.add_row("", "", Text(axis, style="dim"), "")
     return table
 
 
@@ -204,13 +205,3 @@ def _stages(timeline: Timeline, cells: int) -> Text:
         bracket = f"├{label.center(len(covered) - 2, '─')}┤" if len(covered) > 1 else "│"
         line[covered.start : covered.stop] = bracket
     return Text("".join(line))
-
-
-def _axis(timeline: Timeline, cells: int) -> Text:
-    """Return the labels of the time axis, each beginning at its cell."""
-    line = ""
-    for seconds, label in marks_of(timeline.seconds, most=max(2, cells // MARK_COLUMNS)):
-        cell = round(seconds / timeline.seconds * cells) if timeline.seconds else 0
-        if cell + len(label) <= cells and cell >= len(line):
-            line = line.ljust(cell) + label
-    return Text(line, style="dim")

@@ -18,10 +18,7 @@ class Objective:
     """Objective that ranks mappings by two numbers, the less the better; both only grow with seconds and with GPUs."""
 
     kind: Literal["throughput", "fewest_gpus", "lowest_cost"] = "throughput"
-    """Fewest seconds of a step, fewest GPUs with a step of at most `most_seconds`, or lowest price of all GPUs for it.
-
-    Ties go to fewer GPUs for `throughput`, and to fewer seconds for the others.
-    """
+    """Fewest seconds (ties: fewest GPUs), fewest GPUs within `most_seconds`, or lowest price (ties: fewest seconds)."""
     most_seconds: float = math.inf
     """Upper bound of a step's seconds, for `fewest_gpus`."""
     prices: tuple[float, ...] = ()
@@ -38,10 +35,7 @@ class Objective:
         return replace(self, prices=tuple(self.prices[host] for host in hosts)) if self.prices else self
 
     def step(self, stages: Floats) -> Floats:
-        """Return the [...] seconds of a step from [..., 3] seconds of generation, preparation and training.
-
-        Stages are always added in the same order, so that equal stages give equal sums in every search.
-        """
+        """Return the [...] seconds of a step from [..., 3] of its stages, always added in the same order."""
         generation, preparation, training = np.moveaxis(stages, -1, 0)
         seconds: Floats = generation + preparation + training
         if self.works_ahead:

@@ -50,7 +50,6 @@ class Found:
     sets: tuple[tuple[frozenset[str], int, int], ...]
     """(models, index of the node group, GPUs) of each pool."""
     seconds: float
-    """Predicted seconds of a step."""
     stages: tuple[float, float, float]
     """Seconds of generation, preparation and training, each of the slowest pool."""
 

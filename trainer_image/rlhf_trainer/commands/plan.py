@@ -129,7 +129,7 @@ def _plan(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, options
         mapping=mapping,
         calibration=calibration,
         prices=prices_of(cluster),
-        networks=networks_of(cluster),
+        networks=tuple(networks_of(cluster)),
         checkpoints=in_words(job, shapes),
     )
 
