@@ -68,10 +68,8 @@ def duration(seconds: float) -> str:
     """Return a duration: 84 ms, 1.53 s, 41 s, 3 min 05 s, 2 h 07 min."""
     if not math.isfinite(seconds):
         return f"{seconds} s"
-    if seconds < 1:
-        return f"{number(1000 * seconds)} ms"
     if seconds < 10:
-        return f"{number(seconds)} s"
+        return f"{number(seconds)} s" if seconds >= 1 else f"{number(1000 * seconds)} ms"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
