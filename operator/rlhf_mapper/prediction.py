@@ -50,19 +50,19 @@ def cuts_of(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> 
 def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: Sequence[MappedPool]) -> Prediction:
     """Return the prediction of a step with a found placement; each stage takes as long as the slowest pool."""
     limits = {setting.nodes.gpu.name: setting.nodes.gpu.memory for setting in costs.settings}
-    load, software, correction = costs.settings[0].load, costs.settings[0].software, costs.settings[0].correction
+    shared = costs.settings[0]
     return Prediction(
         step_seconds=found.seconds,
-        tokens_per_second=load.tokens / found.seconds,
-        phases=_phases(found, cuts, pools, streams=load.streams),
+        tokens_per_second=shared.load.tokens / found.seconds,
+        phases=_phases(found, cuts, pools, streams=shared.load.streams),
         stages=dict(zip(STAGES, found.stages, strict=True)),
         models={role: cut.predicted for role, cut in cuts.items()},
         memory_limit={pool.name: memory.USABLE_SHARE * limits[pool.gpu] for pool in pools},
         gpu_memory_utilization=max(cut.generator_share for cut in cuts.values()),
-        correction=correction.factors,
-        coefficients=software.name,
-        response_tokens=load.response.mean,
-        works_ahead=load.works_ahead,
+        correction=shared.correction.factors,
+        coefficients=shared.software.name,
+        response_tokens=shared.load.response.mean,
+        works_ahead=shared.load.works_ahead,
     )
 
 

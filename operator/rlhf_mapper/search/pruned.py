@@ -141,10 +141,9 @@ def _halved(problem: _Problem, goal: Objective, best: _Best, boxes: _Boxes) -> _
     """Bound boxes, offer their smallest pools as allocations, and return halves of boxes that may hold better ones."""
     stacked = problem.stacked
     options = stacked.smallest(problem.tables[boxes.typed], boxes.high)
-    groups = problem.groups[boxes.typed]
-    used_in = [(stacked.gpus[options] * (groups == group)).sum(1) for group in range(len(problem.budgets))]
-    gpus = np.stack(used_in, 1)
-    exist = np.all(stacked.gpus[options] <= stacked.most_gpus, axis=1)
+    sizes, groups = stacked.gpus[options], problem.groups[boxes.typed]
+    gpus = np.stack([(sizes * (groups == group)).sum(1) for group in range(len(problem.budgets))], 1)
+    exist = np.all(sizes <= stacked.most_gpus, axis=1)
     fits = exist & np.all(gpus <= problem.budgets, axis=1)
     boxes, options, gpus = boxes[fits], options[fits], gpus[fits]
     placement, used = problem.placement[boxes.typed], weight(gpus, problem.weights)
@@ -185,7 +184,7 @@ def _worthwhile(problem: _Problem, best: _Best, boxes: _Boxes) -> NDArray[np.boo
 
 
 def _lowest(problem: _Problem, typed: Ints, options: Ints, gpus: Ints, spare: Floats) -> Ints:
-    """Return [M, 3] lowest ranks of the slowest set if one set gets all free GPUs; spare: [M] their largest weight."""
+    """Return [M, 3] lowest ranks of the slowest set if each in turn gets all spare GPUs; spare: [M] their weight."""
     weights = np.broadcast_to(problem.weights, gpus.shape)
     affordable = np.divide(spare[:, None], weights, out=np.full(gpus.shape, np.inf), where=weights > 0)
     room = np.minimum(problem.budgets - gpus, np.maximum(affordable, 0)).astype(np.int64)
