@@ -90,8 +90,8 @@ class Strategies:
         d = gpus[None, :] / (p * t)
         # All data ranks get a sequence of each mini-batch, and the replicas divide d.
         work, data = request.work, request.sizes and request.sizes.data
-        least = work.trained / work.updates if work.updates else np.inf
-        even = (d <= min(least, work.read or np.inf, setting.load.sequences)) & (d % request.replicas == 0)
+        rows = work.trained / work.updates if work.updates else np.inf
+        even = (d <= min(rows, work.read or np.inf, setting.load.sequences)) & (d % request.replicas == 0)
         self.fits: NDArray[np.bool_] = (d == np.floor(d)) & (d >= 1) & (even & (d == data) if data else even)
         self.layouts = Layouts(p, t, np.where(self.fits, d, 1.0))
 

@@ -224,10 +224,9 @@ def test_measurements_correct_each_kind_by_its_factor() -> None:
     for name, factor in (("training_seconds", 2), ("inference_seconds", 3)):
         assert getattr(after.way, name)[5] == pytest.approx(factor * getattr(before.way, name)[5])
     assert after.generation_seconds(cache) == pytest.approx(5 * before.generation_seconds(cache))
-    assert after.transition_seconds(5, 0, 0) == pytest.approx(7 * before.transition_seconds(5, 0, 0))
-    assert after.with_generator(room, cache)[1][0] == pytest.approx(
-        5 * before.generation_seconds(cache)[0] + 7 * before.transition_seconds(5, 0, 0)
-    )
+    moved, corrected = (strategies.of_training[2][5, 0, 0] for strategies in (before, after))
+    assert corrected == pytest.approx(7 * moved)
+    assert after.with_generator(room, cache)[1][0] == pytest.approx(5 * before.generation_seconds(cache)[0] + 7 * moved)
 
 
 def test_a_model_is_simulated_once_for_all_sets_and_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
