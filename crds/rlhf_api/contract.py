@@ -3,7 +3,7 @@
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.alias_generators import to_camel
@@ -82,6 +82,9 @@ def check_depth(value: object) -> object:
     return value
 
 
+T = TypeVar("T")
+Listed = Annotated[tuple[T, ...], Field(strict=False)]
+"""Tuple of the entries of a document's list."""
 WHOLE = BeforeValidator(_whole)
 Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER), WHOLE]
 Count = Annotated[int, Field(ge=1, le=MAX_INTEGER), WHOLE]

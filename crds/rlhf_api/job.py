@@ -1,7 +1,7 @@
 """A job, checked as a whole: its fields, and the rules that span several of them."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -31,8 +31,8 @@ MAX_NAME_LENGTH = 40
 class Metadata(Spec):
     """The part of Kubernetes' object metadata that a manifest may set."""
 
-    name: Annotated[str, Field(pattern=JOB_NAME, max_length=MAX_NAME_LENGTH, description="Name of the job.")]
-    namespace: Annotated[str, Field(pattern=DNS_LABEL, max_length=63, description="Namespace of the job.")] = "default"
+    name: str = Field(pattern=JOB_NAME, max_length=MAX_NAME_LENGTH, description="Name of the job.")
+    namespace: str = Field("default", pattern=DNS_LABEL, max_length=63, description="Namespace of the job.")
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="Kept and not read.")
     annotations: dict[LabelKey, str] = Field(default_factory=dict, description="Kept and not read.")
 
@@ -40,10 +40,10 @@ class Metadata(Spec):
 class Job(Spec):
     """An RLHFJob that obeys every rule."""
 
-    api_version: Annotated[Literal["rlhf.hybridflow.io/v1alpha1"], Field(description="Group and version.")]
-    kind: Annotated[Literal["RLHFJob"], Field(description="Kind.")]
-    metadata: Annotated[Metadata, Field(description="Name and namespace.")]
-    spec: Annotated[JobSpec, Field(description="What to run.")]
+    api_version: Literal["rlhf.hybridflow.io/v1alpha1"] = Field(description="Group and version.")
+    kind: Literal["RLHFJob"] = Field(description="Kind.")
+    metadata: Metadata = Field(description="Name and namespace.")
+    spec: JobSpec = Field(description="What to run.")
 
     @classmethod
     def parse(cls, document: object, folder: Path | None = None, *, step: ReadStep | None = None) -> Self:

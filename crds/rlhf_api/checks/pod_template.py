@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from rlhf_api.contract import LabelKey, Labels, Spec
+from rlhf_api.contract import LabelKey, Labels, Listed, Spec
 from rlhf_api.problems import Problem
 from rlhf_api.pydantic_errors import explain
 
@@ -72,26 +72,26 @@ class Requirement(Part):
 
     key: str
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
-    values: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    values: Listed[str] = ()
 
 
 class NodeTerm(Part):
     """Requirements that a node must all meet."""
 
-    match_expressions: Annotated[tuple[Requirement, ...], Field(strict=False)] = ()
-    match_fields: Annotated[tuple[Requirement, ...], Field(strict=False)] = ()
+    match_expressions: Listed[Requirement] = ()
+    match_fields: Listed[Requirement] = ()
 
 
 class NodeTerms(Part):
     """Terms of which a node must meet at least one."""
 
-    node_selector_terms: Annotated[tuple[NodeTerm, ...], Field(strict=False)]
+    node_selector_terms: Listed[NodeTerm]
 
 
 class NodeAffinity(Part):
     """Nodes that a pod may run on."""
 
-    required: Annotated[NodeTerms | None, Field(alias="requiredDuringSchedulingIgnoredDuringExecution")] = None
+    required: NodeTerms | None = Field(None, alias="requiredDuringSchedulingIgnoredDuringExecution")
 
 
 class Affinity(Part):
@@ -131,8 +131,8 @@ class ContainerResources(Part):
 class Container(Named):
     """Container of a pod."""
 
-    env: Annotated[tuple[Named, ...], Field(strict=False)] = ()
-    volume_mounts: Annotated[tuple[Mount, ...], Field(strict=False)] = ()
+    env: Listed[Named] = ()
+    volume_mounts: Listed[Mount] = ()
     resources: ContainerResources = ContainerResources()
 
 
@@ -140,13 +140,13 @@ class PodSpec(Part):
     """Scheduling and content of a pod."""
 
     node_selector: Labels = Field(default_factory=dict)
-    tolerations: Annotated[tuple[Toleration, ...], Field(strict=False)] = ()
+    tolerations: Listed[Toleration] = ()
     affinity: Affinity = Affinity()
     host_network: bool = False
     priority_class_name: str | None = None
-    containers: Annotated[tuple[Container, ...], Field(strict=False)] = ()
-    init_containers: Annotated[tuple[Container, ...], Field(strict=False)] = ()
-    volumes: Annotated[tuple[Named, ...], Field(strict=False)] = ()
+    containers: Listed[Container] = ()
+    init_containers: Listed[Container] = ()
+    volumes: Listed[Named] = ()
 
 
 class Metadata(Spec):

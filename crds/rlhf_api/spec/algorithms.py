@@ -7,7 +7,7 @@ defaults, its `step`, and its `advantage`. `algorithm_table` finds these files. 
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -162,7 +162,7 @@ class Algorithm(Spec):
 class Preference(Algorithm):
     """Base of algorithms whose actor learns from pairs of responses."""
 
-    beta: Annotated[float, Field(gt=0, description="How strongly the actor is kept near the reference.")] = 0.1
+    beta: float = Field(0.1, gt=0, description="How strongly the actor is kept near the reference.")
 
 
 class Writing(Algorithm):
@@ -170,16 +170,14 @@ class Writing(Algorithm):
 
     comparing, may_lack_reward = {"rows": "Pairs"}, True
 
-    rows: Annotated[
-        Literal["Responses", "Best", "Pairs"],
-        Field(
-            description="What a row of the data set is: a response; a prompt with the best of its finished responses; "
-            "or with the best and the worst, where one is better."
-        ),
-    ] = "Responses"
-    min_reward: Annotated[
-        float | None, Field(description="Leave out responses, and pairs whose better response, has a lower reward.")
-    ] = None
+    rows: Literal["Responses", "Best", "Pairs"] = Field(
+        "Responses",
+        description="What a row of the data set is: a response; a prompt with the best of its finished responses; "
+        "or with the best and the worst, where one is better.",
+    )
+    min_reward: float | None = Field(
+        None, description="Leave out responses, and pairs whose better response, has a lower reward."
+    )
 
     @property
     def own_columns(self) -> frozenset[str]:
@@ -190,25 +188,22 @@ class Writing(Algorithm):
 class KL(Spec):
     """The penalty that keeps the actor near the reference."""
 
-    coefficient: Annotated[float, Field(ge=0, description="Weight of the penalty; the first one with Adaptive.")] = 0.05
-    apply_to: Annotated[
-        Literal["Reward", "Loss"], Field(description="Subtract it from each token's reward, or add it to the loss.")
-    ] = "Reward"
-    controller: Annotated[
-        Literal["Fixed", "Adaptive"],
-        Field(description="Keep the coefficient, or steer it to `target` (arXiv 1909.08593, section 2.2)."),
-    ] = "Fixed"
-    target: Annotated[
-        float | None, Field(gt=0, description="KL per response that Adaptive steers to, in nats; only with Adaptive.")
-    ] = None
-    horizon: Annotated[Count, Field(description="Sequences over which Adaptive corrects the coefficient.")] = 10000
-    estimator: Annotated[
-        Estimator | None,
-        Field(
-            description="Estimator of the KL; unset is K1 in the reward and K3 in the loss. K1 has no "
-            "gradient on average: in the loss it only reports."
-        ),
-    ] = None
+    coefficient: float = Field(0.05, ge=0, description="Weight of the penalty; the first one with Adaptive.")
+    apply_to: Literal["Reward", "Loss"] = Field(
+        "Reward", description="Subtract it from each token's reward, or add it to the loss."
+    )
+    controller: Literal["Fixed", "Adaptive"] = Field(
+        "Fixed", description="Keep the coefficient, or steer it to `target` (arXiv 1909.08593, section 2.2)."
+    )
+    target: float | None = Field(
+        None, gt=0, description="KL per response that Adaptive steers to, in nats; only with Adaptive."
+    )
+    horizon: Count = Field(10000, description="Sequences over which Adaptive corrects the coefficient.")
+    estimator: Estimator | None = Field(
+        None,
+        description="Estimator of the KL; unset is K1 in the reward and K3 in the loss. K1 has no "
+        "gradient on average: in the loss it only reports.",
+    )
 
     @property
     def resolved_estimator(self) -> Estimator:
@@ -219,40 +214,38 @@ class KL(Spec):
 class NoKL(KL):
     """The penalty of algorithms whose paper has none: its coefficient is 0 unless the manifest sets it."""
 
-    coefficient: Annotated[float, Field(ge=0, description="Weight of the penalty; the first one with Adaptive.")] = 0.0
+    coefficient: float = Field(0.0, ge=0, description="Weight of the penalty; the first one with Adaptive.")
 
 
 class OverlongPenalty(Spec):
     """DAPO's soft penalty of responses that come near the longest length (arXiv 2503.14476, eq. 13)."""
 
-    buffer_tokens: Annotated[Count, Field(description="Last tokens before data.maxResponseTokens, where it grows.")]
-    coefficient: Annotated[float, Field(gt=0, description="The penalty at the longest length.")] = 1.0
+    buffer_tokens: Count = Field(description="Last tokens before data.maxResponseTokens, where it grows.")
+    coefficient: float = Field(1.0, gt=0, description="The penalty at the longest length.")
 
 
 class RewardShaping(Spec):
     """Changes to a reward before the advantages use it."""
 
-    normalization: Annotated[
-        Literal["None", "Running"],
-        Field(description="Running: subtract the mean and divide by the standard deviation of all rewards so far."),
-    ] = "None"
-    clip: Annotated[float | None, Field(gt=0, description="Largest magnitude of a reward; unset does not clip.")] = None
-    missing_end_penalty: Annotated[
-        float, Field(ge=0, description="Subtracted from the reward of a response without an end token.")
-    ] = 0.0
-    overlong_penalty: Annotated[
-        OverlongPenalty | None, Field(description="Subtracted from the reward of a response that is nearly too long.")
-    ] = None
+    normalization: Literal["None", "Running"] = Field(
+        "None", description="Running: subtract the mean and divide by the standard deviation of all rewards so far."
+    )
+    clip: float | None = Field(None, gt=0, description="Largest magnitude of a reward; unset does not clip.")
+    missing_end_penalty: float = Field(
+        0.0, ge=0, description="Subtracted from the reward of a response without an end token."
+    )
+    overlong_penalty: OverlongPenalty | None = Field(
+        None, description="Subtracted from the reward of a response that is nearly too long."
+    )
 
 
 class RolloutCorrection(Spec):
     """Importance weights of tokens that the generator drew with another probability than the trainer gives them."""
 
-    mode: Annotated[
-        CorrectionMode,
-        Field(description="Truncate: weights above the cap become the cap. Mask: tokens beyond it are left out."),
-    ] = "Truncate"
-    cap: Annotated[float, Field(gt=1, description="Largest weight; Mask also leaves out those below 1 / cap.")] = 2.0
+    mode: CorrectionMode = Field(
+        "Truncate", description="Truncate: weights above the cap become the cap. Mask: tokens beyond it are left out."
+    )
+    cap: float = Field(2.0, gt=1, description="Largest weight; Mask also leaves out those below 1 / cap.")
 
 
 class PolicyGradient(Algorithm):
@@ -270,25 +263,21 @@ class PolicyGradient(Algorithm):
     [B, T], 0 outside the mask. token_weights is a field that `advantage` gives by this name in `estimates`.
     """
 
-    clip_range: Annotated[float, Field(gt=0, lt=1, description="Clipping of the probability ratio, epsilon.")] = 0.2
-    clip_range_high: Annotated[
-        float | None, Field(gt=0, description="Clipping above 1 (DAPO's clip-higher); unset is clipRange.")
-    ] = None
-    aggregation: Annotated[
-        Aggregation,
-        Field(
-            description="The loss is the mean over all tokens, over responses of each one's mean, or over responses of "
-            "each one's sum / data.maxResponseTokens."
-        ),
-    ] = "TokenMean"
-    entropy_coefficient: Annotated[float, Field(ge=0, description="Weight of the entropy bonus.")] = 0.0
-    kl: Annotated[KL, Field(description="The penalty that keeps the actor near the reference.")] = KL()
-    rewards: Annotated[RewardShaping, Field(description="What happens to a reward before it is used.")] = (
-        RewardShaping()
+    clip_range: float = Field(0.2, gt=0, lt=1, description="Clipping of the probability ratio, epsilon.")
+    clip_range_high: float | None = Field(
+        None, gt=0, description="Clipping above 1 (DAPO's clip-higher); unset is clipRange."
     )
-    rollout_correction: Annotated[
-        RolloutCorrection | None, Field(description="Weigh tokens by trainer over generator; unset does not.")
-    ] = None
+    aggregation: Aggregation = Field(
+        "TokenMean",
+        description="The loss is the mean over all tokens, over responses of each one's mean, or over responses of "
+        "each one's sum / data.maxResponseTokens.",
+    )
+    entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    kl: KL = Field(KL(), description="The penalty that keeps the actor near the reference.")
+    rewards: RewardShaping = Field(RewardShaping(), description="What happens to a reward before it is used.")
+    rollout_correction: RolloutCorrection | None = Field(
+        None, description="Weigh tokens by trainer over generator; unset does not."
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -321,32 +310,32 @@ class PolicyGradient(Algorithm):
 class ActorCritic(PolicyGradient):
     """Base of PPO and of other algorithms with a critic."""
 
-    discount: Annotated[float, Field(ge=0, le=1, description="Discount of future rewards, gamma.")] = 1.0
-    gae_lambda: Annotated[float, Field(ge=0, le=1, description="Lambda of GAE (arXiv 1506.02438).")] = 0.95
-    value_clip_range: Annotated[
-        float | None, Field(gt=0, description="Largest change of a value in one update; null does not clip.")
-    ] = 0.2
-    whiten_advantages: Annotated[bool, Field(description="Give the advantages mean 0 and variance 1.")] = True
-    critic_warmup_steps: Annotated[Whole, Field(description="First steps that update the critic only.")] = 0
+    discount: float = Field(1.0, ge=0, le=1, description="Discount of future rewards, gamma.")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE (arXiv 1506.02438).")
+    value_clip_range: float | None = Field(
+        0.2, gt=0, description="Largest change of a value in one update; null does not clip."
+    )
+    whiten_advantages: bool = Field(True, description="Give the advantages mean 0 and variance 1.")
+    critic_warmup_steps: Whole = Field(0, description="First steps that update the critic only.")
 
-    pretrain_coefficient: Annotated[
-        float | None, Field(gt=0, description="Weight of the loss on data.pretrain (PPO-ptx); with data.pretrain only.")
-    ] = None
+    pretrain_coefficient: float | None = Field(
+        None, gt=0, description="Weight of the loss on data.pretrain (PPO-ptx); with data.pretrain only."
+    )
 
 
 class Lagrange(Spec):
     """The multiplier that weighs cost against reward."""
 
-    initial: Annotated[float, Field(gt=0, description="Multiplier before the first step.")] = 1.0
-    learning_rate: Annotated[float, Field(gt=0, description="Of the ascent on the multiplier's logarithm.")] = 0.1
-    maximum: Annotated[float, Field(gt=0, description="Largest multiplier; not below `initial`.")] = 5.0
+    initial: float = Field(1.0, gt=0, description="Multiplier before the first step.")
+    learning_rate: float = Field(0.1, gt=0, description="Of the ascent on the multiplier's logarithm.")
+    maximum: float = Field(5.0, gt=0, description="Largest multiplier; not below `initial`.")
 
 
 class Constrained(ActorCritic):
     """Base of actor-critic algorithms that keep the mean cost of responses below a limit."""
 
-    cost_limit: Annotated[float, Field(description="Mean cost of a response that is allowed.")] = 0.0
-    lagrange: Annotated[Lagrange, Field(description="The multiplier that weighs cost against reward.")] = Lagrange()
+    cost_limit: float = Field(0.0, description="Mean cost of a response that is allowed.")
+    lagrange: Lagrange = Field(Lagrange(), description="The multiplier that weighs cost against reward.")
 
     def weigh(self, gain: Any, cost: Any, multiplier: float) -> Any:
         """Return (gain - lambda * cost) / (1 + lambda) of rewards or of advantages, tensors of one shape."""

@@ -18,7 +18,7 @@ from pydantic import (
     model_serializer,
 )
 
-from rlhf_api.contract import MAX_DEPTH, OWN_CLASS, Count, Identifier, Spec, check_depth, tag_of
+from rlhf_api.contract import MAX_DEPTH, OWN_CLASS, Count, Identifier, Listed, Spec, check_depth, tag_of
 from rlhf_api.names import PlacedRole
 from rlhf_api.own_code import OwnCodeError, defined_at, describe_error, line_of, package_of
 from rlhf_api.problems import Problem, SpecError, suggestion
@@ -39,15 +39,12 @@ class Custom(Algorithm):
     """Own algorithm of a manifest in a process that cannot import its class, such as the operator."""
 
     paper, step = "", staticmethod(_unknown)
-    name: Annotated[Literal["Custom"], Field(description="A class of your own, outside this package.")]
-    entrypoint: Annotated[
-        str,
-        Field(
-            pattern=OWN_CLASS,
-            max_length=256,
-            description=f"module.path:Class, or the name under which an installed package has it in {GROUP}.",
-        ),
-    ]
+    name: Literal["Custom"] = Field(description="A class of your own, outside this package.")
+    entrypoint: str = Field(
+        pattern=OWN_CLASS,
+        max_length=256,
+        description=f"module.path:Class, or the name under which an installed package has it in {GROUP}.",
+    )
     options: Annotated[
         dict[Identifier, JsonValue],
         Field(max_length=64, description=f"Fields of the class, at most {MAX_DEPTH} levels deep."),
@@ -67,21 +64,13 @@ Custom.makes, Custom.offline = "model", False
 class ReadStep(Spec):
     """Properties of an own algorithm's class, as a pod with the job's image reads them."""
 
-    base: Annotated[Literal["ActorCritic", "PolicyGradient", "Algorithm"], Field(description="What it extends.")]
-    data: Annotated[Literal["prompts", "completions", "pairs", "safety_pairs"], Field(description="What its rows are.")]
-    models: Annotated[
-        tuple[Identifier, ...], Field(strict=False, max_length=16, description="The other parameters of its step.")
-    ]
-    calls: Annotated[
-        tuple[str, ...], Field(strict=False, max_length=64, description="What the step calls, such as actor.generate.")
-    ]
-    holds: Annotated[
-        tuple[str, ...], Field(strict=False, max_length=16, description="Properties of it that are true.")
-    ] = ()
-    own_workers: Annotated[
-        tuple[Identifier, ...], Field(strict=False, max_length=16, description="Models with workers of its own.")
-    ] = ()
-    prompts_drawn: Annotated[Count, Field(description="Prompts drawn for each one that is trained on.")] = 1
+    base: Literal["ActorCritic", "PolicyGradient", "Algorithm"] = Field(description="What it extends.")
+    data: Literal["prompts", "completions", "pairs", "safety_pairs"] = Field(description="What its rows are.")
+    models: Listed[Identifier] = Field(max_length=16, description="The other parameters of its step.")
+    calls: Listed[str] = Field(max_length=64, description="What the step calls, such as actor.generate.")
+    holds: Listed[str] = Field((), max_length=16, description="Properties of it that are true.")
+    own_workers: Listed[Identifier] = Field((), max_length=16, description="Models with workers of its own.")
+    prompts_drawn: Count = Field(1, description="Prompts drawn for each one that is trained on.")
 
     @field_validator("models")
     @classmethod

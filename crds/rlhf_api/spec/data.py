@@ -5,50 +5,46 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag
 
-from rlhf_api.contract import Count, DataUri, Identifier, Spec, Text, null_is_unset
+from rlhf_api.contract import Count, DataUri, Identifier, Listed, Spec, Text, null_is_unset
 from rlhf_api.spec.functions import Column, EntryPoint
 
 
 class Stored(Spec):
     """Address of a stored data set."""
 
-    uri: Annotated[
-        DataUri, Field(description="hf://, job:// (what a job of Generate wrote), package://, file:// or pvc://claim/.")
-    ]
-    subset: Annotated[Text | None, Field(description="Configuration of a Hugging Face data set.")] = None
-    split: Annotated[Text, Field(description="Split to read.")] = "train"
+    uri: DataUri = Field(
+        description="hf://, job:// (what a job of Generate wrote), package://, file:// or pvc://claim/."
+    )
+    subset: Text | None = Field(None, description="Configuration of a Hugging Face data set.")
+    split: Text = Field("train", description="Split to read.")
 
 
 class Rows(Spec):
     """Rows and the names of their columns."""
 
-    prompt_key: Annotated[Text, Field(description="Column of the prompt.")] = "prompt"
-    response_key: Annotated[Text, Field(description="Column of the response, for SFT.")] = "chosen"
-    chosen_key: Annotated[Text, Field(description="Column of the better response of a pair.")] = "chosen"
-    rejected_key: Annotated[Text, Field(description="Column of the worse response.")] = "rejected"
-    chosen_safe_key: Annotated[
-        Text, Field(description="Column that says whether the better response is safe, for CostModel.")
-    ] = "chosen_safe"
-    rejected_safe_key: Annotated[
-        Text, Field(description="Column that says whether the worse response is safe, for CostModel.")
-    ] = "rejected_safe"
-    better_key: Annotated[
-        Text | None,
-        Field(description="Column of 0 or 1: 1 where rejectedKey names the better response. Unset: chosenKey does."),
-    ] = None
-    messages_key: Annotated[
-        Text | None,
-        Field(
-            description="Column of conversations, instead of promptKey and responseKey: SFT learns each answer, and a "
-            "prompt is all before the last one."
-        ),
-    ] = None
-    tools_key: Annotated[Text | None, Field(description="Column of tools, which the chat template is given.")] = None
-    columns: Annotated[
-        tuple[Column, ...],
-        Field(strict=False, max_length=64, description="Columns that functions and services get by name; RL only."),
-    ] = ()
-    limit: Annotated[Count | None, Field(description="Read this many rows at most.")] = None
+    prompt_key: Text = Field("prompt", description="Column of the prompt.")
+    response_key: Text = Field("chosen", description="Column of the response, for SFT.")
+    chosen_key: Text = Field("chosen", description="Column of the better response of a pair.")
+    rejected_key: Text = Field("rejected", description="Column of the worse response.")
+    chosen_safe_key: Text = Field(
+        "chosen_safe", description="Column that says whether the better response is safe, for CostModel."
+    )
+    rejected_safe_key: Text = Field(
+        "rejected_safe", description="Column that says whether the worse response is safe, for CostModel."
+    )
+    better_key: Text | None = Field(
+        None, description="Column of 0 or 1: 1 where rejectedKey names the better response. Unset: chosenKey does."
+    )
+    messages_key: Text | None = Field(
+        None,
+        description="Column of conversations, instead of promptKey and responseKey: SFT learns each answer, and a "
+        "prompt is all before the last one.",
+    )
+    tools_key: Text | None = Field(None, description="Column of tools, which the chat template is given.")
+    columns: Listed[Column] = Field(
+        (), max_length=64, description="Columns that functions and services get by name; RL only."
+    )
+    limit: Count | None = Field(None, description="Read this many rows at most.")
 
     @property
     def address(self) -> str:
@@ -87,7 +83,7 @@ class OwnRows(Rows, EntryPoint):
 class WeightedSource(DataSource):
     """A part of a mix."""
 
-    weight: Annotated[float, Field(gt=0, description="Share of the rows, over the weights of all parts.")] = 1.0
+    weight: float = Field(1.0, gt=0, description="Share of the rows, over the weights of all parts.")
 
 
 class SeveralSources(Spec):
@@ -110,15 +106,13 @@ class DataMix(SeveralSources):
 
     form, key = "a mix", "mix"
 
-    mix: Annotated[
-        tuple[WeightedSource, ...], Field(strict=False, min_length=1, max_length=64, description="Data sets in shares.")
-    ]
+    mix: Listed[WeightedSource] = Field(min_length=1, max_length=64, description="Data sets in shares.")
 
 
 class NamedSource(DataSource):
     """One of several data sets to measure on."""
 
-    name: Annotated[Identifier, Field(description="Its measures are NAME/MEASURE.")]
+    name: Identifier = Field(description="Its measures are NAME/MEASURE.")
 
 
 class DataSets(SeveralSources):
@@ -126,9 +120,7 @@ class DataSets(SeveralSources):
 
     form, key = "several data sets", "sets"
 
-    sets: Annotated[
-        tuple[NamedSource, ...], Field(strict=False, min_length=1, max_length=64, description="Data sets; RL only.")
-    ]
+    sets: Listed[NamedSource] = Field(min_length=1, max_length=64, description="Data sets; RL only.")
 
 
 SourceChange = Callable[[Rows], Rows]
@@ -166,30 +158,25 @@ HeldOutData = Annotated[
 class Data(Spec):
     """Rows of a job, and how much of a row a model sees."""
 
-    train: Annotated[
-        TrainData,
-        Field(
-            description="The rows to train on: of a data set (uri), of several (mix), or of a function (entrypoint)."
-        ),
-    ]
-    order: Annotated[
-        EntryPoint | None,
-        Field(description="A function of your own that orders the rows of an epoch; unset: shuffled by training.seed."),
-    ] = None
-    pretrain: Annotated[
-        DataSource | None,
-        Field(description="Prompts and responses that the actor also learns to write; PPO, SafeRLHF."),
-    ] = None
-    min_prompt_tokens: Annotated[Count, Field(description="Shortest prompt; rows with a shorter one are left out.")] = 1
-    min_response_tokens: Annotated[
-        Count, Field(description="Shortest response that is read; rows with a shorter one are left out.")
-    ] = 1
-    max_prompt_tokens: Annotated[Count, Field(description="Longest prompt.")] = 1024
-    max_response_tokens: Annotated[Count, Field(description="Longest response, read or generated.")] = 1024
-    overlong: Annotated[Literal["Drop", "Fail"], Field(description="What to do with a row that is too long.")] = "Drop"
-    on_bad_row: Annotated[
-        Literal["Drop", "Fail"], Field(description="What to do with a row that is broken or lacks what is read.")
-    ] = "Drop"
-    chat_template: Annotated[
-        Literal["Auto", "Never"], Field(description="Auto applies the tokenizer's chat template where it has one.")
-    ] = "Auto"
+    train: TrainData = Field(
+        description="The rows to train on: of a data set (uri), of several (mix), or of a function (entrypoint)."
+    )
+    order: EntryPoint | None = Field(
+        None, description="A function of your own that orders the rows of an epoch; unset: shuffled by training.seed."
+    )
+    pretrain: DataSource | None = Field(
+        None, description="Prompts and responses that the actor also learns to write; PPO, SafeRLHF."
+    )
+    min_prompt_tokens: Count = Field(1, description="Shortest prompt; rows with a shorter one are left out.")
+    min_response_tokens: Count = Field(
+        1, description="Shortest response that is read; rows with a shorter one are left out."
+    )
+    max_prompt_tokens: Count = Field(1024, description="Longest prompt.")
+    max_response_tokens: Count = Field(1024, description="Longest response, read or generated.")
+    overlong: Literal["Drop", "Fail"] = Field("Drop", description="What to do with a row that is too long.")
+    on_bad_row: Literal["Drop", "Fail"] = Field(
+        "Drop", description="What to do with a row that is broken or lacks what is read."
+    )
+    chat_template: Literal["Auto", "Never"] = Field(
+        "Auto", description="Auto applies the tokenizer's chat template where it has one."
+    )

@@ -25,7 +25,7 @@ Column = Annotated[Text, Check(~VALUE.one_of(ALWAYS_GIVEN), "is given to every f
 class EntryPoint(Spec):
     """User code, and the arguments that it gets."""
 
-    entrypoint: Annotated[str, Field(pattern=ENTRYPOINT, max_length=256, description="module.path:name.")]
+    entrypoint: str = Field(pattern=ENTRYPOINT, max_length=256, description="module.path:name.")
     arguments: Annotated[
         dict[Identifier, JsonValue],
         Field(max_length=64, description=f"Given to it by name; at most {MAX_DEPTH} levels deep."),
@@ -36,15 +36,13 @@ class EntryPoint(Spec):
 class Function(Spec):
     """A function of the user's: (prompts, responses, whether each ended, **columns, **arguments) -> scores."""
 
-    entrypoint: Annotated[str, Field(pattern=ENTRYPOINT, max_length=256, description="module.path:function.")]
+    entrypoint: str = Field(pattern=ENTRYPOINT, max_length=256, description="module.path:function.")
     arguments: Annotated[
         dict[Argument, JsonValue],
         Field(max_length=64, description=f"Given to each call by name; at most {MAX_DEPTH} levels deep."),
         BeforeValidator(check_depth),
     ] = Field(default_factory=dict)
-    timeout_seconds: Annotated[
-        float, Field(gt=0, description="Longest time of one call, on the responses of one rank.")
-    ] = 60.0
+    timeout_seconds: float = Field(60.0, gt=0, description="Longest time of one call, on the responses of one rank.")
 
 
 class RewardFunction(Function):
@@ -70,12 +68,8 @@ class RewardService(Spec):
 
     form: ClassVar = "a service"
 
-    url: Annotated[ServiceUrl, Field(description="http:// or https://.")]
-    timeout_seconds: Annotated[float, Field(gt=0, description="Longest time of one attempt for one response.")] = 30.0
-    attempts: Annotated[Count, Field(description="Attempts for one response, with growing pauses in between.")] = 8
-    concurrency: Annotated[
-        Count, Field(description="Requests under way at once, of all ranks; one a rank at least.")
-    ] = 16
-    token_variable: Annotated[
-        Identifier | None, Field(description="Environment variable that holds the bearer token.")
-    ] = None
+    url: ServiceUrl = Field(description="http:// or https://.")
+    timeout_seconds: float = Field(30.0, gt=0, description="Longest time of one attempt for one response.")
+    attempts: Count = Field(8, description="Attempts for one response, with growing pauses in between.")
+    concurrency: Count = Field(16, description="Requests under way at once, of all ranks; one a rank at least.")
+    token_variable: Identifier | None = Field(None, description="Environment variable that holds the bearer token.")

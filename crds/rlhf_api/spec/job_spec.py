@@ -10,6 +10,7 @@ from rlhf_api.contract import (
     WHOLE,
     Count,
     Identifier,
+    Listed,
     ModelUri,
     NodeCount,
     SlotCount,
@@ -45,24 +46,21 @@ CPU_HIDDEN_VALUES, CPU_MICRO_BATCH_TOKENS = 2**20, 2048
 class Optimizer(Spec):
     """AdamW and its schedule."""
 
-    learning_rate: Annotated[float, Field(gt=0, description="Learning rate after the warm-up.")] = 1e-5
-    weight_decay: Annotated[float, Field(ge=0, description="Decoupled weight decay.")] = 0.0
-    betas: Annotated[
-        tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
-        Field(strict=False, description="Decay of the first and the second moment."),
-    ] = (0.9, 0.95)
-    epsilon: Annotated[float, Field(gt=0, description="Added to the denominator.")] = 1e-8
-    warmup_steps: Annotated[Whole, Field(description="First steps, over which the rate rises to its peak.")] = 0
-    schedule: Annotated[
-        str,
-        Field(
-            pattern=SCHEDULE,
-            max_length=256,
-            description="After the warm-up: Constant, Cosine, which ends at a tenth of the peak, or a function of your "
-            "own, module.path:function, that gives the factor of a step.",
-        ),
-    ] = "Constant"
-    max_grad_norm: Annotated[float, Field(gt=0, description="Gradients with a larger norm are scaled down.")] = 1.0
+    learning_rate: float = Field(1e-5, gt=0, description="Learning rate after the warm-up.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.95), strict=False, description="Decay of the first and the second moment."
+    )
+    epsilon: float = Field(1e-8, gt=0, description="Added to the denominator.")
+    warmup_steps: Whole = Field(0, description="First steps, over which the rate rises to its peak.")
+    schedule: str = Field(
+        "Constant",
+        pattern=SCHEDULE,
+        max_length=256,
+        description="After the warm-up: Constant, Cosine, which ends at a tenth of the peak, or a function of your "
+        "own, module.path:function, that gives the factor of a step.",
+    )
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradients with a larger norm are scaled down.")
 
 
 Attention = Literal["Auto", "SDPA", "Flash"]
@@ -74,36 +72,30 @@ class Model(Spec):
 
     form: ClassVar = "a model"
 
-    uri: Annotated[
-        ModelUri, Field(description="hf://, job:// (the output of another job), package://, file:// or pvc://claim/.")
-    ]
-    revision: Annotated[Text | None, Field(description="Branch, tag or commit of an hf:// model.")] = None
-    trust_remote_code: Annotated[bool, Field(description="Run Python code that comes with the model.")] = False
-    shape: Annotated[Shape | None, Field(description="For the mapper; unset means its config.json is read.")] = None
-    gradient_checkpointing: Annotated[
-        bool | None, Field(description="Recompute layers in backward passes, to save memory. Unset: on GPUs as mapped.")
-    ] = None
-    offload: Annotated[
-        Offload,
-        Field(
-            description="What waits in host memory while the model is not in use, so that colocated models have room; "
-            "Optimizer (its moments) and All for trained models only. OptimizerInHost, of trained models too: FP32 "
-            "weights, gradients and moments are always there, the CPU updates them, and a device holds a few layers."
-        ),
-    ] = "None"
-    parallelism: Annotated[
-        Parallelism | None, Field(description="How the model is cut over its pool; unset means by data alone.")
-    ] = None
-    optimizer: Annotated[Optimizer | None, Field(description="Trained models only; unset means its defaults.")] = None
-    lora: Annotated[Lora | None, Field(description="Trained models only: train an adapter, and nothing else.")] = None
+    uri: ModelUri = Field(description="hf://, job:// (the output of another job), package://, file:// or pvc://claim/.")
+    revision: Text | None = Field(None, description="Branch, tag or commit of an hf:// model.")
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
+    shape: Shape | None = Field(None, description="For the mapper; unset means its config.json is read.")
+    gradient_checkpointing: bool | None = Field(
+        None, description="Recompute layers in backward passes, to save memory. Unset: on GPUs as mapped."
+    )
+    offload: Offload = Field(
+        "None",
+        description="What waits in host memory while the model is not in use, so that colocated models have room; "
+        "Optimizer (its moments) and All for trained models only. OptimizerInHost, of trained models too: FP32 "
+        "weights, gradients and moments are always there, the CPU updates them, and a device holds a few layers.",
+    )
+    parallelism: Parallelism | None = Field(
+        None, description="How the model is cut over its pool; unset means by data alone."
+    )
+    optimizer: Optimizer | None = Field(None, description="Trained models only; unset means its defaults.")
+    lora: Lora | None = Field(None, description="Trained models only: train an adapter, and nothing else.")
 
 
 class ScoringModel(Model):
     """A reward or cost model."""
 
-    label: Annotated[
-        Whole | None, Field(description="Which of its outputs, from 0, is the score of a model with several.")
-    ] = None
+    label: Whole | None = Field(None, description="Which of its outputs, from 0, is the score of a model with several.")
 
 
 CODE: Mapping[str, type[RewardFunction | RewardVerifier | RewardService | RewardJudge]] = {
@@ -152,17 +144,14 @@ SingleReward = Annotated[
 class RewardTerm(Spec):
     """One part of a reward."""
 
-    name: Annotated[Identifier, Field(description="Name of the part's metric, reward_part/<name>.")]
+    name: Identifier = Field(description="Name of the part's metric, reward_part/<name>.")
     weight: Annotated[
         float, Field(description="Factor of the part in the sum."), Check(VALUE != 0.0, "is 0, expected another number")
     ] = 1.0
-    normalization: Annotated[
-        Literal["None", "Running"],
-        Field(description="Running: less the mean, and divided by the deviation, of all scores of this part so far."),
-    ] = "None"
-    reward: Annotated[
-        SingleReward, Field(description="A model (uri), function (entrypoint), verifier, service (url) or judge.")
-    ]
+    normalization: Literal["None", "Running"] = Field(
+        "None", description="Running: less the mean, and divided by the deviation, of all scores of this part so far."
+    )
+    reward: SingleReward = Field(description="A model (uri), function (entrypoint), verifier, service (url) or judge.")
 
 
 class RewardSum(Spec):
@@ -170,7 +159,7 @@ class RewardSum(Spec):
 
     form: ClassVar = "a sum"
 
-    sum: Annotated[tuple[RewardTerm, ...], Field(strict=False, min_length=1, max_length=16, description="The parts.")]
+    sum: Listed[RewardTerm] = Field(min_length=1, max_length=16, description="The parts.")
 
 
 Reward = Annotated[
@@ -188,19 +177,15 @@ Reward = Annotated[
 class Models(Spec):
     """The models of a job; the algorithm says which."""
 
-    actor: Annotated[OnlyModel | None, Field(description="The model that answers, and that SFT and RL train.")] = None
-    critic: Annotated[OnlyModel | None, Field(description="Estimates the value of each token.")] = None
-    reference: Annotated[
-        OnlyModel | None,
-        Field(description="The actor before training; unset means actor's, and none without a KL penalty."),
-    ] = None
-    reward: Annotated[
-        Reward | None,
-        Field(description="Scores a response: a model (uri), function (entrypoint), verifier, service, judge or sum."),
-    ] = None
-    cost: Annotated[
-        OnlyScoringModel | None, Field(description="Scores how harmful a response is; above 0 is unsafe.")
-    ] = None
+    actor: OnlyModel | None = Field(None, description="The model that answers, and that SFT and RL train.")
+    critic: OnlyModel | None = Field(None, description="Estimates the value of each token.")
+    reference: OnlyModel | None = Field(
+        None, description="The actor before training; unset means actor's, and none without a KL penalty."
+    )
+    reward: Reward | None = Field(
+        None, description="Scores a response: a model (uri), function (entrypoint), verifier, service, judge or sum."
+    )
+    cost: OnlyScoringModel | None = Field(None, description="Scores how harmful a response is; above 0 is unsafe.")
 
     def by_role(self) -> dict[Role, Model]:
         """Return the models that the spec names, by role; a reward of another form is left out."""
@@ -235,98 +220,82 @@ class Models(Spec):
 class Training(Spec):
     """How long, in what batches and how reproducibly a job trains."""
 
-    total_steps: Annotated[Count | None, Field(description="Steps to train; or give totalEpochs.")] = None
-    total_epochs: Annotated[Count | None, Field(description="Passes over the rows; or give totalSteps.")] = None
-    prompt_batch_size: Annotated[Count | None, Field(description="Prompts of a step; RL only.")] = None
-    batch_size: Annotated[
-        Count | None, Field(description="Rows (pairs of models that learn from them) of a step; not in RL.")
-    ] = None
-    mini_batch_size: Annotated[
-        Count | None, Field(description="Sequences of an optimizer step, RL only; unset means the whole batch.")
-    ] = None
-    update_epochs: Annotated[Count, Field(description="Passes of the optimizer over a batch; RL only.")] = 1
-    old_log_probs: Annotated[
-        Literal["Auto", "Recompute", "Generator"],
-        Field(
-            description="Log-probabilities of the responses before a step's updates: the trainer recomputes them, or "
-            "takes the generator's. Auto recomputes them, but for steps of one update without a KL penalty in the "
-            "reward, where that update's own forward pass gives them; RL only."
-        ),
-    ] = "Auto"
+    total_steps: Count | None = Field(None, description="Steps to train; or give totalEpochs.")
+    total_epochs: Count | None = Field(None, description="Passes over the rows; or give totalSteps.")
+    prompt_batch_size: Count | None = Field(None, description="Prompts of a step; RL only.")
+    batch_size: Count | None = Field(
+        None, description="Rows (pairs of models that learn from them) of a step; not in RL."
+    )
+    mini_batch_size: Count | None = Field(
+        None, description="Sequences of an optimizer step, RL only; unset means the whole batch."
+    )
+    update_epochs: Count = Field(1, description="Passes of the optimizer over a batch; RL only.")
+    old_log_probs: Literal["Auto", "Recompute", "Generator"] = Field(
+        "Auto",
+        description="Log-probabilities of the responses before a step's updates: the trainer recomputes them, or "
+        "takes the generator's. Auto recomputes them, but for steps of one update without a KL penalty in the "
+        "reward, where that update's own forward pass gives them; RL only.",
+    )
     seed: Annotated[int, Field(ge=0, lt=2**32, description="Everything random follows from it."), WHOLE] = 0
-    precision: Annotated[
-        Literal["Auto", "FP32", "BF16"], Field(description="Auto is FP32 on CPU and BF16 with FP32 masters on GPU.")
-    ] = "Auto"
-    micro_batch_tokens: Annotated[
-        Count | None,
-        Field(
-            description=f"Tokens of one forward pass; rows are packed without padding. Default: {MICRO_BATCH_TOKENS:,} "
-            f"on GPUs; on CPU, whose caches are small, {CPU_MICRO_BATCH_TOKENS:,} or, of a model with hidden states of "
-            f"less than 512, 2^20 divided by their size, at most {MICRO_BATCH_TOKENS:,}."
-        ),
-    ] = None
-    attention: Annotated[
-        Attention,
-        Field(
-            description="Kernels of attention within packed rows: SDPA, text by text, or Flash, which needs BF16 on "
-            "GPUs from Ampere on; Auto takes Flash where it runs."
-        ),
-    ] = "Auto"
-    compile: Annotated[
-        bool,
-        Field(
-            description="Compile the models' layers, but for attention, by torch.compile: without tensor parallelism, "
-            "and on CPU only in jobs that generate nothing."
-        ),
-    ] = False
-    share_prompts: Annotated[
-        bool, Field(description="Compute the prompt of responses to one prompt once, in scoring and training.")
-    ] = True
-    max_skipped_updates: Annotated[
-        Whole, Field(description="Updates of a model in a row that may be skipped for a value that is not finite.")
-    ] = 3
-    call_deadline_seconds: Annotated[
-        Count, Field(description="Longest time in which no worker ends a call; the run is then stopped as hung.")
-    ] = 1800
+    precision: Literal["Auto", "FP32", "BF16"] = Field(
+        "Auto", description="Auto is FP32 on CPU and BF16 with FP32 masters on GPU."
+    )
+    micro_batch_tokens: Count | None = Field(
+        None,
+        description=f"Tokens of one forward pass; rows are packed without padding. Default: {MICRO_BATCH_TOKENS:,} "
+        f"on GPUs; on CPU, whose caches are small, {CPU_MICRO_BATCH_TOKENS:,} or, of a model with hidden states of "
+        f"less than 512, 2^20 divided by their size, at most {MICRO_BATCH_TOKENS:,}.",
+    )
+    attention: Attention = Field(
+        "Auto",
+        description="Kernels of attention within packed rows: SDPA, text by text, or Flash, which needs BF16 on "
+        "GPUs from Ampere on; Auto takes Flash where it runs.",
+    )
+    compile: bool = Field(
+        False,
+        description="Compile the models' layers, but for attention, by torch.compile: without tensor parallelism, "
+        "and on CPU only in jobs that generate nothing.",
+    )
+    share_prompts: bool = Field(
+        True, description="Compute the prompt of responses to one prompt once, in scoring and training."
+    )
+    max_skipped_updates: Whole = Field(
+        3, description="Updates of a model in a row that may be skipped for a value that is not finite."
+    )
+    call_deadline_seconds: Count = Field(
+        1800, description="Longest time in which no worker ends a call; the run is then stopped as hung."
+    )
 
 
 class Resources(Spec):
     """The slots a job may use; a slot is a GPU or a CPU worker."""
 
-    device: Annotated[Literal["Auto", "CPU", "GPU"], Field(description="Auto takes GPUs where there are any.")] = "Auto"
-    nodes: Annotated[NodeCount, Field(description="Nodes of the job.")] = 1
-    max_nodes: Annotated[
-        NodeCount | None,
-        Field(
-            description="On a cluster a job is mapped onto so many nodes, or as many as there are but not fewer than "
-            "nodes; with placement Auto only. Unset means nodes."
-        ),
-    ] = None
-    slots_per_node: Annotated[
-        SlotCount | None,
-        Field(description="Slots of a node; unset means all its GPUs, or one CPU slot with all its cores."),
-    ] = None
+    device: Literal["Auto", "CPU", "GPU"] = Field("Auto", description="Auto takes GPUs where there are any.")
+    nodes: NodeCount = Field(1, description="Nodes of the job.")
+    max_nodes: NodeCount | None = Field(
+        None,
+        description="On a cluster a job is mapped onto so many nodes, or as many as there are but not fewer than "
+        "nodes; with placement Auto only. Unset means nodes.",
+    )
+    slots_per_node: SlotCount | None = Field(
+        None, description="Slots of a node; unset means all its GPUs, or one CPU slot with all its cores."
+    )
 
 
 class Checkpoint(Spec):
     """Schedule of checkpoints; the last step, and a step with a stop signal, are always saved."""
 
-    every_steps: Annotated[Count | None, Field(description="Save each time so many steps are done.")] = None
-    every_minutes: Annotated[float, Field(gt=0, description="Save when the last one is so old.")] = 10.0
-    keep_last: Annotated[Count, Field(description="Checkpoints to keep; older ones are deleted.")] = 2
-    keep_best: Annotated[
-        Text | None,
-        Field(
-            description="A measure of evaluation, such as reward or loss. The checkpoint of the step at which it was "
-            "best is kept, too: the highest, of loss the lowest. Needs evaluation.everySteps."
-        ),
-    ] = None
-    storage: Annotated[
-        StorageUri | None,
-        Field(
-            description="Where: s3://, gs://, pvc://claim or, not on a cluster, file:///; unset means the run folder."
-        ),
-    ] = None
+    every_steps: Count | None = Field(None, description="Save each time so many steps are done.")
+    every_minutes: float = Field(10.0, gt=0, description="Save when the last one is so old.")
+    keep_last: Count = Field(2, description="Checkpoints to keep; older ones are deleted.")
+    keep_best: Text | None = Field(
+        None,
+        description="A measure of evaluation, such as reward or loss. The checkpoint of the step at which it was "
+        "best is kept, too: the highest, of loss the lowest. Needs evaluation.everySteps.",
+    )
+    storage: StorageUri | None = Field(
+        None, description="Where: s3://, gs://, pvc://claim or, not on a cluster, file:///; unset means the run folder."
+    )
 
     @property
     def kept(self) -> int:
@@ -337,20 +306,20 @@ class Checkpoint(Spec):
 class JobSpec(Spec):
     """Spec of one job."""
 
-    algorithm: Annotated[AnyAlgorithm, Field(description="What to run.")]
-    models: Annotated[Models, Field(description="The models it runs on.")]
-    data: Annotated[Data, Field(description="The rows it reads.")]
-    rollout: Annotated[Rollout, Field(description="How responses are sampled; RL only.")] = Rollout()
-    training: Annotated[Training, Field(description="How long and in what batches.")]
-    evaluation: Annotated[Evaluation | None, Field(description="What is measured besides the training itself.")] = None
-    checkpoint: Annotated[Checkpoint, Field(description="When the state of training is saved.")] = Checkpoint()
-    outputs: Annotated[Outputs, Field(description="Where measurements go, besides the run folder.")] = Outputs()
-    storage: Annotated[Storage, Field(description="What is kept when it is deleted, on a cluster.")] = Storage()
-    resources: Annotated[Resources, Field(description="The slots it may use.")] = Resources()
-    placement: Annotated[Placement, Field(description="Which models share which slots.")] = Placement()
-    suspend: Annotated[bool, Field(description="Stop after a checkpoint and free all slots; false goes on.")] = False
-    run_policy: Annotated[RunPolicy, Field(description="Attempts and deadlines, on a cluster.")] = RunPolicy()
-    runtime: Annotated[Runtime, Field(description="What the pods are made of, on a cluster.")] = Runtime()
+    algorithm: AnyAlgorithm = Field(description="What to run.")
+    models: Models = Field(description="The models it runs on.")
+    data: Data = Field(description="The rows it reads.")
+    rollout: Rollout = Field(Rollout(), description="How responses are sampled; RL only.")
+    training: Training = Field(description="How long and in what batches.")
+    evaluation: Evaluation | None = Field(None, description="What is measured besides the training itself.")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="When the state of training is saved.")
+    outputs: Outputs = Field(Outputs(), description="Where measurements go, besides the run folder.")
+    storage: Storage = Field(Storage(), description="What is kept when it is deleted, on a cluster.")
+    resources: Resources = Field(Resources(), description="The slots it may use.")
+    placement: Placement = Field(Placement(), description="Which models share which slots.")
+    suspend: bool = Field(False, description="Stop after a checkpoint and free all slots; false goes on.")
+    run_policy: RunPolicy = Field(RunPolicy(), description="Attempts and deadlines, on a cluster.")
+    runtime: Runtime = Field(Runtime(), description="What the pods are made of, on a cluster.")
 
     def columns(self, data: AnyData) -> tuple[str, ...]:
         """Return the data columns read besides the prompt: named by data sets, or read by verifiers and judges."""

@@ -37,8 +37,8 @@ class Judge(Spec):
     Its answer ends with [[number]], or with [[A]], [[B]] or, for neither, [[C]]; or it is that alone, without brackets.
     """
 
-    url: Annotated[ServiceUrl, Field(description="Of the API, such as https://host/v1; /chat/completions is added.")]
-    model: Annotated[Text, Field(description="Name of the model there.")]
+    url: ServiceUrl = Field(description="Of the API, such as https://host/v1; /chat/completions is added.")
+    model: Text = Field(description="Name of the model there.")
     prompt: Annotated[
         str,
         Field(
@@ -49,32 +49,25 @@ class Judge(Spec):
         ),
         AfterValidator(_asks_one_thing),
     ]
-    minimum: Annotated[float, Field(description="Lowest number that it may give; it becomes 0.")] = 1.0
-    maximum: Annotated[float, Field(description="Highest number that it may give; it becomes 1.")] = 10.0
-    reference_key: Annotated[
-        Text | None,
-        Field(
-            description="Column of the response that each is compared with; unset: with the others to its prompt. The "
-            "score is the share of comparisons that it wins; a tie is half."
-        ),
-    ] = None
+    minimum: float = Field(1.0, description="Lowest number that it may give; it becomes 0.")
+    maximum: float = Field(10.0, description="Highest number that it may give; it becomes 1.")
+    reference_key: Text | None = Field(
+        None,
+        description="Column of the response that each is compared with; unset: with the others to its prompt. The "
+        "score is the share of comparisons that it wins; a tie is half.",
+    )
     arguments: Annotated[
         dict[Annotated[Identifier, AfterValidator(_not_the_trainers)], JsonValue],
         Field(max_length=64, description=f"Further fields of each request; at most {MAX_DEPTH} levels deep."),
         BeforeValidator(check_depth),
     ] = {"temperature": 0, "max_tokens": 1024}  # noqa: RUF012 pydantic copies it
-    max_unread_share: Annotated[
-        float,
-        Field(ge=0, le=1, description="Where a larger share of a call's questions has no verdict, the run ends."),
-    ] = 0.5
-    timeout_seconds: Annotated[float, Field(gt=0, description="Longest time of one attempt for one question.")] = 120.0
-    attempts: Annotated[Count, Field(description="Attempts for one question, with growing pauses in between.")] = 8
-    concurrency: Annotated[
-        Count, Field(description="Questions under way at once, of all ranks; one a rank at least.")
-    ] = 16
-    token_variable: Annotated[
-        Identifier | None, Field(description="Environment variable that holds the bearer token.")
-    ] = None
+    max_unread_share: float = Field(
+        0.5, ge=0, le=1, description="Where a larger share of a call's questions has no verdict, the run ends."
+    )
+    timeout_seconds: float = Field(120.0, gt=0, description="Longest time of one attempt for one question.")
+    attempts: Count = Field(8, description="Attempts for one question, with growing pauses in between.")
+    concurrency: Count = Field(16, description="Questions under way at once, of all ranks; one a rank at least.")
+    token_variable: Identifier | None = Field(None, description="Environment variable that holds the bearer token.")
 
     @field_validator("maximum")
     @classmethod
@@ -111,4 +104,4 @@ class RewardJudge(Spec):
 
     form: ClassVar = "a judge"
 
-    judge: Annotated[Judge, Field(description="Where it is and what it is asked.")]
+    judge: Judge = Field(description="Where it is and what it is asked.")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlhf_api.contract import ABSOLUTE, MODEL_URI, ONE_PACKAGE, WITHIN_ITSELF, Count, Identifier, Spec
+from rlhf_api.contract import ABSOLUTE, MODEL_URI, ONE_PACKAGE, WITHIN_ITSELF, Count, Identifier, Listed, Spec
 from rlhf_api.expressions import VALUE, Check
 
 NO_JOB = Check(
@@ -17,13 +17,11 @@ AdapterUri = Annotated[str, Field(pattern=MODEL_URI, max_length=1024), ONE_PACKA
 class Lora(Spec):
     """A low-rank adapter (arXiv:2106.09685): B A alpha / rank is added to matrices that stay as they are."""
 
-    rank: Annotated[Count, Field(description="Rows of A and columns of B.")] = 16
-    alpha: Annotated[Count, Field(description="The adapter counts alpha / rank times.")] = 32
-    targets: Annotated[
-        tuple[Identifier, ...],
-        Field(strict=False, max_length=32, description="Last names of the matrices, such as q_proj; none: all linear."),
-    ] = ()
-    initial: Annotated[
-        AdapterUri | None,
-        Field(description="PEFT directory to go on from: hf://, package://, file:// or pvc://claim/."),
-    ] = None
+    rank: Count = Field(16, description="Rows of A and columns of B.")
+    alpha: Count = Field(32, description="The adapter counts alpha / rank times.")
+    targets: Listed[Identifier] = Field(
+        (), max_length=32, description="Last names of the matrices, such as q_proj; none: all linear."
+    )
+    initial: AdapterUri | None = Field(
+        None, description="PEFT directory to go on from: hf://, package://, file:// or pvc://claim/."
+    )

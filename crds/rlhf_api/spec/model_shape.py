@@ -63,22 +63,20 @@ KnownModel = Annotated[
 class Shape(Spec):
     """Numbers by their names in config.json, in camelCase, or a known model's name, which other numbers override."""
 
-    name: Annotated[KnownModel | None, Field(description="A known model, such as llama-3-8b.")] = None
-    model_type: Annotated[
-        str | None, Field(min_length=1, max_length=64, description="Family, such as llama; unset is llama.")
-    ] = None
-    hidden_size: Annotated[Count | None, Field(description="Size of hidden states.")] = None
-    num_hidden_layers: Annotated[Count | None, Field(description="Layers.")] = None
-    num_attention_heads: Annotated[Count | None, Field(description="Query heads.")] = None
-    num_key_value_heads: Annotated[Count | None, Field(description="Key-value heads; unset is as many.")] = None
-    head_dim: Annotated[
-        Count | None, Field(description="Size of a head; unset is hiddenSize by numAttentionHeads.")
-    ] = None
-    intermediate_size: Annotated[Count | None, Field(description="Width of the feed-forward layer.")] = None
-    vocab_size: Annotated[Count | None, Field(description="Tokens of the vocabulary.")] = None
-    tie_word_embeddings: Annotated[
-        bool | None, Field(description="Whether the output head is the embedding; unset is false.")
-    ] = None
-    num_experts: Annotated[Count | None, Field(description="Experts of a layer.")] = None
-    num_experts_per_tok: Annotated[Count | None, Field(description="Experts that a token meets.")] = None
-    moe_intermediate_size: Annotated[Count | None, Field(description="Width of an expert.")] = None
+    name: KnownModel | None = Field(None, description="A known model, such as llama-3-8b.")
+    model_type: str | None = Field(
+        None, min_length=1, max_length=64, description="Family, such as llama; unset is llama."
+    )
+    hidden_size: Count | None = Field(None, description="Size of hidden states.")
+    num_hidden_layers: Count | None = Field(None, description="Layers.")
+    num_attention_heads: Count | None = Field(None, description="Query heads.")
+    num_key_value_heads: Count | None = Field(None, description="Key-value heads; unset is as many.")
+    head_dim: Count | None = Field(None, description="Size of a head; unset is hiddenSize by numAttentionHeads.")
+    intermediate_size: Count | None = Field(None, description="Width of the feed-forward layer.")
+    vocab_size: Count | None = Field(None, description="Tokens of the vocabulary.")
+    tie_word_embeddings: bool | None = Field(
+        None, description="Whether the output head is the embedding; unset is false."
+    )
+    num_experts: Count | None = Field(None, description="Experts of a layer.")
+    num_experts_per_tok: Count | None = Field(None, description="Experts that a token meets.")
+    moe_intermediate_size: Count | None = Field(None, description="Width of an expert.")

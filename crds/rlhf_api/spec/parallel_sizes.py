@@ -7,7 +7,7 @@ manifest, which may leave sizes unset.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -92,14 +92,12 @@ class Parallelism(Spec):
     A type of its own because a manifest may leave d unset, and says elsewhere (`rollout`) how the actor generates.
     """
 
-    pipeline: Annotated[Count, Field(description="Pipeline stages (p).")] = 1
-    tensor: Annotated[Count, Field(description="Tensor-parallel shards of a layer (t).")] = 1
-    data: Annotated[
-        Count | None, Field(description="Data-parallel ranks (d); unset means all slots that p and t leave.")
-    ] = None
-    replicas: Annotated[
-        Count, Field(description="Copies of the weights among the data-parallel ranks, each sharded over the others.")
-    ] = 1
+    pipeline: Count = Field(1, description="Pipeline stages (p).")
+    tensor: Count = Field(1, description="Tensor-parallel shards of a layer (t).")
+    data: Count | None = Field(None, description="Data-parallel ranks (d); unset means all slots that p and t leave.")
+    replicas: Count = Field(
+        1, description="Copies of the weights among the data-parallel ranks, each sharded over the others."
+    )
 
     def over(self, slots: int, *, generation_pipeline: int = 0, generation_tensor: int = 0) -> ParallelSizes:
         """Return the sizes on a pool of `slots` slots; an unset d is the slots that p and t leave, at least 1."""

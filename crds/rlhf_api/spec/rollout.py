@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_api.contract import ENTRYPOINT, MAX_INTEGER, WHOLE, Count, Spec, Whole
+from rlhf_api.contract import ENTRYPOINT, MAX_INTEGER, WHOLE, Count, Listed, Spec, Whole
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.spec.functions import EntryPoint, ServiceUrl
 
@@ -40,8 +40,8 @@ class RestrictsSampling:
 class Rollout(Spec):
     """How responses are sampled."""
 
-    samples_per_prompt: Annotated[Count, Field(description="Responses sampled for each prompt.")] = 1
-    temperature: Annotated[float, Field(gt=0, description="Sampling temperature.")] = 1.0
+    samples_per_prompt: Count = Field(1, description="Responses sampled for each prompt.")
+    temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
     top_p: Annotated[
         float,
         Field(gt=0, le=1, description="Sample from this much probability mass."),
@@ -57,68 +57,52 @@ class Rollout(Spec):
     min_response_tokens: Annotated[
         Whole, Field(description="No end token before this many tokens."), RestrictsSampling(0)
     ] = 0
-    environment: Annotated[
-        EntryPoint | None,
-        Field(description="A class of your own that answers the model, turn by turn, and may reward it."),
-    ] = None
-    tools: Annotated[
-        tuple[Annotated[str, Field(pattern=ENTRYPOINT, max_length=256)], ...] | None,
-        Field(
-            strict=False,
-            min_length=1,
-            max_length=64,
-            description="Functions, module.path:function, that the model may call, as its chat template says.",
-        ),
-    ] = None
-    max_turns: Annotated[
-        Count, Field(description="Answers of the model in an episode, at most; with an environment or tools.")
-    ] = 8
-    step_timeout_seconds: Annotated[
-        float, Field(gt=0, description="Longest time of a step of the environment, or of the tools of a turn.")
-    ] = 60.0
-    max_staleness: Annotated[
-        Whole,
-        Field(description="Updates that a response may be behind the policy; above 0 the rollout pool works ahead."),
-    ] = 0
-    partial: Annotated[
-        Literal["Continue", "Restart"] | None,
-        Field(description="Responses under way go on with new weights, or begin again; unset: weights wait for them."),
-    ] = None
-    weight_sync: Annotated[
-        Literal["Full", "Delta"],
-        Field(description="What goes to the rollout pool after an update: all weights, or those whose bits changed."),
-    ] = "Full"
-    stream: Annotated[
-        bool,
-        Field(description="Models of other pools score the first responses while the longest are generated."),
-    ] = False
-    endpoints: Annotated[
-        tuple[ServiceUrl, ...] | None,
-        Field(
-            strict=False,
-            min_length=1,
-            max_length=64,
-            description="URLs of vLLM servers, http://host:port, that generate instead of engines of the job's own.",
-        ),
-    ] = None
-    keep: Annotated[
-        float, Field(ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
-    ] = 0.0
-    tensor_parallel: Annotated[
-        Count | None, Field(description="Tensor-parallel shards in generation; a divisor of the actor's, its default.")
-    ] = None
-    pipeline_parallel: Annotated[
-        Count | None,
-        Field(description="Pipeline stages in generation; a divisor of the actor's, unset 1 or the mapper's."),
-    ] = None
-    gpu_memory_utilization: Annotated[
-        float | None,
-        Field(gt=0, lt=1, description="Share of a GPU's memory that generation may take; unset: the mapper decides."),
-    ] = None
-    enforce_eager: Annotated[
-        bool,
-        Field(description="Generate without compiling and without CUDA graphs: starts sooner, slower; always on CPU."),
-    ] = False
+    environment: EntryPoint | None = Field(
+        None, description="A class of your own that answers the model, turn by turn, and may reward it."
+    )
+    tools: Listed[Annotated[str, Field(pattern=ENTRYPOINT, max_length=256)]] | None = Field(
+        None,
+        min_length=1,
+        max_length=64,
+        description="Functions, module.path:function, that the model may call, as its chat template says.",
+    )
+    max_turns: Count = Field(
+        8, description="Answers of the model in an episode, at most; with an environment or tools."
+    )
+    step_timeout_seconds: float = Field(
+        60.0, gt=0, description="Longest time of a step of the environment, or of the tools of a turn."
+    )
+    max_staleness: Whole = Field(
+        0, description="Updates that a response may be behind the policy; above 0 the rollout pool works ahead."
+    )
+    partial: Literal["Continue", "Restart"] | None = Field(
+        None, description="Responses under way go on with new weights, or begin again; unset: weights wait for them."
+    )
+    weight_sync: Literal["Full", "Delta"] = Field(
+        "Full", description="What goes to the rollout pool after an update: all weights, or those whose bits changed."
+    )
+    stream: bool = Field(
+        False, description="Models of other pools score the first responses while the longest are generated."
+    )
+    endpoints: Listed[ServiceUrl] | None = Field(
+        None,
+        min_length=1,
+        max_length=64,
+        description="URLs of vLLM servers, http://host:port, that generate instead of engines of the job's own.",
+    )
+    keep: float = Field(0.0, ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
+    tensor_parallel: Count | None = Field(
+        None, description="Tensor-parallel shards in generation; a divisor of the actor's, its default."
+    )
+    pipeline_parallel: Count | None = Field(
+        None, description="Pipeline stages in generation; a divisor of the actor's, unset 1 or the mapper's."
+    )
+    gpu_memory_utilization: float | None = Field(
+        None, gt=0, lt=1, description="Share of a GPU's memory that generation may take; unset: the mapper decides."
+    )
+    enforce_eager: bool = Field(
+        False, description="Generate without compiling and without CUDA graphs: starts sooner, slower; always on CPU."
+    )
 
     @property
     def has_turns(self) -> bool:

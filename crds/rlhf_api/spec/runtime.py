@@ -13,6 +13,7 @@ from rlhf_api.contract import (
     SECRET_KEY,
     Identifier,
     LabelKey,
+    Listed,
     Spec,
     check_depth,
 )
@@ -32,8 +33,8 @@ ObjectName = Annotated[str, Field(pattern=DNS_SUBDOMAIN, max_length=253)]
 class SecretKey(Spec):
     """An entry of a Secret of the job's namespace."""
 
-    name: Annotated[ObjectName, Field(description="Name of the Secret.")]
-    key: Annotated[str, Field(pattern=SECRET_KEY, max_length=253, description="Key in it.")]
+    name: ObjectName = Field(description="Name of the Secret.")
+    key: str = Field(pattern=SECRET_KEY, max_length=253, description="Key in it.")
 
 
 class Variable(Spec):
@@ -41,9 +42,9 @@ class Variable(Spec):
 
     hints: ClassVar = MappingProxyType({"valueFrom": "write secret: {name: ..., key: ...}"})
 
-    name: Annotated[Identifier, Field(description="Name, such as NCCL_DEBUG or HF_TOKEN.")]
-    value: Annotated[str | None, Field(max_length=8192, description="Its value; or give secret.")] = None
-    secret: Annotated[SecretKey | None, Field(description="Where its value is; the operator never reads it.")] = None
+    name: Identifier = Field(description="Name, such as NCCL_DEBUG or HF_TOKEN.")
+    value: str | None = Field(None, max_length=8192, description="Its value; or give secret.")
+    secret: SecretKey | None = Field(None, description="Where its value is; the operator never reads it.")
 
 
 class PodSize(Spec):
@@ -53,15 +54,13 @@ class PodSize(Spec):
         dict.fromkeys(("gpu", "gpus"), "spec.resources.slotsPerNode says how many GPUs a worker gets")
     )
 
-    cpu: Annotated[Cpus | None, Field(description="CPUs; unset is the operator's default.")] = None
-    memory: Annotated[Memory | None, Field(description="Memory; unset is the operator's default.")] = None
-    template: Annotated[
-        PodTemplate | None,
-        Field(
-            description="metadata (labels, annotations) and spec of the pod, as Kubernetes has them; laid over the "
-            "operator's, containers and the like merged by name. Ray's container is ray-head or ray-worker."
-        ),
-    ] = None
+    cpu: Cpus | None = Field(None, description="CPUs; unset is the operator's default.")
+    memory: Memory | None = Field(None, description="Memory; unset is the operator's default.")
+    template: PodTemplate | None = Field(
+        None,
+        description="metadata (labels, annotations) and spec of the pod, as Kubernetes has them; laid over the "
+        "operator's, containers and the like merged by name. Ray's container is ray-head or ray-worker.",
+    )
 
 
 class Runtime(Spec):
@@ -77,21 +76,17 @@ class Runtime(Spec):
         }
     )
 
-    image: Annotated[
-        str | None, Field(pattern=IMAGE, min_length=1, max_length=1024, description="Image of the trainer.")
-    ] = None
-    image_pull_secrets: Annotated[
-        tuple[ObjectName, ...], Field(strict=False, max_length=16, description="Secrets for the registry of the image.")
-    ] = ()
-    service_account_name: Annotated[
-        ObjectName | None, Field(description="Service account of the pods; they get no token of it.")
-    ] = None
-    env: Annotated[
-        tuple[Variable, ...], Field(strict=False, max_length=128, description="Environment variables of all pods.")
-    ] = ()
-    gpu_resource_name: Annotated[
-        LabelKey | None, Field(description="What Kubernetes calls a GPU; unset is nvidia.com/gpu.")
-    ] = None
-    shared_memory: Annotated[Memory | None, Field(description="Size of /dev/shm of a worker.")] = None
-    controller: Annotated[PodSize, Field(description="The head pod, in which the controller runs.")] = PodSize()
-    worker: Annotated[PodSize, Field(description="Each worker pod.")] = PodSize()
+    image: str | None = Field(None, pattern=IMAGE, min_length=1, max_length=1024, description="Image of the trainer.")
+    image_pull_secrets: Listed[ObjectName] = Field(
+        (), max_length=16, description="Secrets for the registry of the image."
+    )
+    service_account_name: ObjectName | None = Field(
+        None, description="Service account of the pods; they get no token of it."
+    )
+    env: Listed[Variable] = Field((), max_length=128, description="Environment variables of all pods.")
+    gpu_resource_name: LabelKey | None = Field(
+        None, description="What Kubernetes calls a GPU; unset is nvidia.com/gpu."
+    )
+    shared_memory: Memory | None = Field(None, description="Size of /dev/shm of a worker.")
+    controller: PodSize = Field(PodSize(), description="The head pod, in which the controller runs.")
+    worker: PodSize = Field(PodSize(), description="Each worker pod.")

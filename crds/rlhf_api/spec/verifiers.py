@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, JsonValue
 
-from rlhf_api.contract import Count, Identifier, Spec, Text, Whole, null_is_unset
+from rlhf_api.contract import Count, Identifier, Listed, Spec, Text, Whole, null_is_unset
 
 
 def _regex(pattern: str, *, groups: int = 0) -> str:
@@ -54,62 +54,53 @@ class Comparing(Verifier):
 
 
 class Math(Comparing):
-    name: Annotated[
-        Literal["Math"], Field(description="1 for an equal number or expression (LaTeX, boxed, fraction or the last).")
-    ]
+    name: Literal["Math"] = Field(
+        description="1 for an equal number or expression (LaTeX, boxed, fraction or the last)."
+    )
 
 
 class ExactMatch(Comparing):
-    name: Annotated[Literal["ExactMatch"], Field(description="1 for the same text, but for spaces around it.")]
+    name: Literal["ExactMatch"] = Field(description="1 for the same text, but for spaces around it.")
 
 
 class FuzzyMatch(Comparing):
-    name: Annotated[
-        Literal["FuzzyMatch"],
-        Field(description="F1 of the words, without case, punctuation and articles (SQuAD, arXiv 1606.05250)."),
-    ]
+    name: Literal["FuzzyMatch"] = Field(
+        description="F1 of the words, without case, punctuation and articles (SQuAD, arXiv 1606.05250)."
+    )
 
 
 class JSONSchema(Verifier):
-    name: Annotated[
-        Literal["JSONSchema"], Field(description="1 for JSON, or a last block of it, that obeys a JSON Schema.")
-    ]
-    json_schema: Annotated[
-        dict[Annotated[str, Field(pattern=r"^[!-~]+$", max_length=128)], JsonValue],
-        Field(max_length=64, description="The schema, as draft 2020-12 has it."),
-    ]
+    name: Literal["JSONSchema"] = Field(description="1 for JSON, or a last block of it, that obeys a JSON Schema.")
+    json_schema: dict[Annotated[str, Field(pattern=r"^[!-~]+$", max_length=128)], JsonValue] = Field(
+        max_length=64, description="The schema, as draft 2020-12 has it."
+    )
 
 
 class Regex(Verifier):
-    name: Annotated[Literal["Regex"], Field(description="1 where a regular expression is found.")]
-    pattern: Annotated[Pattern, Field(description="As Python's re reads it.")]
+    name: Literal["Regex"] = Field(description="1 where a regular expression is found.")
+    pattern: Pattern = Field(description="As Python's re reads it.")
 
 
 class Format(Verifier):
-    name: Annotated[
-        Literal["Format"], Field(description="1 for a text in <tag></tag> for each tag, in order, and nothing else.")
-    ]
-    tags: Annotated[
-        tuple[Identifier, ...], Field(strict=False, min_length=1, max_length=16, description="Such as [think, answer].")
-    ]
+    name: Literal["Format"] = Field(description="1 for a text in <tag></tag> for each tag, in order, and nothing else.")
+    tags: Listed[Identifier] = Field(min_length=1, max_length=16, description="Such as [think, answer].")
 
 
 class Length(Verifier):
-    name: Annotated[Literal["Length"], Field(description="1 for a response of so many characters.")]
-    minimum: Annotated[Whole, Field(description="Fewest characters, without spaces around them.")] = 0
-    maximum: Annotated[Count, Field(description="Most characters.")]
+    name: Literal["Length"] = Field(description="1 for a response of so many characters.")
+    minimum: Whole = Field(0, description="Fewest characters, without spaces around them.")
+    maximum: Count = Field(description="Most characters.")
 
 
 class Code(Verifier):
-    name: Annotated[
-        Literal["Code"],
-        Field(description="1 for Python code, or a last block of it, that passes all tests in a closed process."),
-    ]
-    tests_key: Annotated[
-        Text, Field(description="Column of the tests: Python code with assertions, or a list of such texts.")
-    ] = "tests"
-    seconds: Annotated[float, Field(gt=0, description="Longest time of a response's code and tests.")] = 5.0
-    memory_mebibytes: Annotated[Count, Field(description="Most memory that they may take.")] = 1024
+    name: Literal["Code"] = Field(
+        description="1 for Python code, or a last block of it, that passes all tests in a closed process."
+    )
+    tests_key: Text = Field(
+        "tests", description="Column of the tests: Python code with assertions, or a list of such texts."
+    )
+    seconds: float = Field(5.0, gt=0, description="Longest time of a response's code and tests.")
+    memory_mebibytes: Count = Field(1024, description="Most memory that they may take.")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -149,6 +140,4 @@ class RewardVerifier(Spec):
         null_is_unset(*VERIFIERS.values()),
         Field(description="Which one, by name, and its options."),
     ]
-    timeout_seconds: Annotated[
-        float, Field(gt=0, description="Longest time of one call, on the responses of one rank.")
-    ] = 300.0
+    timeout_seconds: float = Field(300.0, gt=0, description="Longest time of one call, on the responses of one rank.")
