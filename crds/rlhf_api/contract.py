@@ -125,7 +125,10 @@ StorageUri = Annotated[str, Field(pattern=STORAGE_URI, max_length=1024), WITHIN_
 
 
 class Spec(BaseModel):
-    """A frozen value: camelCase in manifests, snake_case in Python; nothing is converted, unknown fields are errors."""
+    """A frozen value: camelCase in manifests, snake_case in Python; nothing is converted, unknown fields are errors.
+
+    The string below a field is its description, as `description` is where it fits into the field's line.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -134,6 +137,7 @@ class Spec(BaseModel):
         allow_inf_nan=False,
         alias_generator=to_camel,
         populate_by_name=True,
+        use_attribute_docstrings=True,
     )
 
     @model_validator(mode="before")

@@ -61,9 +61,8 @@ class Condition(Spec):
 class PhaseSeconds(Spec):
     """Seconds of a phase of a step."""
 
-    phase: Literal["reshard", "generation", "scoring", "update"] = Field(
-        description="As time/<phase> in metrics.jsonl."
-    )
+    phase: Literal["reshard", "generation", "scoring", "update"]
+    """As time/<phase> in metrics.jsonl."""
     seconds: Seconds = Field(description="As measured.")
 
 
@@ -83,12 +82,10 @@ class Progress(Spec):
     stage: str = Field(description="What the job runs, such as SFT or PPO.")
     step_seconds: float | None = Field(None, ge=0, description="Duration of the latest step.")
     tokens_per_second: float | None = Field(None, ge=0, description="Prompt and response tokens of that step.")
-    remaining_seconds: int | None = Field(
-        None, ge=0, description="Estimated time to the end, at the latest step's pace."
-    )
-    last_step_time: Timestamp | None = Field(
-        None, description="When the latest step ended, on a cluster when the operator heard of it."
-    )
+    remaining_seconds: int | None = Field(None, ge=0)
+    """Estimated time to the end, at the latest step's pace."""
+    last_step_time: Timestamp | None = None
+    """When the latest step ended, on a cluster when the operator heard of it."""
     pace: Pace | None = Field(None, description="Of the attempt, once it has made a few steps.")
 
 
@@ -117,9 +114,8 @@ class Failure(Spec):
     """The most recent failure."""
 
     reason: str = Field(description="One CamelCase word; on a cluster one of those of runPolicy.failureRules.reasons.")
-    exit_code: int | None = Field(
-        None, ge=0, le=255, description="Exit code of the trainer; unset where it could not tell."
-    )
+    exit_code: int | None = Field(None, ge=0, le=255)
+    """Exit code of the trainer; unset where it could not tell."""
     message: str = Field(description="A sentence for a person.")
     attempt: int | None = Field(None, ge=1, description="The attempt that failed.")
     rule: str | None = Field(None, description="The rule of runPolicy.failureRules that matched.")
@@ -135,9 +131,8 @@ class ReadShape(Spec):
     revision: str | None = Field(None, description="Of an hf:// model.")
     shape: Shape | None = Field(None, description="Its shape; unset where it could not be read.")
     problem: str | None = Field(None, description="Why it could not.")
-    weight_bytes: int | None = Field(
-        None, ge=1, le=2**53, description="Size of its weights' files, where there is no shape."
-    )
+    weight_bytes: int | None = Field(None, ge=1, le=2**53)
+    """Size of its weights' files, where there is no shape."""
 
 
 class MappedPool(Spec):
@@ -148,9 +143,8 @@ class MappedPool(Spec):
     nodes: int = Field(ge=1, description="Worker pods.")
     slots_per_node: int = Field(ge=1, description="GPUs or CPU slots of each.")
     gpu: str | None = Field(None, description="Type of GPU, where the nodes say.")
-    zones: Listed[str] | None = Field(
-        None, description="Where each node lies, in the order of ranks, where a label says it."
-    )
+    zones: Listed[str] | None = None
+    """Where each node lies, in the order of ranks, where a label says it."""
 
 
 class MappedSizes(Parallelism):
@@ -162,20 +156,17 @@ class MappedSizes(Parallelism):
     data: Count = Field(description="Data-parallel ranks (d).")
     generation_pipeline: int | None = Field(None, ge=1, description="p_g, of an actor's generator.")
     generation_tensor: int | None = Field(None, ge=1, description="t_g, of an actor's generator.")
-    offload: Literal["None", "Parameters", "Optimizer", "All", "OptimizerInHost"] | None = Field(
-        None, description="What waits in host memory while the model is not in use, as mapped; GPUs only."
-    )
-    gradient_checkpointing: bool | None = Field(
-        None, description="Whether layers are computed again in the backward pass, as mapped; GPUs only."
-    )
+    offload: Literal["None", "Parameters", "Optimizer", "All", "OptimizerInHost"] | None = None
+    """What waits in host memory while the model is not in use, as mapped; GPUs only."""
+    gradient_checkpointing: bool | None = None
+    """Whether layers are computed again in the backward pass, as mapped; GPUs only."""
 
 
 class MappedPlacement(Spec):
     """Answer of the mapper for the current attempt; the trainer gets it as a Manual placement."""
 
-    input_hash: str = Field(
-        description="Digest of what the answer depends on besides the nodes: the spec and its models."
-    )
+    input_hash: str
+    """Digest of what the answer depends on besides the nodes: the spec and its models."""
     device: Literal["CPU", "GPU"] = Field(description="What a slot is.")
     slots: int = Field(ge=1, description="GPUs or CPU slots of all pools.")
     gpus: int = Field(0, ge=0, description="GPUs of all pools; 0 where slots are CPU slots.")
@@ -183,22 +174,19 @@ class MappedPlacement(Spec):
     sizes: Listed[MappedSizes] = Field(description="How each model is cut.")
     gpu_memory_utilization: float | None = Field(None, gt=0, lt=1, description="Of generation, as mapped.")
     micro_batch_tokens: int | None = Field(None, ge=1, description="Of one forward pass, as mapped.")
-    price_per_hour: float | None = Field(
-        None, ge=0, description="Of all GPUs, in the currency of the prices; unset where one has none."
-    )
+    price_per_hour: float | None = Field(None, ge=0)
+    """Of all GPUs, in the currency of the prices; unset where one has none."""
     predicted_step_seconds: float | None = Field(None, gt=0, description="Unset where shapes are unknown.")
     predicted_tokens_per_second: float | None = Field(None, gt=0, description="The same in tokens.")
-    measured_step_seconds: Seconds | None = Field(
-        None, description="Median of the latest steps; by phase in attempts[].measured."
-    )
+    measured_step_seconds: Seconds | None = None
+    """Median of the latest steps; by phase in attempts[].measured."""
 
 
 class MeasuredPhase(PhaseSeconds):
     """Measured and predicted seconds of a phase of a step."""
 
-    predicted_seconds: float = Field(
-        gt=0, le=1e9, description="For responses of the measured length, without any correction."
-    )
+    predicted_seconds: float = Field(gt=0, le=1e9)
+    """For responses of the measured length, without any correction."""
 
 
 class Measured(Pace):
@@ -236,17 +224,15 @@ class Attempt(Spec):
     start_time: Timestamp = Field(description="When its RayJob was made (RFC 3339).")
     end_time: Timestamp | None = Field(None, description="When it ended (RFC 3339).")
     slots: int = Field(ge=1, description="GPUs or CPU slots it was given.")
-    outcome: Literal["Running", "Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn"] = Field(
-        "Running", description="How it ended, if it has; Withdrawn: others took its room before its pods had nodes."
-    )
+    outcome: Literal["Running", "Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn"] = "Running"
+    """How it ended, if it has; Withdrawn: others took its room before its pods had nodes."""
     counted: bool = Field(False, description="Whether its failure counts against backoffLimit.")
     reason: Reason | None = Field(None, description="Why it failed.")
     message: str | None = Field(None, description="The failure in a sentence.")
     pod: str | None = Field(None, description="The pod that failed.")
     node: str | None = Field(None, description="The node it was on.")
-    micro_batch_tokens: int | None = Field(
-        None, ge=1, description="Tokens of a micro-batch, where a device had no memory for them."
-    )
+    micro_batch_tokens: int | None = Field(None, ge=1)
+    """Tokens of a micro-batch, where a device had no memory for them."""
     first_step: Step | None = Field(None, description="Steps that were finished when it began to train.")
     last_step: Step | None = Field(None, description="Steps finished when it ended, as far as was heard.")
     measured: Measured | None = Field(None, description="What its steps took, once it had made a few.")
@@ -259,29 +245,25 @@ class Status(Spec):
     reason: str | None = Field(
         None, description="In one word why it is in that phase, such as of its last failure; on a cluster."
     )
-    observed_generation: int | None = Field(
-        None, ge=0, description="Generation of the spec that the operator has acted on."
-    )
+    observed_generation: int | None = Field(None, ge=0)
+    """Generation of the spec that the operator has acted on."""
     conditions: Listed[Condition] = Field((), max_length=16, description="Facts about the job, one a type.")
     start_time: Timestamp | None = Field(None, description="When the job began (RFC 3339).")
     completion_time: Timestamp | None = Field(None, description="When the job ended (RFC 3339).")
-    active_seconds: int | None = Field(
-        None, ge=0, description="Time of the attempts that have ended, from RayJob to end."
-    )
+    active_seconds: int | None = Field(None, ge=0)
+    """Time of the attempts that have ended, from RayJob to end."""
     attempt: int | None = Field(None, ge=1, description="Number of the current attempt.")
     failed_attempts: int | None = Field(None, ge=0, description="Failures counted against backoffLimit.")
     next_attempt_time: Timestamp | None = Field(None, description="No new attempt before this time (RFC 3339).")
     ray_job_name: str | None = Field(None, description="The RayJob of the current attempt.")
     head_pod: str | None = Field(None, description="Its head pod: `kubectl logs POD -c driver-log`.")
     queue: str | None = Field(None, description="Kueue's queue, from the label of the job.")
-    shapes: Listed[ReadShape] = Field(
-        (), max_length=16, description="Of models whose config.json a pod of the job has read."
-    )
+    shapes: Listed[ReadShape] = Field((), max_length=16)
+    """Of models whose config.json a pod of the job has read."""
     step: ReadStep | None = Field(None, description="Of an own algorithm, as a pod of the job has read it.")
     mapping: MappedPlacement | None = Field(None, description="Where the models of this attempt live.")
-    reserved: Listed[Reserved] = Field(
-        (), max_length=10000, description="The room that it holds; none in Kueue's queues."
-    )
+    reserved: Listed[Reserved] = Field((), max_length=10000)
+    """The room that it holds; none in Kueue's queues."""
     progress: Progress | None = Field(None, description="How far the job is.")
     metrics: Listed[Metric] = Field((), max_length=100, description="Latest values.")
     checkpoint: SavedState | None = Field(None, description="The newest whole checkpoint.")

@@ -60,7 +60,7 @@ class _Converter:
             return self._reference(node, name)
         if "oneOf" in node:
             return {**self._union(node), **_described(node)}
-        schema = {key: node[key] for key in KEPT if key in node} | _bounds(node) | _default(node)
+        schema = {key: node[key] for key in KEPT if key in node} | _described(node) | _bounds(node) | _default(node)
         if "const" in node:
             schema["enum"] = [node["const"]]
         match schema["type"]:
@@ -113,7 +113,8 @@ class _Converter:
 
 
 def _described(node: Schema) -> Schema:
-    return {"description": node["description"]} if "description" in node else {}
+    """Return the description of a node, if there is one, on one line."""
+    return {"description": " ".join(node["description"].split())} if "description" in node else {}
 
 
 def _bounds(node: Schema) -> Schema:

@@ -170,14 +170,12 @@ class Writing(Algorithm):
 
     comparing, may_lack_reward = {"rows": "Pairs"}, True
 
-    rows: Literal["Responses", "Best", "Pairs"] = Field(
-        "Responses",
-        description="What a row of the data set is: a response; a prompt with the best of its finished responses; "
-        "or with the best and the worst, where one is better.",
-    )
-    min_reward: float | None = Field(
-        None, description="Leave out responses, and pairs whose better response, has a lower reward."
-    )
+    rows: Literal["Responses", "Best", "Pairs"] = "Responses"
+    """What a row of the data set is: a response; a prompt with the best of its finished responses; or with the best and
+    the worst, where one is better.
+    """
+    min_reward: float | None = None
+    """Leave out responses, and pairs whose better response, has a lower reward."""
 
     @property
     def own_columns(self) -> frozenset[str]:
@@ -189,21 +187,17 @@ class KL(Spec):
     """The penalty that keeps the actor near the reference."""
 
     coefficient: float = Field(0.05, ge=0, description="Weight of the penalty; the first one with Adaptive.")
-    apply_to: Literal["Reward", "Loss"] = Field(
-        "Reward", description="Subtract it from each token's reward, or add it to the loss."
-    )
-    controller: Literal["Fixed", "Adaptive"] = Field(
-        "Fixed", description="Keep the coefficient, or steer it to `target` (arXiv 1909.08593, section 2.2)."
-    )
-    target: float | None = Field(
-        None, gt=0, description="KL per response that Adaptive steers to, in nats; only with Adaptive."
-    )
+    apply_to: Literal["Reward", "Loss"] = "Reward"
+    """Subtract it from each token's reward, or add it to the loss."""
+    controller: Literal["Fixed", "Adaptive"] = "Fixed"
+    """Keep the coefficient, or steer it to `target` (arXiv 1909.08593, section 2.2)."""
+    target: float | None = Field(None, gt=0)
+    """KL per response that Adaptive steers to, in nats; only with Adaptive."""
     horizon: Count = Field(10000, description="Sequences over which Adaptive corrects the coefficient.")
-    estimator: Estimator | None = Field(
-        None,
-        description="Estimator of the KL; unset is K1 in the reward and K3 in the loss. K1 has no "
-        "gradient on average: in the loss it only reports.",
-    )
+    estimator: Estimator | None = None
+    """Estimator of the KL; unset is K1 in the reward and K3 in the loss. K1 has no gradient on average: in the loss it
+    only reports.
+    """
 
     @property
     def resolved_estimator(self) -> Estimator:
@@ -227,24 +221,20 @@ class OverlongPenalty(Spec):
 class RewardShaping(Spec):
     """Changes to a reward before the advantages use it."""
 
-    normalization: Literal["None", "Running"] = Field(
-        "None", description="Running: subtract the mean and divide by the standard deviation of all rewards so far."
-    )
+    normalization: Literal["None", "Running"] = "None"
+    """Running: subtract the mean and divide by the standard deviation of all rewards so far."""
     clip: float | None = Field(None, gt=0, description="Largest magnitude of a reward; unset does not clip.")
-    missing_end_penalty: float = Field(
-        0.0, ge=0, description="Subtracted from the reward of a response without an end token."
-    )
-    overlong_penalty: OverlongPenalty | None = Field(
-        None, description="Subtracted from the reward of a response that is nearly too long."
-    )
+    missing_end_penalty: float = Field(0.0, ge=0)
+    """Subtracted from the reward of a response without an end token."""
+    overlong_penalty: OverlongPenalty | None = None
+    """Subtracted from the reward of a response that is nearly too long."""
 
 
 class RolloutCorrection(Spec):
     """Importance weights of tokens that the generator drew with another probability than the trainer gives them."""
 
-    mode: CorrectionMode = Field(
-        "Truncate", description="Truncate: weights above the cap become the cap. Mask: tokens beyond it are left out."
-    )
+    mode: CorrectionMode = "Truncate"
+    """Truncate: weights above the cap become the cap. Mask: tokens beyond it are left out."""
     cap: float = Field(2.0, gt=1, description="Largest weight; Mask also leaves out those below 1 / cap.")
 
 
@@ -264,20 +254,17 @@ class PolicyGradient(Algorithm):
     """
 
     clip_range: float = Field(0.2, gt=0, lt=1, description="Clipping of the probability ratio, epsilon.")
-    clip_range_high: float | None = Field(
-        None, gt=0, description="Clipping above 1 (DAPO's clip-higher); unset is clipRange."
-    )
-    aggregation: Aggregation = Field(
-        "TokenMean",
-        description="The loss is the mean over all tokens, over responses of each one's mean, or over responses of "
-        "each one's sum / data.maxResponseTokens.",
-    )
+    clip_range_high: float | None = Field(None, gt=0)
+    """Clipping above 1 (DAPO's clip-higher); unset is clipRange."""
+    aggregation: Aggregation = "TokenMean"
+    """The loss is the mean over all tokens, over responses of each one's mean, or over responses of each one's sum /
+    data.maxResponseTokens.
+    """
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     kl: KL = Field(KL(), description="The penalty that keeps the actor near the reference.")
     rewards: RewardShaping = Field(RewardShaping(), description="What happens to a reward before it is used.")
-    rollout_correction: RolloutCorrection | None = Field(
-        None, description="Weigh tokens by trainer over generator; unset does not."
-    )
+    rollout_correction: RolloutCorrection | None = None
+    """Weigh tokens by trainer over generator; unset does not."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -312,15 +299,13 @@ class ActorCritic(PolicyGradient):
 
     discount: float = Field(1.0, ge=0, le=1, description="Discount of future rewards, gamma.")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE (arXiv 1506.02438).")
-    value_clip_range: float | None = Field(
-        0.2, gt=0, description="Largest change of a value in one update; null does not clip."
-    )
+    value_clip_range: float | None = Field(0.2, gt=0)
+    """Largest change of a value in one update; null does not clip."""
     whiten_advantages: bool = Field(True, description="Give the advantages mean 0 and variance 1.")
     critic_warmup_steps: Whole = Field(0, description="First steps that update the critic only.")
 
-    pretrain_coefficient: float | None = Field(
-        None, gt=0, description="Weight of the loss on data.pretrain (PPO-ptx); with data.pretrain only."
-    )
+    pretrain_coefficient: float | None = Field(None, gt=0)
+    """Weight of the loss on data.pretrain (PPO-ptx); with data.pretrain only."""
 
 
 class Lagrange(Spec):

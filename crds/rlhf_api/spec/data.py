@@ -12,9 +12,8 @@ from rlhf_api.spec.functions import Column, EntryPoint
 class Stored(Spec):
     """Address of a stored data set."""
 
-    uri: DataUri = Field(
-        description="hf://, job:// (what a job of Generate wrote), package://, file:// or pvc://claim/."
-    )
+    uri: DataUri
+    """hf://, job:// (what a job of Generate wrote), package://, file:// or pvc://claim/."""
     subset: Text | None = Field(None, description="Configuration of a Hugging Face data set.")
     split: Text = Field("train", description="Split to read.")
 
@@ -26,24 +25,19 @@ class Rows(Spec):
     response_key: Text = Field("chosen", description="Column of the response, for SFT.")
     chosen_key: Text = Field("chosen", description="Column of the better response of a pair.")
     rejected_key: Text = Field("rejected", description="Column of the worse response.")
-    chosen_safe_key: Text = Field(
-        "chosen_safe", description="Column that says whether the better response is safe, for CostModel."
-    )
-    rejected_safe_key: Text = Field(
-        "rejected_safe", description="Column that says whether the worse response is safe, for CostModel."
-    )
-    better_key: Text | None = Field(
-        None, description="Column of 0 or 1: 1 where rejectedKey names the better response. Unset: chosenKey does."
-    )
-    messages_key: Text | None = Field(
-        None,
-        description="Column of conversations, instead of promptKey and responseKey: SFT learns each answer, and a "
-        "prompt is all before the last one.",
-    )
+    chosen_safe_key: Text = "chosen_safe"
+    """Column that says whether the better response is safe, for CostModel."""
+    rejected_safe_key: Text = "rejected_safe"
+    """Column that says whether the worse response is safe, for CostModel."""
+    better_key: Text | None = None
+    """Column of 0 or 1: 1 where rejectedKey names the better response. Unset: chosenKey does."""
+    messages_key: Text | None = None
+    """Column of conversations, instead of promptKey and responseKey: SFT learns each answer, and a prompt is all before
+    the last one.
+    """
     tools_key: Text | None = Field(None, description="Column of tools, which the chat template is given.")
-    columns: Listed[Column] = Field(
-        (), max_length=64, description="Columns that functions and services get by name; RL only."
-    )
+    columns: Listed[Column] = Field((), max_length=64)
+    """Columns that functions and services get by name; RL only."""
     limit: Count | None = Field(None, description="Read this many rows at most.")
 
     @property
@@ -158,25 +152,19 @@ HeldOutData = Annotated[
 class Data(Spec):
     """Rows of a job, and how much of a row a model sees."""
 
-    train: TrainData = Field(
-        description="The rows to train on: of a data set (uri), of several (mix), or of a function (entrypoint)."
-    )
-    order: EntryPoint | None = Field(
-        None, description="A function of your own that orders the rows of an epoch; unset: shuffled by training.seed."
-    )
-    pretrain: DataSource | None = Field(
-        None, description="Prompts and responses that the actor also learns to write; PPO, SafeRLHF."
-    )
+    train: TrainData
+    """The rows to train on: of a data set (uri), of several (mix), or of a function (entrypoint)."""
+    order: EntryPoint | None = None
+    """A function of your own that orders the rows of an epoch; unset: shuffled by training.seed."""
+    pretrain: DataSource | None = None
+    """Prompts and responses that the actor also learns to write; PPO, SafeRLHF."""
     min_prompt_tokens: Count = Field(1, description="Shortest prompt; rows with a shorter one are left out.")
-    min_response_tokens: Count = Field(
-        1, description="Shortest response that is read; rows with a shorter one are left out."
-    )
+    min_response_tokens: Count = 1
+    """Shortest response that is read; rows with a shorter one are left out."""
     max_prompt_tokens: Count = Field(1024, description="Longest prompt.")
     max_response_tokens: Count = Field(1024, description="Longest response, read or generated.")
     overlong: Literal["Drop", "Fail"] = Field("Drop", description="What to do with a row that is too long.")
-    on_bad_row: Literal["Drop", "Fail"] = Field(
-        "Drop", description="What to do with a row that is broken or lacks what is read."
-    )
-    chat_template: Literal["Auto", "Never"] = Field(
-        "Auto", description="Auto applies the tokenizer's chat template where it has one."
-    )
+    on_bad_row: Literal["Drop", "Fail"] = "Drop"
+    """What to do with a row that is broken or lacks what is read."""
+    chat_template: Literal["Auto", "Never"] = "Auto"
+    """Auto applies the tokenizer's chat template where it has one."""

@@ -25,13 +25,10 @@ class Evaluation(Spec):
 
     data: HeldOutData = Field(description="The rows to measure on: of a data set (uri), or of several (sets).")
     every_steps: Count | None = Field(None, description="Also measure each time so many steps are done.")
-    samples_per_prompt: Count = Field(
-        1, le=1024, description="Responses to each prompt; measures are means over all of them. RL only."
-    )
+    samples_per_prompt: Count = Field(1, le=1024)
+    """Responses to each prompt; measures are means over all of them. RL only."""
     greedy: bool = Field(False, description="Each token is the likeliest one, not a sampled one; RL only.")
-    functions: Listed[EvaluationFunction] = Field(
-        (), max_length=32, description="Functions to apply to responses; RL only."
-    )
-    verifiers: Listed[EvaluationVerifier] = Field(
-        (), max_length=32, description="Verifiers to apply to responses; RL only."
-    )
+    functions: Listed[EvaluationFunction] = Field((), max_length=32)
+    """Functions to apply to responses; RL only."""
+    verifiers: Listed[EvaluationVerifier] = Field((), max_length=32)
+    """Verifiers to apply to responses; RL only."""

@@ -49,17 +49,15 @@ class Optimizer(Spec):
     learning_rate: float = Field(1e-5, gt=0, description="Learning rate after the warm-up.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.95), strict=False, description="Decay of the first and the second moment."
+        (0.9, 0.95), strict=False
     )
+    """Decay of the first and the second moment."""
     epsilon: float = Field(1e-8, gt=0, description="Added to the denominator.")
     warmup_steps: Whole = Field(0, description="First steps, over which the rate rises to its peak.")
-    schedule: str = Field(
-        "Constant",
-        pattern=SCHEDULE,
-        max_length=256,
-        description="After the warm-up: Constant, Cosine, which ends at a tenth of the peak, or a function of your "
-        "own, module.path:function, that gives the factor of a step.",
-    )
+    schedule: str = Field("Constant", pattern=SCHEDULE, max_length=256)
+    """After the warm-up: Constant, Cosine, which ends at a tenth of the peak, or a function of your own,
+    module.path:function, that gives the factor of a step.
+    """
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients with a larger norm are scaled down.")
 
 
@@ -76,18 +74,15 @@ class Model(Spec):
     revision: Text | None = Field(None, description="Branch, tag or commit of an hf:// model.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
     shape: Shape | None = Field(None, description="For the mapper; unset means its config.json is read.")
-    gradient_checkpointing: bool | None = Field(
-        None, description="Recompute layers in backward passes, to save memory. Unset: on GPUs as mapped."
-    )
-    offload: Offload = Field(
-        "None",
-        description="What waits in host memory while the model is not in use, so that colocated models have room; "
-        "Optimizer (its moments) and All for trained models only. OptimizerInHost, of trained models too: FP32 "
-        "weights, gradients and moments are always there, the CPU updates them, and a device holds a few layers.",
-    )
-    parallelism: Parallelism | None = Field(
-        None, description="How the model is cut over its pool; unset means by data alone."
-    )
+    gradient_checkpointing: bool | None = None
+    """Recompute layers in backward passes, to save memory. Unset: on GPUs as mapped."""
+    offload: Offload = "None"
+    """What waits in host memory while the model is not in use, so that colocated models have room; Optimizer (its
+    moments) and All for trained models only. OptimizerInHost, of trained models too: FP32 weights, gradients and
+    moments are always there, the CPU updates them, and a device holds a few layers.
+    """
+    parallelism: Parallelism | None = None
+    """How the model is cut over its pool; unset means by data alone."""
     optimizer: Optimizer | None = Field(None, description="Trained models only; unset means its defaults.")
     lora: Lora | None = Field(None, description="Trained models only: train an adapter, and nothing else.")
 
@@ -145,12 +140,10 @@ class RewardTerm(Spec):
     """One part of a reward."""
 
     name: Identifier = Field(description="Name of the part's metric, reward_part/<name>.")
-    weight: Annotated[
-        float, Field(description="Factor of the part in the sum."), Check(VALUE != 0.0, "is 0, expected another number")
-    ] = 1.0
-    normalization: Literal["None", "Running"] = Field(
-        "None", description="Running: less the mean, and divided by the deviation, of all scores of this part so far."
-    )
+    weight: Annotated[float, Check(VALUE != 0.0, "is 0, expected another number")] = 1.0
+    """Factor of the part in the sum."""
+    normalization: Literal["None", "Running"] = "None"
+    """Running: less the mean, and divided by the deviation, of all scores of this part so far."""
     reward: SingleReward = Field(description="A model (uri), function (entrypoint), verifier, service (url) or judge.")
 
 
@@ -179,12 +172,10 @@ class Models(Spec):
 
     actor: OnlyModel | None = Field(None, description="The model that answers, and that SFT and RL train.")
     critic: OnlyModel | None = Field(None, description="Estimates the value of each token.")
-    reference: OnlyModel | None = Field(
-        None, description="The actor before training; unset means actor's, and none without a KL penalty."
-    )
-    reward: Reward | None = Field(
-        None, description="Scores a response: a model (uri), function (entrypoint), verifier, service, judge or sum."
-    )
+    reference: OnlyModel | None = None
+    """The actor before training; unset means actor's, and none without a KL penalty."""
+    reward: Reward | None = None
+    """Scores a response: a model (uri), function (entrypoint), verifier, service, judge or sum."""
     cost: OnlyScoringModel | None = Field(None, description="Scores how harmful a response is; above 0 is unsafe.")
 
     def by_role(self) -> dict[Role, Model]:
@@ -223,12 +214,10 @@ class Training(Spec):
     total_steps: Count | None = Field(None, description="Steps to train; or give totalEpochs.")
     total_epochs: Count | None = Field(None, description="Passes over the rows; or give totalSteps.")
     prompt_batch_size: Count | None = Field(None, description="Prompts of a step; RL only.")
-    batch_size: Count | None = Field(
-        None, description="Rows (pairs of models that learn from them) of a step; not in RL."
-    )
-    mini_batch_size: Count | None = Field(
-        None, description="Sequences of an optimizer step, RL only; unset means the whole batch."
-    )
+    batch_size: Count | None = None
+    """Rows (pairs of models that learn from them) of a step; not in RL."""
+    mini_batch_size: Count | None = None
+    """Sequences of an optimizer step, RL only; unset means the whole batch."""
     update_epochs: Count = Field(1, description="Passes of the optimizer over a batch; RL only.")
     old_log_probs: Literal["Auto", "Recompute", "Generator"] = Field(
         "Auto",
@@ -237,34 +226,28 @@ class Training(Spec):
         "reward, where that update's own forward pass gives them; RL only.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**32, description="Everything random follows from it."), WHOLE] = 0
-    precision: Literal["Auto", "FP32", "BF16"] = Field(
-        "Auto", description="Auto is FP32 on CPU and BF16 with FP32 masters on GPU."
-    )
+    precision: Literal["Auto", "FP32", "BF16"] = "Auto"
+    """Auto is FP32 on CPU and BF16 with FP32 masters on GPU."""
     micro_batch_tokens: Count | None = Field(
         None,
         description=f"Tokens of one forward pass; rows are packed without padding. Default: {MICRO_BATCH_TOKENS:,} "
         f"on GPUs; on CPU, whose caches are small, {CPU_MICRO_BATCH_TOKENS:,} or, of a model with hidden states of "
         f"less than 512, 2^20 divided by their size, at most {MICRO_BATCH_TOKENS:,}.",
     )
-    attention: Attention = Field(
-        "Auto",
-        description="Kernels of attention within packed rows: SDPA, text by text, or Flash, which needs BF16 on "
-        "GPUs from Ampere on; Auto takes Flash where it runs.",
-    )
-    compile: bool = Field(
-        False,
-        description="Compile the models' layers, but for attention, by torch.compile: without tensor parallelism, "
-        "and on CPU only in jobs that generate nothing.",
-    )
-    share_prompts: bool = Field(
-        True, description="Compute the prompt of responses to one prompt once, in scoring and training."
-    )
-    max_skipped_updates: Whole = Field(
-        3, description="Updates of a model in a row that may be skipped for a value that is not finite."
-    )
-    call_deadline_seconds: Count = Field(
-        1800, description="Longest time in which no worker ends a call; the run is then stopped as hung."
-    )
+    attention: Attention = "Auto"
+    """Kernels of attention within packed rows: SDPA, text by text, or Flash, which needs BF16 on GPUs from Ampere on;
+    Auto takes Flash where it runs.
+    """
+    compile: bool = False
+    """Compile the models' layers, but for attention, by torch.compile: without tensor parallelism, and on CPU only in
+    jobs that generate nothing.
+    """
+    share_prompts: bool = True
+    """Compute the prompt of responses to one prompt once, in scoring and training."""
+    max_skipped_updates: Whole = 3
+    """Updates of a model in a row that may be skipped for a value that is not finite."""
+    call_deadline_seconds: Count = 1800
+    """Longest time in which no worker ends a call; the run is then stopped as hung."""
 
 
 class Resources(Spec):
@@ -272,14 +255,12 @@ class Resources(Spec):
 
     device: Literal["Auto", "CPU", "GPU"] = Field("Auto", description="Auto takes GPUs where there are any.")
     nodes: NodeCount = Field(1, description="Nodes of the job.")
-    max_nodes: NodeCount | None = Field(
-        None,
-        description="On a cluster a job is mapped onto so many nodes, or as many as there are but not fewer than "
-        "nodes; with placement Auto only. Unset means nodes.",
-    )
-    slots_per_node: SlotCount | None = Field(
-        None, description="Slots of a node; unset means all its GPUs, or one CPU slot with all its cores."
-    )
+    max_nodes: NodeCount | None = None
+    """On a cluster a job is mapped onto so many nodes, or as many as there are but not fewer than nodes; with placement
+    Auto only. Unset means nodes.
+    """
+    slots_per_node: SlotCount | None = None
+    """Slots of a node; unset means all its GPUs, or one CPU slot with all its cores."""
 
 
 class Checkpoint(Spec):
@@ -288,14 +269,12 @@ class Checkpoint(Spec):
     every_steps: Count | None = Field(None, description="Save each time so many steps are done.")
     every_minutes: float = Field(10.0, gt=0, description="Save when the last one is so old.")
     keep_last: Count = Field(2, description="Checkpoints to keep; older ones are deleted.")
-    keep_best: Text | None = Field(
-        None,
-        description="A measure of evaluation, such as reward or loss. The checkpoint of the step at which it was "
-        "best is kept, too: the highest, of loss the lowest. Needs evaluation.everySteps.",
-    )
-    storage: StorageUri | None = Field(
-        None, description="Where: s3://, gs://, pvc://claim or, not on a cluster, file:///; unset means the run folder."
-    )
+    keep_best: Text | None = None
+    """A measure of evaluation, such as reward or loss. The checkpoint of the step at which it was best is kept, too:
+    the highest, of loss the lowest. Needs evaluation.everySteps.
+    """
+    storage: StorageUri | None = None
+    """Where: s3://, gs://, pvc://claim or, not on a cluster, file:///; unset means the run folder."""
 
     @property
     def kept(self) -> int:

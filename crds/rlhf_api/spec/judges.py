@@ -39,31 +39,23 @@ class Judge(Spec):
 
     url: ServiceUrl = Field(description="Of the API, such as https://host/v1; /chat/completions is added.")
     model: Text = Field(description="Name of the model there.")
-    prompt: Annotated[
-        str,
-        Field(
-            min_length=1,
-            max_length=16384,
-            description="What it is asked: {prompt}, {response} and columns of the data by name are put in; with "
-            "{response_a} and {response_b} two responses are compared, once in each order.",
-        ),
-        AfterValidator(_asks_one_thing),
-    ]
+    prompt: Annotated[str, Field(min_length=1, max_length=16384), AfterValidator(_asks_one_thing)]
+    """What it is asked: {prompt}, {response} and columns of the data by name are put in; with {response_a} and
+    {response_b} two responses are compared, once in each order.
+    """
     minimum: float = Field(1.0, description="Lowest number that it may give; it becomes 0.")
     maximum: float = Field(10.0, description="Highest number that it may give; it becomes 1.")
-    reference_key: Text | None = Field(
-        None,
-        description="Column of the response that each is compared with; unset: with the others to its prompt. The "
-        "score is the share of comparisons that it wins; a tie is half.",
-    )
+    reference_key: Text | None = None
+    """Column of the response that each is compared with; unset: with the others to its prompt. The score is the share
+    of comparisons that it wins; a tie is half.
+    """
     arguments: Annotated[
         dict[Annotated[Identifier, AfterValidator(_not_the_trainers)], JsonValue],
         Field(max_length=64, description=f"Further fields of each request; at most {MAX_DEPTH} levels deep."),
         BeforeValidator(check_depth),
     ] = {"temperature": 0, "max_tokens": 1024}  # noqa: RUF012 pydantic copies it
-    max_unread_share: float = Field(
-        0.5, ge=0, le=1, description="Where a larger share of a call's questions has no verdict, the run ends."
-    )
+    max_unread_share: float = Field(0.5, ge=0, le=1)
+    """Where a larger share of a call's questions has no verdict, the run ends."""
     timeout_seconds: float = Field(120.0, gt=0, description="Longest time of one attempt for one question.")
     attempts: Count = Field(8, description="Attempts for one question, with growing pauses in between.")
     concurrency: Count = Field(16, description="Questions under way at once, of all ranks; one a rank at least.")

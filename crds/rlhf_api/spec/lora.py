@@ -19,9 +19,7 @@ class Lora(Spec):
 
     rank: Count = Field(16, description="Rows of A and columns of B.")
     alpha: Count = Field(32, description="The adapter counts alpha / rank times.")
-    targets: Listed[Identifier] = Field(
-        (), max_length=32, description="Last names of the matrices, such as q_proj; none: all linear."
-    )
-    initial: AdapterUri | None = Field(
-        None, description="PEFT directory to go on from: hf://, package://, file:// or pvc://claim/."
-    )
+    targets: Listed[Identifier] = Field((), max_length=32)
+    """Last names of the matrices, such as q_proj; none: all linear."""
+    initial: AdapterUri | None = None
+    """PEFT directory to go on from: hf://, package://, file:// or pvc://claim/."""

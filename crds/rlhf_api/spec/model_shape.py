@@ -64,9 +64,8 @@ class Shape(Spec):
     """Numbers by their names in config.json, in camelCase, or a known model's name, which other numbers override."""
 
     name: KnownModel | None = Field(None, description="A known model, such as llama-3-8b.")
-    model_type: str | None = Field(
-        None, min_length=1, max_length=64, description="Family, such as llama; unset is llama."
-    )
+    model_type: str | None = Field(None, min_length=1, max_length=64)
+    """Family, such as llama; unset is llama."""
     hidden_size: Count | None = Field(None, description="Size of hidden states.")
     num_hidden_layers: Count | None = Field(None, description="Layers.")
     num_attention_heads: Count | None = Field(None, description="Query heads.")
@@ -74,9 +73,8 @@ class Shape(Spec):
     head_dim: Count | None = Field(None, description="Size of a head; unset is hiddenSize by numAttentionHeads.")
     intermediate_size: Count | None = Field(None, description="Width of the feed-forward layer.")
     vocab_size: Count | None = Field(None, description="Tokens of the vocabulary.")
-    tie_word_embeddings: bool | None = Field(
-        None, description="Whether the output head is the embedding; unset is false."
-    )
+    tie_word_embeddings: bool | None = None
+    """Whether the output head is the embedding; unset is false."""
     num_experts: Count | None = Field(None, description="Experts of a layer.")
     num_experts_per_tok: Count | None = Field(None, description="Experts that a token meets.")
     moe_intermediate_size: Count | None = Field(None, description="Width of an expert.")

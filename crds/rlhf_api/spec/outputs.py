@@ -11,13 +11,11 @@ from rlhf_api.spec.functions import EntryPoint, ServiceUrl
 class WandB(Spec):
     """A run in Weights & Biases, named as the job."""
 
-    project: str = Field(
-        pattern=PROJECT, max_length=128, description="Project of the run, whose name is without / \\ # ? % and :."
-    )
+    project: str = Field(pattern=PROJECT, max_length=128)
+    r"""Project of the run, whose name is without / \ # ? % and :."""
     entity: Text | None = Field(None, description="User or team of the project; unset: that of the key.")
-    mode: Literal["Online", "Offline"] = Field(
-        "Online", description="Online needs WANDB_API_KEY in the environment; Offline leaves files for wandb sync."
-    )
+    mode: Literal["Online", "Offline"] = "Online"
+    """Online needs WANDB_API_KEY in the environment; Offline leaves files for wandb sync."""
 
 
 class MLflow(Spec):
@@ -33,6 +31,5 @@ class Outputs(Spec):
     tensorboard: bool = Field(False, description="Write event files to DIR/tensorboard/<job>.")
     wandb: WandB | None = Field(None, description="Tell Weights & Biases.")
     mlflow: MLflow | None = Field(None, description="Tell MLflow.")
-    callbacks: Listed[EntryPoint] = Field(
-        (), max_length=16, description="Classes of your own, with step(record) and close(summary)."
-    )
+    callbacks: Listed[EntryPoint] = Field((), max_length=16)
+    """Classes of your own, with step(record) and close(summary)."""

@@ -95,9 +95,8 @@ class Parallelism(Spec):
     pipeline: Count = Field(1, description="Pipeline stages (p).")
     tensor: Count = Field(1, description="Tensor-parallel shards of a layer (t).")
     data: Count | None = Field(None, description="Data-parallel ranks (d); unset means all slots that p and t leave.")
-    replicas: Count = Field(
-        1, description="Copies of the weights among the data-parallel ranks, each sharded over the others."
-    )
+    replicas: Count = 1
+    """Copies of the weights among the data-parallel ranks, each sharded over the others."""
 
     def over(self, slots: int, *, generation_pipeline: int = 0, generation_tensor: int = 0) -> ParallelSizes:
         """Return the sizes on a pool of `slots` slots; an unset d is the slots that p and t leave, at least 1."""

@@ -12,11 +12,8 @@ class Pool(Spec):
     """Slots that some models share."""
 
     name: Name = Field(description="Name of the pool.")
-    models: Listed[PoolRole] = Field(
-        min_length=1,
-        max_length=5,
-        description="Roles that live here; `rollout`, which lives alone, generates what the actor then does not.",
-    )
+    models: Listed[PoolRole] = Field(min_length=1, max_length=5)
+    """Roles that live here; `rollout`, which lives alone, generates what the actor then does not."""
     nodes: NodeCount = Field(1, description="Nodes of the pool.")
     slots_per_node: SlotCount = Field(description="Slots of each node.")
 
@@ -26,12 +23,7 @@ class Placement(Spec):
 
     mode: Literal["Auto", "Manual"] = Field("Auto", description="Auto lets the mapper decide.")
     pools: Listed[Pool] = Field((), max_length=8, description="The pools; with Manual only.")
-    objective: str = Field(
-        "throughput",
-        pattern=OBJECTIVE,
-        max_length=32,
-        description="Of a step: least time, fewest GPUs for this time, or least price.",
-    )
-    remap: Literal["Never", "AtCheckpoint"] = Field(
-        "Never", description="When a running job takes a placement that measured steps show to be better; on a cluster."
-    )
+    objective: str = Field("throughput", pattern=OBJECTIVE, max_length=32)
+    """Of a step: least time, fewest GPUs for this time, or least price."""
+    remap: Literal["Never", "AtCheckpoint"] = "Never"
+    """When a running job takes a placement that measured steps show to be better; on a cluster."""

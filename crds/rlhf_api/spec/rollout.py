@@ -42,67 +42,47 @@ class Rollout(Spec):
 
     samples_per_prompt: Count = Field(1, description="Responses sampled for each prompt.")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
-    top_p: Annotated[
-        float,
-        Field(gt=0, le=1, description="Sample from this much probability mass."),
-        RestrictsSampling(1.0, "top_p"),
-    ] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1), RestrictsSampling(1.0, "top_p")] = 1.0
+    """Sample from this much probability mass."""
     top_k: Annotated[
         int,
-        Field(ge=-1, le=MAX_INTEGER, description="Sample from this many most likely tokens; -1 means all."),
+        Field(ge=-1, le=MAX_INTEGER),
         WHOLE,
         Check(VALUE != 0, "is {value}, expected -1 (all tokens) or at least 1"),
         RestrictsSampling(-1, "top_k"),
     ] = -1
-    min_response_tokens: Annotated[
-        Whole, Field(description="No end token before this many tokens."), RestrictsSampling(0)
-    ] = 0
-    environment: EntryPoint | None = Field(
-        None, description="A class of your own that answers the model, turn by turn, and may reward it."
-    )
+    """Sample from this many most likely tokens; -1 means all."""
+    min_response_tokens: Annotated[Whole, RestrictsSampling(0)] = 0
+    """No end token before this many tokens."""
+    environment: EntryPoint | None = None
+    """A class of your own that answers the model, turn by turn, and may reward it."""
     tools: Listed[Annotated[str, Field(pattern=ENTRYPOINT, max_length=256)]] | None = Field(
-        None,
-        min_length=1,
-        max_length=64,
-        description="Functions, module.path:function, that the model may call, as its chat template says.",
+        None, min_length=1, max_length=64
     )
-    max_turns: Count = Field(
-        8, description="Answers of the model in an episode, at most; with an environment or tools."
-    )
-    step_timeout_seconds: float = Field(
-        60.0, gt=0, description="Longest time of a step of the environment, or of the tools of a turn."
-    )
-    max_staleness: Whole = Field(
-        0, description="Updates that a response may be behind the policy; above 0 the rollout pool works ahead."
-    )
-    partial: Literal["Continue", "Restart"] | None = Field(
-        None, description="Responses under way go on with new weights, or begin again; unset: weights wait for them."
-    )
-    weight_sync: Literal["Full", "Delta"] = Field(
-        "Full", description="What goes to the rollout pool after an update: all weights, or those whose bits changed."
-    )
-    stream: bool = Field(
-        False, description="Models of other pools score the first responses while the longest are generated."
-    )
-    endpoints: Listed[ServiceUrl] | None = Field(
-        None,
-        min_length=1,
-        max_length=64,
-        description="URLs of vLLM servers, http://host:port, that generate instead of engines of the job's own.",
-    )
+    """Functions, module.path:function, that the model may call, as its chat template says."""
+    max_turns: Count = 8
+    """Answers of the model in an episode, at most; with an environment or tools."""
+    step_timeout_seconds: float = Field(60.0, gt=0)
+    """Longest time of a step of the environment, or of the tools of a turn."""
+    max_staleness: Whole = 0
+    """Updates that a response may be behind the policy; above 0 the rollout pool works ahead."""
+    partial: Literal["Continue", "Restart"] | None = None
+    """Responses under way go on with new weights, or begin again; unset: weights wait for them."""
+    weight_sync: Literal["Full", "Delta"] = "Full"
+    """What goes to the rollout pool after an update: all weights, or those whose bits changed."""
+    stream: bool = False
+    """Models of other pools score the first responses while the longest are generated."""
+    endpoints: Listed[ServiceUrl] | None = Field(None, min_length=1, max_length=64)
+    """URLs of vLLM servers, http://host:port, that generate instead of engines of the job's own."""
     keep: float = Field(0.0, ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
-    tensor_parallel: Count | None = Field(
-        None, description="Tensor-parallel shards in generation; a divisor of the actor's, its default."
-    )
-    pipeline_parallel: Count | None = Field(
-        None, description="Pipeline stages in generation; a divisor of the actor's, unset 1 or the mapper's."
-    )
-    gpu_memory_utilization: float | None = Field(
-        None, gt=0, lt=1, description="Share of a GPU's memory that generation may take; unset: the mapper decides."
-    )
-    enforce_eager: bool = Field(
-        False, description="Generate without compiling and without CUDA graphs: starts sooner, slower; always on CPU."
-    )
+    tensor_parallel: Count | None = None
+    """Tensor-parallel shards in generation; a divisor of the actor's, its default."""
+    pipeline_parallel: Count | None = None
+    """Pipeline stages in generation; a divisor of the actor's, unset 1 or the mapper's."""
+    gpu_memory_utilization: float | None = Field(None, gt=0, lt=1)
+    """Share of a GPU's memory that generation may take; unset: the mapper decides."""
+    enforce_eager: bool = False
+    """Generate without compiling and without CUDA graphs: starts sooner, slower; always on CPU."""
 
     @property
     def has_turns(self) -> bool:

@@ -39,14 +39,13 @@ class FailureRule(Spec):
     """Action for the failures that meet all conditions of a rule."""
 
     name: Name = Field(description="Name of the rule, shown in status.lastFailure.rule.")
-    action: Action = Field(
-        description="Restart: a new attempt, counted by backoffLimit, mapped as before as long as the nodes have "
-        "room. Remap: the same with a new mapping. Ignore: as Restart, not counted. Fail: the job has failed."
-    )
+    action: Action
+    """Restart: a new attempt, counted by backoffLimit, mapped as before as long as the nodes have room. Remap: the same
+    with a new mapping. Ignore: as Restart, not counted. Fail: the job has failed.
+    """
     reasons: Listed[Reason] = Field((), max_length=32, description="Reasons of the failure; none means any.")
-    exit_codes: Listed[Annotated[int, Field(ge=1, le=255), WHOLE]] = Field(
-        (), max_length=64, description="Exit codes of the trainer; none means any."
-    )
+    exit_codes: Listed[Annotated[int, Field(ge=1, le=255), WHOLE]] = Field((), max_length=64)
+    """Exit codes of the trainer; none means any."""
     message_contains: Text | None = Field(None, description="Text that the failure's message contains.")
 
 
@@ -54,39 +53,30 @@ class RunPolicy(Spec):
     """How often, how long and for which failures a job is tried; for jobs on a cluster."""
 
     backoff_limit: Whole = Field(3, description="Failures that lead to another attempt.")
-    restart_backoff_seconds: Whole = Field(
-        10, description="Pause before a second attempt; it doubles with each failure, up to five minutes."
-    )
-    active_deadline_seconds: Count | None = Field(
-        None, description="Longest time of all attempts together, pauses and queueing not counted."
-    )
-    queue_deadline_seconds: Count | None = Field(
-        None, description="Longest time that the job waits for room; unset waits as long as it takes."
-    )
-    startup_deadline_seconds: Count = Field(
-        1800, description="Longest time from all pods of an attempt having nodes to the first sign of life."
-    )
-    progress_deadline_seconds: Count = Field(
-        3600, description="Longest time between two steps of a running attempt; it is then stopped as hung."
-    )
-    ttl_seconds_after_finished: Whole | None = Field(
-        None, description="The job is deleted so long after it has ended; unset keeps it."
-    )
-    keep_pods_on_failure: bool = Field(
-        False,
-        description="Leave the pods of the attempt with which the job fails, for debugging; they hold their slots "
-        "until this is false or the job is deleted.",
-    )
-    failure_rules: Listed[FailureRule] = Field(
-        (), max_length=32, description="The first rule that matches a failure decides; without one, its reason does."
-    )
+    restart_backoff_seconds: Whole = 10
+    """Pause before a second attempt; it doubles with each failure, up to five minutes."""
+    active_deadline_seconds: Count | None = None
+    """Longest time of all attempts together, pauses and queueing not counted."""
+    queue_deadline_seconds: Count | None = None
+    """Longest time that the job waits for room; unset waits as long as it takes."""
+    startup_deadline_seconds: Count = 1800
+    """Longest time from all pods of an attempt having nodes to the first sign of life."""
+    progress_deadline_seconds: Count = 3600
+    """Longest time between two steps of a running attempt; it is then stopped as hung."""
+    ttl_seconds_after_finished: Whole | None = None
+    """The job is deleted so long after it has ended; unset keeps it."""
+    keep_pods_on_failure: bool = False
+    """Leave the pods of the attempt with which the job fails, for debugging; they hold their slots until this is false
+    or the job is deleted.
+    """
+    failure_rules: Listed[FailureRule] = Field((), max_length=32)
+    """The first rule that matches a failure decides; without one, its reason does."""
 
 
 class Storage(Spec):
     """Retention of the claim that was made for a job."""
 
-    retain: Literal["Always", "OnFailure", "Never"] = Field(
-        "Always",
-        description="Whether the claim stays, with model and checkpoints, when the job is deleted. OnFailure: "
-        "unless the job has succeeded. A claim that checkpoint.storage names always stays.",
-    )
+    retain: Literal["Always", "OnFailure", "Never"] = "Always"
+    """Whether the claim stays, with model and checkpoints, when the job is deleted. OnFailure: unless the job has
+    succeeded. A claim that checkpoint.storage names always stays.
+    """

@@ -56,11 +56,10 @@ class PodSize(Spec):
 
     cpu: Cpus | None = Field(None, description="CPUs; unset is the operator's default.")
     memory: Memory | None = Field(None, description="Memory; unset is the operator's default.")
-    template: PodTemplate | None = Field(
-        None,
-        description="metadata (labels, annotations) and spec of the pod, as Kubernetes has them; laid over the "
-        "operator's, containers and the like merged by name. Ray's container is ray-head or ray-worker.",
-    )
+    template: PodTemplate | None = None
+    """metadata (labels, annotations) and spec of the pod, as Kubernetes has them; laid over the operator's, containers
+    and the like merged by name. Ray's container is ray-head or ray-worker.
+    """
 
 
 class Runtime(Spec):
@@ -77,16 +76,13 @@ class Runtime(Spec):
     )
 
     image: str | None = Field(None, pattern=IMAGE, min_length=1, max_length=1024, description="Image of the trainer.")
-    image_pull_secrets: Listed[ObjectName] = Field(
-        (), max_length=16, description="Secrets for the registry of the image."
-    )
-    service_account_name: ObjectName | None = Field(
-        None, description="Service account of the pods; they get no token of it."
-    )
+    image_pull_secrets: Listed[ObjectName] = Field((), max_length=16)
+    """Secrets for the registry of the image."""
+    service_account_name: ObjectName | None = None
+    """Service account of the pods; they get no token of it."""
     env: Listed[Variable] = Field((), max_length=128, description="Environment variables of all pods.")
-    gpu_resource_name: LabelKey | None = Field(
-        None, description="What Kubernetes calls a GPU; unset is nvidia.com/gpu."
-    )
+    gpu_resource_name: LabelKey | None = None
+    """What Kubernetes calls a GPU; unset is nvidia.com/gpu."""
     shared_memory: Memory | None = Field(None, description="Size of /dev/shm of a worker.")
     controller: PodSize = Field(PodSize(), description="The head pod, in which the controller runs.")
     worker: PodSize = Field(PodSize(), description="Each worker pod.")

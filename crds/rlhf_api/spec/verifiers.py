@@ -54,9 +54,8 @@ class Comparing(Verifier):
 
 
 class Math(Comparing):
-    name: Literal["Math"] = Field(
-        description="1 for an equal number or expression (LaTeX, boxed, fraction or the last)."
-    )
+    name: Literal["Math"]
+    """1 for an equal number or expression (LaTeX, boxed, fraction or the last)."""
 
 
 class ExactMatch(Comparing):
@@ -64,16 +63,14 @@ class ExactMatch(Comparing):
 
 
 class FuzzyMatch(Comparing):
-    name: Literal["FuzzyMatch"] = Field(
-        description="F1 of the words, without case, punctuation and articles (SQuAD, arXiv 1606.05250)."
-    )
+    name: Literal["FuzzyMatch"]
+    """F1 of the words, without case, punctuation and articles (SQuAD, arXiv 1606.05250)."""
 
 
 class JSONSchema(Verifier):
     name: Literal["JSONSchema"] = Field(description="1 for JSON, or a last block of it, that obeys a JSON Schema.")
-    json_schema: dict[Annotated[str, Field(pattern=r"^[!-~]+$", max_length=128)], JsonValue] = Field(
-        max_length=64, description="The schema, as draft 2020-12 has it."
-    )
+    json_schema: dict[Annotated[str, Field(pattern=r"^[!-~]+$", max_length=128)], JsonValue] = Field(max_length=64)
+    """The schema, as draft 2020-12 has it."""
 
 
 class Regex(Verifier):
@@ -93,12 +90,10 @@ class Length(Verifier):
 
 
 class Code(Verifier):
-    name: Literal["Code"] = Field(
-        description="1 for Python code, or a last block of it, that passes all tests in a closed process."
-    )
-    tests_key: Text = Field(
-        "tests", description="Column of the tests: Python code with assertions, or a list of such texts."
-    )
+    name: Literal["Code"]
+    """1 for Python code, or a last block of it, that passes all tests in a closed process."""
+    tests_key: Text = "tests"
+    """Column of the tests: Python code with assertions, or a list of such texts."""
     seconds: float = Field(5.0, gt=0, description="Longest time of a response's code and tests.")
     memory_mebibytes: Count = Field(1024, description="Most memory that they may take.")
 
@@ -138,6 +133,6 @@ class RewardVerifier(Spec):
         Math | ExactMatch | FuzzyMatch | JSONSchema | Regex | Format | Length | Code,
         Discriminator("name"),
         null_is_unset(*VERIFIERS.values()),
-        Field(description="Which one, by name, and its options."),
     ]
+    """Which one, by name, and its options."""
     timeout_seconds: float = Field(300.0, gt=0, description="Longest time of one call, on the responses of one rank.")
