@@ -5,7 +5,16 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.expressions import VALUE, Check
@@ -25,8 +34,7 @@ CPUS = r"^[0-9]+(\.[0-9]+)?m?$"
 IMAGE = r"^[!-~]+$"
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 TIMESTAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[-+]\d\d:\d\d)$"
-MODEL_URI = r"^((hf|job|package|file)://.+|pvc://[a-z0-9][-a-z0-9.]*/.+)$"
-DATA_URI = r"^((hf|job|package|file)://.+|pvc://[a-z0-9][-a-z0-9.]*/.+)$"
+URI = r"^((hf|job|package|file)://.+|pvc://[a-z0-9][-a-z0-9.]*/.+)$"
 SERVICE_URL = (
     r"^https?://([-A-Za-z0-9._]+|\[[0-9A-Fa-f:.]+\])"
     r"(:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3}))?"
@@ -51,8 +59,7 @@ FORMS = {
     CPUS: "a number of CPUs such as 500m or 4",
     IMAGE: "the name of an image, without spaces",
     QUANTITY: "a quantity such as 500m, 4 or 16Gi",
-    MODEL_URI: "a URI that starts with hf://, job://, package://, file:// or pvc://claim/",
-    DATA_URI: "a URI that starts with hf://, job://, package://, file:// or pvc://claim/",
+    URI: "a URI that starts with hf://, job://, package://, file:// or pvc://claim/",
     SERVICE_URL: "an http or https URL",
     OBJECTIVE: "throughput, fewest-gpus=SECONDS or lowest-cost",
     STORAGE_URI: "file:///folder, s3://bucket, gs://bucket or pvc://claim",
@@ -85,6 +92,8 @@ def check_depth(value: object) -> object:
 T = TypeVar("T")
 Listed = Annotated[tuple[T, ...], Field(strict=False)]
 """Tuple of the entries of a document's list."""
+JsonFields = Annotated[dict[T, JsonValue], Field(max_length=64), BeforeValidator(check_depth)]
+"""Mapping that may hold any JSON, by names of the given type."""
 WHOLE = BeforeValidator(_whole)
 Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER), WHOLE]
 Count = Annotated[int, Field(ge=1, le=MAX_INTEGER), WHOLE]
@@ -119,8 +128,8 @@ WITHIN_ITSELF = Check(
     ~VALUE.matches(r"^(package|pvc)://.*/\.\.(/.*)?$"), 'holds "..", expected a path within the package or the claim'
 )
 ABSOLUTE = AfterValidator(_absolute)
-ModelUri = Annotated[str, Field(pattern=MODEL_URI, max_length=1024), ONE_PACKAGE, WITHIN_ITSELF, ABSOLUTE]
-DataUri = Annotated[str, Field(pattern=DATA_URI, max_length=1024), ONE_PACKAGE, WITHIN_ITSELF, ABSOLUTE]
+Uri = Annotated[str, Field(pattern=URI, max_length=1024), ONE_PACKAGE, WITHIN_ITSELF, ABSOLUTE]
+"""Address of a model or of data."""
 StorageUri = Annotated[str, Field(pattern=STORAGE_URI, max_length=1024), WITHIN_ITSELF]
 
 

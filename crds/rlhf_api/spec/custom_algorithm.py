@@ -6,19 +6,17 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import (
-    BeforeValidator,
     Field,
-    JsonValue,
     SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
     model_serializer,
 )
 
-from rlhf_api.contract import MAX_DEPTH, OWN_CLASS, Count, Identifier, Listed, Spec, check_depth, tag_of
+from rlhf_api.contract import MAX_DEPTH, OWN_CLASS, Count, Identifier, JsonFields, Listed, Spec, tag_of
 from rlhf_api.names import PlacedRole
 from rlhf_api.own_code import OwnCodeError, defined_at, describe_error, line_of, package_of
 from rlhf_api.problems import Problem, SpecError, suggestion
@@ -45,11 +43,9 @@ class Custom(Algorithm):
         max_length=256,
         description=f"module.path:Class, or the name under which an installed package has it in {GROUP}.",
     )
-    options: Annotated[
-        dict[Identifier, JsonValue],
-        Field(max_length=64, description=f"Fields of the class, at most {MAX_DEPTH} levels deep."),
-        BeforeValidator(check_depth),
-    ] = Field(default_factory=dict)
+    options: JsonFields[Identifier] = Field(
+        default_factory=dict, description=f"Fields of the class, at most {MAX_DEPTH} levels deep."
+    )
 
     @model_serializer(mode="wrap")
     def _as_in_manifest(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag
 
-from rlhf_api.contract import Count, DataUri, Identifier, Listed, Spec, Text, null_is_unset
+from rlhf_api.contract import Count, Identifier, Listed, Spec, Text, Uri, null_is_unset
 from rlhf_api.spec.functions import Column, EntryPoint
 
 
 class Stored(Spec):
     """Address of a stored data set."""
 
-    uri: DataUri
+    uri: Uri
     """hf://, job:// (what a job of Generate wrote), package://, file:// or pvc://claim/."""
     subset: Text | None = Field(None, description="Configuration of a Hugging Face data set.")
     split: Text = Field("train", description="Split to read.")

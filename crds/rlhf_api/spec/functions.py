@@ -2,9 +2,9 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from rlhf_api.contract import ENTRYPOINT, MAX_DEPTH, SERVICE_URL, Count, Identifier, Spec, Text, check_depth
+from rlhf_api.contract import ENTRYPOINT, MAX_DEPTH, SERVICE_URL, Count, Identifier, JsonFields, Spec, Text
 from rlhf_api.expressions import VALUE, Check
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
@@ -26,22 +26,18 @@ class EntryPoint(Spec):
     """User code, and the arguments that it gets."""
 
     entrypoint: str = Field(pattern=ENTRYPOINT, max_length=256, description="module.path:name.")
-    arguments: Annotated[
-        dict[Identifier, JsonValue],
-        Field(max_length=64, description=f"Given to it by name; at most {MAX_DEPTH} levels deep."),
-        BeforeValidator(check_depth),
-    ] = Field(default_factory=dict)
+    arguments: JsonFields[Identifier] = Field(
+        default_factory=dict, description=f"Given to it by name; at most {MAX_DEPTH} levels deep."
+    )
 
 
 class Function(Spec):
     """A function of the user's: (prompts, responses, whether each ended, **columns, **arguments) -> scores."""
 
     entrypoint: str = Field(pattern=ENTRYPOINT, max_length=256, description="module.path:function.")
-    arguments: Annotated[
-        dict[Argument, JsonValue],
-        Field(max_length=64, description=f"Given to each call by name; at most {MAX_DEPTH} levels deep."),
-        BeforeValidator(check_depth),
-    ] = Field(default_factory=dict)
+    arguments: JsonFields[Argument] = Field(
+        default_factory=dict, description=f"Given to each call by name; at most {MAX_DEPTH} levels deep."
+    )
     timeout_seconds: float = Field(60.0, gt=0, description="Longest time of one call, on the responses of one rank.")
 
 

@@ -11,12 +11,12 @@ from rlhf_api.contract import (
     Count,
     Identifier,
     Listed,
-    ModelUri,
     NodeCount,
     SlotCount,
     Spec,
     StorageUri,
     Text,
+    Uri,
     Whole,
     null_is_unset,
 )
@@ -70,7 +70,7 @@ class Model(Spec):
 
     form: ClassVar = "a model"
 
-    uri: ModelUri = Field(description="hf://, job:// (the output of another job), package://, file:// or pvc://claim/.")
+    uri: Uri = Field(description="hf://, job:// (the output of another job), package://, file:// or pvc://claim/.")
     revision: Text | None = Field(None, description="Branch, tag or commit of an hf:// model.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
     shape: Shape | None = Field(None, description="For the mapper; unset means its config.json is read.")

@@ -3,9 +3,9 @@
 import re
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from rlhf_api.contract import MAX_DEPTH, Count, Identifier, Spec, Text, check_depth
+from rlhf_api.contract import MAX_DEPTH, Count, Identifier, JsonFields, Spec, Text
 from rlhf_api.spec.functions import ServiceUrl
 
 RESPONSE, RESPONSE_A, RESPONSE_B = "response", "response_a", "response_b"
@@ -49,11 +49,10 @@ class Judge(Spec):
     """Column of the response that each is compared with; unset: with the others to its prompt. The score is the share
     of comparisons that it wins; a tie is half.
     """
-    arguments: Annotated[
-        dict[Annotated[Identifier, AfterValidator(_not_the_trainers)], JsonValue],
-        Field(max_length=64, description=f"Further fields of each request; at most {MAX_DEPTH} levels deep."),
-        BeforeValidator(check_depth),
-    ] = {"temperature": 0, "max_tokens": 1024}  # noqa: RUF012 pydantic copies it
+    arguments: JsonFields[Annotated[Identifier, AfterValidator(_not_the_trainers)]] = Field(
+        {"temperature": 0, "max_tokens": 1024},
+        description=f"Further fields of each request; at most {MAX_DEPTH} levels deep.",
+    )
     max_unread_share: float = Field(0.5, ge=0, le=1)
     """Where a larger share of a call's questions has no verdict, the run ends."""
     timeout_seconds: float = Field(120.0, gt=0, description="Longest time of one attempt for one question.")

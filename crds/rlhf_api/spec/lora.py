@@ -4,14 +4,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlhf_api.contract import ABSOLUTE, MODEL_URI, ONE_PACKAGE, WITHIN_ITSELF, Count, Identifier, Listed, Spec
+from rlhf_api.contract import ABSOLUTE, ONE_PACKAGE, URI, WITHIN_ITSELF, Count, Identifier, Listed, Spec
 from rlhf_api.expressions import VALUE, Check
 
 NO_JOB = Check(
     ~VALUE.starts_with("job://"),
     'is "{value}", which is a merged model; name the folder of its adapter, or take it as the uri',
 )
-AdapterUri = Annotated[str, Field(pattern=MODEL_URI, max_length=1024), ONE_PACKAGE, WITHIN_ITSELF, NO_JOB, ABSOLUTE]
+AdapterUri = Annotated[str, Field(pattern=URI, max_length=1024), ONE_PACKAGE, WITHIN_ITSELF, NO_JOB, ABSOLUTE]
 
 
 class Lora(Spec):
