@@ -178,6 +178,13 @@ def tag_of(model: type[BaseModel]) -> str:
     return str(next(iter(get_args(name.annotation)), "")) if name else ""
 
 
+def form_of(document: object, forms: Mapping[str, str], usual: str) -> str:
+    """Return the form of a union's member: that of the first key of `forms` in the document, or the usual one."""
+    if not isinstance(document, Mapping):
+        return str(getattr(document, "form", usual))
+    return next((form for key, form in forms.items() if key in document), usual)
+
+
 def _names(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in model.model_fields.items())
 

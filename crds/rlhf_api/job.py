@@ -87,7 +87,10 @@ class Job(Spec):
             models[role] = models[role].model_copy(update={"optimizer": models[role].optimizer or Optimizer()})
         used = {role: models[role] for role in used_roles(self.spec)}
         if self.spec.algorithm.has_cost_critic:
-            used["cost_critic"] = models["critic"].model_copy(update=_source(models["cost"]))
+            weights = {
+                name: getattr(models["cost"], name) for name in ("uri", "revision", "trust_remote_code", "shape")
+            }
+            used["cost_critic"] = models["critic"].model_copy(update=weights)
         return used
 
     @property
@@ -187,11 +190,6 @@ class Job(Spec):
         rows = self.spec.training.prompt_batch_size or self.spec.training.batch_size
         assert rows, "a rule requires one of the two"
         return rows * self.spec.algorithm.prompts_drawn
-
-
-def _source(model: Model) -> dict[str, object]:
-    """Return the fields of a model's spec that say where the weights come from, by name."""
-    return {name: getattr(model, name) for name in ("uri", "revision", "trust_remote_code", "shape")}
 
 
 def _untrained(model: Model) -> Model:

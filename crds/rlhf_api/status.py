@@ -15,33 +15,12 @@ from rlhf_api.spec.model_shape import Shape
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.spec.run_policy import Reason
 
-Phase = Literal[
-    "Pending",
-    "Mapping",
-    "Queued",
-    "Provisioning",
-    "Initializing",
-    "Running",
-    "Restarting",
-    "Suspending",
-    "Suspended",
-    "Succeeded",
-    "Failed",
-    "Stopped",
-]
+StartPhase = Literal["Pending", "Mapping", "Queued", "Provisioning", "Initializing"]
+EndPhase = Literal["Succeeded", "Failed", "Stopped"]
+Phase = Literal[StartPhase, "Running", "Restarting", "Suspending", "Suspended", EndPhase]
 """Phase of a job. Stopped is for runs without an operator: a signal ended them after a checkpoint."""
-ConditionType = Literal[
-    "Accepted",
-    "InputsReady",
-    "Mapped",
-    "QuotaReserved",
-    "ClusterReady",
-    "Training",
-    "Stalled",
-    "Suspended",
-    "Complete",
-    "Failed",
-]
+StartCondition = Literal["Accepted", "InputsReady", "Mapped", "QuotaReserved", "ClusterReady"]
+ConditionType = Literal[StartCondition, "Training", "Stalled", "Suspended", "Complete", "Failed"]
 Timestamp = Annotated[str, Field(pattern=TIMESTAMP)]
 Step = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]

@@ -45,18 +45,6 @@ class _Recorded:
         return lambda *_, **__: _Recorded("batch", [])
 
 
-def _calls_of(step: Callable[..., None], models: Sequence[str]) -> tuple[Call, ...]:
-    """Return the calls of one step in order, also calls of optional models."""
-    calls: list[Call] = []
-    step(_Recorded("batch", []), **{name: _Recorded(name, calls) for name in models})
-    return tuple(calls)
-
-
-def _updated(calls: Sequence[Call]) -> set[str]:
-    """Return the models of which a step calls an `update_...` method."""
-    return {model for model, method in calls if method.startswith("update_")}
-
-
 class Algorithm(Spec):
     """Options of an algorithm. The attributes from `data` on are read off the parameters and calls of `step`."""
 
@@ -101,7 +89,9 @@ class Algorithm(Spec):
         data, *models = inspect.signature(cls.step).parameters
         if data not in ROWS:
             raise TypeError(f"the step's first parameter is {data}, expected the data's rows: {choice(ROWS)}")
-        cls.set_step(data, models, _calls_of(cls.step, models))
+        calls: list[Call] = []
+        cls.step(_Recorded("batch", []), **{name: _Recorded(name, calls) for name in models})
+        cls.set_step(data, models, calls)
         if "advantage" in cls.models and not hasattr(cls, "advantage"):
             raise TypeError(f"the step of {tag_of(cls) or cls.__name__} asks for an advantage, and it has none")
         if others := cls.workers.keys() - set(cls.models):
@@ -111,7 +101,7 @@ class Algorithm(Spec):
     def set_step(cls, data: str, models: Sequence[str], calls: Sequence[Call]) -> None:
         """Set the class attributes that follow from the step's parameters and calls."""
         cls.data, cls.models, cls.calls = data, [*models], tuple(calls)
-        updated = _updated(calls)
+        updated = {model for model, method in calls if method.startswith("update_")}
         roles: list[Role] = [role for role in get_args(PlacedRole) if role in cls.models]
         cls.trained = tuple(role for role in roles if role in updated)
         cls.frozen = tuple(role for role in roles if role not in cls.trained)

@@ -77,11 +77,7 @@ class ReadStep(Spec):
 
 
 HOLDS = ("compares_responses", "needs_reference", "has_cost_critic", "may_lack_reward", "rewards_read_log_probs")
-BASES: Mapping[str, type[Algorithm]] = {
-    "ActorCritic": ActorCritic,
-    "PolicyGradient": PolicyGradient,
-    "Algorithm": Algorithm,
-}
+BASES: Mapping[str, type[Algorithm]] = {each.__name__: each for each in (ActorCritic, PolicyGradient, Algorithm)}
 
 
 def read_step(algorithm: Algorithm) -> ReadStep:
@@ -102,8 +98,7 @@ def read_step(algorithm: Algorithm) -> ReadStep:
 
 def describe_algorithm(given: Custom, step: ReadStep) -> Algorithm:
     """Return a stand-in for an own algorithm, with the properties that a pod has read from its class."""
-    fields = given.model_dump(by_alias=True)
-    return _described_by(step).model_validate(fields, by_alias=True, by_name=False)
+    return _described_by(step).model_validate(given.model_dump(by_alias=True), by_alias=True, by_name=False)
 
 
 @lru_cache(maxsize=256)
@@ -128,7 +123,9 @@ def load_algorithm(given: Custom) -> Algorithm:
     try:
         made = found.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise SpecError([_in_options(each) for each in explain(found, error).problems]) from None
+        wrong = explain(found, error).problems
+        paths = (OPTIONS if each.path == "document" else f"{OPTIONS}.{each.path}" for each in wrong)
+        raise SpecError(Problem(path, each.message) for path, each in zip(paths, wrong, strict=True)) from None
     except Exception as error:
         where = line_of(error, [package_of(found.__module__)])
         raise OwnCodeError(f"{OPTIONS}: {given.entrypoint} raised {describe_error(error)}{where}") from error
@@ -136,11 +133,6 @@ def load_algorithm(given: Custom) -> Algorithm:
         message = f"is {made.kl.coefficient}, but the step has no reference; expected 0"
         raise SpecError([Problem(f"{OPTIONS}.kl.coefficient", message)])
     return made.with_entrypoint(given.entrypoint)
-
-
-def _in_options(problem: Problem) -> Problem:
-    """Return a problem of an own algorithm's options with its path in the manifest, or that of all options."""
-    return Problem(OPTIONS if problem.path == "document" else f"{OPTIONS}.{problem.path}", problem.message)
 
 
 def algorithm_class(entrypoint: str) -> type[Algorithm]:

@@ -1,11 +1,11 @@
 """Data of a job: data sets, the names of their columns, and how much of a row a model sees."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag
 
-from rlhf_api.contract import Count, Identifier, Listed, Spec, Text, Uri, null_is_unset
+from rlhf_api.contract import Count, Identifier, Listed, Spec, Text, Uri, form_of, null_is_unset
 from rlhf_api.spec.functions import Column, EntryPoint
 
 
@@ -123,27 +123,18 @@ AnyData = Rows | DataMix | DataSets
 
 def _form_by(several: type[SeveralSources]) -> Callable[[object], str]:
     """Return a function that names the union member for given data: one data set, several, or a function's rows."""
-
-    def form(data: object) -> str:
-        if not isinstance(data, Mapping):
-            return str(getattr(data, "form", DataSource.form))
-        forms = {several.key: several.form, "entrypoint": OwnRows.form}
-        return next((each for key, each in forms.items() if key in data), DataSource.form)
-
-    return form
+    forms = {several.key: several.form, "entrypoint": OwnRows.form}
+    return lambda data: form_of(data, forms, DataSource.form)
 
 
+SingleData = Annotated[DataSource, Tag(DataSource.form)] | Annotated[OwnRows, Tag(OwnRows.form)]
 TrainData = Annotated[
-    Annotated[DataSource, Tag(DataSource.form)]
-    | Annotated[OwnRows, Tag(OwnRows.form)]
-    | Annotated[DataMix, Tag(DataMix.form)],
+    SingleData | Annotated[DataMix, Tag(DataMix.form)],
     Discriminator(_form_by(DataMix)),
     null_is_unset(DataSource, OwnRows, DataMix),
 ]
 HeldOutData = Annotated[
-    Annotated[DataSource, Tag(DataSource.form)]
-    | Annotated[OwnRows, Tag(OwnRows.form)]
-    | Annotated[DataSets, Tag(DataSets.form)],
+    SingleData | Annotated[DataSets, Tag(DataSets.form)],
     Discriminator(_form_by(DataSets)),
     null_is_unset(DataSource, OwnRows, DataSets),
 ]

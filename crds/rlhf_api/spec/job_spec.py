@@ -18,6 +18,7 @@ from rlhf_api.contract import (
     Text,
     Uri,
     Whole,
+    form_of,
     null_is_unset,
 )
 from rlhf_api.expressions import VALUE, Check
@@ -104,10 +105,7 @@ CODE: Mapping[str, type[RewardFunction | RewardVerifier | RewardService | Reward
 
 def _form(reward: object) -> str:
     """Return the form of a reward by the key that only this form has; other rewards are models."""
-    if not isinstance(reward, Mapping):
-        return str(getattr(reward, "form", Model.form))
-    forms = {"sum": RewardSum, **CODE}
-    return next((each.form for key, each in forms.items() if key in reward), Model.form)
+    return form_of(reward, {key: each.form for key, each in {"sum": RewardSum, **CODE}.items()}, Model.form)
 
 
 def _no_sum(reward: object) -> object:
@@ -124,15 +122,15 @@ def _no_other_form(model: object) -> object:
 
 OnlyModel = Annotated[Model, BeforeValidator(_no_other_form)]
 OnlyScoringModel = Annotated[ScoringModel, BeforeValidator(_no_other_form)]
-SingleReward = Annotated[
+SingleForms = (
     Annotated[ScoringModel, Tag(Model.form)]
     | Annotated[RewardFunction, Tag(RewardFunction.form)]
     | Annotated[RewardVerifier, Tag(RewardVerifier.form)]
     | Annotated[RewardService, Tag(RewardService.form)]
-    | Annotated[RewardJudge, Tag(RewardJudge.form)],
-    Discriminator(_form),
-    BeforeValidator(_no_sum),
-    null_is_unset(ScoringModel, *CODE.values()),
+    | Annotated[RewardJudge, Tag(RewardJudge.form)]
+)
+SingleReward = Annotated[
+    SingleForms, Discriminator(_form), BeforeValidator(_no_sum), null_is_unset(ScoringModel, *CODE.values())
 ]
 
 
@@ -156,12 +154,7 @@ class RewardSum(Spec):
 
 
 Reward = Annotated[
-    Annotated[ScoringModel, Tag(Model.form)]
-    | Annotated[RewardFunction, Tag(RewardFunction.form)]
-    | Annotated[RewardVerifier, Tag(RewardVerifier.form)]
-    | Annotated[RewardService, Tag(RewardService.form)]
-    | Annotated[RewardJudge, Tag(RewardJudge.form)]
-    | Annotated[RewardSum, Tag(RewardSum.form)],
+    SingleForms | Annotated[RewardSum, Tag(RewardSum.form)],
     Discriminator(_form),
     null_is_unset(ScoringModel, *CODE.values(), RewardSum),
 ]

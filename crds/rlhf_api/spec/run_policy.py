@@ -6,28 +6,13 @@ from pydantic import Field
 
 from rlhf_api.contract import WHOLE, Count, Listed, Name, Spec, Text, Whole
 
-Reason = Literal[
-    "UserCode",
-    "Data",
-    "Spec",
-    "Environment",
-    "OutOfMemory",
-    "Numerics",
-    "Communication",
-    "NodeLost",
-    "Preempted",
-    "Evicted",
-    "ImagePull",
-    "HeadLost",
-    "WorkerLost",
-    "Hang",
-    "StartupTimeout",
-    "SecretMissing",
-    "ClaimMissing",
-    "PodsRefused",
-    "Internal",
-    "Unknown",
-]
+ExitReason = Literal["UserCode", "Data", "Spec", "Environment", "OutOfMemory", "Numerics", "Communication"]
+"""Reason that an exit code of the trainer gives."""
+PodReason = Literal["NodeLost", "Preempted", "Evicted", "ImagePull", "HeadLost", "WorkerLost"]
+"""Reason that is found at a pod."""
+StartReason = Literal["SecretMissing", "ClaimMissing", "PodsRefused"]
+"""Reason for which no container starts."""
+Reason = Literal[ExitReason, PodReason, "Hang", "StartupTimeout", StartReason, "Internal", "Unknown"]
 """Reason of an attempt's failure; docs/jobs.md says of each what it means and what to do."""
 
 Action = Literal["Restart", "Remap", "Ignore", "Fail"]

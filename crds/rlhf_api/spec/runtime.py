@@ -1,6 +1,5 @@
 """Pods of a job: image, environment and sizes; only the operator reads them."""
 
-from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, JsonValue
@@ -40,7 +39,7 @@ class SecretKey(Spec):
 class Variable(Spec):
     """An environment variable of all pods: a value, or an entry of a Secret."""
 
-    hints: ClassVar = MappingProxyType({"valueFrom": "write secret: {name: ..., key: ...}"})
+    hints: ClassVar = {"valueFrom": "write secret: {name: ..., key: ...}"}
 
     name: Identifier = Field(description="Name, such as NCCL_DEBUG or HF_TOKEN.")
     value: str | None = Field(None, max_length=8192, description="Its value; or give secret.")
@@ -50,9 +49,7 @@ class Variable(Spec):
 class PodSize(Spec):
     """A pod: CPUs and memory, as request and limit, and what else Kubernetes may be told of it."""
 
-    hints: ClassVar = MappingProxyType(
-        dict.fromkeys(("gpu", "gpus"), "spec.resources.slotsPerNode says how many GPUs a worker gets")
-    )
+    hints: ClassVar = dict.fromkeys(("gpu", "gpus"), "spec.resources.slotsPerNode says how many GPUs a worker gets")
 
     cpu: Cpus | None = Field(None, description="CPUs; unset is the operator's default.")
     memory: Memory | None = Field(None, description="Memory; unset is the operator's default.")
@@ -65,15 +62,13 @@ class PodSize(Spec):
 class Runtime(Spec):
     """The pods of a job; what is unset is the operator's default."""
 
-    hints: ClassVar = MappingProxyType(
-        {
-            "resources": "CPUs and memory are runtime.worker, GPUs are spec.resources.slotsPerNode",
-            **{
-                field: f"write worker: {{template: {{spec: {{{field}: ...}}}}}}"
-                for field in ("affinity", "hostNetwork", "nodeSelector", "priorityClassName", "tolerations", "volumes")
-            },
-        }
-    )
+    hints: ClassVar = {
+        "resources": "CPUs and memory are runtime.worker, GPUs are spec.resources.slotsPerNode",
+        **{
+            field: f"write worker: {{template: {{spec: {{{field}: ...}}}}}}"
+            for field in ("affinity", "hostNetwork", "nodeSelector", "priorityClassName", "tolerations", "volumes")
+        },
+    }
 
     image: str | None = Field(None, pattern=IMAGE, min_length=1, max_length=1024, description="Image of the trainer.")
     image_pull_secrets: Listed[ObjectName] = Field((), max_length=16)

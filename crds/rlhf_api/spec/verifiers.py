@@ -113,14 +113,7 @@ def are_answers(value: object) -> bool:
 
 
 VERIFIERS: Mapping[str, type[Verifier]] = {
-    "Math": Math,
-    "ExactMatch": ExactMatch,
-    "FuzzyMatch": FuzzyMatch,
-    "JSONSchema": JSONSchema,
-    "Regex": Regex,
-    "Format": Format,
-    "Length": Length,
-    "Code": Code,
+    each.__name__: each for each in (Math, ExactMatch, FuzzyMatch, JSONSchema, Regex, Format, Length, Code)
 }
 
 
