@@ -43,6 +43,19 @@ ANOTHER = "is not what it was when the job was made, and would make it another e
 
 def definition() -> dict[str, Any]:
     """Return the CustomResourceDefinition."""
+    columns = [
+        {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
+        for name, kind, path, priority in COLUMNS
+    ]
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "selectableFields": [{"jsonPath": ".status.phase"}, {"jsonPath": ".spec.algorithm.name"}],
+        "additionalPrinterColumns": columns,
+        "schema": {"openAPIV3Schema": root()},
+    }
     document = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -58,7 +71,7 @@ def definition() -> dict[str, Any]:
                 "shortNames": ["rlhf", "rlj"],
                 "categories": ["all"],
             },
-            "versions": [_version()],
+            "versions": [version],
         },
     }
     return dict(json.loads(json.dumps(document)))  # no object twice: YAML would write an alias
@@ -67,22 +80,6 @@ def definition() -> dict[str, Any]:
 def text() -> str:
     """Return the CustomResourceDefinition as YAML."""
     return HEADER + kubectl_yaml.write(definition())
-
-
-def _version() -> dict[str, Any]:
-    columns = [
-        {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
-        for name, kind, path, priority in COLUMNS
-    ]
-    return {
-        "name": VERSION,
-        "served": True,
-        "storage": True,
-        "subresources": {"status": {}},
-        "selectableFields": [{"jsonPath": ".status.phase"}, {"jsonPath": ".spec.algorithm.name"}],
-        "additionalPrinterColumns": columns,
-        "schema": {"openAPIV3Schema": root()},
-    }
 
 
 def root() -> Schema:
@@ -104,7 +101,9 @@ def root() -> Schema:
     }
     _add(schema, [("", validation(f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && {shape}", message))])
     _add(schema, (in_cel(rule, spec) for rule in RULES))
-    _add(schema, _rules_of_changes(spec))
+    _add(schema, _experiment(spec, "spec"))
+    moved = validation(_same("storage"), "cannot be moved; make a new job", "storage")
+    _add(schema, [("spec.checkpoint", moved), *(("spec", rule) for rule in [*_paused(), *_lengths()])])
     return schema
 
 
@@ -132,13 +131,6 @@ def _add(schema: Schema, rules: Iterable[tuple[str, dict[str, str]]]) -> None:
         node.setdefault("x-kubernetes-validations", []).append(rule)
 
 
-def _rules_of_changes(spec: Schema) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (path, validation) for each part of a spec that an update may not change."""
-    yield from _experiment(spec, "spec")
-    yield "spec.checkpoint", validation(_same("storage"), "cannot be moved; make a new job", "storage")
-    yield from (("spec", rule) for rule in [*_paused(), *_lengths()])
-
-
 def _experiment(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield (path, validation) for each field of an object that an update may not change, also in objects below."""
     needed = schema.get("required", [])
@@ -147,13 +139,12 @@ def _experiment(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, str]
         pattern = below.replace("[]", ".*")
         if below in LENGTHS or may_change(pattern):
             continue
-        chosen = f"self.{field} == oldSelf.{field}"
         if any(is_prefix(pattern, each) for each in MAY_CHANGE):
             if field not in needed and "default" not in each:
                 yield path, validation(f"has(self.{field}) == has(oldSelf.{field})", ANOTHER, field)
             yield from _parts(each, below)
         elif field in needed or "default" in each:
-            yield path, validation(chosen, ANOTHER, field)
+            yield path, validation(f"self.{field} == oldSelf.{field}", ANOTHER, field)
         else:
             yield path, validation(_same(field), ANOTHER, field)
 
@@ -171,11 +162,9 @@ def _parts(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, str]]]:
 def _paused() -> Iterator[dict[str, str]]:
     fields = {name: f"self.{name} == oldSelf.{name}" for name in ("resources", "placement", "runtime")}
     fields |= {f"rollout.{name}": _same(f"rollout.{name}") for name in ("tensorParallel", "pipelineParallel")}
-    fields |= {
-        f"models.{role}": f"!has(self.models.{role}) || !has(oldSelf.models.{role}) || "
-        f"{_same(f'models.{role}.parallelism')}"
-        for role in ROLES
-    }
+    for role in ROLES:
+        missing = f"!has(self.models.{role}) || !has(oldSelf.models.{role})"
+        fields[f"models.{role}"] = f"{missing} || {_same(f'models.{role}.parallelism')}"
     for field, same in fields.items():
         what = "parallelism " if field.startswith("models.") else ""
         yield validation(f"{PAUSED} || {same}", what + WHILE_SUSPENDED, field)

@@ -1,7 +1,7 @@
 """The API reference page: every field of the resource, its type, bounds and default, and the rules that span fields."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from rlhf_api.crd.definition import root
 from rlhf_api.crd.schema import Schema
@@ -53,8 +53,7 @@ def _section(schema: Schema, path: str, *, deep: bool) -> Iterator[str]:
     yield "| field | type | default | what it is |\n| --- | --- | --- | --- |"
     yield from (_row(*field) for field in _fields(schema, "", deep=deep))
     yield ""
-    rules = [*_rules(schema, path, deep=deep)]
-    if rules:
+    if rules := [*_rules(schema, path, deep=deep)]:
         yield from dict.fromkeys(rules)
         yield ""
 
@@ -63,16 +62,10 @@ def _fields(schema: Schema, prefix: str, *, deep: bool) -> Iterator[tuple[str, S
     """Yield (path, schema, is needed) of every field below an object, each before the fields below it."""
     needed = schema.get("required", [])
     for name, each in schema["properties"].items():
-        path = prefix + name
-        yield path, each, name in needed
-        if deep:
-            yield from _below(each, path)
-
-
-def _below(schema: Schema, path: str) -> Iterator[tuple[str, Schema, bool]]:
-    inner, suffix = (schema["items"], "[].") if schema["type"] == "array" else (schema, ".")
-    if "properties" in inner:
-        yield from _fields(inner, path + suffix, deep=True)
+        yield prefix + name, each, name in needed
+        inner, suffix = (each["items"], "[].") if each["type"] == "array" else (each, ".")
+        if deep and "properties" in inner:
+            yield from _fields(inner, prefix + name + suffix, deep=True)
 
 
 def _row(path: str, schema: Schema, needed: bool) -> str:
@@ -115,11 +108,7 @@ def _rules(schema: Schema, path: str, *, deep: bool) -> Iterator[str]:
     for rule in schema.get("x-kubernetes-validations", []):
         change = "*change* " if "oldSelf" in rule["rule"] else ""
         yield f"- {change}`{path}{rule.get('fieldPath', '')}`: {_cell(rule['message'])}"
-    for name, each in _inner(schema) if deep else ():
+    inner = {f".{name}": each for name, each in schema.get("properties", {}).items()}
+    inner |= {"[]": schema["items"]} if "items" in schema else {}
+    for name, each in inner.items() if deep else ():
         yield from _rules(each, path + name, deep=True)
-
-
-def _inner(schema: Schema) -> Iterable[tuple[str, Schema]]:
-    if "items" in schema:
-        return [("[]", schema["items"])]
-    return [(f".{name}", each) for name, each in schema.get("properties", {}).items()]

@@ -6,7 +6,6 @@ A structural schema has no unions: a union of objects becomes one object, with r
 import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,18 +16,8 @@ from rlhf_api.problems import choice
 
 Schema = dict[str, Any]
 
-KEYS = MappingProxyType(
-    {
-        "conditions": "type",
-        "env": "name",
-        "failureRules": "name",
-        "functions": "name",
-        "pools": "name",
-        "sets": "name",
-        "sum": "name",
-        "verifiers": "name",
-    }
-)
+NAMED = ("env", "failureRules", "functions", "pools", "sets", "sum", "verifiers")
+KEYS = {"conditions": "type", **dict.fromkeys(NAMED, "name")}
 """List field -> field that is the key of its entries (list type `map`); other lists are one value (`atomic`)."""
 SETS = ("models", "endpoints")
 """List fields without repeated values (list type `set`)."""
@@ -57,7 +46,8 @@ class _Converter:
         if "anyOf" in node:
             return self._optional(node, name)
         if "$ref" in node:
-            return self._reference(node, name)
+            target = self._definitions[node["$ref"].rpartition("/")[2]]
+            return self.convert(target, name) | _described(node) | _default(node)
         if "oneOf" in node:
             return {**self._union(node), **_described(node)}
         schema = {key: node[key] for key in KEPT if key in node} | _described(node) | _bounds(node) | _default(node)
@@ -72,17 +62,11 @@ class _Converter:
                 schema |= self._list(node, name)
         return schema
 
-    def _reference(self, node: Schema, name: str) -> Schema:
-        target = node["$ref"].rpartition("/")[2]
-        schema = self.convert(self._definitions[target], name) | _described(node)
-        return schema | _default(node)
-
     def _optional(self, node: Schema, name: str) -> Schema:
         """Return the schema of a field that may be null; it is `nullable` only if null differs from unset."""
         (inner,) = (each for each in node["anyOf"] if each.get("type") != "null")
-        schema = self.convert(inner, name) | _described(node)
         given = _default(node)
-        return schema | given | ({"nullable": True} if given else {})
+        return self.convert(inner, name) | _described(node) | given | ({"nullable": True} if given else {})
 
     def _union(self, node: Schema) -> Schema:
         discriminator = node.get("discriminator")
@@ -143,7 +127,8 @@ def merge_union(members: Mapping[str, Schema], discriminator: str | None) -> Sch
 
     The discriminator's value selects a member. Without a discriminator a field selects the member of its name.
     """
-    owners = _owners(members)
+    fields = dict.fromkeys(field for member in members.values() for field in member["properties"])
+    owners = {field: [name for name, each in members.items() if field in each["properties"]] for field in fields}
     properties = {field: _merged_field(field, owned, members, discriminator) for field, owned in owners.items()}
     schema: Schema = {"type": "object", "properties": properties}
     if discriminator:
@@ -153,20 +138,8 @@ def merge_union(members: Mapping[str, Schema], discriminator: str | None) -> Sch
         tests = {name: f"self.{discriminator} == '{name}'" for name in members}
     else:
         tests = {name: f"has(self.{name})" for name in members}
-    schema["x-kubernetes-validations"] = _rules(owners, _needing(members), tests, discriminator)
+    schema["x-kubernetes-validations"] = _rules(owners, members, tests, discriminator)
     return schema
-
-
-def _owners(members: Mapping[str, Schema]) -> dict[str, list[str]]:
-    """Return for each field the names of the union's members that have it."""
-    fields = dict.fromkeys(field for member in members.values() for field in member["properties"])
-    return {field: [name for name, each in members.items() if field in each["properties"]] for field in fields}
-
-
-def _needing(members: Mapping[str, Schema]) -> dict[str, list[str]]:
-    """Return for each field the names of the union's members that require it."""
-    fields = _owners(members)
-    return {field: [name for name, each in members.items() if field in each.get("required", ())] for field in fields}
 
 
 def _merged_field(field: str, owned: list[str], members: Mapping[str, Schema], discriminator: str | None) -> Schema:
@@ -179,29 +152,26 @@ def _merged_field(field: str, owned: list[str], members: Mapping[str, Schema], d
 
 def _rules(
     owners: Mapping[str, list[str]],
-    needed: Mapping[str, list[str]],
+    members: Mapping[str, Schema],
     tests: Mapping[str, str],
     discriminator: str | None,
 ) -> list[Schema]:
-    """Return the rules that say which members may have a field (owners), and which must (needed).
+    """Return the rules that say which members may have a field (owners), and which must.
 
     tests: CEL by member, true for an object of this member.
     """
-    rules = [] if discriminator else [_exactly_one(tests)]
+    one = f"[{', '.join(tests.values())}].filter(given, given).size() == 1"
+    rules = [] if discriminator else [validation(one, f"expected exactly one of {choice(tests)}")]
     for field, owned in owners.items():
         chosen = [tests[name] for name in owned]
         if len(owned) < len(tests) and f"has(self.{field})" not in chosen:
             message = f"is {'for' if discriminator else 'with'} {choice(owned)} only"
             rules.append(validation(f"!has(self.{field}) || {' || '.join(chosen)}", message, field))
-        asking = [tests[name] for name in needed[field] if tests[name] != f"has(self.{field})"]
+        needing = (tests[name] for name, each in members.items() if field in each.get("required", ()))
+        asking = [test for test in needing if test != f"has(self.{field})"]
         if asking and field != discriminator:
             rules.append(validation(f"has(self.{field}) || !({' || '.join(asking)})", "is missing", field))
     return rules
-
-
-def _exactly_one(tests: Mapping[str, str]) -> Schema:
-    one = f"[{', '.join(tests.values())}].filter(given, given).size() == 1"
-    return validation(one, f"expected exactly one of {choice(tests)}")
 
 
 def _by_key(members: Sequence[Schema]) -> dict[str, Schema]:
@@ -215,7 +185,10 @@ def _by_key(members: Sequence[Schema]) -> dict[str, Schema]:
 
 
 def _merged(variants: Mapping[str, Schema], *, keeps_default: bool = False) -> Schema:
-    """Return one schema for a field of several union members; a default that they do not share is only described."""
+    """Return one schema for a field of several union members; defaults are only described.
+
+    keeps_default: a default that all members share stays.
+    """
     first, *others = variants.values()
     schema = deepcopy(first)
     for other in others:
@@ -227,13 +200,8 @@ def _merged(variants: Mapping[str, Schema], *, keeps_default: bool = False) -> S
         fields = {name: each["properties"][field] for name, each in variants.items()}
         schema["properties"][field] = _merged(fields, keeps_default=True)
     defaults = {name: each["default"] for name, each in variants.items() if "default" in each}
-    return _with_defaults(schema, defaults, keeps_one=keeps_default)
-
-
-def _with_defaults(schema: Schema, defaults: Mapping[str, Any], *, keeps_one: bool) -> Schema:
-    """Return a schema that describes the union members' defaults; keeps_one: a default that all share stays."""
     shares_one = len({json.dumps(default) for default in defaults.values()}) == 1
-    if not defaults or (keeps_one and shares_one):
+    if not defaults or (keeps_default and shares_one):
         return schema
     usual = schema.pop("default", None)
     return schema if schema["type"] == "object" else _with_words(schema, _defaults(usual, defaults))
