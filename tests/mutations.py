@@ -245,7 +245,7 @@ MUTATIONS = (
     Mutation(f"{TRAINER}/run/resume.py", "if new_length or not folder", "if not folder", FOLDER),
     Mutation(f"{TRAINER}/run_folder/lock.py", "if mine and newer:", "if mine and newer and mine == newer:", ATTEMPTS),
     Mutation(f"{TRAINER}/run_folder/lock.py", "SETTLE_SECONDS: Final = 1.0", "SETTLE_SECONDS: Final = 0.1", ATTEMPTS),
-    Mutation(f"{API}/checks/resume.py", '    "spec.checkpoint",\n', "", EXPERIMENT),
+    Mutation(f"{API}/checks/resume.py", '"spec": "checkpoint outputs', '"spec": "outputs', EXPERIMENT),
     Mutation(f"{API}/checks/resume.py", '["schedule"] != "Constant"', '["schedule"] == "Constant"', EXPERIMENT),
     Mutation(f"{API}/exit_codes.py", "COMMUNICATION = 8", "COMMUNICATION = 9", FAILURES),
     Mutation(f"{OPERATOR}/evidence.py", 'ExitCode.NUMERICS: "Numerics"', 'ExitCode.NUMERICS: "Data"', FAILURES),

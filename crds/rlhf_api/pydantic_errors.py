@@ -1,7 +1,6 @@
 """Pydantic's errors as problems: the path as the user wrote it and a sentence in plain words."""
 
 import json
-from types import MappingProxyType
 from typing import Any, get_args
 
 from pydantic import BaseModel, JsonValue, ValidationError
@@ -12,27 +11,21 @@ from rlhf_api.problems import Problem, SpecError, choice, suggestion
 
 Models = tuple[type[BaseModel], ...]
 
-EXPECTED = MappingProxyType(
-    {
-        "string_type": "text",
-        "int_type": "a whole number",
-        "float_type": "a number",
-        "finite_number": "a finite number",
-        "bool_type": "true or false",
-        "tuple_type": "a list",
-        "dict_type": "a mapping",
-        "model_type": "a mapping",
-        "model_attributes_type": "a mapping",
-    }
-)
-BOUNDS = MappingProxyType(
-    {
-        "greater_than": ("more than", "gt"),
-        "greater_than_equal": ("at least", "ge"),
-        "less_than": ("less than", "lt"),
-        "less_than_equal": ("at most", "le"),
-    }
-)
+EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping"),
+}
+BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
 
 
 def explain(root: type[BaseModel], found: ValidationError) -> SpecError:

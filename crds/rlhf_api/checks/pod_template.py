@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -12,47 +11,37 @@ from rlhf_api.problems import Problem
 from rlhf_api.pydantic_errors import explain
 
 PodRole = Literal["controller", "worker"]
-CONTAINERS: Final[Mapping[PodRole, tuple[str, ...]]] = MappingProxyType(
-    {"controller": ("ray-head", "driver-log"), "worker": ("ray-worker",)}
-)
+CONTAINERS: Final[Mapping[PodRole, tuple[str, ...]]] = {
+    "controller": ("ray-head", "driver-log"),
+    "worker": ("ray-worker",),
+}
 """Kind of pod -> names of the containers that the operator puts into it; Ray's container comes first."""
-KEYS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "containers": "name",
-        "initContainers": "name",
-        "volumes": "name",
-        "volumeMounts": "mountPath",
-        "volumeDevices": "devicePath",
-        "env": "name",
-        "ports": "containerPort",
-        "resourceClaims": "name",
-        "claims": "name",
-        "hostAliases": "ip",
-    }
-)
+KEYS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("containers", "initContainers", "volumes", "env", "resourceClaims", "claims"), "name"),
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+}
 """List field -> key by which its entries are merged. Other lists of objects are joined; plain lists are replaced."""
 OWN = "is the operator's"
-OF_THE_POD: Final = MappingProxyType(
-    {
-        "restartPolicy": f"{OWN}: an attempt ends with its pods",
-        "activeDeadlineSeconds": f"{OWN}; write spec.runPolicy.activeDeadlineSeconds",
-        "terminationGracePeriodSeconds": f"{OWN}; the chart has trainer.gracePeriodSeconds",
-        "automountServiceAccountToken": f"{OWN}: pods of jobs get no token",
-        "serviceAccountName": f"{OWN}; write spec.runtime.serviceAccountName",
-        "serviceAccount": f"{OWN}; write spec.runtime.serviceAccountName",
-        "imagePullSecrets": f"{OWN}; write spec.runtime.imagePullSecrets",
-    }
-)
+OF_THE_POD: Final = {
+    "restartPolicy": f"{OWN}: an attempt ends with its pods",
+    "activeDeadlineSeconds": f"{OWN}; write spec.runPolicy.activeDeadlineSeconds",
+    "terminationGracePeriodSeconds": f"{OWN}; the chart has trainer.gracePeriodSeconds",
+    "automountServiceAccountToken": f"{OWN}: pods of jobs get no token",
+    "serviceAccountName": f"{OWN}; write spec.runtime.serviceAccountName",
+    "serviceAccount": f"{OWN}; write spec.runtime.serviceAccountName",
+    "imagePullSecrets": f"{OWN}; write spec.runtime.imagePullSecrets",
+}
 """Field of a pod that a pod template cannot set -> why, for the message."""
 BY_KUBERAY = f"{OWN} or KubeRay's"
-OF_A_CONTAINER: Final = MappingProxyType(
-    {
-        "image": f"{OWN}; write spec.runtime.image",
-        "imagePullPolicy": f"{OWN}; the chart has trainer.pullPolicy",
-        **dict.fromkeys(("command", "args", "ports", "lifecycle"), BY_KUBERAY),
-        **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), BY_KUBERAY),
-    }
-)
+OF_A_CONTAINER: Final = {
+    "image": f"{OWN}; write spec.runtime.image",
+    "imagePullPolicy": f"{OWN}; the chart has trainer.pullPolicy",
+    **dict.fromkeys(("command", "args", "ports", "lifecycle"), BY_KUBERAY),
+    **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), BY_KUBERAY),
+}
 """Field of the operator's own containers that a pod template cannot set -> why, for the message."""
 OWN_VOLUME = re.compile(r"scratch|shared-memory|job|claim-\d+|rlhf-(ca|models)")
 OWN_FOLDER = re.compile(r"/tmp/?|/dev/shm/?|/rlhf(/.*)?")

@@ -10,48 +10,19 @@ from typing import Any
 
 from rlhf_api.problems import Problem
 
-MAY_CHANGE = (
-    "metadata",
-    "spec.checkpoint",
-    "spec.outputs",
-    "spec.resources",
-    "spec.placement",
-    "spec.suspend",
-    "spec.runPolicy",
-    "spec.storage",
-    "spec.runtime",
-    "spec.evaluation.everySteps",
-    "spec.training.microBatchTokens",
-    "spec.training.attention",
-    "spec.training.compile",
-    "spec.training.sharePrompts",
-    "spec.training.maxSkippedUpdates",
-    "spec.training.callDeadlineSeconds",
-    "spec.rollout.keep",
-    "spec.rollout.gpuMemoryUtilization",
-    "spec.rollout.tensorParallel",
-    "spec.rollout.pipelineParallel",
-    "spec.rollout.enforceEager",
-    "spec.rollout.endpoints",
-    "spec.rollout.stream",
-    "spec.rollout.weightSync",
-    "spec.models.*.parallelism",
-    "spec.models.*.shape",
-    "spec.models.*.gradientCheckpointing",
-    "spec.models.*.offload",
-    "spec.evaluation.functions.*.timeoutSeconds",
-    "spec.evaluation.verifiers.*.timeoutSeconds",
-    *(
-        f"spec.models.reward.{part}{field}"
-        for part in ("", "sum.*.reward.")
-        for field in ("timeoutSeconds", "attempts", "concurrency", "tokenVariable", "parallelism", "offload", "shape")
-    ),
-    *(
-        f"spec.models.reward.{part}judge.{field}"
-        for part in ("", "sum.*.reward.")
-        for field in ("timeoutSeconds", "attempts", "concurrency", "tokenVariable", "maxUnreadShare")
-    ),
-)
+SCORES = "timeoutSeconds attempts concurrency tokenVariable"
+REWARDS = ("spec.models.reward", "spec.models.reward.sum.*.reward")
+FIELDS = {
+    "spec": "checkpoint outputs resources placement suspend runPolicy storage runtime",
+    "spec.evaluation": "everySteps functions.*.timeoutSeconds verifiers.*.timeoutSeconds",
+    "spec.training": "microBatchTokens attention compile sharePrompts maxSkippedUpdates callDeadlineSeconds",
+    "spec.rollout": "keep gpuMemoryUtilization tensorParallel pipelineParallel enforceEager endpoints stream "
+    "weightSync",
+    "spec.models.*": "parallelism shape gradientCheckpointing offload",
+    **dict.fromkeys(REWARDS, f"{SCORES} parallelism offload shape"),
+    **{f"{reward}.judge": f"{SCORES} maxUnreadShare" for reward in REWARDS},
+}
+MAY_CHANGE = ("metadata", *(f"{above}.{field}" for above, fields in FIELDS.items() for field in fields.split()))
 """Fields that do not change the numbers of a run, up to rounding, with all fields below them.
 
 They say where and when a job runs. `*` is any name, or any place in a list.

@@ -151,10 +151,7 @@ def _merged_field(field: str, owned: list[str], members: Mapping[str, Schema], d
 
 
 def _rules(
-    owners: Mapping[str, list[str]],
-    members: Mapping[str, Schema],
-    tests: Mapping[str, str],
-    discriminator: str | None,
+    owners: Mapping[str, list[str]], members: Mapping[str, Schema], tests: Mapping[str, str], discriminator: str | None
 ) -> list[Schema]:
     """Return the rules that say which members may have a field (owners), and which must.
 

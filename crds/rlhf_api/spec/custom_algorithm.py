@@ -8,13 +8,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Literal, get_args
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    field_validator,
-    model_serializer,
-)
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, field_validator, model_serializer
 
 from rlhf_api.contract import MAX_DEPTH, OWN_CLASS, Count, Identifier, JsonFields, Listed, Spec, tag_of
 from rlhf_api.names import PlacedRole

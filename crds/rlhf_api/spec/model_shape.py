@@ -54,9 +54,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
 
 
 KnownModel = Annotated[
-    str,
-    Field(max_length=64),
-    Check(VALUE.one_of(tuple(KNOWN)), f'is "{{value}}", expected {choice(KNOWN)}'),
+    str, Field(max_length=64), Check(VALUE.one_of(tuple(KNOWN)), f'is "{{value}}", expected {choice(KNOWN)}')
 ]
 
 
