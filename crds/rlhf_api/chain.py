@@ -1,5 +1,6 @@
 """Order of the jobs of a manifest: a job may read the output (`job://`) of another, or of a finished one."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlhf_api.job import Job
@@ -22,27 +23,22 @@ def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
 
     finished: jobs of earlier runs that may be read too, name -> algorithm.
     """
-    if problems := [*_repeated_names(jobs)]:
+    again = {name: count for name, count in Counter(job.name for job in jobs).items() if count > 1}
+    if problems := [
+        Problem(f"{name}: metadata.name", f"is used by {count} documents") for name, count in again.items()
+    ]:
         raise SpecError(problems)
-    by_name = {job.name: job for job in jobs}
     kinds = {**finished, **{job.name: job.spec.algorithm.name for job in jobs}}
     if problems := [problem for job in jobs for problem in _wrong_inputs(job, kinds)]:
         raise SpecError(problems)
     ordered: list[Job] = []
-    waiting = dict(by_name)
+    waiting = {job.name: job for job in jobs}
     while waiting:
         ready = next((job for job in waiting.values() if not inputs_of(job) & waiting.keys()), None)
         if ready is None:
             raise SpecError([_cycle(waiting)])
         ordered.append(waiting.pop(ready.name))
     return ordered
-
-
-def _repeated_names(jobs: Sequence[Job]) -> Iterator[Problem]:
-    names = [job.name for job in jobs]
-    for name in dict.fromkeys(names):
-        if names.count(name) > 1:
-            yield Problem(f"{name}: metadata.name", f"is used by {names.count(name)} documents")
 
 
 def _references(job: Job) -> dict[Role, str]:

@@ -71,10 +71,6 @@ def _mappings(documents: list[Any], source: str) -> list[dict[str, Any]]:
     return found
 
 
-class _NoSuchParentError(LookupError):
-    """Error for an override's path through a value that has no such field or entry."""
-
-
 def apply(texts: Sequence[str], documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the documents with the overrides `[NAME:]path=value` applied in order; the given ones stay unchanged.
 
@@ -91,7 +87,7 @@ def apply(texts: Sequence[str], documents: list[dict[str, Any]]) -> list[dict[st
                 chosen = name in ("", own_name)
                 changed.append(_replaced(document, path, value) if chosen else document)
                 applied = applied or chosen
-            except _NoSuchParentError:
+            except LookupError:
                 changed.append(document)
         if not applied:
             raise SpecError([Problem(label, "there is no such path")])
@@ -122,7 +118,10 @@ def _name_of(document: dict[str, Any]) -> str:
 
 
 def _replaced(node: Any, path: tuple[str, ...], value: Any) -> Any:
-    """Return a document's `node` with `value` at `path`; changed parts are copied, because YAML aliases share nodes."""
+    """Return a document's `node` with `value` at `path`; LookupError if a part of the path cannot exist.
+
+    Changed parts are copied, because YAML aliases share nodes.
+    """
     if not path:
         return value
     part, rest = path[0], path[1:]
@@ -132,4 +131,4 @@ def _replaced(node: Any, path: tuple[str, ...], value: Any) -> Any:
     if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
         index = int(part)
         return [*node[:index], _replaced(node[index], rest, value), *node[index + 1 :]]
-    raise _NoSuchParentError(part)
+    raise LookupError(part)
