@@ -9,7 +9,7 @@ from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import write
 from rlhf_api.problems import SpecError, one_line, printable
 from rlhf_importers import openrlhf, trl, verl
-from rlhf_importers.errors import ConversionError
+from rlhf_importers.shell import ConversionError
 from rlhf_importers.table import Draft, NoCounterpartError, Values, fill
 
 PROJECTS = {"verl": verl, "openrlhf": openrlhf, "trl": trl}

@@ -6,15 +6,21 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
+from rlhf_api.exit_codes import ExitCode
 from rlhf_api.kubectl_yaml import read
 from rlhf_api.problems import Problem, SpecError
-from rlhf_importers.errors import ConversionError
 
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\}|\{(\w+)\[[@*]\]\})")
 ASSIGNED = re.compile(r"(?:export +)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 HERE_DOCUMENT = re.compile(r"read [^\n]*?(\w+)\s*<<-?\s*['\"]?(\w+)['\"]?\n(.*?)^\s*\2\s*$", re.DOTALL | re.MULTILINE)
+
+
+class ConversionError(Exception):
+    """Error for a configuration that cannot be read or becomes no valid manifest; its text is a sentence a line."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.SPEC
 
 
 def words(script: str, source: str) -> list[str]:

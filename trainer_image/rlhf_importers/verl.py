@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf_importers import several_keys as several
-from rlhf_importers.hydra import read
+from rlhf_importers.shell import only_document, scalar, words
 from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, sampling_rows, table, uri_of
-
-__all__ = ["algorithm", "combine", "read", "table_of"]
 
 ESTIMATORS: dict[Any, dict[str, Any]] = {
     "gae": {"name": "PPO"},
@@ -176,6 +175,34 @@ actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout skip.*  skip  set
 ray_kwargs.* ray_init.* global_profiler.* transfer_queue.*  skip  set-up of verl and Ray
 defaults* hydra*                      skip  is Hydra's
 """
+
+
+def read(text: str, source: str) -> dict[str, Any]:
+    """Return dotted keys and values of a Hydra configuration file, or of the overrides in a script."""
+    if re.search(r"^\s*[+~]*[\w.]+=", text.replace("\\\n", "\n"), re.MULTILINE) or "main_ppo" in text:
+        pairs = (
+            word.lstrip("+").partition("=") for word in words(text, source) if re.match(r"\+{0,2}\w+[\w.]*\.\w+=", word)
+        )
+        return {key: scalar(value) for key, _, value in pairs}
+    kept = re.sub(r"(^\s*|[{,]\s*)n(?=\s*:)", r"\1'n'", text, flags=re.MULTILINE)  # kubectl's YAML takes n for no
+    values = dict(_flat(only_document(kept, source), ""))
+    return {key: _resolved(value, values) for key, value in values.items()}
+
+
+def _flat(part: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(part, dict) and part:
+        for key, below in part.items():
+            yield from _flat(below, f"{prefix}.{key}" if prefix else str(key))
+    elif prefix:
+        yield prefix, part
+
+
+def _resolved(value: Any, values: Mapping[str, Any]) -> Any:
+    """Return a value of a Hydra configuration with an interpolation `${key}` replaced; None if the key is unknown."""
+    named = re.fullmatch(r"\$\{(?:oc\.select:)?\s*([\w.]+)\s*(?:,(.*))?\}", value) if isinstance(value, str) else None
+    if not named:
+        return None if value == "???" else value
+    return values.get(named[1], scalar(named[2]) if named[2] else None)
 
 
 def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:

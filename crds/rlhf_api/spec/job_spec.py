@@ -6,11 +6,13 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from rlhf_api.contract import (
+    OBJECTIVE,
     SCHEDULE,
     WHOLE,
     Count,
     Identifier,
     Listed,
+    Name,
     NodeCount,
     SlotCount,
     Spec,
@@ -22,17 +24,15 @@ from rlhf_api.contract import (
     null_is_unset,
 )
 from rlhf_api.expressions import VALUE, Check
-from rlhf_api.names import Role
+from rlhf_api.names import PoolRole, Role
 from rlhf_api.spec.algorithm_table import AnyAlgorithm
-from rlhf_api.spec.data import AnyData, Data
-from rlhf_api.spec.evaluation import Evaluation
-from rlhf_api.spec.functions import RewardFunction, RewardService
+from rlhf_api.spec.data import AnyData, Data, HeldOutData
+from rlhf_api.spec.functions import Function, RewardFunction, RewardService
 from rlhf_api.spec.judges import RewardJudge
 from rlhf_api.spec.lora import Lora
 from rlhf_api.spec.model_shape import Shape
 from rlhf_api.spec.outputs import Outputs
 from rlhf_api.spec.parallel_sizes import Parallelism
-from rlhf_api.spec.placement import Placement
 from rlhf_api.spec.rollout import Rollout
 from rlhf_api.spec.run_policy import RunPolicy, Storage
 from rlhf_api.spec.runtime import Runtime
@@ -273,6 +273,53 @@ class Checkpoint(Spec):
     def kept(self) -> int:
         """Most checkpoints of the job that are kept at a time."""
         return self.keep_last + (self.keep_best is not None)
+
+
+class Pool(Spec):
+    """Slots that some models share."""
+
+    name: Name = Field(description="Name of the pool.")
+    models: Listed[PoolRole] = Field(min_length=1, max_length=5)
+    """Roles that live here; `rollout`, which lives alone, generates what the actor then does not."""
+    nodes: NodeCount = Field(1, description="Nodes of the pool.")
+    slots_per_node: SlotCount = Field(description="Slots of each node.")
+
+
+class Placement(Spec):
+    """Placement of models on pools of slots."""
+
+    mode: Literal["Auto", "Manual"] = Field("Auto", description="Auto lets the mapper decide.")
+    pools: Listed[Pool] = Field((), max_length=8, description="The pools; with Manual only.")
+    objective: str = Field("throughput", pattern=OBJECTIVE, max_length=32)
+    """Of a step: least time, fewest GPUs for this time, or least price."""
+    remap: Literal["Never", "AtCheckpoint"] = "Never"
+    """When a running job takes a placement that measured steps show to be better; on a cluster."""
+
+
+class EvaluationFunction(Function):
+    """A function that judges a response."""
+
+    name: Identifier = Field(description="Name of the metric.")
+
+
+class EvaluationVerifier(RewardVerifier):
+    """A verifier that judges a response; a response passes with a score of 1."""
+
+    name: Identifier = Field(description="Name of the metric.")
+
+
+class Evaluation(Spec):
+    """Measures before, during and after training."""
+
+    data: HeldOutData = Field(description="The rows to measure on: of a data set (uri), or of several (sets).")
+    every_steps: Count | None = Field(None, description="Also measure each time so many steps are done.")
+    samples_per_prompt: Count = Field(1, le=1024)
+    """Responses to each prompt; measures are means over all of them. RL only."""
+    greedy: bool = Field(False, description="Each token is the likeliest one, not a sampled one; RL only.")
+    functions: Listed[EvaluationFunction] = Field((), max_length=32)
+    """Functions to apply to responses; RL only."""
+    verifiers: Listed[EvaluationVerifier] = Field((), max_length=32)
+    """Verifiers to apply to responses; RL only."""
 
 
 class JobSpec(Spec):

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_importers.command import PROJECTS, convert
-from rlhf_importers.hydra import read as read_hydra
 from rlhf_importers.shell import flags, words
 from rlhf_importers.table import Draft
+from rlhf_importers.verl import read as read_hydra
 from rlhf_trainer.commands.cli import app
 
 VERL = """
