@@ -49,10 +49,6 @@ class _Dumper(SafeDumper):
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
-def _bool(_: _Loader, node: ScalarNode) -> bool:
-    return node.value.lower() in ("y", "yes", "true", "on")
-
-
 def _int(_: _Loader, node: ScalarNode) -> int:
     digits = node.value.replace("_", "")
     return int(digits, 8 if re.fullmatch(r"[-+]?0[0-7]+", digits) else 0)
@@ -83,7 +79,7 @@ def _key(key: object) -> str:
 
 for _name, (_pattern, _first) in SCALARS.items():
     _Loader.add_implicit_resolver(TAG + _name, re.compile(rf"(?:{_pattern})\Z"), list(_first))
-_Loader.add_constructor(TAG + "bool", _bool)
+_Loader.add_constructor(TAG + "bool", lambda _, node: node.value.lower() in ("y", "yes", "true", "on"))
 _Loader.add_constructor(TAG + "int", _int)
 _Loader.add_constructor(TAG + "map", _mapping)
 for _name in ("timestamp", "binary", "omap", "pairs", "set"):  # JSON has none of them

@@ -11,21 +11,27 @@ from rlhf_api.problems import Problem, SpecError, choice, suggestion
 
 Models = tuple[type[BaseModel], ...]
 
-EXPECTED = {
-    "string_type": "text",
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "tuple_type": "a list",
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping"),
+SENTENCES = {
+    "string_type": "is {shown}, expected text",
+    "int_type": "is {shown}, expected a whole number",
+    "float_type": "is {shown}, expected a number",
+    "finite_number": "is {shown}, expected a finite number",
+    "bool_type": "is {shown}, expected true or false",
+    "tuple_type": "is {shown}, expected a list",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "is {shown}, expected a mapping"),
+    "greater_than": "is {value}, expected more than {gt}",
+    "greater_than_equal": "is {value}, expected at least {ge}",
+    "less_than": "is {value}, expected less than {lt}",
+    "less_than_equal": "is {value}, expected at most {le}",
+    "missing": "is missing",
+    "literal_error": "is {shown}, expected {expected}",
+    "string_pattern_mismatch": "is {shown}, expected {form}",
+    "string_too_long": "has {length} characters, expected at most {max_length}",
+    "too_long": "has {actual_length} entries, expected at most {max_length}",
+    **dict.fromkeys(("string_too_short", "too_short"), "is empty"),
+    "recursion_loop": "contains itself",
 }
-BOUNDS = {
-    "greater_than": ("more than", "gt"),
-    "greater_than_equal": ("at least", "ge"),
-    "less_than": ("less than", "lt"),
-    "less_than_equal": ("at most", "le"),
-}
+"""Type of an error -> its sentence, in which names in braces are those of the error's context and of `_sentence`."""
 
 
 def explain(root: type[BaseModel], found: ValidationError) -> SpecError:
@@ -101,28 +107,16 @@ def _unknown(name: str, candidates: Models, tag: str) -> str:
 
 
 def _sentence(error: ErrorDetails) -> str:
-    kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    if kind in EXPECTED:
-        return f"is {_shown(value)}, expected {EXPECTED[kind]}"
-    if kind in BOUNDS:
-        words, key = BOUNDS[kind]
-        return f"is {value}, expected {words} {_plain(context[key])}"
-    match kind:
-        case "missing":
-            return "is missing"
-        case "literal_error":
-            return f"is {_shown(value)}, expected {context['expected'].replace(chr(39), '')}"
-        case "string_pattern_mismatch":
-            return f"is {_shown(value)}, expected {FORMS[context['pattern']]}"
-        case "string_too_long":
-            return f"has {len(value)} characters, expected at most {context['max_length']}"
-        case "too_long":
-            return f"has {context['actual_length']} entries, expected at most {context['max_length']}"
-        case "string_too_short" | "too_short":
-            return "is empty"
-        case "recursion_loop":
-            return "contains itself"
-    return f"is {_shown(value)}, which cannot be used here"
+    value, context = error["input"], error.get("ctx", {})
+    words = {name: _plain(each) if isinstance(each, int | float) else each for name, each in context.items()}
+    if isinstance(value, str):
+        words["length"] = len(value)
+    if "expected" in context:
+        words["expected"] = context["expected"].replace("'", "")
+    if "pattern" in context:
+        words["form"] = FORMS[context["pattern"]]
+    template = SENTENCES.get(error["type"], "is {shown}, which cannot be used here")
+    return template.format(**words | {"value": value, "shown": _shown(value)})
 
 
 def _plain(bound: float) -> str:

@@ -29,8 +29,6 @@ from rlhf_api.spec.rollout import Rollout
 from rlhf_importers.shell import scalar
 
 ROW = re.compile(r"(?P<keys>\S.*?) +(?P<outcome>to|with|skip|lost) +(?P<text>.*)")
-SCHEDULES = {"constant": "Constant", "constant_with_warmup": "Constant", "cosine": "Cosine"}
-"""Name of a learning-rate schedule of transformers -> ours; other names that begin with cosine become Cosine."""
 SECTIONS = ("algorithm", "models", "data", "rollout", "training", "evaluation", "outputs", "checkpoint", "resources")
 FILES = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
@@ -232,10 +230,12 @@ def one_of(choices: Mapping[Any, str]) -> Callable[[Any], str]:
 
 
 def schedule(value: Any) -> str:
-    """Return our name of a learning-rate schedule, Constant or Cosine; NoCounterpartError for any other."""
+    """Return our name of transformers' learning-rate schedule; NoCounterpartError without a counterpart."""
     name = str(value).lower()
-    if name in SCHEDULES or name.startswith("cosine"):
-        return SCHEDULES.get(name, "Cosine")
+    if name in ("constant", "constant_with_warmup"):
+        return "Constant"
+    if name.startswith("cosine"):
+        return "Cosine"
     raise NoCounterpartError(f"there is no {value} here, but Constant and Cosine, which ends at a tenth of the peak")
 
 

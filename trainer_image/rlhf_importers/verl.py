@@ -304,7 +304,8 @@ def _evaluation(draft: Draft, values: Mapping[str, Any]) -> None:
     rows = [{"uri": uri_of(each), "promptKey": values["data.prompt_key"]} for each in files]
     limit = values["data.val_max_samples"]
     one = rows[0] | ({"limit": limit} if limit > 0 else {})
-    sets = [{"name": _set_name(file), **row} for file, row in zip(files, rows, strict=True)]
+    names = (dns_label("-".join(str(file).split(".")[0].split("/")[-2:])).replace("-", "_") for file in files)
+    sets = [{"name": name, **row} for name, row in zip(names, rows, strict=True)]  # such as gsm8k_test
     several.evaluate_on(draft, one if len(files) == 1 else {"sets": sets}, values["trainer.test_freq"])
     if (samples := values[ROLLOUT + "val_kwargs.n"]) > 1:
         draft.put("evaluation.samplesPerPrompt", samples)
@@ -337,11 +338,6 @@ def _offload(draft: Draft, values: Mapping[str, Any]) -> None:
         draft.put("models.actor.offload", "Optimizer" if not parameters else "All" if optimizer else "Parameters")
     if flag(values[REF + "fsdp_config.param_offload"]) and draft.get("algorithm.kl.coefficient"):
         draft.put("models.reference", {"uri": draft.get("models.actor.uri"), "offload": "Parameters"})
-
-
-def _set_name(file: Any) -> str:
-    """Return a name for a data set made of its folder and file, such as gsm8k_test."""
-    return dns_label("-".join(str(file).split(".")[0].split("/")[-2:])).replace("-", "_")
 
 
 def dns_label(name: Any) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from rlhf_api.expressions import Expression, Field, Places, Values, holds
 from rlhf_api.problems import Problem
@@ -24,15 +23,10 @@ class Rule:
     message: str
     values: Mapping[str, Expression] = field(default_factory=dict)
 
-    @cached_property
-    def _entries(self) -> Field | None:
-        """Field of the list to whose entries the rule applies; None for a rule about the whole spec."""
-        entries, repeated, _ = self.path.partition("[]")
-        return Field(entries) if repeated else None
-
     def problems(self, spec: JobSpec) -> Iterator[Problem]:
         """Yield a problem for each path of the spec at which the rule is broken."""
-        for place, each in enumerate(self._entries.of({"spec": spec}) or () if self._entries else [spec]):
+        entries, is_repeated, _ = self.path.partition("[]")
+        for place, each in enumerate(Field(entries).of({"spec": spec}) or () if is_repeated else [spec]):
             known = {"spec": spec, "each": each}
             if not holds(self.test, known):
                 said = {name: value.of(known) for name, value in self.values.items()}

@@ -332,11 +332,8 @@ def _apart() -> Iterator[Rule]:
     message = "is Delta, but no pool of placement.pools holds the rollout, and a shard in place is whole"
     yield Rule("rollout.weightSync", (Field("rollout.weightSync") == "Delta").implies(APART), message)
     message = "is {value}, but {name} generates twice a step, and compares responses of one policy"
-    yield Rule("rollout.maxStaleness", (STALE & ONLINE).implies(algorithm(_generates_once)), message)
-
-
-def _generates_once(each: type[Algorithm]) -> bool:
-    return each.calls.count(("actor", "generate_sequences")) <= 1
+    generates_once = algorithm(lambda each: each.calls.count(("actor", "generate_sequences")) <= 1)
+    yield Rule("rollout.maxStaleness", (STALE & ONLINE).implies(generates_once), message)
 
 
 PARTS = (
@@ -355,16 +352,11 @@ def _taken(spec: JobSpec) -> Iterator[Problem]:
     taken = [(f"{path}.toolsKey", source.tools_key) for path, source in sources.items() if source.tools_key in own]
     if {source.messages_key or source.prompt_key for source in sources.values()} == {"prompt"}:
         own -= {"prompt"}  # the output's `prompt` is that column
-    taken += [(path, name) for name, path in _columns_read(spec).items() if name in own]
-    yield from (Problem(path, f"{name} is a column of what {spec.algorithm.name} writes") for path, name in taken)
-
-
-def _columns_read(spec: JobSpec) -> dict[str, str]:
-    """Return the columns that verifiers and functions read of the training data: name -> field that names it."""
     columns = {name: path.removeprefix("spec.") for name, path in spec.verifier_columns(spec.data.train).items()}
-    for path, source in spec.data.train.sources("data.train").items():
+    for path, source in sources.items():
         columns |= dict.fromkeys(source.columns, f"{path}.columns")
-    return columns
+    taken += [(path, name) for name, path in columns.items() if name in own]
+    yield from (Problem(path, f"{name} is a column of what {spec.algorithm.name} writes") for path, name in taken)
 
 
 NAMED_LISTS = (

@@ -1,10 +1,9 @@
 """The API reference page: every field of the resource, its type, bounds and default, and the rules that span fields."""
 
-import json
 from collections.abc import Iterator
 
 from rlhf_api.crd.definition import root
-from rlhf_api.crd.schema import Schema
+from rlhf_api.crd.schema import Schema, as_text
 from rlhf_api.names import API_VERSION, KIND
 
 HEAD = f"""<!-- Made from crds/rlhf_api by `make generate`; do not edit. -->
@@ -71,7 +70,7 @@ def _fields(schema: Schema, prefix: str, *, deep: bool) -> Iterator[tuple[str, S
 def _row(path: str, schema: Schema, needed: bool) -> str:
     name = f"**`{path}`**" if needed else f"`{path}`"
     default = schema.get("default")
-    shown = "" if default is None or isinstance(default, dict) else f"`{_value(default)}`"
+    shown = "" if default is None or isinstance(default, dict) else f"`{as_text(default)}`"
     return f"| {name} | {_type(schema)} | {shown} | {_cell(schema.get('description', ''))} |"
 
 
@@ -94,10 +93,6 @@ def _limits(schema: Schema) -> Iterator[str]:
             words = OPEN if schema.get(f"exclusive{bound.capitalize()}") else CLOSED
             yield f"{words[bound]} {value}"
     yield from (words.format(schema[key]) for key, words in SIZES.items() if schema.get(key, 1) != 1)
-
-
-def _value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _cell(words: str) -> str:

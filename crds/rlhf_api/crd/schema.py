@@ -206,12 +206,13 @@ def _merged(variants: Mapping[str, Schema], *, keeps_default: bool = False) -> S
 
 def _defaults(usual: Any, defaults: Mapping[str, Any]) -> str:
     """Return defaults in words, `Default: 0.2.` or `Default: 0.05 (GRPO 0.04).`; a usual default of None is `unset`."""
-    unusual = [f"{name} {_text(value)}" for name, value in defaults.items() if value != usual]
+    unusual = [f"{name} {as_text(value)}" for name, value in defaults.items() if value != usual]
     usual = "unset" if usual is None else usual
-    return f"Default: {_text(usual)}{f' ({choice(unusual)})' if unusual else ''}.".replace(" or ", ", ")
+    return f"Default: {as_text(usual)}{f' ({choice(unusual)})' if unusual else ''}.".replace(" or ", ", ")
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return a text as it is, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from rlhf_api.contract import ENTRYPOINT, MAX_DEPTH, SERVICE_URL, Count, Identifier, JsonFields, Spec, Text
 from rlhf_api.expressions import VALUE, Check
@@ -11,13 +11,7 @@ ALWAYS_GIVEN = ("prompts", "responses", "finished")
 """Names of the parameters that every user function gets; no argument or column may have them."""
 
 
-def _not_always_given(name: str) -> str:
-    if name in ALWAYS_GIVEN:
-        raise ValueError("is given to every function; choose another name")
-    return name
-
-
-Argument = Annotated[Identifier, AfterValidator(_not_always_given)]
+Argument = Annotated[Identifier, Check(~VALUE.one_of(ALWAYS_GIVEN), "is given to every function; choose another name")]
 Column = Annotated[Text, Check(~VALUE.one_of(ALWAYS_GIVEN), "is given to every function; rename the column")]
 """Name of a column of the data, under which functions get its values."""
 

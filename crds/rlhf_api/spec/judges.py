@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from rlhf_api.contract import MAX_DEPTH, Count, Identifier, JsonFields, Spec, Text
+from rlhf_api.expressions import VALUE, Check
 from rlhf_api.spec.functions import ServiceUrl
 
 RESPONSE, RESPONSE_A, RESPONSE_B = "response", "response_a", "response_b"
@@ -23,12 +24,6 @@ def _asks_one_thing(template: str) -> str:
     if named not in ({RESPONSE}, {RESPONSE_A, RESPONSE_B}):
         raise ValueError("expected {response}, to be given a number, or {response_a} and {response_b}, to be compared")
     return template
-
-
-def _not_the_trainers(name: str) -> str:
-    if name in OWN_FIELDS:
-        raise ValueError("is written by the trainer")
-    return name
 
 
 class Judge(Spec):
@@ -49,7 +44,7 @@ class Judge(Spec):
     """Column of the response that each is compared with; unset: with the others to its prompt. The score is the share
     of comparisons that it wins; a tie is half.
     """
-    arguments: JsonFields[Annotated[Identifier, AfterValidator(_not_the_trainers)]] = Field(
+    arguments: JsonFields[Annotated[Identifier, Check(~VALUE.one_of(OWN_FIELDS), "is written by the trainer")]] = Field(
         {"temperature": 0, "max_tokens": 1024},
         description=f"Further fields of each request; at most {MAX_DEPTH} levels deep.",
     )
