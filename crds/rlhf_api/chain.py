@@ -42,7 +42,6 @@ def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
 
 
 def _references(job: Job) -> dict[Role, str]:
-    """Return for each model with a job:// URI, by role, the name of the job that makes it."""
     given = job.spec.models.by_role().items()
     return {role: model.uri.removeprefix(SCHEME) for role, model in given if model.uri.startswith(SCHEME)}
 

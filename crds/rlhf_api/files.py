@@ -111,7 +111,6 @@ def _override(text: str) -> tuple[str, str, tuple[str, ...], Any]:
 
 
 def _name_of(document: dict[str, Any]) -> str:
-    """Return the name in the metadata of a document; empty if it has none."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) else ""

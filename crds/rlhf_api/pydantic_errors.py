@@ -83,7 +83,6 @@ def _locate(root: type[BaseModel], location: tuple[int | str, ...]) -> tuple[str
 
 
 def _tagged(models: Models, tag: str) -> type[BaseModel]:
-    """Return the member of a union that a tag selects, or the first one."""
     return next((model for model in models if tag_of(model) == tag), models[0])
 
 

@@ -38,8 +38,7 @@ data.max_len|max_len=2048                           with  data.maxPromptTokens a
 data.prompt_max_len|prompt_max_len                  with  data.maxPromptTokens and data.maxResponseTokens
 data.max_samples|max_samples                        to    data.train.limit (above_zero)
 data.apply_chat_template|apply_chat_template        skip  a chat template is applied where the tokenizer has one
-data.input_template|input_template                  lost  a template comes with the tokenizer, or none
-data.tokenizer_chat_template                        lost  a template comes with the tokenizer, or none
+data.input_template|input_template data.tokenizer_chat_template  lost  a template comes with the tokenizer, or none
 data.prompt_probs data.dataset_probs                lost  weights are in data.train.mix, one for each data set
 train.seed|seed=42                                  to    training.seed
 train.full_determinism_enable                       skip  a run is a function of its seed
@@ -67,8 +66,7 @@ logger.wandb.project                                to    outputs.wandb.project
 logger.wandb.key                                    skip  the key is WANDB_API_KEY in the environment
 logger.logging_steps|logging_steps logger.*         skip  docs/metrics.md says what is written
 use_wandb wandb_* use_tensorboard                   skip  docs/metrics.md says what is written
-local_rank use_ms address runtime-env-json          skip  how it is started
-module include                                      skip  how it is started
+local_rank use_ms address runtime-env-json module include  skip  how it is started
 *.gradient_checkpointing_reentrant                  skip  recomputation is not reentrant
 *.aux_loss_coef                                     lost  the loss that balances experts is left out
 """
@@ -154,14 +152,12 @@ model.gradient_checkpointing_enable|gradient_checkpointing  to  models.<role>.gr
 ref.model_name_or_path|ref_pretrain                 to    models.reference.uri (uri)
 ref.offload                                         skip  models.reference.offload, or the mapper
 model.beta|beta                                     to    algorithm.beta
-model.ipo_enable model.label_smoothing              lost  DPO has its own loss only
-model.nll_loss_coef                                 lost  DPO has its own loss only
+model.ipo_enable model.label_smoothing model.nll_loss_coef  lost  DPO has its own loss only
 model.margin_loss_enable model.loss_type            lost  the loss is -log sigmoid of the difference
 model.*                                             skip  the trainer's own way of computing losses
 data.dataset|dataset                                with  data.train.uri
 data.dataset_split|train_split                      to    data.train.split
-data.input_key|input_key                            to    data.train.promptKey
-data.prompt_key|prompt_key                          to    data.train.promptKey
+data.input_key|input_key data.prompt_key|prompt_key  to   data.train.promptKey
 data.output_key|output_key                          to    data.train.responseKey
 data.chosen_key|chosen_key                          to    data.train.chosenKey
 data.rejected_key|rejected_key                      to    data.train.rejectedKey

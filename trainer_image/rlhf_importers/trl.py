@@ -38,8 +38,7 @@ dtype torch_dtype                       skip  models are read in their own type;
 bf16 fp16                               skip  training.precision: Auto is BF16 with FP32 masters on GPUs
 attn_implementation use_liger_kernel torch_compile model_init_kwargs  skip  kernels and loading are the trainer's
 tf32 gradient_checkpointing_kwargs disable_dropout padding_free       skip  kernels and loading are the trainer's
-use_peft lora_r=16 lora_alpha=32        with  models.<role>.lora
-lora_target_modules                     with  models.<role>.lora
+use_peft lora_r=16 lora_alpha=32 lora_target_modules  with  models.<role>.lora
 lora_dropout use_rslora use_dora        lost  adapters are plain ones, without dropout
 lora_*                                  skip  beside an adapter the head of a reward model is trained
 load_in_* bnb_* use_bnb_*               lost  weights are not quantised

@@ -34,8 +34,7 @@ optim.betas=[0.9,0.999]               to    models.ROLE.optimizer.betas
 optim.clip_grad grad_clip             to    models.ROLE.optimizer.maxGradNorm
 optim.lr_warmup_steps                 to    models.ROLE.optimizer.warmupSteps (above_zero)
 optim.lr_warmup_steps_ratio           with  models.ROLE.optimizer.warmupSteps
-optim.lr_scheduler_type               to    models.ROLE.optimizer.schedule (schedule)
-optim.warmup_style                    to    models.ROLE.optimizer.schedule (schedule)
+optim.lr_scheduler_type optim.warmup_style  to  models.ROLE.optimizer.schedule (schedule)
 optim.optimizer                       skip  the optimizer is AdamW
 optim.*                               skip  training.totalSteps and the schedule say it
 """
@@ -47,16 +46,14 @@ adv_estimator=gae                     with  algorithm
 gamma=1.0                             to    algorithm.discount
 lam=1.0                               to    algorithm.gaeLambda
 norm_adv_by_std_in_grpo               to    algorithm.normalizeByStd
-filter_groups.enable                  with  algorithm.oversampling
-filter_groups.max_num_gen_batches     with  algorithm.oversampling
+filter_groups.enable filter_groups.max_num_gen_batches  with  algorithm.oversampling
 filter_groups.*                       skip  groups are compared by their scores
 rollout_correction.rollout_is         with  algorithm.rolloutCorrection
 rollout_correction.rollout_is_threshold=2.0  with  algorithm.rolloutCorrection
 rollout_correction.*                  lost  algorithm.rolloutCorrection has a mode and a cap, no more
 use_pf_ppo                            lost  there is no reweighting of samples (PF-PPO)
 pf_ppo.*                              skip  for use_pf_ppo
-use_kl_in_reward kl_penalty=kl        with  algorithm.kl
-kl_ctrl.kl_coef=0.001 kl_ctrl.*       with  algorithm.kl
+use_kl_in_reward kl_penalty=kl kl_ctrl.kl_coef=0.001 kl_ctrl.*  with  algorithm.kl
 
 [data.]
 train_files                           with  data.train
@@ -89,8 +86,7 @@ custom_chat_template override_config* lost  the model's own is taken
 
 [{ACTOR}]
 {OPTIMIZER.replace("ROLE", "actor").replace("RATE", "1e-6")}
-use_kl_loss kl_loss_coef=0.001        with  algorithm.kl
-kl_loss_type=low_var_kl               with  algorithm.kl
+use_kl_loss kl_loss_coef=0.001 kl_loss_type=low_var_kl  with  algorithm.kl
 clip_ratio clip_ratio_low             to    algorithm.clipRange
 clip_ratio_high                       to    algorithm.clipRangeHigh
 clip_ratio_c                          lost  there is no dual clip, a bound on the ratio where advantages are negative
@@ -102,8 +98,7 @@ ppo_epochs                            to    training.updateEpochs
 ppo_max_token_len_per_gpu             to    training.microBatchTokens
 ppo_micro_batch_size* use_dynamic_bsz skip  micro-batches are packed by tokens; the mapper says what fits
 ulysses_sequence_parallel_size=1      with  models.actor
-fsdp_config.param_offload             with  models.actor.offload
-fsdp_config.optimizer_offload         with  models.actor.offload
+fsdp_config.param_offload fsdp_config.optimizer_offload  with  models.actor.offload
 fsdp_config.* megatron.* strategy     skip  the mapper chooses, or models.<role>.{{parallelism, offload}} do
 *                                     skip  the trainer's own way of computing losses
 
@@ -163,8 +158,7 @@ test_freq                             with  evaluation.everySteps
 experiment_name                       with  metadata.name
 rollout_data_dir                      to    rollout.keep = 1.0
 logger project_name=verl_examples     with  outputs
-val_before_train balance_batch        skip  is always done
-resume_*                              skip  is always done
+val_before_train balance_batch resume_*  skip  is always done
 v1.*                                  skip  of its asynchronous modes; rollout.maxStaleness generates ahead here
 *                                     skip  the run folder and the operator take care of it
 

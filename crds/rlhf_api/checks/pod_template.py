@@ -187,7 +187,6 @@ def _without_keys(value: Any, path: str) -> Iterator[Problem]:
 
 
 def _of_container(container: Container, given: Mapping[str, Any], role: PodRole) -> Iterator[Problem]:
-    """Yield the problems of one container of a pod template."""
     own, others = CONTAINERS[role], {name for names in CONTAINERS.values() for name in names} - {*CONTAINERS[role]}
     if container.name in others:
         yield Problem("name", f'"{container.name}" is in other pods; the operator\'s here: {", ".join(own)}')
@@ -200,7 +199,6 @@ def _of_container(container: Container, given: Mapping[str, Any], role: PodRole)
 
 
 def _name_problems(container: Container) -> Iterator[Problem]:
-    """Yield a problem for each mount path and variable of a template's container that only the operator may set."""
     for place, mount in enumerate(container.volume_mounts):
         if OWN_FOLDER.fullmatch(mount.mount_path):
             yield Problem(f"volumeMounts.{place}.mountPath", f'"{mount.mount_path}" {OWN}')
@@ -210,7 +208,6 @@ def _name_problems(container: Container) -> Iterator[Problem]:
 
 
 def _resource_problems(container: Container, role: PodRole) -> Iterator[Problem]:
-    """Yield a problem for each resource of the main container that a field of the spec sets instead."""
     for kind, quantities in (("requests", container.resources.requests), ("limits", container.resources.limits)):
         for resource in filter(OWN_RESOURCE.fullmatch, quantities):
             field = f"spec.runtime.{role}.{resource}" if resource in ("cpu", "memory") else "spec.resources"

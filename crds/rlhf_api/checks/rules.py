@@ -118,7 +118,6 @@ def _models() -> Iterator[Rule]:
 
 
 def _only_read(path: str, role: str) -> Iterator[Rule]:
-    """Yield the rules for a model that is not trained: options of training are refused."""
     read, untrained = algorithm(lambda each: role in each.frozen), f"{{name}} does not train the {role}"
     for part in ("optimizer", "lora"):
         yield Rule(f"{path}.{part}", read.implies(~Field(f"{path}.{part}").is_given), untrained)
@@ -129,7 +128,6 @@ def _only_read(path: str, role: str) -> Iterator[Rule]:
 
 
 def _shapes() -> Iterator[Rule]:
-    """Yield the rules for shapes: a known model's name, or all numbers that determine the size of a model."""
     needed = ("hiddenSize", "numHiddenLayers", "numAttentionHeads", "intermediateSize", "vocabSize")
     for path in (*(f"models.{role}.shape" for role in ROLES), "models.reward.sum[].reward.shape"):
         numbers = reduce(operator.and_, (Field(f"{path}.{number}").is_given for number in needed))
@@ -228,7 +226,6 @@ def _old_log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
 
 
 def _compares() -> Expression:
-    """Return the expression that is true if the algorithm, with its options, compares the responses to a prompt."""
     compares = algorithm(lambda each: each.comparing == {})
     for name, each in ALGORITHMS.items():
         if options := each.comparing:
@@ -238,7 +235,6 @@ def _compares() -> Expression:
 
 
 def _has_its_defaults(path: str, model: type[BaseModel]) -> Expression:
-    """Return the expression that is true if every field of the object at a path has its default."""
     fields = ((Field(f"{path}.{info.alias}"), info.default) for info in model.model_fields.values())
     return reduce(operator.and_, (~each.is_given if default is None else each == default for each, default in fields))
 
@@ -386,5 +382,4 @@ def _repeated(spec: JobSpec) -> Iterator[Problem]:
 
 
 def _repeated_values(values: Iterable[str]) -> list[str]:
-    """Return the values that occur more than once."""
     return [value for value, count in Counter(values).items() if count > 1]

@@ -170,7 +170,6 @@ def own_place(function: Callable[..., Any]) -> str:
 
 
 def _address(entrypoint: str) -> str:
-    """Return an entry point as `module:name`; the given text may be the name of an installed one."""
     if ":" in entrypoint:
         return entrypoint
     installed = {each.name: each.value for each in entry_points(group=GROUP)}
