@@ -5,16 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    JsonValue,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.expressions import VALUE, Check
@@ -67,34 +58,14 @@ FORMS = {
 }
 """Pattern of a field -> words that say in an error message what the pattern expects."""
 
-MAX_DEPTH = 16
-"""Most levels of mappings and lists in a field that holds any JSON, such as `arguments`."""
 MAX_INTEGER = 2**31 - 1
 """Largest whole number of a field: the API server can multiply two of them without overflow."""
-
-
-def _whole(value: object) -> object:
-    """Return a float that is whole as an int; JSON has one kind of number, so 3.0 and 1e3 are whole."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def check_depth(value: object) -> object:
-    """Refuse free JSON with more than `MAX_DEPTH` levels. A loop is used, since recursion could fail on deep input."""
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        containers = {id(each): each for each in level if isinstance(each, dict | list)}  # YAML may name one often
-        level = [child for each in containers.values() for child in (each.values() if isinstance(each, dict) else each)]
-    if any(isinstance(each, dict | list) for each in level):
-        raise ValueError(f"holds more than {MAX_DEPTH} mappings and lists within each other")
-    return value
-
 
 T = TypeVar("T")
 Listed = Annotated[tuple[T, ...], Field(strict=False)]
 """Tuple of the entries of a document's list."""
-JsonFields = Annotated[dict[T, JsonValue], Field(max_length=64), BeforeValidator(check_depth)]
-"""Mapping that may hold any JSON, by names of the given type."""
-WHOLE = BeforeValidator(_whole)
+WHOLE = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
+"""Takes a float that is whole as an int: JSON has one kind of number, so 3.0 and 1e3 are whole."""
 Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER), WHOLE]
 Count = Annotated[int, Field(ge=1, le=MAX_INTEGER), WHOLE]
 NodeCount = Annotated[int, Field(ge=1, le=100_000), WHOLE]

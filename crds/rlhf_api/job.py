@@ -14,14 +14,7 @@ from rlhf_api.problems import SpecError
 from rlhf_api.pydantic_errors import explain
 from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.spec.custom_algorithm import ReadStep
-from rlhf_api.spec.job_spec import (
-    CPU_HIDDEN_VALUES,
-    CPU_MICRO_BATCH_TOKENS,
-    MICRO_BATCH_TOKENS,
-    JobSpec,
-    Model,
-    Optimizer,
-)
+from rlhf_api.spec.job_spec import CPU_HIDDEN_VALUES, CPU_MIN_TOKENS, MICRO_BATCH_TOKENS, JobSpec, Model, Optimizer
 from rlhf_api.spec.runtime import PodSize
 
 MAX_NAME_LENGTH = 40
@@ -146,7 +139,7 @@ class Job(Spec):
 
     def micro_batch_tokens(self, device: Literal["CPU", "GPU"], *, hidden: int) -> int:
         """Return the most tokens of one forward pass of a model with hidden states of size `hidden`."""
-        fastest = max(CPU_HIDDEN_VALUES // hidden, CPU_MICRO_BATCH_TOKENS) if device == "CPU" else MICRO_BATCH_TOKENS
+        fastest = max(CPU_HIDDEN_VALUES // hidden, CPU_MIN_TOKENS) if device == "CPU" else MICRO_BATCH_TOKENS
         return self.spec.training.micro_batch_tokens or min(fastest, MICRO_BATCH_TOKENS)
 
     @property

@@ -2,13 +2,10 @@
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel
-
 from rlhf_api.checks.rule import Rule
 from rlhf_api.expressions import Expression, Field
-from rlhf_api.spec.functions import RewardFunction, RewardService
+from rlhf_api.spec.job_spec import CODE
 from rlhf_api.spec.judges import COMPARES
-from rlhf_api.spec.verifiers import RewardVerifier
 
 OWN_VARIABLES = "RLHF_"
 OWN_MEASURES = ("reward", "cost", "win_rate", "win_rate_null", "response_tokens", "response_finished")
@@ -19,16 +16,11 @@ SAMPLES = Field("rollout.samplesPerPrompt")
 
 def user_code() -> Iterator[Rule]:
     """Yield the rules for user code: a call must end before the workers count as hung."""
-    with_code: dict[str, type[BaseModel]] = {
-        "entrypoint": RewardFunction,
-        "verifier": RewardVerifier,
-        "url": RewardService,
-    }
-    defaults = {key: each.model_fields["timeout_seconds"].default for key, each in with_code.items()}
     times: dict[str, Expression] = {}
     for form in ("models.reward", "models.reward.sum[].reward"):
         default: Expression | float = 0.0
-        for key, seconds in defaults.items():
+        for key in ("entrypoint", "verifier", "url"):
+            seconds = CODE[key].model_fields["timeout_seconds"].default
             default = Field(f"{form}.{key}").is_given.then(seconds, default)
         times[f"{form}.timeoutSeconds"] = Field(f"{form}.timeoutSeconds").or_else(default)
         times[f"{form}.judge.timeoutSeconds"] = Field(f"{form}.judge.timeoutSeconds")

@@ -10,12 +10,13 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, field_validator, model_serializer
 
-from rlhf_api.contract import MAX_DEPTH, OWN_CLASS, Count, Identifier, JsonFields, Listed, Spec, tag_of
+from rlhf_api.contract import OWN_CLASS, Count, Identifier, Listed, Spec, tag_of
 from rlhf_api.names import PlacedRole
 from rlhf_api.own_code import OwnCodeError, defined_at, describe_error, line_of, package_of
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_api.pydantic_errors import explain
 from rlhf_api.spec.algorithms import CUSTOM, ActorCritic, Algorithm, PolicyGradient
+from rlhf_api.spec.functions import MAX_DEPTH, JsonFields
 
 GROUP = "rlhf.algorithms"
 """Group of entry points by which installed packages offer algorithms under names for a manifest."""
@@ -32,11 +33,8 @@ class Custom(Algorithm):
 
     paper, step = "", staticmethod(_unknown)
     name: Literal["Custom"] = Field(description="A class of your own, outside this package.")
-    entrypoint: str = Field(
-        pattern=OWN_CLASS,
-        max_length=256,
-        description=f"module.path:Class, or the name under which an installed package has it in {GROUP}.",
-    )
+    entrypoint: str = Field(pattern=OWN_CLASS, max_length=256)
+    """module.path:Class, or the name under which an installed package has it in rlhf.algorithms."""
     options: JsonFields[Identifier] = Field(
         default_factory=dict, description=f"Fields of the class, at most {MAX_DEPTH} levels deep."
     )

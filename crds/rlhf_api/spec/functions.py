@@ -1,16 +1,32 @@
 """User code in a spec: functions, and services that score responses."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, JsonValue
 
-from rlhf_api.contract import ENTRYPOINT, MAX_DEPTH, SERVICE_URL, Count, Identifier, JsonFields, Spec, Text
+from rlhf_api.contract import ENTRYPOINT, SERVICE_URL, Count, Identifier, Spec, Text
 from rlhf_api.expressions import VALUE, Check
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
 """Names of the parameters that every user function gets; no argument or column may have them."""
+MAX_DEPTH = 16
+"""Most levels of mappings and lists in a field that holds any JSON, such as `arguments`."""
 
 
+def check_depth(value: object) -> object:
+    """Refuse free JSON with more than `MAX_DEPTH` levels. A loop is used, since recursion could fail on deep input."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        containers = {id(each): each for each in level if isinstance(each, dict | list)}  # YAML may name one often
+        level = [child for each in containers.values() for child in (each.values() if isinstance(each, dict) else each)]
+    if any(isinstance(each, dict | list) for each in level):
+        raise ValueError(f"holds more than {MAX_DEPTH} mappings and lists within each other")
+    return value
+
+
+Key = TypeVar("Key")
+JsonFields = Annotated[dict[Key, JsonValue], Field(max_length=64), BeforeValidator(check_depth)]
+"""Mapping that may hold any JSON, by names of the given type."""
 Argument = Annotated[Identifier, Check(~VALUE.one_of(ALWAYS_GIVEN), "is given to every function; choose another name")]
 Column = Annotated[Text, Check(~VALUE.one_of(ALWAYS_GIVEN), "is given to every function; rename the column")]
 """Name of a column of the data, under which functions get its values."""

@@ -40,7 +40,7 @@ from rlhf_api.spec.verifiers import RewardVerifier
 
 MICRO_BATCH_TOKENS = 16384
 """Default number of tokens of a forward pass; on CPU, models with hidden states of more than 64 values get fewer."""
-CPU_HIDDEN_VALUES, CPU_MICRO_BATCH_TOKENS = 2**20, 2048
+CPU_HIDDEN_VALUES, CPU_MIN_TOKENS = 2**20, 2048
 """Bounds of a forward pass on CPU, whose caches are small: tokens times hidden size, and fewest tokens."""
 
 
@@ -224,7 +224,7 @@ class Training(Spec):
     micro_batch_tokens: Count | None = Field(
         None,
         description=f"Tokens of one forward pass; rows are packed without padding. Default: {MICRO_BATCH_TOKENS:,} "
-        f"on GPUs; on CPU, whose caches are small, {CPU_MICRO_BATCH_TOKENS:,} or, of a model with hidden states of "
+        f"on GPUs; on CPU, whose caches are small, {CPU_MIN_TOKENS:,} or, of a model with hidden states of "
         f"less than 512, 2^20 divided by their size, at most {MICRO_BATCH_TOKENS:,}.",
     )
     attention: Attention = "Auto"

@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from rlhf_api.contract import MAX_DEPTH, Count, Identifier, JsonFields, Spec, Text
+from rlhf_api.contract import Count, Identifier, Spec, Text
 from rlhf_api.expressions import VALUE, Check
-from rlhf_api.spec.functions import ServiceUrl
+from rlhf_api.spec.functions import MAX_DEPTH, JsonFields, ServiceUrl
 
 RESPONSE, RESPONSE_A, RESPONSE_B = "response", "response_a", "response_b"
 GIVEN = ("prompt", RESPONSE, RESPONSE_A, RESPONSE_B)

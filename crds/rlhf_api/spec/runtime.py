@@ -4,19 +4,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from rlhf_api.contract import (
-    CPUS,
-    DNS_SUBDOMAIN,
-    IMAGE,
-    QUANTITY,
-    SECRET_KEY,
-    Identifier,
-    LabelKey,
-    Listed,
-    Spec,
-    check_depth,
-)
+from rlhf_api.contract import CPUS, DNS_SUBDOMAIN, IMAGE, QUANTITY, SECRET_KEY, Identifier, LabelKey, Listed, Spec
 from rlhf_api.expressions import VALUE, Check
+from rlhf_api.spec.functions import check_depth
 
 SOME_CPUS = Check(VALUE.quantity_minus("0") > 0, 'is "{value}", expected more than 0')
 SOME_MEMORY = Check(
