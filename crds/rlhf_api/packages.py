@@ -1,7 +1,6 @@
 """Paths of `package://` addresses on this machine."""
 
 import importlib.util
-from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = "package://"
@@ -13,7 +12,11 @@ def in_package(uri: str) -> Path:
     No code of the package runs. Raises LookupError with a sentence if the package is not installed or not unpacked.
     """
     package, _, inside = uri.removeprefix(PACKAGE).partition("/")
-    folders = [Path(each) for each in _folders(package)]
+    try:
+        found = importlib.util.find_spec(package) if package.isidentifier() else None  # `a.b` would import a
+    except ValueError:  # __main__
+        found = None
+    folders = [Path(each) for each in (found and found.submodule_search_locations) or ()]
     if not folders:
         raise LookupError(f"{uri}: no Python package named {package!r} is installed")
     if len(folders) > 1:
@@ -22,13 +25,3 @@ def in_package(uri: str) -> Path:
     if not folder.is_dir():
         raise LookupError(f"{uri}: the package {package!r} is not unpacked on disk")
     return folder / inside
-
-
-def _folders(package: str) -> Iterable[str]:
-    if not package.isidentifier():  # to find what is inside of a package, Python would import that
-        return ()
-    try:
-        found = importlib.util.find_spec(package)
-    except ValueError:  # __main__
-        return ()
-    return (found and found.submodule_search_locations) or ()

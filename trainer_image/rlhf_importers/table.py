@@ -62,12 +62,6 @@ class Table:
         fitting = (pattern for pattern in self.rows if "*" in pattern and fnmatchcase(key, pattern))
         return self.rows.get(key) or next((self.rows[pattern] for pattern in fitting), None)
 
-    def changed(self, value: Any, how: str) -> Any:
-        """Return a given value converted by the function in a row's brackets, or the value behind the row's `=`."""
-        if how.startswith("= "):
-            return scalar(how.removeprefix("= "))
-        return self.changes[how.strip("()")](value) if how else value
-
 
 def table(text: str, **changes: Change) -> Table:
     """Parse the text of a table of keys, whose brackets name functions of `changes` and of CHANGES."""
@@ -207,7 +201,10 @@ def _put(draft: Draft, report: Draft, key: str, value: Any, table: Table, path: 
     try:
         if not draft.has(path):
             raise OffError(f"{draft.algorithm} has no such option")
-        draft.put(path, table.changed(value, how))
+        if how.startswith("= "):
+            draft.put(path, scalar(how.removeprefix("= ")))
+        else:
+            draft.put(path, table.changes[how.strip("()")](value) if how else value)
     except OffError as why:
         report.not_needed[key] = str(why)
     except NoCounterpartError as why:

@@ -194,8 +194,10 @@ def _of_container(container: Container, given: Mapping[str, Any], role: PodRole)
         return
     yield from (Problem(field, why) for field, why in OF_A_CONTAINER.items() if field in given)
     yield from _name_problems(container)
-    if container.name == own[0]:
-        yield from _resource_problems(container, role)
+    for kind in ("requests", "limits") if container.name == own[0] else ():
+        for resource in filter(OWN_RESOURCE.fullmatch, getattr(container.resources, kind)):
+            field = f"spec.runtime.{role}.{resource}" if resource in ("cpu", "memory") else "spec.resources"
+            yield Problem(f"resources.{kind}.{resource}", f"{OWN}; write {field}")
 
 
 def _name_problems(container: Container) -> Iterator[Problem]:
@@ -205,10 +207,3 @@ def _name_problems(container: Container) -> Iterator[Problem]:
     for place, variable in enumerate(container.env):
         if OWN_VARIABLE.fullmatch(variable.name):
             yield Problem(f"env.{place}.name", f'"{variable.name}" {OWN}')
-
-
-def _resource_problems(container: Container, role: PodRole) -> Iterator[Problem]:
-    for kind, quantities in (("requests", container.resources.requests), ("limits", container.resources.limits)):
-        for resource in filter(OWN_RESOURCE.fullmatch, quantities):
-            field = f"spec.runtime.{role}.{resource}" if resource in ("cpu", "memory") else "spec.resources"
-            yield Problem(f"resources.{kind}.{resource}", f"{OWN}; write {field}")
