@@ -58,8 +58,7 @@ def defined_at(what: object) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Return an exception as one line: its class and its text."""
-    told: object = error
-    if isinstance(error, SyntaxError) and error.filename:
-        told = error.msg  # the text ends with the name of the file, without its folder
+    # The text of a SyntaxError ends with the name of the file, without its folder.
+    told = error.msg if isinstance(error, SyntaxError) and error.filename else error
     text = " ".join(str(told).split())
     return f"{type(error).__name__}{': ' if text else ''}{text[:300]}"

@@ -15,9 +15,6 @@ from rlhf_importers.table import Draft, NoCounterpartError, Values, fill
 PROJECTS = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
 """Project that `--from` names -> its module, with `read`, `algorithm`, `table_of` and `combine`."""
 
-MAX_VALUE = 60
-"""Most characters of a configuration value in an error."""
-
 
 def convert(text: str, project: str, *, source: str, algorithm: str | None = None) -> Draft:
     """Convert a configuration of another project to a draft manifest. ConversionError for text that is none."""
@@ -34,7 +31,7 @@ def convert(text: str, project: str, *, source: str, algorithm: str | None = Non
     except SpecError:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError):
-        found = one_line(repr(values[values.last]), MAX_VALUE)
+        found = one_line(repr(values[values.last]), most=60)
         raise ConversionError(f"{source}: {values.last}: {found} is not what {project} takes") from None
     return draft
 

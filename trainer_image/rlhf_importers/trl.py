@@ -77,11 +77,8 @@ activation_offloading                   skip  layers are recomputed where that f
 eos_token pad_token pad_to_multiple_of truncation_mode  skip  the tokenizer's; nothing is cut
 router_aux_loss_coef                    lost  the loss that balances experts is left out
 """
-SAMPLING = sampling_rows(
-    {"top_p": "", "top_k": "(top_k)", "min_p": "", "repetition_penalty": "", "generation_kwargs": ""}
-)
 RL = f"""
-{SAMPLING}
+{sampling_rows({"top_p": "", "top_k": "(top_k)", "min_p": "", "repetition_penalty": "", "generation_kwargs": ""})}
 num_generations_eval                    to    evaluation.samplesPerPrompt
 max_completion_length=512               to    data.maxResponseTokens
 max_prompt_length                       to    data.maxPromptTokens
