@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from rlhf_trainer.run.wiring import RayRuntime
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -49,7 +50,6 @@ from rlhf_mapper.simulate.overlap import left_to_score
 from rlhf_mapper.workload import workload_of
 from rlhf_trainer.run.session import ray_session
 from rlhf_trainer.run.slots import Slots
-from rlhf_trainer.run.wiring import RayRuntime
 from rlhf_trainer.run_folder.folder import model_folders
 
 CHECKPOINT_STEPS, WARM_UP = 3, 2

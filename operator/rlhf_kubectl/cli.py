@@ -18,12 +18,9 @@ from rlhf_api.problems import SpecError
 from rlhf_kubectl.jobs import events_of, find_job, head_of, line_of, list_jobs, pods_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator import names
-from rlhf_operator.snapshot import ObservedJob
-from rlhf_planning.command_line import Follow, Once, exits_by, print_errors, version_option
+from rlhf_planning.command_line import Follow, Once, Program, print_errors
 from rlhf_planning.job_table import show
 from rlhf_planning.numbers import size_text
-
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def job_names(context: typer.Context, incomplete: str) -> list[str]:
@@ -60,18 +57,12 @@ def exit_code_of(work: Callable[[], None], _debug: bool) -> int:
     return int(ExitCode.OK)
 
 
-exits = exits_by(exit_code_of)
+ABOUT = "Show and steer the RLHFJobs of a Kubernetes cluster, and copy their output."
+program = Program("kubectl-rlhf", ABOUT, exit_code_of, add_completion=False)
+app, command = program.app, program.command
 
 
-@app.callback()
-def about(
-    _version: Annotated[bool, version_option("kubectl-rlhf")] = False,
-) -> None:
-    """Show and steer the RLHFJobs of a Kubernetes cluster, and copy their output."""
-
-
-@app.command(epilog="Example: kubectl rlhf top -A")
-@exits
+@command("kubectl rlhf top -A")
 def top(
     namespace: Namespace = None,
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
@@ -89,8 +80,7 @@ def top(
     )
 
 
-@app.command(epilog="Example: kubectl rlhf why helpful-ppo")
-@exits
+@command("kubectl rlhf why helpful-ppo")
 def why(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
     """Say what a job waits for, since when and what to do; of a failed job what failed, and where."""
     from rlhf_kubectl.why import why as sentences
@@ -102,8 +92,7 @@ def why(job: JobName, namespace: Namespace = None, context: Context = None) -> N
         typer.echo(sentence)
 
 
-@app.command(epilog="Example: kubectl rlhf logs helpful-ppo --follow")
-@exits
+@command("kubectl rlhf logs helpful-ppo --follow")
 def logs(
     job: JobName,
     follow: Follow = False,
@@ -135,15 +124,13 @@ def logs(
         show_file(kubectl, found, log, image)
 
 
-@app.command(epilog="Example: kubectl rlhf suspend helpful-ppo")
-@exits
+@command("kubectl rlhf suspend helpful-ppo")
 def suspend(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
     """Have a job save a checkpoint and give its slots back."""
     _set_suspend(Kubectl(context, namespace), job, suspended=True)
 
 
-@app.command(epilog="Example: kubectl rlhf resume helpful-ppo")
-@exits
+@command("kubectl rlhf resume helpful-ppo")
 def resume(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
     """Have a suspended job go on from its checkpoint."""
     _set_suspend(Kubectl(context, namespace), job, suspended=False)
@@ -165,27 +152,20 @@ def _set_suspend(kubectl: Kubectl, name: str, *, suspended: bool) -> None:
     typer.echo(f"{name}: {then}; kubectl rlhf why {name} says how far that is")
 
 
-@app.command(epilog="Example: kubectl rlhf save-now helpful-ppo")
-@exits
+@command("kubectl rlhf save-now helpful-ppo")
 def save_now(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
     """Have a running job save a checkpoint after its current step, and wait for it."""
     kubectl = Kubectl(context, namespace)
     found = find_job(kubectl, job)
-    head = _running_head(kubectl, found)
-    words = (head, f"--container={names.HEAD_CONTAINER}", "--", "rlhf", "save-now", names.OUTPUT_FOLDER)
+    head = head_of(found, pods_of(kubectl, found))
+    if head is None or head.phase != "Running" or found.status.phase in ENDED:
+        message = f"{job} has no head pod that runs, it is {found.status.phase}; kubectl rlhf why {job}"
+        raise KubectlError(message, ExitCode.SPEC)
+    words = (head.name, f"--container={names.HEAD_CONTAINER}", "--", "rlhf", "save-now", names.OUTPUT_FOLDER)
     kubectl.stream("exec", f"--namespace={found.namespace}", *words)
 
 
-def _running_head(kubectl: Kubectl, job: ObservedJob) -> str:
-    head = head_of(job, pods_of(kubectl, job))
-    if head is None or head.phase != "Running" or job.status.phase in ENDED:
-        message = f"{job.name} has no head pod that runs, it is {job.status.phase}; kubectl rlhf why {job.name}"
-        raise KubectlError(message, ExitCode.SPEC)
-    return head.name
-
-
-@app.command(epilog="Example: kubectl rlhf plan job.yaml")
-@exits
+@command("kubectl rlhf plan job.yaml")
 def plan(
     what: Annotated[str, typer.Argument(metavar="FILE|JOB", help="Manifest, or name of an RLHFJob.")],
     namespace: Namespace = None,
@@ -199,8 +179,7 @@ def plan(
         raise KubectlError(f"there is no place for {', '.join(without)}")
 
 
-@app.command(epilog="Example: kubectl rlhf fetch helpful-ppo ./model")
-@exits
+@command("kubectl rlhf fetch helpful-ppo ./model")
 def fetch(
     job: JobName,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the model, or the data set.")],

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import wrap_file
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_kubectl.installation import image_of, parse_job
+from rlhf_kubectl.jobs import image_of, parse_job
 from rlhf_kubectl.kubectl import Kubectl, KubectlError, require_success
 from rlhf_kubectl.why import complaint
 from rlhf_operator.cluster import parse, raw

@@ -1,4 +1,4 @@
-"""RLHFJobs of a cluster, their pods and their events, as the API server has them now."""
+"""RLHFJobs of a cluster, their pods and events, and the operator's settings, as the API server has them now."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
+from rlhf_api import kubectl_yaml
 from rlhf_api.contract import JOB_NAME
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.problems import suggestion
+from rlhf_api.job import Job
+from rlhf_api.names import API_VERSION, KIND
+from rlhf_api.problems import SpecError, suggestion
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator import names
 from rlhf_operator.cluster import parse, raw
-from rlhf_operator.cluster.resources import EVENTS, JOBS, PODS
+from rlhf_operator.cluster.resources import CONFIG_MAPS, EVENTS, JOBS, PODS
+from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Document, ObservedJob, ObservedPod
 from rlhf_planning.job_table import JobLine
 
 NO_RLHFJOBS = "this cluster knows no RLHFJobs: install the operator's chart (helm/rlhf-operator)"
+CONFIG = "config.yaml"
+SELECTOR = "?labelSelector=app.kubernetes.io/name%3Drlhf-operator"
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,6 @@ class JobEvent:
     time: str
     """Time of the event (RFC 3339)."""
     is_warning: bool
-    reason: str
     note: str
     about: str
     """Name of the job or pod that the event is about."""
@@ -45,9 +52,8 @@ def job_documents(kubectl: Kubectl, *, everywhere: bool = False) -> list[Documen
 
 def list_jobs(kubectl: Kubectl, *, everywhere: bool = False) -> list[ObservedJob]:
     """Return the jobs of the namespace, or of all namespaces, the oldest first."""
-    return sorted(
-        map(parse.job, job_documents(kubectl, everywhere=everywhere)), key=lambda job: (job.created, job.name)
-    )
+    jobs = map(parse.job, job_documents(kubectl, everywhere=everywhere))
+    return sorted(jobs, key=lambda job: (job.created, job.name))
 
 
 def find_job(kubectl: Kubectl, name: str) -> ObservedJob:
@@ -63,8 +69,7 @@ def find_job(kubectl: Kubectl, name: str) -> ObservedJob:
 def pods_of(kubectl: Kubectl, job: ObservedJob) -> list[ObservedPod]:
     """Return the pods of a job; none if the user may not see them."""
     selector = f"?labelSelector={names.MANAGED_BY}%3D{names.OPERATOR},{names.JOB_UID}%3D{job.uid}"
-    found = kubectl.find(PODS.path(job.namespace) + selector) or {}
-    return [parse.pod(each) for each in found.get("items") or []]
+    return [parse.pod(each) for each in kubectl.items(PODS.path(job.namespace) + selector) or []]
 
 
 def head_of(job: ObservedJob, pods: Sequence[ObservedPod]) -> ObservedPod | None:
@@ -75,21 +80,13 @@ def head_of(job: ObservedJob, pods: Sequence[ObservedPod]) -> ObservedPod | None
 
 def events_of(kubectl: Kubectl, job: ObservedJob, pods: Sequence[ObservedPod]) -> list[JobEvent]:
     """Return the events about a job and its pods, the oldest first."""
-    found = kubectl.find(EVENTS.path(job.namespace)) or {}
-    uids = {job.uid, *(pod.uid for pod in pods)}
-    events = [_event_of(each) for each in found.get("items") or [] if raw.text(each, "regarding", "uid") in uids]
+    events, uids = [], {job.uid, *(pod.uid for pod in pods)}
+    for each in kubectl.items(EVENTS.path(job.namespace)) or []:
+        if raw.text(each, "regarding", "uid") in uids:
+            time, note = parse.complaint(each)
+            is_warning, about = raw.text(each, "type") == "Warning", raw.text(each, "regarding", "name")
+            events.append(JobEvent(time, is_warning, note, about))
     return sorted(events, key=lambda each: each.time)
-
-
-def _event_of(document: Document) -> JobEvent:
-    when, note = parse.complaint(document)
-    return JobEvent(
-        time=when,
-        is_warning=raw.text(document, "type") == "Warning",
-        reason=raw.text(document, "reason"),
-        note=note,
-        about=raw.text(document, "regarding", "name"),
-    )
 
 
 def line_of(job: ObservedJob, *, everywhere: bool) -> JobLine:
@@ -101,3 +98,33 @@ def line_of(job: ObservedJob, *, everywhere: bool) -> JobLine:
         status=job.status,
         began=job.created.isoformat(),
     )
+
+
+def settings_of(kubectl: Kubectl, namespace: str) -> Settings | None:
+    """Return the settings of the operator of a namespace; None if there is none, or the user may not read them."""
+    for each in kubectl.items(CONFIG_MAPS.path() + SELECTOR) or []:
+        try:
+            (document,) = kubectl_yaml.read(raw.text(each, "data", CONFIG), "")
+            settings = Settings.model_validate(document, by_alias=True, by_name=False)
+        except (ValueError, ValidationError):  # of another version
+            continue
+        if not settings.namespaces or namespace in settings.namespaces:
+            return settings
+    return None
+
+
+def parse_job(job: ObservedJob) -> Job:
+    """Return a job of the cluster with its defaults. SpecError if it breaks a rule."""
+    metadata = {"name": job.name, "namespace": job.namespace}
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(job.spec)}
+    return Job.parse(document, step=job.status.step)
+
+
+def image_of(kubectl: Kubectl, job: ObservedJob) -> str:
+    """Return the image of a job's pods; empty if the user may not know it."""
+    try:
+        own = parse_job(job).spec.runtime.image
+    except SpecError:
+        own = None
+    settings = None if own else settings_of(kubectl, job.namespace)
+    return own or (settings.trainer_image if settings else "")

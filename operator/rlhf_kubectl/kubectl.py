@@ -66,6 +66,11 @@ class Kubectl:
                 raise
             return None
 
+    def items(self, path: str) -> list[Document] | None:
+        """Return the objects of a list; None if the user may not read it."""
+        found = self.find(path)
+        return None if found is None else found.get("items") or []
+
     def create(self, path: str, manifest: Mapping[str, Any]) -> Document:
         """Create an object, and return it as the server has it."""
         return self._document("create", "--raw", path, "--filename=-", text=json.dumps(manifest))

@@ -28,8 +28,8 @@ OPERATORS: Final = "kubectl get deployments -A -l app.kubernetes.io/name=rlhf-op
 
 def why(job: ObservedJob, pods: Sequence[ObservedPod], events: Sequence[JobEvent], now: datetime) -> list[str]:
     """Return sentences about a job: its state first, then what to do."""
-    texts = list(dict.fromkeys(_sentences(job, pods, events, now)))
-    return [sentence(text) for text in texts if text.strip()]
+    texts = [text.strip() for text in dict.fromkeys(_sentences(job, pods, events, now)) if text.strip()]
+    return [text if text.endswith((".", "`")) else f"{text}." for text in texts]
 
 
 def _sentences(
@@ -45,7 +45,9 @@ def _sentences(
         return
     match status.phase:
         case "Succeeded":
-            yield from _succeeded(name, status, now)
+            where = f"; what it made is {status.output.uri}" if status.output else ""
+            yield f"{name} succeeded {_ago(parsed(status.completion_time), now)} ago{where}"
+            yield f"`kubectl rlhf fetch {name} DIR` copies it"
         case "Failed":
             yield from _failed(job, now)
         case "Running":
@@ -54,12 +56,6 @@ def _sentences(
             yield from _waiting(name, status, pods, events, now)
     if status.phase not in ("Succeeded", "Failed") and (status.observed_generation or 0) < job.generation:
         yield "The operator has not acted on the latest change of the spec yet"
-
-
-def _succeeded(name: str, status: Status, now: datetime) -> Iterator[str]:
-    where = f"; what it made is {status.output.uri}" if status.output else ""
-    yield f"{name} succeeded {_ago(parsed(status.completion_time), now)} ago{where}"
-    yield f"`kubectl rlhf fetch {name} DIR` copies it"
 
 
 def _failed(job: ObservedJob, now: datetime) -> Iterator[str]:
@@ -73,38 +69,30 @@ def _failed(job: ObservedJob, now: datetime) -> Iterator[str]:
         yield CONDITIONS.get(("Failed", failed.reason), "")
     if failure and is_of_attempt:
         yield from _failure(name, failure, now)
-    yield from _left_behind(status)
-    saved = f"; it goes on from step {status.checkpoint.step}" if status.checkpoint else ""
-    yield f"When that is put right, delete the job and create it again with this name{saved}"
-
-
-def _left_behind(status: Status) -> Iterator[str]:
-    """Yield the attempts of a failed job, and a note on pods that were kept."""
     attempts = [f"{each.attempt} {each.reason or each.outcome}" for each in status.attempts]
     if len(attempts) > 1:
         yield f"Its attempts: {', '.join(attempts)}"
     ready = found(status.conditions, "ClusterReady")
     if ready and ready.reason == "Kept":
         yield f"Its pods were kept. {CONDITIONS['ClusterReady', 'Kept']}"
+    saved = f"; it goes on from step {status.checkpoint.step}" if status.checkpoint else ""
+    yield f"When that is put right, delete the job and create it again with this name{saved}"
 
 
 def _failure(name: str, failure: Failure, now: datetime) -> Iterator[str]:
     """Yield the reason and the place of a failed attempt, and the remedy."""
     attempt = f"Attempt {failure.attempt}" if failure.attempt else "An attempt"
-    code = f", exit code {failure.exit_code}{_meaning(failure.exit_code)}" if failure.exit_code is not None else ""
+    meanings = {int(each): f" ({each.name.lower().replace('_', ' ')})" for each in ExitCode}
+    number = failure.exit_code
+    code = f", exit code {number}{meanings.get(number, '')}" if number is not None else ""
     rule = f", by its rule {failure.rule}" if failure.rule else ""
     yield f"{attempt} failed {_ago(parsed(failure.time), now)} ago: {failure.reason}{code}{rule}"
     if failure.pod:
         yield f"To blame is pod {failure.pod}{f' on node {failure.node}' if failure.node else ''}"
     yield f"It said: {failure.message}"
     yield FAILURES.get(cast("Reason", failure.reason), "")
-    number = f" --attempt {failure.attempt}" if failure.attempt else ""
-    yield f"Its log: `kubectl rlhf logs {name}{number}`"
-
-
-def _meaning(code: int) -> str:
-    meanings = {int(each): each.name.lower().replace("_", " ") for each in ExitCode}
-    return f" ({meanings[code]})" if code in meanings else ""
+    option = f" --attempt {failure.attempt}" if failure.attempt else ""
+    yield f"Its log: `kubectl rlhf logs {name}{option}`"
 
 
 def _running(name: str, status: Status, now: datetime) -> Iterator[str]:
@@ -141,19 +129,14 @@ def _waiting(
         yield from _failure(name, status.last_failure, now)
     if (ahead := parsed(status.next_attempt_time)) and ahead > now:
         yield f"No attempt begins in the next {duration((ahead - now).total_seconds())}"
-    yield from _complaints(pods, condition, now)
-    if (warned := [each for each in events if each.is_warning]) and warned[-1].note not in condition.message:
-        last = warned[-1]
-        yield f"The latest warning, {_ago(parsed(last.time), now)} ago, about {last.about}: {last.note}"
-    yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name)
-
-
-def _complaints(pods: Sequence[ObservedPod], condition: Condition, now: datetime) -> Iterator[str]:
-    """Yield what keeps pods from running, except what the condition says already."""
     complaints = [each for pod in pods if (each := complaint(pod, now)) and each not in condition.message]
     yield from complaints[:MAX_PODS]
     if len(complaints) > MAX_PODS:
         yield f"{len(complaints) - MAX_PODS} more of its pods are not ready"
+    if (warned := [each for each in events if each.is_warning]) and warned[-1].note not in condition.message:
+        last = warned[-1]
+        yield f"The latest warning, {_ago(parsed(last.time), now)} ago, about {last.about}: {last.note}"
+    yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name)
 
 
 def _explaining(status: Status) -> Condition | None:
@@ -186,8 +169,9 @@ def complaint(pod: ObservedPod, now: datetime) -> str:
         return f"{pod_is} was told to end {_ago(pod.deleting_since, now)} ago and is still there"
     if pod.unschedulable:
         return f"{pod_is} has no node: {pod.unschedulable}"
-    if stuck := _stuck_container(pod):
-        return f"{pod_is}: {stuck}"
+    if stuck := next((each for each in pod.containers if each.waiting_reason not in ON_THEIR_WAY), None):
+        detail = f": {stuck.waiting_message}" if stuck.waiting_message else ""
+        return f"{pod_is}: its container {stuck.name} waits, {stuck.waiting_reason}{detail}"
     if pod.phase == "Failed":
         return f"{pod_is} failed: {pod.message or pod.reason or 'nothing says why'}"
     if pod.node and not pod.ready and pod.phase == "Pending":
@@ -195,21 +179,6 @@ def complaint(pod: ObservedPod, now: datetime) -> str:
     return ""
 
 
-def _stuck_container(pod: ObservedPod) -> str:
-    """Return why a container waits for longer than every container does at its start; else empty."""
-    stuck = next((each for each in pod.containers if each.waiting_reason not in ON_THEIR_WAY), None)
-    if not stuck:
-        return ""
-    detail = f": {stuck.waiting_message}" if stuck.waiting_message else ""
-    return f"its container {stuck.name} waits, {stuck.waiting_reason}{detail}"
-
-
 def _ago(moment: datetime | None, now: datetime) -> str:
     """Return the time since a moment in whole seconds, which is the API server's resolution."""
     return duration(max(round(since(moment, now)), 1)) if moment else "some time"
-
-
-def sentence(text: str) -> str:
-    """Return a text that ends with a full stop, which is added if missing."""
-    text = text.strip()
-    return text if text.endswith((".", "`")) else f"{text}."

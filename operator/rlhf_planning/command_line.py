@@ -1,4 +1,4 @@
-"""Options and endings that the command lines of `rlhf` and `kubectl rlhf` share."""
+"""Declaration of the commands of `rlhf` and `kubectl rlhf`, and the options that both programs have."""
 
 from __future__ import annotations
 
@@ -18,28 +18,41 @@ Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what co
 Once = Annotated[bool, typer.Option("--once", help="Print it once, as where stdout is no terminal.")]
 
 
-def version_option(program: str) -> Any:
-    """Return the option --version, which prints the version of the distribution and ends."""
+class Program:
+    """Command line of a program: its help, its option --version, and its commands."""
 
-    def show(is_set: bool) -> None:
-        if is_set:
-            typer.echo(f"{program} {version('rlhf-operator')}")
-            raise typer.Exit
+    def __init__(self, name: str, about: str, exit_code_of: ExitCodeOf, **settings: Any) -> None:
+        """Make a program without commands; `settings`: of its `typer.Typer`."""
+        self.app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, **settings)
+        self._exit_code_of = exit_code_of
 
-    return typer.Option("--version", callback=show, is_eager=True, help="Show the version.")
+        def show(is_set: bool) -> None:
+            if is_set:
+                typer.echo(f"{name} {version('rlhf-operator')}")
+                raise typer.Exit
 
+        option = typer.Option(False, "--version", callback=show, is_eager=True, help="Show the version.")
 
-def exits_by(exit_code_of: ExitCodeOf) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Return a decorator of commands that ends the process with the exit code of the command's error."""
+        def main(_version: bool = option) -> None:
+            """Do nothing beside the option."""
 
-    def exits(command: Callable[P, None]) -> Callable[P, None]:
-        @wraps(command)
-        def run_and_exit(*arguments: P.args, **options: P.kwargs) -> None:
-            sys.exit(exit_code_of(lambda: command(*arguments, **options), bool(options.get("debug"))))
+        self.app.callback(help=about)(main)
 
-        return run_and_exit
+    def command(self, example: str, *, name: str | None = None) -> Callable[[Callable[P, None]], Callable[P, None]]:
+        """Return a decorator that declares a command, whose help ends with an example; its error decides the exit code.
 
-    return exits
+        name: of the command if the function cannot have that name.
+        """
+
+        def declare(work: Callable[P, None]) -> Callable[P, None]:
+            @wraps(work)
+            def run_and_exit(*arguments: P.args, **options: P.kwargs) -> None:
+                sys.exit(self._exit_code_of(lambda: work(*arguments, **options), bool(options.get("debug"))))
+
+            self.app.command(name, epilog=f"Example: {example}")(run_and_exit)
+            return run_and_exit
+
+        return declare
 
 
 def print_errors(lines: Sequence[str]) -> None:

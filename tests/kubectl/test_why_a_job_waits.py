@@ -156,7 +156,7 @@ def test_pods_that_hinder_are_named() -> None:
 
 def test_the_latest_warning_is_told() -> None:
     events = tuple(
-        JobEvent(time=BEFORE, is_warning=kind == "Warning", reason="R", note=f"{kind} {number}", about="w-1")
+        JobEvent(time=BEFORE, is_warning=kind == "Warning", note=f"{kind} {number}", about="w-1")
         for number, kind in enumerate(("Warning", "Warning", "Normal"))
     )
     told = said(status(condition("ClusterReady", "False", "PodsPending")), events=events)

@@ -109,7 +109,7 @@ def run(
     `restart`. address: of a Ray cluster; by default RAY_ADDRESS, or a new one. Raises SpecError, OwnCodeError or
     TrainerError, each with its `exit_code`.
     """
-    from rlhf_trainer.outputs.listeners import OutputOptions
+    from rlhf_trainer.outputs.opening import OutputOptions
     from rlhf_trainer.run.chain import run_file
 
     folder, options = _folder(manifest, output), OutputOptions()
@@ -131,12 +131,14 @@ def plan(
     nodes, gpus_per_node, gpu: of a cluster; by default this machine. output: the run folder whose finished jobs
     `job://` may name. Raises SpecError, OwnCodeError, and TrainerError for a model whose shape cannot be read.
     """
-    from rlhf_trainer.commands.plan import PlanOptions, documents_of, plans_of
+    from rlhf_planning.machines import requested_cluster
+    from rlhf_trainer.commands.plan import documents_of, plans_of
     from rlhf_trainer.run_folder.folder import load_with_finished
 
     folder = _folder(manifest, output)
     jobs = load_with_finished(folder, _source(manifest), sets)
-    return documents_of(plans_of(jobs, folder, PlanOptions(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu)))
+    cluster = requested_cluster(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu, inventory=None)
+    return documents_of(plans_of(jobs, jobs, folder, cluster))
 
 
 def load_run(folder: str | PathLike[str]) -> Run:

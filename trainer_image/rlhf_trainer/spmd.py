@@ -30,8 +30,7 @@ from rlhf_trainer.commands.ending import exit_code_of
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.fields import require_declared
 from rlhf_trainer.outputs.display import Display, LastingConsole
-from rlhf_trainer.outputs.listeners import OutputOptions
-from rlhf_trainer.outputs.opening import open_listeners
+from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.run.checkpoints import Checkpoints
 from rlhf_trainer.run.deep_check import require_no_problems
@@ -41,9 +40,14 @@ from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import from_the_start
 from rlhf_trainer.run.step_models import connected
 from rlhf_trainer.run.worker_specs import data_spec, worker_specs
-from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, load_with_finished, model_folders
+from rlhf_trainer.run_folder.folder import (
+    JobFolder,
+    add_to_summary,
+    load_with_finished,
+    model_folders,
+    with_written_data,
+)
 from rlhf_trainer.run_folder.lock import only_run_in
-from rlhf_trainer.run_folder.written_data import with_written_data
 from rlhf_trainer.telemetry import Report, recorder
 from rlhf_trainer.training import distributed
 from rlhf_trainer.training.distributed import device_here

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_api import kubectl_yaml
-from rlhf_trainer.commands.init import PROJECT
+from rlhf_trainer.commands.cli import PROJECT
 from tests.cluster import chart, golden_path
 from tests.cluster.client import Cluster
 from tests.cluster.pods.test_a_pod_reads_shapes import CLAIM, MODEL

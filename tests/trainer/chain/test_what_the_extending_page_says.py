@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 import rlhf
 import rlhf.workers
-from rlhf_trainer.commands.cli import app
-from rlhf_trainer.commands.init import PROJECT
+from rlhf_trainer.commands.cli import PROJECT, app
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain.conftest import ROOT, records
 from tests.trainer.chain.conftest import rlhf as command

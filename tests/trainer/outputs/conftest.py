@@ -7,7 +7,7 @@ import pytest
 
 from rlhf_api.job import Job
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listeners import Listener
+from rlhf_trainer.outputs.opening import Listener
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.telemetry import CONTROLLER, TRANSFER, Span, StepReport

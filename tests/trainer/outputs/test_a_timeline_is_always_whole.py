@@ -9,8 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listeners import OutputOptions
-from rlhf_trainer.outputs.opening import open_listeners
+from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
 from rlhf_trainer.run.publisher import Publisher
 from tests.trainer.outputs.conftest import step_report
 

@@ -15,8 +15,7 @@ from rich.console import Console
 from helm.dashboards.reference import pages
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listeners import OutputOptions
-from rlhf_trainer.outputs.opening import open_listeners
+from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.step_metrics import METRICS, PLANNED_STEPS, WARNINGS, metric_of
 from tests.repo.tree import ROOT

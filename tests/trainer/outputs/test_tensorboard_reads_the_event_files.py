@@ -8,8 +8,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listeners import OutputOptions
-from rlhf_trainer.outputs.opening import open_listeners
+from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
 from rlhf_trainer.run.publisher import Publisher
 from tests.trainer.outputs.conftest import step_report
 

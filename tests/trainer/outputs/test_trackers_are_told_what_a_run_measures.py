@@ -19,8 +19,7 @@ from rlhf_api.job import Job
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.outputs import trackers
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listeners import OutputOptions
-from rlhf_trainer.outputs.opening import open_listeners, require_trackers
+from rlhf_trainer.outputs.opening import OutputOptions, open_listeners, require_trackers
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import METRICS, JobFolder, add_to_summary
 from rlhf_trainer.run_folder.step_metrics import metric_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_trainer.report.rollouts import evenly
+from rlhf_trainer.report.run_record import evenly
 from tests.trainer.report.conftest import PPO, Page, page_of, ppo_record, run_job
 
 NASTY = '</script><script>alert(1)</script><!-- <img src=x onerror=y> & "quoted" 日本語 \u2028 \ud800'

@@ -17,13 +17,12 @@ from rlhf_api.problems import SpecError
 from rlhf_api.spec.algorithms import Writing
 from rlhf_trainer import spmd
 from rlhf_trainer.algorithms.generate import Generate
-from rlhf_trainer.commands.generate import uri_of
+from rlhf_trainer.commands.cli import uri_of
 from rlhf_trainer.data.order import Order
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
-from rlhf_trainer.run_folder.folder import JobFolder, finished_jobs
-from rlhf_trainer.run_folder.written_data import is_written, with_written_data
+from rlhf_trainer.run_folder.folder import JobFolder, finished_jobs, is_written, with_written_data
 from rlhf_trainer.training import distributed
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers.base import WorkerSetting

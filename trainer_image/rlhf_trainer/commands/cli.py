@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import yaml
 
 from rlhf_api.job import Job
+from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import Problem, SpecError
-from rlhf_planning.command_line import Follow, Once, version_option
-from rlhf_trainer.commands.ending import ending, exit_code_of, exits
+from rlhf_planning.command_line import Follow, Once, Program
+from rlhf_trainer.commands.ending import ending, exit_code_of
 from rlhf_trainer.errors import reason_of
 from rlhf_trainer.run.stopping import Stopped, heeded
 from rlhf_trainer.run_folder.attempt import write_exit
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+program = Program("rlhf", "RLHF of language models: one manifest, on this machine or on a cluster.", exit_code_of)
+app, command = program.app, program.command
+PROJECT = Path(__file__).with_name("project")
+"""Folder of the files that `rlhf init` copies."""
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")]
 Finished = Annotated[
     Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default runs/<file name>.")
@@ -32,14 +39,7 @@ Sets = Annotated[
 ]
 
 
-@app.callback()
-def about(
-    _version: Annotated[bool, version_option("rlhf")] = False,
-) -> None:
-    """RLHF of language models: one manifest, on this machine or on a cluster."""
-
-
-@app.command(epilog="Example: rlhf run examples/01-helpful-ppo.yaml --output runs/first")
+@command("rlhf run examples/01-helpful-ppo.yaml --output runs/first")
 def run(
     file: File,
     output: Annotated[Path | None, typer.Option(help="Run folder; default runs/<file name>.")] = None,
@@ -54,7 +54,7 @@ def run(
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Serve metrics for Prometheus on this port.")
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Run the jobs of a manifest in dependency order."""
     overrides = [*(sets or []), *([f"spec.training.seed={seed}"] if seed is not None else [])]
@@ -68,7 +68,7 @@ def run(
     def work() -> None:
         for number in heeded():  # while the imports run there is nothing to clean up
             signal.signal(number, leave_at_once)
-        from rlhf_trainer.outputs.listeners import OutputOptions
+        from rlhf_trainer.outputs.opening import OutputOptions
         from rlhf_trainer.run.chain import run_file  # ray: a second that `validate` does not need
 
         options = OutputOptions(tensorboard=tensorboard, trace=trace, metrics_port=metrics_port)
@@ -83,7 +83,7 @@ def run(
     sys.exit(code)
 
 
-@app.command(epilog="Example: rlhf generate runs/first/helpful-ppo/model prompts.jsonl --samples 4")
+@command("rlhf generate runs/first/helpful-ppo/model prompts.jsonl --samples 4")
 def generate(
     model: Annotated[str, typer.Argument(help="Folder, or hf:// and other URI, of a language model.")],
     data: Annotated[str, typer.Argument(help="File or folder, or hf:// and other URI, of the prompts.")],
@@ -91,33 +91,46 @@ def generate(
     samples: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Prompts that are answered at once.")] = 64,
     sets: Sets = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Write a model's responses to prompts as a data set; --set says more, such as a reward."""
 
-    def manifest() -> None:
-        from rlhf_trainer.commands.generate import write_manifest
+    from rlhf_trainer.run_folder.folder import writing
 
-        write_manifest(output, model=model, data=data, samples=samples, batch=batch)
-
-    if code := exit_code_of(manifest, debug):
-        sys.exit(code)
+    document: dict[str, Any] = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": "generate"},
+        "spec": {
+            "algorithm": {"name": "Generate"},
+            "models": {"actor": {"uri": uri_of(model)}},
+            "data": {"train": {"uri": uri_of(data)}},
+            "rollout": {"samplesPerPrompt": samples},
+            "training": {"totalEpochs": 1, "promptBatchSize": batch},
+        },
+    }
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "generate.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
     run(output / "generate.yaml", output, sets=sets, debug=debug)
 
 
-@app.command(epilog="Example: rlhf init my-project")
-@exits
+@command("rlhf init my-project")
 def init(folder: Annotated[Path, typer.Argument(metavar="NAME", help="New folder of the project.")]) -> None:
     """Write a small project: a manifest, an algorithm and a reward of its own, and a test."""
-    from rlhf_trainer.commands.init import write_project
+    from rlhf_trainer.run_folder.folder import writing
 
-    for file in write_project(folder):
+    if folder.exists():
+        raise SpecError([Problem(str(folder), "is there already; name a new folder")])
+    with writing(folder):
+        folder.mkdir(parents=True)
+        files = [shutil.copyfile(file, folder / file.name) for file in sorted(PROJECT.glob("*.*"))]
+    for file in files:
         typer.echo(file)
     typer.echo(f"try: cd {folder}; rlhf validate job.yaml; python -m pytest; rlhf run job.yaml")
 
 
-@app.command(epilog="Example: rlhf validate job.yaml --deep")
-@exits
+@command("rlhf validate job.yaml --deep")
 def validate(
     file: File,
     output: Finished = None,
@@ -127,18 +140,23 @@ def validate(
     ] = False,
 ) -> None:
     """Check a manifest; prints ok and what checkpoints take of models whose shape it says, or every error."""
+    from rlhf_mapper.config_file import made_from, manifest_architecture
+    from rlhf_planning.checkpoint_size import in_words
+
     jobs = jobs_of(file, sets, output)
     if deep:
         from rlhf_trainer.run.deep_check import require_no_problems  # torch and transformers: seconds
 
         require_no_problems(jobs, jobs, run_folder(file, output))
     typer.echo("ok")
-    for sentence in storage_needs(jobs):
-        typer.echo(sentence)
+    by_name = {each.name: each for each in jobs}
+    for job in jobs:
+        shapes = {role: manifest_architecture(job, role, *made_from(job, role, by_name)) for role in job.trained()}
+        if sentence := in_words(job, {role: shape for role, shape in shapes.items() if shape}):
+            typer.echo(f"{job.name}: {sentence}")
 
 
-@app.command(epilog="Example: rlhf plan job.yaml --nodes 16 --gpus-per-node 8 --gpu a100-80g")
-@exits
+@command("rlhf plan job.yaml --nodes 16 --gpus-per-node 8 --gpu a100-80g")
 def plan(
     file: File,
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One of the jobs; default all.")] = None,
@@ -180,26 +198,18 @@ def plan(
     sets: Sets = None,
 ) -> None:
     """Say where the models of a manifest would live, how they would be cut, and what a step would take."""
-    from rlhf_trainer.commands.plan import PlanOptions, print_plans  # numpy: time that `validate` does not need
+    from rlhf_planning.machines import requested_cluster
+    from rlhf_trainer.commands.plan import choose, plans_of, print_plans  # numpy: time that `validate` does not need
 
-    options = PlanOptions(
-        only=job,
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        gpu=gpu,
-        inventory=inventory,
-        objective=objective,
-        in_json=in_json,
-        graph=graph,
-        svg=svg,
-        calibrate=calibrate,
-        lengths=response_tokens,
-    )
-    print_plans(jobs_of(file, sets, output), run_folder(file, output), options)
+    jobs = jobs_of(file, sets, output)
+    chosen = choose(jobs, only=job, in_json=in_json, graph=graph, svg=svg)
+    cluster = requested_cluster(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu, inventory=inventory)
+    folder = run_folder(file, output)
+    plans = plans_of(chosen, jobs, folder, cluster, objective=objective, calibrate=calibrate, lengths=response_tokens)
+    print_plans(plans, in_json=in_json, graph=graph, svg=svg)
 
 
-@app.command(epilog="Example: rlhf checkpoints runs/first")
-@exits
+@command("rlhf checkpoints runs/first")
 def checkpoints(run_dir: RunDir) -> None:
     """List the checkpoints of a run: step, size, age, whether each is whole, and which is the best."""
     from rlhf_trainer.run_folder.commands import show_checkpoints
@@ -207,8 +217,7 @@ def checkpoints(run_dir: RunDir) -> None:
     show_checkpoints(run_dir)
 
 
-@app.command(epilog="Example: rlhf export runs/first/helpful-ppo/checkpoints/step-000010 model")
-@exits
+@command("rlhf export runs/first/helpful-ppo/checkpoints/step-000010 model")
 def export(
     checkpoint: Annotated[str, typer.Argument(help="Folder or URL of a checkpoint, as `rlhf checkpoints` shows it.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the model.")],
@@ -221,8 +230,7 @@ def export(
     typer.echo(folder)
 
 
-@app.command(epilog="Example: rlhf save-now runs/first")
-@exits
+@command("rlhf save-now runs/first")
 def save_now(
     run_dir: Annotated[Path | None, typer.Argument(help="Run folder; default: the one below runs/ in use.")] = None,
 ) -> None:
@@ -232,8 +240,7 @@ def save_now(
     typer.echo(save(run_dir))
 
 
-@app.command(epilog="Example: rlhf top runs/first")
-@exits
+@command("rlhf top runs/first")
 def top(
     run_dirs: Annotated[
         list[Path] | None, typer.Argument(metavar="RUN_DIR", help="Folders of runs; default all below runs/.")
@@ -246,8 +253,7 @@ def top(
     show_jobs(run_dirs or [], once=once)
 
 
-@app.command(epilog="Example: rlhf logs runs/first helpful-ppo --follow")
-@exits
+@command("rlhf logs runs/first helpful-ppo --follow")
 def logs(
     run_dir: RunDir,
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One of its jobs; default all.")] = None,
@@ -259,8 +265,7 @@ def logs(
     show_logs(run_dir, job=job, follow=follow)
 
 
-@app.command(epilog="Example: rlhf samples runs/first --best 5")
-@exits
+@command("rlhf samples runs/first --best 5")
 def samples(
     run_dir: RunDir,
     job: Annotated[str | None, typer.Option(help="One of its jobs; default the last that kept rollouts.")] = None,
@@ -274,8 +279,7 @@ def samples(
     show_samples(run_dir, job=job, step=step, count=best or worst, best=best is not None)
 
 
-@app.command(epilog="Example: rlhf data job.yaml --job helpful-sft")
-@exits
+@command("rlhf data job.yaml --job helpful-sft")
 def data(
     file: File,
     job: Annotated[str | None, typer.Option(help="One of the jobs; default all.")] = None,
@@ -288,14 +292,13 @@ def data(
     print_data(jobs_of(file, sets, output), run_folder(file, output), only=job)
 
 
-@app.command(epilog="Example: rlhf report runs/first")
-@exits
+@command("rlhf report runs/first")
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that `rlhf run` has written.")],
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of a comparison; default compare.html in the first folder.")
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001 `exits` reads it
+    debug: Debug = False,  # noqa: ARG001 `command` reads it
 ) -> None:
     """Write RUN_DIR/report.html, a page about the run that needs no network, or one that compares several runs."""
     from rlhf_trainer.report.compare import write_comparison  # matplotlib: a second that `validate` does not need
@@ -309,8 +312,7 @@ def report(
         typer.echo(write_report(folders[0]))
 
 
-@app.command("import", epilog="Example: rlhf import run_grpo.sh --from verl --output job.yaml")
-@exits
+@command("rlhf import run_grpo.sh --from verl --output job.yaml", name="import")
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Configuration (YAML) or script of the project.")],
     project: Annotated[str, typer.Option("--from", metavar="verl|openrlhf|trl", help="The project.")],
@@ -333,21 +335,14 @@ def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list
     return load_with_finished(run_folder(file, output), file, sets or [])
 
 
-def storage_needs(jobs: Sequence[Job]) -> Iterator[str]:
-    """Yield a sentence on the size of each job's checkpoints, if the manifest has the shapes of its trained models."""
-    from rlhf_mapper.config_file import made_from, manifest_architecture
-    from rlhf_planning.checkpoint_size import in_words
-
-    by_name = {each.name: each for each in jobs}
-    for job in jobs:
-        shapes = {role: manifest_architecture(job, role, *made_from(job, role, by_name)) for role in job.trained()}
-        if sentence := in_words(job, {role: shape for role, shape in shapes.items() if shape}):
-            yield f"{job.name}: {sentence}"
-
-
 def run_folder(file: Path, output: Path | None) -> Path:
     """Return the run folder of a manifest: `output`, or runs/<file name>."""
     return output or Path("runs") / file.stem
+
+
+def uri_of(place: str) -> str:
+    """Return `place` as a URI; the path of a file or folder becomes a `file://` URI."""
+    return place if "://" in place else Path(place).absolute().as_uri()
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.data.loaders import Loader
 from rlhf_trainer.run.deep_check import origin_of
-from rlhf_trainer.run_folder.written_data import with_written_data
+from rlhf_trainer.run_folder.folder import with_written_data
 from rlhf_trainer.workers.data import DataWorker
 
 EXAMPLES, BINS, MAX_BAR = 3, 8, 40

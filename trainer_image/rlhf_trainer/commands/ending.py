@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_planning.command_line import exits_by, print_errors
+from rlhf_planning.command_line import print_errors
 from rlhf_trainer.errors import user_error
 from rlhf_trainer.run.stopping import Stopped
 from rlhf_trainer.run_folder.attempt import VARIABLE
@@ -16,9 +16,6 @@ from rlhf_trainer.run_folder.attempt import VARIABLE
 def exit_code_of(work: Callable[[], None], debug: bool) -> int:
     """Run `work`; an error becomes a sentence on stderr (and a traceback to debug) and the exit code of its kind."""
     return ending(work, debug=debug)[0]
-
-
-exits = exits_by(exit_code_of)
 
 
 def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:

@@ -22,7 +22,7 @@ from rlhf_planning.calibrate import RunCalibration, calibration_of
 from rlhf_planning.checkpoint_size import in_words
 from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
 from rlhf_planning.job_plan import networks_of, objective_of, plan_job, prices_of
-from rlhf_planning.machines import device_of, local_cluster, requested_cluster
+from rlhf_planning.machines import device_of, local_cluster
 from rlhf_planning.mapping_text import explain, step_price
 from rlhf_planning.timeline import timeline_of
 from rlhf_trainer.device import gpus_here
@@ -39,29 +39,7 @@ COLUMNS = 100
 """Width in characters of the printed plan when stdout is no terminal."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """Options of `rlhf plan` besides the manifest."""
-
-    only: str | None = None
-    """Name of the only job to plan; None: all jobs of the manifest."""
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    gpu: str | None = None
-    inventory: Path | None = None
-    objective: str | None = None
-    """Value of `--objective`; None: the objective of the manifest."""
-    in_json: bool = False
-    graph: bool = False
-    """Whether to print the calls of a step instead of the mapping."""
-    svg: Path | None = None
-    calibrate: Path | None = None
-    """Run folder of an earlier run, whose measured times correct the prediction; None: no correction."""
-    lengths: str | None = None
-    """Lengths of responses: a named distribution, or a file of past lengths in tokens; None: the longest length."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class JobPlan:
     """Mapping of a job, with everything that is printed about it."""
 
@@ -74,34 +52,79 @@ class JobPlan:
     networks: tuple[str, ...]
     """Sentences on the network speeds that the prediction assumes for the nodes."""
     checkpoints: str
-    """Sentence on the size of the job's checkpoints."""
 
     @property
     def title(self) -> str:
         return f"{self.job.name}, a step of {self.job.spec.algorithm.name}"
 
 
-def print_plans(jobs: Sequence[Job], output: Path, options: PlanOptions) -> None:
-    """Print the placement of the models of each of the manifest's jobs, or of one job.
+def choose(jobs: Sequence[Job], *, only: str | None, in_json: bool, graph: bool, svg: Path | None) -> Sequence[Job]:
+    """Return the jobs to plan: all, or only the one of this name.
 
-    Raises the errors of `plans_of`, and after printing EnvironmentProblem if no mapping fits.
+    SpecError if there is none, for a picture of several jobs, or for a picture in JSON.
     """
-    plans = plans_of(jobs, output, options)
-    _print(plans, options)
+    names = ", ".join(job.name for job in jobs)
+    chosen = [job for job in jobs if only in (None, job.name)]
+    if not chosen:
+        raise SpecError([Problem("JOB", f"is {only}; the manifest has {names}")])
+    if svg and len(chosen) > 1:
+        raise SpecError([Problem("--svg", f"draws one job; name one of {names}")])
+    if in_json and (graph or svg):
+        raise SpecError([Problem("--json", f"is not for {'--graph' if graph else '--svg'}")])
+    return chosen
+
+
+def plans_of(
+    chosen: Sequence[Job],
+    jobs: Sequence[Job],
+    output: Path,
+    cluster: Cluster | None,
+    *,
+    objective: str | None = None,
+    calibrate: Path | None = None,
+    lengths: str | None = None,
+) -> list[JobPlan]:
+    """Return the plan of each chosen job of a manifest, from models' shapes (config.json); no weight is loaded.
+
+    cluster: by default this machine. objective: by default the manifest's. calibrate: run folder of an earlier run,
+    whose measured times correct the prediction. lengths: of responses: a named distribution, or a file of past lengths
+    in tokens; by default the longest length. Raises SpecError; DataError for a model whose shape cannot be read.
+    """
+    plans = []
+    for job in chosen:
+        machines = cluster or local_cluster(job, gpus_here)
+        device = device_of(job, machines)
+        calibration = calibration_of(calibrate, read_run(calibrate).jobs, job, machines) if calibrate else None
+        shapes = shapes_of(jobs, job, output)
+        mapping = plan_job(
+            job,
+            machines,
+            shapes,
+            device=device,
+            objective=None if objective is None else objective_of(objective, machines),
+            correction=calibration.correction if calibration else None,
+            responses=_lengths(lengths, job) if lengths else (),
+        )
+        prices, networks, checkpoints = prices_of(machines), tuple(networks_of(machines)), in_words(job, shapes)
+        plans.append(JobPlan(job, mapping, calibration, prices, networks, checkpoints))
+    return plans
+
+
+def print_plans(plans: Sequence[JobPlan], *, in_json: bool, graph: bool, svg: Path | None) -> None:
+    """Print plans as JSON, as graphs of the step's calls, or as text with tables; `svg`: file to draw into, too.
+
+    EnvironmentProblem, after printing, if no mapping fits.
+    """
+    if in_json:
+        documents = [*documents_of(plans).values()]
+        typer.echo(json.dumps(documents if len(documents) > 1 else documents[0], indent=2))
+    elif graph:
+        _draw(plans, svg)
+    else:
+        for each in plans:
+            _explain(each, svg)
     if short := [f"{each.job.name}: {each.mapping}" for each in plans if isinstance(each.mapping, Infeasible)]:
         raise EnvironmentProblem("; ".join(short))
-
-
-def plans_of(jobs: Sequence[Job], output: Path, options: PlanOptions) -> list[JobPlan]:
-    """Return the plan of each of the manifest's jobs, or of one; nothing is loaded, and nothing runs.
-
-    Raises SpecError; DataError for a model whose shape cannot be read.
-    """
-    chosen = _chosen(jobs, options)
-    cluster = requested_cluster(
-        nodes=options.nodes, gpus_per_node=options.gpus_per_node, gpu=options.gpu, inventory=options.inventory
-    )
-    return [_plan(job, cluster or local_cluster(job, gpus_here), jobs, output, options) for job in chosen]
 
 
 def documents_of(plans: Sequence[JobPlan]) -> dict[str, dict[str, Any]]:
@@ -109,33 +132,8 @@ def documents_of(plans: Sequence[JobPlan]) -> dict[str, dict[str, Any]]:
     return {each.job.name: {"job": each.job.name, **_priced(as_json(each.mapping), each.prices)} for each in plans}
 
 
-def _plan(job: Job, cluster: Cluster, jobs: Sequence[Job], output: Path, options: PlanOptions) -> JobPlan:
-    """Plan a job's placement, from the command line, the manifest and the models' shapes (config.json)."""
-    device, objective = device_of(job, cluster), options.objective
-    run = options.calibrate
-    calibration = calibration_of(run, read_run(run).jobs, job, cluster) if run else None
-    shapes = shapes_of(jobs, job, output)
-    mapping = plan_job(
-        job,
-        cluster,
-        shapes,
-        device=device,
-        objective=None if objective is None else objective_of(objective, cluster),
-        correction=calibration.correction if calibration else None,
-        responses=_lengths(options.lengths, job) if options.lengths else (),
-    )
-    return JobPlan(
-        job=job,
-        mapping=mapping,
-        calibration=calibration,
-        prices=prices_of(cluster),
-        networks=tuple(networks_of(cluster)),
-        checkpoints=in_words(job, shapes),
-    )
-
-
 def _lengths(text: str, job: Job) -> tuple[float, ...]:
-    """Return lengths of responses in tokens, from a distribution or a file.
+    """Return lengths of responses in tokens, from a distribution or a file with one a line.
 
     SpecError if the lengths cannot be read, or the job cannot have them.
     """
@@ -148,13 +146,8 @@ def _lengths(text: str, job: Job) -> tuple[float, ...]:
             return lognormal(mean, p99, most=most) if p99 else (float(mean),)
         except ValueError as error:
             raise SpecError([Problem(path, f"cannot be: {error}")]) from None
-    return _past_lengths(Path(text), path, most)
-
-
-def _past_lengths(file: Path, path: str, most: int) -> tuple[float, ...]:
-    """Return the lengths in a file, one a line. SpecError, which names `path`, for other lines."""
     try:
-        lines = file.read_text(encoding="utf-8").split()
+        lines = Path(text).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError([Problem(path, f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}")]) from None
     wrong = next((line for line in lines if not (line.isdecimal() and 1 <= int(line) <= most)), None)
@@ -162,32 +155,6 @@ def _past_lengths(file: Path, path: str, most: int) -> tuple[float, ...]:
         found = f"has {wrong}" if wrong else "is empty"
         raise SpecError([Problem(path, f"{found}, expected a number of tokens from 1 to {most} in each line")])
     return tuple(map(float, lines))
-
-
-def _chosen(jobs: Sequence[Job], options: PlanOptions) -> list[Job]:
-    """Return the jobs to plan. SpecError if there are none, or too many for one picture."""
-    names = ", ".join(job.name for job in jobs)
-    chosen = [job for job in jobs if options.only in (None, job.name)]
-    if not chosen:
-        raise SpecError([Problem("JOB", f"is {options.only}; the manifest has {names}")])
-    if options.svg and len(chosen) > 1:
-        raise SpecError([Problem("--svg", f"draws one job; name one of {names}")])
-    if options.in_json and (options.graph or options.svg):
-        raise SpecError([Problem("--json", f"is not for {'--graph' if options.graph else '--svg'}")])
-    return chosen
-
-
-def _print(answers: Sequence[JobPlan], options: PlanOptions) -> None:
-    """Print the plans as JSON, as graphs of the step's calls, or as text with tables."""
-    found = [(each.job, each.mapping) for each in answers if isinstance(each.mapping, DeviceMapping)]
-    if options.in_json:
-        documents = [*documents_of(answers).values()]
-        typer.echo(json.dumps(documents if len(documents) > 1 else documents[0], indent=2))
-    elif options.graph:
-        _draw(found, options.svg)
-    else:
-        for each in answers:
-            _explain(each, options.svg)
 
 
 def _priced(document: dict[str, Any], prices: Mapping[str, float]) -> dict[str, Any]:
@@ -198,15 +165,16 @@ def _priced(document: dict[str, Any], prices: Mapping[str, float]) -> dict[str, 
     return document
 
 
-def _draw(found: Sequence[tuple[Job, DeviceMapping]], svg: Path | None) -> None:
+def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
     """Print the graph of the calls of each job's step, and draw the graph of a single job into a file."""
     try:
         from rlhf_trainer.run.graph import graph_of
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(f"--graph reads what the workers declare, which needs {error.name}") from error
-    for job, placed in found:
+    found = [(each, each.mapping) for each in plans if isinstance(each.mapping, DeviceMapping)]
+    for each, placed in found:
         pools = "; ".join(f"{pool.name}: {placed.described(pool)}" for pool in placed.pools)
-        graph, title = graph_of(job, placed), f"{job.name}, a step of {job.spec.algorithm.name}. {pools}"
+        graph, title = graph_of(each.job, placed), f"{each.title}. {pools}"
         typer.echo(f"{text_of(graph, title=title)}\n")
         if svg:
             is_mermaid = svg.suffix in MERMAID

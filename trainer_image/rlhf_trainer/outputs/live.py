@@ -153,19 +153,14 @@ class LiveDisplay(Display):
             self._next()
 
     def _next(self) -> None:
-        """Make the first waiting job of the chain the current one."""
-        waiting = [view for view in self._chain if view.state == "waiting"]
-        if waiting:
+        if waiting := [view for view in self._chain if view.state == "waiting"]:
             self._current = waiting[0]
             self._current.state, self._current.since = "starting", time.monotonic()
 
     def __rich__(self) -> RenderableType:
         """Return the display's current content: the chain's table, and metrics and phases of the current job."""
-        parts: list[RenderableType] = [chain_table(self._chain)]
-        shown = self._current if self._current.histories else None
-        if shown:
-            parts += ["", history_table(shown), phase_table(shown)]
-        return Group(*parts)
+        chain, shown = chain_table(self._chain), self._current
+        return Group(chain, "", history_table(shown), phase_table(shown)) if shown.histories else chain
 
 
 def grid(*columns: Mapping[str, Any]) -> Table:
@@ -188,16 +183,14 @@ def chain_table(chain: Sequence[JobView]) -> Table:
             Text(view.name, "bold" if is_current else ""),
             view.algorithm,
             Text(view.state, STATES[view.state]),
-            progress_bar(view) if view.total_steps else "",
+            ProgressBar(view.total_steps, view.step, BAR, complete_style="cyan", finished_style="green")
+            if view.total_steps
+            else "",
             f"{view.step}/{view.total_steps}" if view.total_steps else "",
             "" if seconds is None else clock(seconds),
             f"left {clock(view.left)}" if view.state == "running" and view.left is not None else "",
         )
     return table
-
-
-def progress_bar(view: JobView) -> ProgressBar:
-    return ProgressBar(view.total_steps, view.step, width=BAR, complete_style="cyan", finished_style="green")
 
 
 def history_table(view: JobView) -> Table:

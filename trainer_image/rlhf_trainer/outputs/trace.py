@@ -53,7 +53,14 @@ class Trace:
         name = CONTROLLER if span.phase == CONTROLLER else f"pool {span.pool}"
         process = self._processes.setdefault(name, len(self._processes))
         if (process, span.rank) not in self._names:
-            self._names[process, span.rank] = naming(name, process, span.rank)
+            names = {
+                "process_name": {"name": name},
+                "process_sort_index": {"sort_index": process},
+                "thread_name": {"name": "algorithm" if name == CONTROLLER else f"rank {span.rank}"},
+            }
+            shared = {"pid": process, "tid": span.rank}
+            texts = (json.dumps({"ph": "M", "name": kind, **shared, "args": each}) for kind, each in names.items())
+            self._names[process, span.rank] = ",\n".join(texts)
         return {
             "ph": "X",
             "name": span.name,
@@ -64,14 +71,3 @@ class Trace:
             "dur": round(1e6 * (span.end - span.start), 1),
             "args": {"step": step},
         }
-
-
-def naming(name: str, process: int, rank: int) -> str:
-    """Return the trace events that name a process (a pool) and one of its threads (a rank)."""
-    names = {
-        "process_name": {"name": name},
-        "process_sort_index": {"sort_index": process},
-        "thread_name": {"name": "algorithm" if name == CONTROLLER else f"rank {rank}"},
-    }
-    events = [{"ph": "M", "name": kind, "pid": process, "tid": rank, "args": value} for kind, value in names.items()]
-    return ",\n".join(map(json.dumps, events))

@@ -85,18 +85,13 @@ class Tracker:
         self._more.set()
         self._thread.join(LAST_SECONDS)
         self._over.set()
-        if missing := self._missing():
+        if self._thread.is_alive():
+            steps = sum(1 for _ in self._unsent())
+            missing = f"{steps} of the steps" if steps else "the end of the run"
             tries = f"after {self._failures} failed tries" if self._failures else "and does not answer"
             self._say(f"has not got {missing}, {tries}")
         elif self._failures:
             self._say(f"has all steps, after {self._failures} failed tries")
-
-    def _missing(self) -> str:
-        """Return a description of what the tracker has not received; empty if it has all."""
-        if not self._thread.is_alive():
-            return ""
-        steps = sum(1 for _ in self._unsent())
-        return f"{steps} of the steps" if steps else "the end of the run"
 
     def _work(self) -> None:
         """Send new steps until the job has ended and all steps are sent, or the job's end has waited long enough."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,50 +64,39 @@ def render(names: Sequence[str], runs: Sequence[Run]) -> str:
 
 
 def _job(jobs: Mapping[int, JobRecord], names: Sequence[str]) -> dict[str, Any]:
-    """Return the template's variables for the jobs of one name; `jobs`: number of a run -> its job."""
     count = len(names)
     return {
         "notes": [f"{names[place]}: {note}" for place, job in jobs.items() for note in job.notes],
         "algorithms": list(dict.fromkeys(job.algorithm for job in jobs.values())),
         "figures": _figures(jobs, count),
-        "plots": metrics.overlaid(jobs),
+        "plots": metrics.panels(jobs),
         "differences": differences({place: job.settings for place, job in jobs.items()}, count),
     }
 
 
 def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:
-    """Return the comparison rows with the status, the time and the held-out measures of each job."""
+    """Return the rows with status, time and held-out measures of each job; `jobs`: number of a run -> its job."""
 
     def row(name: str, text: Callable[[JobRecord], str | None]) -> Row:
         texts = {place: text(job) for place, job in jobs.items()}
         return _row(name, {place: each for place, each in texts.items() if each is not None}, count)
 
-    return [
+    def whole_time(job: JobRecord) -> str | None:
+        seconds = between(job.status.start_time, job.status.completion_time)
+        return None if seconds is None else duration(seconds)
+
+    rows = [
         row("status", lambda job: job.status.phase),
         row("steps", lambda job: f"{len(job.records):,}"),
-        row("mean step", _mean_step),
-        row("in all", _whole_time),
-        *_measures(jobs, count),
+        row("mean step", lambda job: times.step if (times := metrics.times(job)) else None),
+        row("in all", whole_time),
     ]
-
-
-def _measures(jobs: Mapping[int, JobRecord], count: int) -> Iterator[Row]:
-    """Yield a comparison row for each held-out measure of the jobs."""
     for name in dict.fromkeys(name for job in jobs.values() for name in job.summary if name not in NO_FIGURES):
         found = {place: job.summary.get(name) for place, job in jobs.items()}
         known = {place: value for place, value in found.items() if isinstance(value, int | float)}
         change = signed(known[1] - known[0]) if count == len(known) == 2 else ""
-        yield _row(name, {place: number(value) for place, value in known.items()}, count, change)
-
-
-def _mean_step(job: JobRecord) -> str | None:
-    times = metrics.times(job)
-    return times.step if times else None
-
-
-def _whole_time(job: JobRecord) -> str | None:
-    seconds = between(job.status.start_time, job.status.completion_time)
-    return None if seconds is None else duration(seconds)
+        rows.append(_row(name, {place: number(value) for place, value in known.items()}, count, change))
+    return rows
 
 
 def differences(documents: Mapping[int, Mapping[str, Any]], count: int) -> list[Row]:

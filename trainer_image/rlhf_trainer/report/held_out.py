@@ -75,22 +75,25 @@ def samples(job: JobRecord) -> SampleTable | None:
         return None
     decider = _decider(job.samples) or names[0]
     order = sorted(job.samples, key=lambda row: (_change(row, decider), _change(row, names[0])))
-    shown = _highlights(order)
+    middle = (len(order) - HIGHLIGHTS) // 2
+    shown = {
+        "Gained most": order[: -HIGHLIGHTS - 1 : -1],
+        "Typical (around the median)": order[middle : middle + HIGHLIGHTS],
+        "Lost most, or gained least": order[:HIGHLIGHTS],
+    }
+    if len(order) <= 3 * HIGHLIGHTS:
+        shown = {"All held-out prompts, largest gain first": order[::-1]}
     chosen = {id(row) for rows in shown.values() for row in rows}
     return SampleTable(
         scores=names,
         decider=decider,
         groups=list(shown.items()),
         rest=[row for row in job.samples if id(row) not in chosen][:MAX_ROWS],
-        distributions=[
-            (name, plots.distributions(f"{job.name} {name}", *(_column(job.samples, name, when) for when in WHEN)))
-            for name in names
-        ],
+        distributions=[(name, _distribution(job, name)) for name in names],
     )
 
 
 def _paired(job: JobRecord, name: str, before: float, after: float) -> MetricRow:
-    """Return the row of a metric before and after training, with the 95 % confidence interval of its change."""
     changes = [_change(row, name) for row in job.samples if _has(row, name)]
     change, is_gain, note = signed(after - before), None, ""
     if len(changes) > 1:
@@ -133,24 +136,13 @@ def _has(row: dict[str, Any], name: str) -> bool:
     return all(isinstance(row.get(f"{name}_{when}"), int | float) for when in WHEN)
 
 
-def _column(rows: Sequence[dict[str, Any]], name: str, when: str) -> list[float]:
-    return [float(row[f"{name}_{when}"]) for row in rows]
+def _distribution(job: JobRecord, name: str) -> Markup:
+    before, after = ([float(row[f"{name}_{when}"]) for row in job.samples] for when in WHEN)
+    return plots.distributions(f"{job.name} {name}", before, after)
 
 
 def _change(row: dict[str, Any], name: str) -> float:
     return float(row[f"{name}_after"]) - float(row[f"{name}_before"])
-
-
-def _highlights(order: Sequence[dict[str, Any]]) -> dict[str, Sequence[dict[str, Any]]]:
-    """Return rows by heading: most gained, median, and most lost; `order`: all rows in rising order of gain."""
-    if len(order) <= 3 * HIGHLIGHTS:
-        return {"All held-out prompts, largest gain first": order[::-1]}
-    middle = (len(order) - HIGHLIGHTS) // 2
-    return {
-        "Gained most": order[: -HIGHLIGHTS - 1 : -1],
-        "Typical (around the median)": order[middle : middle + HIGHLIGHTS],
-        "Lost most, or gained least": order[:HIGHLIGHTS],
-    }
 
 
 def text_of(row: dict[str, Any], name: str) -> str:

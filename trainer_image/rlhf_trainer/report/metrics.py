@@ -28,22 +28,12 @@ NEARLY_CONSTANT = 1e-5
 
 @dataclass(frozen=True)
 class Panel:
-    """Plot of a metric of a job over its steps."""
+    """Plot of a metric of one job, or of several compared jobs in the colours of their runs, over the steps."""
 
     name: str
     meaning: str
-    first: str
-    last: str
-    plot: Markup
-
-
-@dataclass(frozen=True)
-class Overlay:
-    """Plot of a metric of several compared jobs over their steps, each job in the colour of its run."""
-
-    name: str
-    meaning: str
-    last: list[tuple[int, str]]
+    ends: list[tuple[int, str, str]]
+    """Number of its run's colour, first and last value of each job."""
     plot: Markup
 
 
@@ -61,23 +51,19 @@ class Times:
     """Whether phases ran at the same time on different pools, so that they add up to more than the step."""
 
 
-def panels(job: JobRecord, *, learning: bool) -> list[Panel]:
-    """Return a plot for each metric of a job that changes: those about learning, or all others but times."""
-    chosen = [name for name in _names(job) if _is_learning(name) == learning and _changes(_series(job, name)[1])]
-    return [_panel(job, name) for name in sorted(chosen, key=_rank)]
+def panels(jobs: Mapping[int, JobRecord], *, learning: bool | None = None) -> list[Panel]:
+    """Return a plot for each metric that changes in a job or differs between jobs; `jobs`: number of a run -> job.
 
-
-def overlaid(jobs: Mapping[int, JobRecord]) -> list[Overlay]:
-    """Return a plot for each metric that changes in a job or differs between jobs, those about learning first."""
-    found = []
+    learning: only metrics about learning, or all others but times; None: all, those about learning first.
+    """
+    found, title = [], " ".join(job.name for job in jobs.values())
     for name in sorted({name for job in jobs.values() for name in _names(job)}, key=_rank):
         series = {place: _series(job, name) for place, job in jobs.items()}
         series = {place: one for place, one in series.items() if one[0]}
         together = [value for _, values in series.values() for value in values]
-        if _changes(together):
-            last = [(place, number(values[-1])) for place, (_, values) in series.items()]
-            title = " ".join(job.name for job in jobs.values())
-            found.append(Overlay(name, _described(name, together), last, plots.lines(f"{title} {name}", series)))
+        if learning in (None, _is_learning(name)) and _changes(together):
+            ends = [(place, number(values[0]), number(values[-1])) for place, (_, values) in series.items()]
+            found.append(Panel(name, _described(name, together), ends, plots.lines(f"{title} {name}", series)))
     return found
 
 
@@ -113,15 +99,14 @@ def times(job: JobRecord) -> Times | None:
 
 def _phase_series(job: JobRecord) -> dict[int, list[float]]:
     """Return the seconds of each phase by step, without phases that took no time; key: number of the phase's colour."""
-    rows = [{**dict.fromkeys(PHASES, 0.0), **_phase_times(record)} for record in job.records]
+    rows = []
+    for record in job.records:
+        measured = {name.removeprefix("time/"): value for name, value in record.items() if name.startswith("time/")}
+        measured.pop("step", None)
+        rows.append({**dict.fromkeys(PHASES, 0.0), **measured})
     series = {colour: [row[name] for row in rows] for colour, name in enumerate(PHASES)}
     series[len(PHASES)] = [sum(seconds for name, seconds in row.items() if name not in PHASES) for row in rows]
     return {colour: seconds for colour, seconds in series.items() if any(seconds)}
-
-
-def _phase_times(record: Mapping[str, float]) -> dict[str, float]:
-    times = {name.removeprefix("time/"): value for name, value in record.items() if name.startswith("time/")}
-    return {name: value for name, value in times.items() if name != "step"}
 
 
 def _names(job: JobRecord) -> list[str]:
@@ -130,7 +115,6 @@ def _names(job: JobRecord) -> list[str]:
 
 
 def _series(job: JobRecord, name: str) -> tuple[list[int], list[float]]:
-    """Return (steps, values) of a metric, which need not be measured at every step."""
     rows = [record for record in job.records if name in record]
     return [int(row["step"]) for row in rows], [float(row[name]) for row in rows]
 
@@ -138,12 +122,6 @@ def _series(job: JobRecord, name: str) -> tuple[list[int], list[float]]:
 def _changes(values: Sequence[float]) -> bool:
     largest = max(map(abs, values))
     return largest > NEARLY_CONSTANT and max(values) - min(values) > NEARLY_CONSTANT * largest
-
-
-def _panel(job: JobRecord, name: str) -> Panel:
-    steps, values = _series(job, name)
-    plot = plots.lines(f"{job.name} {name}", {0: (steps, values)})
-    return Panel(name, _described(name, values), number(values[0]), number(values[-1]), plot)
 
 
 def _described(name: str, values: Sequence[float]) -> str:
@@ -166,6 +144,5 @@ def _is_learning(name: str) -> bool:
 
 
 def _rank(name: str) -> tuple[bool, int, str]:
-    """Return the sort key of a metric on the page: learning first, then the order of METRICS, then the name."""
     row = _row(name)
     return not _is_learning(name), PLACES[row.recorded] if row else len(PLACES), name

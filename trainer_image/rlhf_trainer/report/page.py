@@ -1,23 +1,32 @@
-"""Page `report.html` about a run, which needs neither other files nor a network."""
+"""Pages `report.html` about a run and `rollouts.html` with responses that it learned from; they need no network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import base64
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
+from markupsafe import Markup
 
-from rlhf_mapper.calibration import Compared, compare_phases
-from rlhf_planning.numbers import between
-from rlhf_trainer.report import held_out, metrics, rollouts_page
-from rlhf_trainer.report.run_record import JobRecord, Run, read_run, reading_and_writing
+from rlhf_mapper.calibration import compare_phases
+from rlhf_planning.numbers import between, shortened
+from rlhf_trainer.report import held_out, metrics
+from rlhf_trainer.report.run_record import JobRecord, Rollouts, Run, read_run, reading_and_writing
 from rlhf_trainer.report.step_timeline import step_timeline
 from rlhf_trainer.report.template import rendered
+from rlhf_trainer.run_folder.rollouts import NUMBERS
 
-REPORT = "report.html"
+REPORT, ROLLOUTS = "report.html", "rollouts.html"
 OFFLINE = ("SFT", "RewardModel")
 MAX_EVENTS = 500
+MAX_CHARACTERS = 2000
+"""Most characters of a text of a kept response."""
 
 
 def write_report(folder: Path) -> Path:
@@ -27,11 +36,11 @@ def write_report(folder: Path) -> Path:
     """
     with reading_and_writing(folder):
         run = read_run(folder)
-        path, rollouts_path = folder / REPORT, folder / rollouts_page.PAGE
+        path, rollouts_path = folder / REPORT, folder / ROLLOUTS
         kept = {job.name: job.rollouts for job in run.jobs if job.rollouts.rows}
         rollouts_path.unlink(missing_ok=True)
         if kept:
-            rollouts_path.write_text(rollouts_page.render(run.name, kept), encoding="utf-8")
+            rollouts_path.write_text(render_rollouts(run.name, kept), encoding="utf-8")
         path.write_text(render(run), encoding="utf-8", errors="replace")  # a lone surrogate cannot be encoded
     return path
 
@@ -39,37 +48,31 @@ def write_report(folder: Path) -> Path:
 def render(run: Run) -> str:
     """Return the HTML page about a run; texts of models and users are escaped, and the page runs no script."""
     jobs = [_job(job) for job in run.jobs]
+    unfinished = [job for job in run.jobs if job.status.phase != "Succeeded"]
     variables = {
         "run": run,
         "jobs": jobs,
         "measures": [measure for job in run.jobs for measure in held_out.measures(job)],
         "seconds": sum(job["wall"] or 0.0 for job in jobs),
         "started": next((job.status.start_time for job in run.jobs if job.status.start_time), None),
-        "headline": _headline(run),
+        "headline": f"{unfinished[0].status.phase} in {unfinished[0].name}" if unfinished else "Succeeded",
         "glance": next((job for job in reversed(jobs) if job["learning"]), None),
     }
     return rendered("page.html", variables, filters=(mapping_line, held_out.text_of))
 
 
-def _headline(run: Run) -> str:
-    """Return the headline of a run's page, which says how the run ended."""
-    done = sum(job.status.phase == "Succeeded" for job in run.jobs)
-    if done == len(run.jobs):
-        return "Succeeded"
-    other = next(job for job in run.jobs if job.status.phase != "Succeeded")
-    return f"{other.status.phase} in {other.name}"
-
-
 def _job(job: JobRecord) -> dict[str, Any]:
-    """Return the variables of the page's template for one job."""
+    compared = None
+    if predicted := job.mapping.get("predicted"):
+        compared = compare_phases({**predicted["phases"], "step": predicted["step_seconds"]}, job.records)
     return {
         "record": job,
         "wall": between(job.status.start_time, job.status.completion_time),
         "times": metrics.times(job),
         "timeline": step_timeline(job),
-        "compared": _compared(job),
-        "learning": metrics.panels(job, learning=True),
-        "health": metrics.panels(job, learning=False),
+        "compared": compared,
+        "learning": metrics.panels({0: job}, learning=True),
+        "health": metrics.panels({0: job}, learning=False),
         "constants": metrics.constants(job),
         "samples": held_out.samples(job),
         "samples_expected": job.algorithm not in OFFLINE,
@@ -77,13 +80,6 @@ def _job(job: JobRecord) -> dict[str, Any]:
         "events": job.events[-MAX_EVENTS:],
         "facts": _facts(job),
     }
-
-
-def _compared(job: JobRecord) -> list[Compared[str]]:
-    """Return predicted and measured seconds of a job's phases and step; empty without a prediction or a step."""
-    if not (predicted := job.mapping.get("predicted")):
-        return []
-    return compare_phases({**predicted["phases"], "step": predicted["step_seconds"]}, job.records)
 
 
 def mapping_line(mapping: Mapping[str, Any]) -> str:
@@ -100,9 +96,14 @@ def _sizes(role: str, sizes: Mapping[str, Any]) -> str:
 
 
 def _facts(job: JobRecord) -> list[tuple[str, str]]:
-    """Return (name, text) of a job's most important settings."""
+    """Return (name, text) of a job's most important settings: models, data, batch sizes, seed and KL penalty."""
+    facts = []
+    for role, model in (job.spec.get("models") or {}).items():
+        optimizer = (model or {}).get("optimizer") or {}
+        rate = f", learning rate {optimizer['learningRate']:g}" if "learningRate" in optimizer else ""
+        facts.append((role, f"{model.get('uri')}{rate}" if model else ""))
     training, data = job.spec.get("training") or {}, job.spec.get("data") or {}
-    facts = [*_models(job), ("data", str((data.get("train") or {}).get("uri", "")))]
+    facts.append(("data", str((data.get("train") or {}).get("uri", ""))))
     if "maxPromptTokens" in data:
         facts.append(("tokens", f"{data['maxPromptTokens']} prompt + {data.get('maxResponseTokens')} response at most"))
     for name, text in (("promptBatchSize", "prompts a step"), ("batchSize", "rows a step"), ("seed", "seed")):
@@ -113,18 +114,46 @@ def _facts(job: JobRecord) -> list[tuple[str, str]]:
     return [(name, text) for name, text in facts if text]
 
 
-def _models(job: JobRecord) -> Iterator[tuple[str, str]]:
-    """Yield (role, URI and learning rate) of each model of a job."""
-    for role, model in (job.spec.get("models") or {}).items():
-        optimizer = (model or {}).get("optimizer") or {}
-        rate = f", learning rate {optimizer['learningRate']:g}" if "learningRate" in optimizer else ""
-        if model:
-            yield role, f"{model.get('uri')}{rate}"
-
-
 def _without_unset(value: Any) -> Any:
-    """Return a document without null fields and empty mappings."""
     if isinstance(value, Mapping):
         kept = {name: _without_unset(inner) for name, inner in value.items()}
         return {name: inner for name, inner in kept.items() if inner is not None and inner != {}}
     return [_without_unset(inner) for inner in value] if isinstance(value, list) else value
+
+
+def render_rollouts(name: str, jobs: Mapping[str, Rollouts]) -> str:
+    """Return the page about the jobs of a run; its only script is ours, which shows texts as texts."""
+    rows = [_row(job, row) for job, found in jobs.items() for row in found.rows]
+    script = (files("rlhf_trainer.report") / "templates" / "rollouts.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # a browser runs no other script
+    variables = {"name": name, "jobs": jobs, "data": {"rows": rows}, "script": Markup(script), "digest": digest}
+    return rendered("rollouts.html", variables)
+
+
+def _row(job: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a kept response as data for the page; a number that is not finite becomes null, as JSON requires."""
+    parts, columns, turns = row.get("reward_parts"), row.get("columns"), row.get("turns")
+    return {
+        "job": job,
+        "step": row["step"],
+        "row": row["row"],
+        "finished": bool(row.get("finished")),
+        "prompt": shortened(row["prompt"], MAX_CHARACTERS),
+        "response": shortened(row["response"], MAX_CHARACTERS),
+        "columns": shortened(json.dumps(columns, ensure_ascii=False), MAX_CHARACTERS) if columns else "",
+        "parts": {str(name): _number(value) for name, value in parts.items()} if isinstance(parts, dict) else {},
+        "turns": [_turn(each) for each in turns if isinstance(each, dict)] if isinstance(turns, list) else [],
+        **{name: _number(row.get(name)) for name in NUMBERS},
+    }
+
+
+def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "text": shortened(str(turn.get("text")), MAX_CHARACTERS),
+        "written": bool(turn.get("written")),
+        "reward": _number(turn.get("reward")),
+    }
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None

@@ -14,7 +14,6 @@ from matplotlib.patches import Patch
 from rlhf_mapper.mapping import PHASES, Phase
 from rlhf_planning.numbers import size_text
 from rlhf_planning.step_graph import Graph
-from rlhf_planning.timeline import Bar as PlannedBar
 from rlhf_planning.timeline import Timeline, marks_of, seconds_text
 from rlhf_trainer.report.bars import WHITE, Bar, draw_bars, svg_of
 
@@ -93,7 +92,11 @@ def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str
     hovers: dict[str, str] = {}
     for axes, (pool, models) in zip(plots, pools.items(), strict=True):
         for row, model in enumerate(models):
-            bars = [_bar(bar) for bar in timeline.of(pool, model)]
+            bars = []
+            for bar in timeline.of(pool, model):
+                took, colour = seconds_text(bar.end - bar.start), PHASE_COLOURS[bar.phase]
+                hover = f"{bar.model} {bar.phase}: {took}"
+                bars.append(Bar(start=bar.start, end=bar.end, colour=colour, labels=(took,), hover=hover))
             hovers |= draw_bars(axes, row, bars, width=width, beside=True)
     return figure, hovers
 
@@ -133,14 +136,7 @@ def _name_stages(axes: Axes, timeline: Timeline, width: float) -> None:
         )
 
 
-def _bar(bar: PlannedBar) -> Bar:
-    took = seconds_text(bar.end - bar.start)
-    hover = f"{bar.model} {bar.phase}: {took}"
-    return Bar(start=bar.start, end=bar.end, colour=PHASE_COLOURS[bar.phase], labels=(took,), hover=hover)
-
-
 def _cut(text: str, letters: int) -> str:
-    """Return a text of at most `letters` letters, or its beginning and an ellipsis."""
     return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 

@@ -170,19 +170,11 @@ def _step_axis(axes: Axes) -> None:
 
 
 def _parts(count: int) -> list[NDArray[np.intp]]:
-    """Return the indices 0 to count - 1, cut into POINTS runs of nearly the same length."""
     return np.array_split(np.arange(count), POINTS)
 
 
 def _each(values: Array, parts: Sequence[NDArray[np.intp]], reduce: Callable[[Array], Any]) -> Array:
-    """Return the values reduced to one for each run of indices."""
     return np.asarray([reduce(values[part]) for part in parts])
-
-
-def _seen(axes: Axes) -> list[float]:
-    """Return the ticks of the vertical axis that are inside the frame."""
-    low, high = sorted(axes.get_ylim())
-    return [value for value in axes.get_yticks() if low <= value <= high] or [low]
 
 
 def _svg(figure: Figure, hovers: Mapping[str, str] = MappingProxyType({})) -> Markup:
@@ -191,7 +183,9 @@ def _svg(figure: Figure, hovers: Mapping[str, str] = MappingProxyType({})) -> Ma
     The frames of plots line up, unless labels need more room on the left.
     """
     (axes,), (width, height) = figure.axes, figure.get_size_inches()
-    longest = max(len(label) for label in axes.yaxis.get_major_formatter().format_ticks(_seen(axes)))
+    low, high = sorted(axes.get_ylim())
+    inside = [value for value in axes.get_yticks() if low <= value <= high] or [low]
+    longest = max(len(label) for label in axes.yaxis.get_major_formatter().format_ticks(inside))
     left = max(0.5, 0.1 + LABEL_INCHES * mpl.rcParams["font.size"] * longest) / width
     right, bottom, top = 1 - 0.18 / width, BELOW_INCHES * mpl.rcParams["font.size"] / height, 1 - 0.08 / height
     axes.set_position((left, bottom, right - left, top - bottom))

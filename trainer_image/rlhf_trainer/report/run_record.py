@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.status import Status
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem
-from rlhf_trainer.report.rollouts import Rollouts, read_rollouts
-from rlhf_trainer.report.trace_events import Event, events
 from rlhf_trainer.run_folder.attempt import from_json
-from rlhf_trainer.run_folder.rollouts import ROLLOUTS
+from rlhf_trainer.run_folder.rollouts import ROLLOUTS, parse_row
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -26,6 +25,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STEP_WARNING = re.compile(r"\S+ step (?P<step>\d+): (?P<message>.*)")
 INPUT = "job://"
+Place = tuple[int, int]
+"""Place of a kept response: its step, and its row in the step's batch."""
+MAX_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Responses in a job's rollouts.jsonl: those that the page shows, and the numbers of all."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """Responses that the page shows, in the order of step and row."""
+    kept: int = 0
+    steps: int = 0
+    damaged: int = 0
+    """Number of lines of rollouts.jsonl that cannot be read."""
+
+
+class Event(NamedTuple):
+    """Event of one rank or of the controller; times in seconds after the begin of the first step."""
+
+    pool: str
+    """Name of the rank's pool; empty for the controller."""
+    rank: int
+    phase: str
+    name: str
+    step: int
+    """Step for which the rank did the event's work."""
+    start: float
+    end: float
 
 
 @dataclass
@@ -105,7 +133,10 @@ def read_run(folder: Path) -> Run:
     environment = _read(folder / "environment.json", _object, notes) or {}
     summaries = {name: measured for name, measured in summary.items() if isinstance(measured, dict)}
     jobs = [_job(path, summaries.get(path.name, {}), notes) for path in paths]
-    return Run(folder.resolve().name, _in_chain_order(jobs), environment)
+    by_name = {job.name: job for job in sorted(jobs, key=lambda job: job.status.start_time or "")}
+    graph = {name: [other for other in job.inputs if other in by_name] for name, job in by_name.items()}
+    in_chain_order = [by_name[name] for name in TopologicalSorter(graph).static_order()]
+    return Run(folder.resolve().name, in_chain_order, environment)
 
 
 @contextmanager
@@ -119,7 +150,8 @@ def reading_and_writing(path: Path) -> Iterator[None]:
 
 def _job(folder: Path, summary: Mapping[str, Any], run_notes: list[str]) -> JobRecord:
     notes = list(run_notes)
-    lines = [_numbers(row) for row in _json_lines(folder / "metrics.jsonl", notes) if isinstance(row.get("step"), int)]
+    lines = [row for row in _json_lines(folder / "metrics.jsonl", notes) if isinstance(row.get("step"), int)]
+    numbers = [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in lines]
     samples = [row for row in _json_lines(folder / "samples.jsonl", notes) if "prompt" in row]
     rollouts = read_rollouts(folder / ROLLOUTS)
     if rollouts.damaged:
@@ -129,7 +161,7 @@ def _job(folder: Path, summary: Mapping[str, Any], run_notes: list[str]) -> JobR
         rollouts=rollouts,
         settings=_read(folder / "job.yaml", _settings, notes) or {},
         status=_read(folder / "status.json", Status.model_validate_json, notes) or Status(),
-        records=[by_step for _, by_step in sorted({line["step"]: line for line in lines}.items())],
+        records=[by_step for _, by_step in sorted({line["step"]: line for line in numbers}.items())],
         samples=samples,
         events=_lines(folder / "events.log"),
         summary=summary,
@@ -137,12 +169,6 @@ def _job(folder: Path, summary: Mapping[str, Any], run_notes: list[str]) -> JobR
         trace=_read(folder / "trace.json", events, notes) or [],
         notes=notes,
     )
-
-
-def _in_chain_order(jobs: list[JobRecord]) -> list[JobRecord]:
-    by_name = {job.name: job for job in sorted(jobs, key=lambda job: job.status.start_time or "")}
-    graph = {name: [other for other in job.inputs if other in by_name] for name, job in by_name.items()}
-    return [by_name[name] for name in TopologicalSorter(graph).static_order()]
 
 
 def _read(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
@@ -162,10 +188,6 @@ def _settings(text: str) -> dict[str, Any]:
 
 def _object(text: str) -> dict[str, Any]:
     return dict(from_json(text))
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if isinstance(value, int | float)}
 
 
 def _json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
@@ -192,3 +214,59 @@ def _lines(path: Path) -> list[str]:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def read_rollouts(file: Path) -> Rollouts:
+    """Read at most MAX_ROWS rows of a rollouts.jsonl that may not fit into memory; nothing if there is no file."""
+    if not file.is_file():
+        return Rollouts()
+    starts: dict[Place, int] = {}
+    damaged = start = 0
+    with file.open("rb") as lines:
+        for line in lines:
+            if row := parse_row(line):
+                starts[row["step"], row["row"]] = start
+            elif line.strip():
+                damaged += 1
+            start += len(line)
+        rows = []
+        for place in evenly(starts, MAX_ROWS):
+            lines.seek(starts[place])
+            rows.append(parse_row(lines.readline()))
+    return Rollouts(rows, len(starts), len({step for step, _ in starts}), damaged)
+
+
+def evenly(places: Collection[Place], most: int) -> list[Place]:
+    """Return at most `most` of the places: about as many of each step, spread over its rows."""
+    by_step: dict[int, list[Place]] = defaultdict(list)
+    for place in sorted(places):
+        by_step[place[0]].append(place)
+    steps = sorted(_spread(list(by_step.values()), most), key=len)
+    chosen: list[Place] = []
+    for done, rows in enumerate(steps):
+        chosen += _spread(rows, (most - len(chosen)) // (len(steps) - done))
+    return sorted(chosen)
+
+
+def _spread(items: Sequence[T], most: int) -> list[T]:
+    count = min(len(items), most)
+    return [items[index * len(items) // count] for index in range(count)]
+
+
+def events(text: str) -> list[Event]:
+    """Return the events of a trace.json. ValueError, TypeError or LookupError if the file is damaged."""
+    rows = from_json(text)["traceEvents"]
+    processes = {row["pid"]: row["args"]["name"] for row in rows if row["name"] == "process_name"}
+    return [
+        Event(
+            pool=processes[row["pid"]].partition("pool ")[2],
+            rank=int(row["tid"]),
+            phase=str(row["cat"]),
+            name=str(row["name"]),
+            step=int(row["args"]["step"]),
+            start=row["ts"] / 1e6,
+            end=(row["ts"] + row["dur"]) / 1e6,
+        )
+        for row in rows
+        if row["ph"] == "X"
+    ]

@@ -12,8 +12,7 @@ from rlhf_planning.numbers import duration
 from rlhf_trainer.report import plots
 from rlhf_trainer.report.bars import Bar
 from rlhf_trainer.report.metrics import PHASES
-from rlhf_trainer.report.run_record import JobRecord
-from rlhf_trainer.report.trace_events import Event
+from rlhf_trainer.report.run_record import Event, JobRecord
 
 MAX_LANES = 8
 """Most ranks that are all drawn; of more ranks only the first of each pool is drawn."""
@@ -89,15 +88,11 @@ def _lanes(events: Sequence[Event], step: int, seconds: float) -> Iterator[Lane]
         if len(ranks) > MAX_LANES and rank:
             continue
         name = pool[:MAX_NAME] if pool and sizes[pool] == 1 else f"{pool[: MAX_NAME - 8]} rank {rank}".strip()
-        yield _lane(name, [event for event in events if (event.pool, event.rank) == (pool, rank)], step, seconds)
-
-
-def _lane(name: str, events: Sequence[Event], step: int, seconds: float) -> Lane:
-    """Return the lane of a rank; `events`: what the rank did and where it waited."""
-    waited = [event for event in events if event.phase == TRANSFER]
-    done = sorted((event for event in events if event.phase != TRANSFER), key=lambda each: each.start - each.end)
-    worked = _covered(events) - _covered(waited)
-    return Lane(name=name, bars=[_bar(event, step) for event in done], waits=f"{1 - worked / seconds:.0%}")
+        its = [event for event in events if (event.pool, event.rank) == (pool, rank)]
+        waited = [event for event in its if event.phase == TRANSFER]
+        done = sorted((event for event in its if event.phase != TRANSFER), key=lambda each: each.start - each.end)
+        worked = _covered(its) - _covered(waited)
+        yield Lane(name=name, bars=[_bar(event, step) for event in done], waits=f"{1 - worked / seconds:.0%}")
 
 
 def _covered(events: Sequence[Event]) -> float:
@@ -121,5 +116,4 @@ def _bar(event: Event, step: int) -> Bar:
 
 
 def _colour(phase: str) -> int:
-    """Return the number of a phase's colour, the same as in the other plots."""
     return PHASES.index(phase) if phase in PHASES else len(PHASES)

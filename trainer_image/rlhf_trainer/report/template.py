@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable, Mapping
-from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from rlhf_planning.numbers import duration, number, shortened, step_list
 
@@ -27,10 +23,3 @@ def rendered(template: str, variables: Mapping[str, Any], *, filters: tuple[Call
     )
     environment.filters |= {shown.__name__: shown for shown in (*FILTERS, *filters)}
     return environment.get_template(template).render(variables)
-
-
-def script(name: str) -> dict[str, str]:
-    """Return text and digest of one of our scripts; by the digest a browser runs no other script."""
-    text = (files("rlhf_trainer.report") / "templates" / name).read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return {"script": Markup(text), "digest": digest}  # safe: it is ours

@@ -32,8 +32,7 @@ from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.resume import identities
 from rlhf_trainer.run.shapes import shapes_of
-from rlhf_trainer.run_folder.folder import JobFolder, model_folders
-from rlhf_trainer.run_folder.written_data import is_written, with_written_data
+from rlhf_trainer.run_folder.folder import JobFolder, is_written, model_folders, with_written_data
 from rlhf_trainer.training.loading import load_config, try_config
 from rlhf_trainer.training.optimizer import learning_rate
 from rlhf_trainer.workers.base import WorkerSetting

@@ -15,7 +15,7 @@ from rlhf_planning.numbers import duration
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import TrainerError, reason_of, user_error
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.outputs.listeners import Listener
+from rlhf_trainer.outputs.opening import Listener
 from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder, writing
 from rlhf_trainer.telemetry import StepReport

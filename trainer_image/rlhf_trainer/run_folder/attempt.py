@@ -65,11 +65,10 @@ def own_attempt() -> Attempt | None:
 
 def marked_attempts(folder: Path) -> list[Attempt]:
     """Return the last attempt of each RLHFJob that has used a folder, oldest first; the last one owns the folder."""
-    try:
+    with suppress(OSError):
         lines = [line.split() for line in (folder / MARK).read_text().splitlines()]
-    except OSError:
-        return []
-    return [Attempt(int(words[0]), *words[1:2]) for words in lines if words and words[0].isdecimal()]
+        return [Attempt(int(words[0]), *words[1:2]) for words in lines if words and words[0].isdecimal()]
+    return []
 
 
 def owner(folder: Path) -> Attempt | None:
@@ -130,11 +129,10 @@ def read_status(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if the file is missing or holds no whole object."""
-    try:
+    with suppress(OSError, ValueError):
         found = from_json(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def from_json(text: str | bytes) -> Any:
@@ -174,9 +172,7 @@ class Watch:
         """
         if self._seen.split()[-1:] != [socket.gethostname()]:
             return False
-        try:
-            with lock_file(self._output, self._attempt).open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
+        with suppress(OSError), lock_file(self._output, self._attempt).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+        return False

@@ -51,7 +51,7 @@ def show_checkpoints(output: Path) -> None:
         for checkpoint in found:
             size = f"{checkpoint.bytes / 1e6:,.1f} MB"
             state = checkpoint.problem or (f"whole, best by {folder.best_by}" if checkpoint.step == best else "whole")
-            table.add_row(f"  {checkpoint.name}", size, age_of(checkpoint), state)
+            table.add_row(f"  {checkpoint.name}", size, _age_of(checkpoint), state)
         console.print(table if table.row_count else "  none")
 
 
@@ -69,8 +69,7 @@ def _best_step(folder: JobFolder, found: Sequence[Checkpoint]) -> int | None:
         return int(best[0]) if best and best[2] == folder.best_by else None
 
 
-def age_of(checkpoint: Checkpoint) -> str:
-    """Return the age of a checkpoint, such as `4 min`; `-` for one that is not whole."""
+def _age_of(checkpoint: Checkpoint) -> str:
     if checkpoint.saved_at is None:
         return "-"
     seconds = (datetime.now(UTC) - checkpoint.saved_at).total_seconds()
@@ -89,7 +88,11 @@ def save_now(output: Path | None) -> str:
     attempt = own_attempt()
     if attempt is not None and output is not None:
         return _save_before_the_end(output, attempt)
-    folder = output or _running_folder()
+    running = [output] if output else [folder for folder in sorted(Path("runs").glob("*")) if is_running(folder)]
+    if len(running) != 1:
+        names = ", ".join(map(str, running)) or "no folder below runs/"
+        raise SpecError([Problem("RUN_DIR", f"is needed, for {names} is in use")])
+    (folder,) = running
     if not is_running(folder):
         raise SpecError([Problem(str(folder), "no rlhf run is using this folder")])
     request = folder / SAVE_REQUEST
@@ -133,11 +136,3 @@ def _steps(output: Path, attempt: Attempt) -> tuple[int, int]:
         if "progress" in status:
             return status["progress"]["step"], status.get("checkpoint", {}).get("step", 0)
     return 0, 0
-
-
-def _running_folder() -> Path:
-    running = [folder for folder in sorted(Path("runs").glob("*")) if is_running(folder)]
-    if len(running) != 1:
-        names = ", ".join(map(str, running)) or "no folder below runs/"
-        raise SpecError([Problem("RUN_DIR", f"is needed, for {names} is in use")])
-    return running[0]

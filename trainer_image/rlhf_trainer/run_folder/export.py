@@ -29,7 +29,12 @@ def export(uri: str, folder: Path, *, merges: bool) -> None:
     An adapter becomes a PEFT directory or, with `merges`, one model together with its base weights. Raises SpecError
     for an address that is no whole checkpoint, for `merges` without an adapter, and for a folder that is not empty.
     """
-    checkpoint = _whole_checkpoint(uri)
+    store, slash, name = uri.rstrip("/").rpartition("/")
+    checkpoint = next((each for each in CheckpointStore(store or slash or ".").all() if each.name == name), None)
+    if checkpoint is None:
+        raise SpecError([Problem(uri, "is no checkpoint; `rlhf checkpoints RUN_DIR` lists them")])
+    if checkpoint.problem:
+        raise SpecError([Problem(uri, f"is not whole: {checkpoint.problem}")])
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError([Problem(str(folder), "is not an empty folder")])
     role = checkpoint.state()["model"]
@@ -53,19 +58,7 @@ def export(uri: str, folder: Path, *, merges: bool) -> None:
         write_weights(as_stored(config.model_type, weights), config.dtype or torch.float32, unfinished)
 
 
-def _whole_checkpoint(uri: str) -> Checkpoint:
-    """Return the checkpoint at an address. SpecError if there is none, or it is unfinished or damaged."""
-    store, slash, name = uri.rstrip("/").rpartition("/")
-    found = {checkpoint.name: checkpoint for checkpoint in CheckpointStore(store or slash or ".").all()}
-    if name not in found:
-        raise SpecError([Problem(uri, "is no checkpoint; `rlhf checkpoints RUN_DIR` lists them")])
-    if found[name].problem:
-        raise SpecError([Problem(uri, f"is not whole: {found[name].problem}")])
-    return found[name]
-
-
 def _adapter_of(checkpoint: Checkpoint, role: Role) -> Adapter | None:
-    """Return the adapter of a checkpoint's model; None if there is none."""
     with reading(checkpoint.uri):
         source = Job.parse(kubectl_yaml.read(checkpoint.text(JOB_FILE), "")[0]).models()[role]
         if source.lora is None:

@@ -14,13 +14,15 @@ from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from rlhf_api import kubectl_yaml
+from rlhf_api.chain import SCHEME, data_from_jobs, with_sources
 from rlhf_api.checks.resume import identity
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump, load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import one_line
-from rlhf_api.status import Failure, Metric, Output, Pace, Progress, SavedState, Status
+from rlhf_api.spec.data import DataSource, Rows
+from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Status
 from rlhf_mapper.mapping import DeviceMapping, as_json
 from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
@@ -31,7 +33,6 @@ from rlhf_trainer.run_folder.lock import require_newest
 from rlhf_trainer.run_folder.pace import Steps
 
 P = ParamSpec("P")
-JOB = "job://"
 MADE = ("model", "data")
 """Names that the folder of a job's output may have: `model` for weights, `data` for a data set."""
 SUMMARY, METRICS, JOB_FILE, INPUTS = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json"
@@ -58,8 +59,8 @@ def model_folders(job: Job, output: Path) -> dict[Role, str]:
 
 def model_folder(uri: str, output: Path) -> str:
     """Return the local folder of a model by its URI, or the model's name on the Hugging Face Hub."""
-    if uri.startswith(JOB):
-        return str((output / uri.removeprefix(JOB) / "model").resolve())
+    if uri.startswith(SCHEME):
+        return str((output / uri.removeprefix(SCHEME) / "model").resolve())
     return uri.removeprefix(HUB) if uri.startswith(HUB) else str(local_path(uri))
 
 
@@ -112,19 +113,29 @@ def load_with_finished(output: Path, manifest: Path | str, overrides: Sequence[s
     return load(manifest, overrides, {name: job.algorithm for name, job in finished_jobs(output).items()})
 
 
-def progress_of(record: Mapping[str, float], *, total_steps: int, stage: str, pace: Pace | None) -> Progress:
-    """Return a job's progress for the status, after the step whose metrics are `record`."""
-    step, seconds, tokens = int(record["step"]), record.get("time/step"), record.get("tokens_per_second")
-    return Progress(
-        step=step,
-        total_steps=total_steps,
-        stage=stage,
-        step_seconds=None if seconds is None else round(seconds, 3),
-        tokens_per_second=None if tokens is None else round(tokens, 1),
-        remaining_seconds=None if seconds is None else round(seconds * (total_steps - step)),
-        last_step_time=now(),
-        pace=pace,
-    )
+def with_written_data(job: Job, output: Path) -> Job:
+    """Return the job with file URIs, not job://, for data that earlier jobs wrote. DataError for unfinished data."""
+    finished = finished_jobs(output)
+    for field, name in data_from_jobs(job).items():
+        if name not in finished:
+            raise DataError(f"{job.name}: {field}.uri: {SCHEME}{name} has not been written; run its job first")
+
+    def here(source: Rows) -> Rows:
+        if not (isinstance(source, DataSource) and source.uri.startswith(SCHEME)):
+            return source
+        folder = output / source.uri.removeprefix(SCHEME) / "data"
+        return source.model_copy(update={"uri": folder.resolve().as_uri()})
+
+    return job.model_copy(update={"spec": with_sources(job.spec, here)})
+
+
+def is_written(job: Job, output: Path, made: Mapping[str, str]) -> bool:
+    """Whether every data set that another job writes for this job is whole.
+
+    made: identity of each job by name; a data set of another experiment will be written again.
+    """
+    written = {name: finished.identity for name, finished in finished_jobs(output).items()}
+    return all(name in written and written[name] == made[name] for name in data_from_jobs(job).values())
 
 
 def own_number() -> int | None:
@@ -299,7 +310,17 @@ class JobFolder:
         with (self.path / METRICS).open("a") as file:
             file.write(json.dumps(dict(record), allow_nan=False) + "\n")
         shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if name != "step")
-        progress = progress_of(record, total_steps=total_steps, stage=stage, pace=self._steps.pace(record))
+        step, seconds, tokens = int(record["step"]), record.get("time/step"), record.get("tokens_per_second")
+        progress = Progress(
+            step=step,
+            total_steps=total_steps,
+            stage=stage,
+            step_seconds=None if seconds is None else round(seconds, 3),
+            tokens_per_second=None if tokens is None else round(tokens, 1),
+            remaining_seconds=None if seconds is None else round(seconds * (total_steps - step)),
+            last_step_time=now(),
+            pace=self._steps.pace(record),
+        )
         self._write_status(progress=progress, metrics=shown)
 
     @writes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +31,12 @@ def show_logs(output: Path, *, job: str | None, follow: bool) -> None:
     with suppress(KeyboardInterrupt):
         while True:
             new: list[Line] = []
-            for folder in _chosen(output, job):
+            folders = [folder.path for folder in job_folders(output)]
+            chosen = [folder for folder in folders if job in (None, folder.name)]
+            if not chosen:
+                near = suggestion(str(job), [folder.name for folder in folders])
+                raise SpecError([Problem(str(output), f"no job {job} has begun in it: {near}")])
+            for folder in chosen:
                 lines = list(_lines_of(folder))
                 seen = shown.get(folder, 0)
                 new += lines[seen if seen <= len(lines) else 0 :]  # a run that starts over begins a new log
@@ -41,15 +46,6 @@ def show_logs(output: Path, *, job: str | None, follow: bool) -> None:
             if not follow:
                 return
             time.sleep(POLL_SECONDS)
-
-
-def _chosen(output: Path, job: str | None) -> Sequence[Path]:
-    folders = [folder.path for folder in job_folders(output)]
-    chosen = [folder for folder in folders if job in (None, folder.name)]
-    if not chosen:
-        near = suggestion(str(job), [folder.name for folder in folders])
-        raise SpecError([Problem(str(output), f"no job {job} has begun in it: {near}")])
-    return chosen
 
 
 def _lines_of(folder: Path) -> Iterator[Line]:

@@ -37,6 +37,5 @@ class Steps:
         )
 
     def _median(self, name: str) -> float | None:
-        """Return the median of a metric over the latest steps, with four digits; None if no step measured it."""
         values = [record[name] for record in self._latest if name in record]
         return float(f"{median(values):.4g}") if values else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,14 @@ NUMBERS = ("reward", "cost", "advantage", "prompt_tokens", "response_tokens", "p
 def show_samples(output: Path, *, job: str | None, step: int | None, count: int, best: bool) -> None:
     """Print the kept responses of a step (by default the last) with the lowest rewards, or with the highest.
 
-    SpecError if there are none.
+    job: by default the last one that kept some. SpecError if there are none.
     """
-    file = _file(output, job)
+    folders = [folder.path for folder in job_folders(output) if job in (None, folder.path.name)]
+    files = [file for folder in folders if (file := folder / ROLLOUTS).is_file()]
+    if not files:
+        what = f"no job {job} has begun in it" if job and not folders else "no rollouts were kept; see rollout.keep"
+        raise SpecError([Problem(str(output), what)])
+    file = files[-1]
     rows = read_step(file, step)
     if not rows:
         raise SpecError([Problem(str(file), "has no responses" + (f" of step {step}" if step is not None else ""))])
@@ -64,16 +69,6 @@ def describe(row: Mapping[str, Any]) -> str:
     shown = (f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float))
     ended = "finished" if row.get("finished") else "cut off"
     return ", ".join([f"row {row['row']}", *shown, ended])
-
-
-def _file(output: Path, job: str | None) -> Path:
-    """Return the file of a job's rollouts, by default of the last job that has some."""
-    folders = [folder.path for folder in job_folders(output) if job in (None, folder.path.name)]
-    files: Sequence[Path] = [file for folder in folders if (file := folder / ROLLOUTS).is_file()]
-    if not files:
-        what = f"no job {job} has begun in it" if job and not folders else "no rollouts were kept; see rollout.keep"
-        raise SpecError([Problem(str(output), what)])
-    return files[-1]
 
 
 def parse_row(line: str | bytes) -> dict[str, Any]:

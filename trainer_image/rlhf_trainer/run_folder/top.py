@@ -31,16 +31,16 @@ def show_jobs(folders: Sequence[Path], *, once: bool) -> None:
 
 
 def _jobs(folders: Sequence[Path]) -> Iterator[JobLine]:
-    """Yield the table rows of the jobs of each run folder, in the order in which the jobs began."""
     for folder in folders:
         files = sorted(folder.glob(f"*/{JOB_FILE}"), key=lambda file: (file.stat().st_mtime, file))
         for file in files:
             readable = read_status(file.parent)
             status = readable or Status()
+            has_died = status.phase == "Running" and owner(folder) is None and not is_running(folder)  # not in a pod
             yield JobLine(
                 name=f"{folder.name}/{file.parent.name}" if len(folders) > 1 else file.parent.name,
                 algorithm=_algorithm(file, file.stat().st_mtime),
-                phase=DAMAGED if not readable else DIED if _has_died(folder, readable) else readable.phase,
+                phase=DIED if has_died else status.phase if readable else DAMAGED,
                 status=status,
                 began=status.start_time,
             )
@@ -54,11 +54,6 @@ def read_status(job_folder: Path) -> Status | None:
         return Status()
     except (OSError, ValidationError):
         return None
-
-
-def _has_died(folder: Path, status: Status) -> bool:
-    """Whether a run of this machine is gone although its status is Running; False for runs in pods."""
-    return status.phase == "Running" and owner(folder) is None and not is_running(folder)
 
 
 @lru_cache(maxsize=1024)
