@@ -109,15 +109,11 @@ def logs(
         had = f"has had {latest or 'no'} attempt{'s' * (latest != 1)}"
         raise KubectlError(f"{job} {had}; kubectl rlhf why {job} says what it waits for", ExitCode.SPEC)
     head, wanted = head_of(found, pods_of(kubectl, found)), attempt or latest
-    where = f"--namespace={found.namespace}"
-    log = f"driver-a{wanted}.log"
+    log, where = f"driver-a{wanted}.log", (f"--namespace={found.namespace}", f"--container={names.LOG_CONTAINER}")
     if head and wanted == latest:
-        kubectl.stream(
-            "logs", where, head.name, f"--container={names.LOG_CONTAINER}", *(["--follow"] if follow else [])
-        )
+        kubectl.stream("logs", head.name, *where, *(["--follow"] if follow else []))
     elif head:
-        inside = (where, head.name, f"--container={names.LOG_CONTAINER}", "--", "cat", f"{names.OUTPUT_FOLDER}/{log}")
-        kubectl.stream("exec", *inside)
+        kubectl.stream("exec", head.name, *where, "--", "cat", f"{names.OUTPUT_FOLDER}/{log}")
     else:
         from rlhf_kubectl.files import show as show_file
 

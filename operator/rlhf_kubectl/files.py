@@ -7,7 +7,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.progress import wrap_file
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_kubectl.jobs import image_of, parse_job
+from rlhf_api.problems import SpecError
+from rlhf_kubectl.jobs import parse_job, settings_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError, require_success
 from rlhf_kubectl.why import complaint
 from rlhf_operator.cluster import parse, raw
@@ -38,8 +39,7 @@ SIZES: Final = 'cd "$1" && find . -type f -exec stat -c "%s %n" {} +'
 def fetch(kubectl: Kubectl, job: ObservedJob, folder: Path, image: str | None) -> tuple[int, int]:
     """Copy the output of a job into a new folder, and return (files, bytes).
 
-    The folder appears when all files are there and as large as on the claim. KubectlError if there is no output, or the
-    copy breaks off.
+    The folder appears when all files are whole. KubectlError if there is no output, or the copy breaks off.
     """
     output = job.status.output.uri if job.status.output else ""
     if not output.startswith(PVC):
@@ -70,7 +70,12 @@ def show(kubectl: Kubectl, job: ObservedJob, file: str, image: str | None) -> No
 @contextmanager
 def reader(kubectl: Kubectl, job: ObservedJob, claim: str, image: str | None) -> Iterator[str]:
     """Run a pod that mounts the claim during the block, and yield its name."""
-    used = image or image_of(kubectl, job)
+    used = image
+    if not used:
+        with suppress(SpecError):
+            used = parse_job(job).spec.runtime.image
+        settings = None if used else settings_of(kubectl, job.namespace)
+        used = settings.trainer_image if settings else used
     if not used:
         raise KubectlError("the image of the job's pods is not known here: name one with sh and tar by --image")
     pods = PODS.path(job.namespace)
@@ -116,7 +121,6 @@ def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
 
 
 def _wait(kubectl: Kubectl, path: str) -> None:
-    """Wait until the pod runs. KubectlError with the reason if it does not."""
     end = time.monotonic() + START_SECONDS
     while True:
         pod = parse.pod(kubectl.get(path))

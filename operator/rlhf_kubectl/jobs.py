@@ -13,7 +13,7 @@ from rlhf_api.contract import JOB_NAME
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
-from rlhf_api.problems import SpecError, suggestion
+from rlhf_api.problems import suggestion
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator import names
 from rlhf_operator.cluster import parse, raw
@@ -118,13 +118,3 @@ def parse_job(job: ObservedJob) -> Job:
     metadata = {"name": job.name, "namespace": job.namespace}
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(job.spec)}
     return Job.parse(document, step=job.status.step)
-
-
-def image_of(kubectl: Kubectl, job: ObservedJob) -> str:
-    """Return the image of a job's pods; empty if the user may not know it."""
-    try:
-        own = parse_job(job).spec.runtime.image
-    except SpecError:
-        own = None
-    settings = None if own else settings_of(kubectl, job.namespace)
-    return own or (settings.trainer_image if settings else "")

@@ -21,7 +21,6 @@ REFUSED: Final = re.compile(r"^(?:Error from server|error from server) \((?P<rea
 ENDED: Final = re.compile(r"command terminated with exit code")
 """Line that kubectl adds to stderr when a program that it ran in a pod has failed."""
 MAX_MESSAGE: Final = 1000
-"""Most characters of an error message for the user."""
 
 
 class KubectlError(Exception):

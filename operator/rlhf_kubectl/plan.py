@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from rlhf_operator.cluster.cache import Cache, KindName
 from rlhf_operator.cluster.resources import NODES, PODS
 from rlhf_operator.placement.map_job import MappingResult, map_job
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import Document, ObservedJob, ObservedNode, Snapshot
+from rlhf_operator.snapshot import Document, ObservedJob, Snapshot
 
 
 def plan(kubectl: Kubectl, what: str) -> list[tuple[str, MappingResult]]:
@@ -29,10 +29,10 @@ def plan(kubectl: Kubectl, what: str) -> list[tuple[str, MappingResult]]:
     Raises SpecError for a wrong file or spec, KubectlError if there is no such job.
     """
     cache, settings = Cache(), settings_of(kubectl, kubectl.namespace)
-    nodes, pods = kubectl.items(NODES.path()), kubectl.items(PODS.path())
-    found: dict[KindName, Sequence[Document] | None] = {"jobs": job_documents(kubectl), "nodes": nodes, "pods": pods}
-    for kind, documents in found.items():
-        for document in documents or ():
+    documents, nodes, pods = job_documents(kubectl), kubectl.items(NODES.path()), kubectl.items(PODS.path())
+    found: dict[KindName, Sequence[Document] | None] = {"jobs": documents, "nodes": nodes, "pods": pods}
+    for kind, listed in found.items():
+        for document in listed or ():
             cache.put(kind, document)
     existing = {job.value.name: job.value for _, job in cache.jobs}
     if Path(what).is_file():
@@ -43,11 +43,19 @@ def plan(kubectl: Kubectl, what: str) -> list[tuple[str, MappingResult]]:
         observed = [find_job(kubectl, what)]
         jobs = [parse_job(observed[0])]
     by_name = {**existing, **{each.name: each for each in observed}}
-    seen_nodes = None if nodes is None else tuple(node.value for _, node in cache.nodes)
-    answers = []
-    console = Console(highlight=False)
+    answers, console = [], Console(highlight=False)
     for job, each in zip(jobs, observed, strict=True):
-        answer = map_job(job, _snapshot(each, by_name, cache, seen_nodes), settings or Settings())
+        taken, by_jobs = view.held_by_others(cache, each)
+        snapshot = Snapshot(
+            job=each,
+            inputs={name: view.input_of(other) for name, other in by_name.items()},
+            measured=tuple(view.measured(cache, each)),
+            nodes=None if nodes is None else tuple(node.value for _, node in cache.nodes),
+            taken=taken,
+            held_by_jobs=by_jobs,
+            watching_since=datetime.now(UTC),
+        )
+        answer = map_job(job, snapshot, settings or Settings())
         console.print(f"{job.name}: {answer.reason}", style="bold" if answer.mapping else "bold red", markup=False)
         console.print(f"  {answer.message}", markup=False, soft_wrap=True)
         if answer.mapping:
@@ -73,24 +81,7 @@ def _observe(job: Job, namespace: str, namesake: ObservedJob | None) -> Observed
     return replace(new, uid=namesake.uid, labels=namesake.labels, status=shapes)
 
 
-def _snapshot(
-    job: ObservedJob, by_name: Mapping[str, ObservedJob], cache: Cache, nodes: tuple[ObservedNode, ...] | None
-) -> Snapshot:
-    """Return what the operator would see of a job; `nodes`: None if the user may not list them."""
-    taken, by_jobs = view.held_by_others(cache, job)
-    return Snapshot(
-        job=job,
-        inputs={name: view.input_of(each) for name, each in by_name.items()},
-        measured=tuple(view.measured(cache, job)),
-        nodes=nodes,
-        taken=taken,
-        held_by_jobs=by_jobs,
-        watching_since=datetime.now(UTC),
-    )
-
-
 def _sizes(mapping: MappedPlacement) -> Table:
-    """Return a table with the pool and the parallel sizes of each model, in the notation of `rlhf plan`."""
     table = Table("  model", "pool", mapping.device + "s", "p-t-d", "p_g-t_g", "offload", box=None, pad_edge=False)
     pools = {model: pool for pool in mapping.pools for model in pool.models}
     for each in mapping.sizes:

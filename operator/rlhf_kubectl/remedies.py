@@ -64,10 +64,7 @@ CONDITIONS: Final[Mapping[tuple[str, str], str]] = {
     ("Failed", "InputFailed"): "Repair the job that it reads first: ask why of that one.",
     ("Failed", "InvalidInput"): "Correct spec.models.",
 }
-"""Remedy by (condition, reason): a sentence in which {job} stands for the job's name.
-
-A reason without a remedy is missing, or has an empty sentence.
-"""
+"""Remedy by (condition, reason), in which {job} stands for the job; a reason without one is missing, or has ""."""
 
 FAILURES: Final[Mapping[Reason, str]] = {
     "UserCode": "Correct the function whose line it names.",

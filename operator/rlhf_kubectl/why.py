@@ -80,7 +80,6 @@ def _failed(job: ObservedJob, now: datetime) -> Iterator[str]:
 
 
 def _failure(name: str, failure: Failure, now: datetime) -> Iterator[str]:
-    """Yield the reason and the place of a failed attempt, and the remedy."""
     attempt = f"Attempt {failure.attempt}" if failure.attempt else "An attempt"
     meanings = {int(each): f" ({each.name.lower().replace('_', ' ')})" for each in ExitCode}
     number = failure.exit_code
@@ -118,11 +117,17 @@ def _running(name: str, status: Status, now: datetime) -> Iterator[str]:
 def _waiting(
     name: str, status: Status, pods: Sequence[ObservedPod], events: Sequence[JobEvent], now: datetime
 ) -> Iterator[str]:
-    condition = _explaining(status)
-    if condition is None:
+    kinds = EXPLAINING_CONDITIONS.get(status.phase, ("Training",))
+    existing = [each for kind in kinds if (each := found(status.conditions, kind))]
+    if not existing:
         yield f"{name} is {status.phase}"
         return
-    waited = _ago(_waits_since(condition, status, pods), now)
+    awaited = "True" if status.phase == "Suspended" else "False"
+    condition = next((each for each in existing if each.status == awaited), existing[0])
+    suspension = found(status.conditions, "Suspended")  # after a suspension the wait begins anew
+    changes = [parsed(each.last_transition_time) for each in (condition, suspension) if each]
+    changes += [pod.deleting_since for pod in pods] if condition.reason == "Suspending" else []
+    waited = _ago(max((each for each in changes if each), default=None), now)
     yield f"{name} is {status.phase} and has been waiting for {waited} ({condition.type}: {condition.reason})"
     yield condition.message
     if status.phase == "Restarting" and status.last_failure:
@@ -137,23 +142,6 @@ def _waiting(
         last = warned[-1]
         yield f"The latest warning, {_ago(parsed(last.time), now)} ago, about {last.about}: {last.note}"
     yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name)
-
-
-def _explaining(status: Status) -> Condition | None:
-    """Return the condition that explains the phase; see `phase_of`."""
-    candidates = [found(status.conditions, kind) for kind in EXPLAINING_CONDITIONS.get(status.phase, ("Training",))]
-    existing = [each for each in candidates if each]
-    awaited = "True" if status.phase == "Suspended" else "False"
-    return next((each for each in existing if each.status == awaited), existing[0] if existing else None)
-
-
-def _waits_since(condition: Condition, status: Status, pods: Sequence[ObservedPod]) -> datetime | None:
-    """Return the begin of a job's wait; after a suspension the wait begins anew."""
-    suspension = found(status.conditions, "Suspended")
-    changes = [parsed(each.last_transition_time) for each in (condition, suspension) if each]
-    if condition.reason == "Suspending":
-        changes += [pod.deleting_since for pod in pods]
-    return max((each for each in changes if each), default=None)
 
 
 def _explain(name: str, condition: Condition) -> Iterator[str]:

@@ -26,7 +26,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_mapper.mapping import Device, DeviceMapping, MappedPool
 from rlhf_mapper.place import device_of
-from rlhf_trainer.commands.ending import exit_code_of
+from rlhf_trainer.commands.ending import ending
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.fields import require_declared
 from rlhf_trainer.outputs.display import Display, LastingConsole
@@ -121,7 +121,7 @@ def main(
 ) -> None:
     """Run one offline job on the ranks that torchrun started."""
     folder = output or Path("runs") / file.stem
-    code = exit_code_of(lambda: run_program(program, file, folder, sets or []), debug=debug)
+    code, _ = ending(lambda: run_program(program, file, folder, sets or []), debug=debug)
     sys.stdout.flush()
     sys.stderr.flush()
     # Exit without finalising the interpreter: threads of Arrow or gloo that use it then abort the process.

@@ -18,15 +18,18 @@ from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import Problem, SpecError
 from rlhf_planning.command_line import Follow, Once, Program
-from rlhf_trainer.commands.ending import ending, exit_code_of
+from rlhf_trainer.commands.ending import ending
 from rlhf_trainer.errors import reason_of
 from rlhf_trainer.run.stopping import Stopped, heeded
 from rlhf_trainer.run_folder.attempt import write_exit
 
-program = Program("rlhf", "RLHF of language models: one manifest, on this machine or on a cluster.", exit_code_of)
+program = Program(
+    "rlhf",
+    "RLHF of language models: one manifest, on this machine or on a cluster.",
+    lambda work, debug: ending(work, debug=debug)[0],
+)
 app, command = program.app, program.command
 PROJECT = Path(__file__).with_name("project")
-"""Folder of the files that `rlhf init` copies."""
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")]
 Finished = Annotated[
@@ -248,7 +251,7 @@ def top(
     once: Once = False,
 ) -> None:
     """Show how jobs are doing, again every two seconds: phase, step, reward or loss, speed, time left, checkpoint."""
-    from rlhf_trainer.run_folder.top import show_jobs
+    from rlhf_trainer.run_folder.commands import show_jobs
 
     show_jobs(run_dirs or [], once=once)
 
@@ -260,7 +263,7 @@ def logs(
     follow: Follow = False,
 ) -> None:
     """Show what happened in a run, in order of time: events, failures, and of a hang the stacks of its ranks."""
-    from rlhf_trainer.run_folder.logs import show_logs
+    from rlhf_trainer.run_folder.commands import show_logs
 
     show_logs(run_dir, job=job, follow=follow)
 

@@ -29,7 +29,6 @@ TEXTS = {
 }
 """Field of token ids in a batch -> the field that masks padding, and the field that marks trained tokens."""
 OPEN, CLOSE = "\u27e6", "\u27e7"
-"""Brackets around tokens that the job trains on."""
 
 
 def print_data(jobs: Sequence[Job], output: Path, *, only: str | None) -> None:
@@ -42,29 +41,29 @@ def print_data(jobs: Sequence[Job], output: Path, *, only: str | None) -> None:
         setting, _ = origin_of(with_written_data(job, output), job.saved, by_name, output)
         tokenizer = setting.tokenizer()
         for loader in DataWorker(setting, slots=1).loaders:
-            for line in _lines_of(job, loader, tokenizer):
-                console.print(line)
+            _print_loader(console, job.name, loader, tokenizer)
 
 
-def _lines_of(job: Job, loader: Loader, tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:
+def _print_loader(console: Console, title: str, loader: Loader, tokenizer: PreTrainedTokenizerBase) -> None:
     uris = ", ".join(reader.source.address for reader in loader.readers)
-    yield Text(f"{job.name}: {loader.path}: {uris}", style="bold")
-    yield from (Text(f"  {line}") for line in (*_rows(loader), *_histograms(loader)))
-    for number, texts in enumerate(examples(loader, tokenizer)):
-        yield from (Text(f"  example {number}"), *texts)
-
-
-def _rows(loader: Loader) -> Iterator[str]:
+    console.print(Text(f"{title}: {loader.path}: {uris}", style="bold"))
     left_out = sum(reader.dropped + reader.short + reader.bad for reader in loader.readers)
-    yield f"{len(loader)} rows are read, {left_out} are left out"
-    yield from loader.facts()
-
-
-def _histograms(loader: Loader) -> Iterator[str]:
+    lines = [f"{len(loader)} rows are read, {left_out} are left out", *loader.facts()]
     for key, lengths in loader.lengths().items():
         middle, most = int(lengths.median()), int(lengths.max())
-        yield f"tokens by {to_camel(key)}: {int(lengths.min())} to {most}, median {middle}"
-        yield from histogram(lengths)
+        lines.append(f"tokens by {to_camel(key)}: {int(lengths.min())} to {most}, median {middle}")
+        lines += histogram(lengths)
+    for line in lines:
+        console.print(Text(f"  {line}"))
+    count = min(EXAMPLES, len(loader))
+    batch = loader.ordered(slice(0, count))
+    for row in range(count):
+        console.print(Text(f"  example {row}"))
+        for name, (there, learned) in TEXTS.items():
+            if name in batch:
+                ids = batch[name][row][batch[there][row] > 0]
+                marks = batch[learned][row][: len(ids)] > 0 if learned else ids < 0
+                console.print(Text.assemble((f"  {name}: ", "dim"), *_runs(ids, marks, tokenizer)))
 
 
 def histogram(lengths: Tensor) -> Iterator[str]:
@@ -78,20 +77,6 @@ def histogram(lengths: Tensor) -> Iterator[str]:
         last = min(start + size - 1, most)
         bar = "#" * -(-MAX_BAR * count // max(counts))
         yield f"{start:>{width}} - {last:>{width}} {bar} {count}"
-
-
-def examples(loader: Loader, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[Text]]:
-    """Yield the texts of the first rows as a model reads them, with trained tokens in brackets and green."""
-    count = min(EXAMPLES, len(loader))
-    batch = loader.ordered(slice(0, count))
-    for row in range(count):
-        found = []
-        for name, (there, learned) in TEXTS.items():
-            if name in batch:
-                ids = batch[name][row][batch[there][row] > 0]
-                marks = batch[learned][row][: len(ids)] > 0 if learned else ids < 0
-                found.append(Text.assemble((f"  {name}: ", "dim"), *_runs(ids, marks, tokenizer)))
-        yield found
 
 
 def _runs(ids: Tensor, learned: Tensor, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str]]:

@@ -13,13 +13,8 @@ from rlhf_trainer.run.stopping import Stopped
 from rlhf_trainer.run_folder.attempt import VARIABLE
 
 
-def exit_code_of(work: Callable[[], None], debug: bool) -> int:
-    """Run `work`; an error becomes a sentence on stderr (and a traceback to debug) and the exit code of its kind."""
-    return ending(work, debug=debug)[0]
-
-
 def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:
-    """Run `work` and return its exit code and error message; a defect in a pod also prints its traceback."""
+    """Run `work`, print its error, and return its exit code and error; a defect in a pod also prints its traceback."""
     try:
         work()
     except (Exception, Stopped) as raised:  # noqa: BLE001 nothing above could show it to the user

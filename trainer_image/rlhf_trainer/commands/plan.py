@@ -59,10 +59,7 @@ class JobPlan:
 
 
 def choose(jobs: Sequence[Job], *, only: str | None, in_json: bool, graph: bool, svg: Path | None) -> Sequence[Job]:
-    """Return the jobs to plan: all, or only the one of this name.
-
-    SpecError if there is none, for a picture of several jobs, or for a picture in JSON.
-    """
+    """Return the jobs to plan: all, or the one named `only`. SpecError for a picture of several jobs or in JSON."""
     names = ", ".join(job.name for job in jobs)
     chosen = [job for job in jobs if only in (None, job.name)]
     if not chosen:
@@ -111,10 +108,7 @@ def plans_of(
 
 
 def print_plans(plans: Sequence[JobPlan], *, in_json: bool, graph: bool, svg: Path | None) -> None:
-    """Print plans as JSON, as graphs of the step's calls, or as text with tables; `svg`: file to draw into, too.
-
-    EnvironmentProblem, after printing, if no mapping fits.
-    """
+    """Print plans as JSON, graphs of calls, or text with tables. EnvironmentProblem, at the end, if no mapping fits."""
     if in_json:
         documents = [*documents_of(plans).values()]
         typer.echo(json.dumps(documents if len(documents) > 1 else documents[0], indent=2))
@@ -128,15 +122,18 @@ def print_plans(plans: Sequence[JobPlan], *, in_json: bool, graph: bool, svg: Pa
 
 
 def documents_of(plans: Sequence[JobPlan]) -> dict[str, dict[str, Any]]:
-    """Return the JSON document of each job's plan, by name of the job."""
-    return {each.job.name: {"job": each.job.name, **_priced(as_json(each.mapping), each.prices)} for each in plans}
+    """Return the JSON document of each job's plan, by name of the job; with prices if they are known."""
+    documents = {plan.job.name: {"job": plan.job.name, **as_json(plan.mapping)} for plan in plans}
+    for plan in plans:
+        document = documents[plan.job.name]
+        for each in (document, *document["rejected"]) if plan.prices and document["predicted"] else ():
+            pools = [(pool["gpu"], pool["gpus"]) for pool in each["pools"]]
+            each["predicted"]["price"] = step_price(pools, each["predicted"]["step_seconds"], plan.prices)
+    return documents
 
 
 def _lengths(text: str, job: Job) -> tuple[float, ...]:
-    """Return lengths of responses in tokens, from a distribution or a file with one a line.
-
-    SpecError if the lengths cannot be read, or the job cannot have them.
-    """
+    """Return lengths of responses in tokens, from a distribution or a file. SpecError if the job cannot have them."""
     path, most = f"--response-tokens {text}", job.spec.data.max_response_tokens
     if named := DISTRIBUTION.fullmatch(text):
         mean, p99 = int(named["mean"]), int(named["p99"] or 0)
@@ -157,16 +154,7 @@ def _lengths(text: str, job: Job) -> tuple[float, ...]:
     return tuple(map(float, lines))
 
 
-def _priced(document: dict[str, Any], prices: Mapping[str, float]) -> dict[str, Any]:
-    """Add the price of a step to the best placement and to each rejected one, if prices are known."""
-    for each in (document, *document["rejected"]) if prices and document["predicted"] else ():
-        pools = [(pool["gpu"], pool["gpus"]) for pool in each["pools"]]
-        each["predicted"]["price"] = step_price(pools, each["predicted"]["step_seconds"], prices)
-    return document
-
-
 def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
-    """Print the graph of the calls of each job's step, and draw the graph of a single job into a file."""
     try:
         from rlhf_trainer.run.graph import graph_of
     except ModuleNotFoundError as error:
@@ -202,7 +190,6 @@ def _explain(answer: JobPlan, svg: Path | None) -> None:
 
 
 def _pictures() -> ModuleType:
-    """Import the module that draws plans. EnvironmentProblem without matplotlib."""
     try:
         from rlhf_trainer.report import plan_pictures
     except ModuleNotFoundError as error:

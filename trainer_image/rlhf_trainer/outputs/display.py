@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
@@ -82,30 +82,22 @@ class Display:
         return spent / (number - self._first_step + 1) * (self._total_steps - number)
 
     def table(self, summary: Mapping[str, Mapping[str, Any]]) -> None:
-        """Print the measures of each job, before and after training where there are both."""
-        table = Table(title="Measured")
-        for column in ("job", "measure", "before", "after"):
-            table.add_column(column, justify="left" if column in ("job", "measure") else "right")
+        """Print the measures of each job, before and after training; a measure taken once stands under "after"."""
+        before, after = Column("before", justify="right"), Column("after", justify="right")
+        table = Table("job", "measure", before, after, title="Measured")
         for name, values in summary.items():
-            for measure, before, after in _measures(values):
-                table.add_row(name, measure, before, after)
+            measured = {key: value for key, value in values.items() if isinstance(value, float)}
+            for key, value in measured.items():
+                measure = key.removesuffix("_before")
+                if measure != key:
+                    table.add_row(name, measure, f"{value:.3f}", f"{values[measure + '_after']:.3f}")
+                elif key == "win_rate":
+                    null = f"{values['win_rate_null']:.3f} (itself)"
+                    table.add_row(name, "win rate against before", null, f"{value:.3f}")
+                elif key not in ("steps", "seconds", "seed", "win_rate_null") and not key.endswith("_after"):
+                    table.add_row(name, key, "", f"{value:.3f}")
         if table.row_count:
             self.console.print(table, soft_wrap=True)
-
-
-def _measures(values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return (measure, before, after) of a job's summary; a measure taken once stands under "after"."""
-    rows = []
-    for key, value in values.items():
-        if key in ("steps", "seconds", "seed") or key.endswith("_after") or not isinstance(value, float):
-            continue
-        if key.endswith("_before"):
-            measure = key.removesuffix("_before")
-            rows.append((measure, f"{value:.3f}", f"{values[measure + '_after']:.3f}"))
-        elif key != "win_rate_null":
-            null = f"{values['win_rate_null']:.3f} (itself)" if key == "win_rate" else ""
-            rows.append((key if not null else "win rate against before", null, f"{value:.3f}"))
-    return rows
 
 
 def clock(seconds: float) -> str:

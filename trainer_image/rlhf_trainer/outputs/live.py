@@ -158,7 +158,6 @@ class LiveDisplay(Display):
             self._current.state, self._current.since = "starting", time.monotonic()
 
     def __rich__(self) -> RenderableType:
-        """Return the display's current content: the chain's table, and metrics and phases of the current job."""
         chain, shown = chain_table(self._chain), self._current
         return Group(chain, "", history_table(shown), phase_table(shown)) if shown.histories else chain
 

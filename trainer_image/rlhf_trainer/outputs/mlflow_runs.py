@@ -1,8 +1,4 @@
-"""Runs in MLflow.
-
-MLflow's client reads credentials from the environment: MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
-MLFLOW_TRACKING_PASSWORD.
-"""
+"""Runs in MLflow, whose client reads MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD."""
 
 from __future__ import annotations
 

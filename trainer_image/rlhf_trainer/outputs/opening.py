@@ -36,19 +36,14 @@ class OutputOptions:
     """Outputs of `rlhf run` besides the terminal and the run folder."""
 
     tensorboard: bool = False
-    """Whether all jobs write event files under DIR/tensorboard/<job>."""
     trace: bool = False
     """Whether DIR/<job>/trace.json also holds the latest steps."""
     metrics_port: int | None = None
-    """Port on which Prometheus reads metrics; None: no port."""
 
 
 @contextmanager
 def open_listeners(options: OutputOptions, output: Path, warn: Callable[[str], None]) -> Iterator[Sequence[Listener]]:
-    """Open the listeners of a run into the folder `output` during the block; listeners may call `warn`.
-
-    Raises EnvironmentProblem if the port cannot be opened.
-    """
+    """Open the listeners of a run into the folder `output`. EnvironmentProblem if the port cannot be opened."""
     listeners: list[Listener] = []
     with ExitStack() as stack:
         if options.metrics_port is not None:

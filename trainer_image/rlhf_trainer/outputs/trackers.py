@@ -104,7 +104,12 @@ class Tracker:
                 self._more.wait()
                 self._more.clear()
             except Exception as error:  # noqa: BLE001 whatever it is, training goes on
-                self._failed(error)
+                self._failures += 1
+                if self._failures == 1:
+                    prefix = f"{self._service.field}: "  # in the errors of a callback
+                    is_ours = isinstance(error, TrainerError)
+                    text = str(error).removeprefix(prefix) if is_ours else describe_error(error)
+                    self._say(f"{one_line(text, MAX_REASON)}; training goes on, and it is tried again")
                 if self._ended.wait(pause):
                     time.sleep(FIRST_PAUSE)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -144,14 +149,6 @@ class Tracker:
         self._folder.require_ours()
         state = {"run": self._run, "step": self._step, "target": self._service.target}
         replace(self._state_file, json.dumps(state) + "\n")
-
-    def _failed(self, error: Exception) -> None:
-        self._failures += 1
-        if self._failures == 1:
-            prefix = f"{self._service.field}: "  # in the errors of a callback
-            text = str(error).removeprefix(prefix) if isinstance(error, TrainerError) else describe_error(error)
-            reason = one_line(text, MAX_REASON)
-            self._say(f"{reason}; training goes on, and it is tried again")
 
     def _say(self, message: str) -> None:
         """Write a line about the tracker to the terminal, and to events.log if this attempt still owns the folder."""

@@ -21,7 +21,6 @@ FOLDER: Final = "ray-logs"
 """Name of the folder for Ray's logs in the run folder; it holds `a<attempt>/<pod>/`."""
 KEPT_ATTEMPTS: Final = 3
 MAX_FILE_BYTES: Final = 1 << 20
-"""Maximum number of bytes copied from the end of a log file."""
 MAX_POD_BYTES: Final = 32 << 20
 FREE_SHARE: Final = 10
 """Divisor of the disk's size: 1 / FREE_SHARE of the disk stays free for checkpoints."""

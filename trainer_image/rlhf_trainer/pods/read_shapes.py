@@ -64,16 +64,11 @@ def answer(uri: str, revision: str | None) -> dict[str, Any]:
         problem = f"{CONFIG} {error}"
     else:
         return {"shape": shape.model_dump(mode="json", by_alias=True, exclude_none=True)}
-    size = _bytes_of_weights(uri)
-    return {"problem": one_line(problem, MAX_PROBLEM_BYTES), **({"weightBytes": size} if size else {})}
-
-
-def _bytes_of_weights(uri: str) -> int:
-    """Return the bytes of the weight files of a model in a folder; 0 if there are none."""
+    size = 0
     with suppress(TrainerError, OSError):
         if not uri.startswith(HUB):
-            return sum(file.stat().st_size for file in Path(model_folder(uri, OUTPUT)).glob(WEIGHTS))
-    return 0
+            size = sum(file.stat().st_size for file in Path(model_folder(uri, OUTPUT)).glob(WEIGHTS))
+    return {"problem": one_line(problem, MAX_PROBLEM_BYTES), **({"weightBytes": size} if size else {})}
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ STAY_SECONDS = 600.0
 """Longest time in seconds that the side-car stays after SIGTERM."""
 CHUNK = 1 << 16
 KEPT_LOGS = 10
-"""Number of attempts whose driver logs stay in the run folder."""
 MAX_LOG_BYTES = 64 << 20
 """Maximum bytes of a driver log that are kept in the run folder; the volume is for checkpoints."""
 SIGNALLED = 128
@@ -39,14 +38,11 @@ SIGNALLED = 128
 
 
 def answer(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
-    """Return the content of /status.json: the trainer's own status of this attempt, and how its process ended, if so.
-
-    A failure before the job began is not in the trainer's status and is added here.
-    """
+    """Return the content of /status.json: the status of this attempt, and how the trainer's process ended, if so."""
     ended = read_exit(job_folder.parent, attempt)  # read first: the status that is read after it is final
     status = read_status(job_folder, attempt)
     code = ended["exitCode"] if ended else None
-    if ended and code and "lastFailure" not in status:
+    if ended and code and "lastFailure" not in status:  # it failed before the job began
         failure = {name: ended[name] for name in ("reason", "exitCode", "message", "attempt") if name in ended}
         phase = "Stopped" if code > SIGNALLED else "Failed"
         status = {**status, "phase": phase, "attempt": attempt.number, "lastFailure": failure}
@@ -113,16 +109,13 @@ class LogFollower:
         """Copy what the log has gained since the last call; a log that cannot be read is tried again next time."""
         with suppress(OSError):
             self._copy_rest()
-            newest = self._newest()
+            found = [(file.stat().st_mtime, file.resolve()) for file in self._folder.glob("job-driver-*.log")]
+            newest = max(found)[1] if found else self._path
             if newest and newest != self._path:
                 if self._file:
                     self._file.close()
                 self._file, self._path = newest.open("rb"), newest
                 self._copy_rest()
-
-    def _newest(self) -> Path | None:
-        found = [(file.stat().st_mtime, file.resolve()) for file in self._folder.glob("job-driver-*.log")]
-        return max(found)[1] if found else None
 
     def _copy_rest(self) -> None:
         while self._file and (chunk := self._file.read(CHUNK)):

@@ -16,6 +16,10 @@ LETTER = 6.4
 BAR_HEIGHT, LEAST_WIDTH = 0.72, 1.0
 """Share of a row's height that a bar fills, and least width of a bar in points."""
 WHITE = "#ffffff"
+PLAIN: dict[Any, Any] = {"svg.fonttype": "none", "text.parse_math": False, "ytick.left": False} | dict.fromkeys(
+    ("axes.spines.top", "axes.spines.right", "axes.spines.left"), False
+)
+"""Matplotlib's settings of every picture: text stays text, and no frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,5 +69,4 @@ def svg_of(figure: Figure, hovers: Mapping[str, str], *, transparent: bool = Fal
 
 
 def _room(text: str) -> float:
-    """Return the width in points that a small text needs."""
     return len(text) * LETTER + 8

@@ -11,8 +11,8 @@ from rlhf_api.checks.resume import leaves
 from rlhf_planning.numbers import between, duration, number, shortened, signed
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.report import metrics, plots
+from rlhf_trainer.report.page import rendered
 from rlhf_trainer.report.run_record import JobRecord, Run, read_run, reading_and_writing
-from rlhf_trainer.report.template import rendered
 
 PAGE = "compare.html"
 MAX_RUNS = len(plots.SERIES)
@@ -32,8 +32,7 @@ class Row(NamedTuple):
 def write_comparison(folders: Sequence[Path], path: Path | None) -> Path:
     """Write the page about run folders, by default into the first folder, and return its path.
 
-    Raises ConfigError for too many folders or one that is no run folder, EnvironmentProblem if a file cannot be read or
-    written.
+    Raises ConfigError for too many folders or one that is no run folder, EnvironmentProblem for an unreadable file.
     """
     if len(folders) > MAX_RUNS:
         raise ConfigError(f"{len(folders)} runs are too many to compare: at most {MAX_RUNS}")

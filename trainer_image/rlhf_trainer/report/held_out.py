@@ -73,7 +73,7 @@ def samples(job: JobRecord) -> SampleTable | None:
     names = _score_names(job.samples)
     if not job.samples or not names:
         return None
-    decider = _decider(job.samples) or names[0]
+    decider = _decider(names)
     order = sorted(job.samples, key=lambda row: (_change(row, decider), _change(row, names[0])))
     middle = (len(order) - HIGHLIGHTS) // 2
     shown = {
@@ -106,8 +106,8 @@ def _paired(job: JobRecord, name: str, before: float, after: float) -> MetricRow
 
 def _win_rate(job: JobRecord, value: float, null: float | None) -> MetricRow:
     change, is_gain = signed(value - TIE), None
-    if len(job.samples) > 1 and (decider := _decider(job.samples)):
-        changes = [_change(row, decider) for row in job.samples]
+    if len(job.samples) > 1 and (names := _score_names(job.samples)):
+        changes = [_change(row, _decider(names)) for row in job.samples]
         margin = _margin([TIE if change == 0 else float(change > 0) for change in changes])
         change += f" ± {margin:.2g}"
         is_gain = value > TIE if abs(value - TIE) > margin else None
@@ -116,14 +116,12 @@ def _win_rate(job: JobRecord, value: float, null: float | None) -> MetricRow:
 
 
 def _margin(values: Sequence[float]) -> float:
-    """Return half the 95 % confidence interval of a mean."""
     return CONFIDENCE * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def _decider(rows: Sequence[dict[str, Any]]) -> str | None:
+def _decider(names: Sequence[str]) -> str:
     """Return the score that compares responses: the first evaluation function's, or the reward without functions."""
-    names = _score_names(rows)
-    return names[min(1, len(names) - 1)] if names else None
+    return names[min(1, len(names) - 1)]
 
 
 def _score_names(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -79,7 +79,14 @@ def constants(job: JobRecord) -> list[tuple[str, str, str]]:
 
 def times(job: JobRecord) -> Times | None:
     """Return the time of a job's steps by phase; None before the first step."""
-    series = _phase_series(job)
+    rows = []
+    for record in job.records:
+        measured = {name.removeprefix("time/"): value for name, value in record.items() if name.startswith("time/")}
+        measured.pop("step", None)
+        rows.append({**dict.fromkeys(PHASES, 0.0), **measured})
+    series = {colour: [row[name] for row in rows] for colour, name in enumerate(PHASES)}
+    series[len(PHASES)] = [sum(seconds for name, seconds in row.items() if name not in PHASES) for row in rows]
+    series = {colour: seconds for colour, seconds in series.items() if any(seconds)}
     total, together = sum(record.get("time/step", 0.0) for record in job.records), sum(map(sum, series.values()))
     if not total or not together:
         return None
@@ -95,18 +102,6 @@ def times(job: JobRecord) -> Times | None:
         total=total,
         overlapping=together > 1.02 * total,
     )
-
-
-def _phase_series(job: JobRecord) -> dict[int, list[float]]:
-    """Return the seconds of each phase by step, without phases that took no time; key: number of the phase's colour."""
-    rows = []
-    for record in job.records:
-        measured = {name.removeprefix("time/"): value for name, value in record.items() if name.startswith("time/")}
-        measured.pop("step", None)
-        rows.append({**dict.fromkeys(PHASES, 0.0), **measured})
-    series = {colour: [row[name] for row in rows] for colour, name in enumerate(PHASES)}
-    series[len(PHASES)] = [sum(seconds for name, seconds in row.items() if name not in PHASES) for row in rows]
-    return {colour: seconds for colour, seconds in series.items() if any(seconds)}
 
 
 def _names(job: JobRecord) -> list[str]:

@@ -6,20 +6,20 @@ import base64
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rlhf_mapper.calibration import compare_phases
-from rlhf_planning.numbers import between, shortened
+from rlhf_planning.numbers import between, duration, number, shortened, step_list
 from rlhf_trainer.report import held_out, metrics
 from rlhf_trainer.report.run_record import JobRecord, Rollouts, Run, read_run, reading_and_writing
 from rlhf_trainer.report.step_timeline import step_timeline
-from rlhf_trainer.report.template import rendered
 from rlhf_trainer.run_folder.rollouts import NUMBERS
 
 REPORT, ROLLOUTS = "report.html", "rollouts.html"
@@ -96,7 +96,6 @@ def _sizes(role: str, sizes: Mapping[str, Any]) -> str:
 
 
 def _facts(job: JobRecord) -> list[tuple[str, str]]:
-    """Return (name, text) of a job's most important settings: models, data, batch sizes, seed and KL penalty."""
     facts = []
     for role, model in (job.spec.get("models") or {}).items():
         optimizer = (model or {}).get("optimizer") or {}
@@ -142,18 +141,31 @@ def _row(job: str, row: Mapping[str, Any]) -> dict[str, Any]:
         "response": shortened(row["response"], MAX_CHARACTERS),
         "columns": shortened(json.dumps(columns, ensure_ascii=False), MAX_CHARACTERS) if columns else "",
         "parts": {str(name): _number(value) for name, value in parts.items()} if isinstance(parts, dict) else {},
-        "turns": [_turn(each) for each in turns if isinstance(each, dict)] if isinstance(turns, list) else [],
+        "turns": [
+            {
+                "text": shortened(str(turn.get("text")), MAX_CHARACTERS),
+                "written": bool(turn.get("written")),
+                "reward": _number(turn.get("reward")),
+            }
+            for turn in (turns if isinstance(turns, list) else [])
+            if isinstance(turn, dict)
+        ],
         **{name: _number(row.get(name)) for name in NUMBERS},
-    }
-
-
-def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "text": shortened(str(turn.get("text")), MAX_CHARACTERS),
-        "written": bool(turn.get("written")),
-        "reward": _number(turn.get("reward")),
     }
 
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
+
+
+def rendered(template: str, variables: Mapping[str, Any], *, filters: tuple[Callable[..., Any], ...] = ()) -> str:
+    """Return the HTML page that a template makes of the variables; `filters` are available in it by their names."""
+    environment = Environment(
+        loader=PackageLoader("rlhf_trainer.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {shown.__name__: shown for shown in (duration, number, shortened, step_list, *filters)}
+    return environment.get_template(template).render(variables)

@@ -15,10 +15,9 @@ from rlhf_mapper.mapping import PHASES, Phase
 from rlhf_planning.numbers import size_text
 from rlhf_planning.step_graph import Graph
 from rlhf_planning.timeline import Timeline, marks_of, seconds_text
-from rlhf_trainer.report.bars import WHITE, Bar, draw_bars, svg_of
+from rlhf_trainer.report.bars import LETTER, PLAIN, WHITE, Bar, draw_bars, svg_of
 
 INCH = 72
-"""Points of one inch."""
 INK, FAINT, BAND, RULE = "#24292f", "#6e7781", "#f3f5f8", "#b8c0c8"
 PHASE_COLOURS: dict[Phase, str] = {
     "reshard": "#b8860b",
@@ -27,21 +26,15 @@ PHASE_COLOURS: dict[Phase, str] = {
     "update": "#3f8a52",
 }
 POOL_COLOURS = ("#2f6fb3", "#b3562f", "#3f8a52", "#8a4fa3", "#8a7a1f", "#4a8a8a")
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
+STYLE = PLAIN | {
     "svg.hashsalt": "plan",
     "font.size": 12,
     "text.color": INK,
-    "text.parse_math": False,
     "axes.facecolor": BAND,
     "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
     "axes.spines.bottom": False,
     "xtick.color": RULE,
     "xtick.labelcolor": FAINT,
-    "ytick.left": False,
     "ytick.labelcolor": INK,
     "hatch.color": RULE,
     "hatch.linewidth": 1.6,
@@ -57,8 +50,6 @@ CALL, COLUMN, SLANT = 34, 21, 55
 """Points of a call's row and of a field's column in the graph; degrees by which names of fields are turned."""
 GRAPH_WIDTH, GRAPH_HEAD = 480, 320
 """Width and height in points of all that stands around the rows and columns of the graph."""
-SMALL = 6.4
-"""Width in points of a letter of small text, rounded up."""
 
 
 def timeline_svg(timeline: Timeline, *, title: str) -> str:
@@ -81,9 +72,11 @@ def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str
         axes.tick_params(bottom=axes is plots[-1])
     figure.align_ylabels(plots)
     plots[-1].set_xticks(*zip(*marks_of(timeline.seconds, most=MAX_MARKS), strict=True), fontsize="small")
-    figure.legend(
-        handles=_keys(timeline), loc="outside lower left", ncols=5, frameon=False, fontsize="small", handlelength=1.2
-    )
+    phases = {bar.phase for bar in timeline.bars}
+    keys = [Patch(color=PHASE_COLOURS[phase], label=phase) for phase in PHASES if phase in phases]
+    if any(timeline.idle(pool) for pool in pools):
+        keys.append(Patch(facecolor=WHITE, edgecolor=RULE, hatch="///", linewidth=0, label="the pool waits"))
+    figure.legend(handles=keys, loc="outside lower left", ncols=5, frameon=False, fontsize="small", handlelength=1.2)
     said = f"predicted: a step of {seconds_text(timeline.seconds)}{timeline.ahead}"
     plots[0].set_title(said, loc="left", color=FAINT, fontsize="medium", pad=LINE * len(timeline.stages))
     figure.draw_without_rendering()
@@ -101,17 +94,7 @@ def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str
     return figure, hovers
 
 
-def _keys(timeline: Timeline) -> list[Patch]:
-    """Return the entries of the legend: the colours of the phases, and the hatch of waiting if a pool waits."""
-    phases = {bar.phase for bar in timeline.bars}
-    keys = [Patch(color=PHASE_COLOURS[phase], label=phase) for phase in PHASES if phase in phases]
-    if any(timeline.idle(pool) for pool, _ in timeline.rows):
-        keys.append(Patch(facecolor=WHITE, edgecolor=RULE, hatch="///", linewidth=0, label="the pool waits"))
-    return keys
-
-
 def _draw_band(axes: Axes, timeline: Timeline, pool: str, models: Sequence[str]) -> None:
-    """Draw the band of a pool with its names, the times in which it waits, and the barriers of the stages."""
     axes.set(ylim=(len(models) - 0.5, -0.5), xlim=(0, timeline.seconds or 1))
     axes.set_yticks(range(len(models)), models)
     axes.set_ylabel(_cut(pool, MAX_NAME), rotation=0, ha="right", va="center", weight="bold")
@@ -126,7 +109,7 @@ def _name_stages(axes: Axes, timeline: Timeline, width: float) -> None:
     ends: list[float] = []
     for stage, (start, end) in timeline.stages.items():
         text = f"{stage} {seconds_text(end - start)}"
-        left, long = width * start / timeline.seconds, len(text) * SMALL + 12
+        left, long = width * start / timeline.seconds, len(text) * LETTER + 12
         left = min(left, width - long)
         line = next((line for line, taken in enumerate(ends) if taken <= left), len(ends))
         ends[line : line + 1] = [left + long]
@@ -141,10 +124,7 @@ def _cut(text: str, letters: int) -> str:
 
 
 def graph_svg(graph: Graph, *, title: str, pools: Sequence[str]) -> str:
-    """Draw the calls of a step: a row a call by level, in the colour of its pool, and a line a field.
-
-    The line of a field begins with a full dot at the producer, and has a ring at each reader.
-    """
+    """Draw the calls of a step: a row a call by level, in the colour of its pool, and a line a field."""
     with mpl.rc_context(STYLE):
         colours = {pool: POOL_COLOURS[place % len(POOL_COLOURS)] for place, pool in enumerate(pools)}
         rows = {call.number: row for row, call in enumerate(graph.by_level)}
@@ -186,10 +166,7 @@ def _draw_fields(
     fields: Sequence[tuple[int, str]],
     colours: Mapping[str, str],
 ) -> dict[str, str]:
-    """Draw a line for each field (number of the call that adds it, name), with its dot and rings; return hover texts.
-
-    rows: row of each call by its number.
-    """
+    """Draw a line for each field (number of the call that adds it, name), its dot and rings; return hover texts."""
     dots = [
         (field, field[0], f"adds {field[1]}: {size_text(graph.calls[field[0]].adds[field[1]])}") for field in fields
     ]

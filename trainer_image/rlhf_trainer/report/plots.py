@@ -11,13 +11,14 @@ import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import Formatter, Locator, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from rlhf_planning.numbers import ticks
 from rlhf_planning.timeline import marks_of
-from rlhf_trainer.report.bars import BAR_HEIGHT, Bar, draw_bars, svg_of
+from rlhf_trainer.report.bars import BAR_HEIGHT, PLAIN, Bar, draw_bars, svg_of
 
 POINTS = 200
 """Most points of a plot; with more steps a point is the mean of several steps, with their range as a band."""
@@ -29,15 +30,10 @@ SERIES = tuple(f"#0000d{number}" for number in range(10))
 VARIABLES = {INK: "--plot-ink", GRID: "--plot-grid", BEFORE: "--c-before"} | {
     colour: f"--c{number}" for number, colour in enumerate(SERIES)
 }
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
+STYLE = PLAIN | {
     "font.size": 8.5,
     "axes.edgecolor": GRID,
     "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
@@ -46,7 +42,6 @@ STYLE: dict[Any, Any] = {
     "xtick.color": GRID,
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
-    "ytick.left": False,
     "ytick.minor.left": False,
     "lines.linewidth": 1.6,
     "lines.solid_joinstyle": "round",
@@ -90,28 +85,24 @@ def lines(name: str, series: Mapping[int, Series]) -> Markup:
         if is_log(together):
             axes.set_yscale("log")
         for colour, (steps, values) in series.items():
-            _curve(axes, np.asarray(steps, dtype=float), np.asarray(values, dtype=float), SERIES[colour])
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=6) if is_log(together) else MaxNLocator(4))
-        axes.yaxis.set_major_formatter(Labels())
+            x, y = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
+            if len(x) > POINTS:
+                parts = np.array_split(np.arange(len(x)), POINTS)
+                low, high = _each(y, parts, np.min), _each(y, parts, np.max)
+                x, y = _each(x, parts, np.mean), _each(y, parts, np.mean)
+                axes.fill_between(x, low, high, color=SERIES[colour], alpha=0.22, linewidth=0)
+            axes.plot(x, y, color=SERIES[colour], marker="o" if len(x) <= 12 else "", markersize=3)
+        _mark(axes.yaxis, LogLocator(subs=(1.0, 3.0), numticks=6) if is_log(together) else MaxNLocator(4))
         axes.yaxis.set_minor_formatter(NullFormatter())
-        _step_axis(axes)
+        _mark(axes.xaxis, MaxNLocator(5, integer=True))
         return _svg(figure)
-
-
-def _curve(axes: Axes, x: Array, y: Array, colour: str) -> None:
-    if len(x) > POINTS:
-        parts = _parts(len(x))
-        low, high = _each(y, parts, np.min), _each(y, parts, np.max)
-        x, y = _each(x, parts, np.mean), _each(y, parts, np.mean)
-        axes.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0)
-    axes.plot(x, y, color=colour, marker="o" if len(x) <= 12 else "", markersize=3)
 
 
 def stack(name: str, steps: Sequence[int], series: Mapping[int, Sequence[float]]) -> Markup:
     """Draw series as stacked areas against the step, the first at the bottom; `series`: colour's number -> values."""
     x, rows = np.asarray(steps, dtype=float), [np.asarray(row, dtype=float) for row in series.values()]
     if len(x) > POINTS:
-        parts = _parts(len(x))
+        parts = np.array_split(np.arange(len(x)), POINTS)
         x, rows = _each(x, parts, np.mean), [_each(row, parts, np.mean) for row in rows]
     if len(x) == 1:  # an area needs a width
         x, rows = np.array([x[0] - 0.5, x[0] + 0.5]), [np.repeat(row, 2) for row in rows]
@@ -119,9 +110,8 @@ def stack(name: str, steps: Sequence[int], series: Mapping[int, Sequence[float]]
         figure, axes = _figure(6.2, 1.9)
         axes.stackplot(x, rows, colors=[SERIES[number] for number in series], linewidth=0)
         axes.set_xlim(x[0], x[-1])
-        axes.yaxis.set_major_locator(MaxNLocator(4))
-        axes.yaxis.set_major_formatter(Labels(" s"))
-        _step_axis(axes)
+        _mark(axes.yaxis, MaxNLocator(4), unit=" s")
+        _mark(axes.xaxis, MaxNLocator(5, integer=True))
         return _svg(figure)
 
 
@@ -132,10 +122,8 @@ def distributions(name: str, before: Sequence[float], after: Sequence[float]) ->
         figure, axes = _figure(3.1, 1.45)
         axes.hist(before, bins=list(edges), color=BEFORE, alpha=0.55)
         axes.hist(after, bins=list(edges), color=SERIES[0], alpha=0.6)
-        axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
-        axes.yaxis.set_major_formatter(Labels())
-        axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.xaxis.set_major_formatter(Labels())
+        _mark(axes.yaxis, MaxNLocator(3, integer=True))
+        _mark(axes.xaxis, MaxNLocator(6))
         return _svg(figure)
 
 
@@ -164,13 +152,9 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _step_axis(axes: Axes) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.xaxis.set_major_formatter(Labels())
-
-
-def _parts(count: int) -> list[NDArray[np.intp]]:
-    return np.array_split(np.arange(count), POINTS)
+def _mark(axis: Axis, ticks: Locator, *, unit: str = "") -> None:
+    axis.set_major_locator(ticks)
+    axis.set_major_formatter(Labels(unit))
 
 
 def _each(values: Array, parts: Sequence[NDArray[np.intp]], reduce: Callable[[Array], Any]) -> Array:
@@ -178,10 +162,7 @@ def _each(values: Array, parts: Sequence[NDArray[np.intp]], reduce: Callable[[Ar
 
 
 def _svg(figure: Figure, hovers: Mapping[str, str] = MappingProxyType({})) -> Markup:
-    """Return the figure as SVG for use inside HTML, without metadata, fonts and needless digits.
-
-    The frames of plots line up, unless labels need more room on the left.
-    """
+    """Return the figure as SVG for HTML, without metadata, fonts and needless digits; the frames of plots line up."""
     (axes,), (width, height) = figure.axes, figure.get_size_inches()
     low, high = sorted(axes.get_ylim())
     inside = [value for value in axes.get_yticks() if low <= value <= high] or [low]

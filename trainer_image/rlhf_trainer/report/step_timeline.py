@@ -51,9 +51,13 @@ class StepTimeline:
 
 def step_timeline(job: JobRecord) -> StepTimeline | None:
     """Return a traced step of median length, not the first if there are others; None if no step was traced whole."""
-    span = _median_step(job)
-    if not span:
+    spans = {event.step: event for event in job.trace if event.phase == CONTROLLER and event.name.startswith("step ")}
+    ahead = int((job.spec.get("rollout") or {}).get("maxStaleness") or 0)  # these steps must be traced, too
+    whole = [span for step, span in spans.items() if step + ahead in spans]
+    by_length = sorted(whole[1:] or whole, key=lambda span: span.end - span.start)
+    if not by_length:
         return None
+    span = by_length[len(by_length) // 2]
     length = span.end - span.start
     events = [
         event._replace(start=max(event.start, span.start) - span.start, end=min(event.end, span.end) - span.start)
@@ -71,15 +75,6 @@ def step_timeline(job: JobRecord) -> StepTimeline | None:
     )
 
 
-def _median_step(job: JobRecord) -> Event | None:
-    """Return the controller's event of the step to draw; the steps for which it works ahead must be traced, too."""
-    spans = {event.step: event for event in job.trace if event.phase == CONTROLLER and event.name.startswith("step ")}
-    ahead = int((job.spec.get("rollout") or {}).get("maxStaleness") or 0)
-    whole = [span for step, span in spans.items() if step + ahead in spans]
-    by_length = sorted(whole[1:] or whole, key=lambda span: span.end - span.start)
-    return by_length[len(by_length) // 2] if by_length else None
-
-
 def _lanes(events: Sequence[Event], step: int, seconds: float) -> Iterator[Lane]:
     """Yield the row of each rank that worked or, if there are more than MAX_LANES, of the first rank of each pool."""
     ranks = sorted({(event.pool, event.rank) for event in events if event.phase != TRANSFER})
@@ -92,7 +87,13 @@ def _lanes(events: Sequence[Event], step: int, seconds: float) -> Iterator[Lane]
         waited = [event for event in its if event.phase == TRANSFER]
         done = sorted((event for event in its if event.phase != TRANSFER), key=lambda each: each.start - each.end)
         worked = _covered(its) - _covered(waited)
-        yield Lane(name=name, bars=[_bar(event, step) for event in done], waits=f"{1 - worked / seconds:.0%}")
+        bars = []
+        for event in done:
+            later = f" for step {event.step}" if event.step != step else ""
+            colour, labels = plots.SERIES[_colour(event.phase)], (event.phase + later, event.phase)
+            hover = f"{event.name}{later}: {duration(event.end - event.start)}"
+            bars.append(Bar(start=event.start, end=event.end, colour=colour, labels=labels, hover=hover))
+        yield Lane(name=name, bars=bars, waits=f"{1 - worked / seconds:.0%}")
 
 
 def _covered(events: Sequence[Event]) -> float:
@@ -102,17 +103,6 @@ def _covered(events: Sequence[Event]) -> float:
         total += max(0.0, event.end - max(event.start, reached))
         reached = max(reached, event.end)
     return total
-
-
-def _bar(event: Event, step: int) -> Bar:
-    later = f" for step {event.step}" if event.step != step else ""
-    return Bar(
-        start=event.start,
-        end=event.end,
-        colour=plots.SERIES[_colour(event.phase)],
-        labels=(event.phase + later, event.phase),
-        hover=f"{event.name}{later}: {duration(event.end - event.start)}",
-    )
 
 
 def _colour(phase: str) -> int:

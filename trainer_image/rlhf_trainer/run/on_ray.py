@@ -26,8 +26,8 @@ from rlhf_trainer.run.resume import Start
 from rlhf_trainer.run.slots import COLLECTIVE_DEADLINES, Slots
 from rlhf_trainer.run.step_models import Handle, RolloutPool, connected
 from rlhf_trainer.run.worker_specs import agreed, data_spec, home_of, worker_specs
+from rlhf_trainer.run_folder.commands import STACKS
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, with_written_data
-from rlhf_trainer.run_folder.logs import STACKS
 from rlhf_trainer.telemetry import CONTROLLER, ENDPOINTS, Report
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.retokenized import with_prompts

@@ -29,10 +29,7 @@ BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 20.0
 """Seconds without a sign of life after which a trainer counts as dead; a volume may show remote writes late."""
 FREED_SECONDS: Final = 5.0
-"""Seconds without a sign of life after which a trainer without its lock counts as dead.
-
-A trainer frees the lock before it writes exit.json.
-"""
+"""Seconds of silence after which a trainer without its lock counts as dead; it writes exit.json after freeing that."""
 
 
 class WrongAttempt(ValueError):  # noqa: N818 a sentence for a user, like the trainer's other errors
@@ -77,10 +74,7 @@ def owner(folder: Path) -> Attempt | None:
 
 
 def newer_attempt(output: Path, attempt: Attempt) -> Attempt | None:
-    """Return the owner of the run folder if it is newer than this attempt, else None.
-
-    An RLHFJob that has left no mark yet counts as the newest.
-    """
+    """Return a run folder's owner if it is newer than this attempt; an RLHFJob without a mark yet is the newest."""
     attempts = marked_attempts(output)
     if all(each.job_uid != attempt.job_uid for each in attempts):
         return None
@@ -166,11 +160,8 @@ class Watch:
         return self._clock() - self._since < (FREED_SECONDS if self.has_freed_its_lock() else SILENCE_SECONDS)
 
     def has_freed_its_lock(self) -> bool:
-        """Return True if the trainer's file lock is free, as after its death; False for a trainer on another machine.
-
-        A volume may not show the locks of other machines.
-        """
-        if self._seen.split()[-1:] != [socket.gethostname()]:
+        """Return True if the trainer's file lock is free, as after its death; False for one on another machine."""
+        if self._seen.split()[-1:] != [socket.gethostname()]:  # a volume may not show the locks of other machines
             return False
         with suppress(OSError), lock_file(self._output, self._attempt).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

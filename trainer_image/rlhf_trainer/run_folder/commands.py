@@ -1,20 +1,35 @@
-"""Commands `rlhf checkpoints` and `rlhf save-now` about a run folder, during the run or after it."""
+"""Commands `rlhf checkpoints`, `save-now`, `logs` and `top` about run folders, during a run or after it."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from rlhf_api.problems import Problem, SpecError
+from rlhf_api.problems import Problem, SpecError, suggestion
+from rlhf_api.status import Status
+from rlhf_planning.job_table import JobLine, show
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run_folder.attempt import STATUS, Attempt, Watch, own_attempt, read_exit, read_status, write_exit
+from rlhf_trainer.run_folder.attempt import (
+    STATUS,
+    Attempt,
+    Watch,
+    own_attempt,
+    owner,
+    read_exit,
+    read_status,
+    write_exit,
+)
 from rlhf_trainer.run_folder.folder import (
     JOB_FILE,
     SAVE_REQUEST,
@@ -23,20 +38,28 @@ from rlhf_trainer.run_folder.folder import (
     read_job,
     read_summary,
     reading,
+    rfc3339,
     writing,
 )
 from rlhf_trainer.run_folder.lock import is_running
 
 POLL_SECONDS = 0.2
 KILLED = 128 + signal.SIGKILL
+EVENTS, STACKS = "events.log", "stacks.txt"
+RUNS = Path("runs")
+DIED, DAMAGED = "Died", "Damaged"
+"""Words shown instead of a job's phase: the run's process is gone although Running; status.json cannot be read."""
 
 
 def job_folders(output: Path) -> list[JobFolder]:
     """Return the jobs of a run folder in the order in which they began. SpecError if there are none."""
-    files = sorted(output.glob(f"*/{JOB_FILE}"), key=lambda file: (file.stat().st_mtime, file))
-    if not files:
+    if not (files := _job_files(output)):
         raise SpecError([Problem(str(output), "is no run folder: no job has begun in it")])
     return [JobFolder(output, read_job(file)) for file in files]
+
+
+def _job_files(output: Path) -> list[Path]:
+    return sorted(output.glob(f"*/{JOB_FILE}"), key=lambda file: (file.stat().st_mtime, file))
 
 
 def show_checkpoints(output: Path) -> None:
@@ -88,7 +111,7 @@ def save_now(output: Path | None) -> str:
     attempt = own_attempt()
     if attempt is not None and output is not None:
         return _save_before_the_end(output, attempt)
-    running = [output] if output else [folder for folder in sorted(Path("runs").glob("*")) if is_running(folder)]
+    running = [output] if output else [folder for folder in sorted(RUNS.glob("*")) if is_running(folder)]
     if len(running) != 1:
         names = ", ".join(map(str, running)) or "no folder below runs/"
         raise SpecError([Problem("RUN_DIR", f"is needed, for {names} is in use")])
@@ -136,3 +159,94 @@ def _steps(output: Path, attempt: Attempt) -> tuple[int, int]:
         if "progress" in status:
             return status["progress"]["step"], status.get("checkpoint", {}).get("step", 0)
     return 0, 0
+
+
+def show_logs(output: Path, *, job: str | None, follow: bool) -> None:
+    """Print the events of a run's jobs by time, and after a hang the stacks of its ranks.
+
+    follow: go on with new lines until Ctrl-C. SpecError if `output` is no run folder or has no such job.
+    """
+    console, shown = Console(highlight=False, soft_wrap=True), dict[Path, int]()
+    with suppress(KeyboardInterrupt):
+        while True:
+            new: list[tuple[str, Text]] = []
+            folders = [folder.path for folder in job_folders(output)]
+            chosen = [folder for folder in folders if job in (None, folder.name)]
+            if not chosen:
+                near = suggestion(str(job), [folder.name for folder in folders])
+                raise SpecError([Problem(str(output), f"no job {job} has begun in it: {near}")])
+            for folder in chosen:
+                lines = list(_lines_of(folder))
+                seen = shown.get(folder, 0)
+                new += lines[seen if seen <= len(lines) else 0 :]  # a run that starts over begins a new log
+                shown[folder] = len(lines)
+            for _, text in sorted(new, key=lambda line: line[0]):
+                console.print(text)
+            if not follow:
+                return
+            time.sleep(POLL_SECONDS)
+
+
+def _lines_of(folder: Path) -> Iterator[tuple[str, Text]]:
+    """Yield (time, line) of the events of a job, and last the stacks of all ranks in the job's latest hang."""
+    status = readable_status(folder)
+    failure = status and status.last_failure
+    for line in _text(folder / EVENTS).splitlines():
+        moment, _, message = line.partition(" ")
+        style = "red" if failure and message == failure.message else ""
+        yield moment, Text.assemble((f"{moment} ", "dim"), f"{folder.name}: ", (message, style))
+    if stacks := _text(folder / STACKS):
+        written = rfc3339(datetime.fromtimestamp((folder / STACKS).stat().st_mtime, UTC))
+        head = Text.assemble((f"{written} ", "dim"), f"{folder.name}: ", ("what each rank was doing:", "red"))
+        yield written, Text("\n").join([head, Text(stacks.rstrip())])
+
+
+def _text(file: Path) -> str:
+    """Return the whole lines of a file, without a last line that is still being written."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return text[: text.rfind("\n") + 1]
+
+
+def show_jobs(folders: Sequence[Path], *, once: bool) -> None:
+    """Show a table of the jobs of run folders, by default of all below runs/. SpecError for another folder."""
+    for folder in folders:
+        if not _job_files(folder):
+            raise SpecError([Problem(str(folder), "is no run folder: no job has begun in it")])
+    nothing = "no job has begun in a folder below runs/; name other run folders: rlhf top RUN_DIR"
+    show(lambda: list(_jobs(folders or sorted(RUNS.glob("*")))), nothing, once=once, passing=OSError)
+
+
+def _jobs(folders: Sequence[Path]) -> Iterator[JobLine]:
+    for folder in folders:
+        for file in _job_files(folder):
+            readable = readable_status(file.parent)
+            status = readable or Status()
+            has_died = status.phase == "Running" and owner(folder) is None and not is_running(folder)  # not in a pod
+            yield JobLine(
+                name=f"{folder.name}/{file.parent.name}" if len(folders) > 1 else file.parent.name,
+                algorithm=_algorithm(file, file.stat().st_mtime),
+                phase=DIED if has_died else status.phase if readable else DAMAGED,
+                status=status,
+                began=status.start_time,
+            )
+
+
+def readable_status(job_folder: Path) -> Status | None:
+    """Return the status in a job's folder; Pending before there is a status.json, None if it cannot be read."""
+    try:
+        return Status.model_validate_json((job_folder / STATUS).read_bytes(), by_alias=True, by_name=False)
+    except FileNotFoundError:
+        return Status()
+    except (OSError, ValidationError):
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _algorithm(file: Path, _changed: float) -> str:
+    try:
+        return read_job(file).spec.algorithm.name
+    except (EnvironmentProblem, SpecError):
+        return "?"

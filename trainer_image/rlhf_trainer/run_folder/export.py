@@ -10,16 +10,14 @@ from transformers import PreTrainedConfig
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
-from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
+from rlhf_trainer.checkpoint import CheckpointStore
 from rlhf_trainer.run_folder.folder import JOB_FILE, reading
 from rlhf_trainer.storage import open_storage, storage_errors
 from rlhf_trainer.stored_tensors import TensorSource
 from rlhf_trainer.training.adapters import CONFIG as ADAPTER_CONFIG
 from rlhf_trainer.training.adapters import adapter_of, merged_weights, write_adapter
 from rlhf_trainer.training.loading import as_stored
-from rlhf_trainer.training.models import Adapter
 from rlhf_trainer.training.saving import CONFIG_FOLDER, atomic_folder, saved_weights, write_weights
 
 
@@ -42,7 +40,11 @@ def export(uri: str, folder: Path, *, merges: bool) -> None:
         raise SpecError([Problem(uri, "is of a job that trains no model")])
     saved = f"{checkpoint.uri}/{role}"
     weights: Mapping[str, TensorSource] = saved_weights(saved)
-    adapter = _adapter_of(checkpoint, role)
+    with reading(checkpoint.uri):
+        source, adapter = Job.parse(kubectl_yaml.read(checkpoint.text(JOB_FILE), "")[0]).models()[role], None
+        if source.lora is not None:
+            text = checkpoint.text(f"{role}/{CONFIG_FOLDER}/{ADAPTER_CONFIG}")
+            adapter = adapter_of(text, trust_remote_code=source.trust_remote_code)
     if merges and not adapter:
         raise SpecError([Problem(uri, "is of a job without an adapter, so there is nothing to merge")])
     with atomic_folder(folder.resolve()) as unfinished:
@@ -56,12 +58,3 @@ def export(uri: str, folder: Path, *, merges: bool) -> None:
         config = PreTrainedConfig.from_dict(PreTrainedConfig.get_config_dict(unfinished)[0])
         weights = merged_weights(adapter, weights) if adapter else weights
         write_weights(as_stored(config.model_type, weights), config.dtype or torch.float32, unfinished)
-
-
-def _adapter_of(checkpoint: Checkpoint, role: Role) -> Adapter | None:
-    with reading(checkpoint.uri):
-        source = Job.parse(kubectl_yaml.read(checkpoint.text(JOB_FILE), "")[0]).models()[role]
-        if source.lora is None:
-            return None
-        text = checkpoint.text(f"{role}/{CONFIG_FOLDER}/{ADAPTER_CONFIG}")
-        return adapter_of(text, trust_remote_code=source.trust_remote_code)

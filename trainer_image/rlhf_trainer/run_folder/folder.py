@@ -130,10 +130,7 @@ def with_written_data(job: Job, output: Path) -> Job:
 
 
 def is_written(job: Job, output: Path, made: Mapping[str, str]) -> bool:
-    """Whether every data set that another job writes for this job is whole.
-
-    made: identity of each job by name; a data set of another experiment will be written again.
-    """
+    """Whether all data sets that other jobs write for this job are whole; `made`: each job's identity by its name."""
     written = {name: finished.identity for name, finished in finished_jobs(output).items()}
     return all(name in written and written[name] == made[name] for name in data_from_jobs(job).values())
 

@@ -1,7 +1,4 @@
-"""Lock of a run folder: one run at a time uses the folder, on a cluster the newest attempt of the job.
-
-The trainer of an older attempt stops before it writes more.
-"""
+"""Lock of a run folder for one run at a time; on a cluster an older attempt stops before it writes more."""
 
 from __future__ import annotations
 
@@ -102,8 +99,7 @@ def require_newest(output: Path) -> None:
 def owned(output: Path) -> Iterator[None]:
     """Make this process's attempt the owner of the run folder, and write its sign of life during the block.
 
-    The mark, exit.json and sign of life of an older attempt are replaced. Raises EnvironmentProblem if there is a newer
-    attempt.
+    The mark, exit.json and sign of life of an older attempt go. EnvironmentProblem if there is a newer attempt.
     """
     attempt = own_attempt()
     if attempt is None:

@@ -25,10 +25,7 @@ NUMBERS = ("reward", "cost", "advantage", "prompt_tokens", "response_tokens", "p
 
 
 def show_samples(output: Path, *, job: str | None, step: int | None, count: int, best: bool) -> None:
-    """Print the kept responses of a step (by default the last) with the lowest rewards, or with the highest.
-
-    job: by default the last one that kept some. SpecError if there are none.
-    """
+    """Print the kept responses of the lowest or highest reward of a job's step. SpecError if there are none."""
     folders = [folder.path for folder in job_folders(output) if job in (None, folder.path.name)]
     files = [file for folder in folders if (file := folder / ROLLOUTS).is_file()]
     if not files:
@@ -43,7 +40,11 @@ def show_samples(output: Path, *, job: str | None, step: int | None, count: int,
     order = "highest" if best else "lowest"
     console.print(f"step {rows[0]['step']}: the {len(chosen)} of {len(rows)} kept responses with the {order} reward")
     for row in chosen:
-        console.print(Text(f"\n{describe(row)}", style="bold"))
+        numbers, parts = {name: row.get(name) for name in NUMBERS}, row.get("reward_parts")
+        numbers |= {f"reward_part/{name}": value for name, value in parts.items()} if isinstance(parts, dict) else {}
+        shown = [f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float)]
+        texts = [f"row {row['row']}", *shown, "finished" if row.get("finished") else "cut off"]
+        console.print(Text(f"\n{', '.join(texts)}", style="bold"))
         for name in ("prompt", "response"):
             console.print(Text.assemble((f"{name}: ", "dim"), row[name]))
 
@@ -60,15 +61,6 @@ def read_step(file: Path, step: int | None) -> list[dict[str, Any]]:
             if row.get("step") == chosen:
                 found[row["row"]] = row
     return [found[row] for row in sorted(found)]
-
-
-def describe(row: Mapping[str, Any]) -> str:
-    """Return the numbers of a kept response, such as its reward, in one line; a value that is no number is left out."""
-    numbers, parts = {name: row.get(name) for name in NUMBERS}, row.get("reward_parts")
-    numbers |= {f"reward_part/{name}": value for name, value in parts.items()} if isinstance(parts, dict) else {}
-    shown = (f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float))
-    ended = "finished" if row.get("finished") else "cut off"
-    return ", ".join([f"row {row['row']}", *shown, ended])
 
 
 def parse_row(line: str | bytes) -> dict[str, Any]:

@@ -140,9 +140,7 @@ staleness_rows/<versions> | rlhf_staleness_rows_total | rows | -
     Rows that were learned from, by the policy versions between the weights that sampled them and those that
     learned.
 """
-"""Definition of all metrics of a step, in the order of the report; `StepMetric`s are parsed from this text.
-
-A line has the recorded name, the name in Prometheus, the unit and the section; below it is the meaning.
+"""Metrics of a step in the order of the report: recorded name, name in Prometheus, unit, section; below, the meaning.
 
 A metric family has a series for each value of a label; its recorded name ends in the label, such as `<phase>`.
 """
