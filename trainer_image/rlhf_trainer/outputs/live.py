@@ -26,7 +26,6 @@ REFRESHES_PER_SECOND = 1.0
 POINTS = 48
 """Points of a sparkline at which each two neighbours become one, so that half remain; an even number."""
 BAR = 24
-"""Width of a job's progress bar in terminal cells."""
 BLOCKS = "▁▂▃▄▅▆▇"
 """Characters of a sparkline, lowest first; without the full block, so that a line does not touch the line above."""
 STATES = {
@@ -103,7 +102,6 @@ class JobView:
     since: float = 0.0
     """Start of the job on the monotonic clock."""
     seconds: float | None = None
-    """Duration of the job, once it has ended."""
     left: float | None = None
     histories: dict[str, MetricHistory] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)

@@ -17,10 +17,7 @@ FIRST_STEPS, LATEST_STEPS = 5, 20
 
 
 class Trace:
-    """Listener that writes `DIR/<job>/trace.json` for the report, ui.perfetto.dev or chrome://tracing.
-
-    The file is replaced in one piece after each step in it, so the file is whole whenever the run ends.
-    """
+    """Listener that replaces `DIR/<job>/trace.json`, for ui.perfetto.dev or chrome://tracing, after each step in it."""
 
     def __init__(self, output: Path, *, latest: int) -> None:
         """Keep the run folder; `latest`: number of the latest steps in the file, besides the first ones."""

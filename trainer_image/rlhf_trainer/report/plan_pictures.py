@@ -68,7 +68,13 @@ def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str
     shares = [len(models) for models in pools.values()]
     (*plots,) = figure.subplots(len(pools), squeeze=False, sharex=True, height_ratios=shares)[:, 0]
     for axes, (pool, models) in zip(plots, pools.items(), strict=True):
-        _draw_band(axes, timeline, pool, models)
+        axes.set(ylim=(len(models) - 0.5, -0.5), xlim=(0, timeline.seconds or 1))
+        axes.set_yticks(range(len(models)), models)
+        axes.set_ylabel(_cut(pool, MAX_NAME), rotation=0, ha="right", va="center", weight="bold")
+        for start, end in timeline.idle(pool):
+            axes.axvspan(start, end, facecolor="none", edgecolor=RULE, hatch="//", linewidth=0)
+        for begin, _ in timeline.stages.values():
+            axes.axvline(begin, color=RULE, linestyle=(0, (4, 3)), linewidth=1)
         axes.tick_params(bottom=axes is plots[-1])
     figure.align_ylabels(plots)
     plots[-1].set_xticks(*zip(*marks_of(timeline.seconds, most=MAX_MARKS), strict=True), fontsize="small")
@@ -92,16 +98,6 @@ def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str
                 bars.append(Bar(start=bar.start, end=bar.end, colour=colour, labels=(took,), hover=hover))
             hovers |= draw_bars(axes, row, bars, width=width, beside=True)
     return figure, hovers
-
-
-def _draw_band(axes: Axes, timeline: Timeline, pool: str, models: Sequence[str]) -> None:
-    axes.set(ylim=(len(models) - 0.5, -0.5), xlim=(0, timeline.seconds or 1))
-    axes.set_yticks(range(len(models)), models)
-    axes.set_ylabel(_cut(pool, MAX_NAME), rotation=0, ha="right", va="center", weight="bold")
-    for start, end in timeline.idle(pool):
-        axes.axvspan(start, end, facecolor="none", edgecolor=RULE, hatch="//", linewidth=0)
-    for begin, _ in timeline.stages.values():
-        axes.axvline(begin, color=RULE, linestyle=(0, (4, 3)), linewidth=1)
 
 
 def _name_stages(axes: Axes, timeline: Timeline, width: float) -> None:

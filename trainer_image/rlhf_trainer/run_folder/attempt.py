@@ -111,10 +111,7 @@ def read_exit(output: Path, attempt: Attempt) -> Mapping[str, Any] | None:
 
 
 def read_status(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
-    """Return the status that the trainer of an attempt has written into its job's folder; empty while there is none.
-
-    The mark of the job's folder, written after the status, names the RLHFJob of the status.
-    """
+    """Return the status that an attempt's trainer wrote into its job's folder, and marked as its own; else empty."""
     last = owner(job_folder)  # first: a status read later belongs to this owner or to a later one
     status = read_object(job_folder / STATUS)
     is_its = (status.get("attempt"), last.job_uid if last else "") == (attempt.number, attempt.job_uid)

@@ -129,10 +129,7 @@ def save_now(output: Path | None) -> str:
 
 
 def _save_before_the_end(output: Path, attempt: Attempt) -> str:
-    """Wait until every step of this attempt so far is saved, or its trainer has ended; return a sentence.
-
-    Other pods may request a checkpoint at the same time, so only the step of the newest checkpoint counts.
-    """
+    """Wait until every step of this attempt so far is saved, or its trainer has ended; return a sentence."""
     watch = Watch(output, attempt)
     if not watch.is_alive():
         return f"{output}: no trainer of attempt {attempt.number} is active, nothing to save"
@@ -141,7 +138,7 @@ def _save_before_the_end(output: Path, attempt: Attempt) -> str:
         return f"{output}: every step of attempt {attempt.number} is saved"
     with writing(output):
         (output / SAVE_REQUEST).touch()
-    while saved < done:
+    while saved < done:  # other pods may request a checkpoint, too: only the step of the newest one counts
         time.sleep(POLL_SECONDS)
         alive = watch.is_alive()  # first: what is read after the end is the last word
         saved = _steps(output, attempt)[1]
@@ -162,10 +159,7 @@ def _steps(output: Path, attempt: Attempt) -> tuple[int, int]:
 
 
 def show_logs(output: Path, *, job: str | None, follow: bool) -> None:
-    """Print the events of a run's jobs by time, and after a hang the stacks of its ranks.
-
-    follow: go on with new lines until Ctrl-C. SpecError if `output` is no run folder or has no such job.
-    """
+    """Print the events of a run's jobs by time, and after a hang the stacks. SpecError if no such job has begun."""
     console, shown = Console(highlight=False, soft_wrap=True), dict[Path, int]()
     with suppress(KeyboardInterrupt):
         while True:
