@@ -18,6 +18,7 @@ from rlhf_trainer.stored_tensors import TensorSource
 from rlhf_trainer.training.adapters import CONFIG as ADAPTER_CONFIG
 from rlhf_trainer.training.adapters import adapter_of, merged_weights, write_adapter
 from rlhf_trainer.training.loading import as_stored
+from rlhf_trainer.training.models import Adapter
 from rlhf_trainer.training.saving import CONFIG_FOLDER, atomic_folder, saved_weights, write_weights
 
 
@@ -40,8 +41,9 @@ def export(uri: str, folder: Path, *, merges: bool) -> None:
         raise SpecError([Problem(uri, "is of a job that trains no model")])
     saved = f"{checkpoint.uri}/{role}"
     weights: Mapping[str, TensorSource] = saved_weights(saved)
+    adapter: Adapter | None = None
     with reading(checkpoint.uri):
-        source, adapter = Job.parse(kubectl_yaml.read(checkpoint.text(JOB_FILE), "")[0]).models()[role], None
+        source = Job.parse(kubectl_yaml.read(checkpoint.text(JOB_FILE), "")[0]).models()[role]
         if source.lora is not None:
             text = checkpoint.text(f"{role}/{CONFIG_FOLDER}/{ADAPTER_CONFIG}")
             adapter = adapter_of(text, trust_remote_code=source.trust_remote_code)
