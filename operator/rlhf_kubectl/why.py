@@ -117,8 +117,8 @@ def _running(name: str, status: Status, now: datetime) -> Iterator[str]:
 def _waiting(
     name: str, status: Status, pods: Sequence[ObservedPod], events: Sequence[JobEvent], now: datetime
 ) -> Iterator[str]:
-    kinds = EXPLAINING_CONDITIONS.get(status.phase, ("Training",))
-    existing = [each for kind in kinds if (each := found(status.conditions, kind))]
+    candidates = [found(status.conditions, kind) for kind in EXPLAINING_CONDITIONS.get(status.phase, ("Training",))]
+    existing = [each for each in candidates if each]
     if not existing:
         yield f"{name} is {status.phase}"
         return
