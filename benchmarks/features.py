@@ -31,7 +31,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from rlhf_trainer.run.wiring import RayRuntime
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -48,6 +47,7 @@ from rlhf_api.job import Job
 from rlhf_mapper.place import place
 from rlhf_mapper.simulate.overlap import left_to_score
 from rlhf_mapper.workload import workload_of
+from rlhf_trainer.run.on_ray import RayRuntime
 from rlhf_trainer.run.session import ray_session
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run_folder.folder import model_folders
@@ -105,7 +105,7 @@ def measure_overlap(output: Path) -> dict[str, float]:
         document = manifest(output, "PPO", steps=1000)
         job = Job.parse(changed(document, {"placement": {"mode": "Manual", "pools": POOLS}}))
         folders = model_folders(job, output)
-        runtime = RayRuntime(job, job.models(), place(job, (0,)), folders, slots=Slots(), path=output)
+        runtime = RayRuntime(job, place(job, (0,)), folders, slots=Slots(), path=output)
         with runtime.running():
             seconds = seconds_of_updates(runtime, job)
     longer, total = max(seconds["actor"], seconds["critic"]), seconds["actor"] + seconds["critic"]

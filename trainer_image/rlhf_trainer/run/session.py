@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import ray
 from ray._private import services, utils, worker
 from ray._private.node import Node
-from ray._raylet import (
+from ray._raylet import (  # type: ignore[attr-defined]  # compiled, without types
     DASHBOARD_AGENT_LISTEN_PORT_NAME,
     METRICS_AGENT_PORT_NAME,
     METRICS_EXPORT_PORT_NAME,

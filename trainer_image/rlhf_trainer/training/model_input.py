@@ -88,6 +88,9 @@ class Documents:
         starts, seen_starts = pad(sizes.cumsum(1), (1, 0)).int()
         return cls(lengths, starts, seen, seen_starts, seen_tokens)
 
+    def to(self, device: torch.device) -> Self:
+        return replace(self, **_on_device(self, device))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInput:
@@ -166,8 +169,7 @@ class ModelInput:
 
     def to(self, device: torch.device) -> Self:
         """Return a copy of the model input with all tensors on a device."""
-        documents = replace(self.documents, **_on_device(self.documents, device))
-        return replace(self, documents=documents, **_on_device(self, device))
+        return replace(self, documents=self.documents.to(device), **_on_device(self, device))
 
     def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
         """Return zeros [rows, T] with `values` at the indices `places` among the rows * T positions."""
