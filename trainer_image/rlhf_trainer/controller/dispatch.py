@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import accumulate, chain, pairwise
 
 import ray
@@ -50,20 +51,14 @@ class Readers:
 
     def __init__(self) -> None:
         self._by_field: dict[str, set[tuple[TransferProtocol, ParallelSizes, str]]] = {}
-        self._known: dict[tuple[str, Holders, int], Fetched] = {}
+        self.fetched = cache(self._fetched)
+        """Function (field, its holders, rows of the batch) -> rows of the field that other processes read."""
 
     def add(self, pool: str, layout: ParallelSizes, transfer: Transfer) -> None:
         """Add a worker method, given by its mark `transfer`, of a model with this layout on a pool."""
-        self._known.clear()
+        self.fetched.cache_clear()
         for name in (*transfer.reads, *transfer.reads_if_there):
             self._by_field.setdefault(name, set()).add((transfer.protocol, layout, pool))
-
-    def fetched(self, name: str, holders: Holders, *, rows: int) -> Fetched:
-        """Return the rows of a field that other processes read, in a batch of `rows` rows; results are cached."""
-        key = (name, holders, rows)
-        if key not in self._known:
-            self._known[key] = self._fetched(*key)
-        return self._known[key]
 
     def _fetched(self, name: str, holders: Holders, rows: int) -> Fetched:
         read: list[range] = []
@@ -162,7 +157,7 @@ def dispatch(
     keep = protocol.holders(layout)
     holders = Holders(pool, tuple(rows if rank in keep else None for rank, (_, rows) in enumerate(given)))
     size = given[0][0].size
-    fetched = {added: None if protocol.by_rank else readers.fetched(added, holders, rows=size) for added in adds}
+    fetched = {added: None if protocol.by_rank else readers.fetched(added, holders, size) for added in adds}
     parts = []
     for rank, (one, rows) in enumerate(given):
         sent = fetched.items() if rank in collected else ()
