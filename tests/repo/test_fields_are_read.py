@@ -63,11 +63,19 @@ def attributes(tree: ast.AST) -> set[str]:
     return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
 
 
+def keys(tree: ast.AST) -> set[str]:
+    """Every key of an expression `x["key"]` or `x.get("key")`."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    gets = [node.args[0] for node in calls if node.func.attr == "get" and node.args]  # type: ignore[attr-defined]
+    read = [*gets, *(node.slice for node in ast.walk(tree) if isinstance(node, ast.Subscript))]
+    return {key.value for key in read if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+
+
 def read_by(source: str) -> set[str]:
-    """What a module reads: x.name, and any text it mentions if it calls `getattr(x, variable)`."""
+    """What a module reads: x.name, x["key"], and any text it mentions if it calls `getattr(x, variable)`."""
     tree = ast.parse(source)
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    return attributes(tree) | (texts if any(map(_reads_by_name, ast.walk(tree))) else set())
+    return attributes(tree) | keys(tree) | (texts if any(map(_reads_by_name, ast.walk(tree))) else set())
 
 
 def _reads_by_name(node: ast.AST) -> bool:

@@ -174,9 +174,7 @@ class Client:
             except ApiError as error:
                 status = error.status
                 if status == UNAUTHORIZED and attempts > 1:
-                    async with self._renewal:
-                        if self._api is api:  # no other request that was refused has renewed them
-                            await self.renew_credentials()
+                    await self._renew(api)
                 raise
             finally:
                 if self.count:
@@ -192,6 +190,11 @@ class Client:
 
         backoff = Backoff(steps=attempts, duration=MIN_PAUSE, factor=2.0)
         return await on_retry_after_error(backoff, is_passing, attempt, pause)
+
+    async def _renew(self, refused: object) -> None:
+        async with self._renewal:
+            if self._api is refused:  # no other request that was refused has renewed the credentials
+                await self.renew_credentials()
 
     async def _request(
         self, method: str, path: str, query: dict[str, str] | None, body: Manifest | None

@@ -1,4 +1,7 @@
-"""Runs in MLflow, whose client reads MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and _PASSWORD."""
+"""Runs in MLflow.
+
+Its client reads MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+"""
 
 from __future__ import annotations
 

@@ -114,17 +114,22 @@ class Endpoint:
     async def _attempt(self, client: httpx.AsyncClient, content: bytes) -> Answer:
         try:
             async with client.stream("POST", self.url, content=content) as answer:
-                body = bytearray()
-                async for part in answer.aiter_raw():
-                    body += part
-                    if len(body) > self.longest:
-                        break
+                body = await self._read(answer)
         except httpx.HTTPError as error:
             raise RetryableError(f"cannot be reached: {type(error).__name__}", 0.0) from error
         code = answer.status_code
         if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code in RETRYABLE:
             raise RetryableError(f"answered {named(code)}", retry_after(answer.headers.get("Retry-After", "")))
         return Answer(code, bytes(body))
+
+    async def _read(self, answer: httpx.Response) -> bytearray:
+        """Return the body; a body that is too long is cut after `longest` bytes or a little more."""
+        body = bytearray()
+        async for part in answer.aiter_raw():
+            body += part
+            if len(body) > self.longest:
+                break
+        return body
 
 
 class ServiceClient(Endpoint):
