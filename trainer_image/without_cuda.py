@@ -49,7 +49,10 @@ def main() -> int:
 
 
 def compiled(functions: dict[str, str], scratch: Path) -> list[str]:
-    """Compile empty functions; return the linker's arguments: an object with all functions, and symbol versions."""
+    """Compile an object with a function of each name that ends the process; return linker arguments to use it.
+
+    functions: name -> symbol version, which may be empty. The arguments are the object and a version script.
+    """
     labels = "".join(f".globl {name}\n.type {name}, @function\n{name}:\n" for name in sorted(functions))
     (scratch / "empty.s").write_text(f".text\n{labels}    ud2\n.section .note.GNU-stack\n")
     output("gcc", "-c", scratch / "empty.s", "-o", scratch / "empty.o")

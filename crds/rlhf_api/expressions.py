@@ -134,7 +134,7 @@ class Field(Expression):
         )
 
     def or_else(self, default: Expression | str | float) -> Expression:
-        """Return the expression for the field's value, or for `default` where the field is unset."""
+        """Return an expression (Python and CEL) with the field's value, or with `default` where the field is unset."""
         other = default if isinstance(default, Expression) else _constant(default)
         return Expression(
             lambda values: other.of(values) if self.of(values) is None else self.of(values),

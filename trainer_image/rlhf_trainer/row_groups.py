@@ -44,7 +44,7 @@ class Outlet:
         self._changed = threading.Condition()
 
     def put(self, number: int, group: RowGroup) -> None:
-        """Add the row group with this number, for `take`."""
+        """Store a row group under its number and wake the threads that wait for it in `take`."""
         with self._changed:
             self._groups[number] = group
             self._changed.notify_all()
@@ -94,7 +94,7 @@ class Gathered:
         return Batch(step=whole.step, start=whole.start, size=len(rows), fields=fields)
 
     def add(self, fields: Fields) -> None:
-        """Add the scoring method's result for the batch that `batch_of` returned last."""
+        """Store the fields that the scoring method computed for the batch that `batch_of` returned last."""
         self.parts[-1] = (self.parts[-1][0], {name: table.cpu() for name, table in fields.items()})
 
     def result(self) -> Fields:

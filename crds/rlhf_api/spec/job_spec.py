@@ -1,4 +1,4 @@
-"""Spec of one job; `rules` has the rules that span several fields."""
+"""Schema of one job's spec; `rlhf_api.checks.rules` has the rules that span several fields."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal

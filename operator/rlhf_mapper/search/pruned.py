@@ -59,9 +59,9 @@ class _Boxes:
     typed: Ints
     """[M] index of each box's typed placement."""
     low: Ints
-    """[M, 3] lower limits of the slowest set's seconds in each stage, as ranks (see `StackedTables`)."""
+    """[M, 3] lower limit of the slowest set's seconds in each stage, as an index into `StackedTables.seconds`."""
     high: Ints
-    """[M, 3] upper limits of the slowest set's seconds in each stage, as ranks."""
+    """[M, 3] upper limit of the slowest set's seconds in each stage, as an index into `StackedTables.seconds`."""
     first: Floats
     """[M] lower bound of the objective's first number in each box; `second` bounds its second number."""
     second: Floats

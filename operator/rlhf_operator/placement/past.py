@@ -18,7 +18,7 @@ from rlhf_mapper.mapping import Device
 from rlhf_operator.snapshot import Snapshot
 
 MAX_RATIO: Final = 1e3
-"""Largest ratio of measured to predicted seconds that corrects a prediction; its inverse is the smallest."""
+"""Bound of a correction, measured / predicted seconds: a ratio above it or below its inverse is ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)

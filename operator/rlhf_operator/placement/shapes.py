@@ -39,7 +39,7 @@ class Unread(NamedTuple):
     """URI of the model at the beginning of its chain of jobs; all models of the chain have its shape."""
     revision: str | None
     at: str
-    """URI by which the job itself names the model."""
+    """URI of the model in the job's own manifest; job://NAME for a model that an earlier job makes."""
 
 
 class UnknownShapeError(Exception):

@@ -306,7 +306,10 @@ class WorkerGroup:
             message.add(request)
 
     def _send_if_read(self) -> list[list[ray.ObjectRef]]:
-        """Send the messages if other processes read fields of their last call; return the references to its blocks."""
+        """Send the recorded calls if other processes read fields of the last call; return references to its blocks.
+
+        If nobody reads them, the calls stay unsent and each rank's list is empty.
+        """
         is_read = any(message.requests[-1].blocks for message in self._open)
         return self.send() if is_read else [[] for _ in self._open]
 

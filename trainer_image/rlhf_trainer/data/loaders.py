@@ -238,7 +238,7 @@ class CompletionLoader(Loader):
 
 
 class PairLoader(Loader):
-    """Pairs of a better and a worse response: `chosen_tokens`, `rejected_tokens` int64 [B, T], `valid` [B].
+    """Loader of pairs of a better and a worse response: `chosen_tokens`, `rejected_tokens` int64 [B, T], `valid` [B].
 
     `chosen_mask` and `rejected_mask` [B, T] are their attention masks, `chosen_response_mask` and
     `rejected_response_mask` those of a CompletionLoader; T is the same for both.
@@ -261,7 +261,7 @@ class PairLoader(Loader):
 
 
 class SafetyPairLoader(PairLoader):
-    """Pairs of responses with labels of safety: also `chosen_safe` and `rejected_safe` [B], 1 (safe) or 0."""
+    """Loader of pairs as in PairLoader, with safety labels: `chosen_safe`, `rejected_safe` [B], 1 (safe) or 0."""
 
     reader = SafetyPairReader
     fields = (*PairLoader.fields, "chosen_safe", "rejected_safe")

@@ -44,7 +44,7 @@ class Ragged:
         return Ragged(torch.cat(kept) if kept else self.flat[:0], self.lengths[rows])
 
     def after(self, other: "Ragged") -> "Ragged":
-        """Return the rows of `other`, each followed by the row of this array at the same index."""
+        """Return an array whose row i is row i of `other`, followed by row i of this array."""
         pieces = [piece for row in range(len(self)) for piece in (other[row], self[row])]
         return Ragged(torch.cat(pieces) if pieces else self.flat[:0], self.lengths + other.lengths)
 

@@ -119,7 +119,7 @@ class Endpoints:
     """All external vLLM servers of a job: checks, transfer of weights, and generation."""
 
     def __init__(self, job: Job, needs: Needs, *, eos_token: int) -> None:
-        """eos_token: id of the token that ends a response."""
+        """Prepare the job's servers without contacting them; eos_token: id of the token that ends a response."""
         self._path, self._needs, self._eos_token = f"{job.name}: spec.rollout.endpoints", needs, eos_token
         self._sampling = partial(sampling_arguments, job.spec.rollout, eos_token=eos_token)
         self.version = -1

@@ -42,7 +42,10 @@ def layout_checked() -> Iterator[None]:
 
 @torch.no_grad()
 def check(model: Any) -> None:
-    """Check where vLLM keeps a model's parameters, and overwrite them; EnvironmentProblem names one kept elsewhere."""
+    """Load test values into a vLLM model, and check that its parameters are where the trainer writes them.
+
+    The check overwrites the first layer and all weights outside layers. EnvironmentProblem if a parameter is elsewhere.
+    """
     every = locations_of(model)
     _require_no_gaps(every)
     layers = {name: found.group(1) for name in every if (found := _LAYER.search(name))}

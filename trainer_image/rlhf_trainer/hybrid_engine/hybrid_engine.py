@@ -1,4 +1,4 @@
-"""The 3D-HybridEngine of one actor: after each update its training weights are resharded into the generator."""
+"""The 3D-HybridEngine of one actor: it reshards training weights into a generator, in the same pool or another."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ class Notices:
         return int(self._store.add(OFFERS, 0))
 
     def tell(self, number: int, value: int) -> None:
-        """Publish a value of this rank to all generating ranks; number: of the round, from 1.
+        """Publish this generating rank's value for round `number` (from 1), for the group's generating ranks to read.
 
-        A later round overwrites the value once all ranks have published theirs of round `number + 1`.
+        Round `number + 2` overwrites the value. The caller begins it only after `told(number + 1)` has returned values.
         """
         self._store.set(self._key(number, self._rank), f"{number} {value}")
 

@@ -172,9 +172,10 @@ def _class_of(job: Job, role: Role) -> type:
 
 
 def helper_specs(setting: WorkerSetting, *, path: Path, columns: Collection[str] = ()) -> dict[str, WorkerSpec]:
-    """Return the specs of workers without a model of their own: advantage, judge, writer, keeper, reward functions.
+    """Return the specs of the workers without a placed model, which run in the pool of the job's saved model.
 
-    setting: the setting of the job's saved model.
+    They compute advantages, choose pairs, write data sets, score evaluations, keep rollouts or call reward functions.
+    setting: the `WorkerSetting` of the saved model.
     """
     job, folder = setting.job, path.resolve()
     specs: dict[str, WorkerSpec] = {}

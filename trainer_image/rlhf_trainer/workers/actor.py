@@ -261,7 +261,7 @@ class ActorWorker(GeneratingActor):
         return weights
 
     def _measure(self, log_probs: Tensor, micro: Fields) -> Tensor:
-        """Record reference KL and `mismatch` of the first update's log-probabilities [b, t]; return `mismatch`."""
+        """Record how far log-probabilities [b, t] are from the reference and the generator; return `mismatch`."""
         if "old_log_probs" not in micro and "ref_log_probs" in micro:
             mask, estimator = micro["response_mask"], self._algorithm.kl.resolved_estimator
             kl = masked_sum(kl_estimate(log_probs, micro["ref_log_probs"], estimator=estimator), mask)

@@ -14,7 +14,7 @@ from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, 
 
 
 class SupervisedActorWorker(TrainedModel):
-    """One rank of an actor that learns from written responses; a model without weights is initialised by the seed."""
+    """One rank of an actor in supervised fine-tuning; a model without stored weights is initialised by the seed."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__(setting, setting.trainer(setting.language_model(may_initialise=True)))
