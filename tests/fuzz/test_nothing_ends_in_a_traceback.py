@@ -4,7 +4,7 @@ import pytest
 
 from tests.fuzz.targets import TARGETS, tried_in_a_folder
 
-CASES = {"manifests": 80, "plans": 5, "settings": 80, "run_folders": 8, "rows": 15, "objects": 60}
+CASES = {"manifests": 80, "plans": 12, "settings": 80, "run_folders": 8, "rows": 15, "objects": 60}
 SEED = 1
 
 

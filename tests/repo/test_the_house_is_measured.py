@@ -108,6 +108,7 @@ def test_the_last_seconds_of_a_target_count(tmp_path: Path) -> None:
     assert seconds_of_tests(tmp_path / "seconds") == {"make test": 850, "make test-unit": 80}
 
 
+@pytest.mark.slow
 def test_every_measure_of_this_house_is_printed() -> None:
     found = {name: value for name, value, _ in measures()}
     assert len(found) >= 12

@@ -126,7 +126,8 @@ def test_damaged_files_are_found_and_named_and_leave_no_trace(
     goes_on(home, output, undisturbed, damage.goes_on_after)
 
 
-@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", [0, 1])
 def test_a_lost_rank_of_a_rollout_pool_is_replaced(
     home: Path, undisturbed: Path, tmp_path: Path, staleness: int
 ) -> None:

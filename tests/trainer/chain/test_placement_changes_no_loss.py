@@ -78,7 +78,8 @@ LACKING: dict[str, tuple[tuple[str, ...], str, Callable[[Bytes], int]]] = {
 }
 
 
-@pytest.mark.parametrize("sizes", ["1-2-1 to 1-1", pytest.param("2-2-1 to 1-2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", ["1-2-1 to 1-1", "2-2-1 to 1-2"])
 def test_p_t_d_gives_the_losses_of_data_parallelism(chain: tuple[Path, str], tmp_path: Path, sizes: str) -> None:
     """Each new policy reaches the generator, which is cut otherwise, and the ranks get what they lack and no more."""
     options, told, lacking = LACKING[sizes]

@@ -138,6 +138,8 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     "PPO critic": ("PPO", "critic", CriticWorker, "update_critic"),
     FINDS_VALUES: ("PPO", "critic", CriticWorker, "update_critic"),
 }
+ALIKE = ("DAPO actor", "GSPO actor", "RLOO actor", "cost model", "online DPO actor", "PPO-ptx report")
+"""Slow cases, whose worker and method another case has, too."""
 WARM_UP: dict[str, tuple[str, Role, type, str]] = {
     "actor that waits": ("warm-up", "actor", ActorWorker, "update_actor"),
     "critic that warms up": ("warm-up", "critic", CriticWorker, "update_critic"),
@@ -217,7 +219,9 @@ def measured(
     return {name: value for name, value in record.items() if not name.startswith(SHARED)}, results[0][1]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in ALIKE else ()) for case in CASES]
+)
 def test_an_update_is_the_same_however_it_is_cut(case: str, tmp_path: Path) -> None:
     labels = None if CASES[case][1] == "actor" else 1
     folder = save_tiny(tmp_path / "model", seed=3, labels=labels)

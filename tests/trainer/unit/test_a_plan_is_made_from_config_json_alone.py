@@ -197,8 +197,7 @@ def test_the_plan_says_which_network_it_counts_on(manifest: Path) -> None:
     assert "Gb/s" not in plan(manifest, "--nodes=1", "--gpus-per-node=8", "--gpu=h200-141g")[1]
 
 
-@pytest.mark.parametrize("options", [[], ["--objective=fewest-gpus=1e-9"]])
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize(("encoding", "options"), [("ascii", []), ("latin-1", ["--objective=fewest-gpus=1e-9"])])
 def test_a_terminal_without_such_characters_is_told_all_the_same(
     manifest: Path, options: list[str], encoding: str
 ) -> None:

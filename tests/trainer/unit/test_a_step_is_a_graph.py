@@ -34,6 +34,7 @@ SPLIT = [
     f"helpful-ppo:placement.pools=[{LEFT}, slotsPerNode: 2}}, {RIGHT}, slotsPerNode: 2}}]",
 ]
 ALL = [job for path in EXAMPLES for job in load(path, finished=FINISHED)]
+DRAWN = [*ALL[:3], *(pytest.param(job, marks=pytest.mark.slow) for job in ALL[3:])]
 PARTIAL = sbp_protocol(
     "PARTIAL", takes={"data": AxisPlacement.SPLIT}, gives={"data": AxisPlacement.SPLIT, "tensor": AxisPlacement.PARTIAL}
 )
@@ -159,7 +160,7 @@ def test_other_fields_than_registered_are_refused(given: object, sentence: str) 
         require_declared(given, ("scores",), rows=2)
 
 
-@pytest.mark.parametrize("job", ALL, ids=[job.name for job in ALL])
+@pytest.mark.parametrize("job", DRAWN, ids=[job.name for job in ALL])
 def test_the_drawings_show_every_call_and_every_field(job: Job) -> None:
     graph = traced(job)
     text = text_of(graph, title=job.name)
