@@ -81,17 +81,20 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
     assert not sorted(packages - packed)
 
 
+@pytest.mark.slow
 def test_nothing_of_the_trainer_comes_along(programs: Path) -> None:
     found = json.loads(must(programs / "python", "-c", FIND, *sorted(TRAINER), "kopf", "rlhf_api", "rlhf_mapper"))
     assert found == ["kopf", "rlhf_api", "rlhf_mapper"]
 
 
+@pytest.mark.slow
 def test_the_operator_starts(programs: Path) -> None:
     assert "--config" in must(programs / "rlhf-operator", "--help")
     assert "fetch" in must(programs / "kubectl-rlhf", "--help")
     must(programs / "python", "-c", "import rlhf_operator.main")
 
 
+@pytest.mark.slow
 def test_a_wrong_settings_file_is_one_sentence(programs: Path, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("readNode: true\n")
@@ -101,6 +104,7 @@ def test_a_wrong_settings_file_is_one_sentence(programs: Path, tmp_path: Path) -
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_manifest_is_checked_and_planned(programs: Path) -> None:
     assert must(programs / "rlhf", "validate", EXAMPLE).strip() == "ok"
     cluster = ("--nodes", 2, "--gpus-per-node", 8, "--gpu", "a100-80g")
