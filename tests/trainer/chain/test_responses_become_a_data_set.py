@@ -79,6 +79,7 @@ def written(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / "pairs" / "data" / "responses.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_pairs_have_the_prompts_of_the_file_in_order(output: Path) -> None:
     rows, measured = written(output), json.loads((output / "summary.json").read_text())["pairs"]
     numbers = [row["number"] for row in rows]
@@ -94,11 +95,13 @@ def test_pairs_have_the_prompts_of_the_file_in_order(output: Path) -> None:
     assert not (output / "pairs" / "model").exists()
 
 
+@pytest.mark.slow
 def test_what_was_written_is_learned_from(output: Path) -> None:
     assert [line["step"] for line in records(output / "dpo")] == [1, 2]
     assert (output / "dpo" / "model").is_dir()
 
 
+@pytest.mark.slow
 def test_the_reader_shows_the_rows_that_were_written(manifest: Path, output: Path) -> None:
     shown = rlhf("data", manifest, "--job=dpo", f"--output={output}")
     assert f"{len(written(output))} rows are read, 0 are left out" in shown.stdout, shown.stderr
