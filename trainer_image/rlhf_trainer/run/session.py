@@ -55,20 +55,21 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     if address:
         _require_listener(address)
-    try:
-        with nullcontext() if address else started_by_us():
-            _init_ray(address or "local", options)
-    except SystemExit:  # while it starts, Ray has a handler of SIGTERM that ends the process in this way
-        raise Stopped(signal.SIGTERM) from None
-    except Exception as error:  # Ray has no common class for what can go wrong here
-        raise EnvironmentProblem(f"Ray cannot start: {str(error).strip().splitlines()[0]}") from error
-    before = signal.signal(signal.SIGCHLD, on_the_end_of_a_child)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-        if not how_ray_ended():  # else it would wait for a minute
-            ray.shutdown()
+    with socket.socket() as reserved:  # until the end: the agent binds its port at any time
+        try:
+            with nullcontext() if address else started_by_us(reserved):
+                _init_ray(address or "local", options)
+        except SystemExit:  # while it starts, Ray has a handler of SIGTERM that ends the process in this way
+            raise Stopped(signal.SIGTERM) from None
+        except Exception as error:  # Ray has no common class for what can go wrong here
+            raise EnvironmentProblem(f"Ray cannot start: {str(error).strip().splitlines()[0]}") from error
+        before = signal.signal(signal.SIGCHLD, on_the_end_of_a_child)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+            if not how_ray_ended():  # else it would wait for a minute
+                ray.shutdown()
 
 
 def _init_ray(address: str, options: Mapping[str, Any]) -> None:
@@ -145,12 +146,13 @@ class OwnProcess(subprocess.Popen[bytes]):
 
 
 @contextmanager
-def started_by_us() -> Iterator[None]:
+def started_by_us(reserved: socket.socket) -> Iterator[None]:
     """Patch Ray in the block: a Ray that starts there consists of `OwnProcess`es and does not show its logs.
 
     This Ray has no process for a dashboard, for more machines, or for logs: nothing needs them, each takes CPU to
     start, and Ray waits for the first. The raylet would wait for its agents, which are Python programs, to write down
-    their ports, and end itself after 15 s. So the ports are written down before the agents start.
+    their ports, and end itself after 15 s. So the ports are written down before the agents start. The socket `reserved`
+    keeps the port of the agent that is used.
     """
     start_raylet = Node.start_raylet
 
@@ -160,7 +162,6 @@ def started_by_us() -> Iterator[None]:
             persist_port(node._session_dir, node._node_id, name, number)  # noqa: SLF001
         start_raylet(node, *arguments, **options)
 
-    reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the agent can bind the port beside us
     reserved.bind(("", 0))
     port = reserved.getsockname()[1]
@@ -175,7 +176,6 @@ def started_by_us() -> Iterator[None]:
     try:
         yield
     finally:
-        reserved.close()
         for place, before in kept.items():
             setattr(*place, before)
 
