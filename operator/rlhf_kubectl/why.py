@@ -117,31 +117,47 @@ def _running(name: str, status: Status, now: datetime) -> Iterator[str]:
 def _waiting(
     name: str, status: Status, pods: Sequence[ObservedPod], events: Sequence[JobEvent], now: datetime
 ) -> Iterator[str]:
-    candidates = [found(status.conditions, kind) for kind in EXPLAINING_CONDITIONS.get(status.phase, ("Training",))]
-    existing = [each for each in candidates if each]
-    if not existing:
+    condition = _explaining(status)
+    if condition is None:
         yield f"{name} is {status.phase}"
         return
-    awaited = "True" if status.phase == "Suspended" else "False"
-    condition = next((each for each in existing if each.status == awaited), existing[0])
-    suspension = found(status.conditions, "Suspended")  # after a suspension the wait begins anew
-    changes = [parsed(each.last_transition_time) for each in (condition, suspension) if each]
-    changes += [pod.deleting_since for pod in pods] if condition.reason == "Suspending" else []
-    waited = _ago(max((each for each in changes if each), default=None), now)
+    waited = _ago(_waits_since(condition, status, pods), now)
     yield f"{name} is {status.phase} and has been waiting for {waited} ({condition.type}: {condition.reason})"
     yield condition.message
     if status.phase == "Restarting" and status.last_failure:
         yield from _failure(name, status.last_failure, now)
     if (ahead := parsed(status.next_attempt_time)) and ahead > now:
         yield f"No attempt begins in the next {duration((ahead - now).total_seconds())}"
-    complaints = [each for pod in pods if (each := complaint(pod, now)) and each not in condition.message]
-    yield from complaints[:MAX_PODS]
-    if len(complaints) > MAX_PODS:
-        yield f"{len(complaints) - MAX_PODS} more of its pods are not ready"
+    yield from _complaints(pods, condition, now)
     if (warned := [each for each in events if each.is_warning]) and warned[-1].note not in condition.message:
         last = warned[-1]
         yield f"The latest warning, {_ago(parsed(last.time), now)} ago, about {last.about}: {last.note}"
     yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name)
+
+
+def _complaints(pods: Sequence[ObservedPod], condition: Condition, now: datetime) -> Iterator[str]:
+    """Yield what keeps pods from running, except what the condition says already."""
+    complaints = [each for pod in pods if (each := complaint(pod, now)) and each not in condition.message]
+    yield from complaints[:MAX_PODS]
+    if len(complaints) > MAX_PODS:
+        yield f"{len(complaints) - MAX_PODS} more of its pods are not ready"
+
+
+def _explaining(status: Status) -> Condition | None:
+    """Return the condition that explains the phase; see `phase_of`."""
+    candidates = [found(status.conditions, kind) for kind in EXPLAINING_CONDITIONS.get(status.phase, ("Training",))]
+    existing = [each for each in candidates if each]
+    awaited = "True" if status.phase == "Suspended" else "False"
+    return next((each for each in existing if each.status == awaited), existing[0] if existing else None)
+
+
+def _waits_since(condition: Condition, status: Status, pods: Sequence[ObservedPod]) -> datetime | None:
+    """Return the begin of a job's wait; after a suspension the wait begins anew."""
+    suspension = found(status.conditions, "Suspended")
+    changes = [parsed(each.last_transition_time) for each in (condition, suspension) if each]
+    if condition.reason == "Suspending":
+        changes += [pod.deleting_since for pod in pods]
+    return max((each for each in changes if each), default=None)
 
 
 def _explain(name: str, condition: Condition) -> Iterator[str]:
