@@ -41,7 +41,7 @@ class PhaseSeconds(Spec):
     """Seconds of a phase of a step."""
 
     phase: Literal["reshard", "generation", "scoring", "update"]
-    """As time/<phase> in metrics.jsonl."""
+    """Name of the phase, as in time/<phase> of metrics.jsonl."""
     seconds: Seconds = Field(description="As measured.")
 
 
@@ -64,7 +64,7 @@ class Progress(Spec):
     remaining_seconds: int | None = Field(None, ge=0)
     """Estimated time to the end, at the latest step's pace."""
     last_step_time: Timestamp | None = None
-    """When the latest step ended, on a cluster when the operator heard of it."""
+    """Time at which the latest step ended; on a cluster, at which the operator heard of it."""
     pace: Pace | None = Field(None, description="Of the attempt, once it has made a few steps.")
 
 
@@ -123,7 +123,7 @@ class MappedPool(Spec):
     slots_per_node: int = Field(ge=1, description="GPUs or CPU slots of each.")
     gpu: str | None = Field(None, description="Type of GPU, where the nodes say.")
     zones: Listed[str] | None = None
-    """Where each node lies, in the order of ranks, where a label says it."""
+    """Zone of each node, in the order of ranks, where a label gives it."""
 
 
 class MappedSizes(Parallelism):
@@ -136,7 +136,7 @@ class MappedSizes(Parallelism):
     generation_pipeline: int | None = Field(None, ge=1, description="p_g, of an actor's generator.")
     generation_tensor: int | None = Field(None, ge=1, description="t_g, of an actor's generator.")
     offload: Literal["None", "Parameters", "Optimizer", "All", "OptimizerInHost"] | None = None
-    """What waits in host memory while the model is not in use, as mapped; GPUs only."""
+    """State that waits in host memory while the model is idle, as mapped; GPUs only."""
     gradient_checkpointing: bool | None = None
     """Whether layers are computed again in the backward pass, as mapped; GPUs only."""
 
@@ -154,7 +154,7 @@ class MappedPlacement(Spec):
     gpu_memory_utilization: float | None = Field(None, gt=0, lt=1, description="Of generation, as mapped.")
     micro_batch_tokens: int | None = Field(None, ge=1, description="Of one forward pass, as mapped.")
     price_per_hour: float | None = Field(None, ge=0)
-    """Of all GPUs, in the currency of the prices; unset where one has none."""
+    """Price of all GPUs for an hour, in the currency of the prices; unset where a GPU has none."""
     predicted_step_seconds: float | None = Field(None, gt=0, description="Unset where shapes are unknown.")
     predicted_tokens_per_second: float | None = Field(None, gt=0, description="The same in tokens.")
     measured_step_seconds: Seconds | None = None
@@ -165,7 +165,7 @@ class MeasuredPhase(PhaseSeconds):
     """Measured and predicted seconds of a phase of a step."""
 
     predicted_seconds: float = Field(gt=0, le=1e9)
-    """For responses of the measured length, without any correction."""
+    """Predicted seconds of a step with responses of the measured length, without any correction."""
 
 
 class Measured(Pace):
@@ -238,7 +238,7 @@ class Status(Spec):
     head_pod: str | None = Field(None, description="Its head pod: `kubectl logs POD -c driver-log`.")
     queue: str | None = Field(None, description="Kueue's queue, from the label of the job.")
     shapes: Listed[ReadShape] = Field((), max_length=16)
-    """Of models whose config.json a pod of the job has read."""
+    """Shapes of the models whose config.json a pod of the job has read."""
     step: ReadStep | None = Field(None, description="Of an own algorithm, as a pod of the job has read it.")
     mapping: MappedPlacement | None = Field(None, description="Where the models of this attempt live.")
     reserved: Listed[Reserved] = Field((), max_length=10000)

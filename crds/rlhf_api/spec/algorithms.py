@@ -161,7 +161,7 @@ class Writing(Algorithm):
     comparing, may_lack_reward = {"rows": "Pairs"}, True
 
     rows: Literal["Responses", "Best", "Pairs"] = "Responses"
-    """What a row of the data set is: a response; a prompt with the best of its finished responses; or with the best and
+    """Content of a row: a response; a prompt with the best of its finished responses; or with the best and
     the worst, where one is better.
     """
     min_reward: float | None = None

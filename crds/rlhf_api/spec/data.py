@@ -156,6 +156,6 @@ class Data(Spec):
     max_response_tokens: Count = Field(1024, description="Longest response, read or generated.")
     overlong: Literal["Drop", "Fail"] = Field("Drop", description="What to do with a row that is too long.")
     on_bad_row: Literal["Drop", "Fail"] = "Drop"
-    """What to do with a row that is broken or lacks what is read."""
+    """Treatment of a row that is broken or lacks a column that the job reads."""
     chat_template: Literal["Auto", "Never"] = "Auto"
     """Auto applies the tokenizer's chat template where it has one."""

@@ -78,7 +78,7 @@ class Model(Spec):
     gradient_checkpointing: bool | None = None
     """Recompute layers in backward passes, to save memory. Unset: on GPUs as mapped."""
     offload: Offload = "None"
-    """What waits in host memory while the model is not in use, so that colocated models have room; Optimizer (its
+    """State that waits in host memory while the model is idle, so that colocated models have room; Optimizer (its
     moments) and All for trained models only. OptimizerInHost, of trained models too: FP32 weights, gradients and
     moments are always there, the CPU updates them, and a device holds a few layers.
     """
@@ -249,8 +249,8 @@ class Resources(Spec):
     device: Literal["Auto", "CPU", "GPU"] = Field("Auto", description="Auto takes GPUs where there are any.")
     nodes: NodeCount = Field(1, description="Nodes of the job.")
     max_nodes: NodeCount | None = None
-    """On a cluster a job is mapped onto so many nodes, or as many as there are but not fewer than nodes; with placement
-    Auto only. Unset means nodes.
+    """Largest number of nodes onto which a job is mapped on a cluster; it gets fewer where fewer exist, but at least
+    nodes. With placement Auto only. Unset means nodes.
     """
     slots_per_node: SlotCount | None = None
     """Slots of a node; unset means all its GPUs, or one CPU slot with all its cores."""
@@ -267,7 +267,7 @@ class Checkpoint(Spec):
     the highest, of loss the lowest. Needs evaluation.everySteps.
     """
     storage: StorageUri | None = None
-    """Where: s3://, gs://, pvc://claim or, not on a cluster, file:///; unset means the run folder."""
+    """Storage of checkpoints: s3://, gs://, pvc://claim or, not on a cluster, file:///; unset means the run folder."""
 
     @property
     def kept(self) -> int:
@@ -291,9 +291,9 @@ class Placement(Spec):
     mode: Literal["Auto", "Manual"] = Field("Auto", description="Auto lets the mapper decide.")
     pools: Listed[Pool] = Field((), max_length=8, description="The pools; with Manual only.")
     objective: str = Field("throughput", pattern=OBJECTIVE, max_length=32)
-    """Of a step: least time, fewest GPUs for this time, or least price."""
+    """Objective of a step: least time, fewest GPUs for this time, or least price."""
     remap: Literal["Never", "AtCheckpoint"] = "Never"
-    """When a running job takes a placement that measured steps show to be better; on a cluster."""
+    """Time at which a running job takes a placement that measured steps show to be better; on a cluster."""
 
 
 class EvaluationFunction(Function):

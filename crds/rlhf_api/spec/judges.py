@@ -35,7 +35,7 @@ class Judge(Spec):
     url: ServiceUrl = Field(description="Of the API, such as https://host/v1; /chat/completions is added.")
     model: Text = Field(description="Name of the model there.")
     prompt: Annotated[str, Field(min_length=1, max_length=16384), AfterValidator(_asks_one_thing)]
-    """What it is asked: {prompt}, {response} and columns of the data by name are put in; with {response_a} and
+    """Question to the judge: {prompt}, {response} and columns of the data by name are put in; with {response_a} and
     {response_b} two responses are compared, once in each order.
     """
     minimum: float = Field(1.0, description="Lowest number that it may give; it becomes 0.")
@@ -49,7 +49,7 @@ class Judge(Spec):
         description=f"Further fields of each request; at most {MAX_DEPTH} levels deep.",
     )
     max_unread_share: float = Field(0.5, ge=0, le=1)
-    """Where a larger share of a call's questions has no verdict, the run ends."""
+    """Largest share of a call's questions without a verdict; above it the run ends."""
     timeout_seconds: float = Field(120.0, gt=0, description="Longest time of one attempt for one question.")
     attempts: Count = Field(8, description="Attempts for one question, with growing pauses in between.")
     concurrency: Count = Field(16, description="Questions under way at once, of all ranks; one a rank at least.")

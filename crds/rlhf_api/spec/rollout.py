@@ -69,7 +69,7 @@ class Rollout(Spec):
     partial: Literal["Continue", "Restart"] | None = None
     """Responses under way go on with new weights, or begin again; unset: weights wait for them."""
     weight_sync: Literal["Full", "Delta"] = "Full"
-    """What goes to the rollout pool after an update: all weights, or those whose bits changed."""
+    """Weights that go to the rollout pool after an update: all, or those whose bits changed."""
     stream: bool = False
     """Models of other pools score the first responses while the longest are generated."""
     endpoints: Listed[ServiceUrl] | None = Field(None, min_length=1, max_length=64)

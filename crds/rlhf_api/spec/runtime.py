@@ -67,7 +67,7 @@ class Runtime(Spec):
     """Service account of the pods; they get no token of it."""
     env: Listed[Variable] = Field((), max_length=128, description="Environment variables of all pods.")
     gpu_resource_name: LabelKey | None = None
-    """What Kubernetes calls a GPU; unset is nvidia.com/gpu."""
+    """Name of the GPU resource in Kubernetes; unset is nvidia.com/gpu."""
     shared_memory: Memory | None = Field(None, description="Size of /dev/shm of a worker.")
     controller: PodSize = Field(PodSize(), description="The head pod, in which the controller runs.")
     worker: PodSize = Field(PodSize(), description="Each worker pod.")

@@ -127,5 +127,5 @@ class RewardVerifier(Spec):
         Discriminator("name"),
         null_is_unset(*VERIFIERS.values()),
     ]
-    """Which one, by name, and its options."""
+    """Name of the verifier, and its options."""
     timeout_seconds: float = Field(300.0, gt=0, description="Longest time of one call, on the responses of one rank.")
