@@ -325,10 +325,13 @@ class Cluster:
         self.until(lambda: self.request("GET", account)[0] == 200, 30, f"{name} has a service account")
 
     def drop_namespace(self, name: str) -> None:
-        """Have a namespace deleted, without waiting; nothing runs in it any more."""
+        """Delete a namespace, without waiting for more than its claims: they would take the next test's volumes."""
         self.request("DELETE", f"/api/v1/namespaces/{name}")
         if self.settings.level == "api":
             self.request("DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0")
+            claims = f"/api/v1/namespaces/{name}/persistentvolumeclaims"
+            self.request("DELETE", claims)
+            self.until(lambda: not self.items(claims), what=f"{name} has no claims")
 
     # Real nodes (level pods)
 

@@ -201,7 +201,12 @@ class Jobs:
             found = [pod for pod in self.pods(name, attempt) if pod["spec"].get("nodeName")]
             return found if len(found) == count else []
 
-        return self.server.until(bound, SECONDS, f"{count} pods of {name} are on a node")
+        try:
+            return self.server.until(bound, SECONDS, f"{count} pods of {name} are on a node")
+        except AssertionError as error:
+            claims = self.server.items(f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims")
+            seen = {"job": self.status(name), "rayjobs": self.rayjobs(name), "pods": self.pods(name), "claims": claims}
+            raise AssertionError(f"{error}\n{json.dumps(seen, indent=1)}") from None
 
     def run_pods(self, name: str, attempt: int, trainer: Trainer, count: int = 2) -> None:
         """All pods of an attempt run; the head has the trainer's address."""

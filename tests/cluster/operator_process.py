@@ -4,11 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -116,24 +115,6 @@ class OperatorProcess:
     def log(self) -> str:
         """What it has printed since its first start."""
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
-
-
-@contextmanager
-def repeatedly(action: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Do something again and again meanwhile."""
-    end = threading.Event()
-
-    def work() -> None:
-        while not end.wait(seconds):
-            action()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
 
 
 @contextmanager

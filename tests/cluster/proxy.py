@@ -43,6 +43,9 @@ class Proxy:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.plan: Callable[[str, str], Fault | None] = no_faults
         self.played: Counter[Fault] = Counter()
+        self.requests_a_cut = 0
+        """Requests, but for watches and Leases, after which all connections are cut; never if 0."""
+        self._requests = 0
         self.port = 0
 
     def kubeconfig(self, folder: Path) -> Path:
@@ -51,10 +54,6 @@ class Proxy:
         path = folder / "proxy.kubeconfig"
         path.write_text(kubeconfig(f"http://127.0.0.1:{self.port}", token))
         return path
-
-    def cut(self) -> None:
-        """All requests and watches that are under way lose their connection."""
-        self._loop.call_soon_threadsafe(self._abort)
 
     def start(self) -> None:
         self._thread.start()
@@ -93,6 +92,13 @@ class Proxy:
                 transport.abort()
         self._open.clear()
 
+    def _cut_in_its_turn(self, request: web.Request) -> None:
+        # By requests, not by seconds: on a slow machine seconds would leave no connection long enough for anything.
+        if self.requests_a_cut and "watch" not in request.query and "/leases" not in request.path:
+            self._requests += 1
+            if self._requests % self.requests_a_cut == 0:
+                self._abort()
+
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         transport = request.transport
         assert transport is not None
@@ -100,6 +106,7 @@ class Proxy:
         fault = self.plan(request.method, request.path)
         if fault is not None:
             self.played[fault] += 1
+        self._cut_in_its_turn(request)
         try:
             if fault is None or fault.lost:
                 return await self._pass_on(request, fault)

@@ -49,6 +49,7 @@ main(measure)
     return line
 
 
+@pytest.mark.slow
 def test_a_rung_whose_time_is_up_says_what_it_has() -> None:
     line = run("--rehearse", "--seconds", "1")
     assert line["failed"] == {"time": "did not end in 1 s"}

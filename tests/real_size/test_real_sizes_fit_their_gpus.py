@@ -36,6 +36,7 @@ def counted(name: str) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.slow
 def test_no_rank_holds_the_logits_of_all_tokens() -> None:
     update = counted(SHORT)["phases"]["actor update"]
     whole = 8192 * 152064 * 4 / 1e9  # float32 logits of one micro-batch

@@ -141,6 +141,7 @@ def test_the_plan_of_the_7b_tutorial_is_what_the_command_prints(
         assert (f"{predicted['step_seconds']:.1f}", f"{predicted['tokens_per_second']:,.0f}") == (seconds, tokens)
 
 
+@pytest.mark.slow
 def test_the_pictures_of_steps_are_as_the_page_draws_them(tmp_path: Path) -> None:
     tutorial = (ROOT / "docs/tutorials/seven-b-on-eight-gpus.md").read_text()
     (tmp_path / "qwen-7b-grpo.yaml").write_text(next(text for kind, text in FENCED.findall(tutorial) if kind == "yaml"))

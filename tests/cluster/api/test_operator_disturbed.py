@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.client import Cluster
 from tests.cluster.lifecycle import SECONDS
-from tests.cluster.operator_process import OperatorProcess, operator, repeatedly
+from tests.cluster.operator_process import OperatorProcess, operator
 from tests.cluster.proxy import CUT, Fault, proxy
 from tests.cluster.stage import ROOM_FOR_ALL, Lives, has_failed_once, played, small_job
 from tests.cluster.wrong_clock import WrongClock
@@ -50,9 +50,9 @@ def test_faults_and_cut_watches_cost_time_but_no_job(
         proxy(rlhf_server) as way,
         operator(rlhf_server, namespace, tmp_path, way.kubeconfig(tmp_path), **ROOM_FOR_ALL) as process,
     ):
-        way.plan = bad_luck(SEED)
+        way.plan, way.requests_a_cut = bad_luck(SEED), 5
         lives.apply(*(small_job(name, namespace) for name in NAMES))
-        with repeatedly(way.cut, 1.5), ThreadPoolExecutor(len(NAMES)) as threads:
+        with ThreadPoolExecutor(len(NAMES)) as threads:
             finals = list(threads.map(lives.through_a_failure, NAMES))
         assert all(map(has_failed_once, finals)), finals
         assert [lives.jobs.status(name) for name in NAMES] == finals
@@ -61,6 +61,7 @@ def test_faults_and_cut_watches_cost_time_but_no_job(
         assert "Traceback" not in process.log()
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_while_servers_come_and_go(
     rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_job_goes_on_while_servers_come_and_go(
         assert "Traceback" not in process.log()
 
 
+@pytest.mark.slow
 def test_the_operator_outlives_the_api_server_and_etcd(
     rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_clock_that_goes_wrong_decides_nothing(
         assert [each["outcome"] for each in lives.jobs.status("slow")["attempts"]] == ["Running"]
 
 
+@pytest.mark.slow
 def test_the_next_operator_takes_over_from_a_stuck_one(
     rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
 ) -> None:

@@ -20,6 +20,8 @@ from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 from tests.trainer.chain.conftest import only_ppo_left, records, rlhf
 from tests.trainer.rewards.stub_server import Handler, served
 
+pytestmark = pytest.mark.slow
+
 STEPS = 2
 SHORT = [f"--set=training.totalSteps={STEPS}", "--set=data.train.limit=200", "--set=evaluation.data.limit=6"]
 DEFAULT = ("02-helpful-grpo", "09-safe-rlhf")

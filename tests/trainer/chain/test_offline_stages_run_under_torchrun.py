@@ -13,6 +13,8 @@ from rlhf_api.exit_codes import ExitCode
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain.conftest import MANIFEST, ROOT, SHORT, records
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("program", "name", "loss"),

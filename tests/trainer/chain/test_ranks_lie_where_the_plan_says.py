@@ -9,6 +9,8 @@ from ray.cluster_utils import Cluster
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from tests.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:

@@ -60,6 +60,7 @@ def test_a_project_is_written_into_no_folder_that_is_there(project: Path) -> Non
     assert (done.exit_code, done.stderr) == (2, f"error: {project}: is there already; name a new folder\n")
 
 
+@pytest.mark.slow
 def test_an_own_algorithm_learns_and_goes_on(project: Path) -> None:
     """The first run is one from Python, the second one of the command line."""
     output = project / "curious"
@@ -93,6 +94,7 @@ POINTS = (
 )
 
 
+@pytest.mark.slow
 def test_own_rows_order_and_rate_are_told_to_a_callback(project: Path) -> None:
     output, notes, manifest = project / "points", project / "points.txt", project / "sft.yaml"
     manifest.write_text(FILES["job.yaml"].partition("---")[0])

@@ -72,6 +72,7 @@ def restore(folder: str, uri: str, temporary: str) -> tuple[dict[str, Tensor], d
     return weights_on_first_rank(trainer.model), asked
 
 
+@pytest.mark.slow
 def test_a_rank_downloads_what_it_holds(s3: str, tmp_path: Path) -> None:
     folder, uri = save_tiny(tmp_path / "model", seed=1, config=divisible_config()), f"{s3}/{uuid.uuid4()}/actor"
     saved = run_ranks(4, save, folder, uri)[0]

@@ -19,6 +19,8 @@ from rlhf_trainer.run import slots as run_slots
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.types import register
 
+pytestmark = pytest.mark.slow
+
 DEADLINE = float(Training.model_fields["call_deadline_seconds"].default)
 """As of a job: pytest ends sooner what hangs, and a slot may start slowly beside other programs."""
 

@@ -148,6 +148,7 @@ def test_a_dead_rank_is_named_at_once_and_no_other_lingers(group: Group, tmp_pat
     )
 
 
+@pytest.mark.slow
 def test_a_rank_whose_process_is_stuck_does_not_answer(group: Group, tmp_path: Path) -> None:
     sentence, stacks = error_of(group, "freeze", tmp_path / "stacks.txt")
     name = f"rank 1 of pool left, process {group.processes[1].pid} does not answer in one of 3 calls"
@@ -156,6 +157,7 @@ def test_a_rank_whose_process_is_stuck_does_not_answer(group: Group, tmp_path: P
     assert f"=== {name}\nno answer" in stacks
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_each_other_are_all_named(group: Group, tmp_path: Path) -> None:
     sentence, _ = error_of(group, "wait_for_nobody", tmp_path / "stacks.txt", is_blamed=False)
     for process in group.processes:

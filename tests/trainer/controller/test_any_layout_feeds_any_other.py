@@ -33,6 +33,8 @@ from rlhf_trainer.telemetry import TRANSFER
 from rlhf_trainer.types import Batch, Fields, register
 from tests.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.slow
+
 DEADLINE = float(PATIENCE_SECONDS)
 WIDTH = 16
 ROW_BYTES = WIDTH * 8

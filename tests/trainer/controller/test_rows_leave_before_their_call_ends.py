@@ -22,6 +22,8 @@ from rlhf_trainer.training.distributed import start
 from rlhf_trainer.types import Batch, Fields, register
 from tests.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.slow
+
 DEADLINE = float(PATIENCE_SECONDS)
 ROWS = 37
 

@@ -3,12 +3,15 @@
 import gc
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import KEPT, build, cut, texts
 from tests.trainer.generation.models import model_of, prompts, save_config
+
+pytestmark = pytest.mark.slow
 
 
 def one_engine_after_another(folder: str) -> list[list[list[int]]]:

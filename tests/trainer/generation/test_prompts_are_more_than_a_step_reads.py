@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from rlhf_trainer.generation.vllm_arguments import CPU_STEP_TOKENS
 from tests.trainer.generation.conftest import RunRanks, vllm_ranks
 from tests.trainer.generation.engines import build, cut
 from tests.trainer.generation.models import VOCABULARY, model_of, save_config
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["vllm_ranks"]
 

@@ -12,6 +12,8 @@ from tests.trainer.generation.conftest import RunRanks, vllm_ranks
 from tests.trainer.generation.engines import build, cut
 from tests.trainer.generation.models import model_of, prompts, save_config
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["vllm_ranks"]
 
 LONGEST, TOKENS_BEFORE = 24, 9

@@ -14,6 +14,8 @@ from tests.patience import PATIENCE_SECONDS
 from tests.repo.tree import ROOT
 from tests.trainer.hybrid_engine.slow_link import CARD, EXCHANGES, MODEL
 
+pytestmark = pytest.mark.slow
+
 RATE = "16mbit"
 SHARE = 0.15
 """Of the bytes of all weights."""

@@ -98,8 +98,11 @@ def replacements(found: Outcome) -> int:
 
 @pytest.mark.parametrize(
     ("dies_in", "number", "times"),
-    [("generate", 2, 1), ("load_weights", 2, 1), ("generate", 1, 3)],
-    ids=["during generation", "during an exchange of weights", "three times in a row"],
+    [
+        pytest.param("generate", 2, 1, id="during generation"),
+        pytest.param("load_weights", 2, 1, id="during an exchange of weights"),
+        pytest.param("generate", 1, 3, id="three times in a row", marks=pytest.mark.slow),
+    ],
 )
 def test_the_losses_are_those_of_a_run_without_it(
     folders: Mapping[Role, str], undisturbed: Outcome, tmp_path: Path, dies_in: str, number: int, times: int
@@ -114,8 +117,10 @@ def test_the_losses_are_those_of_a_run_without_it(
 
 @pytest.mark.parametrize(
     ("dies_in", "number"),
-    [("generate", 3), ("load_weights", 2)],
-    ids=["during generation", "during an exchange of weights"],
+    [
+        pytest.param("generate", 3, id="during generation"),
+        pytest.param("load_weights", 2, id="during an exchange of weights", marks=pytest.mark.slow),
+    ],
 )
 def test_what_was_generated_ahead_is_generated_again(
     folders: Mapping[Role, str], tmp_path: Path, dies_in: str, number: int
@@ -128,8 +133,10 @@ def test_what_was_generated_ahead_is_generated_again(
 
 @pytest.mark.parametrize(
     ("dies_in", "number"),
-    [("generate", 3), ("load_weights", 2)],
-    ids=["during generation", "during an exchange of weights"],
+    [
+        pytest.param("generate", 3, id="during generation"),
+        pytest.param("load_weights", 2, id="during an exchange of weights", marks=pytest.mark.slow),
+    ],
 )
 def test_responses_with_new_weights_are_generated_again(
     folders: Mapping[Role, str], tmp_path: Path, dies_in: str, number: int

@@ -164,6 +164,7 @@ ONE_EPOCH = {
 """Two steps; the second has three prompts: fewer rows than there are mini-batches, and padding on some slots."""
 
 
+@pytest.mark.slow
 def test_padding_rows_of_a_short_last_batch_count_for_nothing(runs: Runs) -> None:
     apart, together = (
         runs("PPO", partition, *slots, changes=ONE_EPOCH)

@@ -71,7 +71,7 @@ def measured(
     return records, found[0][1], found[0][2]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     ("name", "more", "critics"),
     [("PPO", (), 1), ("SafeRLHF", (), 2), ("SafeRLHF", ("algorithm.separateCostCritic=false",), 1)],
@@ -117,12 +117,11 @@ def learned(
 @pytest.mark.parametrize(
     "layout",
     [
-        ParallelSizes(data=1),
-        ParallelSizes(data=2),
-        ParallelSizes(data=1, pipeline=2),
-        ParallelSizes(data=2, pipeline=2, tensor=2),
+        pytest.param(ParallelSizes(data=1), id="1"),
+        pytest.param(ParallelSizes(data=2), id="2", marks=pytest.mark.slow),
+        pytest.param(ParallelSizes(data=1, pipeline=2), id="2 stages", marks=pytest.mark.slow),
+        pytest.param(ParallelSizes(data=2, pipeline=2, tensor=2), id="2 stages of 2 shards on 2"),
     ],
-    ids=["1", "2", "2 stages", "2 stages of 2 shards on 2"],
 )
 @pytest.mark.parametrize(("name", "role"), [("PPO", "critic"), ("SafeRLHF", "cost_critic")])
 def test_values_and_weights_are_those_of_a_pass_and_an_update(

@@ -257,16 +257,17 @@ LARGE_LAYOUTS = [
     for p, t, d, r in product((1, 2, 4), (1, 2, 4), (1, 2, 4, 8), (1, 2))
     if 1 < p * t * d <= 8 and d % r == 0
 ]
+SLOW = pytest.mark.slow
 CUT = (
     "SFT",
-    "cost model",
-    "PPO critic",
+    pytest.param("cost model", marks=SLOW),
+    pytest.param("PPO critic", marks=SLOW),
     "PPO critic that finds the values",
-    "PPO-ptx actor",
-    "PPO-ptx report",
+    pytest.param("PPO-ptx actor", marks=SLOW),
+    pytest.param("PPO-ptx report", marks=SLOW),
     "DPO actor",
 )
-"""Of every kind of loss one: of tokens, of pairs, of values, and one that reads two texts."""
+"""Each kind of loss once in the fast tests: of tokens, of values, and of pairs, which reads two texts."""
 
 
 def named(layout: ParallelSizes) -> str:
