@@ -38,19 +38,19 @@ class Condition(Spec):
 
 
 class PhaseSeconds(Spec):
-    """Seconds of a phase of a step."""
+    """Measured duration of one phase of a step."""
 
     phase: Literal["reshard", "generation", "scoring", "update"]
     """Name of the phase, as in time/<phase> of metrics.jsonl."""
-    seconds: Seconds = Field(description="As measured.")
+    seconds: Seconds = Field(description="Seconds of the phase: median over the latest steps.")
 
 
 class Pace(Spec):
     """Pace of a job: medians over the latest steps of an attempt, without its first two."""
 
     step_seconds: Seconds = Field(description="Duration of a step.")
-    response_tokens: float | None = Field(None, ge=0, le=1e9, description="Mean length of its responses.")
-    phases: Listed[PhaseSeconds] = Field((), max_length=4, description="Those that are predicted, too.")
+    response_tokens: float | None = Field(None, ge=0, le=1e9, description="Mean length of a response, in tokens.")
+    phases: Listed[PhaseSeconds] = Field((), max_length=4, description="Phases that predictions have, too.")
 
 
 class Progress(Spec):
@@ -65,7 +65,7 @@ class Progress(Spec):
     """Estimated time to the end, at the latest step's pace."""
     last_step_time: Timestamp | None = None
     """Time at which the latest step ended; on a cluster, at which the operator heard of it."""
-    pace: Pace | None = Field(None, description="Of the attempt, once it has made a few steps.")
+    pace: Pace | None = Field(None, description="Pace of the attempt; unset until it has made a few steps.")
 
 
 class Metric(Spec):
@@ -107,9 +107,9 @@ class ReadShape(Spec):
     """Shape read from a model's config.json, once for each URI and revision."""
 
     uri: str = Field(description="Where the model, or the one that a chain of jobs made it from, is.")
-    revision: str | None = Field(None, description="Of an hf:// model.")
+    revision: str | None = Field(None, description="Revision of an hf:// model.")
     shape: Shape | None = Field(None, description="Its shape; unset where it could not be read.")
-    problem: str | None = Field(None, description="Why it could not.")
+    problem: str | None = Field(None, description="Why the shape could not be read.")
     weight_bytes: int | None = Field(None, ge=1, le=2**53)
     """Size of its weights' files, where there is no shape."""
 
@@ -133,8 +133,8 @@ class MappedSizes(Parallelism):
     pipeline: Count = Field(description="Pipeline stages (p).")
     tensor: Count = Field(description="Tensor-parallel shards of a layer (t).")
     data: Count = Field(description="Data-parallel ranks (d).")
-    generation_pipeline: int | None = Field(None, ge=1, description="p_g, of an actor's generator.")
-    generation_tensor: int | None = Field(None, ge=1, description="t_g, of an actor's generator.")
+    generation_pipeline: int | None = Field(None, ge=1, description="Pipeline stages of the generator (p_g).")
+    generation_tensor: int | None = Field(None, ge=1, description="Tensor-parallel shards of the generator (t_g).")
     offload: Literal["None", "Parameters", "Optimizer", "All", "OptimizerInHost"] | None = None
     """State that waits in host memory while the model is idle, as mapped; GPUs only."""
     gradient_checkpointing: bool | None = None
@@ -146,19 +146,22 @@ class MappedPlacement(Spec):
 
     input_hash: str
     """Digest of what the answer depends on besides the nodes: the spec and its models."""
-    device: Literal["CPU", "GPU"] = Field(description="What a slot is.")
+    device: Literal["CPU", "GPU"] = Field(description="Whether slots are GPUs or CPU slots.")
     slots: int = Field(ge=1, description="GPUs or CPU slots of all pools.")
     gpus: int = Field(0, ge=0, description="GPUs of all pools; 0 where slots are CPU slots.")
     pools: Listed[MappedPool] = Field(min_length=1, description="The pools.")
     sizes: Listed[MappedSizes] = Field(description="How each model is cut.")
-    gpu_memory_utilization: float | None = Field(None, gt=0, lt=1, description="Of generation, as mapped.")
-    micro_batch_tokens: int | None = Field(None, ge=1, description="Of one forward pass, as mapped.")
+    gpu_memory_utilization: float | None = Field(None, gt=0, lt=1)
+    """Share of a GPU's memory for generation, as mapped."""
+    micro_batch_tokens: int | None = Field(None, ge=1, description="Tokens of one forward pass, as mapped.")
     price_per_hour: float | None = Field(None, ge=0)
     """Price of all GPUs for an hour, in the currency of the prices; unset where a GPU has none."""
-    predicted_step_seconds: float | None = Field(None, gt=0, description="Unset where shapes are unknown.")
-    predicted_tokens_per_second: float | None = Field(None, gt=0, description="The same in tokens.")
+    predicted_step_seconds: float | None = Field(None, gt=0)
+    """Predicted duration of a step; unset if shapes are unknown."""
+    predicted_tokens_per_second: float | None = Field(None, gt=0)
+    """Predicted prompt and response tokens in a second; unset if shapes are unknown."""
     measured_step_seconds: Seconds | None = None
-    """Median of the latest steps; by phase in attempts[].measured."""
+    """Median duration of the latest steps; attempts[].measured has it by phase."""
 
 
 class MeasuredPhase(PhaseSeconds):
@@ -171,7 +174,7 @@ class MeasuredPhase(PhaseSeconds):
 class Measured(Pace):
     """Pace of an attempt with its predictions; it corrects predictions for jobs with the same models."""
 
-    step: Step = Field(description="Steps finished then.")
+    step: Step = Field(description="Number of steps finished at the measurement.")
     models: str = Field("", description="Digest of the models' shapes and of how the mapper predicts.")
     gpus: Listed[str] = Field((), max_length=8, description="Types of its GPUs.")
     phases: Listed[MeasuredPhase] = Field((), max_length=4, description="Those that were measured and predicted.")
@@ -188,7 +191,7 @@ class Reserved(Spec):
     """Room on a node that a job holds, whether its pods are there yet or not."""
 
     node: str = Field(description="The node.")
-    requests: Listed[ReservedAmount] = Field(max_length=32, description="Of all its pods there.")
+    requests: Listed[ReservedAmount] = Field(max_length=32, description="Requests of all its pods on the node.")
 
     @property
     def amounts(self) -> Counter[str]:
@@ -214,11 +217,11 @@ class Attempt(Spec):
     """Tokens of a micro-batch, where a device had no memory for them."""
     first_step: Step | None = Field(None, description="Steps that were finished when it began to train.")
     last_step: Step | None = Field(None, description="Steps finished when it ended, as far as was heard.")
-    measured: Measured | None = Field(None, description="What its steps took, once it had made a few.")
+    measured: Measured | None = Field(None, description="Pace of its steps; unset until it has made a few.")
 
 
 class Status(Spec):
-    """The state of one job."""
+    """Status of a job: content of status.json, and `status` of the RLHFJob on a cluster."""
 
     phase: Phase = Field("Pending", description="Where the job is in its life.")
     reason: str | None = Field(
@@ -239,7 +242,7 @@ class Status(Spec):
     queue: str | None = Field(None, description="Kueue's queue, from the label of the job.")
     shapes: Listed[ReadShape] = Field((), max_length=16)
     """Shapes of the models whose config.json a pod of the job has read."""
-    step: ReadStep | None = Field(None, description="Of an own algorithm, as a pod of the job has read it.")
+    step: ReadStep | None = Field(None, description="Step of an own algorithm, as a pod of the job has read it.")
     mapping: MappedPlacement | None = Field(None, description="Where the models of this attempt live.")
     reserved: Listed[Reserved] = Field((), max_length=10000)
     """The room that it holds; none in Kueue's queues."""

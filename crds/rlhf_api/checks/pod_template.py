@@ -105,13 +105,13 @@ class Named(Part):
 
 
 class Mount(Part):
-    """A volume in a container."""
+    """Mount of a volume in a container."""
 
     mount_path: str
 
 
 class ContainerResources(Part):
-    """Resources of a container."""
+    """Requests and limits of a container: resource name -> amount."""
 
     requests: dict[str, Any] = Field(default_factory=dict)
     limits: dict[str, Any] = Field(default_factory=dict)

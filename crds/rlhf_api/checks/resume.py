@@ -70,7 +70,7 @@ def _by_name(value: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def may_change(path: str) -> bool:
-    """Whether a change of this field, or of fields below it, leaves the job the same experiment."""
+    """Whether a change of the field at `path`, or of fields below it, leaves the job the same experiment."""
     return any(each.count(".") <= path.count(".") and is_prefix(each, path) for each in MAY_CHANGE)
 
 
