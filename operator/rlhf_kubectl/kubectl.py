@@ -110,7 +110,7 @@ class Kubectl:
 
 
 def require_success(code: int, stderr: bytes) -> None:
-    """Raise KubectlError for the exit code and the stderr of a kubectl that has failed."""
+    """Raise KubectlError, with a message from stderr, if kubectl's exit code is not 0."""
     if not code:
         return
     errors = [line for line in stderr.decode(errors="replace").splitlines() if line.strip() and not ENDED.match(line)]

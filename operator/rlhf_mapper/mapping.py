@@ -1,4 +1,4 @@
-"""Answer of the mapper: pools, parallel sizes of each model, and the prediction; and its JSON."""
+"""Answer of the mapper: pools, parallel sizes of each model, and the prediction. `as_json` returns it as JSON."""
 
 from __future__ import annotations
 

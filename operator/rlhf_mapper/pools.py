@@ -55,7 +55,10 @@ class StateChoice:
 
 
 def offload_seconds(request: ModelRequest, parts: Mapping[memory.Part, Numbers], setting: Setting) -> Numbers:
-    """Return [3, K] seconds by stage to bring an offloaded model's states (`parts`, in bytes) to the GPU and back."""
+    """Return the seconds to copy an offloaded model's states to the GPU and back: [3 stages, K pool sizes].
+
+    The stages are generation, preparation and training. parts: bytes of a GPU for each part of the states, [K] each.
+    """
     work, there_and_back = request.work, 2 / setting.nodes.gpu.host_bandwidth
     weights = parts["weights"] * there_and_back
     moments = parts.get("optimizer", 0 * weights) * there_and_back

@@ -66,7 +66,7 @@ class Level(Spec):
 
 
 Peers = Annotated[tuple[dict[str, Any], ...], Field(strict=False)]
-"""Peers as in a NetworkPolicy; the API server checks them."""
+"""Type of a list of peers, as in a rule of a NetworkPolicy; only the API server checks the peers."""
 
 
 class JobNetworkPolicy(Spec):

@@ -169,7 +169,7 @@ class CheckpointStore:
         return {names[path]: int(entry["size"]) for path, entry in found.items() if names[path] != COMPLETE}
 
     def _inspect(self, name: str) -> Checkpoint:
-        """Return the checkpoint in a folder, after comparing the files there with COMPLETE."""
+        """Return the checkpoint in a folder; its `problem` says how its files differ from the list in COMPLETE."""
         folder = f"{self._path}/{name}"
         sizes = self._sizes(folder)
         problem, saved_at = "it was not finished (no COMPLETE)", None

@@ -169,11 +169,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of a file that is a part of a larger tensor, such as a layer of a stack. `place` None: all of it."""
+    """A tensor of a file that is a part of a larger tensor, such as a layer of a stack."""
 
     file: TensorFile
     name: str
     place: TensorSlice | None = None
+    """Slice of the larger tensor that the file holds under this name; None: the larger tensor as a whole."""
 
     @property
     def held(self) -> TensorSlice:

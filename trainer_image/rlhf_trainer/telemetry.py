@@ -89,7 +89,7 @@ class Recorder:
         self._means[name] = (old_total + _in_64_bits(total), old_weight + _in_64_bits(weight))
 
     def deviation(self, name: str, total: SupportsFloat, squares: SupportsFloat, weight: SupportsFloat) -> None:
-        """Add to a standard deviation over all ranks and calls, that of a `mean` of the same total and weight."""
+        """Add to a standard deviation over all ranks and calls; total, squares: weighted sums of values and squares."""
         if self._counts:
             known = self._report.deviations.get(name, (0.0, 0.0, 0.0))
             added = (float(total), float(squares), float(weight))

@@ -1,4 +1,4 @@
-"""Costs of a decoder layer beside its matrix products: bytes kept for the backward pass, bytes moved, and kernels.
+"""Costs of a decoder layer without its matrix products: bytes kept for the backward pass, bytes moved, and kernels.
 
 The figures are those of transformers' own modules, where each operation is a kernel. `python -m tests.real_size.layer`
 counts them on the meta device, and `tests/real_size/test_the_mapper_knows_what_a_step_holds.py` compares.
@@ -44,7 +44,7 @@ class Widths:
 
 
 def kept(model: Architecture, software: Software) -> Widths:
-    """Return the bytes of a token that a layer keeps for its backward pass.
+    """Return the bytes that a layer keeps of each token for its backward pass, by width.
 
     Eager layers keep: for a norm its input in float32, the normalised values and its output; in the MLP gate,
     silu(gate), up and their product; in attention queries, keys, values and output. Rotary embeddings keep nothing.
@@ -66,7 +66,10 @@ def kept(model: Architecture, software: Software) -> Widths:
 
 
 def moved(model: Architecture, software: Software) -> Widths:
-    """Return the bytes of a token that a layer's forward pass moves outside matrix products and attention."""
+    """Return the bytes that a layer's forward pass reads and writes for a token, by width.
+
+    Matrix products and attention do not count.
+    """
     size = software.compute_bytes
     if not software.is_eager:
         return Widths(hidden=FUSED_TOUCHES * size, ffn=0.0, queries=0.0, keys=0.0)
@@ -89,15 +92,19 @@ def kernels(model: Architecture, software: Software) -> int:
 
 
 def forward_peak(software: Software) -> Widths:
-    """Return the peak bytes of a token in a layer's forward pass without gradients: in the MLP, beside the residual."""
+    """Return the peak bytes of a token in a layer's forward pass without gradients, by width.
+
+    The peak is in the MLP. It holds the residual and the MLP's input, both of hidden size, and silu(gate), up and their
+    product.
+    """
     size = software.compute_bytes
     return Widths(hidden=2 * size, ffn=3 * size, queries=0.0, keys=0.0)
 
 
 def backward_peak(software: Software) -> Widths:
-    """Return the peak bytes of a token in a layer's backward pass beside kept activations.
+    """Return the peak bytes of a token in a layer's backward pass, by width; kept activations (`kept`) do not count.
 
-    They are gradients in the MLP, and of norms in float32. The factors are read off counted peaks
+    These bytes are gradients in the MLP, and gradients of norms in float32. The factors are read off counted peaks
     (docs/performance.md), against which tests check them.
     """
     size = software.compute_bytes

@@ -47,5 +47,5 @@ OURS: Final = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}"
 
 
 def workloads(version: str) -> Resource:
-    """Return Kueue's Workloads in a version of Kueue's API."""
+    """Return the description of Kueue's kind Workload in this version of Kueue's API, without asking the API server."""
     return Resource("kueue.x-k8s.io", version, "workloads", "Workload")

@@ -18,7 +18,7 @@ from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
 MAX_GPUS_OF_NODE = 1024
-"""Most GPUs of a node that count; also the maximum of slotsPerNode."""
+"""Maximum number of free GPUs that are counted on one node; also the maximum of slotsPerNode."""
 MAX_DIGITS = 12
 """Number of digits from which on a network bandwidth in a node label is ignored."""
 

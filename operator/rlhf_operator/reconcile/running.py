@@ -19,7 +19,7 @@ from rlhf_operator.times import parsed, timestamp
 UNSCHEDULABLE_SECONDS: Final = 120.0
 """Seconds for which pods may find no node although room was reserved: the scheduler is busy, or others took it."""
 UNRELATED_TO_ROOM: Final = re.compile("volume|free storage|scheduling gates", re.IGNORECASE)
-"""Words in the scheduler's message about a pod that would wait on an empty cluster as well."""
+"""Pattern of scheduler messages about a pod that waits for a volume, its storage or a scheduling gate, not for room."""
 BETTER: Final = "BetterPlacement"
 CLOCK_SECONDS: Final = 2.0
 """Tolerance in seconds for a time in the status that lies ahead; such times are whole seconds."""

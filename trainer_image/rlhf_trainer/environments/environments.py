@@ -283,7 +283,7 @@ def _messages(found: Any) -> Any:
 
 
 ANSWERS: Mapping[str, Callable[[Any], Any]] = {"reset": _messages, "step": _step, "schemas": lambda found: found}
-"""Name of an environment's method -> check of its result, which returns the result as JSON values."""
+"""Method of an environment -> check that returns the method's result as JSON values; `schemas` is not checked."""
 
 
 if __name__ == "__main__":

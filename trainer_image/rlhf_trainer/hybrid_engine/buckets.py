@@ -49,8 +49,8 @@ def steps(plan: ReshardPlan, loads_of_all: Tensor, bucket: tuple[int, int]) -> l
     """Return a rank's steps. With ranks on several nodes, step k sends bucket k across nodes and forwards bucket k - 1.
 
     loads_of_all: `loads` of every rank of the world [ranks, parameters, 2]. A bucket holds 1 / BUCKETS of the busiest
-    rank's traffic, within the bounds `bucket` (elements). Rows are not split, so a part of a parameter may be larger
-    than its share by a row of each move.
+    rank's traffic, within the bounds `bucket` (elements). A move is cut along its longest dim only. So a part of a
+    parameter may be larger than its share by the elements at one index of that dim, for each move.
     """
     busiest, used, (least, most) = loads_of_all.sum(2), loads_of_all.amax(0) > 0, bucket
     limit = min(max(int(busiest.sum(1).max()) // BUCKETS, least), most)

@@ -1,4 +1,7 @@
-"""Protocol and options of a run's outputs, and their opening; a module that nobody requested is not imported."""
+"""Outputs of a run: the protocol `Listener`, the options, and the function that opens the requested outputs.
+
+The module of an output is imported only if the output is requested.
+"""
 
 from __future__ import annotations
 

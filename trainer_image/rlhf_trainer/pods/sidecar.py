@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing: stdout and stderr show the trainer's log."""
+        """Write no line about an HTTP request, because stdout and stderr show the trainer's log."""
 
 
 class LogFollower:

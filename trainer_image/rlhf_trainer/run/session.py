@@ -122,7 +122,7 @@ class OwnProcess(subprocess.Popen[bytes]):
     """
 
     started: ClassVar[list[OwnProcess]] = []
-    """All instances of this class so far."""
+    """All processes of this class that this program has started, ended ones too."""
     was_killed = False
     """Whether `kill` has ended the process."""
 

@@ -81,12 +81,12 @@ class ApartRollout:
         """Steps whose responses are complete, so that the loss of a generator does not affect them."""
 
     def generate_ahead(self, batch: Rows, **options: object) -> None:
-        """Request the responses of a step before it begins, by the weights that there are now."""
+        """Send the newest weights to the generators, which generate the responses of `batch.step`, maybe in advance."""
         self._requests[batch.step] = batch, options
         self._call_until_done()
 
     def generate_sequences(self, batch: Rows, **options: object) -> Rows:
-        """Return the responses that were requested ahead, or else those of the newest weights."""
+        """Return the responses that `generate_ahead` requested for this step; if it did not, request them now."""
         if batch.step not in self._requests:
             self.generate_ahead(batch, **options)
         self._call_until_done(batch.step)

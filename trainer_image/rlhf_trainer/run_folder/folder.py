@@ -86,10 +86,12 @@ def saved_state(checkpoint: Checkpoint) -> SavedState:
 
 
 class FinishedJob(NamedTuple):
-    """Job that has succeeded in a run folder: its algorithm, and the identity of its output."""
+    """Job that has succeeded in a run folder and left an output."""
 
     algorithm: str
+    """Name of the job's algorithm."""
     identity: str
+    """Hash of the experiment that made the output (`rlhf_api.checks.resume.identity`)."""
 
 
 def finished_jobs(output: Path) -> dict[str, FinishedJob]:

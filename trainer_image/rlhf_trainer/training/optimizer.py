@@ -108,11 +108,11 @@ def _copies(gradient: Tensor, mesh: ModelMesh) -> int:
 
 
 class GradientSync:
-    """Choice of when the passes of an update gather and reduce over the data-parallel ranks.
+    """Choice of when an update gathers weights and reduces gradients over the data-parallel ranks.
 
     Gradients are reduced after the last backward pass only. Until then a rank holds the whole float32 gradients of its
-    stage and tensor-parallel part, not only its shards. If that takes more than a tenth of the device's memory on any
-    rank, every backward pass reduce-scatters, and replicas (HSDP) add up their shards after the last one.
+    stage and tensor-parallel part, not only its shards. If the difference exceeds a tenth of the device's memory on any
+    rank, every backward pass reduce-scatters. Then replicas (HSDP) add up their shards after the last backward pass.
     """
 
     def __init__(self, model: ShardedModel) -> None:

@@ -229,7 +229,7 @@ class RolloutWorker:
         tokenizer = setting.tokenizer()
         self._servers: Endpoints | None = None
         self._wrong_weights = ""
-        """Reason why weights that came were wrong; empty if all were right."""
+        """Text of the NumericsError that received weights have raised; empty if all were right."""
         self._weights: WeightLink
         if setting.job.generates_elsewhere:
             config = inner(setting.language_model()).config

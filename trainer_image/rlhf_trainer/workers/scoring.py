@@ -1,4 +1,7 @@
-"""A reward that is more than a model: a function, service or judge, or a weighted sum with at most one model."""
+"""Worker that scores responses by a reward that is not one model alone.
+
+Such a reward is a function, verifier, service or judge, or a weighted sum of these and at most one model.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ UserCode = UserFunction | ServiceClient | JudgeClient
 
 
 class ScoringWorker:
-    """One rank of a composed reward; a function's process, with its imported module, lives as long as the worker."""
+    """One rank of the worker that scores responses; a function's process lives as long as the worker."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         """setting: of the model in the reward, if the reward has one, else of any model with the actor's tokenizer."""

@@ -56,7 +56,7 @@ class InPlaceWeights:
         self._hybrid_engine = hybrid_engine(setting, runner.model, engine, inner(runner.model.module).config)
 
     def bring(self, policy_version: int) -> None:
-        """Give the engine the weights of this policy version, unless it has them, and then its KV cache."""
+        """Unless the engine has the weights of this policy version, load them, and then allocate its KV cache."""
         received = 0
         with recorder.span("reshard", "actor.reshard"):
             if self.held_version != policy_version:
