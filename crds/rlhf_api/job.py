@@ -40,10 +40,11 @@ class Job(Spec):
 
     @classmethod
     def parse(cls, document: object, folder: Path | None = None, *, step: ReadStep | None = None) -> Self:
-        """Return the job that a document describes; relative file:// URIs are relative to `folder`.
+        """Return the job of a manifest, given as JSON types; file:// URIs relative to `folder` become absolute.
 
-        With a folder the class of an own algorithm is imported, too; without one, `step` describes it. Raises SpecError
-        with every mistake, or OwnCodeError for a wrong class.
+        The class of a user's own algorithm is imported if there is a folder. Without a folder the argument `step` tells
+        the class's properties, as a pod has read them. Raises SpecError with every mistake, or OwnCodeError for a wrong
+        class.
         """
         context: dict[str, Any] = {"step": step}
         if folder is not None:

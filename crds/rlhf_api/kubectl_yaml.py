@@ -73,7 +73,7 @@ def _mapping(loader: _Loader, node: MappingNode) -> Iterable[dict[str, Any]]:
 
 
 def _key(key: object) -> str:
-    """Return a key of a mapping as the text that JSON has for it."""
+    """Return a mapping's key as text: `true` or `false` for a boolean, else Python's text of the key."""
     return str(key).lower() if isinstance(key, bool) else str(key)
 
 

@@ -13,6 +13,6 @@ POOL_RESOURCE = "rlhf-pool-"
 PlacedRole = Literal["actor", "critic", "reference", "reward", "cost"]
 """Roles of the models that a manifest may name."""
 PoolRole = Literal[PlacedRole, "rollout"]
-"""Roles that a pool may hold: models, or only `rollout`, a generator with weights from the actor's pool."""
+"""Roles that a manifest may list in a pool. `rollout`, a generator with the actor's weights, has a pool for itself."""
 Role = Literal[PoolRole, "cost_critic"]
 """Roles of all models. No manifest names `cost_critic`: it comes with SafeRLHF's critic and lives in its pool."""

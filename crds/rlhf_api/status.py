@@ -207,7 +207,7 @@ class Attempt(Spec):
     end_time: Timestamp | None = Field(None, description="When it ended (RFC 3339).")
     slots: int = Field(ge=1, description="GPUs or CPU slots it was given.")
     outcome: Literal["Running", "Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn"] = "Running"
-    """How it ended, if it has; Withdrawn: others took its room before its pods had nodes."""
+    """How the attempt ended, if it has; Withdrawn: others took its room before its pods had nodes."""
     counted: bool = Field(False, description="Whether its failure counts against backoffLimit.")
     reason: Reason | None = Field(None, description="Why it failed.")
     message: str | None = Field(None, description="The failure in a sentence.")
@@ -233,7 +233,7 @@ class Status(Spec):
     start_time: Timestamp | None = Field(None, description="When the job began (RFC 3339).")
     completion_time: Timestamp | None = Field(None, description="When the job ended (RFC 3339).")
     active_seconds: int | None = Field(None, ge=0)
-    """Time of the attempts that have ended, from RayJob to end."""
+    """Seconds for which the ended attempts have had their slots; time in a queue does not count."""
     attempt: int | None = Field(None, ge=1, description="Number of the current attempt.")
     failed_attempts: int | None = Field(None, ge=0, description="Failures counted against backoffLimit.")
     next_attempt_time: Timestamp | None = Field(None, description="No new attempt before this time (RFC 3339).")
@@ -245,7 +245,7 @@ class Status(Spec):
     step: ReadStep | None = Field(None, description="Step of an own algorithm, as a pod of the job has read it.")
     mapping: MappedPlacement | None = Field(None, description="Where the models of this attempt live.")
     reserved: Listed[Reserved] = Field((), max_length=10000)
-    """The room that it holds; none in Kueue's queues."""
+    """Room on nodes that the job holds; none for a job in one of Kueue's queues."""
     progress: Progress | None = Field(None, description="How far the job is.")
     metrics: Listed[Metric] = Field((), max_length=100, description="Latest values.")
     checkpoint: SavedState | None = Field(None, description="The newest whole checkpoint.")

@@ -193,7 +193,10 @@ def _with_prediction(costs: PoolCosts, found: Found, mapping: DeviceMapping) -> 
 
 
 def _impossible(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
-    """Yield a problem for each size of the manifest that the model does not allow."""
+    """Yield a problem for the manifest's parallel sizes that the model's layers, heads or vocabulary do not allow.
+
+    Of `parallelism` only the first wrong size is reported.
+    """
     fixed = _fixed_sizes(job, role)
     wrong = model.cannot_be_cut(pipeline=fixed.pipeline, tensor=fixed.tensor) if fixed else None
     shards = job.spec.rollout.tensor_parallel or 1

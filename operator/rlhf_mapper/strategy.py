@@ -35,7 +35,7 @@ class ModelRequest:
     model: Architecture
     work: Work
     micro_batch_tokens: int = MICRO_BATCH_TOKENS
-    """Largest number of tokens in one forward pass of the model."""
+    """Most tokens in one forward pass of the model; a single sequence may be longer."""
     sizes: Parallelism | None = None
     """Parallel sizes that the user has fixed; None: the mapper chooses all of them."""
     generation_pipeline: int | None = None
@@ -151,7 +151,7 @@ class Strategies:
 
     @property
     def _longest(self) -> float:
-        """Largest number of tokens in a micro-batch."""
+        """Number of tokens of the largest micro-batch: the request's limit, or one longest sequence if that is more."""
         return max(float(self.request.micro_batch_tokens), self.setting.load.most_tokens)
 
     @property

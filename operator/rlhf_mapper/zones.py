@@ -17,18 +17,23 @@ MAX_REPLICA_NODES = 32
 
 
 def orders(nodes: int, fewest: int, most: int) -> list[tuple[bool, ...]]:
-    """Return orders of the nodes: whether each node lies in the first zone, as `fewest` to `most` of them do.
+    """Return orders of `nodes` nodes; `fewest` to `most` nodes lie in the first zone, the others in the second.
 
-    One of these orders sends the fewest bytes of all, whatever rings and hand-overs send and whatever r is. There are
-    three kinds. Replicas lie whole in a zone; or a zone has the same blocks of all replicas; or a zone is a corner,
-    with the first blocks of the first replicas.
+    An order is a bool for each node: whether the node lies in the first zone. For any number r of nodes of a replica,
+    and any bytes of a ring and of a hand-over, one of the orders sends the fewest bytes between the zones. There are
+    three kinds. A zone has whole replicas; or a zone has the same blocks of all replicas; or a zone is a corner, with
+    the first blocks of the first replicas.
     """
     replicas = [r for r in range(1, min(nodes, MAX_REPLICA_NODES) + 1) if nodes % r == 0]
     return list(dict.fromkeys(order for r in replicas for order in _for_replicas(nodes, r, fewest, most)))
 
 
 def _for_replicas(nodes: int, r: int, fewest: int, most: int) -> Iterator[tuple[bool, ...]]:
-    """Yield the orders for replicas of r nodes; with a choice, a zone has whole replicas, or its fewest nodes."""
+    """Yield the orders for replicas of r nodes.
+
+    Numbers of nodes to try for the first zone: `fewest`, `most`, and the most that are whole replicas, or the same
+    blocks of all replicas.
+    """
     copies = nodes // r
     stages = sorted(range(nodes), key=lambda node: (node % r, node // r))
     for count in sorted({most // r * r, most // copies * copies, fewest, most} & set(range(fewest, most + 1))):
@@ -43,7 +48,7 @@ def _for_replicas(nodes: int, r: int, fewest: int, most: int) -> Iterator[tuple[
 
 
 def _order(nodes: int, chosen: list[int], *, first: bool) -> tuple[bool, ...]:
-    """Return whether each node is in the first zone: the chosen nodes if `first` is set, else all others."""
+    """Return the order in which the chosen nodes alone lie in the first zone, or in the second if `first` is False."""
     lies = set(chosen)
     return tuple((node in lies) == first for node in range(nodes))
 

@@ -127,7 +127,7 @@ def conclusive_exit(case: Case) -> Cause | None:
 
 
 def preempted_quota(case: Case) -> Cause | None:
-    """Find a running attempt that Kueue has preempted; its quota stays reserved until all pods are gone."""
+    """Find the cause Preempted: Kueue has evicted a running attempt; its quota is reserved until all pods are gone."""
     quota = case.snapshot.quota
     if case.ready_since and quota and quota.evicted == "Preempted":
         return "Preempted", f"Kueue took the quota away: {quota.message}", None

@@ -70,11 +70,12 @@ OPERATOR_METRICS = (RECONCILE_TOTAL, RECONCILE_SECONDS, QUEUE_DEPTH, REQUESTS_TO
 
 @dataclass
 class Account:
-    """Account of the time and money that one job has spent."""
+    """Time, GPU time and cost of one RLHFJob, added up from scrape to scrape of the operator's metrics."""
 
     job: ObservedJob
-    """Job of the account, as observed last."""
+    """RLHFJob whose time is counted, as it was at `seen`."""
     seen: datetime
+    """Time of the last scrape."""
     seconds: defaultdict[Phase, float] = field(default_factory=lambda: defaultdict(float))
     gpu_seconds: defaultdict[Phase, float] = field(default_factory=lambda: defaultdict(float))
     """GPUs of the mapping times seconds, by phase; phases in which the job waits for pods count too."""
@@ -94,7 +95,10 @@ class Account:
 
 
 def look(known: Mapping[str, Account], jobs: Iterable[ObservedJob], now: datetime) -> dict[str, Account]:
-    """Return the accounts of all jobs by uid, with the time since `known`, in which each job counts as it was then."""
+    """Return the account of each job by uid; known: the accounts of the last scrape.
+
+    The time since the last scrape counts for the phase and the GPUs that each job had then.
+    """
     accounts = {}
     for job in jobs:
         account = known.get(job.uid) or Account(job, now)

@@ -49,7 +49,7 @@ class ClusterGpu(GpuType):
     """GPU type that the mapper's table lacks, or for which this cluster has other figures."""
 
     product: Text
-    """Product label of a node with such GPUs, such as NVIDIA-A100-SXM4-80GB."""
+    """GPU product by a node's label (`names.gpu_product`), such as NVIDIA-A100-SXM4-80GB."""
 
 
 class LabelledNodes(NodeFigures):
@@ -107,7 +107,7 @@ class Settings(Spec):
     worker: Pod = Pod(cpu="8", memory="64Gi")
     """Size of a worker pod with one slot; a pod with n slots has n times as much."""
     shared_memory: Memory = "16Gi"
-    """Size of /dev/shm in a worker pod."""
+    """Size of /dev/shm in a worker pod if the manifest sets none; at most half of the pod's memory."""
     grace_period_seconds: Annotated[int, Field(ge=30)] = 300
     """Seconds that pods may take to save a checkpoint when they are told to end."""
     storage: Storage = Storage()

@@ -24,7 +24,7 @@ NodeRequest = tuple[str, str | None, frozenset[str | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedJob:
-    """RLHFJob, as last observed."""
+    """RLHFJob, as the operator last observed it."""
 
     namespace: str
     name: str
@@ -50,7 +50,7 @@ class ObservedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedRayJob:
-    """RayJob with the job's label, or with the name of the job's current or next attempt, whoever owns it."""
+    """State of a RayJob with the job's label, or the name of the job's current or next attempt, whoever owns it."""
 
     name: str
     uid: str
@@ -74,7 +74,7 @@ class ObservedRayJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedContainer:
-    """Container or init container of a pod."""
+    """State of a container or init container of a pod, as the operator last observed it."""
 
     name: str
     running: bool = False
@@ -130,7 +130,7 @@ class ObservedPod:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedNode:
-    """Node, with all that the mapper and the classification of failures need to know."""
+    """State of a node: the facts that the mapper and the classification of failures need."""
 
     name: str
     ready: bool
@@ -149,7 +149,7 @@ class ObservedNode:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedInput:
-    """Input job: an RLHFJob of the namespace whose output this job reads."""
+    """State of an input job: an RLHFJob of the namespace whose output this job reads."""
 
     name: str
     algorithm: str = ""
@@ -161,7 +161,7 @@ class ObservedInput:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedClaim:
-    """A PersistentVolumeClaim that the job names or that was made for it."""
+    """State of a PersistentVolumeClaim that the job names or that was made for it."""
 
     name: str
     owned: bool = False

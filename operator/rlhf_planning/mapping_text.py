@@ -161,7 +161,7 @@ def _roles(mapping: DeviceMapping) -> list[Role]:
 
 
 def _memory(console: Console, mapping: DeviceMapping, prediction: Prediction) -> None:
-    """Print a memory table for each pool: the fullest moment of a slot in each stage, against the pool's limit."""
+    """Print for each pool the predicted bytes of one slot at the fullest moment of each stage, and the pool's limit."""
     stages = [stage for stage in STAGES if prediction.stages.get(stage)]
     held = {pool.name: {stage: prediction.peak(pool.models, stage) for stage in stages} for pool in mapping.pools}
     most = max(sum(parts.values()) for stages in held.values() for parts in stages.values())

@@ -192,7 +192,10 @@ def _flat(part: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _resolved(value: Any, values: Mapping[str, Any]) -> Any:
-    """Return a value of a Hydra configuration with an interpolation `${key}` replaced; None if the key is unknown."""
+    """Return a value of a Hydra configuration; for `${key}` or `${key,default}` the value of the key, or the default.
+
+    None stands for `???`, and for an unknown key without a default.
+    """
     named = re.fullmatch(r"\$\{(?:oc\.select:)?\s*([\w.]+)\s*(?:,(.*))?\}", value) if isinstance(value, str) else None
     if not named:
         return None if value == "???" else value

@@ -1,4 +1,4 @@
-"""The device of this process: what GPUs torch sees, their memory and their peak; on CPU the memory of the container."""
+"""Device of this process: the GPUs that torch sees, their memory and peak FLOP/s; on CPU the container's memory."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ class PolicyGradient(Algorithm):
 
     @property
     def resolved_ratio(self) -> Ratio:
-        """Whether the probability ratio is that of each token or of the whole response."""
+        """Unit with a probability ratio of its own in the loss: each token, or the whole response (`Sequence`)."""
         return "Token"
 
 

@@ -50,7 +50,7 @@ class Rows(Spec):
         return {path: self}
 
     def map_sources(self, change: "SourceChange") -> "Rows":
-        """Return `change` of these rows."""
+        """Return what `change` makes of these rows."""
         return change(self)
 
 
@@ -75,9 +75,9 @@ class OwnRows(Rows, EntryPoint):
 
 
 class WeightedSource(DataSource):
-    """A part of a mix."""
+    """A data set of a mix, with its share of the mix's rows."""
 
-    weight: float = Field(1.0, gt=0, description="Share of the rows, over the weights of all parts.")
+    weight: float = Field(1.0, gt=0, description="Share of the mix's rows, over the sum of all weights.")
 
 
 class SeveralSources(Spec):
@@ -104,7 +104,7 @@ class DataMix(SeveralSources):
 
 
 class NamedSource(DataSource):
-    """One of several data sets to measure on."""
+    """One of several data sets for evaluation; its name begins the names of its measures."""
 
     name: Identifier = Field(description="Its measures are NAME/MEASURE.")
 

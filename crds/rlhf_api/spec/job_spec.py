@@ -257,7 +257,10 @@ class Resources(Spec):
 
 
 class Checkpoint(Spec):
-    """Schedule of checkpoints; the last step, and a step with a stop signal, are always saved."""
+    """Checkpoints of a job: when one is saved, how many are kept, and where.
+
+    The last step is always saved, and so is the step after which a stop signal ends the run.
+    """
 
     every_steps: Count | None = Field(None, description="Save each time so many steps are done.")
     every_minutes: float = Field(10.0, gt=0, description="Save when the last one is so old.")

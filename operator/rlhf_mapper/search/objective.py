@@ -57,7 +57,10 @@ class Objective:
         return np.array(prices, dtype=float)
 
     def keys(self, seconds: Floats, used: Floats) -> tuple[Floats, Floats]:
-        """Return the two numbers of steps that take `seconds` on GPUs of total weight `used`; inf where too slow."""
+        """Return (first numbers, second numbers) by which mappings are ranked, the less the better; inf where too slow.
+
+        seconds: of a step, by mapping; used: total weight of the mapping's GPUs.
+        """
         if self.kind == "throughput":
             return seconds, used
         if self.kind == "lowest_cost":

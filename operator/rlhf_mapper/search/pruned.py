@@ -63,7 +63,7 @@ class _Boxes:
     high: Ints
     """[M, 3] upper limit of the slowest set's seconds in each stage, as an index into `StackedTables.seconds`."""
     first: Floats
-    """[M] lower bound of the objective's first number in each box; `second` bounds its second number."""
+    """[M] lower bound of the first number of `Objective.keys` in each box; `second` bounds the second number."""
     second: Floats
 
     def __getitem__(self, chosen: slice | NDArray[np.bool_] | Ints) -> _Boxes:
@@ -74,7 +74,7 @@ class _Boxes:
 
 
 class _Best:
-    """Best allocation of each placement that the search has found so far."""
+    """Best allocation of each of P placements so far; `first` and `second` are its numbers in `Objective.keys`, [P]."""
 
     def __init__(self, placements: int, keep: int) -> None:
         self.first = np.full(placements, np.inf)
@@ -100,7 +100,10 @@ class _Best:
         return fits
 
     def limits(self) -> tuple[Floats, Floats]:
-        """Return the objective's two numbers, by placement, below which an allocation must lie to be kept."""
+        """Return (first, second), [P] each: a placement's allocation is kept only if its `Objective.keys` are less.
+
+        P counts the placements. The second numbers only decide between equal first numbers.
+        """
         order = np.lexsort((self.second, self.first))
         if len(order) < self._keep:
             return self.first, self.second
@@ -113,7 +116,7 @@ class _Best:
 
 
 def pruned(costs: Costs, models: Iterable[str], keep: int = 4, objective: Objective | None = None) -> list[Found]:
-    """Return the best `keep` placements, with the same two numbers of the objective as an exhaustive search finds."""
+    """Return the best `keep` placements, with the same `Objective.keys` as an exhaustive search finds."""
     goal = objective or Objective()
     typed = [
         (number, sets, groups)

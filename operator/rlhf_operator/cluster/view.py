@@ -1,4 +1,4 @@
-"""Views of the cache from one job: its pods, foreign requests on the nodes, and the jobs that it reads."""
+"""Facts about one job from the cache: its pods and input jobs, and the room on nodes that other pods and jobs hold."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _missing(cache: Cache, job: ObservedJob) -> Held:
 
 
 def inputs(cache: Cache, job: ObservedJob) -> Iterator[ObservedInput]:
-    """Yield the jobs that this job reads, and the jobs that those read, each once."""
+    """Yield the jobs whose output this job reads (job://), and the input jobs of those, each once."""
     known: set[str] = set()
     waiting = sorted(inputs_of(job.spec))
     while waiting:

@@ -1,4 +1,4 @@
-"""Common parts of all pods of a job: image, variables, volumes, and the hook before a pod ends."""
+"""Parts that the pods of a job share: image, environment variables, volumes, and the preStop hook of Ray's pods."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Pods:
         ]
 
     def environment(self, ours: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return the variables of a container: ours, the attempt's number, the job's uid, and the common ones."""
+        """Return a container's environment variables: ours, the attempt's number, the job's uid and the common ones."""
         whose = {"RLHF_ATTEMPT": str(self.attempt), "RLHF_JOB_UID": self.snapshot.job.uid}
         return environment(self.job, self.settings, {**whose, **ours})
 
@@ -117,7 +117,7 @@ def image_of(job: Job, settings: Settings) -> dict[str, str]:
 
 
 def environment(job: Job, settings: Settings, ours: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the variables of a container; those of the installation and the user replace ours of the same name."""
+    """Return a container's environment variables; those of installation and user replace ours of the same name."""
     users: dict[str, dict[str, Any]] = {}
     for variable in settings.runtime_of(job.spec.runtime).env:
         secret = variable.secret

@@ -17,7 +17,7 @@ STD_EPS = 1e-6
 
 
 class LossKL(KL):
-    """KL penalty with GRPO's defaults."""
+    """KL penalty with the defaults of GRPO's paper: weight 0.04, added to the loss."""
 
     coefficient: Annotated[float, Field(ge=0, description="Weight of the penalty; the first one with Adaptive.")] = 0.04
     apply_to: Annotated[

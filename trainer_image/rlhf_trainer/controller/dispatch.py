@@ -87,7 +87,7 @@ class RankPart:
 
     rows: range = range(0)
     cuts: Mapping[str, Sequence[range]] = field(default_factory=dict)
-    """Rows of the blocks that the rank sends, for each field that it adds to the result."""
+    """Row ranges of the blocks (tensors) that the rank sends to other processes, by field that the call adds."""
     batch: BatchSlice | None = None
     references: Sequence[ray.ObjectRef] = ()
     """References to the blocks that the rank reads from other processes."""

@@ -52,7 +52,8 @@ class CallRequest:
     arguments: Mapping[str, object]
     batch: BatchSlice | None = None
     cuts: Mapping[str, Sequence[slice]] = field(default_factory=dict)
-    """Rows of the blocks that other processes read, for each field that the rank adds; counted from its first row."""
+    """Slices of rows that other processes read, by added field; rows count from the rank's first one. The rank returns
+    each slice as a tensor of its own, a block."""
     keeps: int = 0
     """Number of earlier training steps whose added fields can still be read."""
     in_groups: bool = False
@@ -73,7 +74,7 @@ class CallRequest:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of the added fields that other processes read."""
+        """Number of tensors that the rank returns for other processes: one for each slice in `cuts` of each field."""
         return sum(map(len, self.cuts.values()))
 
 
@@ -199,7 +200,7 @@ class SlotProcess:
         return (*blocks, outcomes) if blocks else outcomes
 
     def _run(self, request: CallRequest, tensors: Sequence[Tensor | RowGroup]) -> tuple[Outcome, list[Tensor]]:
-        """Run a worker method; return the outcome, and the blocks of added fields that other processes read."""
+        """Run a worker method; return the outcome, and for other processes a tensor for each slice in `cuts`."""
         from rlhf_trainer.fields import require_declared
 
         spec = self._specs[request.role]

@@ -210,7 +210,7 @@ class Loader:
 
 
 class PromptLoader(Loader):
-    """Prompts to respond to: `prompt_ids` int64 and `prompt_mask` [B, P], `valid` [B]; also `example` int64 [B]."""
+    """Loader of prompts alone: `prompt_ids` int64 and `prompt_mask` [B, P], `valid` [B]; also `example` int64 [B]."""
 
     fields = ("prompt_ids", "prompt_mask", "valid")
 
@@ -221,7 +221,7 @@ class PromptLoader(Loader):
 
 
 class CompletionLoader(Loader):
-    """Prompts with a response: `tokens` int64, `attention_mask`, `response_mask` [B, T], `valid` [B].
+    """Loader of prompts with a response: `tokens` int64, `attention_mask`, `response_mask` [B, T], `valid` [B].
 
     `response_mask` is 1 on the response, of a conversation on each answer in the loss, and its end-of-text token;
     it is 0 on every token of a row that is not valid.

@@ -60,7 +60,7 @@ class Facts:
     logprobs_mode: str
     max_model_len: int
     shapes: dict[str, tuple[int, ...]]
-    """Shapes of the served model's whole parameters, by Hugging Face's names."""
+    """Shapes of the served model's parameters, uncut, by Hugging Face's names."""
 
 
 FACTS = TypeAdapter(list[Facts])
@@ -71,11 +71,11 @@ class Needs:
     """Requirements of a job on every external vLLM server."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of the actor's whole parameters, by Hugging Face's names."""
+    """Shapes that the served model's parameters must have: those of the actor, uncut, by Hugging Face's names."""
     dtype: str | None
     """Type that the server's weights must have; None: any type."""
     tokens: int
-    """Number of tokens of the job's longest prompt with its response."""
+    """Length in tokens that a server must allow: the job's longest prompt with its longest response."""
 
     def unmet_by(self, facts: Facts) -> str:
         """First unmet requirement, to follow the server's URL in a sentence; empty if all are met."""

@@ -229,7 +229,7 @@ class GenerationEngine:
         self._engine.llm_engine.add_request(str(number), {"prompt_token_ids": list(request.prompt)}, request.sampling)
 
     def step(self) -> list[tuple[int, Response]]:
-        """Generate one more token of each current response; returns (number, response) of those that ended."""
+        """Let vLLM generate a token of each running response; return (request number, response) of those that ended."""
         self.before_token()
         ended, self._ended = self._ended, []
         return [*ended, *self._step()] if self.is_busy else ended

@@ -1,4 +1,7 @@
-"""Buckets of a rank's moves, each exchanged by one collective; all ranks of the world cut in the same way."""
+"""Buckets of a reshard (weights from training to generation shards): the parts that one collective exchanges.
+
+All ranks of the world cut their moves into buckets in the same way.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,22 @@ GRAIN = 4
 
 @dataclass(frozen=True)
 class Step:
-    """One collective of a reshard, with the parts of parameters that a rank sends, receives and then gives to vLLM."""
+    """Step of a reshard, one collective: the parts of parameters that a rank sends, receives and then gives to vLLM."""
 
     sends: tuple[Part, ...]
-    """Parts of parameters that this rank sends in the step, sorted by destination."""
+    """Parts of parameters that this rank sends in the collective, sorted by destination."""
     receives: tuple[Part, ...]
-    """Parts of parameters that this rank receives in the step, sorted by source."""
+    """Parts of parameters that this rank receives in the collective, sorted by source."""
     needed: tuple[Part, ...]
-    """Parts of the rank's generation shard that it has then: its own, or received in this step or the step before."""
+    """Parts of this rank's generation shard that vLLM gets after the collective: parts that the rank already had, or
+    receives in this collective or the one before."""
     is_exchanged: bool
-    """Whether any rank of the world sends anything in the step; then all ranks call the collective."""
+    """Whether any rank of the world sends a part of a parameter in this step of the reshard. If so, all ranks call the
+    collective; if not, none does."""
 
     @property
     def numel(self) -> int:
-        """Number of elements of the buffer that this rank needs for the step."""
+        """Number of elements of the buffer that this rank needs for the collective."""
         return numel(self.sends) + numel(self.receives)
 
 
@@ -46,8 +51,9 @@ def loads(plan: ReshardPlan) -> Tensor:
 
 
 def steps(plan: ReshardPlan, loads_of_all: Tensor, bucket: tuple[int, int]) -> list[Step]:
-    """Return a rank's steps. With ranks on several nodes, step k sends bucket k across nodes and forwards bucket k - 1.
+    """Return a rank's steps of a reshard. With several nodes, step k sends bucket k across nodes.
 
+    In the same step the node forwards bucket k - 1 to its ranks.
     loads_of_all: `loads` of every rank of the world [ranks, parameters, 2]. A bucket holds 1 / BUCKETS of the busiest
     rank's traffic, within the bounds `bucket` (elements). A move is cut along its longest dim only. So a part of a
     parameter may be larger than its share by the elements at one index of that dim, for each move.

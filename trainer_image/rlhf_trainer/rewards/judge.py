@@ -1,4 +1,4 @@
-"""A judge: a model behind an OpenAI-compatible endpoint that scores responses, or compares them in pairs.
+"""Client of a judge: of a model behind an OpenAI-compatible endpoint that scores or compares responses.
 
 The forms of verdicts, [[7]] and [[A]], and the two questions on each pair, one in each order, are those of MT-Bench
 (Zheng et al., arXiv:2306.05685).

@@ -39,7 +39,7 @@ BLOCK = re.compile(r"```[^\S\n]*\w*[^\S\n]*\n(.*?)```", re.DOTALL)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 Score = float | None | dict[str, float | None]
 Judge = Callable[[str, Sequence[str]], float]
-"""Function (response, texts to compare with) -> number."""
+"""Function (response, right answers to compare it with) -> score of the response."""
 
 
 def score(
@@ -100,7 +100,7 @@ def _last_match(pattern: str | None, text: str) -> str | None:
 
 
 def _same_words(given: str, answer: str) -> float:
-    """Return the F1 score of two texts' words in lower case, without articles (SQuAD, arXiv:1606.05250)."""
+    """Return the F1 score of two texts' words: lower case, no punctuation, no articles (SQuAD, arXiv:1606.05250)."""
     words, right = (
         ARTICLES.sub(" ", text.lower().translate(str.maketrans("", "", string.punctuation))).split()
         for text in (given, answer)

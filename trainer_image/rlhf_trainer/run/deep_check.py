@@ -1,4 +1,4 @@
-"""Tries what jobs need before any of them trains: models, data, the user's functions, and room on the disk."""
+"""Trial of what jobs need, before any of them trains: models, data, the user's functions, and room on the disk."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class JobCheck:
         return origin_of(self._job, role, self._jobs, self._output)[0]
 
     def _try_tokens(self, retokenized: set[Role], data: DataWorker) -> None:
-        """Encode a sample row for each model whose tokenizer is not the actor's."""
+        """Try each tokenizer that is not the actor's on a sample row, which raises the errors of the encoding."""
         if not retokenized:
             return
         actor = self._origin("actor")

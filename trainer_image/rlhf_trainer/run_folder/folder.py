@@ -216,7 +216,10 @@ class JobFolder:
 
     @property
     def checkpoints(self) -> CheckpointStore:
-        """Return the job's checkpoints: in this folder, or at `checkpoint.storage` under the name of the run folder."""
+        """Return the store of the job's checkpoints: `checkpoints` in this folder, or STORAGE/RUN/JOB.
+
+        STORAGE is `checkpoint.storage`, if set; RUN is the name of the run folder, JOB the name of the job.
+        """
         storage = self._job.spec.checkpoint.storage
         if storage is None:
             return CheckpointStore(str(self.path.resolve() / "checkpoints"))

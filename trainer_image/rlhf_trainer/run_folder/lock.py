@@ -99,7 +99,8 @@ def require_newest(output: Path) -> None:
 def owned(output: Path) -> Iterator[None]:
     """Make this process's attempt the owner of the run folder, and write its sign of life during the block.
 
-    The mark, exit.json and sign of life of an older attempt go. EnvironmentProblem if there is a newer attempt.
+    The older attempt's mark and sign of life are replaced, and exit.json is deleted. Raises EnvironmentProblem if there
+    is a newer attempt.
     """
     attempt = own_attempt()
     if attempt is None:

@@ -40,7 +40,7 @@ READ_FOR = {
     "scores": ("scores", "finished", "valid"),
     "signal": ("scores", "valid"),
 }
-"""Fields of the batch that some inputs of an advantage need, besides the fields of the rewards."""
+"""Batch fields that an input of the method `advantage` is made from, by the input's name; rewards need further ones."""
 
 
 class AdvantageWorker:
