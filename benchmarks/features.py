@@ -12,7 +12,13 @@ the prompt's number down to 0. So the data decide how long responses are: log-no
 tenth has 8 times that. Both jobs run one after the other. The prediction is the mapper's for the phases of the job that
 does not stream.
 
-All of it is real (Ray, vLLM, FSDP2); the figures are medians of one run.
+`lengths`: an update on responses of very different lengths, for two sizes of Llama, of which one has Qwen2.5's
+vocabulary. Each part is undone in turn: rows are padded to the longest, ranks keep the rows that they are given, or all
+logits are there at once. Two ranks of one thread each train by the worker of SFT, whose micro-batches, packing, load
+balancing and head are those of every algorithm. Nothing is generated: 64 made-up responses to prompts of 32 tokens have
+the lengths of a log-normal distribution with a median of 32 tokens, of which a tenth is cut at 8 times that.
+
+All else is real (Ray, vLLM, FSDP2); the figures are medians of one run.
 """
 
 from __future__ import annotations
@@ -20,15 +26,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import NormalDist, median
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
@@ -41,7 +55,20 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from work import SIZES, changed, make_inputs, manifest, records_of, run
+from work import (
+    PROMPT_TOKENS,
+    RESPONSES,
+    SIZES,
+    changed,
+    host,
+    make_inputs,
+    make_models,
+    manifest,
+    ratio,
+    records_of,
+    run,
+    spread,
+)
 
 from rlhf_api.job import Job
 from rlhf_mapper.place import place
@@ -51,14 +78,19 @@ from rlhf_trainer.run.on_ray import RayRuntime
 from rlhf_trainer.run.session import ray_session
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.run_folder.folder import model_folders
+from rlhf_trainer.training import batching, distributed, head
+from rlhf_trainer.types import Batch
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.supervised import SupervisedActorWorker
 
+KIND = {"apiVersion": "rlhf.hybridflow.io/v1alpha1", "kind": "RLHFJob"}
 CHECKPOINT_STEPS, WARM_UP = 3, 2
 POOLS = [
     {"name": "left", "models": ["actor", "reference"], "slotsPerNode": 1},
     {"name": "right", "models": ["critic"], "slotsPerNode": 1},
 ]
-MEDIAN, LONGEST, SPREAD, ROWS, STEPS = 24, 192, 0.5, 64, 9
-"""Tokens of the streamed responses, their spread, and rows and steps of these jobs."""
+MEDIAN, LONGEST, SIGMA, STEPS = 24, 192, 0.5, 9
+"""Tokens of the streamed responses, their spread, and steps of these jobs."""
 SPECIAL = ("<pad>", "<s>", "</s>")
 SCORERS = {**SIZES["0.7M"], "hidden_size": 256, "intermediate_size": 832, "num_hidden_layers": 8}
 
@@ -144,13 +176,15 @@ def seconds_of_updates(runtime: RayRuntime, job: Job, repeats: int = 9) -> dict[
     return {name: median(seconds[WARM_UP:]) for name, seconds in found.items()}
 
 
-def lengths() -> list[int]:
-    """Tokens of the responses of a step, in the order of chance."""
-    long = ROWS // 10
-    levels = [NormalDist().inv_cdf((place + 0.5) / (ROWS - long)) for place in range(ROWS - long)]
-    found = [min(LONGEST, max(2, round(MEDIAN * math.exp(SPREAD * level)))) for level in levels] + [LONGEST] * long
+def lengths(middle: int, longest: int, sigma: float, *, tail: int = 0) -> list[int]:
+    """Tokens of the responses of a step, log-normal, in the order of chance; `tail` of them are the longest."""
+    levels = [NormalDist().inv_cdf((place + 0.5) / (RESPONSES - tail)) for place in range(RESPONSES - tail)]
+    found = [min(longest, max(1, round(middle * math.exp(sigma * level)))) for level in levels] + [longest] * tail
     random.Random(0).shuffle(found)
     return found
+
+
+STREAMED = lengths(MEDIAN, LONGEST, SIGMA, tail=RESPONSES // 10)
 
 
 def make_counters(folder: Path) -> None:
@@ -174,7 +208,7 @@ def make_counters(folder: Path) -> None:
             count_down(model)
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    rows = [json.dumps({"prompt": str(length - 2)}) for length in lengths()]
+    rows = [json.dumps({"prompt": str(length - 2)}) for length in STREAMED]
     (folder / "prompts.jsonl").write_text("\n".join(rows) + "\n")
 
 
@@ -208,14 +242,13 @@ def manifest_of(folder: Path, *, stream: bool) -> dict[str, Any]:
             "maxResponseTokens": LONGEST + 4,
         },
         "rollout": {"stream": stream},
-        "training": {"totalSteps": STEPS, "promptBatchSize": ROWS},
+        "training": {"totalSteps": STEPS, "promptBatchSize": RESPONSES},
         "placement": {
             "mode": "Manual",
             "pools": [{"name": name, "models": roles, "slotsPerNode": 1} for name, roles in pools.items()],
         },
     }
-    kind = {"apiVersion": "rlhf.hybridflow.io/v1alpha1", "kind": "RLHFJob", "metadata": {"name": "skewed"}}
-    return {**kind, "spec": spec}
+    return {**KIND, "metadata": {"name": "skewed"}, "spec": spec}
 
 
 def measure_streaming(output: Path) -> dict[str, Any]:
@@ -232,7 +265,7 @@ def measure_streaming(output: Path) -> dict[str, Any]:
     off = {
         phase: median(each[f"time/{phase}"] for each in records[False][WARM_UP:]) for phase in ("generation", "scoring")
     }
-    load = workload_of(Job.parse(manifest_of(output, stream=True)), responses=lengths())
+    load = workload_of(Job.parse(manifest_of(output, stream=True)), responses=STREAMED)
     hidden = off["scoring"] - left_to_score(off["generation"], off["scoring"], load)
     apart = [
         max(abs(one[name] / other[name] - 1) for one, other in zip(*records.values(), strict=True))
@@ -244,14 +277,97 @@ def measure_streaming(output: Path) -> dict[str, Any]:
         "on / off": steps[True] / steps[False],
         "predicted on / off": 1 - hidden / steps[False],
         **{f"{phase} off": seconds for phase, seconds in off.items()},
-        "response tokens": {"median": median(lengths()), "longest": max(lengths())},
+        "response tokens": {"median": median(STREAMED), "longest": max(STREAMED)},
         "largest relative difference of a loss": max(apart),
     }
     print(json.dumps(found, indent=2))
     return found
 
 
-FEATURES = {"checkpoint": measure_checkpoints, "overlap": measure_overlap, "streaming": measure_streaming}
+RANKS, ROUNDS = 2, 3
+UNEVEN = lengths(32, 256, math.log(256 / 32) / NormalDist().inv_cdf(0.9))
+BODIES = {"27M, 512 tokens": SIZES["27M"], "0.7M, 151,936 tokens": SIZES["0.7M"] | {"vocab_size": 151_936}}
+"""Qwen2.5's vocabulary on the smaller body."""
+DEFAULT = "as it is"
+WITHOUT: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    DEFAULT: nullcontext,
+    "padded": nullcontext,
+    "not balanced": lambda: patch.object(
+        batching, "assign_bundles", lambda costs: [[at] * len(own) for at, own in enumerate(costs)]
+    ),
+    "logits at once": lambda: patch.object(head, "MAX_CHUNK_LOGITS", 2**60),
+}
+
+
+def measure_lengths(output: Path) -> dict[str, Any]:
+    """Table of the seconds of an update, and the ratios to it of what is undone, by size of the actor."""
+    results: dict[str, dict[str, Any]] = {}
+    for number, (name, shape) in enumerate(BODIES.items()):
+        folder = output / str(number)
+        make_models(folder, shape)
+        with socket.create_server(("127.0.0.1", 0)) as reserved:
+            port = reserved.getsockname()[1]
+        with ProcessPoolExecutor(RANKS, mp_context=get_context("spawn")) as pool:
+            found, *_ = pool.map(partial(updates_on_rank, port=port, folder=folder / "actor"), range(RANKS))
+        own = found.pop(DEFAULT)
+        ratios = {each: spread([a / b for a, b in zip(taken, own, strict=True)]) for each, taken in found.items()}
+        results[name] = {"seconds": median(own), "ratios": ratios}
+    table = Table("", *results, title=f"an update on answers of 1 to {max(UNEVEN)} tokens; {RANKS} ranks, {host()}")
+    table.add_row(f"{DEFAULT}, seconds", *(f"{result['seconds']:.2f}" for result in results.values()))
+    for name in [name for name in WITHOUT if name != DEFAULT]:
+        table.add_row(f"{name} / {DEFAULT}", *(ratio(result["ratios"][name]) for result in results.values()))
+    Console(width=100).print(table)
+    return results
+
+
+def updates_on_rank(rank: int, port: int, folder: Path) -> dict[str, list[float]]:
+    """Seconds of an update in each round, by what is undone."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    distributed.start("CPU", 600)
+    spec = {
+        "algorithm": {"name": "SFT"},
+        "models": {"actor": {"uri": f"file://{folder}"}},
+        "data": {"train": {"uri": "file:///none"}},
+        "training": {"totalSteps": 1, "batchSize": RESPONSES},
+    }
+    job = Job.parse({**KIND, "metadata": {"name": "lengths"}, "spec": spec})
+    model = job.models()["actor"]
+    worker = SupervisedActorWorker(WorkerSetting(job=job, role="actor", model=model, folder=str(folder), total_steps=1))
+    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    found: dict[str, list[float]] = {name: [] for name in WITHOUT}
+    for _ in range(1 + ROUNDS):
+        for name, without in WITHOUT.items():
+            batch = batch_of(rank, vocabulary, padded=name == "padded")
+            with without():
+                dist.barrier()
+                began = time.perf_counter()
+                worker.update_actor(batch)
+                dist.barrier()
+                found[name].append(time.perf_counter() - began)
+    return {name: seconds[1:] for name, seconds in found.items()}
+
+
+def batch_of(rank: int, vocabulary: int, *, padded: bool) -> Batch:
+    """The rows of a rank; padded: what pads a row to the longest is computed like text, and not read."""
+    own = torch.tensor(UNEVEN).view(RANKS, -1)[rank]
+    places = torch.arange(PROMPT_TOKENS + max(UNEVEN))
+    inside = places < (PROMPT_TOKENS + own)[:, None]
+    tokens = torch.randint(3, vocabulary, inside.shape, generator=torch.Generator().manual_seed(rank)) * inside
+    fields = {
+        "tokens": tokens,
+        "attention_mask": torch.ones_like(tokens) if padded else inside.long(),
+        "response_mask": (inside & (places >= PROMPT_TOKENS)).float(),
+    }
+    return Batch(step=1, start=rank * len(own), size=len(own), fields=fields)
+
+
+FEATURES = {
+    "checkpoint": measure_checkpoints,
+    "overlap": measure_overlap,
+    "streaming": measure_streaming,
+    "lengths": measure_lengths,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

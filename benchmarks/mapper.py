@@ -1,10 +1,10 @@
 """The auto-mapper against what is known: python benchmarks/mapper.py [--json PATH] [PART ...].
 
-Parts: throughput, placements, transition, generation, points, public, scaling, issue, real; by default all but
-the last two, which take minutes. `issue` is what was wrong once, before and now. All figures but those of `real` are
-predictions of the cost models: nothing runs on a GPU. `real` trains the tiny model with Ray on CPU slots in several
-placements, predicts each from one of them, and says how far it was off. Published figures are HybridFlow's, read off
-its figures (tests/mapper/oracles/testbed.py), and those of public.py beside it.
+Parts: throughput, placements, transition, generation, points, public, scaling, real; by default all but the last, which
+takes minutes. All figures but those of `real` are predictions of the cost models: nothing runs on a GPU. `real` trains
+the tiny model with Ray on CPU slots in several placements, predicts each from one of them, and says how far it was off.
+Published figures are HybridFlow's, read off its figures (tests/mapper/oracles/testbed.py), and those of public.py
+beside it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import argparse
 import json
 import math
 import sys
+import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -25,20 +26,20 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from work import SIZES, changed, make_inputs, manifest, run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests is not installed
 
-from rlhf_mapper.auto_map import MappingProblem, auto_map, mapping_of, predict, task_of
-from rlhf_mapper.calibration import KIND_OF
+from rlhf_mapper.auto_map import MappingProblem
+from rlhf_mapper.calibration import KIND_OF, Compared, compare_phases, correction_of
 from rlhf_mapper.coefficients import Correction, software_for
 from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
-from rlhf_mapper.mapping import PHASES, DeviceMapping, Infeasible, Kind
+from rlhf_mapper.mapping import PHASES, Kind, Phase
 from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.prediction import cuts_of
 from rlhf_mapper.search.pruned import pruned
-from tests.mapper.oracles import held, public, testbed
+from tests.mapper.oracles import public, testbed
 from tests.mapper.oracles.exhaustive import exhaustive
-from tests.mapper.planned_jobs import cluster_of, drawn, job_of, shapes_of
 
 TOKENS = 1024 * 2048
 CONSOLE = Console(width=120)
@@ -47,12 +48,6 @@ MOST_EXHAUSTIVE = 16
 GPU_COUNTS = (8, 16, 32, 64, 96, 128)
 EVEN, ODD = 65_536, 40_320
 """Batches; an eighth of the second has more divisors than any smaller number."""
-CLEAR_GAP = 0.07
-SEEDS = 320
-"""Random jobs, of which most fit somewhere."""
-BATCHES = (96, 128, 192, 240, 256, 320, 384, 500, 512, 640, 768, 1000)
-NODES = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8))
-"""(how many, GPUs of each)."""
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -77,14 +72,16 @@ def best_of(size: testbed.Size, gpus: int, recipe: testbed.Recipe, *, layout: bo
 
 def throughput() -> dict[str, Any]:
     """PPO of HybridFlow: predicted and published."""
-    rows, off = [], []
+    rows, off, off_free = [], [], []
     for (size, gpus), published in testbed.THROUGHPUT.items():
         predicted, pools = best_of(size, gpus, "PPO")
         free, _ = best_of(size, gpus, "PPO", layout=False)
         off.append(predicted / published - 1)
+        off_free.append(abs(free / published - 1))
         rows.append((size, gpus, f"{published:,.0f}", f"{predicted:,.0f}", f"{off[-1]:+.1%}", f"{free:,.0f}", pools))
     columns = ("model", "GPUs", "published", "predicted", "off", "layouts free", "pools")
     table("PPO tokens/s on HybridFlow's testbed (predicted)", columns, rows)
+    CONSOLE.print(f"with free layouts off by {mean(off_free):.1%} on average, {max(off_free):.1%} at worst")
     return {"rows": rows, "largest": max(map(abs, off)), "mean": mean(map(abs, off))}
 
 
@@ -100,117 +97,8 @@ def public_steps() -> dict[str, Any]:
         rows.append((name, step.mean, f"{step.seconds:.0f}", f"{best.seconds:.0f}", f"{off[-1]:+.0%}", cuts["actor"]))
     columns = ("step", "mean tokens", "published", "predicted", "off", "actor p-t-d")
     table("seconds of GRPO with responses of many lengths (predicted)", columns, rows)
+    CONSOLE.print(f"off by {mean(map(abs, off)):.0%} on average")
     return {"rows": rows, "mean": mean(map(abs, off)), "largest": max(map(abs, off))}
-
-
-def free_layouts() -> tuple[float, float]:
-    """(mean, largest) of how far PPO's published throughputs are from those of the best layouts and placement."""
-    off = [
-        abs(best_of(size, gpus, "PPO", layout=False)[0] / published - 1)
-        for (size, gpus), published in testbed.THROUGHPUT.items()
-    ]
-    return mean(off), max(off)
-
-
-def free_winners() -> tuple[int, int]:
-    """(right, cases): is all together chosen where it won by more than 7 %, and only there, with layouts free? 13B."""
-    right = cases = 0
-    for gpus, published in testbed.PLACED.items():
-        winner, second = sorted(published, key=published.__getitem__, reverse=True)[:2]
-        if published[winner] / published[second] - 1 > CLEAR_GAP:
-            cases += 1
-            right += (best_of("13B", gpus, "PPO", layout=False)[1] == "all together") == (winner == "colocate")
-    return right, cases
-
-
-def overfull(recomputes: bool) -> tuple[int, int]:
-    """(plans that need more than the whole GPU, plans) of random jobs, all with or all without recomputation."""
-    found = wrong = 0
-    for seed in range(SEEDS):
-        job, cluster, shapes = drawn(seed)
-        task = task_of(job, shapes, device="GPU")
-        requests = {
-            role: replace(each, work=replace(each.work, recomputes=recomputes)) if each.work.trained else each
-            for role, each in task.requests.items()
-        }
-        one = replace(task, requests=requests)
-        mapping = mapping_of(one, cluster)
-        if mapping is None:
-            continue
-        memory_of = {group.gpu.name: group.gpu.memory for group in cluster.groups}
-        found += 1
-        wrong += any(
-            held.fullest(mapping, pool, shapes, task.load.most_tokens) > memory_of[pool.gpu] for pool in mapping.pools
-        )
-    return wrong, found
-
-
-def worse_with_more() -> tuple[int, int]:
-    """(cases in which more GPUs give a slower plan or none, cases): PPO of 8B with responses of 8,192 tokens."""
-    cases = worse = 0
-    for batch in BATCHES:
-        job = job_of(
-            "PPO",
-            data={"maxPromptTokens": 1024, "maxResponseTokens": 8192},
-            training={"promptBatchSize": batch, "miniBatchSize": batch},
-        )
-        task = task_of(job, shapes_of(job, public.SHAPES["8B"]), device="GPU")
-        before = math.inf
-        for nodes, gpus in NODES:
-            best = task.search(task.costs(cluster_of(("h100-80g", nodes, gpus))))
-            seconds = best[0].seconds if best else math.inf
-            cases += 1
-            worse += seconds > before * (1 + 1e-9)
-            before = seconds
-    return worse, cases
-
-
-def slower_for_the_network() -> float:
-    """How much slower PPO of 8B is on 32 H100 as it is planned where nobody says what network they have.
-
-    Its own model of a DGX's network, 3,200 Gb/s, against the best plan for that network; a share.
-    """
-    job = job_of("PPO", training={"promptBatchSize": 1024, "miniBatchSize": 128})
-    shapes, silent = shapes_of(job, public.SHAPES["8B"]), cluster_of(("h100-80g", 4, 8))
-    known = Cluster(tuple(replace(group, node_bandwidth=public.NETWORK) for group in silent.groups))
-    planned = auto_map(job, silent, shapes, device="GPU")
-    assert isinstance(planned, DeviceMapping)
-    return (
-        step_seconds(predict(job, planned, known, shapes)) / step_seconds(auto_map(job, known, shapes, device="GPU"))
-        - 1
-    )
-
-
-def step_seconds(found: DeviceMapping | Infeasible) -> float:
-    """Return the predicted seconds of a step."""
-    assert isinstance(found, DeviceMapping)
-    assert found.prediction
-    return found.prediction.step_seconds
-
-
-def issue() -> dict[str, Any]:
-    """Every row that can be measured here of the table in issue J: before, now, wanted."""
-    kept, again = overfull(recomputes=False), overfull(recomputes=True)
-    average, worst = free_layouts()
-    right, cases = free_winners()
-    worse, plans = worse_with_more()
-    steps = public_steps()
-    rows = [
-        ("RLHFJobs with hf:// models", "one pool, no check", "`make accept`: auto_mapping_cluster", "as rlhf plan"),
-        ("plans that need more than a whole GPU", "97 of 274 (35%)", share(*kept), "0"),
-        ("the same with recomputation", "26 of 296 (9%)", share(*again), "0"),
-        ("PPO tokens/s, layouts free: off on average, at worst", "19%, 28%", f"{average:.0%}, {worst:.0%}", "8%, 18%"),
-        ("placement where the published gap is > 7 %, layouts free", "colocates", f"{right} of {cases} right", "all"),
-        ("public steps with uneven responses: off on average", "234%", f"{steps['mean']:.0%}", "40%"),
-        ("slower for a network that nobody told", "24%", f"{slower_for_the_network():.0%}", "0%"),
-        ("more GPUs are worse", "7 of 108 (6%)", share(worse, plans), "never"),
-    ]
-    table("what issue J found, before and now (predicted)", ("what", "before", "now", "wanted"), rows)
-    return {"rows": rows}
-
-
-def share(count: int, of: int) -> str:
-    return f"{count} of {of} ({count / of:.0%})"
 
 
 def placed(gpus: int, sets: Sequence[frozenset[Any]]) -> float:
@@ -344,19 +232,103 @@ def scaling() -> dict[str, Any]:
     return {"rows": rows, **results}
 
 
+STEPS, PROMPTS, SAMPLES = 7, 16, 4
+LARGER = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+TOGETHER: Mapping[str, Any] = {"resources": {"slotsPerNode": 2}}
+APART = {
+    "placement": {
+        "mode": "Manual",
+        "pools": [
+            {"name": "left", "models": ["actor", "reference"], "slotsPerNode": 1},
+            {"name": "right", "models": ["critic", "reward"], "slotsPerNode": 1},
+        ],
+    }
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run the job."""
+
+    name: str
+    place: Mapping[str, Any]
+    """Fields of the spec that say where the models live."""
+    size: Mapping[str, int] = field(default_factory=lambda: SIZES["0.7M"])
+    prompts: int = PROMPTS
+    parallelism: Mapping[str, int] = field(default_factory=dict)
+    """Parallel sizes of actor and critic."""
+
+
+CASES = (
+    Case("together on 2 slots (calibrated on)", TOGETHER),
+    Case("together on 1 slot", {"resources": {"slotsPerNode": 1}}),
+    Case("actor+reference | critic+reward", APART),
+    Case("twice the prompts", TOGETHER, prompts=2 * PROMPTS),
+    Case("half the prompts", TOGETHER, prompts=PROMPTS // 2),
+    Case("tensor 2", TOGETHER, parallelism={"tensor": 2}),
+    Case("5 M parameters", TOGETHER, size=LARGER),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a case: predicted seconds by phase, and the measured steps."""
+
+    case: Case
+    predicted: Mapping[Phase, float]
+    rows: Sequence[Mapping[str, float]]
+
+    def compared(self, factors: Mapping[Kind, float]) -> list[Compared[Phase]]:
+        """Corrected prediction and measurement by phase."""
+        corrected = {phase: seconds * factors.get(KIND_OF[phase], 1.0) for phase, seconds in self.predicted.items()}
+        return compare_phases(corrected, self.rows)
+
+
+def outcome_of(case: Case) -> Outcome:
+    """Run a case for STEPS steps."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        make_inputs(folder, case.size)
+        done = run([job_of(case, folder)], folder) / "step"
+        predicted = json.loads((done / "mapping.json").read_text())["predicted"]["phases"]
+        rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    return Outcome(case, predicted, rows)
+
+
+def job_of(case: Case, folder: Path) -> dict[str, Any]:
+    """The manifest of a case."""
+    job = changed(
+        manifest(folder, "PPO", steps=STEPS),
+        {
+            "models": {"reward": {"uri": f"file://{folder}/scorer"}},
+            "rollout": {"samplesPerPrompt": SAMPLES},
+            "training": {"promptBatchSize": case.prompts, "miniBatchSize": 32},
+            **case.place,
+        },
+    )
+    if case.parallelism:
+        for role in ("actor", "critic"):
+            job["spec"]["models"][role]["parallelism"] = dict(case.parallelism)
+    return job
+
+
 def real() -> dict[str, Any]:
     """Runs on CPU slots: how far predictions are off, by kind, once corrected by the first case."""
-    from mapper_real import factors_of, outcomes  # torch and Ray, which no other part needs
-
-    found = outcomes()
-    factors = factors_of(found[0])
+    first, *_ = found = [outcome_of(case) for case in CASES]
+    factors = correction_of(first.predicted, first.rows).factors
     errors: dict[Kind, list[float]] = {kind: [] for kind in KIND_OF.values()}
     rows = []
     for outcome in found:
         cells = {}
-        for phase, predicted, measured, ratio in outcome.compared(factors, KIND_OF):
+        for phase, predicted, measured, ratio in outcome.compared(factors):
             cells[phase] = f"{predicted:.3f} {measured:.3f} {1 / ratio - 1:+.0%}"
-            if outcome is not found[0]:
+            if outcome is not first:
                 errors[KIND_OF[phase]].append(abs(1 / ratio - 1))
         rows.append((outcome.case.name, *(cells.get(phase, "") for phase in PHASES)))
     table("seconds of a step on CPU slots: predicted, measured (real runs), off", ("case", *PHASES), rows)
@@ -373,10 +345,8 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "points": points,
     "public": public_steps,
     "scaling": scaling,
-    "issue": issue,
     "real": real,
 }
-LONG = ("issue", "real")
 
 
 def part(name: str) -> str:
@@ -391,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", type=part)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    results = {name: PARTS[name]() for name in options.parts or [name for name in PARTS if name not in LONG]}
+    results = {name: PARTS[name]() for name in options.parts or [name for name in PARTS if name != "real"]}
     if options.json:
         options.json.write_text(json.dumps(results, indent=2, default=str) + "\n")
 

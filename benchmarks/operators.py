@@ -13,17 +13,20 @@ second. Exit code 1: a target was missed, or the other operator was better in mo
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import math
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +36,6 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # tests.cluster is not installed
-
-from seen_by_api_server import GROUP_PATH, JOBS, NAMESPACE, Requests, Watched  # noqa: E402
 
 from rlhf_api import kubectl_yaml  # noqa: E402
 from tests.cluster.client import Cluster  # noqa: E402
@@ -51,62 +52,35 @@ SETTLE_SECONDS = 20.0
 PATIENCE_SECONDS = 180.0
 DELETE_SECONDS = 5.0
 CREATORS = 4
-
-
-@dataclass(frozen=True)
-class Target:
-    """Bound that our operator has to keep."""
-
-    figure: str
-    most: float
-
-
-TARGETS = (
-    Target("lag_p99_seconds", 3.0),
-    Target("status_writes_per_job", 2.0),
-    Target("metadata_writes_per_job", 0.0),
-    Target("peak_megabytes", 200.0),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """Figures of one operator; smaller is better."""
-
-    lag_p50_seconds: float
-    lag_p99_seconds: float
-    lag_worst_seconds: float
-    status_writes_per_job: float
-    metadata_writes_per_job: float
-    conflicts_per_job: float
-    surplus_rayjob_posts_per_job: float
-    cpu_seconds_per_job: float
-    server_cpu_seconds_per_job: float
-    peak_megabytes: float
-    idle_cpu_percent: float
-    restart_seconds: float
-    restart_cpu_seconds: float
-    restart_writes_per_job: float
-    deletion_needs_operator: int
-
-
-MEANINGS = {
+NAMESPACE = "bench"
+GROUP_PATH = "/apis/rlhf.hybridflow.io/v1alpha1"
+JOBS = f"{GROUP_PATH}/namespaces/{NAMESPACE}/rlhfjobs"
+RAYJOBS = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayjobs"
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+REQUEST = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+WRITES = ("PATCH", "PUT", "APPLY")
+FIGURES = {
     "lag_p50_seconds": "created -> reconciled, median, s",
     "lag_p99_seconds": "created -> reconciled, p99, s",
-    "lag_worst_seconds": "created -> reconciled, worst, s",
     "status_writes_per_job": "writes of the status per job",
     "metadata_writes_per_job": "writes of the object itself per job",
-    "conflicts_per_job": "refused writes (409) per job",
-    "surplus_rayjob_posts_per_job": "surplus POSTs of RayJobs per job",
     "cpu_seconds_per_job": "CPU time of the operator per job, s",
     "server_cpu_seconds_per_job": "CPU time of the API server per job, s",
     "peak_megabytes": "peak memory (RSS), MB",
     "idle_cpu_percent": "CPU when nothing happens, % of a core",
     "restart_seconds": "killed -> a new job is reconciled again, s",
-    "restart_cpu_seconds": "CPU time of that restart, s",
-    "restart_writes_per_job": "writes of that restart per old job",
     "deletion_needs_operator": "kubectl delete waits for the operator (1: yes)",
 }
+"""Figures of an operator, and their meanings; smaller is better."""
+TARGETS = {
+    "lag_p99_seconds": 3.0,
+    "status_writes_per_job": 2.0,
+    "metadata_writes_per_job": 0.0,
+    "peak_megabytes": 200.0,
+}
+"""Bounds that our operator has to keep."""
+Figures = dict[str, float]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -151,17 +125,96 @@ class Process:
         return self._popen.pid
 
     def kill(self) -> None:
-        """Like a machine that loses power."""
+        """Kill the operator as a machine that loses power would."""
         os.kill(self.pid, signal.SIGKILL)
         assert self._popen
         self._popen.wait()
 
     def peak_megabytes(self) -> float:
-        """Most memory that it ever held (VmHWM)."""
+        """Peak memory of the process (VmHWM)."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         found = re.search(r"VmHWM:\s+(\d+) kB", status)
         assert found, status
         return int(found[1]) * 1024 / 1e6
+
+
+class Watched:
+    """Times at which jobs were first seen as reconciled, by watches in threads of this process."""
+
+    def __init__(self, server: Cluster) -> None:
+        self._server = server
+        self._ends = threading.Event()
+        self.with_status: dict[str, float] = {}
+        self.with_rayjob: dict[str, float] = {}
+        self.trouble = ""
+        self._threads = [
+            threading.Thread(target=self._keep, args=args, daemon=True)
+            for args in ((JOBS, "application/json", self._job), (RAYJOBS, METADATA_ONLY, self._rayjob))
+        ]
+
+    def reconciled(self) -> dict[str, float]:
+        """Name of a job -> when its RayJob existed and its status had the attempt."""
+        return {
+            job: max(at, self.with_rayjob[job]) for job, at in list(self.with_status.items()) if job in self.with_rayjob
+        }
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch inside the block."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._ends.set()
+
+    def _job(self, document: Mapping[str, Any]) -> None:
+        if document.get("status", {}).get("attempt"):
+            self.with_status.setdefault(document["metadata"]["name"], time.monotonic())
+
+    def _rayjob(self, document: Mapping[str, Any]) -> None:
+        owners = document["metadata"].get("ownerReferences") or [{"name": ""}]
+        self.with_rayjob.setdefault(owners[0]["name"], time.monotonic())
+
+    def _keep(self, path: str, accept: str, see: Callable[[Mapping[str, Any]], None]) -> None:
+        while not self._ends.is_set():
+            try:
+                self._watch(path, accept, see)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self.trouble = f"watch of {path}: {error!r}"
+                time.sleep(0.2)
+
+    def _watch(self, path: str, accept: str, see: Callable[[Mapping[str, Any]], None]) -> None:
+        settings = self._server.settings
+        trust = ssl.create_default_context(cafile=str(self._server.folder / "pki/ca.crt"))
+        connection = http.client.HTTPSConnection(settings.ip, settings.ports["server"], timeout=600, context=trust)
+        headers = {"Authorization": f"Bearer {settings.tokens['admin']}", "Accept": accept}
+        # Without a resourceVersion a watch begins with all objects that there are.
+        connection.request("GET", f"{path}?watch=1", headers=headers)
+        answer = connection.getresponse()
+        if answer.status != http.HTTPStatus.OK:
+            raise ValueError(f"{answer.status} {answer.read()[:500]!r}")
+        for line in answer:
+            event = json.loads(line)
+            if event["type"] in ("ADDED", "MODIFIED"):
+                see(event["object"])
+            if self._ends.is_set():
+                break
+        connection.close()
+
+
+def writes_of_jobs(server: Cluster) -> tuple[float, float]:
+    """Return the API server's own counts so far of RLHFJob writes: of the status, and of the object itself."""
+    status = metadata = 0.0
+    for labels_text, count in REQUEST.findall(str(server.expect("GET", "/metrics"))):
+        labels = dict(LABEL.findall(labels_text))
+        if labels["resource"] != "rlhfjobs" or labels["verb"] not in WRITES or labels["code"] == "409":
+            continue
+        if labels["subresource"] == "status":
+            status += float(count)
+        else:
+            metadata += float(count)
+    return status, metadata
 
 
 class Bench:
@@ -173,45 +226,43 @@ class Bench:
         self.created: dict[str, float] = {}
 
     def figures(self, idle_seconds: float) -> Figures:
+        """Start the operator, create the jobs, and restart it at the end; return its figures."""
         self.process.start()
         with self.watched.running():
             self._create("warm-up")
             self._wait_for(["warm-up"])
             time.sleep(2.0)  # its second status is not counted as another job's
             server = api_server(self.server.folder)
-            before, cpu, server_cpu = Requests.now(self.server), cpu_seconds(self.process.pid), cpu_seconds(server)
+            before, cpu, server_cpu = writes_of_jobs(self.server), cpu_seconds(self.process.pid), cpu_seconds(server)
             self._create_all()
             names = [f"job-{number:04d}" for number in range(self.jobs)]
             self._wait_for(names)
             time.sleep(SETTLE_SECONDS)
             spent, server_spent = cpu_seconds(self.process.pid) - cpu, cpu_seconds(server) - server_cpu
-            made = Requests.now(self.server).since(before)
+            status, metadata = (now - earlier for now, earlier in zip(writes_of_jobs(self.server), before, strict=True))
             idle = self._idle(idle_seconds)
             peak = self.process.peak_megabytes()
             restart = self._restart()
         done = self.watched.reconciled()
         lags = sorted(max(0.0, done[name] - self.created[name]) for name in names)
-        return Figures(
-            lag_p50_seconds=lags[len(lags) // 2],
-            lag_p99_seconds=lags[math.ceil(0.99 * len(lags)) - 1],
-            lag_worst_seconds=lags[-1],
-            status_writes_per_job=made.status / self.jobs,
-            metadata_writes_per_job=made.metadata / self.jobs,
-            conflicts_per_job=made.conflicts / self.jobs,
-            surplus_rayjob_posts_per_job=made.rayjob_posts / self.jobs - 1,
-            cpu_seconds_per_job=spent / self.jobs,
-            server_cpu_seconds_per_job=server_spent / self.jobs,
-            peak_megabytes=max(peak, self.process.peak_megabytes()),
-            idle_cpu_percent=idle,
+        return {
+            "lag_p50_seconds": lags[len(lags) // 2],
+            "lag_p99_seconds": lags[math.ceil(0.99 * len(lags)) - 1],
+            "status_writes_per_job": status / self.jobs,
+            "metadata_writes_per_job": metadata / self.jobs,
+            "cpu_seconds_per_job": spent / self.jobs,
+            "server_cpu_seconds_per_job": server_spent / self.jobs,
+            "peak_megabytes": max(peak, self.process.peak_megabytes()),
+            "idle_cpu_percent": idle,
             **restart,
-        )
+        }
 
     def _create(self, name: str) -> None:
         self.server.expect("POST", JOBS, {**EXAMPLE, "metadata": {"name": name}})
         self.created[name] = time.monotonic()
 
     def _create_all(self) -> None:
-        """At the rate, however long the API server takes for one."""
+        """Create the jobs at the rate, however long the API server takes for one."""
         begin = time.monotonic()
         with ThreadPoolExecutor(CREATORS) as pool:
             made = []
@@ -228,8 +279,8 @@ class Bench:
         while missing := set(names) - self.watched.reconciled().keys():
             assert self.process.pid, "it runs"
             if time.monotonic() > end:
-                told = f"{len(missing)} jobs were not reconciled, such as {min(missing)}"
-                raise SystemExit(f"{told}; {self.watched.trouble}")
+                message = f"{len(missing)} jobs were not reconciled, such as {min(missing)}"
+                raise SystemExit(f"{message}; {self.watched.trouble}")
             time.sleep(0.05)
 
     def _idle(self, seconds: float) -> float:
@@ -237,29 +288,21 @@ class Bench:
         time.sleep(seconds)
         return 100 * (cpu_seconds(self.process.pid) - before) / seconds
 
-    def _restart(self) -> dict[str, Any]:
-        """Killed, a job deleted meanwhile, started again over all the jobs that there are."""
+    def _restart(self) -> Figures:
+        """Kill the operator, delete a job meanwhile, and start the operator again over all other jobs."""
         self.process.kill()
         self.server.expect("DELETE", f"{JOBS}/warm-up")
         time.sleep(DELETE_SECONDS)
         is_there = self.server.request("GET", f"{JOBS}/warm-up")[0] == 200
-        before, begin = Requests.now(self.server), time.monotonic()
+        begin = time.monotonic()
         self.process.start()
         self._create("after")
         self._wait_for(["after"])
-        taken = time.monotonic() - begin
-        time.sleep(SETTLE_SECONDS)
-        made = Requests.now(self.server).since(before)
-        return {
-            "restart_seconds": taken,
-            "restart_cpu_seconds": cpu_seconds(self.process.pid),
-            "restart_writes_per_job": (made.status + made.metadata) / self.jobs,
-            "deletion_needs_operator": int(is_there),
-        }
+        return {"restart_seconds": time.monotonic() - begin, "deletion_needs_operator": int(is_there)}
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
-    """How each operator is started, with the settings in a file of the folder."""
+    """Write the settings into a file of the folder, and return the command line of each operator."""
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump({"namespaces": [NAMESPACE]}))
     port, probes_port = map(str, free_ports(2))
@@ -299,30 +342,22 @@ def measured(name: str, jobs: int, rate: float, idle_seconds: float) -> Figures:
 
 def missed(ours: Figures, other: Figures) -> list[str]:
     """Return a sentence for each missed target."""
-    mine, its = asdict(ours), asdict(other)
     found = [
-        f"{MEANINGS[target.figure]}: {mine[target.figure]:.2f}, at most {target.most:g} wanted"
-        for target in TARGETS
-        if mine[target.figure] > target.most
+        f"{FIGURES[name]}: {ours[name]:.2f}, at most {most:g} wanted"
+        for name, most in TARGETS.items()
+        if ours[name] > most
     ]
-    better = sum(mine[name] < its[name] for name in mine)
-    worse = sum(mine[name] > its[name] for name in mine)
+    better, worse = sum(ours[name] < other[name] for name in ours), sum(ours[name] > other[name] for name in ours)
     return [*found, *([f"better in {better} figures, worse in {worse}"] if better <= worse else [])]
 
 
 def show(results: Mapping[str, Figures], jobs: int, rate: float) -> None:
     """The table."""
-    printed = Table(
-        title=f"{jobs} RLHFJobs at {rate:g}/s, KubeRay and controllers off, both operators in this run",
-        title_justify="left",
-    )
-    printed.add_column("", justify="left")
-    for column in (*results, "target"):
-        printed.add_column(column, justify="right")
-    targets = {target.figure: f"<= {target.most:g}" for target in TARGETS}
-    for name, meaning in MEANINGS.items():
-        cells = [f"{asdict(figures)[name]:.3g}" for figures in results.values()]
-        printed.add_row(meaning, *cells, targets.get(name, ""))
+    title = f"{jobs} RLHFJobs at {rate:g}/s, KubeRay and controllers off, both operators in this run"
+    printed = Table("", *results, "target", title=title, title_justify="left")
+    for name, meaning in FIGURES.items():
+        target = f"<= {TARGETS[name]:g}" if name in TARGETS else ""
+        printed.add_row(meaning, *(f"{figures[name]:.3g}" for figures in results.values()), target)
     CONSOLE.print(printed)
 
 
@@ -341,14 +376,10 @@ def main() -> int:
         results[name] = measured(name, options.jobs, options.rate, options.idle_seconds)
     show(results, options.jobs, options.rate)
     for name, figures in results.items():
-        most = (os.cpu_count() or 1) / (figures.server_cpu_seconds_per_job + figures.cpu_seconds_per_job)
+        most = (os.cpu_count() or 1) / (figures["server_cpu_seconds_per_job"] + figures["cpu_seconds_per_job"])
         CONSOLE.print(f"{name}: with its API server this machine can serve {most:.0f} jobs a second at most")
     if options.json:
-        document = {
-            "jobs": options.jobs,
-            "rate": options.rate,
-            **{name: asdict(each) for name, each in results.items()},
-        }
+        document = {"jobs": options.jobs, "rate": options.rate, **results}
         options.json.write_text(json.dumps(document, indent=2) + "\n")
     problems = missed(results["ours"], results["handlers"]) if len(results) == 2 else []
     for problem in problems:

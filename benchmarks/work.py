@@ -1,4 +1,4 @@
-"""The work that `step`, `features` and `peers` measure: models, prompts and manifests, and how a job is run.
+"""The work that the other benchmarks measure: models, prompts and manifests, and how a job is run.
 
 A step has 64 responses of exactly 64 tokens to prompts of 32 tokens and makes one optimizer step: GRPO 4 to each of 16
 prompts, PPO 1 to each of 64. The models are Llamas with random weights, grouped keys and an untied head; the KL to the
@@ -50,6 +50,8 @@ PHASES = ("generation", "reshard", "scoring", "advantage", "update", "data", "tr
 WARM_UP = {"0.7M": 4, "27M": 1}
 """First steps of a job, which are not counted: a second or more, in which new processes are slower."""
 LEARNING_RATE = 1e-5
+RULE = "rlhf_examples.helpful.safety:danger"
+"""The reward: it differs also among responses of random weights, and its module imports little."""
 
 
 class Column(NamedTuple):
@@ -119,7 +121,7 @@ def manifest(folder: Path, algorithm: str, *, steps: int, name: str = "step") ->
     """A job on what `make_inputs` wrote; it says nothing of slots."""
     trained = {"optimizer": {"learningRate": LEARNING_RATE}}
     actor = {"uri": f"file://{folder}/actor"}
-    models = {"actor": actor | trained, "reference": actor, "reward": {"entrypoint": "rule:score"}}
+    models = {"actor": actor | trained, "reference": actor, "reward": {"entrypoint": RULE}}
     if algorithm == "PPO":
         models["critic"] = {"uri": f"file://{folder}/scorer", **trained}
     return {
@@ -154,7 +156,6 @@ def run(jobs: Sequence[Mapping[str, Any]], folder: Path, *, environment: Mapping
         [*command, "--output", str(folder / "run")],
         check=True,
         stdout=sys.stderr,
-        cwd=Path(__file__).parent,  # where the rule is
         env={**os.environ, **(environment or {})},
     )
     return folder / "run"

@@ -143,7 +143,7 @@ def test_a_floor_that_is_gone_is_found() -> None:
         ("`rlhf run FILE --gone`", "rlhf run --gone"),
         ("    rlhf run FILE \\\n      --gone", "rlhf run --gone"),
         ("`--gone` does", "--gone"),
-        ("`python benchmarks/seeds.py --gone`", "benchmarks/seeds.py --gone"),
+        ("`python benchmarks/runs.py --gone`", "benchmarks/runs.py --gone"),
     ],
 )
 def test_what_is_gone_is_found(text: str, complaint: str) -> None:
