@@ -14,7 +14,8 @@ from rlhf_trainer.generation.vllm_engine import Response, bytes_used, response_s
 from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.types import Batch
-from rlhf_trainer.workers.actor import ROLLOUT_KL_LIMIT, ActorWorker
+from rlhf_trainer.workers.actor import ActorWorker
+from rlhf_trainer.workers.generating_actor import ROLLOUT_KL_LIMIT
 from tests.gpu.actors import actor_of, engine_of, random_model
 from tests.gpu.rung import Rung, main
 from tests.real_size.step import Case

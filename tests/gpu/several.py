@@ -17,7 +17,8 @@ from rlhf_trainer.protocols import blocks
 from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.training import distributed
 from rlhf_trainer.types import Batch
-from rlhf_trainer.workers.actor import ROLLOUT_KL_LIMIT, ActorWorker
+from rlhf_trainer.workers.actor import ActorWorker
+from rlhf_trainer.workers.generating_actor import ROLLOUT_KL_LIMIT
 from tests.gpu.actors import actor_of, random_model
 from tests.gpu.rung import COLLECTIVE_SECONDS, Rung, contract_of, free_port, main
 from tests.real_size.step import Case, batch_of

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,30 +14,24 @@ from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
 from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.losses import kl_loss, policy_loss, rollout_weights, sft_loss
-from rlhf_trainer.ops.masks import keep, masked_sum
+from rlhf_trainer.ops.masks import masked_sum
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.model_input import Text
-from rlhf_trainer.types import Batch, Fields, Marks, register
+from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_of
 from rlhf_trainer.workers.data import PRETRAIN_FIELDS
-from rlhf_trainer.workers.generating_actor import GeneratingActor
-from rlhf_trainer.workers.rollout import oldest_version
+from rlhf_trainer.workers.generating_actor import GeneratingActor, OldLogProbs
 
-ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
-"""The largest KL between trainer and generator, per token, that rounding can explain, by compute type."""
 FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """The largest |ratio - 1| of a step's first mini-batch that rounding can explain, by compute type."""
 
-SCORED_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "policy_version")
 UPDATE_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "advantages")
 FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", *PRETRAIN_FIELDS)
 
 Loss = Callable[[Likelihood, Fields], Tensor]
-OldLogProbs = Literal["Pass", "Update", "Generator"]
-"""Source of the old log-probabilities: a forward pass; the pass of the step's only update; or the generator."""
 
 
 class ActorWorker(GeneratingActor):
@@ -50,8 +41,8 @@ class ActorWorker(GeneratingActor):
         """`max_sequences`: the most responses that this rank generates at once."""
         algorithm = setting.job.spec.algorithm
         assert isinstance(algorithm, PolicyGradient)
-        super().__init__(setting, max_sequences=max_sequences)
-        self._algorithm, self._old_log_probs = algorithm, old_log_probs
+        super().__init__(setting, max_sequences=max_sequences, old_log_probs=old_log_probs)
+        self._algorithm = algorithm
         self.has_scored = old_log_probs == "Pass"
         """Whether `compute_log_prob` is a forward pass, from which the first update's differs only by rounding."""
         stale = setting.job.spec.rollout.max_staleness > 0
@@ -59,66 +50,6 @@ class ActorWorker(GeneratingActor):
         with_critic = algorithm if isinstance(algorithm, ActorCritic) else None
         self._pretrain = (with_critic.pretrain_coefficient or 0.0) if with_critic else 0.0
         self._first_step = 1 + (with_critic.critic_warmup_steps if with_critic else 0)
-
-    @classmethod
-    def change_transfers(
-        cls, marks: Marks, *, setting: WorkerSetting, old_log_probs: OldLogProbs = "Pass", **_: object
-    ) -> Marks:
-        """Mark `compute_log_prob` without a forward pass as reading no text and adding only what is known already."""
-        marks = super().change_transfers(marks, setting=setting)
-        if old_log_probs == "Pass":
-            return marks
-        is_given = old_log_probs == "Generator"
-        reads = ("response_mask", *("rollout_log_probs",) * is_given, "policy_version")
-        adds = ("old_log_probs",) * is_given
-        known = replace(marks["compute_log_prob"], reads=reads, adds=adds, phase="reshard", row_by_row=False)
-        return {**marks, "compute_log_prob": known}
-
-    @register(THREE_D_PROTO, reads=SCORED_FIELDS, adds=("old_log_probs",), phase="scoring", row_by_row=True)
-    def compute_log_prob(self, batch: Batch) -> Fields:
-        """Return old_log_probs [B, T], before the first update, by the source `OldLogProbs`.
-
-        There is no field for Update, whose pass gives them later.
-        """
-        self.begin_scoring(batch)
-        if self._old_log_probs != "Pass":
-            return {"old_log_probs": batch["rollout_log_probs"]} if self._old_log_probs == "Generator" else {}
-        old = log_probs_by(self.trainer, batch, temperature=self.setting.job.spec.rollout.temperature)
-        if batch.size:  # a group may have none of this rank's rows
-            self.warn_of_mismatch(self.mismatch(old, batch.fields))
-        return {"old_log_probs": old}
-
-    def begin_scoring(self, batch: Batch) -> None:
-        """Put the generator to sleep; warn of responses that are staler than `rollout.maxStaleness`."""
-        self.put_generator_to_sleep()
-        if not batch.size:
-            return
-        behind = self.policy_version - oldest_version(batch.fields)
-        behind = behind[behind.isfinite()]  # rows without a response are no older than others
-        stalest = int(behind.max()) if len(behind) else 0
-        recorder.maximum("staleness", stalest)
-        for versions, rows in Counter(behind.int().tolist()).items():
-            recorder.add(f"staleness_rows/{versions}", rows)
-        if stalest > self.setting.job.spec.rollout.max_staleness:
-            newest, version = self.policy_version, self.policy_version - stalest
-            recorder.warn("policy_version", f"policy {newest} learns from the responses of policy {version}")
-
-    def mismatch(self, log_probs: Tensor, fields: Fields) -> Tensor:
-        """Record how far log-probabilities [b, T] are from the generator's; return (KL, tokens), float64 [2]."""
-        mask, generators = fields["response_mask"], fields["rollout_log_probs"]
-        kl = masked_sum(kl_estimate(generators, log_probs, estimator="K3"), mask)
-        recorder.mean("kl/rollout", kl, mask.sum())
-        recorder.maximum("ratio/rollout_max", keep(log_probs - generators, mask).exp().max())
-        return torch.stack([kl.double(), mask.sum().double()])
-
-    def warn_of_mismatch(self, mismatch: Tensor) -> None:
-        """Warn if the mismatch between generator and trainer, (KL, tokens), is larger than rounding explains."""
-        total, tokens = mismatch.tolist()
-        rollout = self.setting.job.spec.rollout
-        may_differ = rollout.max_staleness or not rollout.samples_everything  # then log-probabilities differ by design
-        if not may_differ and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
-            message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
-            recorder.warn("kl/rollout", message)
 
     @register(THREE_D_PROTO, reads_if_there=PRETRAIN_FIELDS, phase="scoring")
     def compute_loss(self, batch: Batch) -> None:

@@ -1,28 +1,41 @@
-"""Actor of RL without its loss: it generates responses and sends its weights."""
+"""Actor of RL without its loss: it generates responses, scores them and sends its weights."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
-from rlhf_trainer.data.loaders import PairLoader
+import torch
+from torch import Tensor
+
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
+from rlhf_trainer.ops.kl import kl_estimate
+from rlhf_trainer.ops.masks import keep, masked_sum
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.row_groups import Outlet
-from rlhf_trainer.training.adapters import without_adapter
+from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields, Marks, register
-from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting
-from rlhf_trainer.workers.reference import PAIR_REFERENCE_FIELDS, REFERENCE_FIELDS, ref_log_probs, ref_pair_log_probs
+from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by
+from rlhf_trainer.workers.reference import ActorWithReference
 from rlhf_trainer.workers.rollout import (
     PROMPT_FIELDS,
     ROLLOUT_FIELDS,
     Generation,
     generating_model,
     generation_in_place,
+    oldest_version,
     turn_transfers,
 )
 from rlhf_trainer.workers.weight_links import InPlaceWeights, WeightSender
+
+ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
+"""The largest KL between trainer and generator, per token, that rounding can explain, by compute type."""
+SCORED_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "policy_version")
+OldLogProbs = Literal["Pass", "Update", "Generator"]
+"""Source of the old log-probabilities: a forward pass; the pass of the step's only update; or the generator."""
 
 
 class GeneratorWorker:
@@ -55,12 +68,13 @@ class GeneratorWorker:
         self.generation.close()
 
 
-class GeneratingActor(TrainedModel):
+class GeneratingActor(ActorWithReference):
     """One rank of the actor in RL; another pool or servers may generate its responses."""
 
-    def __init__(self, setting: WorkerSetting, *, max_sequences: int) -> None:
+    def __init__(self, setting: WorkerSetting, *, max_sequences: int, old_log_probs: OldLogProbs = "Pass") -> None:
         """`max_sequences`: the most responses that this rank generates at once."""
         super().__init__(setting, setting.trainer(generating_model(setting)))
+        self._old_log_probs = old_log_probs
         self.policy_version = 0
         """Number of steps that have trained the current weights."""
         self.generation: Generation | None = None
@@ -72,9 +86,22 @@ class GeneratingActor(TrainedModel):
         self._sender = WeightSender(setting, self.trainer)
 
     @classmethod
-    def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: Any) -> Marks:
-        """Mark `generate_sequences` as giving episodes, if the job has several turns and this actor generates."""
-        return marks if setting.job.generates_apart else turn_transfers(marks, setting)
+    def change_transfers(
+        cls, marks: Marks, *, setting: WorkerSetting, old_log_probs: OldLogProbs = "Pass", **_: object
+    ) -> Marks:
+        """Mark `generate_sequences` as giving episodes, if the job has several turns and this actor generates.
+
+        Mark `compute_log_prob` without a forward pass as reading no text and adding only what is known already.
+        """
+        if not setting.job.generates_apart:
+            marks = turn_transfers(marks, setting)
+        if old_log_probs == "Pass":
+            return marks
+        is_given = old_log_probs == "Generator"
+        reads = ("response_mask", *("rollout_log_probs",) * is_given, "policy_version")
+        adds = ("old_log_probs",) * is_given
+        known = replace(marks["compute_log_prob"], reads=reads, adds=adds, phase="reshard", row_by_row=False)
+        return {**marks, "compute_log_prob": known}
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
@@ -117,17 +144,51 @@ class GeneratingActor(TrainedModel):
         """Send the weights of the current policy version, unless all generators have them."""
         self._sender.send(self.policy_version)
 
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring", row_by_row=True)
-    def compute_ref_log_prob(self, batch: Batch) -> Fields:
-        """Compute `ReferenceWorker.compute_log_prob` by this model without its adapter."""
-        with without_adapter(self.trainer.model.module):
-            return ref_log_probs(self.trainer, self.setting, batch)
+    @register(THREE_D_PROTO, reads=SCORED_FIELDS, adds=("old_log_probs",), phase="scoring", row_by_row=True)
+    def compute_log_prob(self, batch: Batch) -> Fields:
+        """Return old_log_probs [B, T], before the first update, by the source `OldLogProbs`.
 
-    @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
-    def compute_ref_pair_log_prob(self, batch: Batch) -> Fields:
-        """Compute `ReferenceWorker.compute_pair_log_prob` by this model without its adapter."""
-        with without_adapter(self.trainer.model.module):
-            return ref_pair_log_probs(self.trainer, batch)
+        There is no field for Update, whose pass gives them later.
+        """
+        self.begin_scoring(batch)
+        if self._old_log_probs != "Pass":
+            return {"old_log_probs": batch["rollout_log_probs"]} if self._old_log_probs == "Generator" else {}
+        old = log_probs_by(self.trainer, batch, temperature=self.setting.job.spec.rollout.temperature)
+        if batch.size:  # a group may have none of this rank's rows
+            self.warn_of_mismatch(self.mismatch(old, batch.fields))
+        return {"old_log_probs": old}
+
+    def begin_scoring(self, batch: Batch) -> None:
+        """Put the generator to sleep; warn of responses that are staler than `rollout.maxStaleness`."""
+        self.put_generator_to_sleep()
+        if not batch.size:
+            return
+        behind = self.policy_version - oldest_version(batch.fields)
+        behind = behind[behind.isfinite()]  # rows without a response are no older than others
+        stalest = int(behind.max()) if len(behind) else 0
+        recorder.maximum("staleness", stalest)
+        for versions, rows in Counter(behind.int().tolist()).items():
+            recorder.add(f"staleness_rows/{versions}", rows)
+        if stalest > self.setting.job.spec.rollout.max_staleness:
+            newest, version = self.policy_version, self.policy_version - stalest
+            recorder.warn("policy_version", f"policy {newest} learns from the responses of policy {version}")
+
+    def mismatch(self, log_probs: Tensor, fields: Fields) -> Tensor:
+        """Record how far log-probabilities [b, T] are from the generator's; return (KL, tokens), float64 [2]."""
+        mask, generators = fields["response_mask"], fields["rollout_log_probs"]
+        kl = masked_sum(kl_estimate(generators, log_probs, estimator="K3"), mask)
+        recorder.mean("kl/rollout", kl, mask.sum())
+        recorder.maximum("ratio/rollout_max", keep(log_probs - generators, mask).exp().max())
+        return torch.stack([kl.double(), mask.sum().double()])
+
+    def warn_of_mismatch(self, mismatch: Tensor) -> None:
+        """Warn if the mismatch between generator and trainer, (KL, tokens), is larger than rounding explains."""
+        total, tokens = mismatch.tolist()
+        rollout = self.setting.job.spec.rollout
+        may_differ = rollout.max_staleness or not rollout.samples_everything  # then log-probabilities differ by design
+        if not may_differ and not total <= tokens * ROLLOUT_KL_LIMIT[self.setting.compute_dtype]:
+            message = f"generator and trainer disagree: KL {total / tokens:.2g} a token, which should be about 0"
+            recorder.warn("kl/rollout", message)
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:

@@ -14,31 +14,24 @@ from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.protocols import DP_PROTO, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.adapters import without_adapter
 from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
-from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, both_texts, side_log_probs
+from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, both_texts, side_log_probs
 from rlhf_trainer.workers.generating_actor import GeneratingActor
-from rlhf_trainer.workers.reference import PAIR_REFERENCE_FIELDS, ref_pair_log_probs
+from rlhf_trainer.workers.reference import ActorWithReference
 from rlhf_trainer.workers.rollout import PROMPT_FIELDS, ROLLOUT_FIELDS
 
 CHOICE_FIELDS = (*TEXT_FIELDS, "finished", "scores", "valid")
 UPDATE_FIELDS = (*PairLoader.fields, "ref_chosen", "ref_rejected")
 
 
-class PreferenceActorWorker(TrainedModel):
+class PreferenceActorWorker(ActorWithReference):
     """One rank of an actor that learns from the pairs of the data."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__(setting, setting.trainer(setting.language_model()))
-
-    @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
-    def compute_ref_pair_log_prob(self, batch: Batch) -> Fields:
-        """Compute `ReferenceWorker.compute_pair_log_prob` by this model without its adapter."""
-        with without_adapter(self.trainer.model.module):
-            return ref_pair_log_probs(self.trainer, batch)
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:

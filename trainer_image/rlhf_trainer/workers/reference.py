@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rlhf_trainer.data.loaders import PairLoader
 from rlhf_trainer.protocols import THREE_D_PROTO
+from rlhf_trainer.training.adapters import without_adapter
 from rlhf_trainer.training.trainer import ModelRunner
 from rlhf_trainer.types import Batch, Fields, register
-from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, side_log_probs
+from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, log_probs_by, side_log_probs
 
 REFERENCE_FIELDS, PAIR_REFERENCE_FIELDS = ("ref_log_probs",), ("ref_chosen", "ref_rejected")
 
@@ -27,6 +28,22 @@ class ReferenceWorker:
     def compute_pair_log_prob(self, batch: Batch) -> Fields:
         """Return ref_chosen and ref_rejected float32 [B]: log-probabilities of the whole responses."""
         return ref_pair_log_probs(self._model, batch)
+
+
+class ActorWithReference(TrainedModel):
+    """One rank of an actor that is the reference model, too: itself without its adapter."""
+
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring", row_by_row=True)
+    def compute_ref_log_prob(self, batch: Batch) -> Fields:
+        """Compute `ReferenceWorker.compute_log_prob` by this model without its adapter."""
+        with without_adapter(self.trainer.model.module):
+            return ref_log_probs(self.trainer, self.setting, batch)
+
+    @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
+    def compute_ref_pair_log_prob(self, batch: Batch) -> Fields:
+        """Compute `ReferenceWorker.compute_pair_log_prob` by this model without its adapter."""
+        with without_adapter(self.trainer.model.module):
+            return ref_pair_log_probs(self.trainer, batch)
 
 
 def ref_log_probs(model: ModelRunner, setting: WorkerSetting, batch: Batch) -> Fields:
