@@ -28,7 +28,7 @@ from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.preference import PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
-from rlhf_trainer.workers.reward import ScorerTrainer
+from rlhf_trainer.workers.reward import RewardTrainer
 from tests.trainer.jobs import job
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.reading import all_tokens, log_probs
@@ -278,7 +278,7 @@ def test_the_actor_without_its_adapter_is_the_reference(tmp_path: Path) -> None:
 def save_reward_model(folder: str, output: str, initial: str | None) -> float:
     """One update of a reward model; returns the accuracy on the same pairs."""
     lora = {"rank": 2, "targets": ["q_proj", "v_proj"], "initial": initial and f"file://{initial}"}
-    worker = ScorerTrainer(setting_of(folder, "RewardModel", "reward", lora))
+    worker = RewardTrainer(setting_of(folder, "RewardModel", "reward", lora))
     batch = Batch(step=1, start=0, size=2, fields=pairs())
     if initial is None:
         for _ in range(5):

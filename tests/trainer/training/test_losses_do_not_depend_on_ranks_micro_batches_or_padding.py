@@ -25,7 +25,7 @@ from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.critic import CriticWorker
 from rlhf_trainer.workers.generating_actor import GeneratingActor
 from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PreferenceActorWorker
-from rlhf_trainer.workers.reward import ScorerTrainer
+from rlhf_trainer.workers.reward import CostTrainer, RewardTrainer
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from tests.trainer.families import FAMILIES as MODELS
 from tests.trainer.jobs import job
@@ -124,12 +124,12 @@ FROZEN = dict.fromkeys(("PPO", "GRPO", "RLOO", "OnlineDPO"), ("reward",)) | {"Sa
 FINDS_VALUES = "PPO critic that finds the values"
 CASES: dict[str, tuple[str, Role, type, str]] = {
     "SFT": ("SFT", "actor", SupervisedActorWorker, "update_actor"),
-    "reward model": ("RewardModel", "reward", ScorerTrainer, "update_reward"),
+    "reward model": ("RewardModel", "reward", RewardTrainer, "update_reward"),
     "PPO actor": ("PPO", "actor", ActorWorker, "update_actor"),
     "DAPO actor": ("DAPO", "actor", ActorWorker, "update_actor"),
     "GSPO actor": ("GSPO", "actor", ActorWorker, "update_actor"),
     "RLOO actor": ("RLOO", "actor", ActorWorker, "update_actor"),
-    "cost model": ("CostModel", "cost", ScorerTrainer, "update_cost"),
+    "cost model": ("CostModel", "cost", CostTrainer, "update_cost"),
     "DPO actor": ("DPO", "actor", PreferenceActorWorker, "update_actor"),
     "online DPO actor": ("OnlineDPO", "actor", OnlinePreferenceActorWorker, "update_actor"),
     "PPO-ptx actor": ("PPO-ptx", "actor", ActorWorker, "update_actor"),

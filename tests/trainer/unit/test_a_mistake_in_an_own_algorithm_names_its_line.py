@@ -85,6 +85,11 @@ IN_THE_STEP = {  # name: (source, sentence with words of a line in brackets, wor
         "actor has no method compute_log_probs; did you mean compute_log_prob?",
         "actor.compute_log_probs",
     ),
+    "a method of another role": (
+        step("batch = reward.compute_cost(batch)"),
+        "reward has no method compute_cost; did you mean compute_reward?",
+        "reward.compute_cost",
+    ),
     "the only generation": (  # without it the job's data would be all that it learns from
         step("pass").replace("generate_sequences", "generate_sequence"),
         "actor has no method generate_sequence; did you mean generate_sequences?",

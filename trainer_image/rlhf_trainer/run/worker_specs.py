@@ -35,7 +35,7 @@ from rlhf_trainer.workers.judge import JudgeWorker
 from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairChooser, PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
 from rlhf_trainer.workers.responses import ResponseWriter, RolloutKeeper
-from rlhf_trainer.workers.reward import RewardWorker, ScorerTrainer
+from rlhf_trainer.workers.reward import CostTrainer, CostWorker, RewardTrainer, RewardWorker
 from rlhf_trainer.workers.rollout import RolloutWorker
 from rlhf_trainer.workers.scoring import ScoringWorker
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
@@ -51,9 +51,9 @@ WORKERS: Mapping[object, type] = {
     models.Reference: ReferenceWorker,
     models.PairReference: ReferenceWorker,
     models.Reward: RewardWorker,
-    models.RewardInTraining: ScorerTrainer,
-    models.Cost: RewardWorker,
-    models.CostInTraining: ScorerTrainer,
+    models.RewardInTraining: RewardTrainer,
+    models.Cost: CostWorker,
+    models.CostInTraining: CostTrainer,
     models.Pairs: PairChooser,
     models.Responses: ResponseWriter,
 }

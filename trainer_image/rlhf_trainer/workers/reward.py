@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,8 +20,8 @@ PAIR_FIELDS = ("chosen_tokens", "chosen_mask", "rejected_tokens", "rejected_mask
 COST_FIELDS = (*PAIR_FIELDS, "chosen_safe", "rejected_safe")
 
 
-class RewardWorker:
-    """One rank of a frozen reward or cost model."""
+class FrozenScorer:
+    """One rank of a frozen model with a score head; each subclass has the scoring method of its role."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         """setting: `actor` is set if this model's tokenizer is not the actor's; then each response is encoded anew."""
@@ -29,26 +30,16 @@ class RewardWorker:
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
-        """Mark the scoring methods as reading the fields that decode responses, if the model has its own tokenizer."""
+        """Mark the scoring method as reading the fields that decode responses, if the model has its own tokenizer."""
         if setting.actor is None:
             return marks
         changed = dict(marks)
-        for name in ("compute_reward", "compute_cost"):
+        for name in marks.keys() & {"compute_reward", "compute_cost"}:
             mark = marks[name]
             own = tuple(each for each in mark.reads if each not in TEXT_FIELDS and each not in SAMPLE_FIELDS)
             columns = (*COLUMNS, *mark.reads_if_there)
             changed[name] = replace(mark, reads=(*SAMPLE_FIELDS, *own), reads_if_there=columns)
         return changed
-
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("scores",), phase="scoring", row_by_row=True)
-    def compute_reward(self, batch: Batch) -> Fields:
-        """Return scores float32 [B]: the score head's output at the last token of each row."""
-        return {"scores": self.scores(batch)}
-
-    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("costs",), phase="scoring", row_by_row=True)
-    def compute_cost(self, batch: Batch) -> Fields:
-        """Return costs float32 [B]: the score head's output at the last token of each row; above 0 is unsafe."""
-        return {"costs": self.scores(batch)}
 
     def scores(self, batch: Batch) -> Tensor:
         """Return the score head's output [B] at the last token of each row."""
@@ -57,27 +48,31 @@ class RewardWorker:
         return at_last_token(found, fields["attention_mask"])
 
 
-class ScorerTrainer(TrainedModel):
-    """One rank of a reward model (Ouyang et al., arXiv:2203.02155, eq. 1) or of a cost model in training.
+class RewardWorker(FrozenScorer):
+    """One rank of a frozen reward model."""
 
-    It learns from pairs. The chosen response has the higher reward; the rejected one is the more harmful one.
-    """
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("scores",), phase="scoring", row_by_row=True)
+    def compute_reward(self, batch: Batch) -> Fields:
+        """Return scores float32 [B]: the score head's output at the last token of each row."""
+        return {"scores": self.scores(batch)}
+
+
+class CostWorker(FrozenScorer):
+    """One rank of a frozen cost model."""
+
+    @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=("costs",), phase="scoring", row_by_row=True)
+    def compute_cost(self, batch: Batch) -> Fields:
+        """Return costs float32 [B]: the score head's output at the last token of each row; above 0 is unsafe."""
+        return {"costs": self.scores(batch)}
+
+
+class ScorerTrainer(TrainedModel):
+    """One rank of a scorer that learns from pairs; each subclass has the update of its role."""
+
+    _is_cost: ClassVar[bool] = False
 
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__(setting, setting.trainer(setting.scorer(may_add_head=True)))
-        self._is_cost = setting.role == "cost"
-
-    @register(THREE_D_PROTO, reads=PAIR_FIELDS, phase="update")
-    def update_reward(self, batch: Batch) -> None:
-        """Make one optimizer step of a reward model on a batch of pairs."""
-        norm = self._update({name: batch[name] for name in PAIR_FIELDS}, reward_loss, step=batch.step)
-        recorder.maximum("grad_norm/reward_model", norm)
-
-    @register(THREE_D_PROTO, reads=COST_FIELDS, phase="update")
-    def update_cost(self, batch: Batch) -> None:
-        """Make one optimizer step of a cost model on a batch of pairs."""
-        norm = self._update({name: batch[name] for name in COST_FIELDS}, cost_loss, step=batch.step)
-        recorder.maximum("grad_norm/cost_model", norm)
 
     @register(THREE_D_PROTO, reads=PAIR_FIELDS)
     def evaluate_pairs(self, batch: Batch) -> tuple[float, float]:
@@ -104,6 +99,28 @@ class ScorerTrainer(TrainedModel):
     def _are_right(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         """Return 1.0 for each pair whose two scores are in the right order, else 0.0: [b]."""
         return (chosen < rejected if self._is_cost else chosen > rejected).float()
+
+
+class RewardTrainer(ScorerTrainer):
+    """One rank of a reward model in training (Ouyang et al., arXiv:2203.02155, eq. 1)."""
+
+    @register(THREE_D_PROTO, reads=PAIR_FIELDS, phase="update")
+    def update_reward(self, batch: Batch) -> None:
+        """Make one optimizer step on a batch of pairs."""
+        norm = self._update({name: batch[name] for name in PAIR_FIELDS}, reward_loss, step=batch.step)
+        recorder.maximum("grad_norm/reward_model", norm)
+
+
+class CostTrainer(ScorerTrainer):
+    """One rank of a cost model in training; the rejected response of a pair is the more harmful one."""
+
+    _is_cost = True
+
+    @register(THREE_D_PROTO, reads=COST_FIELDS, phase="update")
+    def update_cost(self, batch: Batch) -> None:
+        """Make one optimizer step on a batch of pairs."""
+        norm = self._update({name: batch[name] for name in COST_FIELDS}, cost_loss, step=batch.step)
+        recorder.maximum("grad_norm/cost_model", norm)
 
 
 def reward_loss(chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:
