@@ -73,23 +73,23 @@ def _job(jobs: Mapping[int, JobRecord], names: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _whole_time(job: JobRecord) -> str:
+    seconds = between(job.status.start_time, job.status.completion_time)
+    return "" if seconds is None else duration(seconds)
+
+
+FIGURES: Mapping[str, Callable[[JobRecord], str]] = {
+    "status": lambda job: job.status.phase,
+    "steps": lambda job: f"{len(job.records):,}",
+    "mean step": lambda job: times.step if (times := metrics.times(job)) else "",
+    "in all": _whole_time,
+}
+"""Text of each row of a job besides its summary; empty if it is not known."""
+
+
 def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:
     """Return the rows with status, time and held-out measures of each job; `jobs`: number of a run -> its job."""
-
-    def row(name: str, text: Callable[[JobRecord], str | None]) -> Row:
-        texts = {place: text(job) for place, job in jobs.items()}
-        return _row(name, {place: each for place, each in texts.items() if each is not None}, count)
-
-    def whole_time(job: JobRecord) -> str | None:
-        seconds = between(job.status.start_time, job.status.completion_time)
-        return None if seconds is None else duration(seconds)
-
-    rows = [
-        row("status", lambda job: job.status.phase),
-        row("steps", lambda job: f"{len(job.records):,}"),
-        row("mean step", lambda job: times.step if (times := metrics.times(job)) else None),
-        row("in all", whole_time),
-    ]
+    rows = [_row(name, {place: text(job) for place, job in jobs.items()}, count) for name, text in FIGURES.items()]
     for name in dict.fromkeys(name for job in jobs.values() for name in job.summary if name not in NO_FIGURES):
         found = {place: job.summary.get(name) for place, job in jobs.items()}
         known = {place: value for place, value in found.items() if isinstance(value, int | float)}

@@ -57,7 +57,7 @@ def panels(jobs: Mapping[int, JobRecord], *, learning: bool | None = None) -> li
     learning: only metrics about learning, or all others but times; None: all, those about learning first.
     """
     found, title = [], " ".join(job.name for job in jobs.values())
-    for name in sorted({name for job in jobs.values() for name in _names(job)}, key=_rank):
+    for name in sorted(set[str]().union(*map(_names, jobs.values())), key=_rank):
         series = {place: _series(job, name) for place, job in jobs.items()}
         series = {place: one for place, one in series.items() if one[0]}
         together = [value for _, values in series.values() for value in values]
@@ -79,14 +79,8 @@ def constants(job: JobRecord) -> list[tuple[str, str, str]]:
 
 def times(job: JobRecord) -> Times | None:
     """Return the time of a job's steps by phase; None before the first step."""
-    rows = []
-    for record in job.records:
-        measured = {name.removeprefix("time/"): value for name, value in record.items() if name.startswith("time/")}
-        measured.pop("step", None)
-        rows.append({**dict.fromkeys(PHASES, 0.0), **measured})
-    series = {colour: [row[name] for row in rows] for colour, name in enumerate(PHASES)}
-    series[len(PHASES)] = [sum(seconds for name, seconds in row.items() if name not in PHASES) for row in rows]
-    series = {colour: seconds for colour, seconds in series.items() if any(seconds)}
+    by_colour = enumerate(zip(*map(_seconds_by_colour, job.records), strict=True))
+    series = {colour: seconds for colour, seconds in by_colour if any(seconds)}
     total, together = sum(record.get("time/step", 0.0) for record in job.records), sum(map(sum, series.values()))
     if not total or not together:
         return None
@@ -102,6 +96,14 @@ def times(job: JobRecord) -> Times | None:
         total=total,
         overlapping=together > 1.02 * total,
     )
+
+
+def _seconds_by_colour(record: Mapping[str, float]) -> list[float]:
+    """Return the seconds of a step's phases in the order of their colours; the last are those of all other phases."""
+    measured = {name.removeprefix("time/"): value for name, value in record.items() if name.startswith("time/")}
+    measured.pop("step", None)
+    listed = [measured.pop(name, 0.0) for name in PHASES]
+    return [*listed, sum(measured.values())]
 
 
 def _names(job: JobRecord) -> list[str]:

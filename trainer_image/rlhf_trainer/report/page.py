@@ -24,6 +24,8 @@ from rlhf_trainer.run_folder.rollouts import NUMBERS
 
 REPORT, ROLLOUTS = "report.html", "rollouts.html"
 OFFLINE = ("SFT", "RewardModel")
+TRAINING_FACTS = (("promptBatchSize", "prompts a step"), ("batchSize", "rows a step"), ("seed", "seed"))
+"""Fields of spec.training that the page shows, each with its heading."""
 MAX_EVENTS = 500
 MAX_CHARACTERS = 2000
 """Most characters of a text of a kept response."""
@@ -54,7 +56,7 @@ def render(run: Run) -> str:
         "jobs": jobs,
         "measures": [measure for job in run.jobs for measure in held_out.measures(job)],
         "seconds": sum(job["wall"] or 0.0 for job in jobs),
-        "started": next((job.status.start_time for job in run.jobs if job.status.start_time), None),
+        "started": next(filter(None, (job.status.start_time for job in run.jobs)), None),
         "headline": f"{unfinished[0].status.phase} in {unfinished[0].name}" if unfinished else "Succeeded",
         "glance": next((job for job in reversed(jobs) if job["learning"]), None),
     }
@@ -97,17 +99,17 @@ def _sizes(role: str, sizes: Mapping[str, Any]) -> str:
 
 def _facts(job: JobRecord) -> list[tuple[str, str]]:
     facts = []
-    for role, model in (job.spec.get("models") or {}).items():
-        optimizer = (model or {}).get("optimizer") or {}
-        rate = f", learning rate {optimizer['learningRate']:g}" if "learningRate" in optimizer else ""
-        facts.append((role, f"{model.get('uri')}{rate}" if model else ""))
-    training, data = job.spec.get("training") or {}, job.spec.get("data") or {}
+    for role, model in job.section("models").items():
+        if model:
+            optimizer = model.get("optimizer") or {}
+            rate = f", learning rate {optimizer['learningRate']:g}" if "learningRate" in optimizer else ""
+            facts.append((role, f"{model.get('uri')}{rate}"))
+    training, data = job.section("training"), job.section("data")
     facts.append(("data", str((data.get("train") or {}).get("uri", ""))))
     if "maxPromptTokens" in data:
         facts.append(("tokens", f"{data['maxPromptTokens']} prompt + {data.get('maxResponseTokens')} response at most"))
-    for name, text in (("promptBatchSize", "prompts a step"), ("batchSize", "rows a step"), ("seed", "seed")):
-        facts.append((text, str(training[name]) if training.get(name) is not None else ""))
-    if kl := (job.spec.get("algorithm") or {}).get("kl"):
+    facts += [(text, str(training[name])) for name, text in TRAINING_FACTS if training.get(name) is not None]
+    if kl := job.section("algorithm").get("kl"):
         place = str(kl.get("applyTo")).lower()
         facts.append(("KL penalty", f"{kl.get('coefficient')} ({kl.get('controller')}, in the {place})"))
     return [(name, text) for name, text in facts if text]

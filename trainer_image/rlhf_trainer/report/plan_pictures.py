@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -78,10 +78,7 @@ def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str
         axes.tick_params(bottom=axes is plots[-1])
     figure.align_ylabels(plots)
     plots[-1].set_xticks(*zip(*marks_of(timeline.seconds, most=MAX_MARKS), strict=True), fontsize="small")
-    phases = {bar.phase for bar in timeline.bars}
-    keys = [Patch(color=PHASE_COLOURS[phase], label=phase) for phase in PHASES if phase in phases]
-    if any(timeline.idle(pool) for pool in pools):
-        keys.append(Patch(facecolor=WHITE, edgecolor=RULE, hatch="///", linewidth=0, label="the pool waits"))
+    keys = _keys_of(timeline, pools)
     figure.legend(handles=keys, loc="outside lower left", ncols=5, frameon=False, fontsize="small", handlelength=1.2)
     said = f"predicted: a step of {seconds_text(timeline.seconds)}{timeline.ahead}"
     plots[0].set_title(said, loc="left", color=FAINT, fontsize="medium", pad=LINE * len(timeline.stages))
@@ -98,6 +95,15 @@ def timeline_figure(timeline: Timeline, *, title: str) -> tuple[Figure, dict[str
                 bars.append(Bar(start=bar.start, end=bar.end, colour=colour, labels=(took,), hover=hover))
             hovers |= draw_bars(axes, row, bars, width=width, beside=True)
     return figure, hovers
+
+
+def _keys_of(timeline: Timeline, pools: Iterable[str]) -> list[Patch]:
+    """Return the keys of the legend: each phase that is drawn, and the hatching if a pool waits."""
+    phases = {bar.phase for bar in timeline.bars}
+    keys = [Patch(color=PHASE_COLOURS[phase], label=phase) for phase in PHASES if phase in phases]
+    if any(timeline.idle(pool) for pool in pools):
+        keys.append(Patch(facecolor=WHITE, edgecolor=RULE, hatch="///", linewidth=0, label="the pool waits"))
+    return keys
 
 
 def _name_stages(axes: Axes, timeline: Timeline, width: float) -> None:

@@ -85,14 +85,18 @@ class JobRecord:
     def spec(self) -> Mapping[str, Any]:
         return self.settings.get("spec") or {}
 
+    def section(self, name: str) -> Mapping[str, Any]:
+        """Return a section of the spec; empty if it is unset."""
+        return self.spec.get(name) or {}
+
     @property
     def algorithm(self) -> str:
-        return str((self.spec.get("algorithm") or {}).get("name", "unknown algorithm"))
+        return str(self.section("algorithm").get("name", "unknown algorithm"))
 
     @property
     def inputs(self) -> list[str]:
         """Return the names of the jobs whose output this job reads."""
-        models = (self.spec.get("models") or {}).values()
+        models = self.section("models").values()
         uris = [str(model.get("uri")) for model in models if isinstance(model, dict)]
         return sorted({uri.removeprefix(INPUT) for uri in uris if uri.startswith(INPUT)})
 
@@ -129,14 +133,18 @@ def read_run(folder: Path) -> Run:
     if not paths:
         raise ConfigError(f"{folder}: is no run folder: it holds no <job>/job.yaml, which `rlhf run` writes first")
     notes: list[str] = []
-    summary = _read(folder / "summary.json", _object, notes) or {}
-    environment = _read(folder / "environment.json", _object, notes) or {}
+    summary = _read(folder / "summary.json", _object, {}, notes)
+    environment = _read(folder / "environment.json", _object, {}, notes)
     summaries = {name: measured for name, measured in summary.items() if isinstance(measured, dict)}
     jobs = [_job(path, summaries.get(path.name, {}), notes) for path in paths]
+    return Run(folder.resolve().name, _in_chain_order(jobs), environment)
+
+
+def _in_chain_order(jobs: Sequence[JobRecord]) -> list[JobRecord]:
+    """Return the jobs, each after its inputs and otherwise by start."""
     by_name = {job.name: job for job in sorted(jobs, key=lambda job: job.status.start_time or "")}
     graph = {name: [other for other in job.inputs if other in by_name] for name, job in by_name.items()}
-    in_chain_order = [by_name[name] for name in TopologicalSorter(graph).static_order()]
-    return Run(folder.resolve().name, in_chain_order, environment)
+    return [by_name[name] for name in TopologicalSorter(graph).static_order()]
 
 
 @contextmanager
@@ -159,27 +167,27 @@ def _job(folder: Path, summary: Mapping[str, Any], run_notes: list[str]) -> JobR
     return JobRecord(
         name=folder.name,
         rollouts=rollouts,
-        settings=_read(folder / "job.yaml", _settings, notes) or {},
-        status=_read(folder / "status.json", Status.model_validate_json, notes) or Status(),
+        settings=_read(folder / "job.yaml", _settings, {}, notes),
+        status=_read(folder / "status.json", Status.model_validate_json, Status(), notes),
         records=[by_step for _, by_step in sorted({line["step"]: line for line in numbers}.items())],
         samples=samples,
         events=_lines(folder / "events.log"),
         summary=summary,
-        mapping=_read(folder / "mapping.json", _object, notes) or {},
-        trace=_read(folder / "trace.json", events, notes) or [],
+        mapping=_read(folder / "mapping.json", _object, {}, notes),
+        trace=_read(folder / "trace.json", events, [], notes),
         notes=notes,
     )
 
 
-def _read(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
-    """Return a parsed file of a run folder; None if the file is missing, or damaged, which adds a note."""
+def _read(path: Path, parse: Callable[[str], T], default: T, notes: list[str]) -> T:
+    """Return a parsed file of a run folder; the default if the file is missing, or damaged, which adds a note."""
     if not path.is_file():
-        return None
+        return default
     try:
         return parse(_text(path))
     except (ValueError, TypeError, LookupError, RecursionError):
         notes.append(f"{path.name} cannot be read")
-        return None
+        return default
 
 
 def _settings(text: str) -> dict[str, Any]:

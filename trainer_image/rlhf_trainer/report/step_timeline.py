@@ -51,13 +51,9 @@ class StepTimeline:
 
 def step_timeline(job: JobRecord) -> StepTimeline | None:
     """Return a traced step of median length, not the first if there are others; None if no step was traced whole."""
-    spans = {event.step: event for event in job.trace if event.phase == CONTROLLER and event.name.startswith("step ")}
-    ahead = int((job.spec.get("rollout") or {}).get("maxStaleness") or 0)  # these steps must be traced, too
-    whole = [span for step, span in spans.items() if step + ahead in spans]
-    by_length = sorted(whole[1:] or whole, key=lambda span: span.end - span.start)
-    if not by_length:
+    span = _median_step(job)
+    if span is None:
         return None
-    span = by_length[len(by_length) // 2]
     length = span.end - span.start
     events = [
         event._replace(start=max(event.start, span.start) - span.start, end=min(event.end, span.end) - span.start)
@@ -75,6 +71,15 @@ def step_timeline(job: JobRecord) -> StepTimeline | None:
     )
 
 
+def _median_step(job: JobRecord) -> Event | None:
+    """Return the controller's event of the step that is drawn; see `step_timeline`."""
+    spans = {event.step: event for event in job.trace if event.phase == CONTROLLER and event.name.startswith("step ")}
+    ahead = int(job.section("rollout").get("maxStaleness") or 0)  # these steps must be traced, too
+    whole = [span for step, span in spans.items() if step + ahead in spans]
+    by_length = sorted(whole[1:] or whole, key=lambda span: span.end - span.start)
+    return by_length[len(by_length) // 2] if by_length else None
+
+
 def _lanes(events: Sequence[Event], step: int, seconds: float) -> Iterator[Lane]:
     """Yield the row of each rank that worked or, if there are more than MAX_LANES, of the first rank of each pool."""
     ranks = sorted({(event.pool, event.rank) for event in events if event.phase != TRANSFER})
@@ -84,16 +89,21 @@ def _lanes(events: Sequence[Event], step: int, seconds: float) -> Iterator[Lane]
             continue
         name = pool[:MAX_NAME] if pool and sizes[pool] == 1 else f"{pool[: MAX_NAME - 8]} rank {rank}".strip()
         its = [event for event in events if (event.pool, event.rank) == (pool, rank)]
-        waited = [event for event in its if event.phase == TRANSFER]
-        done = sorted((event for event in its if event.phase != TRANSFER), key=lambda each: each.start - each.end)
-        worked = _covered(its) - _covered(waited)
-        bars = []
-        for event in done:
-            later = f" for step {event.step}" if event.step != step else ""
-            colour, labels = plots.SERIES[_colour(event.phase)], (event.phase + later, event.phase)
-            hover = f"{event.name}{later}: {duration(event.end - event.start)}"
-            bars.append(Bar(start=event.start, end=event.end, colour=colour, labels=labels, hover=hover))
-        yield Lane(name=name, bars=bars, waits=f"{1 - worked / seconds:.0%}")
+        yield _lane(name, its, step, seconds)
+
+
+def _lane(name: str, events: Sequence[Event], step: int, seconds: float) -> Lane:
+    """Return the row of a rank with these events; the label of a bar names the event's step if it is another one."""
+    waited = [event for event in events if event.phase == TRANSFER]
+    done = sorted((event for event in events if event.phase != TRANSFER), key=lambda each: each.start - each.end)
+    worked = _covered(events) - _covered(waited)
+    bars = []
+    for event in done:
+        later = f" for step {event.step}" if event.step != step else ""
+        colour, labels = plots.SERIES[_colour(event.phase)], (event.phase + later, event.phase)
+        hover = f"{event.name}{later}: {duration(event.end - event.start)}"
+        bars.append(Bar(start=event.start, end=event.end, colour=colour, labels=labels, hover=hover))
+    return Lane(name=name, bars=bars, waits=f"{1 - worked / seconds:.0%}")
 
 
 def _covered(events: Sequence[Event]) -> float:
