@@ -111,11 +111,7 @@ def save_now(output: Path | None) -> str:
     attempt = own_attempt()
     if attempt is not None and output is not None:
         return _save_before_the_end(output, attempt)
-    running = [output] if output else [folder for folder in sorted(RUNS.glob("*")) if is_running(folder)]
-    if len(running) != 1:
-        names = ", ".join(map(str, running)) or "no folder below runs/"
-        raise SpecError([Problem("RUN_DIR", f"is needed, for {names} is in use")])
-    (folder,) = running
+    folder = output or _only_folder_in_use()
     if not is_running(folder):
         raise SpecError([Problem(str(folder), "no rlhf run is using this folder")])
     request = folder / SAVE_REQUEST
@@ -126,6 +122,15 @@ def save_now(output: Path | None) -> str:
         time.sleep(POLL_SECONDS)
     found = [newest for job in job_folders(folder) if (newest := job.checkpoints.newest()) and newest.saved_at]
     return max(found, key=lambda checkpoint: str(checkpoint.saved_at)).uri
+
+
+def _only_folder_in_use() -> Path:
+    """Return the folder below runs/ that a run is using. SpecError if there is none, or there are several."""
+    running = [folder for folder in sorted(RUNS.glob("*")) if is_running(folder)]
+    if len(running) == 1:
+        return running[0]
+    names = ", ".join(map(str, running)) or "no folder below runs/"
+    raise SpecError([Problem("RUN_DIR", f"is needed, for {names} is in use")])
 
 
 def _save_before_the_end(output: Path, attempt: Attempt) -> str:

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_trainer.checkpoint import CheckpointStore
+from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
 from rlhf_trainer.run_folder.folder import JOB_FILE, reading
 from rlhf_trainer.storage import open_storage, storage_errors
 from rlhf_trainer.stored_tensors import TensorSource
@@ -28,12 +28,7 @@ def export(uri: str, folder: Path, *, merges: bool) -> None:
     An adapter becomes a PEFT directory or, with `merges`, one model together with its base weights. Raises SpecError
     for an address that is no whole checkpoint, for `merges` without an adapter, and for a folder that is not empty.
     """
-    store, slash, name = uri.rstrip("/").rpartition("/")
-    checkpoint = next((each for each in CheckpointStore(store or slash or ".").all() if each.name == name), None)
-    if checkpoint is None:
-        raise SpecError([Problem(uri, "is no checkpoint; `rlhf checkpoints RUN_DIR` lists them")])
-    if checkpoint.problem:
-        raise SpecError([Problem(uri, f"is not whole: {checkpoint.problem}")])
+    checkpoint = _whole_checkpoint(uri)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError([Problem(str(folder), "is not an empty folder")])
     role = checkpoint.state()["model"]
@@ -60,3 +55,14 @@ def export(uri: str, folder: Path, *, merges: bool) -> None:
         config = PreTrainedConfig.from_dict(PreTrainedConfig.get_config_dict(unfinished)[0])
         weights = merged_weights(adapter, weights) if adapter else weights
         write_weights(as_stored(config.model_type, weights), config.dtype or torch.float32, unfinished)
+
+
+def _whole_checkpoint(uri: str) -> Checkpoint:
+    """Return the checkpoint at an address. SpecError if there is none, or it is not whole."""
+    store, slash, name = uri.rstrip("/").rpartition("/")
+    checkpoint = next((each for each in CheckpointStore(store or slash or ".").all() if each.name == name), None)
+    if checkpoint is None:
+        raise SpecError([Problem(uri, "is no checkpoint; `rlhf checkpoints RUN_DIR` lists them")])
+    if checkpoint.problem:
+        raise SpecError([Problem(uri, f"is not whole: {checkpoint.problem}")])
+    return checkpoint

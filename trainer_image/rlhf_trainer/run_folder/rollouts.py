@@ -26,12 +26,7 @@ NUMBERS = ("reward", "cost", "advantage", "prompt_tokens", "response_tokens", "p
 
 def show_samples(output: Path, *, job: str | None, step: int | None, count: int, best: bool) -> None:
     """Print the kept responses of the lowest or highest reward of a job's step. SpecError if there are none."""
-    folders = [folder.path for folder in job_folders(output) if job in (None, folder.path.name)]
-    files = [file for folder in folders if (file := folder / ROLLOUTS).is_file()]
-    if not files:
-        what = f"no job {job} has begun in it" if job and not folders else "no rollouts were kept; see rollout.keep"
-        raise SpecError([Problem(str(output), what)])
-    file = files[-1]
+    file = _find_rollouts(output, job)
     rows = read_step(file, step)
     if not rows:
         raise SpecError([Problem(str(file), "has no responses" + (f" of step {step}" if step is not None else ""))])
@@ -47,6 +42,16 @@ def show_samples(output: Path, *, job: str | None, step: int | None, count: int,
         console.print(Text(f"\n{', '.join(texts)}", style="bold"))
         for name in ("prompt", "response"):
             console.print(Text.assemble((f"{name}: ", "dim"), row[name]))
+
+
+def _find_rollouts(output: Path, job: str | None) -> Path:
+    """Return the rollouts.jsonl of a job, by default of the last job that has one. SpecError if there is none."""
+    folders = [folder.path for folder in job_folders(output) if job in (None, folder.path.name)]
+    files = [file for folder in folders if (file := folder / ROLLOUTS).is_file()]
+    if files:
+        return files[-1]
+    what = f"no job {job} has begun in it" if job and not folders else "no rollouts were kept; see rollout.keep"
+    raise SpecError([Problem(str(output), what)])
 
 
 def read_step(file: Path, step: int | None) -> list[dict[str, Any]]:
