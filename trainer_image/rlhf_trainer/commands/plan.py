@@ -143,8 +143,13 @@ def _lengths(text: str, job: Job) -> tuple[float, ...]:
             return lognormal(mean, p99, most=most) if p99 else (float(mean),)
         except ValueError as error:
             raise SpecError([Problem(path, f"cannot be: {error}")]) from None
+    return _past_lengths(text, path, most)
+
+
+def _past_lengths(file: str, path: str, most: int) -> tuple[float, ...]:
+    """Return the lengths in a file, one in each line; path: of a Problem. SpecError for a line that is none."""
     try:
-        lines = Path(text).read_text(encoding="utf-8").split()
+        lines = Path(file).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError([Problem(path, f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}")]) from None
     wrong = next((line for line in lines if not (line.isdecimal() and 1 <= int(line) <= most)), None)
