@@ -36,16 +36,21 @@ def main() -> int:
     absent = {name for library in libraries for name in NOT_FOUND.findall(output("ldd", library))} - {DRIVER_LIBRARY}
     if not absent:
         return 0
-    present = {Path(path) for library in libraries for path in FOUND.findall(output("ldd", library))}
-    defined = {name for library in present.union(libraries) for name in symbols(library, "--defined-only")}
-    undefined = {name: version for each in libraries for name, version in symbols(each, "--undefined-only").items()}
-    functions = {name: version for name, version in undefined.items() if name not in defined}
+    functions = missing_functions(libraries)
     with tempfile.TemporaryDirectory() as scratch:
         made = compiled(functions, Path(scratch))
         for name in sorted(absent):
             output("gcc", "-shared", "-nostdlib", f"-Wl,-soname,{name}", *made, "-o", folder / name)
     print(f"no CUDA libraries: {len(functions)} functions of {', '.join(sorted(absent))} are empty")
     return 0
+
+
+def missing_functions(libraries: list[Path]) -> dict[str, str]:
+    """Return the functions that libraries import and no library present defines, name -> symbol version."""
+    present = {Path(path) for library in libraries for path in FOUND.findall(output("ldd", library))}
+    defined = {name for library in present.union(libraries) for name in symbols(library, "--defined-only")}
+    undefined = {name: version for each in libraries for name, version in symbols(each, "--undefined-only").items()}
+    return {name: version for name, version in undefined.items() if name not in defined}
 
 
 def compiled(functions: dict[str, str], scratch: Path) -> list[str]:
