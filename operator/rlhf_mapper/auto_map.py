@@ -145,6 +145,20 @@ def predict(
         pools = " and ".join(f"{pool.size} slots for pool {pool.name}" for pool in placed.pools)
         return Infeasible(reason=f"no node group has room for each of {pools}")
     nodes = [cluster.groups[group] for group in groups]
+    costs = _costs_of(task, placed, nodes)
+    sets = tuple(
+        (frozenset(pool.models).difference(PLACED_WITH), place, pool.size) for place, pool in enumerate(placed.pools)
+    )
+    of_pools = [costs.seconds(*each) for each in sets]
+    if full := [pool.name for pool, each in zip(placed.pools, of_pools, strict=True) if np.isinf(each).any()]:
+        return Infeasible(reason=f"the models of pool {', '.join(full)} do not fit on its GPUs")
+    found = Found(sets, *overlap.step_of(of_pools, task.load))
+    named = (replace(pool, gpu=each.gpu.name) for pool, each in zip(placed.pools, nodes, strict=True))
+    return _with_prediction(costs, found, replace(placed, pools=tuple(named)))
+
+
+def _costs_of(task: MappingProblem, placed: DeviceMapping, nodes: Sequence[NodeGroup]) -> PoolCosts:
+    """Return stage costs of a placement made by hand, with its own sizes, on a node group for each pool."""
     requests = {
         role: replace(
             task.requests[role],
@@ -156,16 +170,7 @@ def predict(
     }
     used = [nodes_of_pool(pool, each) for pool, each in zip(placed.pools, nodes, strict=True)]
     settings = [Setting(each, task.software, task.load, task.correction) for each in used]
-    costs = PoolCosts(requests, settings, [np.array([pool.size]) for pool in placed.pools])
-    sets = tuple(
-        (frozenset(pool.models).difference(PLACED_WITH), place, pool.size) for place, pool in enumerate(placed.pools)
-    )
-    of_pools = [costs.seconds(*each) for each in sets]
-    if full := [pool.name for pool, each in zip(placed.pools, of_pools, strict=True) if np.isinf(each).any()]:
-        return Infeasible(reason=f"the models of pool {', '.join(full)} do not fit on its GPUs")
-    found = Found(sets, *overlap.step_of(of_pools, task.load))
-    named = (replace(pool, gpu=each.gpu.name) for pool, each in zip(placed.pools, nodes, strict=True))
-    return _with_prediction(costs, found, replace(placed, pools=tuple(named)))
+    return PoolCosts(requests, settings, [np.array([pool.size]) for pool in placed.pools])
 
 
 def task_of(
@@ -314,6 +319,12 @@ def _fixed_sizes_in_words(request: ModelRequest) -> str:
     return ", ".join(words) + f", replicas {request.replicas}" * (request.replicas > 1)
 
 
+def _gpus_in_words(cluster: Cluster) -> str:
+    """Return the GPUs of a cluster by type: `16 x a100-80g and 8 x h100-80g`."""
+    gpus = Counter(group.gpu.name for group in cluster.groups for _ in range(group.gpus))
+    return " and ".join(f"{count} x {gpu}" for gpu, count in gpus.items())
+
+
 def _short_of(
     task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float, *, waits: bool
 ) -> str:
@@ -323,9 +334,7 @@ def _short_of(
         one = "the largest of " * (waits and len(task.requests) > 1)
         full = ", and the host memory is too small for them to wait there" * (task.software.may_offload and not waits)
         states = f"the states of {one}{models} take {needed / 1e9:,.1f} GB"
-        gpus = Counter(group.gpu.name for group in cluster.groups for _ in range(group.gpus))
-        there = " and ".join(f"{count} x {gpu}" for gpu, count in gpus.items())
-        return f"{states}, but {there} hold {have / 1e9:,.1f} GB{full}"
+        return f"{states}, but {_gpus_in_words(cluster)} hold {have / 1e9:,.1f} GB{full}"
     for role, request in task.requests.items():
         groups = range(len(costs.groups))
         if not any(costs.strategies(role, frozenset((role,)), group, 1).fits.any() for group in groups):

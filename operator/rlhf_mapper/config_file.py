@@ -104,17 +104,17 @@ def _require_decoder(config: Mapping[str, Any]) -> None:
     if not is_decoder or config.get("is_encoder_decoder") or "type_vocab_size" in config:  # T5, BERT and their kin
         kind = ", ".join(names) or str(config.get("model_type", "this model"))
         raise ConfigError(f"{kind} is no decoder (such as LlamaForCausalLM), and only those are trained here")
+    _require_sizes(config)
+
+
+def _require_sizes(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a size that no decoder can have, or for two that contradict each other."""
     for name in SIZES:
         value = config.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name} is {json.dumps(value)[:100]}, expected a positive whole number")
         if value > MAX_SIZE:
             raise ConfigError(f"{name} is beyond {MAX_SIZE:,}, which no model has")
-    _require_agreement(config)
-
-
-def _require_agreement(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError for two sizes that are valid alone but contradict each other."""
     heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size")
     kv_heads, per_token = config.get("num_key_value_heads", heads), config.get("num_experts_per_tok", 1)
     experts = config.get("num_local_experts", config.get("num_experts"))

@@ -182,10 +182,10 @@ def _wrong_links(inventory: InventoryFile) -> Iterator[Problem]:
         path = f"links.{place}.between"
         if len(link.between) == 1:
             yield Problem(path, "has one name, expected two or more")
-        for name in (each for each in dict.fromkeys(link.between) if (names[each], uses[each]) != (1, 1)):
-            yield Problem(path, f'names "{name}", expected the name of one entry of nodes, in one link')
-        joined = [nodes for nodes in inventory.nodes if nodes.name in link.between]
-        kinds = [nodes.model_dump(exclude={"name", "count"}) for nodes in joined]
+        for name in dict.fromkeys(link.between):
+            if (names[name], uses[name]) != (1, 1):
+                yield Problem(path, f'names "{name}", expected the name of one entry of nodes, in one link')
+        kinds = [nodes.model_dump(exclude={"name", "count"}) for nodes in inventory.nodes if nodes.name in link.between]
         if any(kind != kinds[0] for kind in kinds):
             yield Problem(path, "joins nodes that differ in more than their count; a pool lies on equal nodes")
 

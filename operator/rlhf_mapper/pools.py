@@ -79,6 +79,7 @@ class PoolCosts:
         """Keep the settings, the pool sizes in GPUs, and the hosts of each node group; None: each has its own nodes."""
         self.requests, self.settings, self.sizes = requests, settings, sizes
         self.hosts = hosts or [frozenset({(group, "")}) for group in range(len(settings))]
+        self._generating = {role for role, request in requests.items() if request.work.generated}
         self._strategies: dict[tuple[ModelRequest, int, int], Strategies] = {}
         self._tables: dict[tuple[frozenset[str], int], StageTable] = {}
         self._choices: dict[tuple[frozenset[str], int], list[StateChoice]] = {}
@@ -191,8 +192,7 @@ class PoolCosts:
         cache, generator = np.zeros((0, len(gpus))), np.zeros(len(gpus), dtype=np.int64)
         for role in roles:
             strategies = self.strategies(role, models, group, least, offload)
-            cuts = strategies.generators if isinstance(strategies, GeneratingStrategies) else strategies.cuts
-            if not len(cuts):
+            if strategies.is_empty:
                 seconds[:] = np.inf
             elif isinstance(strategies, GeneratingStrategies):
                 cache = strategies.cache(together)
@@ -204,8 +204,7 @@ class PoolCosts:
             else:
                 seconds += strategies.without_generator(room)
             seconds += offload_seconds(strategies.request, parts[role], setting) * offloads
-        generates = any(self.requests[role].work.generated for role in roles)
-        if not generates and any(request.work.generated for request in self.requests.values()):
+        if self._generating and self._generating.isdisjoint(roles):
             seconds[1] += _batch_seconds(setting, gpus)
         return StateChoice(least, offload, room, cache, generator, np.where(room < 0, np.inf, seconds))
 

@@ -95,6 +95,11 @@ class Strategies:
         self.fits: NDArray[np.bool_] = (d == np.floor(d)) & (d >= 1) & (even & (d == data) if data else even)
         self.layouts = Layouts(p, t, np.where(self.fits, d, 1.0))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the model cannot be cut in any way that the manifest and the machines allow."""
+        return not len(self.cuts)
+
     def _cuts(self) -> list[tuple[int, int]]:
         """Return each (p, t) to try: t divides the heads and fits in a node, and every stage has at least one layer."""
         request, fixed, slots = self.request, self.request.sizes, self.setting.nodes.gpus_per_node
@@ -209,6 +214,10 @@ class GeneratingStrategies(Strategies):
             and all(a in (None, b) for a, b in zip(fixed, (p_g, t_g), strict=True))
         }
         return np.array(sorted(divides), dtype=np.int64).reshape(-1, 2)
+
+    @property
+    def is_empty(self) -> bool:
+        return not len(self.generators)
 
     @cached_property
     def generator_layouts(self) -> Layouts:

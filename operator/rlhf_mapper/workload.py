@@ -156,11 +156,10 @@ def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
 
 def _work(job: Job, role: Role) -> Work:
     """Return the work that the calls of a step give a model, in sequences; a pair counts as two."""
-    own = ("rollout" if job.generates_apart else "actor", "generate_sequences")
-    calls = [own if call == ("actor", "generate_sequences") else call for call in job.spec.algorithm.calls]
+    calls = _calls(job)
     methods = [method for model, method in calls if model == role]
     passes = methods.count("generate_sequences")
-    trained, updates = _updates(job, role) if any(each.startswith("update_") for each in methods) else (0.0, 0)
+    trained, updates = _updates(job, role, methods)
     # The actor also runs the forward passes of a reference with its weights.
     readers = {role, "reference"} if role == "actor" and job.reference_is_actor else {role}
     read_together, trained_together = _together(job, role, updates)
@@ -179,6 +178,14 @@ def _work(job: Job, role: Role) -> Work:
     )
 
 
+def _calls(job: Job) -> Sequence[tuple[str, str]]:
+    """Return (model, method) of each call of a step; a rollout in its own pool generates instead of the actor."""
+    if not job.generates_apart:
+        return job.spec.algorithm.calls
+    generation = {("actor", "generate_sequences"): ("rollout", "generate_sequences")}
+    return [generation.get(call, call) for call in job.spec.algorithm.calls]
+
+
 def _read(job: Job, role: str, method: str) -> float:
     """Return the sequences of forward passes in one call of a model's method; 0 for generation and updates."""
     if (role, method) == ("actor", "compute_log_prob") and not job.recomputes_log_probs:
@@ -190,8 +197,10 @@ def _read(job: Job, role: str, method: str) -> float:
     return 2.0 * job.rows_per_step if "pair" in method else float(job.sequences_per_step)
 
 
-def _updates(job: Job, role: Role) -> tuple[float, int]:
-    """Return (sequences trained on, optimizer steps) in a step, for a model that the step updates."""
+def _updates(job: Job, role: Role, methods: Sequence[str]) -> tuple[float, int]:
+    """Return (sequences trained on, optimizer steps) of a model in a step that calls these methods of the model."""
+    if not any(each.startswith("update_") for each in methods):
+        return 0.0, 0
     algorithm, training = job.spec.algorithm, job.spec.training
     kept = job.sequences_per_step // algorithm.prompts_drawn
     mini, each = min(training.mini_batch_size or kept, kept), 1
