@@ -14,8 +14,19 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhf_api.names import Role
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.hardware import ESTIMATED
-from rlhf_mapper.mapping import PHASES, STAGES, DeviceMapping, Infeasible, Prediction, Rejected, Stage
+from rlhf_mapper.mapping import (
+    PHASES,
+    STAGES,
+    DeviceMapping,
+    Infeasible,
+    ModelPrediction,
+    Phase,
+    Prediction,
+    Rejected,
+    Stage,
+)
 from rlhf_planning.timeline import chart_of, legend_of, plain, seconds_text, timeline_of
 
 PARTS = {
@@ -134,26 +145,29 @@ def _pools(mapping: DeviceMapping) -> Table:
 def _models(mapping: DeviceMapping, prediction: Prediction, columns: Sequence[str], *, gap: int) -> Table:
     """Return the table of models; columns: `cuts` for each one's parallel sizes, `seconds` for those of a step."""
     phases = [phase for phase in PHASES if any(phase in model.seconds for model in prediction.models.values())]
-    generates = "generation" in phases
     table = _table(left=("model",), gap=gap)
     if "cuts" in columns:
         table.add_column("p-t-d", overflow="fold")
-        if generates:
+        if "generation" in phases:
             table.add_column("p_g-t_g-\nd_g", no_wrap=True)
         table.add_column("micro\nbatch", justify="right")
         table.add_column("offload", no_wrap=True)
     for phase in phases if "seconds" in columns else ():
         table.add_column("gene-\nration" if phase == "generation" else phase, justify="right", no_wrap=True)
     for role in _roles(mapping):
-        sizes, model = mapping.sizes[role], prediction.models[role]
-        ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro}"
-        generation = [ways if "generation" in model.seconds else ""] * generates
-        cells = {
-            "cuts": [str(sizes), *generation, str(model.micro_batch), model.offload],
-            "seconds": [seconds_text(model.seconds[phase]) if phase in model.seconds else "" for phase in phases],
-        }
+        cells = _cells(mapping.sizes[role], prediction.models[role], phases)
         table.add_row(role, *(cell for name in columns for cell in cells[name]))
     return table
+
+
+def _cells(sizes: ParallelSizes, model: ModelPrediction, phases: Sequence[Phase]) -> dict[str, list[str]]:
+    """Return the cells of a model's row in the table of models, by group of columns."""
+    ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro}"
+    generation = [ways if "generation" in model.seconds else ""] * ("generation" in phases)
+    return {
+        "cuts": [str(sizes), *generation, str(model.micro_batch), model.offload],
+        "seconds": [seconds_text(model.seconds[phase]) if phase in model.seconds else "" for phase in phases],
+    }
 
 
 def _roles(mapping: DeviceMapping) -> list[Role]:
@@ -165,7 +179,7 @@ def _memory(console: Console, mapping: DeviceMapping, prediction: Prediction) ->
     stages = [stage for stage in STAGES if prediction.stages.get(stage)]
     held = {pool.name: {stage: prediction.peak(pool.models, stage) for stage in stages} for pool in mapping.pools}
     most = max(sum(parts.values()) for stages in held.values() for parts in stages.values())
-    power, unit = next((each for each in UNITS if most >= 10 ** each[0]), UNITS[-1])
+    power, unit = _unit_of(most)
     cells = console.width - MEMORY_COLUMNS if console.width >= NARROW else 0
     slot = "GPU" if mapping.device == "GPU" else "CPU slot"
     _print_head(console, f"memory of a {slot} in {unit} of 1e{power} bytes")
@@ -177,6 +191,11 @@ def _memory(console: Console, mapping: DeviceMapping, prediction: Prediction) ->
         _print_table(console, table)
     if any("generation" in model.seconds for model in prediction.models.values()):
         console.print(Prose(f"  gpu_memory_utilization of the generator: {prediction.gpu_memory_utilization:.2f}"))
+
+
+def _unit_of(most: float) -> tuple[int, str]:
+    """Return the largest unit of memory of which a number of bytes is at least one, else the smallest unit."""
+    return next((each for each in UNITS if most >= 10 ** each[0]), UNITS[-1])
 
 
 def _stages(held: Mapping[Stage, Mapping[str, float]], limit: float, *, scale: float, cells: int) -> Table:
