@@ -28,7 +28,7 @@ from rlhf_operator.placement.capacity import (
     unknown_figures,
 )
 from rlhf_operator.placement.past import Past
-from rlhf_operator.placement.shapes import UnknownShapeError, shapes_of
+from rlhf_operator.placement.shapes import Shapes, UnknownShapeError, shapes_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 from rlhf_planning.job_plan import merit, plan_job
@@ -52,15 +52,8 @@ def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
         raise NoPlaceError(_too_few(job, capacity, snapshot, settings))
     clusters = {machines: cluster_of(machines, capacity.device, job, settings) for machines in choices}
     shapes = shapes_of(job, snapshot)
-    if shapes.why_unknown and capacity.device == "GPU":
-        fields = [job.spec.models.source_field(role) for role in job.models() if role not in shapes.known]
-        remedy = ", ".join(f"spec.models.{field}.shape" for field in dict.fromkeys(fields))
-        raise UnknownShapeError(f"{shapes.why_unknown}; put that right, or write {remedy}, or place by hand")
     if shapes.why_unknown:
-        ((machines, cluster),) = clusters.items()  # on CPU there is one choice
-        if cluster and (short := short_of_states(job, cluster, shapes.parameters)):
-            raise NoPlaceError(f"{_does_not_fit(capacity, machines, short)}; not all is known: {shapes.why_unknown}")
-        return _one_pool(job, choices, capacity), shapes.why_unknown
+        return _map_unknown_shapes(job, capacity, clusters, shapes), shapes.why_unknown
     machines_of: dict[Cluster, Machines] = {}
     for machines, cluster in clusters.items():
         if cluster:  # of equal clusters the first counts
@@ -77,6 +70,20 @@ def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setting
         assert isinstance(why, Infeasible), "the same search gave no mapping before"
         raise NoPlaceError(f"{_does_not_fit(capacity, machines_of[best], why)}{_more_nodes(capacity, why, settings)}")
     return answer, ""
+
+
+def _map_unknown_shapes(
+    job: Job, capacity: Capacity, clusters: Mapping[Machines, Cluster | None], shapes: Shapes
+) -> DeviceMapping:
+    """Return one pool of all models on CPU. Raises UnknownShapeError on GPUs; NoPlaceError and SpecError."""
+    if capacity.device == "GPU":
+        fields = [job.spec.models.source_field(role) for role in job.models() if role not in shapes.known]
+        remedy = ", ".join(f"spec.models.{field}.shape" for field in dict.fromkeys(fields))
+        raise UnknownShapeError(f"{shapes.why_unknown}; put that right, or write {remedy}, or place by hand")
+    ((machines, cluster),) = clusters.items()  # on CPU there is one choice
+    if cluster and (short := short_of_states(job, cluster, shapes.parameters)):
+        raise NoPlaceError(f"{_does_not_fit(capacity, machines, short)}; not all is known: {shapes.why_unknown}")
+    return _one_pool(job, [machines], capacity)
 
 
 def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> Answer:

@@ -94,7 +94,6 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
     on_gpus, slots = mapping.device == "GPU", sum(pool.size for pool in mapping.pools)
     prediction = mapping.prediction if on_gpus else None
     roles: tuple[PlacedRole, ...] = _only(mapping.sizes, PlacedRole)
-    has_price = on_gpus and all(pool.gpu in prices for pool in mapping.pools)
     pools = tuple(
         MappedPool(
             name=pool.name,
@@ -110,8 +109,8 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
         input_hash=digest,
         device=mapping.device,
         slots=slots,
-        gpus=slots if on_gpus else 0,
-        price_per_hour=sum(pool.size * prices[pool.gpu] for pool in mapping.pools) if has_price else None,
+        gpus=slots * on_gpus,
+        price_per_hour=_price_per_hour(mapping, prices),
         pools=pools,
         sizes=tuple(_mapped_sizes(job, role, mapping, prediction) for role in roles),
         gpu_memory_utilization=(
@@ -121,6 +120,13 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
         predicted_step_seconds=mapping.prediction.step_seconds if mapping.prediction else None,
         predicted_tokens_per_second=mapping.prediction.tokens_per_second if mapping.prediction else None,
     )
+
+
+def _price_per_hour(mapping: DeviceMapping, prices: Mapping[str, float]) -> float | None:
+    """Return the price of a mapping's GPUs for an hour; None on CPU, or if the price of a GPU type is not known."""
+    if mapping.device == "CPU" or any(pool.gpu not in prices for pool in mapping.pools):
+        return None
+    return sum(pool.size * prices[pool.gpu] for pool in mapping.pools)
 
 
 def _only(roles: Iterable[Role], kind: Any) -> tuple[Any, ...]:

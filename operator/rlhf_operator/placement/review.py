@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from rlhf_api import status
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
@@ -59,16 +61,7 @@ def predicted(
 def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
     """Convert a mapping of the status to a mapping of the mapper, without a prediction."""
     hosts = {role: host for role, host in PLACED_WITH.items() if role in job.models()}
-    pools = tuple(
-        MappedPool(
-            name=pool.name,
-            models=(*pool.models, *(role for role, host in hosts.items() if host in pool.models)),
-            slots_per_machine=(pool.slots_per_node,) * pool.nodes,
-            gpu=pool.gpu or "",
-            zones=pool.zones or (),
-        )
-        for pool in current.pools
-    )
+    pools = tuple(_pool(pool, hosts) for pool in current.pools)
     rollout_pool = next((pool for pool in pools if "rollout" in pool.models), None)
     sizes: dict[Role, ParallelSizes] = {}
     for each in current.sizes:
@@ -79,3 +72,14 @@ def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
         sizes[each.role] = each.over(0, generation_pipeline=pipeline, generation_tensor=tensor)
     sizes |= {role: sizes[host] for role, host in hosts.items()}
     return DeviceMapping(device=current.device, pools=pools, sizes=sizes)
+
+
+def _pool(pool: status.MappedPool, hosts: Mapping[Role, Role]) -> MappedPool:
+    """Convert a pool of the status to one of the mapper; hosts: host by role, for models placed with another model."""
+    return MappedPool(
+        name=pool.name,
+        models=(*pool.models, *(role for role, host in hosts.items() if host in pool.models)),
+        slots_per_machine=(pool.slots_per_node,) * pool.nodes,
+        gpu=pool.gpu or "",
+        zones=pool.zones or (),
+    )
