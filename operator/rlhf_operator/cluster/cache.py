@@ -255,6 +255,11 @@ class Cache:
         line.sort(key=lambda job: (job.created, job.namespace, job.name), reverse=True)
         return {(job.namespace, job.name) for job in {job.node_request: job for job in line}.values()}
 
+    def _before_first_pass(self) -> set[Key]:
+        """Return the jobs that no pass has seen yet; they wait for older jobs in line."""
+        statuses = ((key, job.value.status) for key, job in self.jobs)
+        return {key for key, each in statuses if each.phase == "Pending" and not each.conditions}
+
     def _in_phase(self, *phases: Phase) -> set[Key]:
         return {key for key, job in self.jobs if job.value.status.phase in phases}
 
@@ -275,10 +280,7 @@ class Cache:
         may_be_ahead = was.phase == "Queued" or not was.conditions
         stays_ahead = is_there and was.phase == new.phase and bool(was.conditions) == bool(new.conditions)
         if may_be_ahead and not stays_ahead:
-            # Jobs before their first pass wait for older jobs in line.
-            statuses = ((key, job.value.status) for key, job in self.jobs)
-            before_first_pass = {key for key, each in statuses if each.phase == "Pending" and not each.conditions}
-            return self._next_in_line() | before_first_pass
+            return self._next_in_line() | self._before_first_pass()
         return set()
 
     def _dependants(self, key: Key) -> set[Key]:

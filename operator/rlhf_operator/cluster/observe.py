@@ -163,8 +163,6 @@ class Observer:
         pods = tuple(view.pods_of(self._cache, job))
         rayjobs = self._cache.rayjobs.find(job.namespace, job.name)
         quotas = self._cache.quotas.find(job.namespace, names.rayjob(job.name, job.status.attempt or 0))
-        classes = {name: entry.value for (_, name), entry in self._cache.priorities}
-        default = max((value for value, is_default in classes.values() if is_default), default=0)
         taken, by_jobs = view.held_by_others(self._cache, job)
         return Snapshot(
             job=job,
@@ -173,12 +171,12 @@ class Observer:
             readers=tuple(each for each in pods if each.role == names.READER),
             lost_pods=self._cache.lost_pods(job),
             inputs=inputs,
-            claims={each.name: each for each in self._claims(job, inputs)},
+            claims=dict(self._claims(job, inputs)),
             quota=quotas[0][1].value if quotas else None,
             heartbeat=self._heartbeats.last(job.uid, job.status.attempt),
             measured=tuple(view.measured(self._cache, job)) if fresh else (),
             nodes=nodes,
-            priorities={"": default, **{name: value for name, (value, _) in classes.items()}},
+            priorities=self._priorities(),
             taken=taken,
             held_by_jobs=by_jobs,
             line=tuple(self._line(job)),
@@ -186,6 +184,12 @@ class Observer:
             watching_since=since,
             fresh=fresh,
         )
+
+    def _priorities(self) -> dict[str, int]:
+        """Return the value of each priority class by name; the default for pods without a class is under ''."""
+        classes = {name: entry.value for (_, name), entry in self._cache.priorities}
+        default = max((value for value, is_default in classes.values() if is_default), default=0)
+        return {"": default, **{name: value for name, (value, _) in classes.items()}}
 
     def _line(self, job: ObservedJob) -> Iterator[ObservedJob]:
         given_up = time.monotonic() - FAILING_SECONDS
@@ -195,11 +199,11 @@ class Observer:
             if waits and other.uid != job.uid and not other.deleting and self.failing.get(key, NEVER) > given_up:
                 yield other
 
-    def _claims(self, job: ObservedJob, inputs: dict[str, ObservedInput]) -> Iterator[ObservedClaim]:
+    def _claims(self, job: ObservedJob, inputs: dict[str, ObservedInput]) -> Iterator[tuple[str, ObservedClaim]]:
         read = claims_named({"outputs": [each.output_uri for each in inputs.values()]})
         for name in sorted({names.output_claim(job.name)} | claims_named(job.spec) | read):
             if entry := self._cache.claims.get((job.namespace, name)):
-                yield replace(entry.value, owned=entry.owner == job.uid)
+                yield name, replace(entry.value, owned=entry.owner == job.uid)
 
 
 def _without_pods(snapshot: Snapshot) -> dict[str, str]:
