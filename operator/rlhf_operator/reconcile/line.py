@@ -27,7 +27,8 @@ from rlhf_operator.reconcile.context import NodeDemand, NotYetError, ReconcileCo
 from rlhf_operator.reconcile.room import room_for, with_head
 from rlhf_operator.resources.attempt import rayjob
 from rlhf_operator.resources.pods import Pods
-from rlhf_operator.snapshot import NodeRequest, ObservedInput, ObservedJob, Snapshot, inputs_of
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import NodeRequest, ObservedInput, ObservedJob, ObservedNode, Snapshot, inputs_of
 
 RECHECK_SECONDS: Final = 60.0
 """Seconds until a waiting job is checked again: nodes and foreign pods come and go without an event about it."""
@@ -228,18 +229,25 @@ def _demand(request: NodeRequest, ctx: ReconcileContext) -> NodeDemand:
     """Return the node demand of jobs with this request; without a mapping it is all suitable nodes."""
     if request in ctx.demands:
         return ctx.demands[request]
-    runtime, device, gpus = _runtime(request[0]), *request[1:]
+    runtime, device = _runtime(request[0]), request[1]
     resource = "" if device == "CPU" else ctx.settings.gpu_resource_of(runtime)
     pod = ctx.settings.pod_of(runtime, names.WORKER)
-    nodes = [node for node in ctx.snapshot.nodes or () if suits(node, pod, resource)]
-    if device and resource:
-        nodes = [node for node in nodes if resource in node.allocatable]
-    if None not in gpus:  # the job is mapped to GPU types
-        types = ((node, ctx.settings.gpu_of(names.gpu_product(node.labels, resource))) for node in nodes)
-        nodes = [node for node, gpu in types if gpu and gpu.name in gpus]
+    suited = (node for node in ctx.snapshot.nodes or () if suits(node, pod, resource))
+    nodes = frozenset(node.name for node in suited if _has_mapped_gpus(node, request, resource, ctx.settings))
     priority = ctx.snapshot.priorities.get(pod.priority_class_name or "", 0)
-    ctx.demands[request] = NodeDemand(frozenset(node.name for node in nodes), priority)
+    ctx.demands[request] = NodeDemand(nodes, priority)
     return ctx.demands[request]
+
+
+def _has_mapped_gpus(node: ObservedNode, request: NodeRequest, resource: str, settings: Settings) -> bool:
+    """Whether a node has GPUs (`resource`) if a mapping needs any, and of one of its types if it names types."""
+    _, device, types = request
+    if device and resource and resource not in node.allocatable:
+        return False
+    if None in types:
+        return True
+    gpu = settings.gpu_of(names.gpu_product(node.labels, resource))
+    return gpu is not None and gpu.name in types
 
 
 @lru_cache(maxsize=1024)

@@ -128,27 +128,24 @@ def _affinity(pods: Pods, part: _Part) -> dict[str, Any]:
     ways = {label: {node.labels.get(label, "none") for node in nodes} - {"none"} for label in names.GPU_SHARING}
     common = [{"key": label, "operator": "NotIn", "values": sorted(found)} for label, found in ways.items() if found]
     common += [_label_is(level.label, part.zone) for level in pods.settings.topology]
-    used = [detail for detail in names.GPU_DETAILS if any(detail in node.labels for node in nodes)]
-    terms = [
-        {"matchExpressions": [product, *(_label_is(detail, details[detail]) for detail in used), *common]}
-        for product, details in _products(pods, part.pool.gpu, nodes)
-    ]
+    terms = [{"matchExpressions": [*product, *common]} for product in _products(pods, part.pool.gpu, nodes)]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {"affinity": {"nodeAffinity": required}} if terms else {}
 
 
-def _products(pods: Pods, gpu: str, nodes: Sequence[ObservedNode]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-    """Yield (requirement on the product label, value by label of GPU_DETAILS) of the nodes with a GPU type."""
+def _products(pods: Pods, gpu: str, nodes: Sequence[ObservedNode]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the requirements on the labels of each product with a GPU type, and of its details if any node has them."""
+    used = [detail for detail in names.GPU_DETAILS if any(detail in node.labels for node in nodes)]
     products: dict[tuple[str, ...], set[str]] = {}
     for node in nodes:
         label = names.gpu_label(node.labels)
         known = pods.settings.gpu_of(names.gpu_product(node.labels, pods.gpu_resource))
         if known and known.name == gpu:
-            values = [node.labels.get(detail, "") for detail in names.GPU_DETAILS]
+            values = [node.labels.get(detail, "") for detail in used]
             products.setdefault((label, *values), set()).add(node.labels[label])
     for (label, *values), found in sorted(products.items()):
-        details = dict(zip(names.GPU_DETAILS, values, strict=True))
-        yield {"key": label, "operator": "In", "values": sorted(found)}, details
+        details = (_label_is(detail, value) for detail, value in zip(used, values, strict=True))
+        yield [{"key": label, "operator": "In", "values": sorted(found)}, *details]
 
 
 def _label_is(key: str, value: str) -> dict[str, Any]:
