@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +22,13 @@ from rlhf_operator.cluster.resources import NODES, PODS
 from rlhf_operator.placement.map_job import MappingResult, map_job
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Document, ObservedJob, Snapshot
+
+NOTES = (
+    "you may not list nodes: spec.resources is believed",
+    "you may not list the pods of all namespaces: nodes are taken to be free",
+    "the operator's settings cannot be read: those of a plain installation count",
+)
+"""Notes about a cluster whose nodes, pods or settings are hidden from the user."""
 
 
 def plan(kubectl: Kubectl, what: str) -> list[tuple[str, MappingResult]]:
@@ -45,29 +53,11 @@ def plan(kubectl: Kubectl, what: str) -> list[tuple[str, MappingResult]]:
     by_name = {**existing, **{each.name: each for each in observed}}
     answers, console = [], Console(highlight=False)
     for job, each in zip(jobs, observed, strict=True):
-        taken, by_jobs = view.held_by_others(cache, each)
-        snapshot = Snapshot(
-            job=each,
-            inputs={name: view.input_of(other) for name, other in by_name.items()},
-            measured=tuple(view.measured(cache, each)),
-            nodes=None if nodes is None else tuple(node.value for _, node in cache.nodes),
-            taken=taken,
-            held_by_jobs=by_jobs,
-            watching_since=datetime.now(UTC),
-        )
-        answer = map_job(job, snapshot, settings or Settings())
-        console.print(f"{job.name}: {answer.reason}", style="bold" if answer.mapping else "bold red", markup=False)
-        console.print(f"  {answer.message}", markup=False, soft_wrap=True)
-        if answer.mapping:
-            console.print(_sizes(answer.mapping))
-        answers.append((job.name, answer))
-    for is_hidden, note in (
-        (nodes is None, "you may not list nodes: spec.resources is believed"),
-        (pods is None, "you may not list the pods of all namespaces: nodes are taken to be free"),
-        (settings is None, "the operator's settings cannot be read: those of a plain installation count"),
-    ):
-        if is_hidden:
-            console.print(f"note: {note}", style="dim")
+        snapshot = _snapshot(cache, each, by_name, knows_nodes=nodes is not None)
+        answers.append((job.name, map_job(job, snapshot, settings or Settings())))
+        _print_answer(console, *answers[-1])
+    for note in compress(NOTES, (nodes is None, pods is None, settings is None)):
+        console.print(f"note: {note}", style="dim")
     return answers
 
 
@@ -79,6 +69,27 @@ def _observe(job: Job, namespace: str, namesake: ObservedJob | None) -> Observed
         return new
     shapes = new.status.model_copy(update={"shapes": namesake.status.shapes})
     return replace(new, uid=namesake.uid, labels=namesake.labels, status=shapes)
+
+
+def _snapshot(cache: Cache, job: ObservedJob, by_name: Mapping[str, ObservedJob], *, knows_nodes: bool) -> Snapshot:
+    """Return what the operator would see of a job; by_name: all jobs, whose outputs it may read."""
+    taken, by_jobs = view.held_by_others(cache, job)
+    return Snapshot(
+        job=job,
+        inputs={name: view.input_of(other) for name, other in by_name.items()},
+        measured=tuple(view.measured(cache, job)),
+        nodes=tuple(node.value for _, node in cache.nodes) if knows_nodes else None,
+        taken=taken,
+        held_by_jobs=by_jobs,
+        watching_since=datetime.now(UTC),
+    )
+
+
+def _print_answer(console: Console, name: str, answer: MappingResult) -> None:
+    console.print(f"{name}: {answer.reason}", style="bold" if answer.mapping else "bold red", markup=False)
+    console.print(f"  {answer.message}", markup=False, soft_wrap=True)
+    if answer.mapping:
+        console.print(_sizes(answer.mapping))
 
 
 def _sizes(mapping: MappedPlacement) -> Table:

@@ -60,14 +60,16 @@ def _sentences(
 
 def _failed(job: ObservedJob, now: datetime) -> Iterator[str]:
     name, status = job.name, job.status
-    failed, failure = found(status.conditions, "Failed"), status.last_failure
-    when = _ago(parsed(status.completion_time), now)
-    yield f"{name} failed {when} ago ({failed.reason})" if failed else f"{name} failed {when} ago"
+    failed, when = found(status.conditions, "Failed"), _ago(parsed(status.completion_time), now)
     is_of_attempt = failed is None or failed.reason in (*FAILURES, "BackoffLimitExceeded", "FailureRule")
+    failure = status.last_failure if is_of_attempt else None
     if failed:
-        yield "" if is_of_attempt and failure else failed.message
+        yield f"{name} failed {when} ago ({failed.reason})"
+        yield "" if failure else failed.message
         yield CONDITIONS.get(("Failed", failed.reason), "")
-    if failure and is_of_attempt:
+    else:
+        yield f"{name} failed {when} ago"
+    if failure:
         yield from _failure(name, failure, now)
     attempts = [f"{each.attempt} {each.reason or each.outcome}" for each in status.attempts]
     if len(attempts) > 1:
