@@ -23,10 +23,7 @@ def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
 
     finished: jobs of earlier runs that may be read too, name -> algorithm.
     """
-    again = {name: count for name, count in Counter(job.name for job in jobs).items() if count > 1}
-    if problems := [
-        Problem(f"{name}: metadata.name", f"is used by {count} documents") for name, count in again.items()
-    ]:
+    if problems := list(_repeated_names(jobs)):
         raise SpecError(problems)
     kinds = {**finished, **{job.name: job.spec.algorithm.name for job in jobs}}
     if problems := [problem for job in jobs for problem in _wrong_inputs(job, kinds)]:
@@ -39,6 +36,12 @@ def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
             raise SpecError([_cycle(waiting)])
         ordered.append(waiting.pop(ready.name))
     return ordered
+
+
+def _repeated_names(jobs: Sequence[Job]) -> Iterator[Problem]:
+    for name, count in Counter(job.name for job in jobs).items():
+        if count > 1:
+            yield Problem(f"{name}: metadata.name", f"is used by {count} documents")
 
 
 def _references(job: Job) -> dict[Role, str]:

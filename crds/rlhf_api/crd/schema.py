@@ -196,6 +196,11 @@ def _merged(variants: Mapping[str, Schema], *, keeps_default: bool = False) -> S
     for field in first.get("properties", ()):
         fields = {name: each["properties"][field] for name, each in variants.items()}
         schema["properties"][field] = _merged(fields, keeps_default=True)
+    return _with_defaults_in_words(schema, variants, keeps_default=keeps_default)
+
+
+def _with_defaults_in_words(schema: Schema, variants: Mapping[str, Schema], *, keeps_default: bool) -> Schema:
+    """Return the schema with the members' defaults in its description; those of objects are left out."""
     defaults = {name: each["default"] for name, each in variants.items() if "default" in each}
     shares_one = len({json.dumps(default) for default in defaults.values()}) == 1
     if not defaults or (keeps_default and shares_one):
