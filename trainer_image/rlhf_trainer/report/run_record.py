@@ -133,8 +133,8 @@ def read_run(folder: Path) -> Run:
     if not paths:
         raise ConfigError(f"{folder}: is no run folder: it holds no <job>/job.yaml, which `rlhf run` writes first")
     notes: list[str] = []
-    summary = _read(folder / "summary.json", _object, {}, notes)
-    environment = _read(folder / "environment.json", _object, {}, notes)
+    summary: dict[str, Any] = _read(folder / "summary.json", _object, {}, notes)
+    environment: dict[str, Any] = _read(folder / "environment.json", _object, {}, notes)
     summaries = {name: measured for name, measured in summary.items() if isinstance(measured, dict)}
     jobs = [_job(path, summaries.get(path.name, {}), notes) for path in paths]
     return Run(folder.resolve().name, _in_chain_order(jobs), environment)
