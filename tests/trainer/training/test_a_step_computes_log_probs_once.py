@@ -9,7 +9,7 @@ import pytest
 from rlhf_api.files import load
 from rlhf_mapper.workload import workload_of
 from rlhf_trainer.telemetry import Report, merge
-from rlhf_trainer.workers import actor
+from rlhf_trainer.workers import generating_actor
 from rlhf_trainer.workers.base import log_probs_by
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 from tests.trainer.measured import SHARED
@@ -30,11 +30,11 @@ def passes(path: Path, name: str, folders: dict[Any, str], overrides: Sequence[s
         counted.append(1)
         return log_probs_by(*given, **options)
 
-    setattr(actor, "log_probs_by", counting)  # noqa: B010
+    setattr(generating_actor, "log_probs_by", counting)  # noqa: B010
     try:
         return steps(path, name, folders, overrides)[0], len(counted)
     finally:
-        setattr(actor, "log_probs_by", log_probs_by)  # noqa: B010
+        setattr(generating_actor, "log_probs_by", log_probs_by)  # noqa: B010
 
 
 def measured(
