@@ -15,17 +15,15 @@ MOST_ROWS = 25
 TRAINER = PurePosixPath("tests/trainer")
 WORLDS = {
     "Ray": [TRAINER / "chain", TRAINER / "controller"],
-    "pods": [PurePosixPath("tests/cluster/pods")],
     "ranks": [TRAINER / folder for folder in ("training", "hybrid_engine", "checkpoint")],
+    "pods": [PurePosixPath("tests/cluster/pods")],
+    "api server": [PurePosixPath("tests/cluster/api")],
     "engines": [TRAINER / folder for folder in ("generation", "rewards", "environments")],
     "placement": [TRAINER / "placement"],
-    "api server": [PurePosixPath("tests/cluster/api")],
 }
 """Folders whose tests share what is costly to make: a run of the chain, a cluster, a server of ranks; longest first."""
 WORLDS_AT_ONCE = 2
 """Each world starts many processes: with more of them on two cores, programs that wait for each other give up."""
-LIGHT_WORLD = "api server"
-"""It runs no model: it may run beside two others, so no process is idle while two are at their last worlds."""
 
 
 def pytest_configure() -> None:
@@ -70,11 +68,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
         def _assign_work_unit(self, node: Any) -> None:
             is_host = node in self._hosts or len(self._hosts) < WORLDS_AT_ONCE
-            allowed = [group for group in self.workqueue if is_host or group == LIGHT_WORLD or group not in WORLDS]
+            allowed = [group for group in self.workqueue if is_host or group not in WORLDS]
             if not allowed:
                 node.shutdown()
                 return
-            if allowed[0] in WORLDS and allowed[0] != LIGHT_WORLD:
+            if allowed[0] in WORLDS:
                 self._hosts.add(node)
             self.workqueue.move_to_end(allowed[0], last=False)
             super()._assign_work_unit(node)
