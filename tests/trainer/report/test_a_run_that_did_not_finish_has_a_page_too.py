@@ -1,6 +1,7 @@
 """A run that was stopped, has failed, still goes on, or lost files: the page shows what there is."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -86,12 +87,18 @@ def test_a_torn_file_is_named_and_the_rest_is_shown(chain: Chain, file: str, tor
     assert "reward/mean" in text
 
 
+NO_SCORES = "\n".join(json.dumps({**sample(number), "reward_before": math.nan}) for number in (1, 2))
+NO_NAME = json.dumps({"traceEvents": [{"name": "process_name", "pid": 1, "args": {"name": [1, None]}}]})
+
+
 @pytest.mark.parametrize(
     ("file", "text", "sentence"),
     [
         ("job.yaml", "spec: {models: {actor: {optimizer: {learningRate: fast}}}}", "job.yaml cannot be read"),
         ("job.yaml", "", "job.yaml cannot be read"),
         ("metrics.jsonl", '{"step": "one"}\n{"step": NaN}\n', ""),
+        ("samples.jsonl", NO_SCORES, ""),
+        ("trace.json", NO_NAME, ""),
         ("../summary.json", '{"helpful-ppo": [1]}', ""),
     ],
 )

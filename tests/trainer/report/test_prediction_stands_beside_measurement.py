@@ -67,9 +67,15 @@ def test_without_both_sides_there_is_nothing_to_compare(tmp_path: Path, steps: l
     assert TITLE not in page_of(tmp_path).sections["helpful-ppo"]
 
 
-def test_a_torn_mapping_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
+POOL = '{"gpus": 2, "gpu": "H100", "models": ["reward"]}'
+
+
+@pytest.mark.parametrize(
+    "damaged", ['{"schema_ver', f'{{"pools": [{POOL}], "models": {{}}}}'], ids=["torn", "no sizes"]
+)
+def test_a_damaged_mapping_is_named_and_the_rest_is_shown(tmp_path: Path, damaged: str) -> None:
     folder = run_job(tmp_path, PPO, [ppo_record(1)])
-    (folder.path / "mapping.json").write_text('{"schema_ver')
+    (folder.path / "mapping.json").write_text(damaged)
     text = page_of(tmp_path).sections["helpful-ppo"]
     assert "mapping.json cannot be read" in text
     assert "bytes/controller" in text

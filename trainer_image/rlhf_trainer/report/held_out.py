@@ -131,7 +131,8 @@ def _score_names(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _has(row: dict[str, Any], name: str) -> bool:
-    return all(isinstance(row.get(f"{name}_{when}"), int | float) for when in WHEN)
+    scores = [row.get(f"{name}_{when}") for when in WHEN]
+    return all(isinstance(score, int | float) and math.isfinite(score) for score in scores)
 
 
 def _distribution(job: JobRecord, name: str) -> Markup:

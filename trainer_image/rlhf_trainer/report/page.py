@@ -18,7 +18,7 @@ from markupsafe import Markup
 from rlhf_mapper.calibration import compare_phases
 from rlhf_planning.numbers import between, duration, number, shortened, step_list
 from rlhf_trainer.report import held_out, metrics
-from rlhf_trainer.report.run_record import JobRecord, Rollouts, Run, read_run, reading_and_writing
+from rlhf_trainer.report.run_record import JobRecord, Rollouts, Run, mapping_line, read_run, reading_and_writing
 from rlhf_trainer.report.step_timeline import step_timeline
 from rlhf_trainer.run_folder.rollouts import NUMBERS
 
@@ -82,19 +82,6 @@ def _job(job: JobRecord) -> dict[str, Any]:
         "events": job.events[-MAX_EVENTS:],
         "facts": _facts(job),
     }
-
-
-def mapping_line(mapping: Mapping[str, Any]) -> str:
-    """Return a mapping as one line: `2 x cpu-slot: actor 1-1-2, generation 1-1 | 1 x cpu-slot: reward 1-1-1`."""
-    return " | ".join(
-        f"{pool['gpus']} x {pool['gpu']}: {'; '.join(_sizes(role, mapping['models'][role]) for role in pool['models'])}"
-        for pool in mapping["pools"]
-    )
-
-
-def _sizes(role: str, sizes: Mapping[str, Any]) -> str:
-    generation = f", generation {sizes['p_g']}-{sizes['t_g']}" if "p_g" in sizes else ""
-    return f"{role} {sizes['p']}-{sizes['t']}-{sizes['d']}{generation}"
 
 
 def _facts(job: JobRecord) -> list[tuple[str, str]]:

@@ -173,7 +173,7 @@ def _job(folder: Path, summary: Mapping[str, Any], run_notes: list[str]) -> JobR
         samples=samples,
         events=_lines(folder / "events.log"),
         summary=summary,
-        mapping=_read(folder / "mapping.json", _object, {}, notes),
+        mapping=_read(folder / "mapping.json", _mapping, {}, notes),
         trace=_read(folder / "trace.json", events, [], notes),
         notes=notes,
     )
@@ -196,6 +196,25 @@ def _settings(text: str) -> dict[str, Any]:
 
 def _object(text: str) -> dict[str, Any]:
     return dict(from_json(text))
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    mapping = _object(text)
+    mapping_line(mapping)  # raises LookupError or TypeError where the page could not print it
+    return mapping
+
+
+def mapping_line(mapping: Mapping[str, Any]) -> str:
+    """Return a mapping as one line: `2 x cpu-slot: actor 1-1-2, generation 1-1 | 1 x cpu-slot: reward 1-1-1`."""
+    return " | ".join(
+        f"{pool['gpus']} x {pool['gpu']}: {'; '.join(_sizes(role, mapping['models'][role]) for role in pool['models'])}"
+        for pool in mapping["pools"]
+    )
+
+
+def _sizes(role: str, sizes: Mapping[str, Any]) -> str:
+    generation = f", generation {sizes['p_g']}-{sizes['t_g']}" if "p_g" in sizes else ""
+    return f"{role} {sizes['p']}-{sizes['t']}-{sizes['d']}{generation}"
 
 
 def _json_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
@@ -264,7 +283,7 @@ def _spread(items: Sequence[T], most: int) -> list[T]:
 def events(text: str) -> list[Event]:
     """Return the events of a trace.json. ValueError, TypeError or LookupError if the file is damaged."""
     rows = from_json(text)["traceEvents"]
-    processes = {row["pid"]: row["args"]["name"] for row in rows if row["name"] == "process_name"}
+    processes = {row["pid"]: str(row["args"]["name"]) for row in rows if row["name"] == "process_name"}
     return [
         Event(
             pool=processes[row["pid"]].partition("pool ")[2],
