@@ -165,9 +165,9 @@ class Job(Spec):
 
     @property
     def values_by_update(self) -> bool:
-        """Whether a critic's values come from the forward pass of the step's only update, in the actor's pool.
+        """Whether a critic in the actor's pool takes its values from the forward pass of the step's only update.
 
-        In another pool the critic makes a pass of its own meanwhile, which takes no time of the actor's.
+        A critic in another pool makes a pass of its own meanwhile, which takes no time of the actor's.
         """
         algorithm = self.spec.algorithm
         has_own = "critic" in algorithm.workers

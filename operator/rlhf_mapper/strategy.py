@@ -101,7 +101,10 @@ class Strategies:
         return not len(self.cuts)
 
     def _cuts(self) -> list[tuple[int, int]]:
-        """Return each (p, t) to try: t divides the heads and fits in a node, and every stage has at least one layer."""
+        """Return each (p, t) to try: p is at most the number of layers, and t divides heads and feed-forward columns.
+
+        If the manifest does not set the sizes, t also divides the GPUs of a node.
+        """
         request, fixed, slots = self.request, self.request.sizes, self.setting.nodes.gpus_per_node
         tensors = [t for t in range(1, slots + 1) if slots % t == 0] if request.model.may_be_cut else [1]
         pipelines = PIPELINES if request.model.may_be_cut else (1,)

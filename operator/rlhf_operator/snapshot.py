@@ -254,7 +254,7 @@ class Snapshot:
     fresh: bool = False
     """Whether job and RayJobs were read from the server in this pass, and not from the cache."""
     alone: bool = False
-    """Whether no other job reserves room during this pass."""
+    """Whether the pass holds the lock of reservations: meanwhile no other job can reserve room."""
 
     def in_queue(self, job: ObservedJob) -> bool:
         """Whether Kueue decides when a job may begin: the job has the label of a queue, and Kueue is installed."""

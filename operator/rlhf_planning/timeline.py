@@ -84,8 +84,8 @@ def timeline_of(pools: Sequence[MappedPool], prediction: Prediction) -> Timeline
     """Return the timeline of a predicted step.
 
     Within a stage the models of a pool run one after another, and pools at the same time. If the work of a pool is
-    longer than the stage, the pool streams: its bars begin before the stage. Generation that works ahead is no stage of
-    the step, but has its bars from the step's begin.
+    longer than the stage, the pool streams: its bars begin before the stage. Generation for later steps (`works_ahead`)
+    is no stage of this step; its bars start where the step starts.
     """
     stages: dict[Stage, tuple[float, float]] = {}
     begin = 0.0
@@ -131,7 +131,7 @@ def plain(value: float) -> str:
 
 
 def marks_of(seconds: float, *, most: int) -> list[tuple[float, str]]:
-    """Return seconds and labels of at most `most` marks of a time axis and one at 0; labels are in s or ms."""
+    """Return (seconds, label in s or ms) of each mark of a time axis: at most `most` marks, the first of them at 0."""
     if seconds <= 0:
         return [(0.0, "0 s")]
     scale, unit = (1.0, "s") if seconds >= 1 else (1000.0, "ms")

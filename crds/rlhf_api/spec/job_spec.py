@@ -45,7 +45,7 @@ CPU_HIDDEN_VALUES, CPU_MIN_TOKENS = 2**20, 2048
 
 
 class Optimizer(Spec):
-    """AdamW and its schedule."""
+    """Settings of the optimizer AdamW and of the schedule of its learning rate."""
 
     learning_rate: float = Field(1e-5, gt=0, description="Learning rate after the warm-up.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")

@@ -204,13 +204,13 @@ class _Gradients(NamedTuple):
     """Bytes of a stage's gradients in float32."""
 
     waiting: Numbers
-    """Gradients that wait from earlier micro-batches of the mini-batch."""
+    """Gradients that earlier micro-batches of the mini-batch have left on a GPU, for the next ones to add to."""
     of_root: Numbers
-    """Part of the waiting gradients that belongs to the stage's root (see `_Stage`)."""
+    """Share of `waiting` for the weights in `_Stage.root`: embedding, head and, in a small stage, all layers."""
     shards: Numbers
-    """Gradient shards of all layers, after the sum over the ranks."""
+    """A GPU's shards of the gradients of the stage's layers, after the sum over the ranks."""
     in_sum: Numbers
-    """Gradients of one layer during the sum over the ranks, unless they are among the waiting gradients."""
+    """Whole gradients of one layer during the sum over the ranks; 0 where `waiting` has them already."""
 
 
 def _gradients(stage: _Stage, software: Software, layouts: Layouts, how: Update) -> _Gradients:

@@ -77,7 +77,7 @@ class Table(Generic[T]):
         return key, before, entry
 
     def drop(self, key: Key, uid: str) -> Entry[T] | None:
-        """Remove the object with this key and uid, and refuse that uid from now on; return its entry."""
+        """Remove the object with this key and uid, refuse this uid later; return its entry, or None without one."""
         self._gone[uid] = None
         if len(self._gone) > REMEMBERED_DELETIONS:
             del self._gone[next(iter(self._gone))]
