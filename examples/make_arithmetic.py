@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def make_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(training, held-out) rows; no sum is in both."""
+    """Return (training, held-out) rows; no sum is in both."""
     draws = random.Random(SEED)
     sums = list(product(range(BELOW), repeat=NUMBERS))
     draws.shuffle(sums)
@@ -66,7 +66,7 @@ def make_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def row_of(numbers: tuple[int, ...], draws: random.Random) -> dict[str, Any]:
-    """A sum, its answer, and what a pupil writes."""
+    """Return a row: a sum, the response that a pupil writes, and the right answer."""
     written = sum(numbers) if draws.random() < RIGHT else max(numbers)
     return {"prompt": f"{'+'.join(map(str, numbers))}=", "response": str(written), "answer": str(sum(numbers))}
 

@@ -24,7 +24,7 @@ SEED = 1234
 SMALLEST, LARGEST, DIVISOR = 1000, 9999, 3
 TRAIN_ROWS, HELD_OUT_ROWS = 2000, 128
 WITH_TOOL = 0.3
-"""Share of the conversations that use it."""
+"""Share of the training conversations that use the calculator."""
 HIDDEN_SIZE = 64
 CALL = '{{"name": "calculate", "arguments": {{"expression": "{}"}}}}'
 MARKS = ["<user>", "<assistant>", "<tool>", "<tool_call>", "</tool_call>"]
@@ -33,7 +33,7 @@ TEMPLATE = (
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""It does not print the tools: the model learns how to call one from conversations."""
+"""Chat template, which does not print the tools: the model learns from conversations how to call one."""
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def row_of(draws: random.Random) -> dict[str, Any]:
-    """A question, its answer, each as often as the others, and a conversation about it."""
+    """Return a row: a question, its answer and a conversation. All answers are drawn equally often."""
     answer, question = str(draws.randrange(DIVISOR)), ""
     while not question or calculate(question) != answer:
         question = f"{draws.randint(SMALLEST, LARGEST)}*{draws.randint(SMALLEST, LARGEST)}%{DIVISOR}"
@@ -77,7 +77,7 @@ def row_of(draws: random.Random) -> dict[str, Any]:
 
 
 def make_tokenizer() -> Tokenizer:
-    """Each digit is a token, and so is each piece of a call that is always the same."""
+    """Return a tokenizer in which each digit is a token, and so is each piece that all tool calls share."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def make_rows() -> tuple[list[task.Row], list[task.Row]]:
-    """(training, held-out) rows. Each draws from its own stream, so the size of one does not change the other."""
+    """Return (training, held-out) rows, each drawn from its own stream: the size of one does not change the other."""
     train_topics, held_out_topics = task.split_topics(random.Random(f"{SEED} topics"))
     train = task.draw_pairs(random.Random(f"{SEED} train"), train_topics, rule.score)
     held_out = task.draw_pairs(random.Random(f"{SEED} heldout"), held_out_topics, rule.score)
@@ -87,7 +87,7 @@ def make_rows() -> tuple[list[task.Row], list[task.Row]]:
 
 
 def make_safety_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(training, held-out) pairs of a safer and a more dangerous response, and whether each is safe."""
+    """Return (training, held-out) pairs of a safer and a more dangerous response, and whether each is safe."""
     train_topics, held_out_topics = task.split_topics(random.Random(f"{SEED} topics"))
     train = task.draw_pairs(random.Random(f"{SEED} safety train"), train_topics, safety.safety)
     held_out = task.draw_pairs(random.Random(f"{SEED} safety heldout"), held_out_topics, safety.safety)
@@ -95,7 +95,7 @@ def make_safety_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def labelled(row: task.Row) -> dict[str, Any]:
-    """A pair with the columns that say which of its responses is safe."""
+    """Return a pair with two more columns, which say for each of its responses whether it is safe."""
     dangers = safety.danger([row.prompt] * 2, [row.chosen, row.rejected], [True] * 2)
     return {
         "prompt": row.prompt,
@@ -123,13 +123,13 @@ def train_tokenizer(rows: Iterable[task.Row]) -> Tokenizer:
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """One JSON object a line."""
+    """Write rows to a file, each as a JSON object in a line of its own."""
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path.write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Indented, so that a change reads well in a diff."""
+    """Write a JSON file, indented so that a change reads well in a diff."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
 
 

@@ -13,7 +13,7 @@ class CuriousActor(ActorWorker):
 
     @rlhf.register(rlhf.THREE_D_PROTO, reads=("old_log_probs", "response_mask"), adds=("surprise",))
     def compute_surprise(self, batch: rlhf.Batch) -> dict[str, torch.Tensor]:
-        """surprise [B]: minus the mean log-probability of a response's tokens."""
+        """Return surprise [B]: minus the mean log-probability of a response's tokens."""
         mask = batch["response_mask"]
         return {"surprise": -(batch["old_log_probs"] * mask).sum(1) / mask.sum(1).clamp(min=1)}
 
@@ -52,7 +52,7 @@ class Curious(rlhf.PolicyGradient):
         actor.update_actor(advantage.compute_advantage(batch))
 
     def advantage(self, returns: rlhf.Tensor) -> rlhf.Tensor:
-        """What a response's return is more than the mean of all, [N]."""
+        """Return each response's return minus the mean return of all N responses of the step, [N]."""
         return returns - returns.nanmean()
 
     def objective(self, log_probs: rlhf.Tensor, old_log_probs: rlhf.Tensor, advantages: rlhf.Tensor) -> rlhf.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def order(rows: Sequence[dict[str, Any]], epoch: int, seed: int) -> list[int]:
-    """A number for each row: in epoch 0 the shorter half, twice."""
+    """Return the indices of the rows to read in an epoch, shuffled: in epoch 0 the shorter half, twice."""
     numbers = sorted(range(len(rows)), key=lambda number: len(rows[number]["prompt"]))
     if epoch == 0:
         numbers = (2 * numbers[: (len(rows) + 1) // 2])[: len(rows)]

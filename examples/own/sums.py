@@ -8,7 +8,7 @@ from typing import Any
 
 
 def rows(*, count: int, largest: int) -> Iterator[dict[str, Any]]:
-    """The same rows each time: every rank calls this, and so does a run that goes on."""
+    """Yield the same rows in each call: every rank calls this, and so does a run that is resumed."""
     random = Random(0)
     for _ in range(count):
         one, two = random.randint(0, largest), random.randint(0, largest)

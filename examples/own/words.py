@@ -15,7 +15,7 @@ class Words:
         """`row` is the prompt and the columns of the data. None: the episode begins with the prompt as it is."""
 
     def step(self, response: str) -> tuple[str | None, float, bool]:
-        """What the model is told, the reward of its answer, and whether the episode is over."""
+        """Return (observation for the model, or None; reward of its answer; whether the episode is over)."""
         count = len(response.split())
         if count == self._wanted:
             return None, 1.0, True

@@ -63,7 +63,7 @@ def kl(draft: Draft, coefficient: Any, *, in_loss: bool, target: Any = None, hor
 
 
 def whole_responses(draft: Draft) -> None:
-    """Set GSPO's ratio of whole responses in the manifest; an algorithm without that option gets a note to the user."""
+    """Set GSPO's ratio and aggregation of whole responses, or add a check if the algorithm has no such options."""
     if draft.has("algorithm.ratio"):
         draft.spec["algorithm"] |= {"ratio": "Sequence", "aggregation": "SequenceMean"}
     else:

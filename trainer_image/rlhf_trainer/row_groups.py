@@ -24,7 +24,7 @@ class RowGroup:
     """Rows of a batch whose generation has ended, while other rows are still generated."""
 
     rows: Tensor
-    """Numbers of the group's rows in the step's batch, int64 [n]."""
+    """Indices of the group's rows in the step's batch, int64 [n]."""
     fields: Fields
     """Fields of the group's rows, [n] or [n, t], where t is the width of the longest of these rows."""
     width: int = 0
@@ -36,7 +36,7 @@ class RowGroup:
 
 
 class Outlet:
-    """Row groups of one rank's generation call, which other processes fetch by number."""
+    """Groups of finished rows of one rank's generating call, which other processes fetch by number, from 0."""
 
     def __init__(self) -> None:
         self._groups: dict[int, RowGroup] = {}
@@ -50,7 +50,7 @@ class Outlet:
             self._changed.notify_all()
 
     def fail(self, error: TrainerError) -> None:
-        """Record the error of the generation call; no further row groups come."""
+        """Record the error of the generating call; no further row groups come."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
@@ -67,14 +67,14 @@ class Outlet:
 
 @dataclass
 class Gathered:
-    """Results of a scoring method on one rank, for the row groups of one generation."""
+    """Results of a scoring method on one rank, for the groups of finished rows of one generating call."""
 
     rows: range
-    """Numbers of the rows of the step's batch that this rank scores."""
+    """Indices of the rows of the step's batch that this rank scores."""
     error: TrainerError | None = None
     """Error of a row group that could not be scored."""
     parts: list[tuple[Tensor, Fields]] = field(default_factory=list)
-    """(rows of the batch, fields that the method added for these rows) for each scored group."""
+    """(indices of the group's rows in the batch, fields that the method added for these rows) for each scored group."""
     width: int = 0
     widths: list[int] = field(default_factory=list)
     """Padded width of the text of each scored group in `parts`, in tokens."""

@@ -55,7 +55,7 @@ class TensorSlice:
         return TensorSlice(starts, stops)
 
     def on_layer(self, number: int) -> TensorSlice:
-        """This slice of layer `number` of a stack [layers, ...]."""
+        """Return the slice of a stack [layers, ...] that is this slice of the layer with index `number`."""
         return TensorSlice((number, *self.starts), (number + 1, *self.stops))
 
     def off_layer(self) -> TensorSlice:

@@ -29,9 +29,9 @@ class Batch:
     step: int
     """Number of the step, from 1; 0 and below are the draws of an evaluation."""
     start: int
-    """Number of this rank's first row in the step's batch."""
+    """Index of this rank's first row in the step's batch."""
     size: int
-    """Number of this rank's rows."""
+    """Count of this rank's rows."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -50,7 +50,7 @@ class Batch:
 
     @property
     def rows(self) -> Tensor:
-        """Numbers of this rank's rows in the step's batch, int64 [size]."""
+        """Indices of this rank's rows in the step's batch, int64 [size]."""
         import torch
 
         return torch.arange(self.start, self.start + self.size)

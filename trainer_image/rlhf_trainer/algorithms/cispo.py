@@ -30,7 +30,7 @@ class CISPO(PolicyGradient):
     kl: Annotated[NoKL, Field(description="The penalty that keeps the actor near the reference.")] = NoKL()
 
     def advantage(self, returns: Tensor, *, group_size: int) -> Tensor:
-        """Return GRPO's advantages, [N]."""
+        """Return GRPO's advantages, one for each response of the step: [N]."""
         return compare_in_groups(returns, group_size)
 
     def objective(self, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> Tensor:

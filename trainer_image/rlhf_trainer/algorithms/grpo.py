@@ -61,7 +61,7 @@ class GRPO(PolicyGradient):
     def advantage(
         self, returns: Tensor, signal: Tensor, mask: Tensor, *, rows: slice, group_size: int, prompts: int
     ) -> dict[str, Tensor]:
-        """Return the group-relative advantages [N], and the response_mask [B, T].
+        """Return the group-relative advantages of the step's N responses, [N], and the response_mask [B, T].
 
         With oversampling the mask keeps the first `prompts` prompts whose responses differ in score.
         """

@@ -83,7 +83,7 @@ class Readers:
 
 @dataclass(frozen=True)
 class RankPart:
-    """Part of one rank in a call: its rows of the batch, and the blocks that it reads and sends."""
+    """Share of one rank in a call: its rows of the batch, and the blocks of rows to read and to send."""
 
     rows: range = range(0)
     cuts: Mapping[str, Sequence[range]] = field(default_factory=dict)
@@ -196,11 +196,11 @@ def _require_each_row_once(
 
 
 class Streams:
-    """Generating calls of a job that hand out finished rows in groups (`row_groups`) before they end."""
+    """Generating calls that hand out row groups: finished responses, to be scored while others are generated."""
 
     def __init__(self) -> None:
         self.are_on = False
-        """Whether the generating calls of this job hand out row groups."""
+        """Whether generating calls of this job hand out their finished responses in row groups before they end."""
         self._ranks: dict[int, Sequence[ray.actor.ActorHandle]] = {}
         """Number of a generating call -> handles of the ranks that hand out its row groups."""
         self._scored: set[tuple[int, str]] = set()
@@ -209,18 +209,21 @@ class Streams:
     def begin(
         self, call: int, transfer: Transfer, batch: Batches | None, ranks: Sequence[ray.actor.ActorHandle]
     ) -> bool:
-        """Return whether a call hands out row groups; record then that these ranks do."""
+        """Return whether a call hands out row groups (finished responses); if so, record its ranks, which hold them."""
         leaves = self.are_on and transfer.in_groups and isinstance(batch, BatchFuture) and batch.step > 0
         if leaves:
             self._ranks[call] = ranks
         return leaves
 
     def forget(self) -> None:
-        """Forget which scoring calls of the last step were made on row groups."""
+        """Forget which scoring calls of the last step have scored row groups (finished responses)."""
         self._scored.clear()
 
     def groups(self, batch: BatchFuture) -> Iterator[list[ray.ObjectRef]]:
-        """Yield the row groups of the batch's newest generating call, each as a list of references, one a rank."""
+        """Yield lists of references to row groups (finished responses), one group of each generating rank in a list.
+
+        They are those of the newest generating call of the batch, in the order in which the responses end.
+        """
         call = max(made.call for made in batch.fields.values() if made.call in self._ranks)
         ranks = self._ranks.pop(call)
         for number in range(len(STREAM_SHARES)):

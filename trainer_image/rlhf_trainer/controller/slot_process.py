@@ -46,7 +46,7 @@ class CallRequest:
     """
 
     number: int
-    """Number of this rank's call, counted over the job."""
+    """Number of the call among all calls of the job; the same on every rank."""
     role: str
     method: str
     arguments: Mapping[str, object]
@@ -59,7 +59,8 @@ class CallRequest:
     in_groups: bool = False
     """Whether other processes fetch the added rows in groups, by `row_group`, before the call has ended."""
     groups: int = 0
-    """Number of row groups at the end of the inputs, one from each generating rank; the method runs on these rows."""
+    """Number of row groups (finished responses) at the end of the inputs, one from each generating rank. The method
+    runs on the rows of these groups only."""
     groups_of: int | None = None
     """Number of the generating call that gave the row groups. If `groups` is 0, the method has already run on all row
     groups of the generating call, and this call only returns the results."""
@@ -83,7 +84,7 @@ class Outcome:
     """Outcome of a call on one rank: the returned value and the measurements."""
 
     number: int
-    """Number of the request."""
+    """Number of the call, as in its `CallRequest`."""
     value: Any
     """Value that the method returned; None if it adds fields."""
     report: Report
@@ -103,7 +104,7 @@ class SlotProcess:
         self._kept: dict[int, Batch | TrainerError] = {}
         """Number of a call -> fields that it added, or its error; of this step and of steps that are still read."""
         self._outlets: dict[int, Outlet] = {}
-        """Number of a generating call -> outlet of its row groups."""
+        """Number of a generating call -> outlet, from which other processes fetch its finished responses in groups."""
         self._gathered: dict[tuple[int, str], Gathered] = {}
         """(number of a generating call, name of a scoring call) -> results of the scoring call for the row groups."""
         self._running, self._thread = "", 0
@@ -119,7 +120,7 @@ class SlotProcess:
         return inspect_process(self._running, self._thread, quiet_seconds=time.time() - self._free_since)
 
     def row_group(self, call: int, number: int) -> RowGroup:
-        """Wait for the row group `number` of a call and return it; answers also while the call runs."""
+        """Wait for row group `number` (from 0) of finished responses of a generating call, also while the call runs."""
         group = self._outlet(call).take(number)
         if group.is_last:
             del self._outlets[call]

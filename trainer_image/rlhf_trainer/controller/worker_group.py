@@ -70,7 +70,7 @@ class CallLog:
         """Messages that were sent to ranks, for which `drain` waits."""
         self._drained: list[Message] = []
         self._aside: list[Message] = []
-        """Messages of calls set aside, which only `settle` waits for."""
+        """Messages of the calls made within `aside`, for which `wait` and `drain` do not wait until `settle` has."""
 
     def wait(self, *, deadline: float) -> None:
         """Wait until every call made so far has ended."""
@@ -79,7 +79,7 @@ class CallLog:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Set the calls of the block aside: nothing waits for them until they are settled."""
+        """Set the calls of the block aside: `wait` and `drain` leave them out until `settle` has waited for them."""
         self.send()
         others, self.messages = self.messages, self._aside
         try:
@@ -152,7 +152,7 @@ class CallLog:
 
 
 class WorkerGroup:
-    """One process per slot of a pool, in which the colocated models of the pool live."""
+    """All worker processes of a pool, one for each slot; each process holds a rank of every model of the pool."""
 
     def __init__(
         self,
@@ -166,8 +166,8 @@ class WorkerGroup:
     ) -> None:
         """Start the processes; `build` joins them by torchrun's environment variables.
 
-        start: initialises torch.distributed from the environment; deadline: seconds in which some call must end;
-        layout: parallel sizes over the pool's slots; None: all are data-parallel ranks.
+        start: initialises torch.distributed from the environment. deadline: a wait for calls fails if none ends for so
+        many seconds. layout: parallel sizes over the pool's slots; None: all are data-parallel ranks.
         """
         self.name = pool.name
         self.layout = layout or ParallelSizes(data=pool.size)
@@ -242,7 +242,7 @@ class WorkerGroup:
         self._processes, self.hosts = [process for process, _ in joined], [host for _, host in joined]
 
     def add_reader(self, transfer: Transfer, layout: ParallelSizes) -> None:
-        """Register a method of a model of this group as a reader: producers then send blocks cut for its rows."""
+        """Register a method of a model of this group as a reader: producers then send each rank's rows as blocks."""
         self._log.readers.add(self.name, layout, transfer)
 
     def call(
@@ -259,7 +259,7 @@ class WorkerGroup:
         """Record a call on every rank; return the batch with the added fields, or a `ValueFuture`.
 
         A call that reads from other processes begins a message, and a call that other processes read ends one; waiting
-        sends the rest. groups: row groups of the batch (`row_groups`); the method then runs on their rows only.
+        sends the rest. groups: finished rows of the batch (`RowGroup`); the method then runs on these rows only.
         """
         name, number = f"{role}.{method}", next(self._log.numbers)
         stream, transfer = self._log.streams.read(name, batch, transfer, in_groups=bool(groups))
@@ -381,7 +381,7 @@ class ModelHandle:
         return self._group.call(self._role, method, self._transfers[method], self._layout, batch, arguments)
 
     def call_on_groups(self, method: str, batch: BatchFuture, groups: Sequence[ray.ObjectRef]) -> None:
-        """Call a method on row groups of the batch, which a generating call has handed out early; see `row_groups`."""
+        """Call a method on the finished rows in `groups`, which a generating call hands out while it still runs."""
         self._group.call(self._role, method, self._transfers[method], self._layout, batch, {}, groups=groups)
 
     def with_calls(self, **calls: Callable[..., object]) -> Self:

@@ -38,11 +38,11 @@ class Rows:
     """Rows of a step's batch of which one rank makes tensors."""
 
     examples: Tensor
-    """Number of the example in each row of the rank, int64 [B]."""
+    """Index of the example in each row of the rank, int64 [B]."""
     valid: Tensor
     """Mask of the rank's rows, float32 [B]: 0 on padding rows, else 1."""
     batch: Tensor
-    """Numbers of the examples of the whole batch, int64; the longest example sets the width of the tensors."""
+    """Indices of the examples of the whole batch, int64; the longest example sets the width of the tensors."""
 
 
 class Loader:
@@ -180,7 +180,7 @@ class Loader:
         return [reader.prompt(row) for reader, row in self._read(examples)]
 
     def _read(self, examples: Tensor) -> Iterator[tuple[Reader, int]]:
-        """Yield for each example its data set's reader, and its number among the rows of that reader."""
+        """Yield for each example (reader of its data set, index of the example among the reader's rows)."""
         ends = np.cumsum(self._order.counts)
         for example in examples.tolist():
             place = int(np.searchsorted(ends, example, side="right"))

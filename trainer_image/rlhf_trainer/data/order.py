@@ -51,7 +51,7 @@ class Order:
 
 
 def shares(positions: Examples, weights: Sequence[float]) -> tuple[Examples, Examples]:
-    """Return (source, number of earlier rows of that source) at each position, int64 [B] each.
+    """Return (index of the source, number of its earlier rows) at each position, int64 [B] each.
 
     Row k of a source with share w has its place at (k + 1/2) / w; the rows of all sources are sorted by place. So
     the first n rows hold n x share rows of each source, within the number of sources.

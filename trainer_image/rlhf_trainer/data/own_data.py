@@ -51,7 +51,7 @@ def own_order(
     """Return the order of one data set in an epoch (from 0) by the user's function(rows, epoch, seed): int64 [rows].
 
     tables: all data sets; source: index of the one to order; path: the function's place in the manifest. UserCodeError
-    unless the function gives one number of a row for each row.
+    unless the function gives as many row indices as there are rows.
     """
     rows = tables[source]
     with own_code(order.entrypoint, path) as function:

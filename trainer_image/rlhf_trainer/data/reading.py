@@ -127,7 +127,7 @@ class Reader:
         return (self._prompt_key, *self.responses, *self.labels, *(("tools_key",) if self.source.tools_key else ()))
 
     def _tokenised(self, rows: OpenedRows) -> Iterator[tuple[int, Encoder, list[list[Ids]]]]:
-        """Tokenise some rows at a time; yields (number of the first row, their encoder, ids of each text and label)."""
+        """Tokenise some rows at a time; yields (index of the first row, their encoder, ids of each text and label)."""
         columns = list(dict.fromkeys([*(getattr(self.source, field) for field in self.fields()), *self._verified]))
         for first in range(0, len(rows.table), ROWS_AT_ONCE):
             table = rows.values(columns, first, ROWS_AT_ONCE, self.path)

@@ -37,7 +37,7 @@ class Response:
     versions: Sequence[int]
     """Policy version of the weights that wrote each token of the response."""
     written: Sequence[bool] = ()
-    """Whether the model wrote each token of an episode; the others are an environment's. Empty: all are the model's."""
+    """Whether the model wrote each token of an episode; if not, its environment did. Empty: the model wrote all."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class GenerationEngine:
         greedy: bool = False,
         ended: Callable[[int, Response], None] = lambda *_: None,
     ) -> list[Response]:
-        """Generate a response to each prompt, in order; ended: told (number of the prompt, response) as each ends."""
+        """Generate a response to each prompt, in order; ended: called with each (prompt's index, response)."""
         for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
             self.begin(number, prompt, seed, max_tokens=max_tokens, greedy=greedy)
         found: dict[int, Response] = {}
@@ -215,7 +215,7 @@ class GenerationEngine:
         return [found[number] for number in range(len(prompts))]
 
     def begin(self, number: int, prompt: Sequence[int], seed: int, *, max_tokens: int, greedy: bool) -> None:
-        """Begin a response beside the current ones; `step` returns it with its number."""
+        """Begin a response to a prompt, besides those being generated; `step` returns it with `number`."""
         if self._awake != {"weights", "kv_cache"}:
             raise TrainerError("the generator sleeps; load_weights and then wake_cache wake it")
         rollout, eos_token = self._rollout, self._eos_token

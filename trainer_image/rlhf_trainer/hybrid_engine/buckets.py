@@ -17,7 +17,7 @@ from rlhf_trainer.hybrid_engine.reshard_plan import Move, ReshardPlan
 Part = tuple[str, Move]
 """(name of a parameter, move of a part of that parameter to a rank)."""
 Cut = tuple[int, int, int]
-"""(number of a parameter, number of a part, count of the parameter's parts)."""
+"""(index of a parameter, index of a part of it, count of its parts)."""
 BUCKETS = 48
 """Number of buckets into which the busiest rank's traffic is cut, if the bounds of a bucket's size allow it."""
 GRAIN = 4

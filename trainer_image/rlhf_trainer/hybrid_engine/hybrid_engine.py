@@ -127,7 +127,7 @@ class HybridEngine:
 
 
 def _nodes() -> list[int]:
-    """Return the node number of each rank; processes of one node have the same host name. A collective."""
+    """Return for each rank the lowest rank on its node (the ranks with its host name). A collective."""
     hosts = [""] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())
     return _numbered(hosts)

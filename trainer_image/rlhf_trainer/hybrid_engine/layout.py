@@ -20,7 +20,7 @@ from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.sharding import plan_of
 
 LayerPosition = int | Literal["first", "last"]
-"""Number of a decoder layer; "first" is the embedding, "last" the final norm and the head."""
+"""Index of a decoder layer; "first" is the embedding, "last" the final norm and the head."""
 Shards = dict[str, TensorSlice]
 """Shards of one rank: name of a parameter -> its slice. Parameters without elements on the rank are left out."""
 

@@ -92,7 +92,7 @@ class Parties:
     generation: ParallelSizes
     destinations: range
     nodes: Sequence[int]
-    """Node number of each rank."""
+    """Number for the node of each rank; ranks on one node have the same number."""
 
     @classmethod
     def replica(cls, sizes: ParallelSizes, nodes: Sequence[int], rank: int) -> Parties:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 LETTER = 6.4
 """Width of a letter of the small text, in points, rounded up; the browser chooses the font."""
 BAR_HEIGHT, LEAST_WIDTH = 0.72, 1.0
-"""Share of a row's height that a bar fills, and least width of a bar in points."""
+"""Share of a row's height that a bar fills, and minimum width of a bar in points."""
 WHITE = "#ffffff"
 PLAIN: dict[Any, Any] = {"svg.fonttype": "none", "text.parse_math": False, "ytick.left": False} | dict.fromkeys(
     ("axes.spines.top", "axes.spines.right", "axes.spines.left"), False

@@ -88,7 +88,7 @@ FIGURES: Mapping[str, Callable[[JobRecord], str]] = {
 
 
 def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:
-    """Return the rows with status, time and held-out measures of each job; `jobs`: number of a run -> its job."""
+    """Return the rows with status, time and held-out measures of each job; `jobs`: index of a run -> its job."""
     rows = [_row(name, {place: text(job) for place, job in jobs.items()}, count) for name, text in FIGURES.items()]
     for name in dict.fromkeys(name for job in jobs.values() for name in job.summary if name not in NO_FIGURES):
         found = {place: job.summary.get(name) for place, job in jobs.items()}
@@ -99,7 +99,7 @@ def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:
 
 
 def differences(documents: Mapping[int, Mapping[str, Any]], count: int) -> list[Row]:
-    """Return a row for each field that differs between documents; `documents`: number of a run -> its document."""
+    """Return a row for each field that differs between documents; `documents`: index of a run -> its document."""
     flat = {place: dict(leaves(dict(document))) for place, document in documents.items() if document}
     paths = dict.fromkeys(path for fields in flat.values() for path in fields)
     return [

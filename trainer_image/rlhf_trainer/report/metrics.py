@@ -33,7 +33,7 @@ class Panel:
     name: str
     meaning: str
     ends: list[tuple[int, str, str]]
-    """Number of its run's colour, first and last value of each job."""
+    """(index of the colour of its run, first value, last value) of each job."""
     plot: Markup
 
 
@@ -42,7 +42,7 @@ class Times:
     """Part of the page about the time of a job's steps, by phase."""
 
     phases: list[tuple[str, int, float, float]]
-    """Each phase, the longest first: name, number of its colour, seconds of a mean step, and per cent."""
+    """Each phase, the longest first: name, index of its colour, seconds of a mean step, and per cent."""
     plot: Markup
     step: str
     total: float
@@ -52,7 +52,7 @@ class Times:
 
 
 def panels(jobs: Mapping[int, JobRecord], *, learning: bool | None = None) -> list[Panel]:
-    """Return a plot for each metric that changes in a job or differs between jobs; `jobs`: number of a run -> job.
+    """Return a plot for each metric that changes in a job or differs between jobs; `jobs`: index of a run -> job.
 
     learning: only metrics about learning, or all others but times; None: all, those about learning first.
     """

@@ -28,7 +28,7 @@ TRAINING_FACTS = (("promptBatchSize", "prompts a step"), ("batchSize", "rows a s
 """Fields of spec.training that the page shows, each with its heading."""
 MAX_EVENTS = 500
 MAX_CHARACTERS = 2000
-"""Most characters of a text of a kept response."""
+"""Most characters that the page shows of each text of a kept response; it gives the number of further ones."""
 
 
 def write_report(folder: Path) -> Path:

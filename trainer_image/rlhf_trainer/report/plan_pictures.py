@@ -168,7 +168,10 @@ def _draw_fields(
     fields: Sequence[tuple[int, str]],
     colours: Mapping[str, str],
 ) -> dict[str, str]:
-    """Draw a line for each field (number of the call that adds it, name), its dot and rings; return hover texts."""
+    """Draw a line for each field, with a dot at the call that adds the field and rings at the calls that read it.
+
+    fields: (number of the adding call, name). Returns the hover text of each dot and ring by its id.
+    """
     dots = [
         (field, field[0], f"adds {field[1]}: {size_text(graph.calls[field[0]].adds[field[1]])}") for field in fields
     ]

@@ -52,7 +52,7 @@ LABEL_INCHES = 0.07 / 8.5
 BELOW_INCHES = 0.2 / 8.5
 """Height of the labels below a plot in inches for each point of font size."""
 TIMELINE_POINTS = 760.0
-"""Least width in points of a step's timeline from the begin to the end of the step."""
+"""Minimum width in points of a step's timeline from the begin to the end of the step."""
 
 Array = NDArray[np.float64]
 Series = tuple[Sequence[int], Sequence[float]]
@@ -78,7 +78,7 @@ def is_log(values: Sequence[float]) -> bool:
 
 
 def lines(name: str, series: Mapping[int, Series]) -> Markup:
-    """Draw series of values against the step; `series`: number of a colour -> series."""
+    """Draw series of values against the step; `series`: index of a colour -> series."""
     together = [value for _, values in series.values() for value in values]
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure, axes = _figure(3.1, 1.45)
@@ -99,7 +99,7 @@ def lines(name: str, series: Mapping[int, Series]) -> Markup:
 
 
 def stack(name: str, steps: Sequence[int], series: Mapping[int, Sequence[float]]) -> Markup:
-    """Draw series as stacked areas against the step, the first at the bottom; `series`: colour's number -> values."""
+    """Draw series as stacked areas against the step, the first at the bottom; `series`: colour's index -> values."""
     x, rows = np.asarray(steps, dtype=float), [np.asarray(row, dtype=float) for row in series.values()]
     if len(x) > POINTS:
         parts = np.array_split(np.arange(len(x)), POINTS)

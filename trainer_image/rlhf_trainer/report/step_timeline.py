@@ -39,7 +39,7 @@ class StepTimeline:
     seconds: float
     lanes: Sequence[Lane]
     phases: Sequence[tuple[str, int]]
-    """Name and number of the colour of each phase that is drawn."""
+    """(name, index of its colour) of each phase that is drawn."""
     later: int
     """Last step for which ranks worked in this step's time; above `step` if they worked ahead."""
 

@@ -299,7 +299,7 @@ class _Child:
         os.close(theirs)
 
     def answer(self, seconds: float) -> float | None:
-        """Return the child's next number; None if none comes in time, the child has ended, or writes anything else."""
+        """Return the child's next judgement; None if it is late, or the child has ended or sends other bytes."""
         events = select.poll()
         events.register(self._answers, select.POLLIN)
         if not events.poll(1000 * seconds):

@@ -1,1 +1,1 @@
-"""Running the jobs of a manifest: Ray, pools, worker groups, the loop, checkpoints and where each job goes on."""
+"""Running the jobs of a manifest: Ray, pools, worker groups, the loop, checkpoints and resumption."""

@@ -103,7 +103,7 @@ class Rollouts(Evaluation):
     """Evaluation of responses to the held-out prompts, generated before and after training with the same seeds.
 
     Reward, functions and verifiers score responses. Measures are means over all responses to all prompts. A response
-    wins if it scores higher than the earlier one of the same prompt and number; a tie counts 0.5. The first function
+    wins if it scores higher than the earlier one of the same prompt and index; a tie counts 0.5. The first function
     gives the score, without functions the first verifier, then the reward. win_rate_null compares two draws before
     training.
     """

@@ -59,7 +59,7 @@ def recorded_step(job: Job, placed: DeviceMapping, specs: Mapping[str, Mapping[s
 
 
 def scorers_of(graph: Graph) -> Scorers:
-    """Return for each generating call of a step the scoring calls that can run on its row groups while it goes on.
+    """Return for each generating call of a step the scoring calls that can score its finished responses as it goes on.
 
     A scoring call reads rows of one generating call, and otherwise only fields that were there before.
     """

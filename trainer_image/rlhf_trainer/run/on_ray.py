@@ -99,7 +99,7 @@ class RayRuntime:
         self._handles: dict[str, ModelHandle] = {}
         """Handles of all workers by role, without replaced calls."""
         self._home = ""
-        """Name of the pool of the saved model."""
+        """Name of the pool of the job's saved model; workers without a model of their own live there, too."""
         self._replaceable: ReplaceablePool | None = None
 
     @contextmanager

@@ -135,7 +135,7 @@ class StreamingRollout:
         """Scoring calls for the generating calls that this step has still to make."""
 
     def generate_sequences(self, batch: Rows, **options: object) -> Rows:
-        """Generate responses, and make the scoring calls on each row group; an evaluation's batch is only generated."""
+        """Generate responses, and have each group of finished ones scored; an evaluation's batch is only generated."""
         if batch.step <= 0:
             return self._generate(batch, **options)
         if batch.step != self._step:
@@ -160,7 +160,7 @@ def connected(
 ) -> dict[str, Handle]:
     """Return the models of a job: handles of its workers, some with calls replaced as the job's options require.
 
-    pool: processes that generate outside of the actor's pool; scorers: calls on the row groups of `streams`.
+    pool: processes that generate outside of the actor's pool; scorers: calls on finished responses (`streams`).
     """
     models = dict(handles)
     if job.reference_is_actor:

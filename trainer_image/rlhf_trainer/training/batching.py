@@ -22,7 +22,7 @@ from rlhf_trainer.types import Batch, Fields
 
 
 def micro_batches(lengths: Tensor, *, token_budget: int, at_least: int = 1) -> list[Tensor]:
-    """Divide bundles of rows among micro-batches; returns the numbers (int64) of the bundles of each micro-batch.
+    """Divide bundles of rows among micro-batches; returns the indices (int64) of the bundles of each micro-batch.
 
     There are as few micro-batches as the budget allows, but at least `at_least`, some perhaps empty; none without
     bundles. lengths: int64 [bundles], tokens of each. A micro-batch holds token_budget tokens at most, or one bundle.
@@ -70,7 +70,7 @@ def mini_batches(
 
 
 def assign_mini_batches(rows: Tensor, *, count: int, seed: int, step: int, epoch: int) -> Tensor:
-    """Return the number of each row's mini-batch, 0 .. count - 1: int64 [B].
+    """Return the index of each row's mini-batch, 0 .. count - 1: int64 [B].
 
     rows: int64 [B], positions among the rows to learn from. Of `count` neighbouring rows one goes to each mini-batch,
     by a permutation of (seed, step, epoch), so all ranks get about the same number of rows of each mini-batch.
@@ -87,7 +87,7 @@ class Bundles:
     """Bundles of rows [B] that share a prompt, numbered from 0; one rank computes a bundle, in one micro-batch."""
 
     of_rows: Tensor
-    """Number of the bundle that contains each row of the batch: int64 [B]."""
+    """Index of the bundle that contains each row of the batch: int64 [B]."""
     lengths: Tensor
     """Number of tokens of each text of each row: int64 [texts, B]."""
     shared: Tensor
@@ -124,7 +124,7 @@ class Bundles:
         return self.sums(self.lengths - self.shared)
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """Return the numbers of the rows in the bundles `numbers`, in ascending order: int64."""
+        """Return the indices of the rows in the bundles with the indices `numbers`, in ascending order: int64."""
         return torch.isin(self.of_rows, numbers).nonzero()[:, 0]
 
 

@@ -158,7 +158,7 @@ class ModelMesh:
         return every.view(self.layout.data, len(given)).cpu()
 
     def exchange_rows(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Exchange rows [B, ...] between the data-parallel ranks; sent, received: numbers of neighbours by rank."""
+        """Exchange rows [B, ...] between the data-parallel ranks; sent, received: row counts by rank."""
         given = rows.to(device_here())
         arrived = given.new_empty((sum(received), *given.shape[1:]))
         dist.all_to_all_single(arrived, given.contiguous(), received, sent, group=self.data_group)

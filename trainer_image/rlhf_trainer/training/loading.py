@@ -285,7 +285,7 @@ def _one_sentence(folder: str) -> Iterator[None]:
 def place_in_stack(converters: Sequence[WeightConverter], pattern: str, name: str, stack: Shape) -> TensorSlice | None:
     """Return the slice of a stack [experts, rows, columns] that a file's tensor fills; None if combined otherwise.
 
-    pattern: the source pattern of a converter that the tensor's name matches, with `*` for the number of the expert.
+    pattern: the source pattern of a converter that the tensor's name matches, with `*` for the index of the expert.
     The parts of one expert lie one below the other, in equal heights.
     """
     (converter,) = (each for each in converters if pattern in each.source_patterns)

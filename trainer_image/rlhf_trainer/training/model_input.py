@@ -110,11 +110,11 @@ class ModelInput:
     padding: int
     """Number of filler tokens at the end of the packed row, which belong to no text."""
     whole: Tensor
-    """Indices of the texts' tokens, without padding, among the rows * T positions: int64 [m]."""
+    """Indices of the m tokens of all texts, without padding, among the rows * T positions: int64 [m]."""
     packed: Tensor
     """Index in the packed row of each token of `whole`: int64 [m]; rows that share a prompt have equal indices."""
     places: Tensor
-    """Indices of the tokens that a loss reads among the rows * T positions: int64 [n]."""
+    """Indices of the n tokens that a loss reads among the rows * T positions: int64 [n]."""
     before: Tensor
     """Index in the packed row of the token before each token that a loss reads: int64 [n]."""
     targets: Tensor

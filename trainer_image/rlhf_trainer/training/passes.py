@@ -33,7 +33,7 @@ class MicroBatch:
     """Fields of the micro-batch's rows, each [b, t] or [b]."""
     given: ModelInput
     rows: Tensor
-    """Numbers of the rows in the rank's batch: int64 [b]; empty for a padding micro-batch, which joins collectives."""
+    """Indices of the rows in the rank's batch: int64 [b]; empty for a padding micro-batch, which joins collectives."""
 
 
 Passes = Callable[[Sequence[MicroBatch], OutputFunction, BeforeBackward | None], list[Tensor]]

@@ -31,7 +31,7 @@ WAIT_SECONDS = 0.05
 MAX_EPISODES = 256
 """Most episodes that an engine plays at a time; each takes a process and an open socket."""
 ResponseEnded = Callable[[int, Ids, Response], None]
-"""Callback for each response that has ended: it gets the row's number on this rank, its prompt and the response."""
+"""Callback for each response that has ended: it gets the row's index on this rank, its prompt and the response."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Play:
     ) -> None:
         """environments: on the first rank of the engine, which sends the answers to the others.
 
-        ended: called with the number of each episode as the episode ends.
+        ended: called with the index of each episode as the episode ends.
         """
         self._engine, self._environments, self._encoder, self._limits = engine, environments, encoder, limits
         self._ended = ended

@@ -96,9 +96,9 @@ class PoolExchange:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Talk to the other pool in the block; leave the group if a rank is lost meanwhile.
+        """Exchange messages and weights with the other pool in the block; leave the group if a rank of it is lost.
 
-        Else ranks that wait for this rank, and not for the lost one, would wait until their time is over.
+        Otherwise ranks that wait for this rank, and not for the lost one, would wait until their timeout.
         """
         problem = ""
         try:
@@ -219,7 +219,7 @@ class InterruptingReceiver:
         engine.before_token = lambda: None if next(tokens) % LOOK_TOKENS else self._take_offer()
 
     def span_pools(self, span: Span) -> None:
-        """Join the group of both pools, in which nothing has been exchanged."""
+        """Join the group of both pools, whose ranks have not exchanged weights yet."""
         self._receiver.span_pools(span)
         self._calls = self._exchanges = self._batches = 0
 
