@@ -39,7 +39,7 @@ RAY_SETTINGS = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
 
 @dataclass(frozen=True)
 class ValueFuture:
-    """Future of the small values that a call returns: for each part of the result, messages with its partial sums."""
+    """Future of the list of small values that a call returns; entry i adds up the values in the messages `parts[i]`."""
 
     parts: Sequence[Sequence[Message]]
     place: int

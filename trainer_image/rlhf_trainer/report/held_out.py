@@ -69,7 +69,7 @@ def measures(job: JobRecord) -> list[MetricRow]:
 
 
 def samples(job: JobRecord) -> SampleTable | None:
-    """Return a job's held-out responses (samples.jsonl) ordered by the change of their score; None without any."""
+    """Return the table of held-out responses: largest, median and smallest gains, then others; None without any."""
     names = _score_names(job.samples)
     if not job.samples or not names:
         return None

@@ -360,7 +360,7 @@ class JobFolder:
             self.event(message)
 
     def _write_status(self, texts: Mapping[str, str] = MappingProxyType({}), **changes: Any) -> None:
-        """Replace other files by these texts and then status.json, each in one piece: a reader never sees half."""
+        """Write the files in `texts`, then status.json; each is replaced in one piece, so a reader never sees half."""
         self._status = self._status.model_copy(update=changes)
         for name, text in {**texts, STATUS: json.dumps(self._status.document(), indent=2) + "\n"}.items():
             replace(self.path / name, text)

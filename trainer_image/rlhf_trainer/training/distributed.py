@@ -92,7 +92,7 @@ DATA = "data"
 
 
 class ModelMesh:
-    """Process groups of a model's layout, one for each axis longer than 1; made by a collective of the pool's ranks."""
+    """Process groups of a model's layout, for its shards and each axis longer than 1; all ranks of the pool make it."""
 
     def __init__(self, layout: ParallelSizes) -> None:
         self.layout = layout

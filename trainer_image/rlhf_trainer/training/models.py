@@ -116,7 +116,7 @@ def inner(model: nn.Module) -> PreTrainedModel:
 
 
 def has_copy_of_embedding(model: nn.Module) -> bool:
-    """Whether a model's part here is the last pipeline stage, whose head is a copy of the first stage's embedding."""
+    """Whether the rank has a tied model's last pipeline stage, whose head is a copy of the first stage's embedding."""
     has_head = not isinstance(getattr(inner(model), "lm_head", None), MissingLayer | None)
     return has_head and ties_embedding(model) and _embedding(model) is None
 

@@ -70,7 +70,7 @@ class CriticWorker(TrainedModel):
         return {self._values: values} if self._values_by_update else {}
 
     def _update(self, batch: Batch, chosen: Tensor) -> Tensor:
-        """Make one optimizer step on the chosen rows; return their values before the first step."""
+        """Make one optimizer step on the rows `chosen`; return their values [rows, T] before the step's updates."""
         names = [name for name in (*TEXT_FIELDS, self._values, self._rewards) if name in batch.fields]
         fields = {name: batch[name][chosen] for name in names}
         tokens = self.trainer.mesh.sum([fields["response_mask"].sum()])[0]

@@ -25,7 +25,7 @@ LOADERS: Mapping[str, type[Loader]] = {
     "pairs": PairLoader,
     "safety_pairs": SafetyPairLoader,
 }
-"""Loader of a job's rows by `data` of the job's algorithm."""
+"""Kind of rows, as in `data` of an algorithm -> class that loads them."""
 PRETRAIN_FIELDS = ("pretrain_tokens", "pretrain_attention_mask", "pretrain_response_mask")
 """Fields of the actor's pretraining texts (PPO-ptx), a text for each row: int64 and two masks [B, T]."""
 

@@ -28,7 +28,7 @@ UPDATE_FIELDS = (*PairLoader.fields, "ref_chosen", "ref_rejected")
 
 
 class PreferenceActorWorker(ActorWithReference):
-    """One rank of an actor that learns from the pairs of the data."""
+    """One rank of an actor that learns from the data's pairs of a chosen and a rejected response."""
 
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__(setting, setting.trainer(setting.language_model()))

@@ -16,7 +16,7 @@ from rlhf_trainer.types import Batch
 
 SAMPLE_FIELDS = ("tokens", "attention_mask", "response_mask", "finished", "valid")
 COLUMNS = ("columns",)
-"""Field of the data's further columns; only in batches of a job that names such columns."""
+"""Batch field with the data's further columns; only in batches of a job that names such columns."""
 TURN_FIELDS = ("turn_rewards", "played")
 """Fields of episodes with an environment; only in batches of `episodes.EpisodeResponder`."""
 
