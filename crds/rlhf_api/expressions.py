@@ -177,7 +177,7 @@ def as_cel(test: Expression, places: Places) -> str:
 
 
 def validation(rule: str, message: str, field: str = "") -> dict[str, str]:
-    """Return an entry of x-kubernetes-validations; the message is about `field`, below the rule's place."""
+    """Return an entry of x-kubernetes-validations; field: the path from the rule's object to the field at fault."""
     return {"rule": rule, "message": message} | ({"fieldPath": f".{field}"} if field else {})
 
 

@@ -94,7 +94,7 @@ class Failure(Spec):
 
     reason: str = Field(description="One CamelCase word; on a cluster one of those of runPolicy.failureRules.reasons.")
     exit_code: int | None = Field(None, ge=0, le=255)
-    """Exit code of the trainer; unset where it could not tell."""
+    """Exit code of the trainer; unset where it is unknown."""
     message: str = Field(description="A sentence for a person.")
     attempt: int | None = Field(None, ge=1, description="The attempt that failed.")
     rule: str | None = Field(None, description="The rule of runPolicy.failureRules that matched.")

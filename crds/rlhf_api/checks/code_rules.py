@@ -1,4 +1,4 @@
-"""Rules for user code, and for environment variables of the pods."""
+"""Rules for the manifest's fields of user code, and for its environment variables of the pods."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ SAMPLES = Field("rollout.samplesPerPrompt")
 
 
 def user_code() -> Iterator[Rule]:
-    """Yield the rules for user code: a call must end before the workers count as hung."""
+    """Yield the rules for the manifest's fields of user code, such as: time limits are below the deadline of a call."""
     times: dict[str, Expression] = {}
     for form in ("models.reward", "models.reward.sum[].reward"):
         default: Expression | float = 0.0

@@ -25,7 +25,7 @@ FIELDS = {
 MAY_CHANGE = ("metadata", *(f"{above}.{field}" for above, fields in FIELDS.items() for field in fields.split()))
 """Fields that do not change the numbers of a run, up to rounding, with all fields below them.
 
-They say where and when a job runs. `*` is any name, or any place in a list.
+They say where and when a job runs. `*` is any name, or any index of a list.
 """
 LENGTHS = ("spec.training.totalSteps", "spec.training.totalEpochs")
 

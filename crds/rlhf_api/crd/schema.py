@@ -153,7 +153,7 @@ def _merged_field(field: str, owned: list[str], members: Mapping[str, Schema], d
 def _rules(
     owners: Mapping[str, list[str]], members: Mapping[str, Schema], tests: Mapping[str, str], discriminator: str | None
 ) -> list[Schema]:
-    """Return the rules that say which members may have a field (owners), and which must.
+    """Return CEL rules for a union: only the members in `owners` may have a field, and those that require it must.
 
     tests: CEL by member, true for an object of this member.
     """

@@ -165,7 +165,7 @@ class Writing(Algorithm):
     the worst, where one is better.
     """
     min_reward: float | None = None
-    """Leave out responses, and pairs whose better response, has a lower reward."""
+    """Lowest reward of a response, or of a pair's better response, that is written; unset writes all."""
 
     @property
     def own_columns(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from rlhf_api.spec.functions import MAX_DEPTH, JsonFields, ServiceUrl
 
 RESPONSE, RESPONSE_A, RESPONSE_B = "response", "response_a", "response_b"
 GIVEN = ("prompt", RESPONSE, RESPONSE_A, RESPONSE_B)
-"""Placeholders of a judge's prompt template that stand for no column of the data."""
+"""Placeholders of a judge's prompt template that the trainer fills; any other one names a column of the data."""
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 COMPARES = r"\{response_a\}"
 """Pattern that is found only in a prompt template that compares two responses."""

@@ -76,9 +76,11 @@ class Rollout(Spec):
     """URLs of vLLM servers, http://host:port, that generate instead of engines of the job's own."""
     keep: float = Field(0.0, ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
     tensor_parallel: Count | None = None
-    """Tensor-parallel shards in generation; a divisor of the actor's, its default."""
+    """Tensor-parallel shards in generation; their number must divide the actor's. Unset: the mapper's choice, or the
+    actor's number (in a pool of its own 1).
+    """
     pipeline_parallel: Count | None = None
-    """Pipeline stages in generation; a divisor of the actor's, unset 1 or the mapper's."""
+    """Pipeline stages in generation; their number must divide the actor's. Unset: 1, or the mapper's choice."""
     gpu_memory_utilization: float | None = Field(None, gt=0, lt=1)
     """Share of a GPU's memory that generation may take; unset: the mapper decides."""
     enforce_eager: bool = False

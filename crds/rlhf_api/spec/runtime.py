@@ -37,7 +37,7 @@ class Variable(Spec):
 
 
 class PodSize(Spec):
-    """A pod: CPUs and memory, as request and limit, and what else Kubernetes may be told of it."""
+    """A pod: CPUs and memory, as request and limit, and a pod template with its other fields."""
 
     hints: ClassVar = dict.fromkeys(("gpu", "gpus"), "spec.resources.slotsPerNode says how many GPUs a worker gets")
 
