@@ -282,7 +282,7 @@ def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]
 
 
 def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
-    """Return how much memory is short (of only the largest model if states can wait in the host), and what would do."""
+    """Return the missing bytes (of the largest model if states can wait in the host) and the clusters that suffice."""
     costs = task.costs(cluster)
     states = [sum(costs.states(role, 0).values()) for role in task.requests]
     room = sum(memory.HOST_SHARE * (group.host_memory or math.inf) * group.gpus for group in cluster.groups)

@@ -140,7 +140,7 @@ def cluster_of(document: object, source: str) -> Cluster:
 
 
 def cluster_of_flags(nodes: int, gpus_per_node: int, gpu: str) -> Cluster:
-    """Return a cluster of equal nodes with the figures of the GPU table. Raises SpecError with every mistake."""
+    """Return a cluster of equal nodes with the figures of the GPU table. Raises SpecError for a wrong number or GPU."""
     try:
         Flags.model_validate({"--nodes": nodes, "--gpus-per-node": gpus_per_node}, by_alias=True, by_name=False)
     except ValidationError as found:

@@ -15,7 +15,7 @@ from rlhf_mapper.zones import orders
 
 
 def node_uses(group: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup]:
-    """Yield ways to use a node group: at most `most` in each zone, then larger pools over two zones in node orders."""
+    """Yield groups of nodes with all or some GPUs in use: at most `most` in each zone, then groups over two zones."""
     for part in group.in_zones:
         yield from _uses_of_zone(part, load)[:most]
     for one, other in combinations(group.in_zones, 2):

@@ -28,7 +28,7 @@ def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
 
 
 def _pools(job: Job, slots: int) -> tuple[MappedPool, ...]:
-    """Return the pools of the manifest, or one pool for all models, by default with so many slots of a machine."""
+    """Return the manifest's pools, or one pool of all models; slots: on a machine if spec.resources names none."""
     resources = job.spec.resources
     if job.spec.placement.mode != "Manual":
         slots_per_machine = (resources.slots_per_node or slots,) * resources.nodes
@@ -64,7 +64,7 @@ def generating(pipeline: int, tensor: int, slots: int) -> ParallelSizes:
 
 
 def _wrong_sizes(job: Job, role: Role, sizes: ParallelSizes, pool: MappedPool) -> Iterator[Problem]:
-    """Yield the problem of a model whose p t d is not the slots of the pool, or whose replicas do not divide d."""
+    """Yield the problem of a model whose p * t * d differs from the pool's slots, or whose replicas do not divide d."""
     path = f"{job.name}: spec.rollout"
     if role != "rollout":
         path = f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism"

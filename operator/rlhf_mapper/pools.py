@@ -21,7 +21,7 @@ BATCH_BYTES = 16
 
 
 def pool_sizes(nodes: NodeGroup) -> Indices:
-    """Return the sizes a pool may have: parts of a node that pack without a gap, or whole nodes; over zones all."""
+    """Return pool sizes in GPUs: fractions of a node without a gap, and whole nodes; over two zones only all GPUs."""
     if nodes.spans_zones:
         return np.array([nodes.gpus])
     part, parts = nodes.gpus_per_node, []
@@ -45,13 +45,13 @@ class StateChoice:
     """Smallest p x t of the cuts to choose from; it matters if data-parallel ranks do not shard the states."""
     offload: PoolOffload
     room: Indices
-    """[K] index into ACTIVATION_SHARES of the memory that activations may fill; -1: the states do not fit."""
+    """Index into ACTIVATION_SHARES of the share for activations, by pool size [K]; -1: the states do not fit."""
     cache: Numbers
-    """[G, K] bytes of a GPU for the KV cache, by generation cut p_g-t_g; [0, K] without a generator."""
+    """Bytes of a GPU for the KV cache: [G generation cuts, K pool sizes]; [0, K] without a generator."""
     generator: Indices
-    """[K] row of the fastest generation cut p_g-t_g."""
+    """Index of the fastest generation cut (p_g, t_g), by pool size: [K]."""
     seconds: Numbers
-    """[3, K] seconds of generation, preparation and training; inf where the models do not fit."""
+    """Seconds of generation, preparation and training by pool size, [3, K]; inf where the models do not fit."""
 
 
 def offload_seconds(request: ModelRequest, parts: Mapping[memory.Part, Numbers], setting: Setting) -> Numbers:
@@ -105,7 +105,7 @@ class PoolCosts:
         return min(choices, key=lambda choice: float(choice.seconds[:, size].sum())), size
 
     def seconds(self, models: frozenset[str], group: int, gpus: int) -> Numbers:
-        """Return [3] seconds of the stages of one pool."""
+        """Return the seconds of generation, preparation and training in one pool: [3]."""
         choice, size = self.chosen(models, group, gpus)
         return choice.seconds[:, size]
 

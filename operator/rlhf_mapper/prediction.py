@@ -18,9 +18,9 @@ from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.strategy import GeneratingStrategies, Strategies
 
 Parts = dict[Stage, dict[str, float]]
-"""Bytes of a GPU by stage and part."""
+"""Bytes of a GPU by stage and use: weights, gradients, optimizer, activations, generator or kv_cache."""
 OFFLOAD_PHASES: tuple[Phase, ...] = ("reshard", "scoring", "update")
-"""Phases whose seconds include the moves of offloaded states to the GPU and back, one for each stage."""
+"""Phase of each stage, in the order of `STAGES`, that includes the moves of offloaded states to the GPU and back."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: St
 
 
 def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[int, ParallelSizes, dict[Phase, float]]:
-    """Return (row of p-t, sizes, seconds by phase without offloading) of the fastest strategy with this choice."""
+    """Return (index into `cuts`, sizes, seconds by phase without offloading) of the choice's fastest strategy."""
     room = int(choice.room[size])
     seconds: dict[Phase, float] = {}
     row, generator = int(strategies.best[room, size]), (0, 0)

@@ -62,7 +62,7 @@ class Setting:
 
 
 class Way(NamedTuple):
-    """Costs of a model besides generation: arrays [rooms, C, K] over ACTIVATION_SHARES, cuts p-t and pool sizes."""
+    """Costs of a model without generation: arrays [ACTIVATION_SHARES, C cuts (p, t), K pool sizes]."""
 
     micro_batch: Numbers
     """Number of sequences in a forward pass; 0 if not even one fits."""
@@ -79,9 +79,10 @@ class Way(NamedTuple):
 
 
 class Strategies:
-    """Ways to cut one model over pools of each of `gpus` GPUs, [K]; p-t in rows [C], of at least `least` GPUs."""
+    """Ways to cut one model over a pool, for all pool sizes at once: C cuts (p, t) by K pool sizes in GPUs."""
 
     def __init__(self, request: ModelRequest, setting: Setting, gpus: Indices, *, least: int = 1) -> None:
+        """gpus: the pool sizes in GPUs, [K]; least: fewest GPUs p * t of a cut to try."""
         self.request, self.setting, self.gpus = request, setting, gpus
         self.passes = Passes(request.model, setting.nodes, setting.software)
         cuts = [cut for cut in self._cuts() if cut[0] * cut[1] >= least]
@@ -164,12 +165,15 @@ class Strategies:
 
     @property
     def _of_a_rank(self) -> Numbers:
-        """[C, K] sequences of each data rank in a mini-batch, or in all forward passes of an untrained model."""
+        """Sequences of a data rank in a mini-batch, or if untrained in all forward passes: [C cuts, K pool sizes]."""
         work = self.request.work
         return (work.trained / work.updates if work.trained else max(work.read, 1)) / self.layouts.d
 
     def _largest(self, updating: Sequence[memory.Moment]) -> Numbers:
-        """Return [rooms, C, K] sequences of a micro-batch: the most that fit and keep a pipeline busy; 0: none fits."""
+        """Return sequences of a micro-batch: the most that fit and keep a pipeline busy; 0: none fits.
+
+        Axes of the result: [ACTIVATION_SHARES, C cuts, K pool sizes].
+        """
         setting, layouts, of_a_rank = self.setting, self.layouts, self._of_a_rank
         tokens = setting.load.most_tokens
         moments = [*updating, *(self.reading(layouts) if self.request.work.read or not updating else ())]
@@ -179,22 +183,22 @@ class Strategies:
         return np.clip(np.floor(memory.most_tokens(moments, rooms) / tokens), 0, np.minimum(most, enough))
 
     def _seconds(self, simulate: training.Simulator, work: Work, size: Numbers) -> Numbers:
-        """Return [rooms, C, K] seconds with micro-batches of `size` sequences; inf where the model does not fit."""
+        """Return the seconds by the axes of `size`, the sequences of a micro-batch; inf if the model does not fit."""
         seconds = simulate(self.passes, work, self.setting.load, self.layouts, np.maximum(size, 1))
         return np.where(self.fits & (size >= 1), seconds, np.inf)
 
     @cached_property
     def best(self) -> Indices:
-        """[rooms, K] row of the cut p-t with the least time of training and forward passes."""
+        """Index into `cuts` of the fastest cut in training and forward passes: [ACTIVATION_SHARES, K pool sizes]."""
         rows: Indices = np.argmin(self.way.seconds, axis=1)
         return rows
 
     def without_generator(self, room: Indices) -> Numbers:
-        """Return [3, K] seconds of the stages with the best cut; room: [K] index into ACTIVATION_SHARES."""
+        """Return [3 stages, K pool sizes] seconds with the fastest cuts; room: [K] index into ACTIVATION_SHARES."""
         return self.stages(room, self.best[room, np.arange(len(self.gpus))])
 
     def stages(self, room: Indices, row: Indices) -> Numbers:
-        """Return [3, K] seconds of the stages with the cuts in `row`; generation has none."""
+        """Return [3 stages, K pool sizes] seconds, 0 for generation, with `cuts[row]` and ACTIVATION_SHARES[room]."""
         sizes = np.arange(len(self.gpus))
         read, trained = (each[room, row, sizes] for each in (self.way.inference_seconds, self.way.training_seconds))
         return np.stack([np.zeros(len(sizes)), read, trained])
@@ -224,13 +228,16 @@ class GeneratingStrategies(Strategies):
 
     @cached_property
     def generator_layouts(self) -> Layouts:
-        """[G, K] layouts of generation: p_g, t_g, and the number of generator replicas in the pool."""
+        """Layouts of generation (p_g, t_g, number of generators in the pool): [G generation cuts, K pool sizes]."""
         p, t = (self.generators[:, column, None].astype(float) for column in (0, 1))
         return Layouts(p, t, np.maximum(self.gpus[None, :] / (p * t), 1.0))
 
     @cached_property
     def of_training(self) -> tuple[Numbers, Indices, Numbers]:
-        """[rooms, G, K] least seconds besides generation, the row of that p-t, and the seconds of its transition."""
+        """Fastest training cut by generation cut: (seconds without generation, index into `cuts`, transition seconds).
+
+        The first seconds contain the transition. Axes of all: [ACTIVATION_SHARES, G generation cuts, K pool sizes].
+        """
         moved = np.full((len(self.generators), len(self.cuts), len(self.gpus)), np.inf)
         for row, (p_g, t_g) in enumerate(self.generators.tolist()):
             divided = (self.cuts[:, 0] % p_g == 0) & (self.cuts[:, 1] % t_g == 0)
@@ -244,7 +251,10 @@ class GeneratingStrategies(Strategies):
         return np.take_along_axis(whole, row[:, :, None], axis=2)[:, :, 0], row, moved_best
 
     def cache(self, held: Numbers) -> Numbers:
-        """Return [G, K] bytes of a GPU for KV cache beside `held` [K] bytes of states; negative: weights do not fit."""
+        """Return a GPU's bytes for the KV cache: [G generation cuts, K pool sizes]; negative: the weights do not fit.
+
+        held: bytes of a GPU for the states, by pool size.
+        """
         q = self.setting.nodes.gpu.memory
         room = np.minimum(memory.USABLE_SHARE * q - held, (self.request.generator_share or 1.0) * q)
         left = room - self.generator_bytes
@@ -253,17 +263,20 @@ class GeneratingStrategies(Strategies):
 
     @cached_property
     def generator_bytes(self) -> Numbers:
-        """[G, 1] bytes of a GPU for the generator's copy of the weights."""
+        """Bytes of a GPU for the generator's copy of the weights, by generation cut (p_g, t_g): [G, 1]."""
         return generation.weights_of_gpu(self.passes, self.generator_layouts)
 
     def generation_seconds(self, cache: Numbers) -> Numbers:
-        """Return [G, K] seconds of generation with `cache` bytes of KV cache on each GPU; inf where nothing fits."""
+        """Return [G generation cuts, K pool sizes] seconds of generation; cache: bytes of a GPU; inf: nothing fits."""
         load, work = self.setting.load, self.request.work
         seconds = generation.generation_seconds(self.passes, work, load, self.generator_layouts, cache)
         return seconds * self.setting.correction.of("generation")
 
     def with_generator(self, room: Indices, cache: Numbers) -> tuple[Indices, Numbers]:
-        """Return ([K] row of p_g-t_g, [3, K] seconds of the stages) with the least total time; cache in bytes."""
+        """Return (index into `generators` of the fastest cut by pool size, its seconds [3 stages, K pool sizes]).
+
+        room: index into ACTIVATION_SHARES by pool size; cache: KV bytes of a GPU by generation cut and pool size.
+        """
         sizes = np.arange(len(self.gpus))
         least, row, moved = (table[room, :, sizes].T for table in self.of_training)
         generated = self.generation_seconds(cache)

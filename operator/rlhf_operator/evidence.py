@@ -50,11 +50,11 @@ STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutO
 """Failure reasons of disrupted pods, the strongest evidence first."""
 PULL_SECONDS: Final = 300.0  # for which the kubelet may try to pull an image
 MISSING_SECONDS: Final = 60.0
-"""Seconds within which a missing Secret or claim, or a removed cause of refusal, may follow the job."""
+"""Seconds in which a missing Secret or claim, or a refusal of pods, may be mended before the attempt fails."""
 QUOTA: Final = "exceeded quota"  # in the API server's words about a pod
 OVER_QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
 OF_QUOTA = re.compile(r"^(requests\.|limits\.|count/)")
-"""Prefix of a resource's name in a quota. Requests serve for limits too, which are never below the requests."""
+"""Pattern of a quota's prefix: requests., limits. or count/. A pod's limits are never below its requests."""
 PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 

@@ -124,7 +124,7 @@ def _log(form: str, level: str) -> None:
 
 
 class _Operator:
-    """All parts of one operator process, put together."""
+    """One operator process: its cache, observer, reconciler, metrics and leader election, put together."""
 
     def __init__(self, settings: Settings, client: Client, heartbeats: Heartbeats, pause: float) -> None:
         self.settings, self.client, self.pause = settings, client, pause

@@ -290,7 +290,7 @@ class JobCollector(Collector):
 
 
 class OperatorMetrics:
-    """Registry of the operator's metrics, and the methods by which its other parts report to it."""
+    """Registry of the operator's metrics, and the methods by which its other modules report to it."""
 
     def __init__(
         self,

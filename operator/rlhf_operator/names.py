@@ -1,4 +1,4 @@
-"""Names of the objects that the operator makes, and of the places in pods that the trainer uses too."""
+"""Names of the objects that the operator makes, and folders and ports in pods that the trainer uses too."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Storage(Spec):
     """Claim that is made for a job whose checkpoint.storage is no pvc://."""
 
     size: Memory = "50Gi"
-    """Least size of the claim; a job whose checkpoints need more gets more."""
+    """Smallest size of the claim; a job whose checkpoints need more space gets a larger claim."""
     storage_class_name: str | None = None
     """Storage class of the claim; None: the cluster's default class."""
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
@@ -109,7 +109,7 @@ class Settings(Spec):
     shared_memory: Memory = "16Gi"
     """Size of /dev/shm in a worker pod if the manifest sets none; at most half of the pod's memory."""
     grace_period_seconds: Annotated[int, Field(ge=30)] = 300
-    """Seconds that pods may take to save a checkpoint when they are told to end."""
+    """Seconds that pods may take to save a checkpoint and end once they are deleted."""
     storage: Storage = Storage()
     job_network_policy: JobNetworkPolicy | None = None
     """Peers of each job's pods; None: no NetworkPolicy is made for a job."""

@@ -241,7 +241,7 @@ class Snapshot:
     taken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Amounts on each node that others hold: requests of their pods, and room reserved by other jobs."""
     held_by_jobs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Part of `taken` that other RLHFJobs hold, and so will give back."""
+    """Amounts within `taken` that other RLHFJobs hold, and so will give back."""
     line: tuple[ObservedJob, ...] = ()
     """Other jobs of all namespaces that wait for room, or may do so after their first pass."""
     capabilities: frozenset[Capability] = frozenset({"kuberay"})

@@ -23,20 +23,20 @@ MAX_SECONDS = 1e9
 
 
 class Pool(BaseModel):
-    """Part of a pool in mapping.json that calibration reads."""
+    """Fields of a pool in mapping.json that calibration reads."""
 
     gpu: str
 
 
 class Predicted(BaseModel):
-    """Part of the prediction in mapping.json that calibration reads."""
+    """Fields of the prediction in mapping.json that calibration reads."""
 
     phases: dict[Phase, Annotated[float, Field(ge=0, le=MAX_SECONDS)]]
     correction: dict[Kind, Annotated[float, Field(ge=MIN_RATIO, le=MAX_RATIO)]]
 
 
 class MappingFile(BaseModel):
-    """Part of mapping.json that calibration reads."""
+    """Fields of mapping.json that calibration reads."""
 
     pools: list[Pool]
     predicted: Predicted
@@ -56,7 +56,7 @@ class RunCalibration:
 
 
 class JobRecord(Protocol):
-    """Part of a job in a run folder that calibration reads."""
+    """Data of a job in a run folder that calibration reads."""
 
     name: str
     records: list[dict[str, float]]

@@ -89,7 +89,7 @@ def objective_for(job: Job, cluster: Cluster) -> Objective:
 
 
 def objective_of(text: str, cluster: Cluster, path: str = "--objective") -> Objective:
-    """Parse an objective; `path` names its place in errors. Raises SpecError."""
+    """Parse an objective; path: its field or option, for errors. Raises SpecError."""
     name, equals, value = text.partition("=")
     prices = [group.gpu_hour_price for group in cluster.groups]
     match name:

@@ -59,7 +59,7 @@ def explain(
     prices: Mapping[str, float] | None = None,
     networks: Iterable[str] = (),
 ) -> None:
-    """Print the place of each model, the predicted step and the rejected placements; or why nothing fits.
+    """Print the pool of each model, the predicted step and the rejected placements; or why nothing fits.
 
     prices: price of a GPU for an hour by type; without any there is no price of a step. networks: a sentence each.
     """

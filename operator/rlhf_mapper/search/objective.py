@@ -35,7 +35,7 @@ class Objective:
         return replace(self, prices=tuple(self.prices[host] for host in hosts)) if self.prices else self
 
     def step(self, stages: Floats) -> Floats:
-        """Return the [...] seconds of a step from [..., 3] of its stages, always added in the same order."""
+        """Return the seconds of steps, [...], from those of their stages, [..., 3], always added in the same order."""
         generation, preparation, training = np.moveaxis(stages, -1, 0)
         seconds: Floats = generation + preparation + training
         if self.works_ahead:
@@ -43,7 +43,7 @@ class Objective:
         return seconds
 
     def beside(self, stages: Floats) -> Floats:
-        """Return [M, 3] seconds that a step takes at least in addition to each stage, from [M, 3] seconds of stages."""
+        """Return the fewest seconds of a step besides each of its stages; stages: seconds of each; both are [M, 3]."""
         generation, preparation, training = stages.T
         if self.works_ahead:
             return np.stack([0 * generation, training, preparation], 1)
@@ -84,7 +84,7 @@ class Objective:
 
 
 def weight(gpus: NDArray[np.int64], weights: Floats) -> Floats:
-    """Return the [M] weights of [M, groups] GPUs, always added in the same order."""
+    """Return the total weight of M allocations from their GPUs [M, node groups]; always added in the same order."""
     used = np.zeros(len(gpus))
     for group, each in enumerate(weights):
         used = used + gpus[:, group] * each

@@ -166,7 +166,7 @@ def _halved(problem: _Problem, goal: Objective, best: _Best, boxes: _Boxes) -> _
 
 
 def _split(stacked: StackedTables, boxes: _Boxes, chosen: Ints) -> _Boxes:
-    """Return two halves of each box; chosen: [M, 3] ranks of the slowest set when every set has its smallest pool."""
+    """Return both halves of each of M boxes; chosen: [M, 3 stages] ranks of the slowest set with the smallest pools."""
     low, high = boxes.low.copy(), boxes.high.copy()
     start, end = stacked.values(low), np.minimum(chosen, high)
     stop = stacked.values(end)
@@ -187,7 +187,7 @@ def _worthwhile(problem: _Problem, best: _Best, boxes: _Boxes) -> NDArray[np.boo
 
 
 def _lowest(problem: _Problem, typed: Ints, options: Ints, gpus: Ints, spare: Floats) -> Ints:
-    """Return [M, 3] lowest ranks of the slowest set if each in turn gets all spare GPUs; spare: [M] their weight."""
+    """Return lower bounds of the slowest set's ranks, [M, 3 stages]: each set alone gets GPUs of weight `spare`."""
     weights = np.broadcast_to(problem.weights, gpus.shape)
     affordable = np.divide(spare[:, None], weights, out=np.full(gpus.shape, np.inf), where=weights > 0)
     room = np.minimum(problem.budgets - gpus, np.maximum(affordable, 0)).astype(np.int64)

@@ -45,16 +45,16 @@ class StackedTables:
         self.by_rank = width - lowered
         """[3, N] ascending key of each option: number of its table, then its `least_ranks` in reverse."""
         self.least_ranks = np.ascontiguousarray((lowered + offset).T)
-        """[N, 3] lowest rank in each stage among an option and all smaller options of its table."""
+        """Lowest rank in each stage among an option and its table's options of fewer GPUs: [N options, 3 stages]."""
 
     def within(self, tables: Ints, gpus: Ints) -> Ints:
-        """Return [..., 3] lowest ranks of each table with at most `gpus` GPUs, which are enough for some option."""
+        """Return each table's lowest ranks, [..., 3 stages], among options of at most `gpus` GPUs; one must exist."""
         last = np.searchsorted(self.by_gpus, tables * (self.most_gpus + 2) + np.minimum(gpus, self.most_gpus), "right")
         ranks: Ints = self.least_ranks[last - 1]
         return ranks
 
     def smallest(self, tables: Ints, ranks: Ints) -> Ints:
-        """Return [M, S] index of each table's smallest option whose stages have at most `ranks` [M, 3], or end mark."""
+        """Return the index [M, S] of each table's option of fewest GPUs with ranks <= `ranks` [M, 3], or end mark."""
         width = self.seconds.shape[1] + 1
         option = np.zeros_like(tables)
         for stage in range(3):
@@ -70,20 +70,21 @@ class StackedTables:
         return option
 
     def values(self, ranks: Ints) -> Floats:
-        """Return the [M, 3] seconds of [M, 3] ranks."""
+        """Return the seconds of ranks; both are [M, 3 stages]."""
         seconds: Floats = self.seconds[np.arange(3), ranks]
         return seconds
 
     def highest(self, seconds: Floats) -> Ints:
-        """Return the [M, 3] highest ranks with no more than [M, 3] seconds; -1 for seconds below zero."""
+        """Return the highest ranks whose seconds are at most `seconds`, both [M, 3 stages]; -1 for negative seconds."""
         columns = [np.searchsorted(self.seconds[stage], seconds[:, stage], "right") - 1 for stage in range(3)]
         return np.stack(columns, 1)
 
 
 def _useful(table: StageTable, budget: int) -> tuple[Ints, Floats]:
-    """Return [K'], [3, K'] of the options that fit; most options that a smaller one equals or beats are left out.
+    """Return (GPUs [K'], seconds [3 stages, K']) of a table's K' useful options: pool sizes that fit and help.
 
-    An option is compared with the smaller one that is fastest in each stage, and in the sum of the stages.
+    Most options that an option of fewer GPUs equals or beats in every stage are left out. An option is compared with
+    the option of fewer GPUs that is fastest in each stage, and in the sum of the stages.
     """
     fits = np.isfinite(table.seconds).all(0) & (table.gpus <= budget)
     gpus, seconds = table.gpus[fits], table.seconds[:, fits]

@@ -71,7 +71,7 @@ def states(model: Architecture, software: Software, *, trains: bool, trained_sha
 def parts_of_gpu(
     states: Mapping[Part, float], software: Software, *, replica: Numbers | float, gpus: Numbers
 ) -> dict[Part, Numbers]:
-    """Return a GPU's bytes of each part: those that data ranks shard over all `gpus`, others over `replica` (p t)."""
+    """Return a GPU's bytes of each state: all bytes / `gpus` if data ranks shard the state, else / `replica` (p t)."""
     shared = {part for part in states if software.shards_weights or part == "optimizer"}
     return {part: size / (gpus if part in shared else replica + 0 * gpus) for part, size in states.items()}
 
@@ -156,12 +156,12 @@ class _Stage:
     """First or last stage of a pipeline: bytes of its weights in the compute type, gathered from all data ranks."""
 
     root: Numbers
-    """Weights that stay gathered: embedding and head on the stage, and all layers of a small stage."""
+    """Bytes of the weights that stay gathered: embedding and head on the stage, and all layers of a small stage."""
     head: Numbers
-    """Weight of the output head, whose gradient waits for the embedding's."""
+    """Bytes of the output head's weight, whose gradient waits for the embedding's."""
     layer: Numbers
     layers: Numbers
-    """Weights of all layers that are gathered one by one."""
+    """Bytes of the weights of all layers that are gathered one by one."""
     has_head: Numbers
     chunk: Numbers
     """Bytes for the logits of as many tokens as the head takes at once."""

@@ -272,7 +272,7 @@ class Cache:
         return {key} | dependants | (self._who_may_begin(before.value, now) if before else set())
 
     def _who_may_begin(self, before: ObservedJob, now: Entry[ObservedJob] | None) -> set[Key]:
-        """Return the jobs that may begin if another job has given back room or left the line."""
+        """Return the jobs that may begin now if another job has freed its reserved resources, or left the line."""
         is_there = now is not None and now.uid == before.uid and not now.value.deleting
         was, new = before.status, now.value.status if now is not None and is_there else Status()
         if was.reserved and not new.reserved:

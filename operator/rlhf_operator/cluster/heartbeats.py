@@ -20,7 +20,7 @@ MAX_PARTS: Final = 5_000  # lists and objects
 
 
 def parsed(body: bytes) -> Any:
-    """Return the JSON of a head pod's answer. Raises ValueError if it is no JSON or has too many parts.
+    """Return the JSON of a head pod's answer. Raises ValueError if it is no JSON or has too many lists and objects.
 
     Deep nesting could crash the parser: main lifts the recursion limit, and nobody checks what a user's pod answers.
     """

@@ -34,7 +34,7 @@ class LostLeaseError(Exception):
 
 
 class Elector:
-    """One replica's part in the leader election; a Lease with its own `identity` is taken over at once."""
+    """One replica as candidate or leader in the election; a Lease with its own `identity` is taken over at once."""
 
     def __init__(
         self, client: Client, name: str, namespace: str, identity: str, clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""The kinds of Kubernetes objects that the operator reads and writes, and their places in the API."""
+"""The kinds of Kubernetes objects that the operator reads and writes, and their paths in the API."""
 
 from __future__ import annotations
 

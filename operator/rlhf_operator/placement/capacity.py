@@ -38,7 +38,7 @@ class MachineGroup:
     link: float | None = None
     """Bytes/s between the GPUs of a node, both directions together, by the settings; None if unset."""
     network: float | None = None
-    """Bytes/s of each GPU's part of the node's network, by the settings or a node label; None if unknown."""
+    """Bytes/s of each GPU's share of the node's network, by the settings or a node label; None if unknown."""
     price: float | None = None
     """Price of a GPU for an hour, by the settings; None if unset."""
     zone: str = ""
@@ -228,10 +228,10 @@ def unknown_figures(machines: Sequence[MachineGroup], settings: Settings) -> str
 
 
 def _parts(node: _GpuNode, job: Job, settings: Settings, head: Fraction) -> list[MachineGroup]:
-    """Return the parts of a node that a job may have: as many GPUs each as it requests, or all free GPUs in one part.
+    """Return the machines into which a node is cut for a job: each with the requested GPUs, or one with all free GPUs.
 
     The free memory must hold the worker pods, and `head` bytes for a head pod on the same node. If it is short, the
-    node has fewer parts, or a smaller one.
+    node gives fewer machines, or a smaller one.
     """
     requested, memory = job.spec.resources.slots_per_node, node.free_memory
     if job.spec.placement.mode == "Manual":  # then the pools say how many slots of a node they take

@@ -26,7 +26,7 @@ from rlhf_operator.snapshot import NodeRequest, ObservedRayJob, Snapshot
 from rlhf_operator.times import parsed, since, timestamp
 
 SHORTEST_REQUEUE: Final = 1.0
-"""Least seconds until the next pass that a pass may request."""
+"""Smallest number of seconds after which a pass may request the next one."""
 MAX_LISTED_ATTEMPTS: Final = 10
 """Most attempts in status.attempts: the newest ones; withdrawn attempts are dropped first."""
 FINAL: Final = frozenset({"Succeeded", "Failed"})

@@ -137,7 +137,7 @@ def fail_if_too_late(ctx: ReconcileContext, running_seconds: float = 0.0) -> flo
 
 
 def suspend(ctx: ReconcileContext) -> None:
-    """End an attempt because the user suspends the job; its pods save a checkpoint when they are told to end."""
+    """End an attempt because the user suspends the job; its pods save a checkpoint when they are deleted."""
     ctx.require_live("the job is suspended")
     _end_attempt(ctx, "Suspended")
     ctx.set_status(next_attempt_time=None)
@@ -147,7 +147,7 @@ def suspend(ctx: ReconcileContext) -> None:
 
 
 def remap(ctx: ReconcileContext) -> None:
-    """End an attempt because another placement is better; its pods save a checkpoint when they are told to end."""
+    """End an attempt because another placement is better; its pods save a checkpoint when they are deleted."""
     ctx.require_live("the job takes another placement")
     _end_attempt(ctx, "Remapped")
     message = "The attempt saves a checkpoint; the next one has the placement that measured steps show to be better."

@@ -36,8 +36,8 @@ SHARED_MEMORY = "4Gi"
 def attempt_manifests(pods: Pods, *, claim_size: str) -> tuple[Manifest, ...]:
     """Return the manifests of all objects that an attempt needs, in the order of their creation.
 
-    All input jobs have succeeded, so the snapshot says where their models are. claim_size: least size of the claim for
-    the run folder.
+    All input jobs have succeeded, so the snapshot says where their models are. claim_size: smallest size of the claim
+    for the run folder.
     """
     seen, job, settings = pods.snapshot.job, pods.job, pods.settings
     document = job_file.config_map(pods.snapshot, job, pods.mapping)

@@ -27,7 +27,7 @@ CA_VOLUME, MODELS_VOLUME = "rlhf-ca", "rlhf-models"
 END_SECONDS = 15
 """Seconds of the grace period that processes have left to end after save-now."""
 MIN_STORE_BYTES = 80 * 1024**2
-"""Least bytes of Ray's object store; Ray refuses less than 75 MiB."""
+"""Smallest size of Ray's object store in bytes; Ray refuses less than 75 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

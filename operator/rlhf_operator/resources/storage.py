@@ -127,7 +127,7 @@ def goes_with(job: Job, *, has_succeeded: bool) -> bool:
 
 
 def output_claim(seen: ObservedJob, job: Job, settings: Settings, *, at_least: str) -> Manifest:
-    """Return the claim that is made for a job whose storage names none. at_least: its least size."""
+    """Return the claim that is made for a job whose storage names none. at_least: its smallest size."""
     storage = settings.storage
     size = max(storage.size, at_least, key=amount)
     spec: dict[str, Any] = {"accessModes": [storage.access_mode], "resources": {"requests": {"storage": size}}}
