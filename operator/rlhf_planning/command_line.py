@@ -16,6 +16,8 @@ ExitCodeOf = Callable[[Callable[[], None], bool], int]
 """Function that runs work, prints its error (with a traceback if the flag is set) and returns an exit code."""
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")]
 Once = Annotated[bool, typer.Option("--once", help="Print it once, as where stdout is no terminal.")]
+READER_GONE = 141
+"""Exit code of a command whose reader left, as with `| head`: what shells report for SIGPIPE."""
 
 
 class Program:
@@ -47,12 +49,26 @@ class Program:
         def declare(work: Callable[P, None]) -> Callable[P, None]:
             @wraps(work)
             def run_and_exit(*arguments: P.args, **options: P.kwargs) -> None:
-                sys.exit(self._exit_code_of(lambda: work(*arguments, **options), bool(options.get("debug"))))
+                shows_traceback = bool(options.get("debug"))
+                sys.exit(
+                    self._exit_code_of(lambda: _run_while_read(lambda: work(*arguments, **options)), shows_traceback)
+                )
 
             self.app.command(name, epilog=f"Example: {example}")(run_and_exit)
             return run_and_exit
 
         return declare
+
+
+def _run_while_read(work: Callable[[], None]) -> None:
+    """Run `work`; if the reader of its output leaves, exit with READER_GONE and without a message."""
+    try:
+        work()
+    except (BrokenPipeError, SystemExit) as left:  # rich makes a SystemExit of a BrokenPipeError
+        if not isinstance(left, BrokenPipeError) and not isinstance(left.__context__, BrokenPipeError):
+            raise
+        silence(sys.stdout)
+        sys.exit(READER_GONE)
 
 
 def print_errors(lines: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.problems import SpecError
+from rlhf_planning.command_line import READER_GONE
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.commands import save_now
@@ -65,6 +66,26 @@ def test_lines_that_nobody_reads_any_more_do_not_end_a_run(tmp_path: Path) -> No
     writer.stdout.close()
     assert writer.wait(timeout=PATIENCE_SECONDS) == 0
     assert (tmp_path / "done").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "write"), [("rlhf_trainer.commands.cli", "typer.echo"), ("rlhf_kubectl.cli", "Console().print")]
+)
+def test_a_command_whose_reader_left_ends_quietly(module: str, write: str) -> None:
+    program = (
+        f"import typer; from rich.console import Console; from {module} import app, command\n"
+        "@command('an example')\n"
+        "def talk() -> None:\n"
+        f"    for _ in range(2000): {write}('x' * 100)\n"
+        "app(['talk'])"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout is not None
+    assert writer.stderr is not None
+    writer.stdout.read(10)
+    writer.stdout.close()
+    assert writer.stderr.read() == b""
+    assert writer.wait(timeout=PATIENCE_SECONDS) == READER_GONE == 141
 
 
 def test_a_terminal_that_was_closed_does_not_end_a_run() -> None:
