@@ -12,8 +12,8 @@ HEAD = f"""<!-- Made from crds/rlhf_api by `make generate`; do not edit. -->
 
 `{KIND}`, `apiVersion: {API_VERSION}`. `rlhf validate FILE` and a cluster's API server
 judge a document alike, with one exception: the names and the depth of `arguments`, which may hold any JSON, are looked
-at by `rlhf validate` and by the operator only. What jobs read of each other (`job://`) is no matter of one document:
-`rlhf validate` looks at the file, the operator at the cluster.
+at by `rlhf validate` and by the operator only. A `job://` names a job outside the document: `rlhf validate` looks for
+it in the file, the operator in the cluster.
 
 - Fields in **bold** are needed. `[]` after a name: each entry of a list.
 - `null` leaves a field unset, but for `spec.algorithm.valueClipRange`, where null does not clip.
@@ -22,7 +22,8 @@ at by `rlhf validate` and by the operator only. What jobs read of each other (`j
   digit last.
 
 A job that exists can be changed where that leaves it the same experiment; the rules marked *change* say the rest.
-Below each table is what the API server says where a rule is broken.
+Below each table is what the API server says where a rule is broken; the rules across tables are [at the
+end](#rules-across-tables).
 """
 OPEN = {"minimum": "more than", "maximum": "less than"}
 CLOSED = {"minimum": "at least", "maximum": "at most"}
@@ -43,6 +44,7 @@ def text() -> str:
         if schema["type"] == "object":
             parts += _section(schema, f"spec.{name}", deep=True)
     parts += _section(fields["status"], "status", deep=True)
+    parts += ["## Rules across tables\n", *dict.fromkeys(_rules(fields["spec"], "spec", deep=False)), ""]
     return "\n".join(parts)
 
 
@@ -52,7 +54,7 @@ def _section(schema: Schema, path: str, *, deep: bool) -> Iterator[str]:
     yield "| field | type | default | what it is |\n| --- | --- | --- | --- |"
     yield from (_row(*field) for field in _fields(schema, "", deep=deep))
     yield ""
-    if rules := [*_rules(schema, path, deep=deep)]:
+    if deep and (rules := [*_rules(schema, path, deep=True)]):
         yield from dict.fromkeys(rules)
         yield ""
 
