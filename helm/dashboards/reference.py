@@ -12,13 +12,13 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 TRAINING = """\
 # Metrics of the training
 
-For who looks up a metric; [monitoring](monitoring.md) says where they appear and what their labels mean.
+For readers who look up a metric; [monitoring](monitoring.md) says where they appear and what their labels mean.
 
 """
 OPERATOR = """\
 # Metrics of the operator
 
-For who looks up a metric; [monitoring](monitoring.md) says what their labels mean. The usual
+For readers who look up a metric; [monitoring](monitoring.md) says what their labels mean. The usual
 `process_*` metrics (memory, CPU, open files) are there too.
 
 """

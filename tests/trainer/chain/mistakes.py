@@ -635,7 +635,7 @@ def messages() -> str:
 HEAD = """\
 # Messages
 
-For whoever met an error of a run. Most messages say what to do; these need more
+For readers who met an error of a run. Most messages say what to do; these need more
 ([troubleshooting](troubleshooting.md) has the rest). `…` stands for text that varies. The tests cause each
 of them; `python -m tests.trainer.chain.mistakes > docs/messages.md` writes this page.
 """

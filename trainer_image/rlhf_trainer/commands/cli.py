@@ -142,7 +142,7 @@ def validate(
         bool, typer.Option("--deep", help="Also try models, data, functions and disk, as `rlhf run` does at its start.")
     ] = False,
 ) -> None:
-    """Check a manifest; prints ok and what checkpoints take of models whose shape it says, or every error."""
+    """Check a manifest: print every error, or ok and, of models whose shapes it has, the size of checkpoints."""
     from rlhf_mapper.config_file import made_from, manifest_architecture
     from rlhf_planning.checkpoint_size import in_words
 
@@ -200,7 +200,7 @@ def plan(
     output: Finished = None,
     sets: Sets = None,
 ) -> None:
-    """Say where the models of a manifest would live, how they would be cut, and what a step would take."""
+    """Say where the models of a manifest would live, how they would be sharded, and what a step would take."""
     from rlhf_planning.machines import requested_cluster
     from rlhf_trainer.commands.plan import choose, plans_of, print_plans  # numpy: time that `validate` does not need
 
@@ -226,7 +226,7 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the model.")],
     merge: Annotated[bool, typer.Option("--merge", help="Of an adapter: one model with what it adds to.")] = False,
 ) -> None:
-    """Write the model of a checkpoint as a Hugging Face directory, its adapter as a PEFT directory."""
+    """Write the model of a checkpoint as a Hugging Face folder, its adapter as a PEFT folder."""
     from rlhf_trainer.run_folder.export import export as export_model
 
     export_model(checkpoint, folder, merges=merge)
