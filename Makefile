@@ -19,7 +19,6 @@ PYTEST := $(BIN)/python -m pytest
 BEGAN := $(shell date +%s)
 # What `make house` shows of the last runs of a target.
 NOTE_SECONDS = mkdir -p .pytest_cache && echo "make $@ $$(($$(date +%s) - $(BEGAN)))" >> .pytest_cache/seconds
-SIDE_BY_SIDE := -n 3 --no-loadscope-reorder
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -69,23 +68,22 @@ cluster-demo: ## The same chain on a real Kubernetes: chart, operator, Ray and t
 	@$(MAKE) --no-print-directory cluster-programs
 	$(BIN)/python -m tests.cluster.demo --output runs/cluster-demo $(if $(KEEP),--keep)
 
-# Groups of tests run side by side (tests/conftest.py). Without RLHF_CLUSTER_TESTS=required, what the tests of the cluster
-# are about must have changed since they last passed here (tests/cluster/passed.py).
-test: lint cluster-programs ## What CI runs: lint and all tests but the slow ones
+# Groups of tests run side by side (tests/conftest.py).
+test: lint ## Lint and all tests but the slow ones and those on a real Kubernetes
+	$(BIN)/python -m tests.cluster.build helm
 	@prepared=$$(($$(date +%s) - $(BEGAN))); \
 	trap 'echo "make test: $$(($$(date +%s) - $(BEGAN))) s, $$prepared of them for installing, lint and building"' EXIT; \
-	export RLHF_UNIT_TESTS="$(UNIT)"; \
-	content=$$($(BIN)/python -m tests.cluster.passed); \
-	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu" --durations=10 $$([[ $$content ]] || echo --ignore=tests/cluster); \
-	if [[ $$content ]]; then $(BIN)/python -m tests.cluster.passed $$content; fi
+	RLHF_UNIT_TESTS="$(UNIT)" $(PYTEST) -n 3 --no-loadscope-reorder -m "not slow and not gpu" \
+		--durations=10 --ignore=tests/cluster
 	@$(NOTE_SECONDS)
 
 test-unit: install ## The tests without Ray and vLLM (about a minute and a half)
 	$(PYTEST) -n 2 -m "not slow and not gpu" $(UNIT)
 	@$(NOTE_SECONDS)
 
-test-cluster: cluster-programs ## The tests on a real Kubernetes of this machine (level pods needs root)
-	$(PYTEST) -m "not slow and not gpu" --durations=10 tests/cluster
+test-cluster: cluster-programs ## The tests on a real Kubernetes of this machine, but the slow ones (level pods needs root)
+	$(PYTEST) -n 2 --no-loadscope-reorder -m "not slow and not gpu" --durations=10 tests/cluster
+	@$(NOTE_SECONDS)
 
 test-chaos: install ## Every fault of a run at each of its places: tests/README.md (about half an hour)
 	$(PYTEST) -rP --durations=10 tests/trainer/chain/test_nothing_is_lost_by_a_fault.py

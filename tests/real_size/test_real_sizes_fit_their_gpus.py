@@ -10,6 +10,8 @@ import pytest
 
 from tests.repo.tree import ROOT
 
+pytestmark = pytest.mark.slow
+
 SHORT = "two-layers-of-qwen2.5-7b"
 IN_HOST = "llama-3-8b-1-optimizer-in-host"
 WHOLE = (
@@ -36,7 +38,6 @@ def counted(name: str) -> dict[str, Any]:
     return row
 
 
-@pytest.mark.slow
 def test_no_rank_holds_the_logits_of_all_tokens() -> None:
     update = counted(SHORT)["phases"]["actor update"]
     whole = 8192 * 152064 * 4 / 1e9  # float32 logits of one micro-batch
@@ -65,7 +66,6 @@ def test_loading_holds_a_chunk_besides_the_shards() -> None:
     assert all(counted(SHORT)["phases"][phase]["waits"] < 10 for phase in held_while_loading(SHORT))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", WHOLE)
 def test_every_phase_of_a_step_stays_inside_the_gpu(name: str) -> None:
@@ -74,7 +74,6 @@ def test_every_phase_of_a_step_stays_inside_the_gpu(name: str) -> None:
     assert max(held_while_loading(name).values()) < CHUNK
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_gradients_leave_a_gpu_whose_optimizer_is_in_the_host() -> None:
     update = counted(IN_HOST)["phases"]["actor update"]

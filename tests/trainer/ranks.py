@@ -65,6 +65,7 @@ def _server() -> RankServer:
 
 def _import_trainer() -> None:
     """What each rank would import and make again."""
+    import datasets  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 

@@ -19,7 +19,6 @@ def lives(rlhf_server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
             assert "Traceback" not in process.log()
 
 
-@pytest.mark.slow
 def test_twelve_jobs_with_room_for_two_finish_in_order(lives: Lives) -> None:
     assert turns(lives) == {"outcomes": [["Succeeded"]] * JOBS, "in_order": True, "most_at_once": ROOM}
 

@@ -61,7 +61,6 @@ def test_faults_and_cut_watches_cost_time_but_no_job(
         assert "Traceback" not in process.log()
 
 
-@pytest.mark.slow
 def test_a_job_goes_on_while_servers_come_and_go(
     rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
 ) -> None:
@@ -85,7 +84,6 @@ def test_a_job_goes_on_while_servers_come_and_go(
         assert "Traceback" not in process.log()
 
 
-@pytest.mark.slow
 def test_the_operator_outlives_the_api_server_and_etcd(
     rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
 ) -> None:
@@ -131,7 +129,6 @@ def test_a_clock_that_goes_wrong_decides_nothing(
         assert [each["outcome"] for each in lives.jobs.status("slow")["attempts"]] == ["Running"]
 
 
-@pytest.mark.slow
 def test_the_next_operator_takes_over_from_a_stuck_one(
     rlhf_server: Cluster, namespace: str, lives: Lives, tmp_path: Path
 ) -> None:

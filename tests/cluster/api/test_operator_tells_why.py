@@ -117,7 +117,6 @@ def test_without_kuberay_it_is_said_and_no_pods_are_left(rlhf_server: Cluster, n
         lives.through("deleted")
 
 
-@pytest.mark.slow
 def test_a_quota_too_small_for_all_pods_fails_the_job(told: dict[str, Jobs]) -> None:
     status = told["full-quota"].wait_for("full-quota", "Failed")
     assert (status["reason"], len(status["attempts"])) == ("PodsRefused", 1)

@@ -20,8 +20,6 @@ from tests.cluster.credentials import make_authority, sign
 from tests.cluster.golden_path import SFT
 from tests.cluster.settings import ROOT
 
-pytestmark = pytest.mark.slow
-
 MODEL = ROOT / "examples" / "rlhf_examples" / "helpful" / "model"
 CLAIM = {
     "metadata": {"name": "models"},

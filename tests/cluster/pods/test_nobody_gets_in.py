@@ -6,8 +6,6 @@ from tests.cluster import attack, chart
 from tests.cluster.attack import ELSEWHERE, WITHIN, Answers
 from tests.cluster.client import Cluster
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def heard(pods_cluster: Cluster) -> dict[str, Answers]:

@@ -75,7 +75,6 @@ def test_what_containers_see_of_the_machine_cannot_be_written(pods_cluster: Clus
     assert not (Path(pods_cluster.settings.programs) / "x").exists()
 
 
-@pytest.mark.slow
 def test_the_control_plane_is_restarted_among_running_pods(pods_cluster: Cluster, pods_namespace: str) -> None:
     pods_cluster.restart()
     pods_cluster.offer_volumes()
@@ -84,7 +83,6 @@ def test_the_control_plane_is_restarted_among_running_pods(pods_cluster: Cluster
     assert phase(pods_cluster, pods_namespace) == "Succeeded"
 
 
-@pytest.mark.slow
 def test_a_killed_node_is_lost_and_comes_back(pods_cluster: Cluster, pods_namespace: str) -> None:
     pods_cluster.kill_node(1)
     pods_cluster.until(lambda: not pods_cluster.node_is_ready("node1"), 60, "node1 is lost")

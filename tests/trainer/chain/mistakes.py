@@ -387,6 +387,7 @@ RUNS: dict[str, Mistake] = {
         sentence="…pytorch_model.bin: pickled weights are never opened, for they can run code; save as safetensors",
     ),
     "a disk that is too small": Mistake(
+        slow=True,
         disk="10m",
         options=("--output", "{folder}/disk/run"),
         code=ENVIRONMENT,

@@ -151,6 +151,7 @@ def test_the_script_runs_from_python(project: Path) -> None:
     assert document["better-half"]["steps"] == 2
 
 
+@pytest.mark.slow
 def test_the_graph_has_the_calls_of_own_workers(project: Path) -> None:
     done = command("plan", project / "job.yaml", "better-half", "--graph", CURIOUS)
     assert done.returncode == 0, done.stderr

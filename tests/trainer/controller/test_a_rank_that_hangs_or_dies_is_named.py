@@ -164,6 +164,7 @@ def test_ranks_that_wait_for_each_other_are_all_named(group: Group, tmp_path: Pa
         assert f"process {process.pid} is in actor.wait_for_nobody" in sentence
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_ray")
 def test_the_rank_whose_collective_ran_out_of_time_is_not_blamed(tmp_path: Path) -> None:
     """gloo gives up before the controller does: the error comes from the innocent rank."""

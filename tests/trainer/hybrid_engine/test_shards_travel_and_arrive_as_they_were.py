@@ -97,7 +97,7 @@ CASES: dict[str, tuple[list[Parameter], ParallelSizes, int, int]] = {
 
 
 @pytest.mark.parametrize(("model", "sizes", "shards", "per_node"), CASES.values(), ids=CASES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
 def test_a_rank_gets_its_shard_in_the_bytes_of_the_plan(
     model: list[Parameter], sizes: ParallelSizes, shards: int, per_node: int, dtype: torch.dtype
 ) -> None:
@@ -128,7 +128,7 @@ def moved_in_every_layout(model: list[Parameter], world: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("world", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", [UNTIED, TIED, ODD], ids=["untied", "tied", "odd sizes"])
 def test_every_layout(model: list[Parameter], world: int) -> None:
     assert run_ranks(world, moved_in_every_layout, model, world) == [{2: 6, 4: 21, 8: 52}[world]] * world

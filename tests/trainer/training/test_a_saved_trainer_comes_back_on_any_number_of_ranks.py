@@ -87,7 +87,14 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize(
-    "layout", [ParallelSizes(data=1), TWO, ParallelSizes(data=3), CUT, ParallelSizes(data=2, replicas=2, tensor=2)]
+    "layout",
+    [
+        ParallelSizes(data=1),
+        TWO,
+        pytest.param(ParallelSizes(data=3), marks=pytest.mark.slow),
+        CUT,
+        pytest.param(ParallelSizes(data=2, replicas=2, tensor=2), marks=pytest.mark.slow),
+    ],
 )
 def test_training_goes_on_as_if_never_stopped(saved: Saved, layout: ParallelSizes) -> None:
     model, folder, saved_by, before = saved

@@ -119,6 +119,7 @@ UNITS = {  # of FSDP on a rank: its layers, and the root with embedding, norm or
     "two shards of two tensor-parallel ranks": (ParallelSizes(data=2, tensor=2), LAYERS + 1),
     "two replicas": (ParallelSizes(data=4, replicas=2), LAYERS + 1),
 }
+KINDS = [pytest.param(kind, marks=pytest.mark.slow if "replicas" in kind else ()) for kind in UNITS]
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(tmp_path_factory.mktemp("model"), seed=3, labels=1, config=divisible_config())
 
 
-@pytest.mark.parametrize("kind", UNITS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_reduced_after_the_last_micro_batch(kind: str, model: str) -> None:
     layout, units = UNITS[kind]
     seen, norms, weights = run_kept_ranks(layout.world_size, learnt, model, layout, 1, MUCH)[0]
@@ -139,7 +140,7 @@ def test_gradients_are_reduced_after_the_last_micro_batch(kind: str, model: str)
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=2e-6, msg=name)
 
 
-@pytest.mark.parametrize("kind", UNITS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_small_stage_is_gathered_once_a_micro_batch(kind: str, model: str) -> None:
     layout, units = UNITS[kind]
     seen, norms, weights = run_kept_ranks(layout.world_size, learnt, model, layout, 1, MUCH, 2**20)[0]

@@ -257,30 +257,32 @@ LARGE_LAYOUTS = [
     for p, t, d, r in product((1, 2, 4), (1, 2, 4), (1, 2, 4, 8), (1, 2))
     if 1 < p * t * d <= 8 and d % r == 0
 ]
-SLOW = pytest.mark.slow
 CUT = (
-    "SFT",
-    pytest.param("cost model", marks=SLOW),
-    pytest.param("PPO critic", marks=SLOW),
-    "PPO critic that finds the values",
-    pytest.param("PPO-ptx actor", marks=SLOW),
-    pytest.param("PPO-ptx report", marks=SLOW),
-    "DPO actor",
+    *("SFT", "cost model", "PPO critic", "PPO critic that finds the values", "PPO-ptx actor"),
+    *("PPO-ptx report", "DPO actor"),
 )
-"""Each kind of loss once in the fast tests: of tokens, of values, and of pairs, which reads two texts."""
+"""Each kind of loss: of tokens, of pairs, of values, and one that reads two texts."""
+FAST = {"SFT": SMALL_LAYOUTS[2], "PPO critic that finds the values": SMALL_LAYOUTS[0], "DPO actor": SMALL_LAYOUTS[1]}
+"""The layout of a case that the fast tests cut it by."""
 
 
 def named(layout: ParallelSizes) -> str:
     return f"{layout.pipeline}-{layout.tensor}-{layout.data}" + f" in {layout.replicas}" * (layout.replicas > 1)
 
 
-@pytest.mark.parametrize("case", CUT)
-def test_an_update_is_the_same_for_any_p_t_d(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "layout"),
+    [
+        pytest.param(case, layout, marks=() if FAST.get(case) == layout else pytest.mark.slow)
+        for case, layout in product(CUT, SMALL_LAYOUTS)
+    ],
+    ids=lambda value: value if isinstance(value, str) else named(value),
+)
+def test_an_update_is_the_same_for_any_p_t_d(case: str, layout: ParallelSizes, tmp_path: Path) -> None:
     labels = None if CASES[case][1] == "actor" else 1
     folder = save_tiny(tmp_path / "model", seed=3, labels=labels, config=divisible_config())
     whole = measured(case, folder, share=False)
-    for layout in SMALL_LAYOUTS:
-        require_same(named(layout), measured(case, folder, layout=layout, budget=40), whole)
+    require_same(named(layout), measured(case, folder, layout=layout, budget=40), whole)
 
 
 @pytest.fixture(scope="module", params=[f"{family}, {head}" for family in FAMILIES for head in ("tied", "untied")])

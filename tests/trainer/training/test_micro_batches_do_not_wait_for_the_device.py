@@ -16,7 +16,7 @@ from rlhf_trainer.training import model_input
 from rlhf_trainer.training.trainer import ModelRunner
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import save_tiny
-from tests.trainer.training.test_losses_do_not_depend_on_ranks_micro_batches_or_padding import CASES, update
+from tests.trainer.training.test_losses_do_not_depend_on_ranks_micro_batches_or_padding import ALIKE, CASES, update
 
 
 class Readings(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -78,7 +78,9 @@ def readings_of(case: str, folder: str) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in ALIKE else ()) for case in CASES]
+)
 def test_any_number_of_micro_batches_is_read_as_often(case: str, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", seed=3, labels=None if CASES[case][1] == "actor" else 1)
     one, eight = run_ranks(1, readings_of, case, folder)[0]
