@@ -58,7 +58,8 @@ def keep(job: Job, folder: Path, file: str, steps: int) -> None:
 def kept(folder: Path, share: float, *, ranks: int, steps: int = 1, reward: str = SUM) -> list[dict[str, Any]]:
     job, file = job_with(folder, reward, f"rollout.keep={share}"), folder / f"rollouts-{ranks}-{share}-{steps}.jsonl"
     run_kept_ranks(ranks, keep, job, folder, str(file), steps)
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return sorted(rows, key=lambda row: (row["step"], row["row"]))  # ranks write when they come to it
 
 
 def test_a_line_says_all_of_a_response(folder: Path) -> None:
