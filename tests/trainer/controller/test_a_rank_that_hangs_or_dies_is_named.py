@@ -123,6 +123,7 @@ def group(own_ray: None) -> Iterator[Group]:  # noqa: ARG001
     assert not alive, "a rank lingers"
 
 
+@pytest.mark.slow
 def test_the_rank_that_hangs_is_named_not_the_one_that_waits(group: Group, tmp_path: Path) -> None:
     """Before that, calls that are sent together take longer than the deadline of one, and nobody hangs."""
     for _ in range(3):

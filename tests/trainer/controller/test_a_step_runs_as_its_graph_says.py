@@ -37,6 +37,8 @@ from rlhf_trainer.workers.data import DataShape
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 from tests.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.slow
+
 DEADLINE = float(PATIENCE_SECONDS)
 SLOTS = {"left": 2, "right": 3}
 WIDTHS = {Width.ONE: 1, Width.PROMPT: 3, Width.TEXT: 11, Width.BYTES: 5}

@@ -71,6 +71,7 @@ def values_of(future: Any) -> list[Any]:
     return get([part[0].ended for part in future.parts], deadline=DEADLINE)
 
 
+@pytest.mark.slow
 def test_ranks_follow_torchruns_contract(models: Models) -> None:
     assert models.source.rank().result() == [0, 1]
 

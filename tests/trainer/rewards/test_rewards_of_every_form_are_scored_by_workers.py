@@ -65,7 +65,7 @@ def batch_here(step: int = 1) -> Batch:
     """This rank's rows."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rows = blocks(ROWS, world)[rank]
-    fields = {name: field[rows.start : rows.stop] for name, field in FIELDS.items()}
+    fields = {name: field[rows.start : rows.stop].clone() for name, field in FIELDS.items()}
     return Batch(step=step, start=rows.start, size=len(rows), fields=fields)
 
 

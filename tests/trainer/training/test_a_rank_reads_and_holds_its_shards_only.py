@@ -139,12 +139,11 @@ def save_sharded(folder: Path, *, tied: bool, classifier: bool = False) -> str:
 @pytest.mark.parametrize(
     ("kind", "tied", "classifier", "frozen"),
     [
-        ("language model", True, False, False),
-        ("language model", False, False, True),
-        ("scorer", True, False, False),
-        ("scorer", False, True, True),
+        pytest.param("language model", True, False, False, id="tied, trained"),
+        pytest.param("language model", False, False, True, id="untied, frozen", marks=pytest.mark.slow),
+        pytest.param("scorer", True, False, False, id="critic from a language model", marks=pytest.mark.slow),
+        pytest.param("scorer", False, True, True, id="frozen reward"),
     ],
-    ids=["tied, trained", "untied, frozen", "critic from a language model", "frozen reward"],
 )
 def test_no_rank_reads_or_holds_more_than_its_shards(
     kind: str, tied: bool, classifier: bool, frozen: bool, tmp_path: Path

@@ -208,7 +208,7 @@ def mapping_line(mapping: Mapping[str, Any]) -> str:
     """Return a mapping as one line: `2 x cpu-slot: actor 1-1-2, generation 1-1 | 1 x cpu-slot: reward 1-1-1`."""
     return " | ".join(
         f"{pool['gpus']} x {pool['gpu']}: {'; '.join(_sizes(role, mapping['models'][role]) for role in pool['models'])}"
-        for pool in mapping["pools"]
+        for pool in mapping.get("pools", ())
     )
 
 
