@@ -66,7 +66,7 @@ class Kubectl:
             return None
 
     def items(self, path: str) -> list[Document] | None:
-        """Return the objects of a list; None if the user may not read it."""
+        """Return the objects of a list; None if the server has no such list, or the user may not read it."""
         found = self.find(path)
         return None if found is None else found.get("items") or []
 

@@ -168,7 +168,7 @@ def _explain(name: str, condition: Condition) -> Iterator[str]:
 
 
 def complaint(pod: ObservedPod, now: datetime) -> str:
-    """Return what keeps a pod from running, or from ending; empty if nothing does."""
+    """Return a sentence on why a pod does not run, has failed or does not end; empty otherwise."""
     which = {names.CONTROLLER: "Head pod", names.WORKER: "Worker pod"}.get(pod.role, "Pod")
     pod_is = f"{which} {pod.name}"
     if pod.deleting_since:

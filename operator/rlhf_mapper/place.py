@@ -28,7 +28,7 @@ def place(job: Job, gpus_per_machine: Sequence[int]) -> DeviceMapping:
 
 
 def _pools(job: Job, slots: int) -> tuple[MappedPool, ...]:
-    """Return the manifest's pools, or one pool of all models; slots: on a machine if spec.resources names none."""
+    """Return the manifest's pools, or one pool of all models; slots: number on a machine, if the manifest sets none."""
     resources = job.spec.resources
     if job.spec.placement.mode != "Manual":
         slots_per_machine = (resources.slots_per_node or slots,) * resources.nodes

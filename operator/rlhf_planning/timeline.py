@@ -15,7 +15,7 @@ from rlhf_mapper.mapping import PHASES, STAGE_OF, STAGES, MappedPool, Phase, Pre
 from rlhf_planning.numbers import MINUS, number, tick
 
 STEPS = (1, 2, 2.5, 5, 10)
-"""Possible distances between marks of a time axis, to be multiplied by a power of ten."""
+"""Possible distances between ticks of a time axis, to be multiplied by a power of ten."""
 NEGLIGIBLE = 1e-9
 """Share of a step below which a gap between bars is rounding."""
 BLOCKS: dict[Phase, tuple[str, str]] = {
@@ -27,7 +27,7 @@ BLOCKS: dict[Phase, tuple[str, str]] = {
 """Character and colour of each phase in the chart; the characters tell phases apart without colours."""
 IDLE = "·"
 MARK_COLUMNS, MIN_CELLS = 8, 20
-"""Width in columns of a mark of the time axis, and of the narrowest chart."""
+"""Width in columns of a tick's label on the time axis, and of the narrowest chart."""
 NAME_COLUMNS = 16
 """Width in columns of a pool's name; a longer name is cut."""
 BUSY_COLUMNS, GAP = 5, 2
@@ -131,7 +131,7 @@ def plain(value: float) -> str:
 
 
 def marks_of(seconds: float, *, most: int) -> list[tuple[float, str]]:
-    """Return (seconds, label in s or ms) of each mark of a time axis: at most `most` marks, the first of them at 0."""
+    """Return (seconds, label in s or ms) of each tick of a time axis: at most `most` ticks, the first of them at 0."""
     if seconds <= 0:
         return [(0.0, "0 s")]
     scale, unit = (1.0, "s") if seconds >= 1 else (1000.0, "ms")

@@ -193,7 +193,7 @@ def table_of(name: str) -> Table:
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
-    """Set the fields of the draft that depend on several keys of the configuration."""
+    """Set the fields of the draft manifest that depend on several keys of OpenRLHF's configuration."""
     draft.name = draft.algorithm.lower()
     rank, alpha, targets = (values[f"ds.lora.{key}"] for key in ("rank", "alpha", "target_modules"))
     several.adapters(draft, ALGORITHMS[draft.algorithm].trained, rank=rank, alpha=alpha, targets=targets)

@@ -25,7 +25,7 @@ def no_ring(draft: Draft, ring: int) -> None:
 
 
 def outputs(draft: Draft, loggers: Any, project: str) -> None:
-    """Set the draft's outputs to Weights & Biases and TensorBoard; `loggers` is a list of names, or one name."""
+    """Set the draft manifest's outputs to Weights & Biases and TensorBoard; `loggers`: a list of names, or a name."""
     if "wandb" in (loggers or ()):
         draft.put("outputs.wandb.project", project)
     if "tensorboard" in (loggers or ()):
@@ -56,7 +56,7 @@ def halve(draft: Draft, key: str, total: int) -> None:
 
 
 def kl(draft: Draft, coefficient: Any, *, in_loss: bool, target: Any = None, horizon: Any = None) -> None:
-    """Set the KL penalty of the draft; with a target its coefficient is adaptive."""
+    """Set the KL penalty of the draft manifest; with a target its coefficient is adaptive."""
     draft.put("algorithm.kl", {"coefficient": coefficient, "applyTo": "Loss" if in_loss else "Reward"})
     if target:
         draft.spec["algorithm"]["kl"] |= {"controller": "Adaptive", "target": target, "horizon": horizon or 10000}
@@ -90,6 +90,6 @@ def as_list(value: Any) -> list[Any]:
 
 
 def critic_from(draft: Draft, model: Any) -> None:
-    """Set the critic's initial model, if the algorithm has a critic and the draft names no model for it."""
+    """Set the critic's initial model, if the algorithm has a critic and the draft manifest gives it none."""
     if draft.has("models.critic") and not draft.get("models.critic.uri") and model:
         draft.put("models.critic.uri", uri_of(model))

@@ -112,16 +112,16 @@ class Draft:
 
     @property
     def algorithm(self) -> str:
-        """Return the name of the draft's algorithm."""
+        """Return the name of the draft manifest's algorithm."""
         return str(self.spec["algorithm"]["name"])
 
     @property
     def role(self) -> str:
-        """Return the role of the first model that the draft's algorithm trains."""
+        """Return the role of the first model that the draft manifest's algorithm trains."""
         return ALGORITHMS[self.algorithm].trained[0]
 
     def put(self, path: str, value: Any) -> None:
-        """Set a field of the draft's spec; a value of None only creates the objects above the field."""
+        """Set a field of the draft manifest's spec; a value of None only creates the objects above the field."""
         *above, last = path.replace("<role>", self.role).split(".")
         place = self.spec
         for part in above:
@@ -130,14 +130,14 @@ class Draft:
             place[last] = value
 
     def get(self, path: str) -> Any:
-        """Return the value of a field of the draft's spec, or None if the field is not set."""
+        """Return the value of a field of the draft manifest's spec, or None if the field is not set."""
         place: Any = self.spec
         for part in path.replace("<role>", self.role).split("."):
             place = place.get(part, {}) if isinstance(place, dict) else {}
         return None if place == {} else place
 
     def has(self, path: str) -> bool:
-        """Whether the draft's algorithm has the field or the model at this path; all other paths exist."""
+        """Whether the draft manifest's algorithm has the field or the model at this path; all other paths exist."""
         top, part, *_ = [*path.split("."), ""]
         algorithm = ALGORITHMS[self.algorithm]
         if top == "models" and part in get_args(Role):
@@ -145,7 +145,7 @@ class Draft:
         return top != "algorithm" or part in {each.alias or name for name, each in algorithm.model_fields.items()}
 
     def document(self) -> dict[str, Any]:
-        """Return the draft as the document of a manifest."""
+        """Return the draft as a manifest's document, of JSON types."""
         spec = {part: self.spec[part] for part in SECTIONS if part in self.spec}
         return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.name}, "spec": spec}
 
@@ -164,9 +164,10 @@ class Values(dict[str, Any]):
 
 
 def fill(draft: Draft, table: Table, given: Mapping[str, Any]) -> Values:
-    """Convert each given key into the draft by the table; return all values, with defaults, by their newer names.
+    """Convert each given key into the draft manifest; return all values, with defaults, by their newer names.
 
-    Given values go before defaults, which the draft does not report. A newer name goes before an older one.
+    The table says how. Given values win over defaults, whose keys get no outcome in the draft. The value of a newer
+    name wins over that of an older name.
     """
     given = dict(sorted(given.items(), key=lambda item: item[0] not in table.newer))
     values = {table.newer.get(key, key): value for key, value in given.items()}

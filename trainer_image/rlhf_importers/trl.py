@@ -167,7 +167,7 @@ def algorithm(given: Mapping[str, Any], chosen: str | None) -> dict[str, Any]:
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
-    """Set the fields of the draft that depend on several keys of the configuration."""
+    """Set the fields of the draft manifest that depend on several keys of TRL's configuration."""
     draft.name = draft.algorithm.lower()
     rank, targets = flag(values["use_peft"]) and values["lora_r"], values["lora_target_modules"] or PEFT_TARGETS
     trained = ALGORITHMS[draft.algorithm].trained
@@ -199,7 +199,7 @@ def _optimizer(draft: Draft, values: Mapping[str, Any]) -> None:
 
 
 def _steps(draft: Draft, values: Mapping[str, Any]) -> int | None:
-    """Set the draft's batch sizes and number of steps or epochs; return the number of steps if it is given."""
+    """Set the draft manifest's batch sizes and steps or epochs; return the number of steps if it is given."""
     each, times, processes = (
         int(values[key]) for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes")
     )

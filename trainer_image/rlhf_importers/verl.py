@@ -216,7 +216,7 @@ def table_of(_: str) -> Table:
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
-    """Set the fields of the draft that depend on several keys of the configuration."""
+    """Set the fields of the draft manifest that depend on several keys of verl's configuration."""
     draft.name = dns_label(values["trainer.experiment_name"] or "")
     several.critic_from(draft, values[MODEL + "path"])
     rank, alpha, targets = (values[MODEL + key] for key in ("lora.rank", "lora.alpha", "target_modules"))

@@ -74,7 +74,7 @@ class LocalModel:
     """A worker with the interface of a `ModelHandle`, whose calls run at once, in this process, on this rank's rows."""
 
     def __init__(self, worker: Any, layout: ParallelSizes, transfers: Mapping[str, Transfer] | None = None) -> None:
-        """transfers: transfer marks of the worker's methods, if they differ from those of the worker's class."""
+        """transfers: declarations of the worker's methods, if they differ from those of the worker's class."""
         for name, transfer in (transfers or transfers_of(type(worker))).items():
             setattr(self, name, partial(self._call, getattr(worker, name), transfer, layout))
 
@@ -216,7 +216,7 @@ def layout_here(job: Job, world_size: int) -> ParallelSizes:
 
 
 def job_of(program: str, jobs: Sequence[Job], file: Path) -> Job:
-    """Return the first job of the program's algorithm; `file`: the jobs' manifest, for messages."""
+    """Return the first job of the program's algorithm; `file`: the jobs' manifest, for error messages."""
     if program not in PROGRAMS:
         raise SpecError([Problem("program", f"is {program}; there are {', '.join(PROGRAMS)}")])
     for job in jobs:

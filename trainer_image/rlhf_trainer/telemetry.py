@@ -1,4 +1,4 @@
-"""Measurements of each process (weighted means, deviations, maxima, sums, spans), and their merge into one record."""
+"""Measurements of each process (weighted means, deviations, maxima, sums, time spans), and their merge."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, SupportsFloat
 from rlhf_trainer.device import memory_in_use
 
 TRANSFER = "transfer"
-"""Phase of the spans in which a rank fetches the fields it reads, or waits for weights."""
+"""Phase of the times in which a rank fetches the fields it reads, or waits for weights."""
 CONTROLLER = "controller"
-"""Phase of the spans of the controller: its steps, dispatches and waits."""
+"""Phase of the controller's times: its steps, dispatches and waits."""
 ENDPOINTS = "rollout.endpoints"
 """Pool name of the process that calls external generation servers. The process takes no GPU or CPU worker."""
 
@@ -110,7 +110,7 @@ class Recorder:
 
     @contextmanager
     def span(self, phase: str, name: str = "", *, since: float | None = None) -> Iterator[None]:
-        """Time the block; `since`: an earlier start of the span, if it began elsewhere (by that machine's clock)."""
+        """Time the block; `since`: an earlier start, if the activity began elsewhere (by that machine's clock)."""
         start = min(time.time(), since or math.inf)
         try:
             yield
@@ -140,7 +140,7 @@ recorder = Recorder()
 
 
 def merge(reports: Iterable[Report]) -> dict[str, float]:
-    """Merge the measurements of all ranks and calls into one flat record; spans are left to `phase_seconds`."""
+    """Merge the measurements of all ranks and calls into one flat record; time spans are left to `phase_seconds`."""
     total = Recorder()
     for report in reports:
         for name, (value, weight) in report.means.items():
@@ -220,12 +220,12 @@ def utilization(record: Mapping[str, float], spans: Iterable[Span], step_seconds
 
 
 def slots_of(spans: Iterable[Span]) -> set[tuple[str, int]]:
-    """Return (pool, rank) of each GPU or CPU worker with an activity."""
+    """Return (pool, rank) of each rank with an activity; external servers' client is in the pool `ENDPOINTS`."""
     return {(span.pool, span.rank) for span in spans if span.phase != CONTROLLER}
 
 
 def covered(spans: Iterable[Span]) -> float:
-    """Length in seconds of the union of the spans."""
+    """Seconds that at least one of the time spans covers."""
     total, reached = 0.0, float("-inf")
     for span in sorted(spans, key=lambda span: span.start):
         total += max(0.0, span.end - max(span.start, reached))

@@ -1,4 +1,4 @@
-"""Types that most packages share: one rank's rows of a batch, and the transfer mark of a worker method."""
+"""Types that most packages share: one rank's rows of a batch, and the transfer declaration of a worker method."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def prefixed(batches: Mapping[str, HasFields[Value_co]]) -> dict[str, Value_co]:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """Mark of a worker method: its transfer protocol, the fields it reads and the fields it adds."""
+    """Declaration of a worker method, by `register`: its transfer protocol, and the fields that it reads and adds."""
 
     protocol: TransferProtocol
     reads: tuple[str, ...]
@@ -100,7 +100,7 @@ def register(
 
     reads, reads_if_there: the fields that a call waits for; the latter only if the batch has them.
     adds: the fields that the method returns, exactly; None for a method that returns a small value instead.
-    phase: the part of the step to which the method's time counts; a method without a phase records its own spans.
+    phase: the part of the step to which the method's time counts; a method without a phase times its own parts.
     row_by_row: a row's result depends on that row alone, so groups of rows may be scored early (`rollout.stream`).
     in_groups: the method puts finished rows into its argument `outlet`, if the call has that argument.
     Raises TypeError if `protocol` is no TransferProtocol.
@@ -126,14 +126,14 @@ def register(
 
 
 Marks = dict[str, Transfer]
-"""Transfer marks of a worker's methods, by name of the method."""
+"""Transfer declarations of a worker's methods, by name of the method."""
 
 
 def transfers_of(worker_class: type, arguments: Mapping[str, Any] | None = None) -> Marks:
-    """Return the transfer marks of a worker's methods, by name of the method.
+    """Return the transfer declarations of a worker's methods, by name of the method.
 
-    arguments: those of its constructor. Where the marks depend on them the class has a class method
-    `change_transfers(marks, **arguments)`, which returns the changed marks.
+    arguments: those of its constructor. Where the declarations depend on them the class has a class
+    method `change_transfers(marks, **arguments)`, which gets and returns all declarations.
     """
     found = {name: getattr(getattr(worker_class, name), TRANSFER_MARK, None) for name in dir(worker_class)}
     marks = {name: mark for name, mark in found.items() if mark is not None}

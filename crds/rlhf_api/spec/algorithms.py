@@ -35,7 +35,7 @@ Call = tuple[str, str]
 
 
 class _Recorded:
-    """Stand-in for a model that records its calls, or for a batch."""
+    """Stand-in for a model or a batch: `Algorithm` runs a subclass's `step` on them once to record the calls."""
 
     def __init__(self, name: str, calls: list[Call]) -> None:
         self._name, self._calls = name, calls
@@ -232,7 +232,10 @@ class PolicyGradient(Algorithm):
     """Base of algorithms whose actor learns from the advantages of its own responses."""
 
     advantage: ClassVar[Callable[..., Any]]
-    """Advantage of the paper, a pure method of tensors; `workers/advantage.py` supplies its parameters by name."""
+    """Method that computes the advantages as the algorithm's paper defines them, without side effects.
+
+    `workers/advantage.py` passes the arguments by the names of its parameters.
+    """
     estimates: ClassVar[tuple[str, ...]] = ("advantages",)
     """Names of the batch fields that `advantage` returns; several are returned as a mapping."""
 

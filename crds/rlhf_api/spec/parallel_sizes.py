@@ -80,7 +80,7 @@ class ParallelSizes:
         }
 
     def _micro(self) -> tuple[int, int]:
-        """Return (p / p_g, t / t_g), whose product is d_g."""
+        """Return (p / p_g, t / t_g); their product d_g is the number of generation replicas in a training replica."""
         if self.pipeline % self.generation_pipeline or self.tensor % self.generation_tensor:
             raise ValueError(f"the generation sizes of {self!r} do not divide its training sizes")
         return self.pipeline // self.generation_pipeline, self.tensor // self.generation_tensor

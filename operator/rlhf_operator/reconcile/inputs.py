@@ -19,7 +19,7 @@ REQUEUE_SECONDS: Final = 10.0
 
 
 def accepted(ctx: ReconcileContext) -> Job | None:
-    """Return the job if nothing but other jobs can stand in its way; else a condition names the obstacle."""
+    """Return the job if its spec is valid, KubeRay is there and its claims fit; else a condition names the obstacle."""
     if (obstacle := _obstacle(ctx)) is not None:
         ctx.set_condition("Accepted", "False", *obstacle)
         return None

@@ -55,7 +55,7 @@ class Readers:
         """Function (field, its holders, rows of the batch) -> rows of the field that other processes read."""
 
     def add(self, pool: str, layout: ParallelSizes, transfer: Transfer) -> None:
-        """Add a worker method, given by its mark `transfer`, of a model with this layout on a pool."""
+        """Add a method of a model with this layout on a pool; `transfer` says which fields the method reads."""
         self.fetched.cache_clear()
         for name in (*transfer.reads, *transfer.reads_if_there):
             self._by_field.setdefault(name, set()).add((transfer.protocol, layout, pool))
@@ -99,7 +99,10 @@ class RankPart:
         return {name: [slice(part.start - first, part.stop - first) for part in parts] for name, parts in cuts}
 
     def blocks(self, references: Iterator[ray.ObjectRef]) -> dict[str, list[RowBlock]]:
-        """Return the blocks of each added field, given the references to them in the order of `cuts`."""
+        """Return the blocks of rows that the rank sends, by added field, without fetching them.
+
+        references: to the tensors of these blocks in Ray, in the order of `cuts`.
+        """
         cuts = self.cuts.items()
         return {name: [RowBlock(part.start, part.stop, next(references)) for part in parts] for name, parts in cuts}
 
@@ -232,11 +235,12 @@ class Streams:
     def read(
         self, name: str, batch: Batches | None, transfer: Transfer, *, in_groups: bool
     ) -> tuple[int | None, Transfer]:
-        """Return (number of the generating call whose row groups the call `name` uses, mark with the fields to read).
+        """Return the number of the generating call whose row groups the call `name` uses, and a changed `transfer`.
 
-        in_groups: the call is made on a row group, which brings some fields along. Otherwise, if the call was made on
-        all row groups before, its results are already there, and no field is read. (None, the given mark) if the call
-        uses no row groups.
+        transfer: protocol of the call, fields it reads and adds. in_groups: the call is made on a row group, which
+        brings the generating call's fields. The changed `transfer` then reads only fields of earlier calls. Otherwise,
+        if the call was made on all row groups before, its results are already there, and it reads no field. A call
+        that uses no row groups gets None and the given `transfer`.
         """
         if not isinstance(batch, BatchFuture) or not transfer.row_by_row:
             return None, transfer

@@ -1,4 +1,7 @@
-"""Messages of the controller to its ranks, and waiting for results: Ray's failures become TrainerErrors."""
+"""Messages of the controller to its ranks, each a list of calls, and waiting for results.
+
+Ray's failures become TrainerErrors.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,9 @@ class Message:
     inputs: Sequence[ray.ObjectRef]
     """References to the fields that the first call reads from other processes."""
     calls: list[str] = field(default_factory=list)
+    """Names of the calls, such as `actor.update_actor`, in the order in which the rank runs them."""
     requests: list[CallRequest] = field(default_factory=list)
-    """Requests of the message's calls; empty once they are sent."""
+    """Request to the rank for each of `calls`; empty once the message is sent."""
     step: int = 0
     """Latest step of the calls' batches; 0 for calls without a batch and for evaluations."""
     ended: ray.ObjectRef | None = None

@@ -40,9 +40,9 @@ OUTLETS = "outlets"
 class CallRequest:
     """Request to one rank to run its part of a call.
 
-    A message has its requests as first argument, and then references to the tensors that its first call reads. Ray
-    brings only references that are arguments themselves to the worker. The worker would have to fetch references inside
-    a request through the controller's process.
+    A rank gets a list of requests in one Ray call, and as further arguments references to the tensors that the first of
+    them reads. Ray brings only references that are arguments themselves to the worker. The worker would have to fetch
+    references inside a request through the controller's process.
     """
 
     number: int

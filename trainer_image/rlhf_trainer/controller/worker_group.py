@@ -39,11 +39,12 @@ RAY_SETTINGS = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
 
 @dataclass(frozen=True)
 class ValueFuture:
-    """Future of the list of small values that a call returns; entry i adds up the values in the messages `parts[i]`."""
+    """Future of the list of small values that a call returns; entry i is the sum over some ranks."""
 
     parts: Sequence[Sequence[Message]]
+    """Messages to the ranks whose values are added up, for each entry."""
     place: int
-    """Position of the call among the calls of its messages."""
+    """Position of the call in each of these messages, which are lists of calls."""
     log: CallLog
     deadline: float
 
@@ -55,7 +56,7 @@ class ValueFuture:
 
 
 class CallLog:
-    """State that all worker groups of a job share: the readers of each field, and the messages sent to ranks."""
+    """State that all worker groups of a job share: the readers of each field, and the calls sent to ranks."""
 
     def __init__(self, *, keeps: int = 0) -> None:
         """keeps: number of earlier steps whose added fields a call may still read."""
@@ -67,10 +68,10 @@ class CallLog:
         self.streams = Streams()
         self.meter = PayloadMeter()
         self.messages: list[Message] = []
-        """Messages that were sent to ranks, for which `drain` waits."""
+        """Lists of calls that were sent to ranks, for which `drain` waits."""
         self._drained: list[Message] = []
         self._aside: list[Message] = []
-        """Messages of the calls made within `aside`, for which `wait` and `drain` do not wait until `settle` has."""
+        """Lists of calls made within `aside`; `wait` and `drain` skip them until `settle` has waited for them."""
 
     def wait(self, *, deadline: float) -> None:
         """Wait until every call made so far has ended."""
@@ -140,7 +141,7 @@ class CallLog:
         return get([message.ended for message in messages], deadline=deadline, quiet_seconds=self._quiet_seconds)
 
     def unfinished_calls(self, pool: str, rank: int) -> str:
-        """Return the calls of the rank's first message that failed or has not ended; empty if there is none."""
+        """Return the calls of the rank's first message of which a call failed or has not ended; empty without one."""
         messages = [*self._drained, *self.messages, *self._aside]
         mine = (each for each in messages if (each.pool, each.rank) == (pool, rank))
         return next((str(each) for each in mine if each.outcomes() is None), "")
@@ -176,7 +177,7 @@ class WorkerGroup:
         log.groups.append(self)
         self._pool, self._start, self._deadline = pool, start, deadline
         self._open: list[Message] = []
-        """Message for each rank that is not sent yet, to which calls are added."""
+        """Unsent message for each rank, to which calls are added; empty if all calls are sent."""
         self._processes: list[int] = []
         self.hosts: list[str] = []
         """Host name of each rank's machine; empty until the workers are built."""
@@ -258,8 +259,9 @@ class WorkerGroup:
     ) -> Batches | ValueFuture:
         """Record a call on every rank; return the batch with the added fields, or a `ValueFuture`.
 
-        A call that reads from other processes begins a message, and a call that other processes read ends one; waiting
-        sends the rest. groups: finished rows of the batch (`RowGroup`); the method then runs on these rows only.
+        Calls are sent to a rank in lists (messages). A call that reads from other processes begins a message, and a
+        call that other processes read ends one; waiting sends the rest. groups: finished rows of the batch
+        (`RowGroup`); the method then runs on these rows only.
         """
         name, number = f"{role}.{method}", next(self._log.numbers)
         stream, transfer = self._log.streams.read(name, batch, transfer, in_groups=bool(groups))
@@ -369,14 +371,14 @@ class ModelHandle:
         layout: ParallelSizes | None = None,
         transfers: Mapping[str, Transfer] | None = None,
     ) -> None:
-        """layout: the model's over the group's ranks; transfers: marks; None: those of the group and of the class."""
+        """layout: default: that of the group. transfers: declarations by method; default: those of the class."""
         self._group, self._role, self._layout = group, role, layout or group.layout
         self._transfers = transfers_of(worker_class) if transfers is None else transfers
         for name, transfer in self._transfers.items():
             group.add_reader(transfer, self._layout)
             setattr(self, name, partial(ModelHandle.call, self, name))
 
-    def call(self, method: str, batch: Batches | None = None, **arguments: object) -> Any:  # what the mark says
+    def call(self, method: str, batch: Batches | None = None, **arguments: object) -> Any:  # by the method's `Transfer`
         """Record a call of a method on every rank; see `WorkerGroup.call`."""
         return self._group.call(self._role, method, self._transfers[method], self._layout, batch, arguments)
 

@@ -22,11 +22,11 @@ class WorkerSpec:
 
     @cached_property
     def transfers(self) -> Marks:
-        """Transfer marks of the worker's methods by name."""
+        """Transfer declarations of the worker's methods by name: protocol, fields read and fields added."""
         return transfers_of(self.worker_class, self.arguments)
 
     def code_of(self, method: str) -> Callable[..., object]:
-        """Return the function whose line a message about a call names: that of `own_code`, or else the method."""
+        """Return the function whose line an error message about a call names: that of `own_code`, else the method."""
         own = getattr(self.worker_class, "own_code", None)
         found: Callable[..., object] | None = own(method, **self.arguments) if own else None
         return found or getattr(self.worker_class, method)

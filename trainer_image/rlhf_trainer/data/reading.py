@@ -61,7 +61,7 @@ class Reader:
         self.bad = 0
         """Number of rows left out because they cannot be read as a prompt with its responses."""
         self.named: list[str] = []
-        """Sentences on the first MAX_NAMED_ROWS bad rows, for messages."""
+        """Sentences on the first MAX_NAMED_ROWS bad rows, for error messages."""
         self._tokenizer, self._limits, self._tools = tokenizer, limits, tools
         self._keeps_rows = bool(columns) or keeps_rows
         self._rows: list[int] = []
@@ -194,7 +194,7 @@ class Reader:
         return DataError(f"{self.path}.{field}: {place} has {length} tokens, more than the {most} of spec.data.{limit}")
 
     def _bounds(self, prompt: int, response: int) -> torch.Tensor:
-        """Return a bound on the tokens of the prompt and one for each kind of response, int64 [1 + responses, 1]."""
+        """Return the limits in tokens of prompt and responses, all upper or all lower, int64 [1 + responses, 1]."""
         return torch.tensor([prompt, *[response] * len(self.responses)])[:, None]
 
     def _longer(self) -> str:

@@ -53,7 +53,7 @@ class Environments:
     def __init__(self, entrypoints: Sequence[str], *, arguments: Mapping[str, Any], seconds: float, path: str) -> None:
         """Start the process. entrypoints: of the class, then of functions that it calls; seconds: limit of an answer.
 
-        path: the field of the manifest, for messages.
+        path: the field of the manifest, for error messages.
         """
         names = ",".join(entrypoints)
         self._arguments, self._seconds, self._path = dict(arguments), seconds, path

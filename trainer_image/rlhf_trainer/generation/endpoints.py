@@ -104,7 +104,7 @@ class Server:
 
     url: str
     path: str
-    """Field of the manifest that holds the URL, for messages."""
+    """Field of the manifest that holds the URL, for error messages."""
     joined: str = ""
     """Random id of the server process that joined the group to get the actor's weights; empty: none has joined."""
     is_lost: bool = False

@@ -30,7 +30,7 @@ BUCKET_BYTES = 16 * 2**20, 512 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Description of a process group over two pools: first the training ranks, then the generating ranks."""
+    """Description of a process group that spans two pools: first the training ranks, then the generating ranks."""
 
     address: str
     """Address of the machine of the group's first rank."""
@@ -79,14 +79,15 @@ class HybridEngine:
         span: Span | None = None,
         sends_changes: bool = False,
     ) -> None:
-        """Plan the reshard, and join the group of a span: a collective of the pool or, with a span, of both pools.
+        """Plan the reshard; if generation has its own pool, join the process group of both pools' ranks.
 
-        model: of a training rank; generator: of a generating rank; dtype: the model's compute type, also the type of
-        sent weights and of the generator; sends_changes: send changed elements only.
+        A collective of the pool or, with `span`, of both pools. model: of a training rank; generator: of a generating
+        rank; dtype: the model's compute type, also the type of sent weights and of the generator; span: the group of
+        both pools, None if the actor's pool generates; sends_changes: send changed elements only.
         """
         self._model, self._generator, self.group = model, generator, None
         self.notices: Notices | None = None
-        """Notices between the ranks of both pools; None without a span."""
+        """Small messages between the ranks of the training and the rollout pool; None if the actor's pool generates."""
         parameters = describe(config, trust_remote_code=trust_remote_code)
         if span is None:
             assert model is not None

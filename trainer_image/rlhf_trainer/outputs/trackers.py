@@ -30,7 +30,7 @@ class Service(Protocol):
     """Protocol of a tracking service; each method may take long, and raise any error of the tracker's library."""
 
     field: str
-    """Job and field of the manifest that name the service, for messages."""
+    """Job and field of the manifest that name the service, for error messages."""
     target: Mapping[str, Any]
     """Value of the service's field in the manifest; an earlier run continues only if its value is the same."""
 

@@ -45,7 +45,7 @@ WIDTH = 960
 ROW, HEAD, LINE = 28, 150, 16
 """Heights in points of a row of the timeline, of all that stands around the rows, and of a line of small text."""
 MAX_NAME, MAX_TITLE, MAX_MARKS = 24, 100, 9
-"""Most letters of a pool's name, most letters of a title, and most marks of the time axis."""
+"""Most letters of a pool's name, most letters of a title, and most ticks of the time axis."""
 CALL, COLUMN, SLANT = 34, 21, 55
 """Points of a call's row and of a field's column in the graph; degrees by which names of fields are turned."""
 GRAPH_WIDTH, GRAPH_HEAD = 480, 320
@@ -126,7 +126,10 @@ def _cut(text: str, letters: int) -> str:
 
 
 def graph_svg(graph: Graph, *, title: str, pools: Sequence[str]) -> str:
-    """Draw the calls of a step: a row a call by level, in the colour of its pool, and a line a field."""
+    """Draw the calls of a step as rows, ordered by level, in the colours of their pools.
+
+    A field is a vertical line from the row of its producer to the rows of its consumers.
+    """
     with mpl.rc_context(STYLE):
         colours = {pool: POOL_COLOURS[place % len(POOL_COLOURS)] for place, pool in enumerate(pools)}
         rows = {call.number: row for row, call in enumerate(graph.by_level)}

@@ -51,7 +51,7 @@ class Endpoint:
     token_variable: str | None
     """Environment variable that holds the bearer token; its value is never shown."""
     path: str
-    """The service's field in the manifest, for messages."""
+    """The service's field in the manifest, for error messages."""
 
     def ready(self) -> None:
         """Check the bearer token. EnvironmentProblem if its variable is not set, or it cannot be sent."""
@@ -61,7 +61,7 @@ class Endpoint:
         """Do nothing, as the connections to the service are closed at the end of each call of `answers`."""
 
     def answers(self, requests: Sequence[tuple[Any, object]], read: Callable[[Answer, object], T]) -> list[T]:
-        """Send requests (JSON, subject for messages); returns `read` of each answer. EnvironmentProblem without it."""
+        """Send requests (JSON, subject for errors); returns `read` of each answer. EnvironmentProblem without it."""
         return asyncio.run(self._answers(requests, read))
 
     def refused(self, what: str, about: object) -> UserCodeError:

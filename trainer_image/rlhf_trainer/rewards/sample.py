@@ -12,7 +12,7 @@ MAX_SHOWN = 80
 MAX_FLOAT32 = 3.4028234663852886e38
 """Largest finite float32."""
 EXPECTED = "a finite number (float32)"
-"""Words for a valid score, for messages."""
+"""Words for a valid score, for error messages."""
 
 
 def is_score(value: float) -> bool:

@@ -35,7 +35,7 @@ GUARD_SECONDS = 10.0
 REAP_MILLISECONDS = 1000
 """Interval at which a guard process reaps descendants of the user code's process that have ended."""
 SIGNALS = {int(each): f" ({each.name})" for each in signal.Signals}
-"""Number of a signal -> name in brackets, for messages; most real-time signals have none."""
+"""Number of a signal -> name in brackets, for error messages; most real-time signals have none."""
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 MEBIBYTE = 2**20
 JUDGEMENT = struct.Struct("16sd")

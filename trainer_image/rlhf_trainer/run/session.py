@@ -35,7 +35,7 @@ MONITORS = ("start_api_server", "start_monitor", "start_log_monitor")
 """Ray's functions that start processes which our own Ray does without; there is no public option for this."""
 
 UNUSED_PORTS = (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME)
-"""Ports of the dashboard's agent, which serves nothing here."""
+"""Ports of Ray's dashboard agent, which serve nothing here."""
 
 
 @contextmanager

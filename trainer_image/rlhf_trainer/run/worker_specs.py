@@ -1,7 +1,7 @@
 """Worker class and arguments of every role of a job, answered once for all pools. Nothing is started here.
 
-WORKERS gives the worker by the protocol of a step's parameter (`workers` of the algorithm wins). All else that a job
-chooses is in the arguments, and a worker's marks follow from the arguments (`WorkerSpec.transfers`).
+WORKERS gives the worker class by the protocol of a step's parameter; `workers` of the algorithm wins. The arguments
+hold all else that a job chooses. From them follow the fields that each method reads and adds (`WorkerSpec.transfers`).
 """
 
 from __future__ import annotations

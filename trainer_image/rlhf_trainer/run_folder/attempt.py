@@ -1,8 +1,9 @@
 """Attempts of a job on a cluster; the pods of all attempts share one run folder.
 
-The mark in the run folder names the attempt that owns the folder. The sign of life shows that its trainer runs, and
-exit.json says how the trainer ended. A pod of an older attempt may still run, but writes nothing more. A folder may
-outlive its RLHFJob and serve a new job of the same name, whose attempts begin with 1 again; the uid differs.
+The mark file (.attempt) of the run folder names the attempt that owns the folder. The sign of life shows that its
+trainer runs, and exit.json says how the trainer ended. A pod of an older attempt may still run, but writes nothing
+more. A folder may outlive its RLHFJob and serve a new job of the same name, whose attempts begin with 1 again; the uid
+differs.
 
 The module imports the standard library only, for the side-car's sake.
 """
@@ -74,7 +75,7 @@ def owner(folder: Path) -> Attempt | None:
 
 
 def newer_attempt(output: Path, attempt: Attempt) -> Attempt | None:
-    """Return a run folder's owner if it is newer than this attempt; an RLHFJob without a mark yet is the newest."""
+    """Return a run folder's owner if it is newer than this attempt; None if the mark file lacks this RLHFJob."""
     attempts = marked_attempts(output)
     if all(each.job_uid != attempt.job_uid for each in attempts):
         return None

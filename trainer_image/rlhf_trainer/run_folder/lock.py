@@ -32,7 +32,7 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 LOOK_SECONDS: Final = 0.1
 """Seconds before a second try to lock the run folder; `is_running` holds the lock for less."""
 SETTLE_SECONDS: Final = 1.0
-"""Seconds that a new attempt waits, in which an older attempt that has read the old mark finishes a write."""
+"""Seconds that a new attempt waits, because an older attempt may be ending a write that it began as the owner."""
 
 
 @contextmanager
@@ -99,8 +99,8 @@ def require_newest(output: Path) -> None:
 def owned(output: Path) -> Iterator[None]:
     """Make this process's attempt the owner of the run folder, and write its sign of life during the block.
 
-    The older attempt's mark and sign of life are replaced, and exit.json is deleted. Raises EnvironmentProblem if there
-    is a newer attempt.
+    The mark file and sign of life of the older attempt are replaced, and exit.json is deleted. Raises
+    EnvironmentProblem if there is a newer attempt.
     """
     attempt = own_attempt()
     if attempt is None:

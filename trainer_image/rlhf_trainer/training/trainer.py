@@ -175,7 +175,7 @@ class Trainer(ModelRunner):
         path: str,
         **options: Unpack[RunnerOptions],
     ) -> None:
-        """path: the model's field in the manifest, for messages."""
+        """path: the model's field in the manifest, for error messages."""
         self._settings, self._total_steps, self._path = optimizer, total_steps, path
         self._max_skipped_updates, self.skipped_in_a_row = max_skipped_updates, 0
         self._optimizer = ShardedAdamW(trained_parameters(model).values(), optimizer)

@@ -56,7 +56,7 @@ class AdvantageWorker:
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, job: Job, **_: object) -> Marks:
-        """Add the transfer marks of `compute_advantage` and, with a critic, of `compute_rewards`, by the algorithm."""
+        """Declare the fields that `compute_advantage` and, with a critic, `compute_rewards` read and add."""
         assert isinstance(job.spec.algorithm, PolicyGradient)
         return {**advantage_transfers(type(job.spec.algorithm)), **marks}
 
@@ -163,7 +163,7 @@ class AdvantageWorker:
         return shaped
 
     def _follow(self, batch: Batch, algorithm: Constrained) -> float:
-        """Update the Lagrange multiplier by the step's mean cost, once the actor is trained; return the multiplier."""
+        """Update the Lagrange multiplier by the step's mean cost, except in critic warm-up; return the multiplier."""
         costs, valid = batch["costs"], batch["valid"]
         total, count = sum_over_ranks([(costs * valid).sum(), valid.sum()])
         assert self.multiplier is not None
@@ -263,7 +263,10 @@ def _checked(advantages: object, mask: Tensor, batch: Batch) -> Tensor:
 
 
 def advantage_transfers(algorithm: type[PolicyGradient]) -> Marks:
-    """Return the marks of an AdvantageWorker: fields read by the advantage's parameters, and added by its estimates."""
+    """Return the transfer declarations of an AdvantageWorker for an algorithm.
+
+    The parameters of `algorithm.advantage` give the fields to read, and `algorithm.estimates` the fields to add.
+    """
     has_critic, has_costs = issubclass(algorithm, ActorCritic), issubclass(algorithm, Constrained)
     rewards = Transfer(
         protocol=DP_PROTO,

@@ -54,7 +54,7 @@ class WorkerSetting:
 
     @property
     def path(self) -> str:
-        """The field of the manifest that says how the model is trained, for messages."""
+        """The field of the manifest that says how the model is trained, for error messages."""
         return f"{self.job.name}: spec.models.{self.job.spec.models.field(self.role)}"
 
     @property

@@ -34,7 +34,7 @@ class CriticWorker(TrainedModel):
     def change_transfers(
         cls, marks: Marks, *, setting: WorkerSetting, values_by_update: bool = False, **_: object
     ) -> Marks:
-        """Mark `update_critic` as adding the values, if it gives them; `compute_values` then reads and adds nothing."""
+        """Declare which method adds the values: `compute_values` or, with `values_by_update`, `update_critic`."""
         values, rewards = value_fields(setting.role)
         compute = replace(marks["compute_values"], adds=(values,))
         update = replace(marks["update_critic"], reads=(*TEXT_FIELDS, values, rewards))

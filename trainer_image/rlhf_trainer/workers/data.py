@@ -74,7 +74,7 @@ class DataWorker:
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
-        """Mark the two loading methods as adding the fields of the job's loader, and `batch_fields`."""
+        """Declare that `load_batch` adds `batch_fields`, and `load_evaluation` the fields of the job's loader."""
         spec = setting.job.spec
         adds = {
             "load_batch": batch_fields(type(spec.algorithm), has_pretrain=spec.data.pretrain is not None),

@@ -51,7 +51,7 @@ class GeneratorWorker:
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
-        """Mark `generate_sequences` as reading and adding the fields of episodes, if the job has several turns."""
+        """Declare that `generate_sequences` reads and adds the fields of episodes, if responses have several turns."""
         return turn_transfers(marks, setting)
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
@@ -89,9 +89,9 @@ class GeneratingActor(ActorWithReference):
     def change_transfers(
         cls, marks: Marks, *, setting: WorkerSetting, old_log_probs: OldLogProbs = "Pass", **_: object
     ) -> Marks:
-        """Mark `generate_sequences` as giving episodes, if the job has several turns and this actor generates.
+        """Declare that `generate_sequences` gives episodes, if responses have several turns and this actor generates.
 
-        Mark `compute_log_prob` without a forward pass as reading no text and adding only what is known already.
+        Without a forward pass `compute_log_prob` reads no text; it adds at most the generator's log-probabilities.
         """
         if not setting.job.generates_apart:
             marks = turn_transfers(marks, setting)

@@ -30,7 +30,7 @@ class FrozenScorer:
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
-        """Mark the scoring method as reading the fields that decode responses, if the model has its own tokenizer."""
+        """Declare that scoring reads the fields for decoding responses, if the model has its own tokenizer."""
         if setting.actor is None:
             return marks
         changed = dict(marks)

@@ -181,7 +181,7 @@ def start_engine(
 
 
 def turn_transfers(marks: Marks, setting: WorkerSetting) -> Marks:
-    """Return the marks of a worker that generates: with turns it also reads columns, and adds `TURN_FIELDS`."""
+    """Return a generating worker's transfer declarations; with turns it also reads columns and adds `TURN_FIELDS`."""
     if not setting.job.spec.rollout.has_turns:
         return marks
     mark = marks["generate_sequences"]
@@ -253,7 +253,7 @@ class RolloutWorker:
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
-        """Mark `generate_sequences` as reading and adding the fields of episodes, if the job has several turns."""
+        """Declare that `generate_sequences` reads and adds the fields of episodes, if responses have several turns."""
         return turn_transfers(marks, setting)
 
     @register(ONE_TO_ALL)

@@ -64,7 +64,7 @@ class ScoringWorker:
 
     @classmethod
     def change_transfers(cls, marks: Marks, *, setting: WorkerSetting, **_: object) -> Marks:
-        """Mark `compute_reward` as adding the reward's parts too, if the job writes rows to a file."""
+        """Declare that `compute_reward` adds the reward's parts too, if the job writes rows to a file."""
         scoring = marks["compute_reward"]
         assert scoring.adds is not None
         noted = ("reward_parts",) if has_noted_parts(setting.job) else ()
@@ -178,7 +178,7 @@ class Numbers:
 
 
 def has_noted_parts(job: Job) -> bool:
-    """Whether rows of the job are written to a file, with the parts of their rewards."""
+    """Whether the job writes rows to a file (kept responses, or a data set), with the parts of their rewards."""
     return bool(job.spec.rollout.keep) or job.spec.algorithm.makes == "data"
 
 

@@ -266,7 +266,7 @@ def hybrid_engine(
     config: PreTrainedConfig,
     span: Span | None = None,
 ) -> HybridEngine:
-    """Return the hybrid engine of this rank's trained model or engine; with a span it joins the group of both pools."""
+    """Return the hybrid engine of this rank's trained model or engine; span: the group of both pools, to be joined."""
     return HybridEngine(
         model,
         generator,
