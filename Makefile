@@ -77,7 +77,7 @@ test: lint ## Lint and all tests but the slow ones and those on a real Kubernete
 		--durations=10 --ignore=tests/cluster
 	@$(NOTE_SECONDS)
 
-test-unit: install ## The tests without Ray and vLLM (about a minute and a half)
+test-unit: install ## The tests without Ray and vLLM (about three minutes)
 	$(PYTEST) -n 2 -m "not slow and not gpu" $(UNIT)
 	@$(NOTE_SECONDS)
 
