@@ -88,7 +88,9 @@ def test_a_torn_file_is_named_and_the_rest_is_shown(chain: Chain, file: str, tor
 
 
 NO_SCORES = "\n".join(json.dumps({**sample(number), "reward_before": math.nan}) for number in (1, 2))
-NO_NAME = json.dumps({"traceEvents": [{"name": "process_name", "pid": 1, "args": {"name": [1, None]}}]})
+NAMELESS = {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": [1, None]}}
+WORK = {"name": "update", "ph": "X", "cat": "update", "pid": 1, "tid": 0, "ts": 0, "dur": 1, "args": {"step": 1}}
+NO_NAME = json.dumps({"traceEvents": [NAMELESS, WORK]})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a step may call of each model, by role: these methods and no others, as it is recorded and as it runs."""
+"""Methods that a step may call on each model, by role: the recorded step and the run refuse every other method."""
 
 from __future__ import annotations
 
