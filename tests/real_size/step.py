@@ -237,7 +237,8 @@ def batch_of(case: Case) -> Batch:
     shape = (case.rows, width)
     response = torch.zeros(shape)
     response[:, case.prompt :] = 1.0
-    tokens = (torch.arange(case.rows * width) % 500).reshape(shape)
+    # Ids below 3 are special: at the padding token, whose random embedding is 0, each RMSNorm multiplies gradients.
+    tokens = (3 + torch.arange(case.rows * width) % 497).reshape(shape)
     if case.one_prompt:
         tokens[:, : case.prompt] = tokens[0, : case.prompt].clone()
     log_probs = dict.fromkeys(("rollout_log_probs", "old_log_probs", "ref_log_probs"), -response)

@@ -27,12 +27,20 @@ def release(rlhf_server: Cluster, request: pytest.FixtureRequest) -> Iterator[tu
         chart.uninstall(rlhf_server, namespace=namespace)
 
 
+def no_jobs_are_left(server: Cluster) -> bool:
+    """Delete the jobs of earlier tests, whose namespaces may still be going: nothing can be made in those."""
+    left = server.items(ALL_JOBS)
+    for job in (each["metadata"] for each in left):
+        path = f"{ALL_JOBS.removesuffix('/rlhfjobs')}/namespaces/{job['namespace']}/rlhfjobs/{job['name']}"
+        server.request("DELETE", path)
+    return not left
+
+
 def test_a_whole_life_needs_only_the_charts_rights(
     rlhf_server: Cluster, release: tuple[str, bool], tmp_path: Path
 ) -> None:
     namespace, is_narrow = release
-    # Other tests' namespaces may still be going, and nothing can be made in those.
-    rlhf_server.until(lambda: not rlhf_server.items(ALL_JOBS), SECONDS, "no other jobs are there")
+    rlhf_server.until(lambda: no_jobs_are_left(rlhf_server), SECONDS, "jobs of earlier tests are gone")
     own = {"namespaces": [namespace] if is_narrow else [], "readNodes": not is_narrow, "leaseNamespace": namespace}
     own["jobNetworkPolicy"] = {"operator": [{"podSelector": {}}]}
     token = rlhf_server.token(namespace, chart.RELEASE)
