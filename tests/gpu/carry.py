@@ -26,10 +26,11 @@ LIMIT = 58 * 10**6
 """Bytes of a part; the repository itself travels with each."""
 SITE = "/tmp/rlhf-site"
 PACKAGES = """
-    annotated-types anthropic apache-tvm-ffi astor blake3 cachetools cbor2 cffi compressed-tensors cryptography
-    datasets depyf dill dnspython docstring-parser email-validator fastapi googleapis-common-protos httpcore2 httpx2
-    ijson interegular jiter jmespath jsonschema jsonschema-specifications lark llguidance lm-format-enforcer loguru
-    mcp mcp-types mistral-common model-hosting-container-standards msgspec multiprocess openai opentelemetry-api
+    annotated-types anthropic antlr4-python3-runtime apache-tvm-ffi astor blake3 cachetools cbor2 cffi
+    compressed-tensors cryptography datasets depyf dill dnspython docstring-parser email-validator fastapi
+    googleapis-common-protos httpcore2 httpx2 ijson interegular jaxtyping jiter jmespath jsonschema
+    jsonschema-specifications lark latex2sympy2-extended llguidance lm-format-enforcer loguru math-verify mcp
+    mcp-types mistral-common model-hosting-container-standards msgspec multiprocess openai opentelemetry-api
     opentelemetry-exporter-http-transport opentelemetry-exporter-otlp opentelemetry-exporter-otlp-common
     opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-otlp-proto-grpc
     opentelemetry-exporter-otlp-proto-http opentelemetry-exporter-prometheus opentelemetry-proto opentelemetry-sdk
@@ -37,7 +38,7 @@ PACKAGES = """
     partial-json-parser prometheus-fastapi-instrumentator pybase64 pycountry pycparser pydantic pydantic-core
     pydantic-extra-types pydantic-settings pyjwt python-dotenv python-json-logger python-multipart pyzmq referencing
     rpds-py sentry-sdk setproctitle sniffio sse-starlette starlette supervisor truststore typing-inspection uvicorn
-    watchfiles websockets xgrammar
+    wadler-lindig watchfiles websockets xgrammar
 """
 """What vLLM's engine and the trainer import, and such a machine lacks; their versions are those of the lock."""
 LIBRARIES = re.compile(r"(^|/)(_C_stable_libtorch|_vllm_fa3_C|cumem_allocator|fs_io_C|spinloop)\.\S*so$")

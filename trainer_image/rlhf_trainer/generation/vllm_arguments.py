@@ -21,8 +21,12 @@ CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCHDYNAMO_DISABLE": "1",  # else the first call with log-probs on CPU compiles C++ for 20 s
 }
-GPU_ENVIRONMENT = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
-"""Environment variables that, with `NCCL_ONLY`, make vLLM's tensor-parallel ranks reduce by NCCL."""
+GPU_ENVIRONMENT = {
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it has no seeds, so vLLM would import it and never use it
+}
+"""Environment variables of vLLM on a GPU. With `NCCL_ONLY`, tensor-parallel ranks reduce by NCCL."""
 NCCL_ONLY = {
     "disable_custom_all_reduce": True,
     "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},  # by FlashInfer's all-reduce
@@ -32,8 +36,8 @@ NCCL_ONLY = {
 Ray shows a process its own GPU only, as device 0, and the ranks of a tensor group, by the layout, are not neighbours.
 vLLM's custom all-reduce takes a rank's place in its group for a device number of this process: it asks whether device 0
 reaches device 1, and dies. Torch's symmetric memory refuses ranks of the same device number. FlashInfer's all-reduce,
-alone or fused, adds up in no fixed order, so a response would depend on more than its seed. No GPU has confirmed this,
-or measured its cost.
+alone or fused, adds up in no fixed order, so a response would depend on more than its seed. It was not
+tried on several GPUs, nor was its cost measured.
 """
 STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
 """Environment variable of vLLM with the number of layers of each pipeline stage."""

@@ -31,7 +31,7 @@ def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch
     """Make a model attend within documents, by the kernels of `training.attention`.
 
     Auto is Flash where the GPU and the compute type allow it, else SDPA. Raises ConfigError if the model's code does
-    not let its attention be chosen, and for Flash where it cannot run. No GPU has confirmed Flash.
+    not let its attention be chosen, and for Flash where it cannot run.
     """
     if not (model._supports_attention_backend and model._supports_sdpa):  # noqa: SLF001 there are no public names
         raise ConfigError(

@@ -38,7 +38,7 @@ class Text:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device: from pinned memory to a GPU, so the host does not wait; no GPU has confirmed it."""
+    """Copy a tensor to a device: from pinned memory to a GPU, so the host does not wait."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
