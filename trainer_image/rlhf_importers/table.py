@@ -52,7 +52,7 @@ class Table:
     """Parsed table of another project: rows by key or pattern, keys by older names, defaults that differ from ours."""
 
     changes: Mapping[str, Change]
-    """Functions that convert a value, by the name that rows give in brackets."""
+    """Functions that convert a value, by name; a row of the table names its function in brackets."""
     rows: dict[str, Row] = field(default_factory=dict)
     newer: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)

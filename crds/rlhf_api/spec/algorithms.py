@@ -140,7 +140,7 @@ class Algorithm(Spec):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the trained model depends on the reference model, if the step has one."""
+        """Whether loss or rewards depend on the reference model, if the step has one; not with KL coefficient 0."""
         return True
 
     @property

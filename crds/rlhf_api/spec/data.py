@@ -46,7 +46,7 @@ class Rows(Spec):
         raise NotImplementedError
 
     def sources(self, path: str) -> "dict[str, Rows]":
-        """Return the data sets by their fields of the manifest; `path` is the field that holds them."""
+        """Return the data sets by path in the manifest. path: dotted path of this value."""
         return {path: self}
 
     def map_sources(self, change: "SourceChange") -> "Rows":
@@ -87,7 +87,7 @@ class SeveralSources(Spec):
     key: ClassVar[str]
 
     def sources(self, path: str) -> dict[str, Rows]:
-        """Return the data sets by their fields of the manifest; `path` is the field that holds them."""
+        """Return the data sets by path in the manifest, such as `<path>.mix.0`. path: dotted path of this value."""
         return {f"{path}.{self.key}.{place}": source for place, source in enumerate(getattr(self, self.key))}
 
     def map_sources(self, change: "SourceChange") -> Self:

@@ -294,7 +294,7 @@ class Placement(Spec):
     mode: Literal["Auto", "Manual"] = Field("Auto", description="Auto lets the mapper decide.")
     pools: Listed[Pool] = Field((), max_length=8, description="The pools; with Manual only.")
     objective: str = Field("throughput", pattern=OBJECTIVE, max_length=32)
-    """Objective of a step: least time, fewest GPUs for this time, or least price."""
+    """Objective of a step: throughput (least time), fewest-gpus=SECONDS (within that time) or lowest-cost."""
     remap: Literal["Never", "AtCheckpoint"] = "Never"
     """Time at which a running job takes a placement that measured steps show to be better; on a cluster."""
 

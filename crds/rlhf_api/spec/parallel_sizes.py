@@ -67,7 +67,7 @@ class ParallelSizes:
         return int(getattr(self, axis))
 
     def coordinates(self, rank: int) -> dict[Axis, int]:
-        """Return a rank's coordinate on each axis; (data, pipeline, tensor) is unique, as is data with the others."""
+        """Return a rank's coordinate by axis; (data, pipeline, tensor) is unique, and so is data with the other 3."""
         tensor, stage = rank % self.tensor, rank // self.tensor % self.pipeline
         stages, shards = self._micro()
         return {

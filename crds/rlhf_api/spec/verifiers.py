@@ -70,7 +70,7 @@ class FuzzyMatch(Comparing):
 class JSONSchema(Verifier):
     name: Literal["JSONSchema"] = Field(description="1 for JSON, or a last block of it, that obeys a JSON Schema.")
     json_schema: dict[Annotated[str, Field(pattern=r"^[!-~]+$", max_length=128)], JsonValue] = Field(max_length=64)
-    """The schema, as draft 2020-12 has it."""
+    """JSON Schema (draft 2020-12) that the JSON of the response must obey."""
 
 
 class Regex(Verifier):

@@ -84,7 +84,7 @@ class Objective:
 
 
 def weight(gpus: NDArray[np.int64], weights: Floats) -> Floats:
-    """Return the total weight of M allocations from their GPUs [M, node groups]; always added in the same order."""
+    """Return the number or the price (by `weights`) of M allocations' GPUs [M, node groups], added in a fixed order."""
     used = np.zeros(len(gpus))
     for group, each in enumerate(weights):
         used = used + gpus[:, group] * each

@@ -210,7 +210,7 @@ class _Gradients(NamedTuple):
     shards: Numbers
     """A GPU's shards of the gradients of the stage's layers, after the sum over the ranks."""
     in_sum: Numbers
-    """Whole gradients of one layer during the sum over the ranks; 0 where `waiting` has them already."""
+    """Whole gradients of one layer during the sum over the ranks; 0 if `waiting` keeps whole gradients."""
 
 
 def _gradients(stage: _Stage, software: Software, layouts: Layouts, how: Update) -> _Gradients:

@@ -75,7 +75,7 @@ class Capacity:
         return sum(each.count for each in large if replace(each, count=group.count, slots=group.slots) == group)
 
     def __str__(self) -> str:
-        """Text for messages: `2 nodes with 8 NVIDIA-H200`."""
+        """Text of the nodes that the job may have, for messages: `2 nodes with 8 NVIDIA-H200`."""
         if not self.machines:
             return f"no node that is ready, schedulable and matches spec.runtime{self.note}"
         counts = Counter[tuple[int, str]]()
@@ -119,7 +119,7 @@ def capacity_for(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
 
 
 def _gpu_capacity(nodes: Sequence[_GpuNode], job: Job, settings: Settings) -> Capacity:
-    """Return the capacity of GPU nodes; a single node must have the memory for the head pod too."""
+    """Return the capacity of GPU nodes; if there is only one node, its memory must hold the head pod too."""
     unshared, slots = [each for each in nodes if not each.is_shared], job.spec.resources.slots_per_node or 1
     head = amount(job.spec.runtime.controller.memory or settings.controller.memory) if len(nodes) == 1 else Fraction()
     parts = [_parts(each, job, settings, head) for each in unshared]

@@ -1,4 +1,4 @@
-"""Worker pods: one group for each pool of the mapping, whose hosts start together or not at all."""
+"""Worker pods: one group for each zone of each pool; all hosts of a group start together or not at all."""
 
 from __future__ import annotations
 

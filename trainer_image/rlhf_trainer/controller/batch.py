@@ -53,7 +53,7 @@ class Holders:
 
     pool: str
     rows: tuple[range | None, ...]
-    """Rows of the field that each rank keeps; None: the rank keeps nothing that can be read."""
+    """Rows of the field that each rank keeps, by rank; the entry of a rank that keeps nothing readable is None."""
 
     def keep(self, rows: range, *, pool: str, rank: int) -> bool:
         """Whether a reading rank has all the rows that it reads (`rows`) in its own process."""

@@ -26,7 +26,7 @@ class WorkerSpec:
         return transfers_of(self.worker_class, self.arguments)
 
     def code_of(self, method: str) -> Callable[..., object]:
-        """Return the function whose line an error message about a call names: that of `own_code`, else the method."""
+        """Return the function whose line errors name: the one that the worker's `own_code` returns, else the method."""
         own = getattr(self.worker_class, "own_code", None)
         found: Callable[..., object] | None = own(method, **self.arguments) if own else None
         return found or getattr(self.worker_class, method)

@@ -34,7 +34,7 @@ class MetricRow:
     after: str
     change: str
     is_gain: bool | None
-    """Whether the change is up (or down) with 95 % confidence; None if the change may be chance or is unknown."""
+    """Whether the change is up (True) or down (False) with 95 % confidence; None if it may be chance or is unknown."""
     note: str
 
 

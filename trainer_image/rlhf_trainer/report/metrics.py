@@ -78,7 +78,7 @@ def constants(job: JobRecord) -> list[tuple[str, str, str]]:
 
 
 def times(job: JobRecord) -> Times | None:
-    """Return the time of a job's steps by phase; None before the first step."""
+    """Return the page's part about the time of steps: seconds of a mean step by phase; None before the first step."""
     by_colour = enumerate(zip(*map(_seconds_by_colour, job.records), strict=True))
     series = {colour: seconds for colour, seconds in by_colour if any(seconds)}
     total, together = sum(record.get("time/step", 0.0) for record in job.records), sum(map(sum, series.values()))

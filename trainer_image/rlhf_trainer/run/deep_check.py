@@ -50,7 +50,7 @@ RESPONSE, OTHER_RESPONSE = "This is a response.", "This is another response."
 
 
 def problems(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Iterator[tuple[Job, TrainerError]]:
-    """Yield (job, error) for each error that would end a job; jobs: all of the manifest.
+    """Yield (job, error) for each error that would end a job of `pending`; jobs: all jobs of the manifest.
 
     Models of this machine are read; a model that an earlier job makes is checked by the config.json of its origin.
     First rows go through tokenizer and template, and each function, service and judge is called once on one of them.

@@ -90,7 +90,7 @@ class RayRuntime:
         columns: names of columns that a written data set gets; retokenized: models whose tokenizer is not the actor's.
         """
         self.models: dict[str, Handle] = {}
-        """Models by role, with the calls that steps and evaluations make (`connected`)."""
+        """Handles of the models by role, with calls replaced as the job's options require (see `connected`)."""
         self._job, self._placed, self._folders, self._slots, self._path = job, placed, folders, slots, path
         self._columns, self._retokenized = columns, retokenized
         self._log = CallLog(keeps=job.spec.rollout.max_staleness)

@@ -144,7 +144,7 @@ def own_number() -> int | None:
 
 
 def now() -> str:
-    """Return the time in UTC (RFC 3339)."""
+    """Return the current time in UTC (RFC 3339)."""
     return rfc3339(datetime.now(UTC))
 
 

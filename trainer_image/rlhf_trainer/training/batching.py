@@ -182,7 +182,10 @@ class RowAssignment:
     """Load balancing of a batch: rows go to the ranks that compute them, and results return to the rows' own ranks."""
 
     def __init__(self, costs: Tensor, bundles: Tensor, mesh: ModelMesh) -> None:
-        """costs: int64 [bundles] of this rank; bundles: int64 [B] of its rows. A collective of data-parallel ranks."""
+        """Choose the rank of each bundle of rows; a collective of data-parallel ranks.
+
+        costs: of this rank's bundles, int64 [bundles]; bundles: index of the bundle of each of its rows, int64 [B].
+        """
         self._mesh = mesh
         sizes = torch.bincount(bundles, minlength=len(costs))
         every = _of_all(torch.stack([costs, sizes], dim=1), mesh)
