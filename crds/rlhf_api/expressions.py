@@ -182,7 +182,7 @@ def validation(rule: str, message: str, field: str = "") -> dict[str, str]:
 
 
 def without_values(message: str) -> str:
-    """Return a message without its {values}, since the API server's messages are fixed texts."""
+    """Remove a message's {values} or put fixed words in their place, as the API server's messages are fixed texts."""
     for pattern, words in WITHOUT_VALUES:
         message = re.sub(pattern, words, message)
     return message

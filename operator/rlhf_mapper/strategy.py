@@ -118,7 +118,7 @@ class Strategies:
 
     @cached_property
     def way(self) -> Way:
-        """Costs of each cut. If the manifest is silent, layers are recomputed where this is faster or needed to fit."""
+        """Costs of each cut (p, t). Unless the manifest decides, layers are recomputed if faster or needed to fit."""
         given = self.request.work.recomputes
         found = self._way(recomputes=bool(given))
         if given is not None or not self.request.work.trained:

@@ -57,7 +57,7 @@ class Lengths:
 
 
 def lognormal(mean: float, p99: float, *, most: float) -> tuple[float, ...]:
-    """Return a sample of log-normal lengths in tokens; longer ones are cut at `most`.
+    """Return evenly spaced quantiles of log-normal lengths in tokens, nothing random; longer ones are cut at `most`.
 
     p99: length that 99 of 100 do not reach. Raises ValueError if no such distribution has that mean.
     """

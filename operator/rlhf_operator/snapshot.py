@@ -248,7 +248,7 @@ class Snapshot:
     refused: Refusal | None = None
     """API server's refusal of an object that the last reconcile pass wrote."""
     complaint: str = ""
-    """Newest warning about an object of the job that should have pods but has none; empty unless `fresh`."""
+    """Newest warning about an object of the job that lacks pods; empty if the pass read only the cache."""
     watching_since: datetime
     """Begin of the operator's watch: absence and silence before this time prove nothing."""
     fresh: bool = False

@@ -103,7 +103,7 @@ def cells(line: JobLine, now: str) -> list[str]:
 
 
 def headline(metrics: Sequence[Metric]) -> str:
-    """Return the metric that says best how a job is doing: its mean reward, or else the first of its losses."""
+    """Return the metric that says best how a job is doing, as `reward 0.5`: its mean reward, or else its first loss."""
     values = {metric.name: metric.value for metric in metrics}
     names = [name for name in values if name == "reward/mean"] or sorted(n for n in values if n.startswith("loss/"))
     if not names:

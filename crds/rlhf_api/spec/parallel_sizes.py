@@ -99,7 +99,7 @@ class Parallelism(Spec):
     """Copies of the weights among the data-parallel ranks, each sharded over the others."""
 
     def over(self, slots: int, *, generation_pipeline: int = 0, generation_tensor: int = 0) -> ParallelSizes:
-        """Return the sizes on a pool of `slots` slots; an unset d is the slots that p and t leave, at least 1."""
+        """Return the sizes on a pool of `slots` slots; an unset d becomes slots // (p * t), at least 1."""
         return ParallelSizes(
             data=self.data or max(1, slots // (self.pipeline * self.tensor)),
             pipeline=self.pipeline,

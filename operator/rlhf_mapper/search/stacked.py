@@ -70,7 +70,7 @@ class StackedTables:
         return option
 
     def values(self, ranks: Ints) -> Floats:
-        """Return the seconds that `ranks` stand for in each stage; `ranks` and seconds are [M, 3 stages]."""
+        """Return the seconds at `ranks`, which are indices into a stage's sorted seconds; both are [M, 3 stages]."""
         seconds: Floats = self.seconds[np.arange(3), ranks]
         return seconds
 

@@ -1,8 +1,8 @@
 """OPO: on-policy RL with the optimal reward baseline (Hao et al., arXiv:2505.23585).
 
 A_i = R_i - sum_j(l_j * R_j) / sum_j(l_j) over the G responses to a prompt, of l_j tokens: the baseline with the
-smallest variance where the gradient of a response grows with its length. No critic, no KL, no entropy bonus. Exactly
-on-policy, which is one update a step: `training` without miniBatchSize and updateEpochs.
+smallest variance where the gradient of a response grows with its length. No critic, no KL, no entropy bonus. The paper
+learns exactly on-policy, with one update a step; a job is so if `training` leaves miniBatchSize and updateEpochs unset.
 """
 
 from typing import Annotated, Literal

@@ -133,9 +133,9 @@ class SlotProcess:
             return ray.util.get_node_ip_address(), free.getsockname()[1]
 
     def join(self, environment: Mapping[str, str], start: Callable[[], int]) -> tuple[int, str]:
-        """Set torchrun's variables and start torch.distributed by them; `start` returns the rank.
+        """Set torchrun's environment variables and call `start`, which starts torch.distributed and returns the rank.
 
-        Returns the process id and the machine.
+        Returns (id of this process, name of the machine).
         """
         os.environ.update(environment)
         import torch

@@ -371,7 +371,7 @@ class ModelHandle:
         layout: ParallelSizes | None = None,
         transfers: Mapping[str, Transfer] | None = None,
     ) -> None:
-        """layout: default: that of the group. transfers: declarations by method; default: those of the class."""
+        """Make a method for each of `transfers` (default: the class's declarations). layout: default: the group's."""
         self._group, self._role, self._layout = group, role, layout or group.layout
         self._transfers = transfers_of(worker_class) if transfers is None else transfers
         for name, transfer in self._transfers.items():

@@ -1,4 +1,4 @@
-"""Lines of JSON and CSV files: the rows among them with their line numbers, and a copy of the rows alone."""
+"""Lines of JSON and CSV files: which are rows, their line numbers, and copies of files without bad and empty lines."""
 
 from __future__ import annotations
 

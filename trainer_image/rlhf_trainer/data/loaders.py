@@ -102,7 +102,7 @@ class Loader:
     def _kept(
         self, source: Source, spec: JobSpec, tools: Sequence[Mapping[str, Any]], ordered_by: str
     ) -> dict[str, Any]:
-        """Return a reader's options: whether it keeps rows and, of prompts alone, further columns and tools."""
+        """Return a reader's options: whether it keeps rows and, if it reads only prompts, further columns and tools."""
         keeps = {"keeps_rows": spec.algorithm.makes == "data" or bool(spec.data.order and ordered_by)}
         if self.reader.responses:
             return keeps

@@ -194,7 +194,7 @@ class Reader:
         return DataError(f"{self.path}.{field}: {place} has {length} tokens, more than the {most} of spec.data.{limit}")
 
     def _bounds(self, prompt: int, response: int) -> torch.Tensor:
-        """Return the limits in tokens of prompt and responses, all upper or all lower, int64 [1 + responses, 1]."""
+        """Return the least or the most tokens of the prompt and of each response: int64 [1 + responses, 1]."""
         return torch.tensor([prompt, *[response] * len(self.responses)])[:, None]
 
     def _longer(self) -> str:

@@ -73,7 +73,7 @@ class Encoder:
         self._chats = self._each(prompts, lambda index: self._chat(index, chat_template))
 
     def prompts(self) -> list[Ids]:
-        """Return the token ids of each prompt, up to where the response starts; a prompt without tokens is a fault."""
+        """Return the token ids of each prompt, up to the start of the response; `faults` records an empty prompt."""
         encoded = self._encoded(self._each(self._prompts, lambda index: self._text(index, None)))
         self._each(self._prompts, lambda index: _require(bool(encoded[index]), "is empty"))
         return encoded

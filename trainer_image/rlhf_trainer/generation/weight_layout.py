@@ -47,7 +47,7 @@ class ParameterLocation:
 
     @property
     def rows(self) -> int:
-        """Number of rows of the module's tensor that hold the shard."""
+        """Number of rows that `shard` takes in the module's tensor."""
         return self.shard.shape[1 if self.transposed else 0]
 
     def view(self) -> Tensor:

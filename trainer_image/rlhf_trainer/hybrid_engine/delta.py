@@ -32,7 +32,7 @@ class Waiting(Protocol):
 
 @dataclass
 class StepState:
-    """Tensors that a step of the reshard last sent and received, and how many times it ran."""
+    """Copies of the tensors that a step of the reshard last sent and received, and the number of times that it ran."""
 
     sent: Tensor
     received: Tensor
@@ -130,7 +130,7 @@ def _packed(mask: Tensor) -> Tensor:
 
 
 def _joined(count: int, sections: list[Tensor]) -> Tensor:
-    """Join the count of changes and the sections of a message; each section is aligned for views of any type."""
+    """Join the number of changed elements and a message's sections, which are aligned for views of any type."""
     lengths = [PLACES, *(_aligned(section.nbytes) for section in sections)]
     message = torch.zeros(sum(lengths), dtype=torch.uint8, device=sections[0].device)
     message[:PLACES].view(torch.int64)[0] = count

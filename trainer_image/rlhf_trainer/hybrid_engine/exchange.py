@@ -137,7 +137,7 @@ class Exchange:
         return [torch.empty(size, dtype=self._dtype, device=self._device) for size in sizes]
 
     def _start(self, number: int, buffer: Tensor, weights: Mapping[str, Shard], arrived: Arrived) -> Waiting:
-        """Cast and pack parts for other ranks, own or received in the step before, and start the collective."""
+        """Cast and pack slices to send in reshard step `number`, own or received a step before; start a collective."""
         step = self._steps[number]
         given, got = numel(step.sends), numel(step.receives)
         sent, received = buffer[:given], buffer[given : given + got]

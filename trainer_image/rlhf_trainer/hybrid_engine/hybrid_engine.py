@@ -148,7 +148,7 @@ def engine_groups(layout: ParallelSizes) -> list[list[int]]:
 
 
 def stage_layers(layout: ParallelSizes, layers: int) -> list[int]:
-    """Count the decoder layers of each of the p_g generation stages; each joins p / p_g training stages."""
+    """Count the decoder layers of each of the p_g generation stages; each merges p / p_g adjacent training stages."""
     width = layout.pipeline // layout.generation_pipeline
     sizes = [len(stage) for stage in blocks(layers, layout.pipeline)]
     return [sum(sizes[start : start + width]) for start in range(0, layout.pipeline, width)]

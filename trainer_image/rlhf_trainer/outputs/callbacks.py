@@ -53,7 +53,7 @@ class Callback:
                 self._last_step = record["step"]
 
     def close(self, phase: Phase) -> None:
-        """Call the user's `close` with the job's phase and, for a job that succeeded, its part of summary.json."""
+        """Call the user's `close` with the job's phase and, if the job succeeded, the job's entry in summary.json."""
         assert self._job is not None, "go_on comes first"
         measured = read_summary(self._folder.parent).get(self._job.name, {}) if phase == "Succeeded" else {}
         with own_code(self._entry.entrypoint, self.field):

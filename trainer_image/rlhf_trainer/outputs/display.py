@@ -52,7 +52,7 @@ class Display:
 
     @contextmanager
     def showing(self, pending: Sequence[Job]) -> Iterator[None]:  # noqa: ARG002 lines say only what happens
-        """Show the run of the remaining jobs, `pending`, during the block."""
+        """Keep the display's view of the run, if it has one, on the terminal during the block; pending: jobs to run."""
         yield
 
     def say(self, message: str) -> None:

@@ -37,7 +37,7 @@ WEIGHTS = "model*.safetensors"
 
 
 def main() -> None:
-    """Read the request from the command line, and write the answer to the file that it names."""
+    """Answer the request in the first argument; write the answers as JSON to the file that the second one names."""
     request, file = json.loads(sys.argv[1]), Path(sys.argv[2])
     answers = step(request) if isinstance(request, dict) else [answer(uri, revision) for uri, revision in request]
     file.write_text(json.dumps(answers, ensure_ascii=False), encoding="utf-8")

@@ -110,7 +110,7 @@ def _without_unset(value: Any) -> Any:
 
 
 def render_rollouts(name: str, jobs: Mapping[str, Rollouts]) -> str:
-    """Return the page about the jobs of a run; its only script is ours, which shows texts as texts."""
+    """Return the HTML page with responses of a run's jobs; its only script is ours, which shows texts as plain text."""
     rows = [_row(job, row) for job, found in jobs.items() for row in found.rows]
     script = (files("rlhf_trainer.report") / "templates" / "rollouts.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # a browser runs no other script

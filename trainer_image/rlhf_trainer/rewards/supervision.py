@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 IMPORT_SECONDS = 300.0
 """Time limit of the import of the user's modules."""
 GUARD_SECONDS = 10.0
-"""Seconds in which a guard process kills the process of user code and all its descendants."""
+"""Seconds that the trainer waits for a guard process to kill the user code's process and all its descendants."""
 REAP_MILLISECONDS = 1000
 """Interval at which a guard process reaps descendants of the user code's process that have ended."""
 SIGNALS = {int(each): f" ({each.name})" for each in signal.Signals}
@@ -39,7 +39,7 @@ SIGNALS = {int(each): f" ({each.name})" for each in signal.Signals}
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 MEBIBYTE = 2**20
 JUDGEMENT = struct.Struct("16sd")
-"""Message of a child: a key that only parent and child know, as a response may write into the pipe, and a number."""
+"""Message of a child on one item: secret key, judgement. The key tells it from bytes that a response may write."""
 Serve = Callable[[socket.socket, str], None]
 """Function that answers calls of entry points, separated by commas, until the trainer closes its end of the socket."""
 Item = TypeVar("Item")

@@ -131,7 +131,7 @@ def _by_flash(
     sliding_window: int | None = None,
     **___: Any,
 ) -> tuple[Tensor, None]:
-    """Attend like `_by_sdpa`, by one FlashAttention call; queries are the last of the tokens that a document sees."""
+    """Attend like `_by_sdpa` in one FlashAttention call; a document's own tokens are its queries and its last keys."""
     key, value = (_seen(each, documents) for each in (key, value))
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
     starts, longest = (documents.starts, documents.seen_starts), (max(documents.lengths), max(documents.seen))

@@ -132,7 +132,7 @@ class Bundles:
 class _Bundle:
     rows: list[int] = field(default_factory=list)
     taken: list[list[int]] = field(default_factory=list)
-    """Number of tokens of each text that another text of the bundle computes, by row of the bundle."""
+    """Number of prompt tokens of each text that another text computes instead: a list for each row of the bundle."""
     tokens: int = 0
     prompts: set[bytes] = field(default_factory=set)
 

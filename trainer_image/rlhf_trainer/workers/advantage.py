@@ -62,7 +62,7 @@ class AdvantageWorker:
 
     @classmethod
     def own_code(cls, method: str, *, job: Job) -> Callable[..., Any] | None:
-        """Return the algorithm's advantage for `compute_advantage`, whose messages name its line; else None."""
+        """Return the function whose line errors of `method` name: for `compute_advantage` the algorithm's; or None."""
         assert isinstance(job.spec.algorithm, PolicyGradient)
         return job.spec.algorithm.advantage if method == "compute_advantage" else None
 
