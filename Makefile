@@ -26,6 +26,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: docs help install demo cluster-demo test test-unit test-cluster test-chaos cluster-programs test-full images wheel lint house format generate bench bench-peers mlflow-server accept lock clean
 
+# pytest keeps its rewritten modules for the next run.
+unexport PYTHONDONTWRITEBYTECODE
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 export UV_HTTP_TIMEOUT ?= 300

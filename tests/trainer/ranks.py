@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.patience import PATIENCE_SECONDS
 
-IDLE_SECONDS, MAX_KEPT_CALLS = 5, 20
+IDLE_SECONDS, MAX_KEPT_CALLS = 10, 60
 """When kept ranks end: each of their gloo groups has a thread that wakes 100 times a second, also when it is idle."""
 AFTER_AN_ERROR_SECONDS = 3
 """For other ranks to tell theirs: of two errors of one cause either may come first."""

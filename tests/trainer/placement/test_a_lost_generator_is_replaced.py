@@ -118,7 +118,7 @@ def test_the_losses_are_those_of_a_run_without_it(
 @pytest.mark.parametrize(
     ("dies_in", "number"),
     [
-        pytest.param("generate", 3, id="during generation"),
+        pytest.param("generate", 3, id="during generation", marks=pytest.mark.slow),
         pytest.param("load_weights", 2, id="during an exchange of weights", marks=pytest.mark.slow),
     ],
 )

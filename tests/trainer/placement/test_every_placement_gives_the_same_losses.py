@@ -129,6 +129,7 @@ def split(runs: Runs) -> Outcome:
     return runs("PPO", SPLIT, 2, 1)
 
 
+@pytest.mark.slow
 def test_two_runs_give_the_same_bits(runs: Runs, split: Outcome) -> None:
     require_same_bits(runs("PPO", SPLIT, 2, 1), split)
 
@@ -209,7 +210,9 @@ def test_every_algorithm_runs_split_and_standalone(
         require_same(outcome(groups), together)
 
 
-@pytest.mark.parametrize("slots", [pytest.param((1, 1), marks=pytest.mark.slow), (2, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "slots", [*(pytest.param(slots, marks=pytest.mark.slow) for slots in ((1, 1), (2, 1))), (1, 2)], ids=str
+)
 def test_generation_in_a_pool_of_its_own_gives_the_same_losses(
     slots: tuple[int, ...], runs: Runs, together: Callable[[str], Outcome]
 ) -> None:
@@ -234,6 +237,7 @@ def test_responses_are_as_stale_as_they_may_be_and_no_more(staleness: int, runs:
         assert record["response_length/mean"] > 0
 
 
+@pytest.mark.slow
 def test_weights_that_changed_give_the_same_bits_as_all_weights(runs: Runs) -> None:
     """In bfloat16 and with a small learning rate most do not change, and few bytes are sent."""
     changes = {"rollout": {"weightSync": "Full"}, "training": {**SHORT, "precision": "BF16"}}
@@ -268,6 +272,7 @@ def test_rows_that_are_scored_as_they_end_give_the_same_losses(
     require_same(runs("PPO", partition, *slots, changes=STREAMED), together("PPO"))
 
 
+@pytest.mark.slow
 def test_stale_rows_are_scored_in_groups_too(runs: Runs) -> None:
     whole, streamed = (
         runs("PPO", [ROLES["PPO"], ["rollout"]], 1, changes={"rollout": rollout, "training": SHORT})

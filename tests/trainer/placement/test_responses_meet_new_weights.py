@@ -52,7 +52,11 @@ def outcome(
 
 
 @pytest.mark.parametrize(
-    ("mode", "staleness"), [("Continue", [0, 1, 1, 1, 1]), ("Restart", [0, 0, 0, 0, 1])], ids=["Continue", "Restart"]
+    ("mode", "staleness"),
+    [
+        pytest.param("Continue", [0, 1, 1, 1, 1], id="Continue"),
+        pytest.param("Restart", [0, 0, 0, 0, 1], id="Restart", marks=pytest.mark.slow),
+    ],
 )
 def test_responses_go_on_or_begin_again(
     mode: str, staleness: list[int], folders: Mapping[Role, str], tmp_path: Path
@@ -76,6 +80,7 @@ def test_responses_two_steps_ahead_wait_for_no_weights(folders: Mapping[Role, st
     assert all(record["response_length/mean"] > 0 for record in records)
 
 
+@pytest.mark.slow
 def test_without_it_responses_are_of_one_version(folders: Mapping[Role, str], tmp_path: Path) -> None:
     records = outcome(tmp_path, folders, {"maxStaleness": 1}, [], generators=2).records
     assert [record["staleness"] for record in records] == [0, 1, 1, 1, 1]

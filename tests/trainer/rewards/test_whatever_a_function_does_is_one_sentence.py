@@ -99,7 +99,7 @@ def test_a_score_may_be_any_number_or_none_or_parts() -> None:
         ]
 
 
-@pytest.mark.parametrize("name", ["a_tensor", "an_array", "a_column_of_numbers"])
+@pytest.mark.parametrize("name", [pytest.param("a_tensor", marks=pytest.mark.slow), "an_array", "a_column_of_numbers"])
 def test_numbers_of_any_library_are_numbers(name: str) -> None:
     with function(name) as made:
         assert numbers(made, GOOD) == [0.0, 0.5, 1.0]

@@ -89,7 +89,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize(
     "layout",
     [
-        ParallelSizes(data=1),
+        pytest.param(ParallelSizes(data=1), marks=pytest.mark.slow),
         TWO,
         pytest.param(ParallelSizes(data=3), marks=pytest.mark.slow),
         CUT,

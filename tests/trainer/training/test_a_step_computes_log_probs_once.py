@@ -55,7 +55,13 @@ def assert_same(found: dict[str, float], expected: dict[str, float], *, without:
         assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
 
 
-@pytest.mark.parametrize("overrides", [(), (TRUNCATED,)], ids=["plain", "with weights of the generator's error"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param((), id="plain"),
+        pytest.param((TRUNCATED,), id="with weights of the generator's error", marks=pytest.mark.slow),
+    ],
+)
 def test_a_steps_only_update_finds_the_old_log_probs(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     overrides = (ONE_UPDATE, *overrides)
     (first, second), count, warned = measured(GRPO, "helpful-grpo", tmp_path, overrides)

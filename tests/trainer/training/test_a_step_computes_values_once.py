@@ -74,8 +74,17 @@ def measured(
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     ("name", "more", "critics"),
-    [("PPO", (), 1), ("SafeRLHF", (), 2), ("SafeRLHF", ("algorithm.separateCostCritic=false",), 1)],
-    ids=["PPO", "SafeRLHF", "SafeRLHF with one critic"],
+    [
+        pytest.param("PPO", (), 1, id="PPO"),
+        pytest.param("SafeRLHF", (), 2, id="SafeRLHF"),
+        pytest.param(
+            "SafeRLHF",
+            ("algorithm.separateCostCritic=false",),
+            1,
+            id="SafeRLHF with one critic",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_the_only_update_of_a_step_finds_the_values(
     name: str, more: tuple[str, ...], critics: int, ranks: int, tmp_path: Path
@@ -123,7 +132,9 @@ def learned(
         pytest.param(ParallelSizes(data=2, pipeline=2, tensor=2), id="2 stages of 2 shards on 2"),
     ],
 )
-@pytest.mark.parametrize(("name", "role"), [("PPO", "critic"), ("SafeRLHF", "cost_critic")])
+@pytest.mark.parametrize(
+    ("name", "role"), [("PPO", "critic"), pytest.param("SafeRLHF", "cost_critic", marks=pytest.mark.slow)]
+)
 def test_values_and_weights_are_those_of_a_pass_and_an_update(
     name: str, role: Role, layout: ParallelSizes, tmp_path: Path
 ) -> None:

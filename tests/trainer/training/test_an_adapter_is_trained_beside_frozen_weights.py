@@ -218,7 +218,9 @@ def go_on(folder: str, output: str, layout: ParallelSizes) -> tuple[Tensors, Ten
     return train(trainer, range(0)), train(trainer, range(3, 5))
 
 
-@pytest.mark.parametrize("layout", [ONE, ParallelSizes(data=2), LAYOUTS["2-2-1"][0]], ids=str)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(ONE, marks=pytest.mark.slow), ParallelSizes(data=2), LAYOUTS["2-2-1"][0]], ids=str
+)
 def test_training_goes_on_on_another_layout(layout: ParallelSizes, learned: Folders) -> None:
     folder, output, seen = learned
     loaded, later = run_kept_ranks(layout.world_size, go_on, folder, output, layout)[0]

@@ -94,11 +94,16 @@ JOBS = [
 Those of the calculator learn conversations and have tools, for which the tokenizer of these tests has no template;
 tests/trainer/environments takes steps on episodes.
 """
+ALIKE = ("arithmetic-sft", "arithmetic-grpo", "arithmetic-two-rewards", "beginner", "safe-ppo", "calculator-alone")
+"""Jobs whose algorithm and options those of other jobs show too."""
 OVERRIDES = {"arithmetic-vapo": ["algorithm.criticWarmupSteps=0"]}
 """Changes with which the actor learns in the two steps."""
 
 
-@pytest.mark.parametrize(("path", "name"), JOBS, ids=[name for _, name in JOBS])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [pytest.param(path, name, id=name, marks=pytest.mark.slow if name in ALIKE else ()) for path, name in JOBS],
+)
 def test_a_step_learns_and_measures_what_is_documented(path: Path, name: str, tmp_path: Path) -> None:
     language = save_tiny(tmp_path / "language", seed=3)
     scorer = save_tiny(tmp_path / "scorer", seed=4, labels=1)
