@@ -24,7 +24,7 @@ from rlhf_planning.numbers import size_text
 
 
 def job_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of jobs that begin with `incomplete`, for the shell; none if the cluster does not answer."""
+    """Return the names of jobs that begin with `incomplete`, for shell completion; none if the cluster fails."""
     kubectl = Kubectl(context.params.get("context"), context.params.get("namespace"))
     try:
         return [job.name for job in list_jobs(kubectl) if job.name.startswith(incomplete)]
@@ -41,12 +41,12 @@ Image = Annotated[
     str | None, typer.Option("--image", help="With sh and tar, for the pod that reads the claim; default the job's.")
 ]
 FILES, NO_FILES = ":0", ":4"
-"""Last line of the completions for kubectl: the shell may add file names, or not."""
+"""Directive to kubectl after the completions: FILES lets the shell add file names, NO_FILES does not."""
 ENDED = ("Succeeded", "Failed")
 
 
 def exit_code_of(work: Callable[[], None], _debug: bool) -> int:
-    """Run `work`; an error becomes sentences on stderr and the exit code of its kind."""
+    """Run `work` and return its exit code; the text of a KubectlError or SpecError goes to stderr."""
     try:
         work()
     except (KubectlError, SpecError) as error:
@@ -197,7 +197,7 @@ def main() -> None:
 
 
 def complete() -> None:
-    """Entry point of `kubectl_complete-rlhf`, which kubectl's own shell completion asks: a candidate a line."""
+    """Entry point of `kubectl_complete-rlhf`, which kubectl runs for shell completion; prints one completion a line."""
     words = sys.argv[1:]
     asked = {"COMP_WORDS": " ".join(["kubectl-rlhf", *words]), "COMP_CWORD": str(len(words))}
     completion_init()  # typer's own shell completion, of which this uses the list for bash

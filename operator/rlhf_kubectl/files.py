@@ -69,7 +69,7 @@ def show(kubectl: Kubectl, job: ObservedJob, file: str, image: str | None) -> No
 
 @contextmanager
 def reader(kubectl: Kubectl, job: ObservedJob, claim: str, image: str | None) -> Iterator[str]:
-    """Run a pod that mounts the claim during the block, and yield its name."""
+    """Run a pod that mounts the claim during the block, and yield the pod's name."""
     used = image
     if not used:
         with suppress(SpecError):
@@ -89,7 +89,7 @@ def reader(kubectl: Kubectl, job: ObservedJob, claim: str, image: str | None) ->
 
 
 def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
-    """Return the manifest of a pod that mounts the claim and waits, with none of the user's rights."""
+    """Return the manifest of a pod that mounts the claim and only sleeps, without a service account token."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -133,7 +133,7 @@ def _wait(kubectl: Kubectl, path: str) -> None:
 
 
 def _copy(kubectl: Kubectl, pod: str, job: ObservedJob, source: str, target: Path) -> None:
-    """Copy a folder of a pod as one stream. KubectlError if a file is smaller or larger than in the pod."""
+    """Copy a folder of a pod to `target`, as one tar stream. KubectlError if a file's size differs from the pod's."""
     inside = ("exec", f"--namespace={job.namespace}", pod, f"--container={CONTAINER}", "--")
     sizes_there = kubectl.run(*inside, "sh", "-c", SIZES, "sh", source).decode().splitlines()
     sizes = {path.removeprefix("./"): int(size) for size, _, path in (line.partition(" ") for line in sizes_there)}
@@ -151,7 +151,7 @@ def _copy(kubectl: Kubectl, pod: str, job: ObservedJob, source: str, target: Pat
 
 
 def _unpack(stream: IO[bytes], target: Path, total: int) -> str:
-    """Write the files of a tar stream; return why it could not be read to its end, or an empty text."""
+    """Write the files of a tar stream to `target`; return why the stream broke off, or an empty text."""
     console = Console(stderr=True)
     progress = wrap_file(cast("Any", stream), total, description="copying", console=console, transient=True)
     with progress as watched:

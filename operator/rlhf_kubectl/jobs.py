@@ -40,7 +40,7 @@ class JobEvent:
 
 
 def job_documents(kubectl: Kubectl, *, everywhere: bool = False) -> list[Document]:
-    """Return the jobs of the namespace, or of all namespaces, as the server has them."""
+    """Return the jobs of the namespace, or of all namespaces, as raw objects of the API server."""
     try:
         found = kubectl.get(JOBS.path(None if everywhere else kubectl.namespace))
     except KubectlError as error:
@@ -73,7 +73,7 @@ def pods_of(kubectl: Kubectl, job: ObservedJob) -> list[ObservedPod]:
 
 
 def head_of(job: ObservedJob, pods: Sequence[ObservedPod]) -> ObservedPod | None:
-    """Return the head pod of the current attempt, if the pod has begun to run."""
+    """Return the head pod of the job's current attempt; None if there is none, or if it is still Pending."""
     heads = (pod for pod in pods if (pod.role, pod.attempt) == (names.CONTROLLER, job.status.attempt))
     return next((pod for pod in heads if pod.phase != "Pending"), None)
 
@@ -101,7 +101,7 @@ def line_of(job: ObservedJob, *, everywhere: bool) -> JobLine:
 
 
 def settings_of(kubectl: Kubectl, namespace: str) -> Settings | None:
-    """Return the settings of the operator of a namespace; None if there is none, or the user may not read them."""
+    """Return the settings of the operator that serves a namespace; None if the user can read no such settings."""
     for each in kubectl.items(CONFIG_MAPS.path() + SELECTOR) or []:
         try:
             (document,) = kubectl_yaml.read(raw.text(each, "data", CONFIG), "")
@@ -114,7 +114,7 @@ def settings_of(kubectl: Kubectl, namespace: str) -> Settings | None:
 
 
 def parse_job(job: ObservedJob) -> Job:
-    """Return a job of the cluster with its defaults. SpecError if it breaks a rule."""
+    """Return a job of the cluster, parsed, with the defaults of unset fields. SpecError if its spec breaks a rule."""
     metadata = {"name": job.name, "namespace": job.namespace}
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(job.spec)}
     return Job.parse(document, step=job.status.step)

@@ -1,4 +1,4 @@
-"""Calls of kubectl, the program that has the cluster, the credentials and the rights of its user."""
+"""Calls of the program kubectl, which reaches the cluster with its user's credentials and rights."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rlhf_operator.snapshot import Document
 
 TIMEOUT: Final = "--request-timeout=10s"
 REFUSED: Final = re.compile(r"^(?:Error from server|error from server) \((?P<reason>\w+)\): ")
-"""Prefix that kubectl puts before an error of the API server."""
+"""Pattern of the prefix that kubectl puts before an error of the API server."""
 ENDED: Final = re.compile(r"command terminated with exit code")
-"""Line that kubectl adds to stderr when a program that it ran in a pod has failed."""
+"""Pattern of the line that kubectl adds to stderr after a program that it ran in a pod has failed."""
 MAX_MESSAGE: Final = 1000
 
 
@@ -86,14 +86,14 @@ class Kubectl:
         return document
 
     def run(self, *words: str, text: str = "") -> bytes:
-        """Run kubectl and return its stdout. KubectlError with its error if it fails."""
+        """Run kubectl and return its stdout. KubectlError, with a message from stderr, if kubectl fails."""
         with self.start(*words, stdin=subprocess.PIPE) as process:
             out, err = process.communicate(text.encode())
         require_success(process.returncode, err)
         return out
 
     def stream(self, *words: str) -> None:
-        """Let kubectl print to this process's stdout. KubectlError if it fails."""
+        """Run kubectl, which prints to this process's stdout. KubectlError if kubectl fails."""
         with self.start(*words, stdin=subprocess.DEVNULL, stdout=None) as process:
             _, err = process.communicate()
         require_success(process.returncode, err)

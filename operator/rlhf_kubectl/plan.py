@@ -1,4 +1,4 @@
-"""Answer of the operator's mapper for a job on the nodes of this cluster, computed here with the user's rights."""
+"""Mapping that the operator would choose for a job on this cluster, computed on the user's machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTES = (
     "you may not list the pods of all namespaces: nodes are taken to be free",
     "the operator's settings cannot be read: those of a plain installation count",
 )
-"""Notes about a cluster whose nodes, pods or settings are hidden from the user."""
+"""Notes on the plan's assumptions if the user may not read the nodes, the pods or the operator's settings."""
 
 
 def plan(kubectl: Kubectl, what: str) -> list[tuple[str, MappingResult]]:
@@ -62,7 +62,7 @@ def plan(kubectl: Kubectl, what: str) -> list[tuple[str, MappingResult]]:
 
 
 def _observe(job: Job, namespace: str, namesake: ObservedJob | None) -> ObservedJob:
-    """Return a job of a file as the operator would see it, with the model shapes that its namesake's status holds."""
+    """Return a job of a file as the operator would see it; model shapes come from the cluster's job of that name."""
     document = document_of(job)
     new = parse.job({**document, "metadata": {**document["metadata"], "namespace": namespace}})
     if namesake is None:
@@ -72,7 +72,7 @@ def _observe(job: Job, namespace: str, namesake: ObservedJob | None) -> Observed
 
 
 def _snapshot(cache: Cache, job: ObservedJob, by_name: Mapping[str, ObservedJob], *, knows_nodes: bool) -> Snapshot:
-    """Return what the operator would see of a job; by_name: all jobs, whose outputs it may read."""
+    """Return the operator's view of a job and the cluster; by_name: all jobs, whose outputs the job may read."""
     taken, by_jobs = view.held_by_others(cache, job)
     return Snapshot(
         job=job,

@@ -64,7 +64,7 @@ CONDITIONS: Final[Mapping[tuple[str, str], str]] = {
     ("Failed", "InputFailed"): "Repair the job that it reads first: ask why of that one.",
     ("Failed", "InvalidInput"): "Correct spec.models.",
 }
-"""Remedy by (condition, reason), in which {job} stands for the job; a reason without one is missing, or has ""."""
+"""Remedy by (condition, reason), in which {job} stands for the job's name; a reason may lack a remedy, or have ""."""
 
 FAILURES: Final[Mapping[Reason, str]] = {
     "UserCode": "Correct the function whose line it names.",

@@ -22,7 +22,7 @@ ON_THEIR_WAY: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
 """Waiting reasons that every container has for a while before it starts."""
 MAX_PODS: Final = 4
 WORTH_SHOWING: Final = frozenset({"BetterPlacement", "SmallerMicroBatches", "ShapesUnknown", "QueueIgnored"})
-"""Reasons of conditions that are True and still matter to the user."""
+"""Reasons of conditions that are explained to the user even while the job runs."""
 OPERATORS: Final = "kubectl get deployments -A -l app.kubernetes.io/name=rlhf-operator"
 
 
@@ -138,7 +138,7 @@ def _waiting(
 
 
 def _complaints(pods: Sequence[ObservedPod], condition: Condition, now: datetime) -> Iterator[str]:
-    """Yield what keeps pods from running, except what the condition says already."""
+    """Yield sentences on why pods do not run, except sentences that the condition's message contains already."""
     complaints = [each for pod in pods if (each := complaint(pod, now)) and each not in condition.message]
     yield from complaints[:MAX_PODS]
     if len(complaints) > MAX_PODS:
@@ -154,7 +154,7 @@ def _explaining(status: Status) -> Condition | None:
 
 
 def _waits_since(condition: Condition, status: Status, pods: Sequence[ObservedPod]) -> datetime | None:
-    """Return the begin of a job's wait; after a suspension the wait begins anew."""
+    """Return the time since which a job waits: the latest change of its explaining condition or its suspension."""
     suspension = found(status.conditions, "Suspended")
     changes = [parsed(each.last_transition_time) for each in (condition, suspension) if each]
     if condition.reason == "Suspending":
@@ -186,5 +186,5 @@ def complaint(pod: ObservedPod, now: datetime) -> str:
 
 
 def _ago(moment: datetime | None, now: datetime) -> str:
-    """Return the time since a moment in whole seconds, which is the API server's resolution."""
+    """Format the time since a moment in whole seconds, at least 1: the API server's times are no finer."""
     return duration(max(round(since(moment, now)), 1)) if moment else "some time"
