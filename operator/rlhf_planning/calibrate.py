@@ -69,7 +69,7 @@ class JobRecord(Protocol):
 
 
 def calibration_of(run: Path, records: Sequence[JobRecord], job: Job, cluster: Cluster) -> RunCalibration:
-    """Compare the job of this name, or else of its algorithm, in a run folder with its prediction. Raises SpecError."""
+    """Return the calibration by a run's job: one with the name, or else the algorithm, of `job`. Raises SpecError."""
     algorithm, path = job.spec.algorithm.name, f"--calibrate {run}"
     usable = [record for record in records if record.records and record.mapping.get("predicted")]
     same = [record for record in usable if record.name == job.name]
@@ -84,7 +84,7 @@ def calibration_of(run: Path, records: Sequence[JobRecord], job: Job, cluster: C
 
 
 def _calibration_of(record: JobRecord, types: set[str]) -> RunCalibration:
-    """Compare a job with its prediction. ValueError has the rest of a sentence that begins with the job's name."""
+    """Compare a job with its prediction. The text of a ValueError is to follow the job's name in a sentence."""
     try:
         mapping = MappingFile.model_validate(record.mapping)
     except ValidationError as error:

@@ -21,12 +21,12 @@ def checkpoint_bytes(job: Job, shapes: Mapping[Role, Architecture]) -> int:
 
 
 def bytes_at_once(job: Job, shapes: Mapping[Role, Architecture]) -> int:
-    """Return the bytes of all kept checkpoints and a new one together."""
+    """Return the most bytes of a job's checkpoints at one time: all checkpoints that it keeps, and a new one."""
     return checkpoint_bytes(job, shapes) * (job.spec.checkpoint.kept + 1)
 
 
 def bytes_of_saving(job: Job, shapes: Mapping[Role, Architecture]) -> int:
-    """Return the most bytes of the saved model while the ranks' pieces are put together: the model exists twice."""
+    """Return the bytes on disk while the trained model is saved: the ranks' pieces and the whole model, so twice."""
     if job.saved not in job.trained():
         return 0
     return round(2 * TRAINER.weight_bytes * shapes[job.saved].parameters) if job.saved in shapes else 0

@@ -17,14 +17,14 @@ ExitCodeOf = Callable[[Callable[[], None], bool], int]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")]
 Once = Annotated[bool, typer.Option("--once", help="Print it once, as where stdout is no terminal.")]
 READER_GONE = 141
-"""Exit code of a command whose reader left, as with `| head`: what shells report for SIGPIPE."""
+"""Exit code of a command whose output's reader closed the pipe, as `| head` does: shells report it for SIGPIPE."""
 
 
 class Program:
     """Command line of a program: its help, its option --version, and its commands."""
 
     def __init__(self, name: str, about: str, exit_code_of: ExitCodeOf, **settings: Any) -> None:
-        """Make a program without commands; `settings`: of its `typer.Typer`."""
+        """Make a program without commands; settings: keyword arguments of its `typer.Typer`."""
         self.app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, **settings)
         self._exit_code_of = exit_code_of
 
@@ -36,14 +36,14 @@ class Program:
         option = typer.Option(False, "--version", callback=show, is_eager=True, help="Show the version.")
 
         def main(_version: bool = option) -> None:
-            """Do nothing beside the option."""
+            """Do nothing: the function only declares the option --version."""
 
         self.app.callback(help=about)(main)
 
     def command(self, example: str, *, name: str | None = None) -> Callable[[Callable[P, None]], Callable[P, None]]:
-        """Return a decorator that declares a command, whose help ends with an example; its error decides the exit code.
+        """Return a decorator that makes a function a command; the function's error decides the exit code.
 
-        name: of the command if the function cannot have that name.
+        example: end of the command's help. name: name of the command if it differs from the function's.
         """
 
         def declare(work: Callable[P, None]) -> Callable[P, None]:
@@ -61,7 +61,7 @@ class Program:
 
 
 def _run_while_read(work: Callable[[], None]) -> None:
-    """Run `work`; if the reader of its output leaves, exit with READER_GONE and without a message."""
+    """Run `work`; if the reader of its output closes the pipe, exit with READER_GONE and without a message."""
     try:
         work()
     except (BrokenPipeError, SystemExit) as left:  # rich makes a SystemExit of a BrokenPipeError
@@ -81,6 +81,6 @@ def print_errors(lines: Sequence[str]) -> None:
 
 
 def silence(stream: TextIO) -> None:
-    """Redirect a stream whose reader is gone to the null device, also for the end of the program."""
+    """Redirect a stream whose reader is gone to the null device, so that the flush at exit does not fail either."""
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123 a device
         os.dup2(nowhere.fileno(), stream.fileno())

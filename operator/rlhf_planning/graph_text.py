@@ -40,7 +40,7 @@ def text_of(graph: Graph, *, title: str) -> str:
 
 
 def mermaid_of(graph: Graph) -> str:
-    """Return the graph as a mermaid flowchart: a box a pool, a node a call, and an arrow an edge with its fields."""
+    """Return the graph as a mermaid flowchart: pools are boxes, calls nodes, and edges arrows with field names."""
     lines = ["flowchart TD"]
     for place, pool in enumerate(dict.fromkeys(call.pool for call in graph.calls)):
         nodes = [f'    call{call.number}["{call.label}"]' for call in graph.calls if call.pool == pool]

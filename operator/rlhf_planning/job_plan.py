@@ -32,7 +32,7 @@ def plan_job(
     responses: Sequence[float] = (),
     explains: bool = True,
 ) -> DeviceMapping | Infeasible:
-    """Return the manifest's placement or the best mapping for its (or an) objective; arguments as of `auto_map`."""
+    """Return the manifest's placement, or the best mapping for `objective` or else the manifest's; see `auto_map`."""
     if job.spec.placement.mode == "Manual":
         slots = (group.gpus_per_node if device == "GPU" else 0 for group in cluster.groups for _ in range(group.count))
         placed = place(job, tuple(slots))
@@ -59,7 +59,7 @@ def prices_of(cluster: Cluster) -> dict[str, float]:
 
 
 def networks_of(cluster: Cluster) -> Iterator[str]:
-    """Yield a sentence on the assumed network of each group of several nodes, then of each group of zones."""
+    """Yield sentences on the network speed between the nodes of each node group, then between its zones."""
     usual = ", as is usual with them; an --inventory can say otherwise"
     for group in cluster.groups:
         if group.count > 1:
@@ -72,7 +72,7 @@ def networks_of(cluster: Cluster) -> Iterator[str]:
 
 
 def merit(job: Job, mapping: DeviceMapping | Infeasible, cluster: Cluster) -> tuple[float, float]:
-    """Return the key by which mappings of a job onto several clusters are compared; the smallest is the best."""
+    """Return the sort key of a job's mapping onto one of several clusters; the smallest key is the best mapping."""
     if isinstance(mapping, Infeasible):
         return math.inf, math.inf
     assert mapping.prediction, "the mapper predicts what it maps"
@@ -89,7 +89,7 @@ def objective_for(job: Job, cluster: Cluster) -> Objective:
 
 
 def objective_of(text: str, cluster: Cluster, path: str = "--objective") -> Objective:
-    """Parse an objective; path: its field or option, for errors. Raises SpecError."""
+    """Parse an objective; path: field or option that holds `text`, for errors. Raises SpecError."""
     name, equals, value = text.partition("=")
     prices = [group.gpu_hour_price for group in cluster.groups]
     match name:

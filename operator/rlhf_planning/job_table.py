@@ -28,7 +28,7 @@ STYLES: Final = {"Running": "green", "Succeeded": "dim", "Stopped": "yellow"} | 
 )
 """Phase of a job -> style of its text in the table."""
 UNITS: Final = (("d", 86400, 3600), ("h", 3600, 60), ("m", 60, 1))
-"""Unit of an age, seconds of the unit, and seconds of the next smaller unit."""
+"""(unit of a duration, seconds in it, seconds in the next smaller unit), the largest unit first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +36,19 @@ class JobLine:
     """Row of the job table: one job."""
 
     name: str
-    """Name of the job, after the run folder or the namespace if the table shows several."""
+    """Name of the job, with its run folder or namespace before it if the table shows several of these."""
     algorithm: str
     phase: str
-    """Phase of the status, or a word for what the status cannot know, such as Died."""
+    """Phase in the job's status, or a word for a state that the status cannot record, such as Died."""
     status: Status
     began: str | None
-    """Start of the job (RFC 3339)."""
+    """Time at which a local job started, or a job of a cluster was created (RFC 3339)."""
 
 
 def show(read: Callable[[], Sequence[JobLine]], nothing: str, *, once: bool, passing: type[Exception]) -> None:
     """Print the job table: in a terminal again and again until Ctrl-C, elsewhere or with `once` a single time.
 
-    nothing: sentence in place of an empty table. passing: kind of error that later is shown below the last table.
+    nothing: sentence in place of an empty table. passing: type of a later error of `read`, shown below the last table.
     """
     console = Console(highlight=False)
     lines, trouble = read(), ""

@@ -20,7 +20,7 @@ GpusHere = Callable[[], Sequence[FoundGpu]]
 
 
 class UnknownGpuError(Exception):
-    """Error for a GPU whose figures nobody knows."""
+    """Error for a GPU whose memory, speed and bandwidths are not known."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.ENVIRONMENT
 
@@ -44,7 +44,7 @@ def requested_cluster(
 
 
 def device_of(job: Job, cluster: Cluster) -> Device:
-    """Return the kind of a cluster's slots. SpecError if the job asks for the other kind."""
+    """Return the device of a cluster's slots, GPU or CPU. SpecError if the job asks for the other device."""
     device: Device = "CPU" if all(group.gpu.name == CPU_SLOT.name for group in cluster.groups) else "GPU"
     wanted = job.spec.resources.device
     if wanted not in ("Auto", device):
@@ -54,7 +54,7 @@ def device_of(job: Job, cluster: Cluster) -> Device:
 
 
 def local_cluster(job: Job, gpus_here: GpusHere) -> Cluster:
-    """Return the GPUs here, or as many CPU slots as a job asks for. SpecError for too few GPUs; UnknownGpuError."""
+    """Return this machine's GPUs or else CPU slots, as many as a job asks for. SpecError if too few, UnknownGpuError."""
     resources, placement = job.spec.resources, job.spec.placement
     gpus = gpus_here() if resources.device != "CPU" else ()
     asked = resources.nodes * (resources.slots_per_node or max(1, len(gpus)))
@@ -72,7 +72,7 @@ def local_cluster(job: Job, gpus_here: GpusHere) -> Cluster:
 
 
 def slots_of(placed: DeviceMapping, gpus_here: GpusHere) -> Cluster:
-    """Return the slots of a placement as one group of equal nodes. UnknownGpuError also for GPUs elsewhere."""
+    """Return the slots of a placement as one group of equal nodes. UnknownGpuError also if this machine has no GPU."""
     nodes = max(len(pool.slots_per_machine) for pool in placed.pools)
     slots = -(-sum(pool.size for pool in placed.pools) // nodes)
     if placed.device == "CPU":
@@ -107,7 +107,7 @@ def _cpu_slot(slots: int) -> Gpu:
 
 
 def _known(found: FoundGpu) -> Gpu:
-    """Return the figures of a GPU. UnknownGpuError if neither the table nor its driver has them."""
+    """Return a GPU's memory, speed and bandwidths. UnknownGpuError if neither the table nor the driver tells them."""
     if gpu := figures_of(found):
         return gpu
     size = f"{found.memory / 1e9:.0f} GB"

@@ -9,7 +9,7 @@ from rlhf_api.spec.job_spec import MICRO_BATCH_TOKENS
 from rlhf_mapper.mapping import ModelPrediction, Prediction
 
 ENGINE_SHARE, MAX_SHARE = 0.05, 0.95
-"""Shares of a GPU's memory: the generator's need besides weights and KV cache, and the generator's limit."""
+"""Shares of a GPU's memory: the generator's need besides weights and KV cache, and the most it may take in all."""
 
 
 def gpu_memory_utilization(job: Job, prediction: Prediction) -> float | None:

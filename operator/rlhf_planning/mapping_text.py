@@ -46,7 +46,7 @@ UNITS = ((9, "GB"), (6, "MB"), (3, "kB"))
 STAGE_COLUMNS, NUMBER_COLUMNS, MEMORY_COLUMNS = 11, 5, 64
 """Width in columns of a stage's name, of a number of bytes, and of a memory table without its bar."""
 NARROW = 78
-"""Terminal width in columns below which memory has no bar, and the table of models is cut in two."""
+"""Terminal width in columns below which memory tables have no bars, and the table of models is cut in two."""
 WIDE = 88
 """Terminal width in columns from which on two blank columns lie between two columns of a table."""
 
@@ -61,7 +61,7 @@ def explain(
 ) -> None:
     """Print the pool of each model, the predicted step and the rejected placements; or why nothing fits.
 
-    prices: price of a GPU for an hour by type; without any there is no price of a step. networks: a sentence each.
+    prices: price of a GPU for an hour by type; if empty, no price of a step is printed. networks: sentences to print.
     """
     console.print(Prose(title, "bold"))
     if isinstance(mapping, Infeasible):
@@ -101,7 +101,7 @@ def _predicted_models(console: Console, mapping: DeviceMapping, prediction: Pred
 
 
 def step_price(pools: Iterable[tuple[str, int]], seconds: float, prices: Mapping[str, float]) -> float:
-    """Return the price of a step; pools: (type, GPUs) of each, all held until the step ends."""
+    """Return the price of a step; pools: (GPU type, number of GPUs) of each pool, paid for the whole step."""
     return sum(prices[gpu] * gpus for gpu, gpus in pools) * seconds / 3600
 
 
@@ -143,7 +143,7 @@ def _pools(mapping: DeviceMapping) -> Table:
 
 
 def _models(mapping: DeviceMapping, prediction: Prediction, columns: Sequence[str], *, gap: int) -> Table:
-    """Return the table of models; columns: `cuts` for each one's parallel sizes, `seconds` for those of a step."""
+    """Return the table of models. columns: `cuts` for the parallel sizes, `seconds` for the time of each phase."""
     phases = [phase for phase in PHASES if any(phase in model.seconds for model in prediction.models.values())]
     table = _table(left=("model",), gap=gap)
     if "cuts" in columns:
@@ -161,7 +161,7 @@ def _models(mapping: DeviceMapping, prediction: Prediction, columns: Sequence[st
 
 
 def _cells(sizes: ParallelSizes, model: ModelPrediction, phases: Sequence[Phase]) -> dict[str, list[str]]:
-    """Return the cells of a model's row in the table of models, by group of columns."""
+    """Return the cells of a model's row in the table of models, by group of columns (`cuts`, `seconds`)."""
     ways = f"{sizes.generation_pipeline}-{sizes.generation_tensor}-{sizes.micro}"
     generation = [ways if "generation" in model.seconds else ""] * ("generation" in phases)
     return {
@@ -199,7 +199,7 @@ def _unit_of(most: float) -> tuple[int, str]:
 
 
 def _stages(held: Mapping[Stage, Mapping[str, float]], limit: float, *, scale: float, cells: int) -> Table:
-    """Return a pool's memory table: bytes of a slot by stage and part, with a bar of so many cells; 0 cells: no bar."""
+    """Return a pool's memory table: bytes of a slot by stage and part; cells: width of the bar, 0 for no bar."""
     table = _table(gap=1)
     table.add_column("", min_width=STAGE_COLUMNS)
     table.add_column("total", justify="right", min_width=NUMBER_COLUMNS)
@@ -277,7 +277,7 @@ def _slots(gpu: str, slots: int) -> str:
 
 
 def _table(*, left: Iterable[str] = (), right: Iterable[str] = (), gap: int) -> Table:
-    """Return an empty table without lines; left, right: headings of its columns by alignment."""
+    """Return a table without borders and rows; left, right: headings of its left- and right-aligned columns."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim", highlight=False)
     for name in left:
         table.add_column(name, overflow="fold")

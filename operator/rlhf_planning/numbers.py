@@ -15,7 +15,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def number(value: float) -> str:
-    """Return three significant digits, with commas, then M, G and T: 0.0123, 4.46, 36.2, 3,248, 6.04 M, 13.1 G."""
+    """Format a number to about 3 digits, with commas, then M, G and T: 0.0123, 4.46, 36.2, 3,248, 6.04 M, 13.1 G."""
     if not math.isfinite(value):
         text = str(value)
     elif abs(value) >= MILLION:
@@ -28,7 +28,7 @@ def number(value: float) -> str:
 
 
 def tick(value: float, digits: int = 4) -> str:
-    """Format a number as the label of an axis, with so many significant digits."""
+    """Format a number as the label of an axis, with `digits` significant digits."""
     if abs(value) >= MILLION:
         text = _large(value, digits)
     else:
@@ -86,7 +86,7 @@ def between(start: str | None, end: str | None) -> float | None:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return the text, or its beginning and the number of left-out characters; control characters become visible."""
+    """Return the text, or its first `limit` characters and how many follow; control characters become visible."""
     text = text.translate(CONTROL_PICTURES)
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
 

@@ -24,7 +24,7 @@ class Call:
     adds: Mapping[str, int]
     """Fields that the call adds to the batch -> bytes of the field, at most."""
     row_by_row: bool = False
-    """Whether the call may run on some rows before the others exist."""
+    """Whether the call may run on the first finished rows before the batch's other rows exist."""
     in_groups: bool = False
     """Whether the call hands on finished rows, some at a time, before it ends."""
 
@@ -42,7 +42,7 @@ class FieldTransfer:
     name: str
     """Name under which the consumer reads the field."""
     added_as: str
-    """Name under which the producer added the field; `with_prefixed` makes the two differ."""
+    """Name under which the producer added the field; it differs from `name` if `with_prefixed` renamed the field."""
     bytes: int
     """Bytes that all ranks of the consumer read together, at most."""
 
@@ -55,11 +55,11 @@ class Edge:
     consumer: int
     fields: tuple[FieldTransfer, ...]
     split: int
-    """S(0): blocks of rows into which the consumer's protocol cuts the batch."""
+    """S(0): number of blocks of rows into which the consumer's protocol cuts the batch."""
     broadcast: int
-    """B: ranks of the consumer that get each row."""
+    """B: number of the consumer's ranks that get each row."""
     summed: int
-    """P: ranks of the producer that hold partial sums of each row."""
+    """P: number of the producer's ranks that hold partial sums of each row."""
 
     @property
     def bytes(self) -> int:
@@ -88,5 +88,5 @@ class Graph:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes that all ranks read in a step, at most."""
+        """Return the most bytes of fields that the ranks of all calls read in a step, summed over the edges."""
         return sum(edge.bytes for edge in self.edges)

@@ -54,7 +54,7 @@ class Timeline:
     """Begin and end in seconds of the stages with work, in order."""
     bars: tuple[Bar, ...]
     ahead: str
-    """Note that generation is of a later step, for a job that generates ahead; else empty."""
+    """Text that says that generation is for a later step, if the job generates ahead; else empty."""
 
     @property
     def seconds(self) -> float:
@@ -108,7 +108,7 @@ def timeline_of(pools: Sequence[MappedPool], prediction: Prediction) -> Timeline
 
 
 def _in_turn(pool: MappedPool, prediction: Prediction, stage: Stage, start: float) -> Iterator[Bar]:
-    """Yield the bars of a pool in a stage, from the stage's begin, or so early that they end with the stage."""
+    """Yield the bars of a pool in a stage. If together they exceed the stage, they begin earlier and end with it."""
     phases = [phase for phase in PHASES if STAGE_OF[phase] == stage]
     whole = sum(prediction.models[model].seconds.get(phase, 0.0) for model in pool.models for phase in phases)
     start += min(0.0, prediction.stages.get(stage, 0.0) * (1 + NEGLIGIBLE) - whole)
