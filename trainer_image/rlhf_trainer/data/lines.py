@@ -61,7 +61,7 @@ def row_numbers(file: Path, left_out: Sequence[Line]) -> Iterator[int]:
 
 
 def copy_rows(place: Path, copy: Path) -> tuple[int, list[Line]]:
-    """Copy a data file, or all files of a folder, without bad and empty lines; returns (lines kept, bad lines)."""
+    """Copy a data file, or all files of a folder, without bad and empty lines; returns (rows copied, bad lines)."""
     rows, left_out = 0, list[Line]()
     for file in files_of(place):
         target = copy / os.path.relpath(file, place)
@@ -83,7 +83,7 @@ def files_of(place: Path) -> list[Path]:
 
 
 def _write_rows(file: Path, target: TextIO, left_out: list[Line]) -> int:
-    """Write the good lines of a file one by one, and add the bad lines to `left_out`; return the number written."""
+    """Write the good lines of a file to `target`, and add its bad lines to `left_out`; return the number written."""
     rows = 0
     for line in lines_of(file):
         if line.problem:

@@ -35,7 +35,7 @@ from rlhf_trainer.data.reading import CompletionReader, PairReader, Reader, Safe
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Rows of a step's batch of which one rank makes tensors."""
+    """Rows of a batch that one rank turns into tensors."""
 
     examples: Tensor
     """Index of the example in each row of the rank, int64 [B]."""
@@ -46,13 +46,13 @@ class Rows:
 
 
 class Loader:
-    """Tokenised rows in memory. Bad and over-long rows are left out; the other rows are the `len(loader)` examples.
+    """Tokenised rows in memory. Bad, too long and too short rows are left out; all other rows are the examples.
 
-    Examples are numbered from 0 in the order of the files.
+    `len(loader)` is the number of examples. Examples are numbered from 0 in the order of the files.
     """
 
     reader: ClassVar[type[Reader]] = Reader
-    """Class of the readers, one for each data set."""
+    """Class of the loader's readers; each data set has one reader."""
     fields: ClassVar[tuple[str, ...]]
     """Names of the tensors of a step's batch; the method `batch` also returns `row`."""
 
@@ -67,12 +67,12 @@ class Loader:
         tools: Sequence[Mapping[str, Any]] = (),
         ordered_by: str = "",
     ) -> None:
-        """Read and tokenise all rows. `path`: the source's place in the manifest, such as "spec.data.train".
+        """Read and tokenise all rows. `path`: field of the source in the manifest, such as "spec.data.train".
 
-        spec: of the job; its `data` limits the rows and its seed orders them. After `training.total_epochs` passes over
-        the data, if it is set, batches are padding, unless the loader is `endless`. A pass over a mix has as many rows
-        as its data sets have together. tools: of every prompt, for the chat template.
-        ordered_by: the job and field of `spec.data.order`, if that orders these rows.
+        spec: spec of the job; its `data` limits the rows and its `training.seed` orders them. After
+        `training.total_epochs` passes over the data, if set, rows are padding, unless the loader is `endless`. A pass
+        over a mix has as many rows as its data sets have together. tools: tool definitions for every prompt's chat
+        template. ordered_by: job and field of `spec.data.order`, for errors; empty: the seed orders these rows.
         Raises DataError (see `Reader.read`).
         """
         self.path = path
@@ -136,7 +136,7 @@ class Loader:
         return found.hexdigest()
 
     def lengths(self) -> dict[str, Tensor]:
-        """Return the numbers of tokens of each prompt and each response, int64 [examples], by the columns' fields."""
+        """Return the token counts of prompts and of responses, int64 [examples] each, by the field of their column."""
         keys = (*self.readers[0].fields()[:1], *self.reader.responses)
         return dict(zip(keys, [rows.lengths for rows in (self._prompts, *self._responses)], strict=True))
 
@@ -144,8 +144,8 @@ class Loader:
         """Return the tensors of rows [start, stop) of a step's batch (all by default); steps count from 1.
 
         The order follows from the seed and the step alone. Rows beyond the last epoch repeat row 0 of the batch with
-        `valid` 0; a step without rows is a ValueError. The tensors are those of the class, and `row` int64 [B]:
-        start .. stop - 1. Their width is that of the whole batch, so the slices of all ranks fit together.
+        `valid` 0; a step without rows is a ValueError. The tensors are the class's `fields`, and `row` int64 [B], the
+        numbers start to stop - 1. Their width is that of the whole batch, so the slices of all ranks fit together.
         """
         count = len(self)
         start = (step - 1) * batch_size
@@ -170,7 +170,7 @@ class Loader:
     def columns(self, examples: Tensor) -> list[dict[str, Any]]:
         """Return the values of the columns that `JobSpec.columns` names, for each example by column.
 
-        Of a mix, a column that the example's data set does not name is None.
+        In a mix, a column that the example's data set does not name is None.
         """
         names = dict.fromkeys(name for reader in self.readers for name in reader.columns)
         return [{**names, **reader.further(row)} for reader, row in self._read(examples)]
@@ -198,13 +198,13 @@ class Loader:
         raise NotImplementedError
 
     def _whole(self, response: int, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return (ids, attention mask) [B, T] of prompt and response; T: tokens of the longest in the batch."""
+        """Return (ids, attention mask) [B, T] of prompts with response number `response`; T: longest in the batch."""
         width = max(int((self._prompts.lengths + each.lengths)[rows.batch].max()) for each in self._responses)
         whole = self._responses[response].selected(rows.examples).after(self._prompts.selected(rows.examples))
         return whole.padded(width, self._pad_id)
 
     def _response_mask(self, attention_mask: Tensor, rows: Rows) -> Tensor:
-        """Return the mask of responses [B, T]: 1 on one and its end-of-text token, 0 elsewhere and on padding rows."""
+        """Return the mask [B, T] of responses: 1 on a response with its end-of-text token, 0 elsewhere."""
         is_response = torch.arange(attention_mask.shape[1]) >= self._prompts.lengths[rows.examples][:, None]
         return attention_mask * is_response * rows.valid[:, None]
 
@@ -223,8 +223,8 @@ class PromptLoader(Loader):
 class CompletionLoader(Loader):
     """Loader of prompts with a response: `tokens` int64, `attention_mask`, `response_mask` [B, T], `valid` [B].
 
-    `response_mask` is 1 on the response, of a conversation on each answer in the loss, and its end-of-text token;
-    it is 0 on every token of a row that is not valid.
+    `response_mask` is 1 on the response with its end-of-text token; in a conversation, on each answer that counts in
+    the loss. It is 0 on every token of a row that is not valid.
     """
 
     reader = CompletionReader
@@ -240,8 +240,8 @@ class CompletionLoader(Loader):
 class PairLoader(Loader):
     """Loader of pairs of a better and a worse response: `chosen_tokens`, `rejected_tokens` int64 [B, T], `valid` [B].
 
-    `chosen_mask` and `rejected_mask` [B, T] are their attention masks, `chosen_response_mask` and
-    `rejected_response_mask` those of a CompletionLoader; T is the same for both.
+    `chosen_mask` and `rejected_mask` [B, T] are the attention masks of the two. `chosen_response_mask` and
+    `rejected_response_mask` are as the `response_mask` of a CompletionLoader. All tensors have the same T.
     """
 
     reader = PairReader

@@ -1,6 +1,6 @@
 """Order of examples: permutations of each source, seeded or the user's own, and several sources in shares.
 
-The order is a pure function of seed and position, so a resumed run continues with the rows of an unbroken run.
+The order is a pure function of seed and position, so a resumed run gets the same rows as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_SOURCES = 64
 
 @dataclass(frozen=True)
 class Order:
-    """Order of the examples of all data sets (sources), which are numbered through in the order of the sources."""
+    """Order of the examples of all data sets (sources); example numbers run through all sources, one by one."""
 
     counts: tuple[int, ...]
     """Number of examples of each source."""
@@ -27,7 +27,7 @@ class Order:
     seed: int | None
     """Seed of the permutations; None: every epoch has the order of the files."""
     own: Callable[[int, int], Examples] | None = None
-    """User's own order instead of permutations: (source, epoch) -> order of its examples; a pure function."""
+    """User's own order instead of permutations: (source, epoch) -> order of the source's examples; a pure function."""
 
     def at(self, positions: Examples) -> Examples:
         """Return the examples at positions (from 0) of the order, consecutive or not: int64 [B] -> int64 [B]."""
@@ -51,7 +51,7 @@ class Order:
 
 
 def shares(positions: Examples, weights: Sequence[float]) -> tuple[Examples, Examples]:
-    """Return (index of the source, number of its earlier rows) at each position, int64 [B] each.
+    """Return for each position (index of its source, number of this source's rows before it), int64 [B] each.
 
     Row k of a source with share w has its place at (k + 1/2) / w; the rows of all sources are sorted by place. So
     the first n rows hold n x share rows of each source, within the number of sources.

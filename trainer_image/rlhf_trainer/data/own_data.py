@@ -1,4 +1,4 @@
-"""Functions of the user's that make the rows of a data set, or their order."""
+"""Calls of the user's functions that make the rows of a data set, or the order of its rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def own_rows(source: OwnRows, path: str) -> datasets.Dataset:
     """Return the first `source.limit` rows that a user's function gives; a row has None in the columns that it lacks.
 
-    path: the source's place in the manifest. UserCodeError if the function fails or gives no rows.
+    path: field of the source in the manifest. UserCodeError if the function fails or gives no rows.
     """
     import datasets  # imports pandas: seconds that a process without data does not need
     import pyarrow as pa
@@ -50,7 +50,7 @@ def own_order(
 ) -> Examples:
     """Return the order of one data set in an epoch (from 0) by the user's function(rows, epoch, seed): int64 [rows].
 
-    tables: all data sets; source: index of the one to order; path: the function's place in the manifest. UserCodeError
+    tables: all data sets; source: index of the data set to order; path: manifest field, for errors. UserCodeError
     unless the function gives as many row indices as there are rows.
     """
     rows = tables[source]

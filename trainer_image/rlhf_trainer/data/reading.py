@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ROWS_AT_ONCE = 8192
 """Rows tokenised in one call: enough to use the tokenizer's threads, few enough for memory."""
 MAX_NAMED_ROWS = 3
-"""Bad rows of a source that messages name; further ones are only counted."""
+"""Number of a source's bad rows that messages name; further bad rows are only counted."""
 
 
 class Reader:
@@ -47,11 +47,11 @@ class Reader:
         keeps_rows: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Keep the options. path: the source's field in the manifest, as "spec.data.train"; limits: of its rows.
+        """Keep the options. path: field of the source in the manifest, such as "spec.data.train"; limits: `spec.data`.
 
-        columns: further columns, which are kept as they stand in the file. verified: required columns among these, each
-        with the field of the manifest that reads it; without an answer there a row is bad. keeps_rows: whether to keep
-        rows for `prompt` and `rows`. tools: of every row, unless the source names a column of tools.
+        columns: further columns, which `further` returns unchanged. verified: further column -> field of the manifest
+        that reads it; a row without a reference answer in it is bad. keeps_rows: whether `prompt` and `rows` can be
+        called also without further columns. tools: tool definitions of every row, unless the source has a tools_key.
         """
         self.source, self.path, self.columns, self._verified = source, path, columns, verified
         self.dropped = 0
@@ -72,7 +72,7 @@ class Reader:
         """Read the token ids of the prompts and of each kind of response, and each label, in the order of the file.
 
         Raises DataError, naming field and row, when the data cannot be read (see `open_rows`) or when no row is left.
-        A bad (see `Encoder`) or over-long row is a DataError if the limits say so.
+        A bad (see `Encoder`) or over-long row is a DataError if `spec.data` asks for that.
         """
         from rlhf_trainer.data.source import open_rows  # imports pandas: seconds
 
@@ -90,7 +90,7 @@ class Reader:
         return found
 
     def rows(self) -> datasets.Dataset:
-        """Return the rows that are kept, with all their columns."""
+        """Return the rows of the data set that were not left out, with all columns."""
         return self._table.select(self._rows)
 
     def further(self, row: int) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Reader:
             digest.update(repr(self._further[row]).encode(errors="replace"))
 
     def facts(self, rows: int) -> Iterator[str]:
-        """Yield sentences on the rows that were left out, with their number and why; rows: number of the kept ones."""
+        """Yield sentences on the rows that were left out, with their number and why; rows: number of all other rows."""
         total = rows + self.dropped + self.short + self.bad
         for count, why in ((self.dropped, self._longer()), (self.short, self._shorter())):
             if count:
@@ -127,7 +127,7 @@ class Reader:
         return (self._prompt_key, *self.responses, *self.labels, *(("tools_key",) if self.source.tools_key else ()))
 
     def _tokenised(self, rows: OpenedRows) -> Iterator[tuple[int, Encoder, list[list[Ids]]]]:
-        """Tokenise some rows at a time; yields (index of the first row, their encoder, ids of each text and label)."""
+        """Tokenise ROWS_AT_ONCE rows at a time; yields (index of the first row, encoder, results of `_encoded`)."""
         columns = list(dict.fromkeys([*(getattr(self.source, field) for field in self.fields()), *self._verified]))
         for first in range(0, len(rows.table), ROWS_AT_ONCE):
             table = rows.values(columns, first, ROWS_AT_ONCE, self.path)
@@ -151,7 +151,7 @@ class Reader:
         return [prompts, *replies, *[encoder.labels(column(key)) for key in self.labels]]
 
     def _kept(self, opened: OpenedRows, first: int, encoder: Encoder, texts: list[list[Ids]]) -> list[Ragged]:
-        """Return the token ids of the rows that are good and within the limits; others are counted, or a DataError."""
+        """Return the token ids of rows that are good and within the limits; count other rows, or raise a DataError."""
         for row, fault in sorted(encoder.faults.items()):
             self._leave_out(f"{fault.field}: {opened.place(first + row)} {fault.what}")
         good = torch.tensor([row not in encoder.faults for row in range(len(texts[0]))])
@@ -194,7 +194,7 @@ class Reader:
         return DataError(f"{self.path}.{field}: {place} has {length} tokens, more than the {most} of spec.data.{limit}")
 
     def _bounds(self, prompt: int, response: int) -> torch.Tensor:
-        """Return the least or the most tokens of the prompt and of each response: int64 [1 + responses, 1]."""
+        """Return the limits on the tokens of the prompt and of each response as a tensor, int64 [1 + responses, 1]."""
         return torch.tensor([prompt, *[response] * len(self.responses)])[:, None]
 
     def _longer(self) -> str:
@@ -215,7 +215,7 @@ class CompletionReader(Reader):
         return tuple(key for key in super().fields() if not (self.source.messages_key and key == "response_key"))
 
     def _encoded(self, encoder: Encoder, column: Callable[[str], Column]) -> list[list[Ids]]:
-        """Encode like the base class, but with ~token for a token outside the loss, such as one of a later question."""
+        """Encode as the base class does; in a conversation a token outside the loss, as of a user's turn, is ~token."""
         if not self.source.messages_key:
             return super()._encoded(encoder, column)
         found = encoder.conversations()
@@ -239,7 +239,7 @@ class PairReader(Reader):
         return [*found, encoder.labels(column("better_key"))] if self.source.better_key else found
 
     def _kept(self, opened: OpenedRows, first: int, encoder: Encoder, texts: list[list[Ids]]) -> list[Ragged]:
-        """Return rows as the base class does, with the better response, and its label, before the worse one."""
+        """Return the base class's rows with each pair in order: the better response and its label before the worse."""
         prompts, *pairs = super()._kept(opened, first, encoder, texts)
         if not self.source.better_key:
             return [prompts, *pairs]

@@ -50,14 +50,14 @@ class OpenedRows:
     """Lines of the files that are no rows, such as broken JSON."""
 
     def place(self, row: int) -> str:
-        """Return the place of a row (from 0) for messages: its file and line, or its number if files have no lines."""
+        """Return where a row (from 0) is, for messages: file and line, or the row's number if files have no lines."""
         if row >= len(self._lines):
             return f"row {row} (counted from 0)"
         file, number = self._lines[row]
         return f"{self.files[file]}, line {number}"
 
     def left_out_before_limit(self, limit: int | None) -> Sequence[Line]:
-        """Return the lines that are no rows, but only those before the last row that is read, row number `limit`."""
+        """Return the lines that are no rows and stand before the last row to read; limit: number of rows to read."""
         if not self.left_out or limit is None or len(self._lines) < limit:
             return self.left_out
         order = {file: place for place, file in enumerate(self.files)}
@@ -76,7 +76,7 @@ class OpenedRows:
 
     @cached_property
     def _lines(self) -> list[tuple[int, int]]:
-        """Place of each row as (index of the file, line), read at first use; empty for files without lines."""
+        """Position of each row as (index of the file, line), read at first use; empty for files without lines."""
         files = self.files if all(map(are_rows, self.files)) else ()
         return [(place, line) for place, file in enumerate(files) for line in row_numbers(file, self.left_out)]
 
@@ -91,12 +91,12 @@ def open_rows(
 ) -> OpenedRows:
     """Open the first `source.limit` rows of `source`, in the order of the file.
 
-    path: the source's place in the manifest ("spec.data.train"), the beginning of every message. keys: fields of
+    path: field of the source in the manifest ("spec.data.train"), with which every error begins. keys: fields of
     `source` that must name a column ("prompt_key", "chosen_key"). columns: further required columns, of any type.
-    verified: columns whose cells in a CSV file are read as texts, with the field of the manifest that needs each.
+    verified: column -> field of the manifest that reads it; the cells of such a column in a CSV file are read as texts.
     Neither pickles nor code of the data set are run.
     Raises DataError when the address, the split or a column is missing, when no row can be read, or when a file is not
-    UTF-8. For rows of a function it raises the errors of `own_rows`.
+    UTF-8. For rows of a user's function it raises the errors of `own_rows`.
     """
     texts = [getattr(source, key) for key in keys]
     opened = _opened(source, path, [*texts, *verified])
@@ -202,7 +202,7 @@ def _kind_of_folder(folder: Path, path: str) -> str:
 
 
 def _require_no_null(place: Path, path: str) -> None:
-    """UnreadableError for a file that begins with null, on which pyarrow's reader would crash with a segfault."""
+    """Raise UnreadableError for a JSON file that begins with null: pyarrow's reader would crash with a segfault."""
     for file in (each for each in files_of(place) if KIND_OF_EXTENSION.get(each.suffix.lower()) == "json"):
         with file.open("rb") as opened:
             beginning = opened.read(BEGINNING)
@@ -216,7 +216,7 @@ def _extensions() -> str:
 
 
 def _load(address: str, source: DataSource, path: str, **options: Any) -> OpenedRows:
-    """Open one split of a data set by `datasets`; address: a data set of the hub, a folder, or a kind of file."""
+    """Open one split of a data set by `datasets`; address: hub address, folder, or a file format such as "csv"."""
     try:
         with _quiet():
             builder = datasets.load_dataset_builder(address, source.subset, **options)
@@ -237,7 +237,7 @@ def _load(address: str, source: DataSource, path: str, **options: Any) -> Opened
 
 
 def _require_split(source: DataSource, sizes: dict[str, int], path: str) -> None:
-    """DataError unless all splits of `source.split` exist; it may be a slice or a sum, like "train[:10%]+test"."""
+    """Raise DataError unless all splits named in `source.split` (such as "train[:10%]+test") exist and have rows."""
     for name in (part.partition("[")[0].strip() for part in source.split.split("+")):
         if name not in sizes:
             raise DataError(f"{path}.split: {source.uri} has no split {name!r}; its splits are {', '.join(sizes)}")
@@ -246,7 +246,7 @@ def _require_split(source: DataSource, sizes: dict[str, int], path: str) -> None
 
 
 def _cause(error: BaseException) -> str:
-    """Return the first line of the original error, which `datasets` wraps in general ones."""
+    """Return the first line of the original error, without the general errors in which `datasets` wraps it."""
     while isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).splitlines()
@@ -255,7 +255,7 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Begin the text of the block's DataErrors with the manifest's field of the data set's address, `path`.uri."""
+    """Put the manifest's field `path`.uri before the text of each DataError that is raised in the block."""
     try:
         yield
     except DataError as error:

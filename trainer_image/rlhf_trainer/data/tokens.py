@@ -50,7 +50,7 @@ class Conversation(NamedTuple):
 
 
 class Encoder:
-    """Encoder of consecutive rows; `faults` holds the faults of bad ones.
+    """Encoder of consecutive rows; `faults` holds the fault of each bad row.
 
     A prompt is a text or a list of messages. Messages go through the tokenizer's chat template. So does a text, as one
     message of the user, if the tokenizer has a template and `chat_template` is "Auto". Otherwise the text is encoded as
@@ -65,7 +65,7 @@ class Encoder:
         chat_template: ChatTemplate,
         tools: Column | None = None,
     ) -> None:
-        """Read the prompts; tools: those of each row for the chat template, in the template's own form."""
+        """Read the prompts; tools: each row's tool definitions, in the form that the chat template takes."""
         self.faults: dict[int, Fault] = {}
         """Faults of the encoded rows: index of a row -> the first fault found in it."""
         self._tokenizer = tokenizer
@@ -83,7 +83,7 @@ class Encoder:
 
         A response is a text, a message of the assistant, or messages that end with one. With a chat template its ids
         follow `prompt_ids` in the whole conversation, up to the last end-of-text token. Without a template, and where
-        the conversation does not start with `prompt_ids`, the text is encoded by itself. A missing end is added.
+        the conversation does not start with `prompt_ids`, the text is encoded by itself. A missing end token is added.
         """
         end = end_of_text(self._tokenizer)
         replies = self._each(responses, lambda index: self._reply(responses.values[index], index))
@@ -139,12 +139,12 @@ class Encoder:
         return found
 
     def labels(self, labels: Column) -> list[Ids]:
-        """Return a column of labels, each true or false, or 1 or 0, as rows of one number."""
+        """Return [1] or [0] for each row of a column of labels, whose cells are true or false, or 1 or 0."""
         found = self._each(labels, lambda index: _label(labels.values[index]))
         return [[label or 0] for label in found]
 
     def require_answers(self, column: Column, name: str) -> None:
-        """Record a fault for each row without an answer in the column `name`."""
+        """Record a fault for each row that has no reference answer in the column `name`."""
         self._each(column, lambda index: _require(are_answers(column.values[index]), _no_answer(column, index, name)))
 
     def _each(self, column: Column, read: Callable[[int], T]) -> list[T | None]:
@@ -229,7 +229,7 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _up_to_last(end: int, ids: Ids) -> Ids:
-    """Return the ids up to the last `end` token. Templates add a line break after it, but a model stops before that."""
+    """Return the ids up to and with the last `end` token: a model stops there, but templates add a line break."""
     return ids[: len(ids) - ids[::-1].index(end)] if end in ids else ids
 
 
@@ -238,7 +238,7 @@ def _as_message(role: str, text: str) -> Message:
 
 
 def _message(value: object) -> Message:
-    """Return a message with its content as text, without keys that are None, which a table takes from other rows."""
+    """Return a message with its content as text, without None values, which a table adds for keys of other rows."""
     if not isinstance(value, dict):
         raise BadValueError(f"holds {_kind(value)}, not a text or a message")
     message = {key: item for key, item in value.items() if item is not None}

@@ -1,4 +1,4 @@
-"""Encoding of an environment's messages as token ids that follow the ids of an answer, which stay as they are."""
+"""Encoding of an environment's messages as token ids to append to an answer's ids, which are not encoded anew."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def local_path(uri: str) -> Path:
     """Return the path of the file or folder that `uri` names.
 
     `file:///absolute/path` is taken as it stands (%20 and the like decoded); `package://top_package/path` is looked up
-    in the installed Python package. Raises DataError, naming `uri`, when there is nothing or the scheme is another one.
+    in the installed Python package. DataError, naming `uri`, if no such file exists or the scheme is neither of these.
     """
     if uri.startswith(FILE):
         found = Path(unquote(uri.removeprefix(FILE)))
