@@ -28,7 +28,7 @@ class Callback:
         self._last_step = 0.0
 
     def check(self) -> None:
-        """Raise UserCodeError if there is no such class, or it does not take the arguments; no object is made."""
+        """Raise UserCodeError if the class is missing, lacks a method or refuses the arguments; no object is made."""
         with own_code(self._entry.entrypoint, self.field) as found:
             if lacking := [name for name in METHODS if not callable(getattr(found, name, None))]:
                 raise UserCodeError(f"{self.field}: {self._entry.entrypoint} has no method {lacking[0]}")

@@ -43,7 +43,7 @@ class LastingConsole(Console):
 
 
 class Display:
-    """Listener that prints lines for people; data is in the run folder."""
+    """Listener that prints one line for each step, for people; programs read the run folder instead."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -52,7 +52,7 @@ class Display:
 
     @contextmanager
     def showing(self, pending: Sequence[Job]) -> Iterator[None]:  # noqa: ARG002 lines say only what happens
-        """Keep the display's view of the run, if it has one, on the terminal during the block; pending: jobs to run."""
+        """Keep a redrawn view of the run on the terminal during the block (here none); pending: jobs to run."""
         yield
 
     def say(self, message: str) -> None:
@@ -62,7 +62,7 @@ class Display:
         self.console.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
 
     def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:
-        """Start the clock of "time left", before the first step of this run."""
+        """Start the clock by which "time left" is estimated, before the job's first step in this run."""
         self._name = job.name
         self._started, self._first_step, self._total_steps = time.monotonic(), first_step, total_steps
 

@@ -23,7 +23,7 @@ class EventFiles:
         self._writer: SummaryWriter | None = None
 
     def begin(self, job: Job, *, first_step: int, total_steps: int) -> None:  # noqa: ARG002 a scalar has no end
-        """Replace the files of a job that starts anew; a resumed job adds to its files and purges later steps."""
+        """Delete the files of a job that starts anew; a resumed job adds to its files and purges repeated steps."""
         folder = self._folder / job.name
         if first_step == 1:
             shutil.rmtree(folder, ignore_errors=True)

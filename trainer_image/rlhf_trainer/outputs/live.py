@@ -24,7 +24,7 @@ from rlhf_trainer.telemetry import StepReport
 
 REFRESHES_PER_SECOND = 1.0
 POINTS = 48
-"""Points of a sparkline at which each two neighbours become one, so that half remain; an even number."""
+"""Number of a metric's points at which each two neighbours become one, so that half remain; even."""
 BAR = 24
 BLOCKS = "▁▂▃▄▅▆▇"
 """Characters of a sparkline, lowest first; without the full block, so that a line does not touch the line above."""
@@ -61,7 +61,7 @@ class MetricHistory:
         self._steps_a_point = 1
 
     def add(self, value: float) -> None:
-        """Add the value of a step; when there are POINTS points, each two become one."""
+        """Add the value of a step; when there are POINTS points, each two neighbours become their mean."""
         self.latest = value
         self._open.append(value)
         if len(self._open) < self._steps_a_point:
@@ -73,7 +73,7 @@ class MetricHistory:
         self.points = points  # in one piece: the thread that draws may be reading the old ones
 
     def range(self, form: str) -> str:
-        """Return `lowest to highest` point, formatted by `form`; empty without points."""
+        """Return the range of the points as text, `lowest to highest`, in the format `form`; empty without points."""
         finite = [point for point in self.points if math.isfinite(point)]
         return f"{min(finite):{form}} to {max(finite):{form}}" if finite else ""
 
@@ -83,7 +83,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return a block for each value between the lowest and the highest; a space for a value that is not finite."""
+    """Return a sparkline: for each value a block, higher for larger values, or a space if the value is not finite."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0

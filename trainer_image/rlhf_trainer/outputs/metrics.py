@@ -56,7 +56,7 @@ class PrometheusMetrics:
 
 @contextmanager
 def serve_metrics(port: int) -> Iterator[PrometheusMetrics]:
-    """Serve metrics on a port of every address during the block. EnvironmentProblem if the port cannot be opened."""
+    """Serve metrics on a port of all network interfaces during the block. EnvironmentProblem if it cannot be opened."""
     registry = CollectorRegistry()
     try:
         server, thread = start_http_server(port, registry=registry)

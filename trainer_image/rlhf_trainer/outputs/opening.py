@@ -46,7 +46,7 @@ class OutputOptions:
 
 @contextmanager
 def open_listeners(options: OutputOptions, output: Path, warn: Callable[[str], None]) -> Iterator[Sequence[Listener]]:
-    """Open the listeners of a run into the folder `output`. EnvironmentProblem if the port cannot be opened."""
+    """Open the listeners of a run, which write to `output`. EnvironmentProblem if the metrics port cannot be opened."""
     listeners: list[Listener] = []
     with ExitStack() as stack:
         if options.metrics_port is not None:
@@ -59,7 +59,7 @@ def open_listeners(options: OutputOptions, output: Path, warn: Callable[[str], N
 
 
 class JobOutputs:
-    """Listener that passes the steps of a job to the outputs of its manifest, and to the event files of all jobs."""
+    """Listener that passes a job's steps to the outputs in its manifest; tensorboard: every job has event files."""
 
     def __init__(self, output: Path, *, tensorboard: bool, warn: Callable[[str], None]) -> None:
         self._output, self._tensorboard, self._warn = output, tensorboard, warn
@@ -102,7 +102,7 @@ def services(job: Job, folder: Path) -> list[Service]:
 
 
 def require_trackers(job: Job, output: Path) -> None:
-    """Raise EnvironmentProblem for all trackers of a job whose package is missing, or that do not answer."""
+    """Raise one error that names all trackers of a job with a missing package, a wrong class or no answer."""
     found: list[TrainerError] = []
     for service in services(job, output / job.name):
         try:

@@ -13,7 +13,7 @@ from rlhf_trainer.run_folder.attempt import replace
 from rlhf_trainer.telemetry import CONTROLLER, Span, StepReport
 
 FIRST_STEPS, LATEST_STEPS = 5, 20
-"""Number of steps in trace.json: the first of the attempt, and with `--trace` also the latest."""
+"""Numbers of steps in trace.json: the first ones of the attempt, and with `--trace` also the latest ones."""
 
 
 class Trace:

@@ -22,7 +22,7 @@ from rlhf_trainer.telemetry import StepReport
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before a tracker sends again: after its first failure, and at most after several."""
 LAST_SECONDS = 15.0
-"""Seconds for which the end of a job waits until a tracker has sent all steps."""
+"""Most seconds for which the end of a job waits until a tracker has sent all steps."""
 STEPS_AT_ONCE = 20
 
 
@@ -51,7 +51,7 @@ class Service(Protocol):
 
 
 class Tracker:
-    """Listener that sends the steps of one job to a service from a thread; only the job's end waits, LAST_SECONDS.
+    """Listener that sends a job's steps to a service from a thread; only the job's end waits for it, LAST_SECONDS.
 
     `DIR/<job>/<name>.json`, such as `wandb` or `callbacks-0`, holds the id of the run and the last step that was sent.
     The next attempt continues with both, so a step that is repeated after a checkpoint is not sent again.
@@ -132,7 +132,7 @@ class Tracker:
         return has_ended
 
     def _unsent(self) -> Iterator[tuple[int, Mapping[str, float]]]:
-        """Yield (end in the file, record) of each whole line of metrics.jsonl that was not sent."""
+        """Yield (byte offset of the line's end, record) for each whole line of metrics.jsonl that was not sent."""
         path, end = self._folder.path / METRICS, self._position
         if not path.is_file():
             return

@@ -18,13 +18,13 @@ KEY, URL = "WANDB_API_KEY", "WANDB_BASE_URL"
 PUBLIC = "https://api.wandb.ai"
 ANSWER_SECONDS = 10.0
 FINISH_SECONDS = 10.0
-"""Seconds in which W&B's client sends unsent data at the end of a job, which waits longer than that."""
+"""Most seconds for W&B's client to send unsent data at a job's end; the job's own wait, LAST_SECONDS, is longer."""
 VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 """Environment variables for W&B's client; a value that the user has set takes precedence."""
 
 
 class WandBRuns:
-    """Tracking service that records each job as a run in a project of W&B; unsent files lie in the job's `wandb`."""
+    """Tracking service that records each job as a run in a project of W&B; unsent files lie in DIR/<job>/wandb."""
 
     def __init__(self, field: str, settings: WandB, folder: Path) -> None:
         self.field, self._settings, self._folder = field, settings, folder

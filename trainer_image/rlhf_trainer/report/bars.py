@@ -58,7 +58,7 @@ def draw_bars(axes: Axes, row: int, bars: Sequence[Bar], *, width: float, beside
 
 
 def svg_of(figure: Figure, hovers: Mapping[str, str], *, transparent: bool = False) -> str:
-    """Return a figure as SVG without a date; a browser shows a text of `hovers` over the part with its id."""
+    """Return a figure as SVG without metadata; hovers: id of a drawn part -> text that a browser shows over it."""
     buffer = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=transparent, metadata=metadata)

@@ -1,4 +1,4 @@
-"""Page `compare.html`: runs side by side, each job beside the jobs of its name."""
+"""Page `compare.html`: runs side by side, each job beside the jobs of the same name in the other runs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ FIGURES: Mapping[str, Callable[[JobRecord], str]] = {
     "mean step": lambda job: times.step if (times := metrics.times(job)) else "",
     "in all": _whole_time,
 }
-"""Text of each row of a job besides its summary; empty if it is not known."""
+"""Name of a row above the held-out measures -> function that returns a job's text in it, empty if not known."""
 
 
 def _figures(jobs: Mapping[int, JobRecord], count: int) -> list[Row]:

@@ -69,7 +69,7 @@ def measures(job: JobRecord) -> list[MetricRow]:
 
 
 def samples(job: JobRecord) -> SampleTable | None:
-    """Return the table of held-out responses: largest, median and smallest gains, then others; None without any."""
+    """Return the table of held-out responses: largest, median and smallest gains, then others; None without scores."""
     names = _score_names(job.samples)
     if not job.samples or not names:
         return None
@@ -120,7 +120,7 @@ def _margin(values: Sequence[float]) -> float:
 
 
 def _decider(names: Sequence[str]) -> str:
-    """Return the score that compares responses: the first evaluation function's, or the reward without functions."""
+    """Return the name of the score that ranks responses: the first evaluation function's, or else the reward's."""
     return names[min(1, len(names) - 1)]
 
 

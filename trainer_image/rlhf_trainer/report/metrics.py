@@ -13,7 +13,7 @@ from rlhf_trainer.report.run_record import JobRecord
 from rlhf_trainer.run_folder.step_metrics import METRICS, StepMetric, metric_of
 
 PLACES = {metric.recorded: place for place, metric in enumerate(METRICS)}
-"""Recorded name of a metric -> its place on the page; a metric of a user's own algorithm comes after all others."""
+"""Name of a recorded metric -> its position on the page; a metric of a user's own algorithm comes after these."""
 LEARNING = {metric.recorded.partition("/")[0] for metric in METRICS if metric.section == "learning"} - {
     metric.recorded.partition("/")[0] for metric in METRICS if metric.section == "health"
 }
@@ -23,7 +23,7 @@ UNITLESS = ("1", "ratio")
 PHASES = ("update", "scoring", "generation", "reshard", "controller", "transfer", "data", "advantage", "checkpoint")
 """Phases of a step in the order of their colours, the same in every plot; phases that are not listed share one."""
 NEARLY_CONSTANT = 1e-5
-"""A metric that stays this near to 0, or changes by this share of itself (rounding errors), is a number, no plot."""
+"""Largest value, or change as a share of the largest value, at which a metric is listed as constant, not plotted."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Times:
 def panels(jobs: Mapping[int, JobRecord], *, learning: bool | None = None) -> list[Panel]:
     """Return a plot for each metric that changes in a job or differs between jobs; `jobs`: index of a run -> job.
 
-    learning: only metrics about learning, or all others but times; None: all, those about learning first.
+    learning: True: only metrics about learning; False: all others except times; None: both, learning first.
     """
     found, title = [], " ".join(job.name for job in jobs.values())
     for name in sorted(set[str]().union(*map(_names, jobs.values())), key=_rank):
@@ -99,7 +99,7 @@ def times(job: JobRecord) -> Times | None:
 
 
 def _seconds_by_colour(record: Mapping[str, float]) -> list[float]:
-    """Return the seconds of a step's phases in the order of their colours; the last are those of all other phases."""
+    """Return the seconds of a step's phases in the order of their colours; the last number is for all other phases."""
     measured = {name.removeprefix("time/"): value for name, value in record.items() if name.startswith("time/")}
     measured.pop("step", None)
     listed = [measured.pop(name, 0.0) for name in PHASES]

@@ -28,7 +28,7 @@ TRAINING_FACTS = (("promptBatchSize", "prompts a step"), ("batchSize", "rows a s
 """Fields of spec.training that the page shows, each with its heading."""
 MAX_EVENTS = 500
 MAX_CHARACTERS = 2000
-"""Most characters that the page shows of each text of a kept response; it gives the number of further ones."""
+"""Most characters that the page shows of a prompt or response; the page says how many more there are."""
 
 
 def write_report(folder: Path) -> Path:
@@ -110,7 +110,7 @@ def _without_unset(value: Any) -> Any:
 
 
 def render_rollouts(name: str, jobs: Mapping[str, Rollouts]) -> str:
-    """Return the HTML page with responses of a run's jobs; its only script is ours, which shows texts as plain text."""
+    """Return the HTML page with responses of a run's jobs; its only script, rollouts.js, shows texts as plain text."""
     rows = [_row(job, row) for job, found in jobs.items() for row in found.rows]
     script = (files("rlhf_trainer.report") / "templates" / "rollouts.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # a browser runs no other script
@@ -119,7 +119,7 @@ def render_rollouts(name: str, jobs: Mapping[str, Rollouts]) -> str:
 
 
 def _row(job: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a kept response as data for the page; a number that is not finite becomes null, as JSON requires."""
+    """Return a row of rollouts.jsonl as data for the page; a number that is not finite becomes None, null in JSON."""
     parts, columns, turns = row.get("reward_parts"), row.get("columns"), row.get("turns")
     return {
         "job": job,

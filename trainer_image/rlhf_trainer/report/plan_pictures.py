@@ -107,7 +107,7 @@ def _keys_of(timeline: Timeline, pools: Iterable[str]) -> list[Patch]:
 
 
 def _name_stages(axes: Axes, timeline: Timeline, width: float) -> None:
-    """Write the name and the time of each stage above its begin, on the first line where it overlaps no other."""
+    """Write each stage's name and time above the stage's begin, on the lowest line where texts do not overlap."""
     ends: list[float] = []
     for stage, (start, end) in timeline.stages.items():
         text = f"{stage} {seconds_text(end - start)}"

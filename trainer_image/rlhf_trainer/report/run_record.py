@@ -26,13 +26,13 @@ T = TypeVar("T")
 STEP_WARNING = re.compile(r"\S+ step (?P<step>\d+): (?P<message>.*)")
 INPUT = "job://"
 Place = tuple[int, int]
-"""Place of a kept response: its step, and its row in the step's batch."""
+"""(step, row in the step's batch) of a response in rollouts.jsonl."""
 MAX_ROWS = 1000
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Responses in a job's rollouts.jsonl: those that the page shows, and the numbers of all."""
+    """Responses in a job's rollouts.jsonl: the rows that the page shows, and counts of all rows and steps."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     """Responses that the page shows, in the order of step and row."""
@@ -141,7 +141,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _in_chain_order(jobs: Sequence[JobRecord]) -> list[JobRecord]:
-    """Return the jobs, each after its inputs and otherwise by start."""
+    """Return the jobs, each after its inputs, and otherwise ordered by start time."""
     by_name = {job.name: job for job in sorted(jobs, key=lambda job: job.status.start_time or "")}
     graph = {name: [other for other in job.inputs if other in by_name] for name, job in by_name.items()}
     return [by_name[name] for name in TopologicalSorter(graph).static_order()]
@@ -149,7 +149,7 @@ def _in_chain_order(jobs: Sequence[JobRecord]) -> list[JobRecord]:
 
 @contextmanager
 def reading_and_writing(path: Path) -> Iterator[None]:
-    """Turn errors of files in the block into an EnvironmentProblem that names the file, or `path`."""
+    """Turn an OSError in the block into an EnvironmentProblem that names the error's file, or else `path`."""
     try:
         yield
     except OSError as error:
@@ -180,7 +180,7 @@ def _job(folder: Path, summary: Mapping[str, Any], run_notes: list[str]) -> JobR
 
 
 def _read(path: Path, parse: Callable[[str], T], default: T, notes: list[str]) -> T:
-    """Return a parsed file of a run folder; the default if the file is missing, or damaged, which adds a note."""
+    """Return a parsed file of a run folder, or the default if it is missing or damaged; damage adds a note."""
     if not path.is_file():
         return default
     try:
@@ -244,7 +244,7 @@ def _text(path: Path) -> str:
 
 
 def read_rollouts(file: Path) -> Rollouts:
-    """Read at most MAX_ROWS rows of a rollouts.jsonl that may not fit into memory; nothing if there is no file."""
+    """Read at most MAX_ROWS responses of a rollouts.jsonl, which may exceed the memory; none if there is no file."""
     if not file.is_file():
         return Rollouts()
     starts: dict[Place, int] = {}
@@ -264,7 +264,7 @@ def read_rollouts(file: Path) -> Rollouts:
 
 
 def evenly(places: Collection[Place], most: int) -> list[Place]:
-    """Return at most `most` of the places: about as many of each step, spread over its rows."""
+    """Return at most `most` of the places (step, row): about equally many of each step, spread over its rows."""
     by_step: dict[int, list[Place]] = defaultdict(list)
     for place in sorted(places):
         by_step[place[0]].append(place)

@@ -1,4 +1,4 @@
-"""Timeline of one traced step: what the ranks of each pool did in the step's time, also for other steps."""
+"""Timeline of one traced step: work of the ranks of each pool during the step, also their work for other steps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StepTimeline:
 
 
 def step_timeline(job: JobRecord) -> StepTimeline | None:
-    """Return a traced step of median length, not the first if there are others; None if no step was traced whole."""
+    """Return the timeline of a traced step of median length, the first only if alone; None if none is traced whole."""
     span = _median_step(job)
     if span is None:
         return None
@@ -93,7 +93,7 @@ def _lanes(events: Sequence[Event], step: int, seconds: float) -> Iterator[Lane]
 
 
 def _lane(name: str, events: Sequence[Event], step: int, seconds: float) -> Lane:
-    """Return the row of a rank with these events; the label of a bar names the event's step if it is another one."""
+    """Return the row of a rank with these events; a bar's label names the event's step if that is not `step`."""
     waited = [event for event in events if event.phase == TRANSFER]
     done = sorted((event for event in events if event.phase != TRANSFER), key=lambda each: each.start - each.end)
     worked = _covered(events) - _covered(waited)
