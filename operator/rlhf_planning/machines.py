@@ -54,7 +54,7 @@ def device_of(job: Job, cluster: Cluster) -> Device:
 
 
 def local_cluster(job: Job, gpus_here: GpusHere) -> Cluster:
-    """Return this machine's GPUs or else CPU slots, as many as a job asks for. SpecError if too few, UnknownGpuError."""
+    """Return this machine's GPUs, or else CPU slots, as many as a job asks for. Raises SpecError, UnknownGpuError."""
     resources, placement = job.spec.resources, job.spec.placement
     gpus = gpus_here() if resources.device != "CPU" else ()
     asked = resources.nodes * (resources.slots_per_node or max(1, len(gpus)))

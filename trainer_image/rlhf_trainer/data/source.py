@@ -45,7 +45,7 @@ class OpenedRows:
 
     table: datasets.Dataset
     files: Sequence[Path] = ()
-    """Files of the table on this machine; empty for a data set of the hub or of a function."""
+    """Files on this machine that hold the table; empty for a data set of the hub or of a user's function."""
     left_out: Sequence[Line] = ()
     """Lines of the files that are no rows, such as broken JSON."""
 

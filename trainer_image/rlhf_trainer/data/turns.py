@@ -11,7 +11,7 @@ from rlhf_trainer.data.tokens import ChatTemplate, Ids, Message
 from rlhf_trainer.errors import DataError
 
 QUESTION, ANSWER = "question", "answer-of-the-model"
-"""Made-up messages before an observation; no template writes the second one by itself."""
+"""Made-up question and answer before an observation; no chat template writes the answer's text by itself."""
 
 
 class TurnEncoder:
