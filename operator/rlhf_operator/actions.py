@@ -14,11 +14,11 @@ Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadLive:
-    """Request, alone in its plan, to read the job's objects live and decide again: the next step cannot be undone."""
+    """Request to read the job's objects from the API server and decide again; it is the only action of its plan."""
 
     why: str
     alone: bool = False
-    """Whether no other job may reserve room until this pass has ended."""
+    """Whether no other job may reserve room on nodes until the status of the repeated decision is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Delete:
 
 @dataclass(frozen=True, kw_only=True)
 class SetOwner:
-    """Set whether the claim made for the job is deleted with it (`owned`); each pass tries that again if refused."""
+    """Let the claim made for the job be deleted with the job (`owned`) or outlive it; each pass retries if refused."""
 
     claim: str
     owned: bool

@@ -16,17 +16,17 @@ RESTARTING = "Restarting"  # reason of Training=False between two attempts
 SUSPENDING = "Suspending"  # reason of Suspended=False while pods of the suspended job are left
 READING_SHAPES = "ReadingShapes"
 READING = (READING_SHAPES, "PodsRefused", "QuotaExceeded")
-"""Reasons of the condition Mapped=False while a pod reads the shapes of models, or cannot be made."""
+"""Reasons of the condition Mapped=False while a pod reads the shapes of models, or while that pod cannot be made."""
 WAITING = "WaitingForRoom"  # reason of QuotaReserved=False of a job that waits in line for room
 KEPT = "Kept"  # reason of ClusterReady=False while the pods of a failed attempt stay for debugging
 LONGEST_MESSAGE = 1024
 
 
 def merged(conditions: Sequence[Condition], new: Condition, standing: Sequence[Condition]) -> Conditions:
-    """Return the conditions with `new` in the place of the old condition of its type.
+    """Return the conditions with `new` in place of the condition of the same type.
 
-    standing: conditions in the API server. lastTransitionTime is kept if the condition had the same status there. The
-    whole condition is kept if only its observedGeneration would change.
+    standing: conditions as the API server has them. `new` takes over lastTransitionTime from the standing condition of
+    the same type and status. The standing condition stays if only observedGeneration would change.
     """
     before = found(standing, new.type)
     if before is not None and before.status == new.status:
@@ -42,7 +42,7 @@ def merged(conditions: Sequence[Condition], new: Condition, standing: Sequence[C
 def condition(
     kind: ConditionType, status: Truth, reason: str, message: str, *, now: datetime, generation: int
 ) -> Condition:
-    """Return a condition that takes on this status now."""
+    """Return a condition with this status, whose last transition is `now`."""
     return Condition(
         type=kind,
         status=status,

@@ -54,7 +54,7 @@ MISSING_SECONDS: Final = 60.0
 QUOTA: Final = "exceeded quota"  # in the API server's words about a pod
 OVER_QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
 OF_QUOTA = re.compile(r"^(requests\.|limits\.|count/)")
-"""Pattern of a quota's prefix: requests., limits. or count/. A pod's limits are never below its requests."""
+"""Pattern of a quota's prefix: requests., limits. or count/. Requests serve as a lower bound of limits."""
 PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
@@ -219,7 +219,7 @@ def start_failure(case: Case) -> Cause | None:
 
 
 def seconds_until_failure(snapshot: Snapshot, now: datetime) -> float | None:
-    """Seconds until a start problem or a silent node becomes a failure, which brings no event; None without one."""
+    """Seconds until a start problem or a silent node becomes a failure, as no event tells; None if there is none."""
     pods = attempt.current_pods(snapshot)
     silences = (silence for pod in pods if (silence := node_silence(pod, snapshot, now)) is not None)
     lefts = (*(left for left, _ in start_problems(snapshot, now)), *(NODE_SECONDS - each for each in silences))
@@ -238,12 +238,12 @@ def start_problems(snapshot: Snapshot, now: datetime) -> Iterator[tuple[float, C
 
 
 def is_taken_up(rayjob: ObservedRayJob) -> bool:
-    """Whether KubeRay has begun with a RayJob that is not suspended."""
+    """Whether KubeRay has started to process a RayJob and does not hold it suspended."""
     return rayjob.deployment_status not in ("", "Suspended")
 
 
 def _refusal(rayjob: ObservedRayJob, snapshot: Snapshot) -> Cause | None:
-    """Return why pods are refused for good; None if they are not, or not for good."""
+    """Return the cause PodsRefused if a RayJob's pods are refused for good; None if they may still be accepted."""
     message = f"pods cannot be made: {rayjob.refused}"
     if QUOTA not in rayjob.refused:
         return ("PodsRefused", message, None) if rayjob.refused else None
@@ -266,7 +266,7 @@ def _problems(pod: ObservedPod) -> Iterator[tuple[float, Cause]]:
 
 
 def _never_enough(refused: str, together: Mapping[str, int]) -> str:
-    """Return the resource of which a quota, even if unused, can never hold this pod or the attempt; empty if none."""
+    """Return the resource whose quota, even if unused, is too small for this pod or the attempt; empty if none is."""
     if (found := OVER_QUOTA.search(refused)) is None:
         return ""
     requested, limits = (
@@ -282,7 +282,7 @@ def _never_enough(refused: str, together: Mapping[str, int]) -> str:
 
 
 def _total_requests(snapshot: Snapshot) -> Counter[str]:
-    """Number of pods of the attempt, and their total requests if the operator has reserved them."""
+    """Number of the attempt's pods, and their reserved requests; empty if a quota may count only some of the pods."""
     if "priorityClassName" in json.dumps(snapshot.job.spec.get("runtime")):
         return Counter()  # a quota may count only some of the pods
     pods = Counter({"pods": 1 + attempt.expected_workers(snapshot)})
@@ -290,7 +290,7 @@ def _total_requests(snapshot: Snapshot) -> Counter[str]:
 
 
 def node_silence(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> float | None:
-    """Seconds for which the node of a pod has been silent; None if the node is ready."""
+    """Seconds for which a pod's node has been silent; None if node or pod is ready, or the node is unknown."""
     if (node := attempt.node_of(pod, snapshot)) is None or node.ready or pod.ready:
         return None
     return _waited(pod.not_ready_since or pod.created, snapshot, now)

@@ -26,7 +26,7 @@ LAST_STATUS_SECONDS: Final = 30.0
 
 
 class Evidence(NamedTuple):
-    """Row of the table of evidence: a function that looks for evidence, and the reasons to be proved."""
+    """Row of the table of evidence: a function that looks for evidence, and the failure reasons that it may prove."""
 
     reasons: tuple[Reason, ...]
     find: Callable[[Case], Cause | None]
@@ -56,7 +56,7 @@ class FailureClass:
     is_node_fault: bool = False
     """Whether the node may be to blame for such a failure."""
     yields_to: tuple[Evidence, ...] = ()
-    """Rows of evidence that explain such a failure better, if they are found."""
+    """Rows of evidence; if one of them is found, its cause replaces the cause with this failure reason."""
 
 
 CLASSES: Final[Mapping[str, FailureClass]] = {
@@ -87,7 +87,7 @@ CLASSES: Final[Mapping[str, FailureClass]] = {
 
 
 def action_on(failure: Failure, policy: RunPolicy) -> tuple[Action, str | None]:
-    """Return the action after a failure, and the name of the job's failureRule that demands it."""
+    """Return the action after a failure, and the name of the failureRule that demands it; None without such a rule."""
     for rule in policy.failure_rules:
         if (
             (not rule.reasons or failure.reason in rule.reasons)
@@ -99,7 +99,7 @@ def action_on(failure: Failure, policy: RunPolicy) -> tuple[Action, str | None]:
 
 
 def classify(snapshot: Snapshot, now: datetime, *, ready_since: datetime | None) -> Failure | None:
-    """Return the failure of the current attempt by the strongest evidence, deadlines apart; None without evidence."""
+    """Return the failure of the current attempt by the strongest evidence besides deadlines; None without evidence."""
     case = Case(snapshot, now, ready_since)
     if (cause := _first(EVIDENCE, case)) is None:
         return None
@@ -111,7 +111,7 @@ def _first(rows: Iterable[Evidence], case: Case) -> Cause | None:
 
 
 def failed(snapshot: Snapshot, now: datetime, reason: Reason, message: str, pod: ObservedPod | None = None) -> Failure:
-    """Return a failure of the current attempt."""
+    """Return the description of a failure of the current attempt, for its status."""
     return Failure(
         reason=reason,
         exit_code=exit_code(snapshot),

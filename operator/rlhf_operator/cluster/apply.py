@@ -17,7 +17,7 @@ from rlhf_operator.resources import identity
 from rlhf_operator.snapshot import Document, ObservedJob, Refusal, Snapshot
 
 CACHED: Final[dict[str, KindName]] = {"rayjobs": "rayjobs", "persistentvolumeclaims": "claims"}
-"""Table of the cache by plural name, for the kinds that are both created and watched."""
+"""Name of the cache's table by plural name of the kind, for kinds that the operator both creates and watches."""
 DELETED: Final[dict[str, tuple[Resource, dict[str, Any]]]] = {
     # Foreground: so the pods end even where KubeRay is down, and the RayJob stays until they are gone.
     "RayJob": (RAYJOBS, {"propagationPolicy": "Foreground"}),
@@ -27,7 +27,7 @@ DELETED: Final[dict[str, tuple[Resource, dict[str, Any]]]] = {
 """(resource, DeleteOptions) by kind of the object to delete."""
 WRITTEN_BY: Final = {"fieldManager": names.OPERATOR}
 CREATED_BY: Final = {**WRITTEN_BY, "fieldValidation": "Strict"}
-"""Query of a creation; by Strict, unknown fields of a user's template are refused instead of dropped."""
+"""Query parameters of a create request; with Strict, unknown fields of a user's template are refused, not dropped."""
 
 
 class StaleError(Exception):
@@ -53,12 +53,12 @@ class Applier:
         may_write: Callable[[], bool],
         enqueue: Callable[[set[Key]], None],
     ) -> None:
-        """`enqueue` gets the other jobs that a write concerns: no watch event brings what the cache has already."""
+        """`enqueue` gets the keys of other jobs that a write affects; the later watch event finds nothing new."""
         self._client, self._cache, self._events, self._may_write = client, cache, events, may_write
         self._enqueue = enqueue
 
     async def write_status(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Write the status of a plan if it differs. Raises StaleError or ApiError; then no action may be done."""
+        """Write a plan's status if it differs from the job's. Raises StaleError or ApiError; then do no action."""
         job = snapshot.job
         if plan.status != job.status:
             body = {"metadata": {"resourceVersion": job.resource_version}, "status": with_nulls(plan.status)}
@@ -89,7 +89,7 @@ class Applier:
     async def _patch(
         self, resource: Resource, job: ObservedJob, name: str, body: Manifest, subresource: str = ""
     ) -> Document:
-        """Return an object of the job's namespace after a patch. Raises StaleError if it has changed or is gone."""
+        """Patch an object in the job's namespace; return it. Raises StaleError if the object has changed or is gone."""
         path, kind = resource.path(job.namespace, name, subresource), f"{resource.plural}/{subresource}".rstrip("/")
         try:
             return await self._client.call("PATCH", path, kind=kind, query=WRITTEN_BY, body=body, may=self._may_write)
@@ -133,7 +133,7 @@ class Applier:
         return RefusedError(refusal)
 
     async def _set_owner(self, job: ObservedJob, action: SetOwner) -> None:
-        """Add the job to the owners of its claim, or remove it from them; an event reports a refusal of the change."""
+        """Add the job to its claim's owners, or remove the job from the owners; an event reports a refused change."""
         if (found := await self._client.get(CLAIMS, job.namespace, action.claim)) is None:
             return
         owners = [each for each in raw.entries(found, "metadata", "ownerReferences") if each.get("uid") != job.uid]

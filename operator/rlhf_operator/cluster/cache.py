@@ -77,7 +77,7 @@ class Table(Generic[T]):
         return key, before, entry
 
     def drop(self, key: Key, uid: str) -> Entry[T] | None:
-        """Remove the object with this key and uid, refuse this uid later; return its entry, or None without one."""
+        """Remove the object with this key and uid, and ignore the uid later; return the removed entry, or None."""
         self._gone[uid] = None
         if len(self._gone) > REMEMBERED_DELETIONS:
             del self._gone[next(iter(self._gone))]
@@ -216,7 +216,7 @@ class Cache:
             self._lost_pods[pod.owner] = (*earlier, pod.value)[:MAX_LOST_PODS]
 
     def put_list(self, kind: KindName, listing: Listing, keys: Iterable[Key]) -> set[Key]:
-        """Take in a list, and remove the objects of `keys` that it lacks; return the keys of the jobs concerned."""
+        """Take in a list; remove the cached objects of `keys` that the list lacks; return the affected jobs' keys."""
         changed: set[Key] = set()
         there = {_identity(each)[1] for each in listing.items}
         table = getattr(self, kind)
@@ -256,7 +256,7 @@ class Cache:
         return {(job.namespace, job.name) for job in {job.node_request: job for job in line}.values()}
 
     def _before_first_pass(self) -> set[Key]:
-        """Return the jobs that no pass has seen yet; they wait for older jobs in line."""
+        """Return the jobs that have had no reconcile pass yet: an older job may have held them up."""
         statuses = ((key, job.value.status) for key, job in self.jobs)
         return {key for key, each in statuses if each.phase == "Pending" and not each.conditions}
 
@@ -296,12 +296,12 @@ class Cache:
 
 
 def _frees_room(before: Entry[ObservedPod] | None, now: Entry[ObservedPod] | None) -> bool:
-    """Whether a changed pod frees room of a job or of devices; other room is noticed once a minute."""
+    """Whether a pod's change frees devices, or room of an RLHFJob's pod; other free room is noticed once a minute."""
     if before is None or not _holds_room(before) or (now is not None and _holds_room(now)):
         return False
     return bool(before.owner) or any("/" in name for name in before.value.requests)
 
 
 def _seen_by_dependants(job: Entry[ObservedJob] | None) -> object:
-    """Return all that the readers of a job's output see of the job; None if it does not exist."""
+    """Return the values of a job on which jobs that read its output depend; None if the job does not exist."""
     return job and (job.uid, job.value.spec, job.value.status.phase, job.value.status.output)

@@ -1,4 +1,4 @@
-"""JSON client of the API server: the Kubernetes client, with new credentials, retries and a limit of requests."""
+"""JSON client of the API server: the Kubernetes client with renewed credentials, retries and a limit of requests."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Client:
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None) -> Self:
-        """Connect by a kubeconfig, else as the pod's service account or by the default one; raises NoClusterError."""
+        """Connect by `kubeconfig`, else by the pod's service account or the default file; raises NoClusterError."""
         return cls(kubeconfig, await _configuration(kubeconfig))
 
     async def close(self) -> None:
@@ -102,7 +102,7 @@ class Client:
         return configuration
 
     async def find(self, path: str, kind: str, attempts: int = MAX_ATTEMPTS) -> Document | None:
-        """Return the answer to a GET; None if nothing is there (404)."""
+        """Return the answer to a GET request; None if the path does not exist (404)."""
         try:
             return await self.call("GET", path, kind=kind, attempts=attempts)
         except ApiError as error:
@@ -162,7 +162,8 @@ class Client:
     ) -> Document:
         """Send a request and return the server's answer.
 
-        Passing errors (no answer, 401, 429, 5xx) are retried. may: asked each time; NotLeadingError if it is False.
+        Passing errors (no answer, 401, 429, 5xx) are retried. may: called before each try; if it
+        returns False, NotLeadingError is raised.
         """
 
         async def attempt() -> Document:

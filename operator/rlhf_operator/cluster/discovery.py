@@ -18,7 +18,7 @@ class Kind(NamedTuple):
     name: KindName
     resource: Resource
     selector: str = ""
-    """Label selector of the watch, so that only objects of our jobs are sent; empty: all objects."""
+    """Label selector of the watch, so that only objects of RLHFJobs are sent; empty: all objects."""
     namespaced: bool = True
 
 

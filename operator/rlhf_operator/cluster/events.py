@@ -38,7 +38,7 @@ class _Recorded:
 
 
 class EventRecorder:
-    """Writer of Kubernetes events; if the API server refuses one, it is only logged."""
+    """Writer of Kubernetes events; an event that the API server refuses is only logged."""
 
     def __init__(self, client: Client, may_write: Callable[[], bool], clock: Callable[[], datetime]) -> None:
         self._client, self._may_write, self._clock = client, may_write, clock

@@ -49,7 +49,7 @@ class Heartbeats:
         self._last = {uid: each for uid, each in self._last.items() if uid in job_uids}
 
     async def read(self, job_uid: str, pod: ObservedPod) -> bool:
-        """Read a head pod's /status.json; return whether that changed the heartbeat. Unreadable answers do not."""
+        """Read a head pod's /status.json; return whether the heartbeat has changed. Unreadable answers are ignored."""
         answer = await self._ask(pod.ip)
         # With another jobUid the address has gone to another job's pod.
         if raw.number(answer, "attempt") != pod.attempt or raw.text(answer, "jobUid") not in ("", job_uid):

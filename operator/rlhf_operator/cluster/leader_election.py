@@ -1,7 +1,7 @@
 """Leader election by a Lease (coordination.k8s.io): one replica holds it, by compare-and-swap on its resource version.
 
-Only this machine's monotonic clock counts. A waiting replica takes the Lease over when it has not changed for the
-duration that it states. The holder stops writing before that: at the deadline, counted from the sending of its last
+Only this machine's monotonic clock counts. A waiting replica takes the Lease over once the Lease has not changed
+for the duration stated in it. The holder stops writing earlier: at a deadline, counted from the sending of its last
 renewal. The times in the Lease are for people. docs/adr/0011 says why the client library's own election is not used.
 """
 
@@ -34,7 +34,7 @@ class LostLeaseError(Exception):
 
 
 class Elector:
-    """One replica as candidate or leader in the election; a Lease with its own `identity` is taken over at once."""
+    """One replica as candidate or leader in the election; it takes over a Lease of its own `identity` at once."""
 
     def __init__(
         self, client: Client, name: str, namespace: str, identity: str, clock: Callable[[], float] = time.monotonic
@@ -98,7 +98,7 @@ class Elector:
         return True
 
     async def _keep(self) -> None:
-        """Renew the Lease forever. Raises LostLeaseError if another replica holds it or the deadline is over."""
+        """Renew the Lease forever. Raises LostLeaseError if another replica holds it or renewal fails for too long."""
         while True:
             await asyncio.sleep(self._pause())
             left = self._renewed + DEADLINE_SECONDS - self._clock()
@@ -168,7 +168,7 @@ class Elector:
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
 
     def _pause(self) -> float:
-        """Return the seconds before the next try, with jitter so that replicas do not ask in step forever."""
+        """Return the seconds before the next try, with jitter so that the replicas' requests spread out."""
         return PERIOD_SECONDS * random.uniform(0.8, 1.2)
 
     def _report(self, error: Exception) -> None:

@@ -34,7 +34,7 @@ FAILING_SECONDS: Final = 60.0  # of failing passes, after which a job no longer 
 
 
 class Observer:
-    """Maker of Snapshots; passes the other jobs that a live read concerns to `enqueue`."""
+    """Maker of Snapshots; `enqueue` gets the keys of other jobs that an object read from the API server concerns."""
 
     offer = Offer()
     """Kinds and capabilities of the cluster; none until the API server was asked."""
@@ -50,7 +50,7 @@ class Observer:
         self._client, self._cache, self._heartbeats = client, cache, heartbeats
         self._enqueue = enqueue
         self.failing: dict[Key, float] = {}
-        """Begin of the failing passes by job, in seconds of this process's monotonic clock."""
+        """Time since which every pass over a job has failed, by job, in seconds of this process's monotonic clock."""
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
 
     def keys(self) -> list[Key]:
@@ -90,7 +90,7 @@ class Observer:
         return replace(snapshot, complaint=await self._complaint(snapshot)) if fresh else snapshot
 
     def head(self, key: Key) -> tuple[str, ObservedPod] | None:
-        """Return (uid of the job, head pod of its current attempt); None if no head pod can be asked."""
+        """Return (uid of the job, head pod of its current attempt); None if no head pod is running."""
         if (entry := self._cache.jobs.get(key)) is None:
             return None
         job = entry.value
@@ -100,7 +100,7 @@ class Observer:
         return None
 
     async def _read_live(self, key: Key) -> None:
-        """Read the job, then its RayJobs and pods into the cache: if the job changes after that, a write fails."""
+        """Read the job first, then its RayJobs and pods into the cache: a write fails if the job changes later."""
         namespace, name = key
         found = await self._client.get(JOBS, namespace, name)
         listing = Listing(items=() if found is None else (found,), version=NEVER)
@@ -120,7 +120,7 @@ class Observer:
         self._enqueue(changed - {key})
 
     async def _foreign_rayjobs(self, job: ObservedJob) -> tuple[ObservedRayJob, ...]:
-        """Return the RayJobs of other owners that have the name of this attempt or the next."""
+        """Return the RayJobs that have the name of the job's current or next attempt but lack the job's label."""
         attempt = job.status.attempt or 0
         expected = {names.rayjob(job.name, number) for number in (attempt, attempt + 1) if number}
         unseen = sorted(expected - {key[1] for key, _ in self._cache.rayjobs.find(job.namespace, job.name)})

@@ -92,7 +92,7 @@ def owners(document: Document) -> frozenset[str]:
 
 
 def kept_for(document: Document) -> str:
-    """Return the name of the job for which the operator made a claim that outlives it; else, or in deletion, empty."""
+    """Return the name of the job for which the operator made a retained claim; empty for any other or deleted claim."""
     labels = raw.texts(document, "metadata", "labels")
     has_owner = any(each.get("kind") == KIND for each in raw.entries(document, "metadata", "ownerReferences"))
     if has_owner or labels.get(names.MANAGED_BY) != names.OPERATOR or raw.at(document, "metadata", "deletionTimestamp"):
@@ -183,7 +183,7 @@ def slim_pod(document: Document) -> Document:
 
 
 def _requesting_fields(document: Document) -> dict[str, Any]:
-    """Return the fields of a pod's spec from which its requests follow; the API server derives them from limits."""
+    """Return the fields of a pod's spec that determine its requests; the API server has filled in missing requests."""
 
     def fields(container: Document) -> Document:
         requests = raw.texts(container, "resources", "requests")
@@ -227,7 +227,7 @@ def node(document: Document) -> ObservedNode:
 
 
 def priority(document: Document) -> tuple[int, bool]:
-    """Return (value, whether it is the default) of a priority class of pods."""
+    """Return (value, whether the class is the cluster's default) of a PriorityClass."""
     return raw.number(document, "value") or 0, raw.at(document, "globalDefault") is True
 
 

@@ -21,7 +21,7 @@ class Resource(NamedTuple):
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Return the URL path of an object, or of a list if `name` is None; no namespace means all."""
+        """Return the URL path of an object, or of a list if `name` is None; without `namespace`, of all namespaces."""
         base = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = (*(("namespaces", namespace) if namespace else ()), self.plural, name, subresource)
         return "/".join((base, *(part for part in parts if part)))

@@ -24,9 +24,9 @@ def pods_of(cache: Cache, job: ObservedJob) -> Iterator[ObservedPod]:
 
 
 def held_by_others(cache: Cache, job: ObservedJob) -> tuple[Held, Held]:
-    """Return (amounts taken on each node without the job's pods, the part that other jobs hold).
+    """Return (amounts by node taken by others than this job, of these the amounts that other RLHFJobs will free).
 
-    Reserved room without pods yet counts on its node, or on a free node if foreign pods have taken it there.
+    Room reserved for missing pods counts on its node, or on a node with room if foreign pods have taken it.
     """
     taken = _without(cache.pods.requested, pods_of(cache, job))
     by_jobs = _without(_without(cache.pods.requested_by_jobs, pods_of(cache, job)), _kept(cache))
@@ -50,7 +50,7 @@ def _kept(cache: Cache) -> Iterator[ObservedPod]:
 
 
 def _missing(cache: Cache, job: ObservedJob) -> Held:
-    """Return the reserved room of all other jobs that no pods have taken yet, by node."""
+    """Return the room, by node, that is reserved for other jobs and not yet taken by their pods."""
     missing: Held = {}
     for _, entry in cache.jobs:
         other = entry.value
