@@ -215,7 +215,7 @@ class _Operator:
             raise self._failed[0]
 
     async def start(self, settings: kopf.OperatorSettings, **_: Any) -> None:
-        """Find out what to watch, and begin to work; kopf calls this before its watches."""
+        """Find out which kinds to watch, and begin to reconcile; kopf calls this before it starts its watches."""
         await self._or_stop(self.find_offer())
         if not self._failed:
             for kind in self.observer.offer.kinds:
@@ -238,14 +238,14 @@ class _Operator:
                 self.reconciler.relist()
 
     async def end(self, **_: Any) -> None:
-        """End the work and give the Lease back; kopf calls this after its watches."""
+        """Stop to reconcile, and release the Lease; kopf calls this when its watches have ended."""
         self._stop.set()  # kopf's task that waits for it would hold up the exit for 5 s after a signal
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait({self._work})
 
     async def _or_stop(self, work: Coroutine[None, None, None]) -> None:
-        """Await the work; an error ends the operator, and `run` raises it."""
+        """Await a coroutine; its error ends the operator, and is raised by `run`."""
         try:
             await work
         except Exception as error:  # noqa: BLE001 it is raised by `run`

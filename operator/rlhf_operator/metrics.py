@@ -22,7 +22,7 @@ from rlhf_operator.snapshot import ObservedJob
 from rlhf_operator.times import parsed, since
 
 Result = Literal["done", "stale", "error"]
-"""Result of a pass over a job. stale: given up because the job had changed; error: tried again later."""
+"""Result of a reconcile pass. stale: given up as the job had changed or the lead was lost; error: tried again later."""
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 JOB_LABELS: Final = ("namespace", "name")
 ENDED: Final = ("Succeeded", "Failed")
@@ -268,7 +268,7 @@ JOB_METRICS = (
         kind="counter",
     ),
 )
-"""Table of metrics about jobs; what a job has spent begins at 0 when this replica begins to lead."""
+"""Table of metrics about jobs; a job's totals of time and cost begin at 0 when this replica begins to lead."""
 
 
 class JobCollector(Collector):
@@ -290,7 +290,7 @@ class JobCollector(Collector):
 
 
 class OperatorMetrics:
-    """Registry of the operator's metrics, and the methods by which its other modules report to it."""
+    """Registry of the operator's metrics, with the methods by which the operator's other modules report values."""
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ class OperatorMetrics:
         leads: Callable[[], bool],
         now: Callable[[], datetime],
     ) -> None:
-        """`jobs`, `queue_depth` and `leads` are called at each scrape."""
+        """Create the metrics; the functions `jobs`, `queue_depth` and `leads` are called at each scrape."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._passes = RECONCILE_TOTAL.instrument(Counter, self.registry)
@@ -313,10 +313,10 @@ class OperatorMetrics:
         self.registry.register(JobCollector(lambda: jobs() if leads() else (), now))
 
     def reconciled(self, result: Result, seconds: float) -> None:
-        """Count a pass over a job that has ended, with its duration in seconds."""
+        """Count a finished reconcile pass over a job, with the duration of the pass in seconds."""
         self._passes.labels(result).inc()
         self._seconds.observe(seconds)
 
     def requested(self, verb: str, resource: str, code: int) -> None:
-        """Count a request that has ended. resource: such as rlhfjobs/status; code: HTTP code, 0 without an answer."""
+        """Count a request that has ended. resource: such as rlhfjobs/status; code: HTTP code or 0."""
         self._requests.labels(verb, resource, str(code)).inc()

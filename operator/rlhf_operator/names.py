@@ -86,7 +86,7 @@ def reader(job: str, attempt: int, models: str) -> str:
 
 
 def by_content(job: str, content: str) -> str:
-    """Return the name of an object that attempts with equal content share, by a hash of the content."""
+    """Return the name of an object by a hash of its content, so that attempts with equal content share the object."""
     return f"{job}-{sha256(content.encode()).hexdigest()[:10]}"
 
 

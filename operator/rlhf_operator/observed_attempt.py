@@ -110,7 +110,7 @@ def how_ended(pod: ObservedPod) -> str:
 
 
 def survivable_pools(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the pools whose loss a running trainer survives: pools of generators only, without rollout.stream."""
+    """Return the names of pools whose loss a running trainer survives: rollout-only pools; none with rollout.stream."""
     mapping, rollout = snapshot.job.status.mapping, snapshot.job.spec.get("rollout") or {}
     if not mapping or rollout.get("stream") or exit_code(snapshot) is not None:
         return ()

@@ -13,7 +13,7 @@ TERMS: Final = "nodeSelectorTerms"
 
 
 def merged(base: Any, over: Any, field: str = "") -> Any:
-    """Return `base` with the values of `over` added or replaced; a null keeps `base`. field: name of their field."""
+    """Return `base` with the values of `over` merged in; nulls change nothing. field: name of the field with both."""
     if isinstance(over, Mapping):
         known = base if isinstance(base, Mapping) else {}
         given = {name: value for name, value in over.items() if value is not None}

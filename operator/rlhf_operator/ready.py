@@ -20,7 +20,7 @@ SECONDS: Final = 10
 
 
 def main(arguments: Sequence[str]) -> str | None:
-    """Return None if the operator is ready and the API server knows RLHFJobs; else why not, in a sentence."""
+    """Return None if the operator is ready and the API server knows RLHFJobs; else a sentence that says why not."""
     parser = argparse.ArgumentParser(prog="python -m rlhf_operator.ready", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="file with the operator's settings (YAML)")
     parser.add_argument("--kubeconfig", type=Path, help="way to the cluster; without it that of the pod")

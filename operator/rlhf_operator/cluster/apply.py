@@ -58,7 +58,7 @@ class Applier:
         self._enqueue = enqueue
 
     async def write_status(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Write a plan's status if it differs from the job's. Raises StaleError or ApiError; then do no action."""
+        """Write a plan's status if it differs from the job's. After a StaleError or ApiError no action may be done."""
         job = snapshot.job
         if plan.status != job.status:
             body = {"metadata": {"resourceVersion": job.resource_version}, "status": with_nulls(plan.status)}

@@ -92,7 +92,7 @@ def owners(document: Document) -> frozenset[str]:
 
 
 def kept_for(document: Document) -> str:
-    """Return the name of the job for which the operator made a retained claim; empty for any other or deleted claim."""
+    """Return the name of the job for which the operator made this retained claim; empty for other or deleted claims."""
     labels = raw.texts(document, "metadata", "labels")
     has_owner = any(each.get("kind") == KIND for each in raw.entries(document, "metadata", "ownerReferences"))
     if has_owner or labels.get(names.MANAGED_BY) != names.OPERATOR or raw.at(document, "metadata", "deletionTimestamp"):

@@ -1,4 +1,4 @@
-"""Requests to the mapper: the best mapping onto the machines of a job, or a prediction for the pools that it names."""
+"""Requests to the mapper: the best mapping onto a job's machines, or a prediction for the manifest's pools."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ Answer = tuple[DeviceMapping, str]
 
 
 def map_auto(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> Answer:
-    """Return the fastest mapping, or one pool of all models if nothing can be predicted on CPU.
+    """Return the best mapping; one pool of all models if GPU figures, or on CPU model shapes, are unknown.
 
-    Raises NoPlaceError and SpecError; UnknownShapeError on GPUs, where a wrong guess is expensive.
+    Raises NoPlaceError and SpecError; UnknownShapeError for unknown shapes on GPUs, where a guess is expensive.
     """
     choices = machine_choices(capacity, job)
     if not choices:
@@ -171,7 +171,7 @@ def _more_nodes(capacity: Capacity, infeasible: Infeasible, settings: Settings) 
 
 
 class PodRequest(NamedTuple):
-    """Request for the equal pods of a pool, each of which takes its slots on one node."""
+    """Request to place the equal pods of a pool; each pod takes all its slots on one node."""
 
     pods: int
     slots: int
@@ -183,7 +183,7 @@ class PodRequest(NamedTuple):
 
 
 def have_room(capacity: Capacity, requests: Iterable[PodRequest], settings: Settings) -> bool:
-    """Whether the nodes have room for the pods of all requests, if the widest pods are placed first."""
+    """Whether the nodes have room for the pods of all requests, if the pods with the most slots are placed first."""
     free = Counter[tuple[int, str, str]]()
     for group in capacity.machines:
         known = settings.gpu_of(group.product)
@@ -192,9 +192,9 @@ def have_room(capacity: Capacity, requests: Iterable[PodRequest], settings: Sett
 
 
 def _take(free: Counter[tuple[int, str, str]], pods: int, slots: int, gpu: str | None, zone: str | None) -> bool:
-    """Take the slots of each pod from the node with the fewest free slots that suffice; False where none does.
+    """Take each pod's slots from the node with the fewest sufficient free slots; return False if a pod finds no node.
 
-    free: number of nodes by (free slots, name of their GPUs, zone); changed in place.
+    free: number of nodes by (free slots, GPU type, zone); changed in place.
     """
     suit = (each for each in free if each[0] >= slots and gpu in (None, each[1]) and zone in (None, each[2]))
     for size, name, where in sorted(suit):

@@ -27,7 +27,7 @@ MAX_DIGITS = 12
 class MachineGroup:
     """Group of equal machines: each is so many GPUs of one node, or as many CPU slots as a job requests.
 
-    The scheduler checks the CPUs of a worker pod, and the memory of CPU slots.
+    A worker pod's CPUs, and without GPUs its memory, are left to the Kubernetes scheduler to check.
     """
 
     product: str
@@ -46,7 +46,7 @@ class MachineGroup:
 
 
 Machines = tuple[MachineGroup, ...]
-"""Groups of machines that a job may have together."""
+"""Groups of machines that one job may use together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Capacity:
 
     device: Device
     machines: Machines
-    """Groups of machines, the group with the most slots first."""
+    """Groups of machines, the group with the most slots in total first."""
     nodes_known: bool
     """Whether the operator may list nodes; if not, `machines` is what the job requests."""
     taken: int = 0
@@ -105,7 +105,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def capacity_for(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
-    """Return the slots of the nodes that match a job now, or what the job requests if nodes cannot be listed."""
+    """Return the free capacity of the nodes that match a job; if nodes cannot be listed, the job's own request."""
     resources, slots = job.spec.resources, job.spec.resources.slots_per_node or 1
     if snapshot.nodes is None:
         requested = MachineGroup(product="", count=resources.max_nodes or resources.nodes, slots=slots)
@@ -278,7 +278,7 @@ class _GpuNode:
 
 
 def _gpu_nodes(job: Job, snapshot: Snapshot, settings: Settings) -> list[_GpuNode]:
-    """Return the GPU nodes that match a job; in a queue of Kueue, which waits for room, nothing counts as taken."""
+    """Return GPUs and memory of each node that matches a job; for a job in a Kueue queue all of them count as free."""
     resource, found = settings.gpu_resource_of(job.spec.runtime), []
     for node in suitable(job, snapshot, settings):
         taken: Mapping[str, int] = {} if snapshot.in_queue(snapshot.job) else snapshot.taken.get(node.name, {})
@@ -296,6 +296,6 @@ def _gpu_nodes(job: Job, snapshot: Snapshot, settings: Settings) -> list[_GpuNod
 
 
 def _grouped(parts: Iterable[MachineGroup]) -> tuple[MachineGroup, ...]:
-    """Group equal machines; the group with the most slots comes first, whatever the order of the nodes."""
+    """Group equal machines; the group with the most slots in total comes first, whatever the order of the nodes."""
     groups = [replace(part, count=count) for part, count in Counter(parts).items()]
     return tuple(sorted(groups, key=lambda group: (-group.count * group.slots, group.product, group.slots, str(group))))

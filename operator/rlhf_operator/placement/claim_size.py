@@ -26,7 +26,7 @@ def claim_size(job: Job, snapshot: Snapshot) -> str:
 
 
 def too_small(job: Job, claim: ObservedClaim, snapshot: Snapshot) -> str:
-    """Return why a claim is too small for checkpoints, and which size suffices; empty if it is not or is unknown."""
+    """Return why a claim is too small for checkpoints, and a sufficient size; empty if it suffices, or if unknown."""
     needed = _checkpoints(job, _known(job, snapshot))
     if not claim.size or amount(claim.size) >= needed:
         return ""

@@ -1,4 +1,4 @@
-"""Placement of a job's models: asks the auto-mapper about the nodes of a snapshot, and reviews a mapping that exists.
+"""Placement of a job's models: asks the auto-mapper about a snapshot's nodes, and reviews an existing mapping.
 
 Inputs are the snapshot and each config.json of an installed package. The status in the snapshot holds the shapes that
 pods of the job have read.
@@ -31,7 +31,7 @@ Reason = Literal["Mapped", "ManualPlacement", "ShapesUnknown", "NoFeasiblePlacem
 HASH_FORMAT = 1
 """Version of the fields that `input_hash` covers; after a change the next attempt of every job is mapped anew."""
 MIN_SLOWDOWN = 1.15
-"""Smallest ratio of measured step seconds to those of another placement that is worth a new attempt."""
+"""Smallest ratio of predicted step seconds, current to another placement, for which a new attempt is worthwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ def _only(roles: Iterable[Role], kind: Any) -> tuple[Any, ...]:
 
 
 def _mapped_sizes(job: Job, role: PlacedRole, mapping: DeviceMapping, prediction: Prediction | None) -> MappedSizes:
-    """Parallel sizes of one model; for the actor also those of its generator, perhaps in another pool."""
+    """Return a model's parallel sizes for status.mapping; for the actor also the sizes of its generation."""
     generator: tuple[int | None, int | None] = (None, None)
     if role == "actor" and not (job.spec.algorithm.offline or job.generates_elsewhere):
         own, rollout = mapping.sizes[role], mapping.sizes.get("rollout")

@@ -23,7 +23,7 @@ from rlhf_operator.snapshot import Snapshot
 def measured(
     job: Job, current: MappedPlacement, pace: Pace, step: int, snapshot: Snapshot, settings: Settings
 ) -> Measured:
-    """Return the measured pace of an attempt after a step, with the seconds of each phase that is predicted."""
+    """Return the measured pace of an attempt at a step, with measured and predicted seconds of each predicted phase."""
     report = Measured(step=step, step_seconds=pace.step_seconds, response_tokens=pace.response_tokens)
     answer = predicted(job, current, snapshot, settings, Past(responses=lengths(job, pace.response_tokens)))
     if answer is None or answer.prediction is None:
@@ -42,7 +42,7 @@ def measured(
 def predicted(
     job: Job, current: MappedPlacement, snapshot: Snapshot, settings: Settings, past: Past | None = None
 ) -> DeviceMapping | None:
-    """Return a mapping with its prediction, if any. past: corrects the prediction; None: past of all known attempts."""
+    """Return a mapping with its prediction, or None. past: corrects the prediction; None: all known measurements."""
     try:
         shapes, capacity = shapes_of(job, snapshot), capacity_for(job, snapshot, settings)
         if shapes.why_unknown:
@@ -75,7 +75,7 @@ def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
 
 
 def _pool(pool: status.MappedPool, hosts: Mapping[Role, Role]) -> MappedPool:
-    """Convert a pool of the status to one of the mapper; hosts: host by role, for models placed with another model."""
+    """Convert a pool of the status to one of the mapper; hosts: role of the host model by role of its placed model."""
     return MappedPool(
         name=pool.name,
         models=(*pool.models, *(role for role, host in hosts.items() if host in pool.models)),

@@ -81,7 +81,7 @@ def unread(job: Job, snapshot: Snapshot) -> tuple[Unread, ...]:
 
 
 def _makers(job: Job, snapshot: Snapshot) -> Iterator[tuple[Role, Job, Role]]:
-    """Yield (role of a model, job at the beginning of its chain, role of the model there)."""
+    """Yield (role of a model, job at the beginning of the model's chain of jobs, role of the model in that job)."""
     inputs = {}
     for name, seen in snapshot.inputs.items():
         document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": dict(seen.spec)}

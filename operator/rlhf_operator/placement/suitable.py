@@ -34,7 +34,7 @@ def suits(node: ObservedNode, pod: PodSpec, resource: str = "") -> bool:
 
 
 def _matches(node: ObservedNode, term: NodeTerm) -> bool:
-    """Whether a node matches all requirements of a node selector term; a term without any matches no node."""
+    """Whether a node matches all requirements of a node selector term; a term without requirements matches none."""
     required = [(each, node.labels.get(each.key)) for each in term.match_expressions]
     required += [(each, node.name) for each in term.match_fields]
     return bool(required) and all(_holds(each, value) for each, value in required)
