@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 WORKERS: Final = 16
 DECIDERS: Final = 4
-"""Number of threads that decide: the mapper takes up to 0.5 s, and the event loop must renew the Lease."""
+"""Number of threads that run `decide`: the mapper takes up to 0.5 s, and the event loop must renew the Lease."""
 RESYNC_SECONDS: Final = 300.0
 RELIST_DELAY_SECONDS: Final = 10.0
 """Seconds from a watch's reconnect until all is listed again: several watches often reconnect together."""
@@ -91,7 +91,7 @@ class Reconciler:
                 self._queue.add(key)
 
     def relist(self) -> None:
-        """Request a new list of all objects, because a watch that reconnected has missed deletions."""
+        """Request a new list of all objects, because a watch that reconnected may have missed deletions."""
         self._relist_requested.set()
 
     async def sync(self) -> None:
@@ -186,14 +186,14 @@ class Reconciler:
         return "done"
 
     def _failed(self, key: Key, error: Exception) -> float:
-        """Requeue a job whose pass failed; return the seconds until then."""
+        """Requeue a job whose pass failed; return the seconds until its next pass."""
         # An API server that is away is not the job's fault.
         if not (isinstance(error, ApiError) and error.passing):
             self._observer.failing.setdefault(key, time.monotonic())
         return self._queue.retry(key)
 
     async def _observe_decide_apply(self, key: Key, executor: ThreadPoolExecutor) -> float | None:
-        """Return the seconds until the next pass; None if only an event can change anything."""
+        """Do one pass over a job; return the seconds until the next pass, None if only an event can change anything."""
         fresh, alone = key in self._stale, False
         while True:
             async with self._reservation if alone else nullcontext():

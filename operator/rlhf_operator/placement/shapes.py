@@ -52,7 +52,7 @@ def origins_of(job: Job, snapshot: Snapshot) -> dict[Role, Model]:
 
 
 def shapes_of(job: Job, snapshot: Snapshot) -> Shapes:
-    """Return the known shapes of a job's models. Raises SpecError if the manifest gives an impossible shape."""
+    """Return the known shapes of a job's models, which may not be all. Raises SpecError for an impossible shape."""
     known: dict[Role, Architecture] = {}
     parameters: dict[Role, float] = {}
     reasons = []

@@ -64,7 +64,7 @@ def update_progress(ctx: ReconcileContext) -> bool:
 
 
 def _set_first_step(ctx: ReconcileContext, reported: Status) -> None:
-    """Record the number of steps before this attempt, by its first report, which may come after some steps."""
+    """Record the number of steps done before this attempt, by its first report, which may come after some new steps."""
     saved, before = reported.checkpoint, ctx.status.progress
     if reported.progress is None:
         first = saved.step if saved else 0
@@ -183,7 +183,7 @@ def refusal(why: str) -> tuple[str, str]:
 
 
 def start_problem(pod: ObservedPod) -> tuple[str, str] | None:
-    """Return (reason, sentence) of what keeps a pod from starting; None if nothing is known to."""
+    """Return (reason, sentence) of a known problem that keeps a pod from starting; None without a problem."""
     if pod.unschedulable:
         return "Unschedulable", f"pod {pod.name}: {pod.unschedulable}"
     for each in pod.containers:

@@ -20,7 +20,7 @@ OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 
 
 def clear(ctx: ReconcileContext) -> bool:
-    """Delete all RayJobs of the job, and its pods on dead nodes; return whether nothing is left."""
+    """Delete all RayJobs of the job, and its pods on dead nodes; return whether no RayJob and no pod is left."""
     delete_rayjobs(ctx, but=None)
     for pod in (*ctx.snapshot.pods, *ctx.snapshot.readers):
         wait = _until_forced(ctx, pod)
@@ -65,7 +65,7 @@ def keep_claim(ctx: ReconcileContext) -> None:
 
 
 def _until_forced(ctx: ReconcileContext, pod: ObservedPod) -> float | None:
-    """Seconds until a pod is deleted by force; None if no force is needed, because its kubelet ends it."""
+    """Seconds until a pod is deleted by force; None if it is not being deleted, or its kubelet can end it."""
     if pod.deleting_since is None or not pod.node:
         return None
     node = observed_attempt.node_of(pod, ctx.snapshot)

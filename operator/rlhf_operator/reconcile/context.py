@@ -51,10 +51,10 @@ WITH_EVENTS: Final[tuple[ConditionType, ...]] = (*BEFORE_AN_ATTEMPT, "ClusterRea
 FAILURE_LIMITS: Final = ("BackoffLimitExceeded", "FailureRule")
 """Reasons of the condition Failed that say less than the failure of the last attempt."""
 PHASES_WITHOUT_EVENT: Final = frozenset({"Pending", "Mapping"})
-"""Phases without an event of their own: the reason of a condition in BEFORE_AN_ATTEMPT has one."""
+"""Phases that no event reports: the events of the conditions in BEFORE_AN_ATTEMPT report the reasons instead."""
 INPUT_NOT_READY: Final = "InputNotReady"
 NO_WARNINGS: Final = frozenset({INPUT_NOT_READY, conditions.READING_SHAPES})
-"""Reasons of conditions that need no action: the job waits for another job, or for its own pod."""
+"""Reasons of conditions that need no action by the user: the job waits for an input job, or for its reader pod."""
 ON_ITS_WAY: Final = frozenset({"Starting", "Queued", "PodsPending", conditions.KEPT, "Ended"})
 """Reasons of the condition ClusterReady=False that need no event of their own."""
 
@@ -75,7 +75,7 @@ class NeedsLiveReadError(Exception):
 
 
 class NotYetError(Exception):
-    """An older job has not had its first pass, which comes soon and has this job decided again."""
+    """An older job has not had its first reconcile pass; this job is decided again soon after that pass."""
 
 
 @dataclass(kw_only=True)

@@ -24,7 +24,7 @@ MAX_BACKOFF_SECONDS: Final = 300.0
 
 
 def clean_up(ctx: ReconcileContext) -> None:
-    """Clean up after an ended job: end all that need not stay, and delete the job after its time to live."""
+    """Delete an ended job's RayJobs and pods, unless kept for debugging, and the job itself after its time to live."""
     is_clear = cleanup.is_kept(ctx) or cleanup.clear(ctx)
     ended, ttl = parsed(ctx.status.completion_time), ctx.policy.ttl_seconds_after_finished
     if is_clear and ended is not None and ttl is not None and not ctx.must_wait(ttl - ctx.age(ended)):
@@ -126,7 +126,7 @@ def _too_large(ctx: ReconcileContext, failure: Failure) -> int | None:
 
 
 def fail_if_too_late(ctx: ReconcileContext, running_seconds: float = 0.0) -> float | None:
-    """Fail the job if spec.runPolicy.activeDeadlineSeconds is over; return the seconds left, None without it."""
+    """Fail the job if spec.runPolicy.activeDeadlineSeconds is over; return the seconds left, None if it is unset."""
     deadline = ctx.policy.active_deadline_seconds
     if deadline is None:
         return None

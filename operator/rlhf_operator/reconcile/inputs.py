@@ -19,7 +19,7 @@ REQUEUE_SECONDS: Final = 10.0
 
 
 def accepted(ctx: ReconcileContext) -> Job | None:
-    """Return the job if its spec is valid, KubeRay is there and its claims fit; else a condition names the obstacle."""
+    """Return the job if its spec is valid, KubeRay is installed and its claims fit; else None, and set a condition."""
     if (obstacle := _obstacle(ctx)) is not None:
         ctx.set_condition("Accepted", "False", *obstacle)
         return None
@@ -62,7 +62,7 @@ def ready(ctx: ReconcileContext, job: Job) -> bool:
 
 
 def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
-    """Return (reason, sentence) of the first obstacle to the job; None without one."""
+    """Return (reason, sentence) of the first obstacle to the job's acceptance; None without an obstacle."""
     if ctx.job is None:
         return "InvalidSpec", ctx.problem
     if "kuberay" not in ctx.snapshot.capabilities:

@@ -33,7 +33,7 @@ from rlhf_operator.snapshot import NodeRequest, ObservedInput, ObservedJob, Obse
 RECHECK_SECONDS: Final = 60.0
 """Seconds until a waiting job is checked again: nodes and foreign pods come and go without an event about it."""
 MAX_REPORTED_POSITIONS: Final = 10
-"""Last exact position in line that a status reports, so that a leaving job changes few statuses."""
+"""Largest position in line that a status reports exactly, so that a job that leaves the line changes few statuses."""
 FAR_BEHIND: Final = f"At least {MAX_REPORTED_POSITIONS} jobs are before it in line."
 
 
@@ -87,7 +87,7 @@ def _reserve_on(
 
 
 def _open_nodes(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot | None:
-    """Return the snapshot with nothing free where jobs ahead may go; None if they may need all nodes of this job."""
+    """Return the snapshot with all nodes full that jobs ahead in line may use; None if this job has no other nodes."""
     if not ahead:
         return ctx.snapshot
     claimed = frozenset[str]().union(*(_demand(each, ctx).nodes for each in {job.node_request for job in ahead}))
@@ -119,7 +119,7 @@ def _reserves(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, seen: S
 
 
 def _manifest(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> Manifest:
-    """Return the RayJob of an attempt; only the resources of its pods are meaningful."""
+    """Return the RayJob of an attempt for a trial placement; its attempt number and ConfigMap name are placeholders."""
     return rayjob(Pods(snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings))
 
 
@@ -214,7 +214,7 @@ def _position(ctx: ReconcileContext, ahead: list[ObservedJob]) -> int:
 
 
 def _with_head_ahead(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot:
-    """Return the snapshot with room for the head pod of the first job in line, which may go where workers do not."""
+    """Return the snapshot with room taken for the first job's head pod, which may use nodes that workers may not."""
     snapshot = ctx.snapshot
     first = min(ahead, key=lambda each: _turn(each, ctx))
     inputs = {name: ObservedInput(name=name) for name in inputs_of(first.spec)}  # wherever the inputs are
@@ -240,7 +240,7 @@ def _demand(request: NodeRequest, ctx: ReconcileContext) -> NodeDemand:
 
 
 def _has_mapped_gpus(node: ObservedNode, request: NodeRequest, resource: str, settings: Settings) -> bool:
-    """Whether a node has GPUs (`resource`) if a mapping needs any, and of one of its types if it names types."""
+    """Whether a node has GPUs (`resource`) if the request needs any, and of a requested type if it names GPU types."""
     _, device, types = request
     if device and resource and resource not in node.allocatable:
         return False

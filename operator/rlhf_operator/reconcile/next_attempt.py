@@ -16,7 +16,7 @@ from rlhf_operator.resources.pods import Pods
 from rlhf_operator.times import parsed, timestamp
 
 MAX_BACKOFF_AHEAD: Final = 2 * finish.MAX_BACKOFF_SECONDS
-"""Most seconds to a valid nextAttemptTime; a later time comes from a clock that has been set back."""
+"""Most seconds until a valid nextAttemptTime; a later time, from a clock that was set back, is ignored."""
 
 
 def prepare(ctx: ReconcileContext) -> None:
@@ -96,7 +96,7 @@ def _set_quota(ctx: ReconcileContext, number: int, queue: str | None, *, was_wit
 
 
 def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: tuple[str, ...]) -> None:
-    """Name the next attempt in the status and create its RayJob; an attempt named but never created comes first."""
+    """Name the next attempt in the status and create its RayJob; it is the named attempt if that was never created."""
     named = ctx.record if ctx.outcome == "Running" else None
     number = named.attempt if named else (ctx.status.attempt or 0) + 1
     if inputs.conflict(ctx, names.rayjob(job.name, number)):

@@ -64,7 +64,7 @@ def room_for(rayjob: Manifest, snapshot: Snapshot) -> Room:
 def _place_group(
     group: Group, nodes: Mapping[str, ObservedNode], free: Mapping[str, Counter[str]], held: dict[str, Counter[str]]
 ) -> int:
-    """Place the pods of a group: their requests move from `free` to `held`. Return the number without a node."""
+    """Place the pods of a group: their requests move from `free` to `held`. Return the number of pods left over."""
     missing, needed = group.count, {name: number for name, number in group.requests.items() if number}
     fitting = [name for name, node in nodes.items() if suits(node, group.pod)]
     for name in sorted(fitting, key=lambda each: (_devices(free[each]), -free[each]["cpu"], each)):

@@ -17,7 +17,7 @@ from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
 
 UNSCHEDULABLE_SECONDS: Final = 120.0
-"""Seconds for which pods may find no node although room was reserved: the scheduler is busy, or others took it."""
+"""Seconds for which pods may find no node although room was reserved: the scheduler is busy, or other pods took it."""
 UNRELATED_TO_ROOM: Final = re.compile("volume|free storage|scheduling gates", re.IGNORECASE)
 """Pattern of scheduler messages about a pod that waits for a volume, its storage or a scheduling gate, not for room."""
 BETTER: Final = "BetterPlacement"
@@ -100,7 +100,7 @@ def _can_remap(ctx: ReconcileContext) -> bool:
 
 
 def _has_succeeded(ctx: ReconcileContext) -> bool:
-    """Whether the trainer or Ray says that the job is done, and the trainer's last status was read, if it can be."""
+    """Whether the trainer or Ray reports success, and the trainer's last status was read or can no longer be read."""
     beat, rayjob = ctx.snapshot.current_heartbeat(), ctx.snapshot.current_rayjob()
     has_last_words = beat is not None and beat.status.phase == "Succeeded"
     if beat is not None and beat.complete and beat.exit_code == 0 and has_last_words:

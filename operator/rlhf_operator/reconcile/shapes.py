@@ -32,7 +32,7 @@ ANSWER_FIELDS: Final = ("shape", "problem", "weightBytes")
 
 
 def are_read(ctx: ReconcileContext, job: Job) -> bool:
-    """Whether nothing is left to read; if not, a pod reads it, and the condition Mapped reports the progress."""
+    """Whether algorithm and model shapes are known; if not, a pod reads them, and Mapped reports the progress."""
     algorithm = job.spec.algorithm
     if type(algorithm) is Custom:
         custom = {"entrypoint": algorithm.entrypoint, "options": algorithm.options}
@@ -119,7 +119,7 @@ def _answers(pod: ObservedPod, models: Sequence[Unread]) -> list[ReadShape]:
 
 
 def _shape_in(model: Unread, answer: object, pod: ObservedPod) -> ReadShape:
-    """Return the checked answer about a model; any program of the user's may have written it."""
+    """Check a pod's answer about a model's shape, which user code may have written, and return it for the status."""
     fields = {name: answer[name] for name in ANSWER_FIELDS if name in answer} if isinstance(answer, dict) else {}
     document = {"uri": model.uri, "revision": model.revision, **fields}
     with suppress(ValidationError, ConfigError):
