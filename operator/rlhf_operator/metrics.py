@@ -318,5 +318,5 @@ class OperatorMetrics:
         self._seconds.observe(seconds)
 
     def requested(self, verb: str, resource: str, code: int) -> None:
-        """Count a request that has ended. resource: such as rlhfjobs/status; code: HTTP code or 0."""
+        """Count a finished request. resource: such as rlhfjobs/status; code: HTTP code, 0 without an answer."""
         self._requests.labels(verb, resource, str(code)).inc()

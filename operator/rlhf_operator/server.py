@@ -39,7 +39,7 @@ class Tls:
             raise SpecError([Problem(str(folder), f"has no {names} for TLS of the metrics: {error}")]) from None
 
     def load(self) -> None:
-        """Read the files again for new connections. Raises OSError if they do not fit together."""
+        """Read the files anew for new connections. Raises OSError if one is missing, or key and certificate differ."""
         self.context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
         if self._asks_clients:
             self.context.load_verify_locations(self._folder / "ca.crt")

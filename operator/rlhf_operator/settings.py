@@ -39,7 +39,7 @@ class Storage(Spec):
 
 
 class CaBundle(Spec):
-    """Trusted certificate authorities: an entry of a ConfigMap that each namespace with jobs has."""
+    """Trusted certificate authorities: an entry of a ConfigMap that must exist in each namespace with jobs."""
 
     config_map: ObjectName
     key: Text
@@ -59,7 +59,7 @@ class LabelledNodes(NodeFigures):
 
 
 class Level(Spec):
-    """Level of the network: zones of nodes by a label, and the bandwidth between two zones, all nodes together."""
+    """Level of the network: zones of nodes by a label, and the Gb/s between two zones, all nodes together."""
 
     label: LabelKey
     gbps: GigabitsPerSecond
@@ -86,7 +86,7 @@ class Settings(Spec):
     namespaces: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Namespaces that the operator watches; empty: all."""
     read_nodes: bool = True
-    """Whether the operator may list nodes; if not, spec.resources alone sizes a job."""
+    """Whether the operator may list nodes; if not, spec.resources alone determines the size of a job."""
     trainer_image: str = f"rlhf-trainer:{version('rlhf-operator')}"
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(strict=False)] = ()
@@ -122,7 +122,7 @@ class Settings(Spec):
     @field_validator("gpus")
     @classmethod
     def _names_are_of_one_type(cls, gpus: tuple[ClusterGpu, ...]) -> tuple[ClusterGpu, ...]:
-        """Refuse products of one name with different figures: pods are bound to all nodes of the name."""
+        """Refuse GPU types of one name with different figures: pods may go to all nodes with GPUs of that name."""
         types = {each.gpu("") for each in gpus}
         if len(types) > len({each.name for each in gpus}):
             raise ValueError("has one name for GPUs with different figures")

@@ -67,9 +67,9 @@ class ObservedRayJob:
     """State of the job in Ray: PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED."""
     message: str = ""
     started: datetime | None = None
-    """Time at which KubeRay took the RayJob up."""
+    """Time at which KubeRay started to process the RayJob."""
     refused: str = ""
-    """Answer of the API server that refused KubeRay a pod; empty if no pod was refused."""
+    """Reason of the API server for refusing pods of the RayJob to KubeRay; empty if no pod was refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class ObservedContainer:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedPod:
-    """State of one pod of a job, as the operator reads it from the cluster; pods are found by the job's label."""
+    """State of a pod, as the operator last observed it; without a job's label it has only node, requests and phase."""
 
     name: str
     uid: str
@@ -198,7 +198,7 @@ class Heartbeat:
     """Status that the trainer wrote during this attempt; empty before it wrote one."""
     exit_code: int | None = None
     complete: bool = False
-    """Whether the trainer's process has ended, by the head pod."""
+    """Whether the trainer's process has ended, as the head pod reports."""
 
 
 RefusalReason = Literal["CreateRefused", "NameConflict"]
@@ -227,7 +227,7 @@ class Snapshot:
     readers: tuple[ObservedPod, ...] = ()
     """Pods that read the shapes of models for the job; `pods` does not contain them."""
     inputs: Mapping[str, ObservedInput] = field(default_factory=dict)
-    """Existing input jobs by name: those in a job:// of the spec, and the input jobs of those."""
+    """Existing input jobs by name: the jobs that the spec names by job://, and the input jobs of these jobs."""
     claims: Mapping[str, ObservedClaim] = field(default_factory=dict)
     """Existing claims by name: those in the spec or in an input job's output, and the one made for the job."""
     quota: ObservedQuota | None = None
@@ -246,9 +246,9 @@ class Snapshot:
     """Other jobs of all namespaces that wait for room, or may do so after their first pass."""
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
     refused: Refusal | None = None
-    """API server's refusal of an object that the last reconcile pass wrote."""
+    """Refusal of an object in the job's last pass, by the API server or because another owner has it; None if none."""
     complaint: str = ""
-    """Newest warning about an object of the job that lacks pods; empty if the pass read only the cache."""
+    """Newest warning event about an object of the job that lacks pods; empty if the pass read only the cache."""
     watching_since: datetime
     """Begin of the operator's watch: absence and silence before this time prove nothing."""
     fresh: bool = False
@@ -266,7 +266,7 @@ class Snapshot:
         return self.nodes is not None and not self.in_queue(self.job)
 
     def taken_by_foreign_pods(self) -> dict[str, Counter[str]]:
-        """Return the amounts that stay taken on each node when all other jobs have ended."""
+        """Return the amounts that would stay taken on each node if all other jobs had ended."""
         return {node: Counter(taken) - Counter(self.held_by_jobs.get(node, {})) for node, taken in self.taken.items()}
 
     def without(self, nodes: Collection[str]) -> Snapshot:

@@ -1,4 +1,4 @@
-"""A work queue like that of client-go: one worker at a time has a key, and a key is never in the queue twice."""
+"""A work queue like that of client-go: a key is with one worker at a time, and is never in the queue twice."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ K = TypeVar("K")
 
 FIRST_PAUSE: Final = 0.2
 LONGEST_PAUSE: Final = 120.0
-"""Most seconds before a key that failed comes again; the pause doubles after each failure."""
+"""Longest pause in seconds before a failed key is queued again; the pause doubles after each failure."""
 SHORTEST_WAIT: Final = 0.05
 
 
 class WorkQueue(Generic[K]):
     """Queue of keys that wait for a worker, now or from a set time on.
 
-    A key that is added while a worker has it comes once more after that. A key has one set time at most, the latest.
+    A key that is added while a worker has it is queued again afterwards. A key has one set time at most, the latest.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_after(self, key: K, seconds: float | None) -> None:
-        """Add the key after so many seconds, instead of at the time set before; None clears that time."""
+        """Queue the key after so many seconds, instead of at the time set before; None only clears that time."""
         if timer := self._timers.pop(key, None):
             timer.cancel()
         if seconds is not None:
@@ -52,7 +52,7 @@ class WorkQueue(Generic[K]):
             self._timers[key] = loop.call_later(max(seconds, SHORTEST_WAIT), self._due, key)
 
     def retry(self, key: K) -> float:
-        """Add a key that failed after a pause, which it returns in seconds; the pause grows with each failure."""
+        """Queue a failed key again after a pause, which grows with each failure; return the pause in seconds."""
         self._failures[key] += 1
         pause = min(FIRST_PAUSE * 2.0 ** min(self._failures[key] - 1, 20), LONGEST_PAUSE) * random.uniform(0.75, 1.25)
         self.add_after(key, pause)
@@ -82,7 +82,7 @@ class WorkQueue(Generic[K]):
         return key, asyncio.get_running_loop().time() - self._busy[key]
 
     def close(self) -> None:
-        """Cancel all set times, so that no key comes by itself any more."""
+        """Cancel all set times, so that no timer queues a key any more."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -105,7 +105,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def capacity_for(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
-    """Return the free capacity of the nodes that match a job; if nodes cannot be listed, the job's own request."""
+    """Return the capacity of the nodes that match a job; if nodes cannot be listed, the capacity that it requests."""
     resources, slots = job.spec.resources, job.spec.resources.slots_per_node or 1
     if snapshot.nodes is None:
         requested = MachineGroup(product="", count=resources.max_nodes or resources.nodes, slots=slots)

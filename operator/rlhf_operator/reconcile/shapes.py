@@ -64,7 +64,7 @@ def _take_step(ctx: ReconcileContext, ended: ObservedPod) -> None:
 
 
 def _ended_reader(ctx: ReconcileContext, job: Job, request: reader.ReadRequest, what: str) -> ObservedPod | None:
-    """Have a pod read something, and return the pod once it has ended; the condition Mapped reports the progress."""
+    """Have a reader pod answer `request`, and return the pod once it has ended. The condition Mapped reports this."""
     name = reader.name(ctx.snapshot, job, request)
     pods = [pod for pod in ctx.snapshot.readers if pod.name.startswith(f"{name}-")]
     # A pod that lost its node is made again.

@@ -19,7 +19,7 @@ from rlhf_operator.snapshot import ObservedJob
 KEPT_SECONDS = 300
 """Seconds for which KubeRay keeps the pods of an ended job, so that the head pod's last status can be read."""
 KEPT_FOR_EVER = 2**31 - 1
-"""Time to live in seconds that never ends: Kueue admits only RayJobs whose cluster KubeRay takes down."""
+"""Time to live in seconds that in effect never ends; Kueue admits only RayJobs whose cluster KubeRay will delete."""
 NO_NEW_HEAD = "ray.io/disable-provisioned-head-restart"
 """Annotation that forbids a new head pod, on which KubeRay would submit the job once more."""
 
@@ -88,7 +88,7 @@ def rayjob(pods: Pods) -> Manifest:
 
 
 def _head_group(pods: Pods) -> dict[str, Any]:
-    """Return the head group of the Ray cluster; only the controller runs there, without CPUs of Ray's."""
+    """Return the head group of the Ray cluster; only the controller runs in it, and Ray gets no CPUs of it."""
     size, default = pods.job.spec.runtime.controller, pods.settings.controller
     resources = {"cpu": size.cpu or default.cpu, "memory": size.memory or default.memory}
     shared = shared_memory(SHARED_MEMORY, resources["memory"], share=Fraction(1, 4))
@@ -132,7 +132,7 @@ def _named(ports: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def _network_policy(job: ObservedJob, admitted: JobNetworkPolicy) -> Manifest:
-    """Return the NetworkPolicy of a job: its pods connect to each other, few others to some ports; egress is free."""
+    """Return the NetworkPolicy of a job: its pods may reach each other, admitted peers some ports; egress is open."""
     own = {"matchLabels": {names.JOB_UID: job.uid}}
     ports_of = (
         (admitted.kube_ray, (names.DASHBOARD_PORT,)),

@@ -35,7 +35,7 @@ def labels(job: ObservedJob, attempt: int | None = None) -> dict[str, str]:
 
 
 def queue(job: ObservedJob) -> dict[str, str]:
-    """Labels of Kueue that a job has, for objects that take its quota."""
+    """Kueue's queue and priority labels of a job, which objects that need quota for the job must also have."""
     return {label: value for label, value in job.labels.items() if label in (names.QUEUE, names.QUEUE_PRIORITY)}
 
 

@@ -1,4 +1,4 @@
-"""job.yaml as the trainer in the pods gets it: models placed by hand as mapped, every input a local folder."""
+"""job.yaml for the trainer in the pods: with the mapping as a manual placement, and local folders as inputs."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Pods:
     settings: Settings
     attempt: int = 1
     avoided: Sequence[str] = ()
-    """Names of the nodes that the attempt's pods do not go to."""
+    """Names of the nodes that the attempt's pods must not use."""
     config_map: str = ""
     """Name of the ConfigMap with job.yaml."""
 
@@ -106,7 +106,7 @@ class Pods:
         ]
 
     def environment(self, ours: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return a container's environment variables: ours, the attempt's number, the job's uid and the common ones."""
+        """Return a container's environment variables: `ours`, attempt number, job uid and those of all containers."""
         whose = {"RLHF_ATTEMPT": str(self.attempt), "RLHF_JOB_UID": self.snapshot.job.uid}
         return environment(self.job, self.settings, {**whose, **ours})
 
@@ -117,7 +117,7 @@ def image_of(job: Job, settings: Settings) -> dict[str, str]:
 
 
 def environment(job: Job, settings: Settings, ours: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a container's environment variables; those of installation and user replace ours of the same name."""
+    """Return a container's environment variables; installation and user override `ours` of the same name."""
     users: dict[str, dict[str, Any]] = {}
     for variable in settings.runtime_of(job.spec.runtime).env:
         secret = variable.secret

@@ -1,4 +1,4 @@
-"""Claims of a job, their mounts in its pods, and the URIs of files there."""
+"""Claims of a job, their mounts in its pods, and the URIs of files in the claims."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PVC = "pvc://"
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Folder of a claim."""
+    """Folder in a PersistentVolumeClaim."""
 
     claim: str
     path: str
@@ -105,7 +105,7 @@ def of_container(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
 
 
 def in_pod(uri: str, inputs: Mapping[str, ObservedInput]) -> str:
-    """Return a URI as the trainer in a pod gets it: job:// and pvc:// become the folder of a mount."""
+    """Return a URI as the trainer in a pod gets it: job:// and pvc:// become file:// of a mounted folder."""
     if uri.startswith(SCHEME):
         name = uri.removeprefix(SCHEME)
         return _file(f"{names.INPUTS_FOLDER}/{name}", Place.of(inputs[name].output_uri))

@@ -121,7 +121,7 @@ def _collectives(device: Device, *, on_host: bool) -> dict[str, str]:
 
 
 def _affinity(pods: Pods, part: _Part) -> dict[str, Any]:
-    """Return the affinity to nodes with the mapped GPU type and zone that share no GPU; empty for placement by hand."""
+    """Return the affinity to nodes of the mapped GPU type and zone without shared GPUs; empty for placement by hand."""
     if part.pool.gpu is None or pods.job.spec.placement.mode == "Manual":
         return {}
     nodes = pods.snapshot.nodes or ()
