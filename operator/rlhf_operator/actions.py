@@ -23,7 +23,7 @@ class ReadLive:
 
 @dataclass(frozen=True, kw_only=True)
 class Create:
-    """Create an object unless the job has it already; if another owner has it, the next pass reports NameConflict."""
+    """Creation of an object unless the job owns it already; if it has another owner, NameConflict is reported."""
 
     manifest: Manifest
 

@@ -238,7 +238,7 @@ class _Operator:
                 self.reconciler.relist()
 
     async def end(self, **_: Any) -> None:
-        """Stop to reconcile, and release the Lease; kopf calls this when its watches have ended."""
+        """Stop the reconciler, and release the Lease; kopf calls this when its watches have ended."""
         self._stop.set()  # kopf's task that waits for it would hold up the exit for 5 s after a signal
         if self._work is not None:
             self._work.cancel()

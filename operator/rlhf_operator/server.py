@@ -55,7 +55,7 @@ class Ports:
 
 
 class Server:
-    """Server of /metrics, /healthz and /readyz, on the loop that reconciles: if it is stuck, the probes fail."""
+    """Server of /metrics, /healthz and /readyz, on the reconciler's event loop: a stuck loop fails the probes."""
 
     def __init__(
         self, registry: CollectorRegistry, *, unhealthy: Callable[[], str | None], unready: Callable[[], str | None]

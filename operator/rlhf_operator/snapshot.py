@@ -233,7 +233,7 @@ class Snapshot:
     quota: ObservedQuota | None = None
     heartbeat: Heartbeat | None = None
     measured: tuple[Attempt, ...] = ()
-    """Newest attempt with measured steps of each other job of the namespace; empty unless `fresh`."""
+    """Newest attempt with measured steps of each other job of the namespace; empty if the pass read only the cache."""
     nodes: tuple[ObservedNode, ...] | None = None
     """Nodes of the cluster; None if the operator may not list nodes, so that it relies on spec.resources."""
     priorities: Mapping[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A work queue like that of client-go: a key is with one worker at a time, and is never in the queue twice."""
+"""A work queue like that of client-go: a key is with at most one worker, and never in the queue twice."""
 
 from __future__ import annotations
 

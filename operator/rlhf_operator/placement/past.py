@@ -52,7 +52,7 @@ class Past:
 
 
 def models_digest(job: Job, shapes: Mapping[Role, Architecture], device: Device) -> str:
-    """Return a digest that is equal for jobs whose predictions have the same errors on GPUs of one type."""
+    """Return a digest of shapes and software; if it is equal, predictions have equal errors on one GPU type."""
     matters = (sorted(shapes.items()), software_for(device, job.spec.training.precision))
     return hashlib.sha256(repr(matters).encode()).hexdigest()[:32]
 

@@ -75,7 +75,7 @@ def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
 
 
 def _pool(pool: status.MappedPool, hosts: Mapping[Role, Role]) -> MappedPool:
-    """Convert a pool of the status to one of the mapper; hosts: role of the host model by role of its placed model."""
+    """Convert a status pool to a mapper pool. hosts: role of a model, by role of a model that is placed with it."""
     return MappedPool(
         name=pool.name,
         models=(*pool.models, *(role for role, host in hosts.items() if host in pool.models)),

@@ -261,7 +261,7 @@ def _policy(snapshot: Snapshot) -> RunPolicy:
 
 
 def _repaired(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with attempt numbers by the RayJobs' names, and with an attempt that the status lacks."""
+    """Return the snapshot with attempt numbers from the RayJobs' names; the status gets an attempt that it lacks."""
     job = snapshot.job
     rayjobs = tuple(replace(each, attempt=_number(each, job.name)) for each in snapshot.rayjobs)
     newest = max((each for each in rayjobs if each.owned), key=lambda each: each.attempt, default=None)

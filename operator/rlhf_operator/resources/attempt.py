@@ -51,7 +51,7 @@ def attempt_manifests(pods: Pods, *, claim_size: str) -> tuple[Manifest, ...]:
 
 
 def rayjob(pods: Pods) -> Manifest:
-    """Return the RayJob of an attempt, which is made once and never changed; its end is that of the attempt.
+    """Return the RayJob of an attempt, which is made once and never changed; the attempt ends with its RayJob.
 
     KubeRay makes the RayJob's cluster, submits the entrypoint over HTTP, and takes the cluster down.
     """

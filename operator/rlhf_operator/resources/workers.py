@@ -47,7 +47,7 @@ class _Part(NamedTuple):
 
 
 def group_names(pools: Sequence[str]) -> list[str]:
-    """Return a name of a worker group for each pool: the pool's own name if KubeRay accepts it."""
+    """Return a worker group name for each pool: the pool's name, prefixed by `pool-` if KubeRay would refuse it."""
     taken = {name for name in pools if name != RESERVED and not name[0].isdecimal()}
     given = []
     for pool in pools:
@@ -134,7 +134,7 @@ def _affinity(pods: Pods, part: _Part) -> dict[str, Any]:
 
 
 def _products(pods: Pods, gpu: str, nodes: Sequence[ObservedNode]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the requirements on the labels of each product with a GPU type, and of its details if any node has them."""
+    """Yield the required node labels of each product of a GPU type: its name, and details if any node has them."""
     used = [detail for detail in names.GPU_DETAILS if any(detail in node.labels for node in nodes)]
     products: dict[tuple[str, ...], set[str]] = {}
     for node in nodes:
