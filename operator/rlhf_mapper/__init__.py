@@ -1,1 +1,1 @@
-"""The auto-mapper: which models live on which slots. Pure: dataclasses in, a mapping out."""
+"""Auto-mapper, which decides which models run on which slots (GPUs or CPU workers). Pure functions, no I/O."""

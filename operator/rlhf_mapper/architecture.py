@@ -9,7 +9,8 @@ from typing import Any
 from rlhf_api.spec.lora import Lora
 
 CUT = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types that may be cut into pipeline stages and tensor shards; in others a stage may scale its input."""
+"""Model types that the trainer can cut into pipeline stages; stages of other types may scale their input.
+Only for these types does the mapper choose more than one stage or tensor shard."""
 PLAIN_HEADS = ("llama", "mistral", "qwen2")
 """Model types that do not normalize queries and keys."""
 FUSED = ("phi3",)
@@ -33,7 +34,7 @@ class Architecture:
     experts: int = 1
     experts_per_token: int = 1
     may_be_cut: bool = True
-    """Whether the trainer can cut the model into pipeline stages and tensor shards; else it is only data-parallel."""
+    """Whether the mapper may choose pipeline stages and tensor shards for the model; if not, only data parallelism."""
     is_fused: bool = False
     """Whether projections of the same input are joined into one matrix (see `FUSED`)."""
     norms_heads: bool = False
@@ -49,13 +50,13 @@ class Architecture:
 
     @property
     def active_layer_parameters(self) -> int:
-        """Parameters of one layer that a token is multiplied with: attention, router, and the experts of this token."""
+        """Number of parameters of one layer that multiply a token: attention, router, and the experts chosen for it."""
         attention = self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
         router = self.hidden * self.experts if self.experts > 1 else 0
         return attention + self.experts_per_token * 3 * self.hidden * self.ffn + router
 
     def cannot_be_cut(self, *, pipeline: int = 1, tensor: int = 1) -> tuple[str, str] | None:
-        """Return (`pipeline` or `tensor`, a clause on what is wrong with this size); None for a possible cut."""
+        """Return (`pipeline` or `tensor`, clause that says why its size is impossible); None if the cut is possible."""
         if pipeline > self.layers:
             return "pipeline", f"is {pipeline}, but the model has {self.layers} layers"
         for what, number in (
@@ -80,7 +81,7 @@ class Architecture:
 
     @property
     def matrices(self) -> tuple[tuple[int, int], ...]:
-        """(count, elements of each) of the model's weight matrices, without norms, routers and a tied head."""
+        """(count, elements of one matrix) by kind of weight matrix of the model; no norms, routers and tied head."""
         queries, keys = (self.hidden * self.head_size * each for each in (self.heads, self.kv_heads))
         own_head = () if self.tied and not self.scores else ((1, self.head_parameters),)
         of_layers = ((2, queries), (2, keys), (3 * self.experts, self.hidden * self.ffn))
@@ -109,7 +110,7 @@ class Architecture:
 
     @property
     def kv_values(self) -> int:
-        """Numbers that the KV cache holds for one token: keys and values of all layers."""
+        """Number of elements that the KV cache holds for one token: keys and values of all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size
 
 

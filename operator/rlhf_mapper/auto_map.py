@@ -1,4 +1,4 @@
-"""The auto-mapper: Algorithm 1 of HybridFlow over all placements and allocations of a job's models."""
+"""The auto-mapper: Algorithm 1 of HybridFlow over all placements of a job's models in pools, and all pool sizes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from rlhf_mapper.workload import Work, Workload, workload_of
 MAX_PLACEMENTS = 4
 """Number of placements that a search returns: the best, and three others to compare with."""
 MAX_NODES = 4096
-"""Largest number of nodes to try when the smallest cluster that would do is searched."""
+"""Largest number of nodes to try in the search for the smallest cluster on which a job fits."""
 ONE = Architecture(layers=1, hidden=1, heads=1, kv_heads=1, head_size=1, ffn=1, vocabulary=1)
-"""Tiny model that stands for any model when the bytes of states for each parameter are computed."""
+"""Tiny model by which the state bytes per parameter are computed, since these are the same for every model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +74,8 @@ def auto_map(
 ) -> DeviceMapping | Infeasible:
     """Return the best mapping of a job's models onto a cluster, or why there is none.
 
-    shapes: architecture of every model of the job. responses: lengths of sampled responses in tokens; without any, all
-    have the longest length. explains: whether to search for remedies if nothing fits, which takes many searches.
+    shapes: architecture of every model of the job. responses: sampled response lengths in tokens; if empty, all
+    have the maximum length. explains: whether to search for remedies if nothing fits, which takes many searches.
     Raises SpecError for sizes of the manifest that a model cannot be cut into.
     """
     task = task_of(job, shapes, device=device, correction=correction, responses=responses)
@@ -119,7 +119,7 @@ def mapping_of(
 
 
 def _choices(cluster: Cluster) -> Iterator[list[tuple[int, NodeGroup]]]:
-    """Yield (index, nodes) of the groups of each search: of all, then each group and zone alone, to try more uses."""
+    """Yield lists of (index, node group) to search: all groups, then each group or zone alone, with more uses tried."""
     every = list(enumerate(cluster.groups))
     yield every
     for host, group in every:
@@ -158,7 +158,7 @@ def predict(
 
 
 def _costs_of(task: MappingProblem, placed: DeviceMapping, nodes: Sequence[NodeGroup]) -> PoolCosts:
-    """Return stage costs of a placement made by hand, with its own sizes, on a node group for each pool."""
+    """Return the stage costs of a manual placement with its own parallel sizes; nodes: node group of each pool."""
     requests = {
         role: replace(
             task.requests[role],
@@ -181,7 +181,7 @@ def task_of(
     correction: Correction | None = None,
     responses: Sequence[float] = (),
 ) -> MappingProblem:
-    """Build the mapping problem of a job on a kind of device. Raises SpecError for sizes that do not divide a model."""
+    """Build a job's mapping problem on GPUs or CPUs. Raises SpecError for parallel sizes that do not divide a model."""
     shapes = {**shapes, "rollout": shapes["actor"]} if job.generates_apart else shapes
     if problems := [problem for role in job.placed_roles() for problem in _impossible(job, role, shapes[role])]:
         raise SpecError(problems)
@@ -213,7 +213,7 @@ def _impossible(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
 
 
 def _fixed_sizes(job: Job, role: Role) -> Parallelism | None:
-    """Return a model's parallel sizes in the manifest; None if unset, for a rollout pool and an implied reference."""
+    """Return a model's parallel sizes in the manifest; None if unset, for a rollout, or for a reference not in it."""
     if role == "rollout" or (role == "reference" and job.spec.models.reference is None):
         return None
     return job.models()[role].parallelism
@@ -249,7 +249,7 @@ def _pool(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> Ma
 
 
 def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | None:
-    """Return the index of a node group with room for each pool, of its GPU type if set; None if one has no room."""
+    """Return the index of each pool's node group, with room and its GPU type (if set); None if a pool finds none."""
     left = [group.gpus for group in cluster.groups]
     groups: dict[str, int] = {}
     for pool in sorted(pools, key=lambda pool: -pool.size):
@@ -263,7 +263,7 @@ def _groups_of(pools: Sequence[MappedPool], cluster: Cluster) -> list[int] | Non
 
 
 def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]) -> Infeasible | None:
-    """Return why CPU slots cannot hold the states of models with so many parameters (0 if not given), else None."""
+    """Return why the models' states do not fit on CPU slots, or None; parameters: least number by role (0: unknown)."""
     software, models = software_for("CPU", job.spec.training.precision), job.models()
     # With LoRA the trained share depends on the unknown shape.
     trained = {role for role, model in models.items() if model.optimizer is not None and model.lora is None}
@@ -282,7 +282,7 @@ def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]
 
 
 def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
-    """Return the missing bytes (of the largest model if states can wait in the host) and the clusters that suffice."""
+    """Return why no mapping fits, how many GPU bytes are missing for states, and the smallest clusters that suffice."""
     costs = task.costs(cluster)
     states = [sum(costs.states(role, 0).values()) for role in task.requests]
     room = sum(memory.HOST_SHARE * (group.host_memory or math.inf) * group.gpus for group in cluster.groups)
@@ -328,7 +328,7 @@ def _gpus_in_words(cluster: Cluster) -> str:
 def _short_of(
     task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float, *, waits: bool
 ) -> str:
-    """Return why nothing fits; needed, have: GPU bytes for the states; waits: host memory can hold all states."""
+    """Return why no mapping fits. needed, have: needed and existing GPU bytes for states; waits: host can hold all."""
     models = ", ".join(task.requests)
     if needed > have:
         one = "the largest of " * (waits and len(task.requests) > 1)

@@ -15,7 +15,7 @@ KIND_OF: Mapping[Phase, Kind] = {
     "scoring": "inference",
     "update": "training",
 }
-"""Kind of work whose correction factor is measured by a phase."""
+"""Phase of a step -> kind of work whose correction factor is computed from the measured seconds of this phase."""
 WARM_UP, FEW = 2, 4
 """Number of first steps that a calibration leaves out (they compile and allocate) if there are more than FEW steps."""
 
@@ -55,7 +55,7 @@ def correction_of(
 
     before: the factors that the prediction was made with (`predicted.correction` of mapping.json), by which the new
     ones are multiplied. A kind without prediction or measurement keeps its old factor. A factor is right for jobs whose
-    responses fill the same share of `data.maxResponseTokens`, since a prediction takes all to be as long as that.
+    responses fill the same share of `data.maxResponseTokens`, the length that a prediction without samples assumes.
     """
     factors = dict((before or Correction()).factors)
     for phase, _, _, ratio in compare_phases(predicted, rows):

@@ -123,7 +123,7 @@ TRAINER = Software(
 
 
 def software_for(device: Device, precision: Literal["Auto", "FP32", "BF16"], attention: Attention = "Auto") -> Software:
-    """Return the figures of this project's trainer on a device; Auto: FP32 and SDPA on CPU, BF16 and Flash on GPU."""
+    """Return the Software of this project's trainer on a device; Auto: FP32 and SDPA on CPU, BF16 and Flash on GPU."""
     full = precision == "FP32" or (precision == "Auto" and device == "CPU")
     size, on_cpu = (4 if full else 2), device == "CPU"
     return replace(

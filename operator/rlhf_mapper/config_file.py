@@ -1,4 +1,4 @@
-"""Architecture of a model from its config.json or a manifest; the first model of a chain of jobs has the same shape."""
+"""Architecture of a model from a config.json or a manifest. A model trained from another job's has the same shape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_SIZE = 10_000_000
 DECODERS = ("ForCausalLM", "ForSequenceClassification")
 """Suffixes of the names of those transformers architectures that the trainer supports."""
 OTHERS = ("bart", "bert", "distilbert", "electra", "mbart", "mt5", "pegasus", "roberta", "t5", "umt5", "xlm-roberta")
-"""Model types that are no decoders; they decide for a config.json that names no architecture."""
+"""Model types that are not decoders; checked only for a config.json that names no architecture."""
 
 
 class ConfigError(Exception):
@@ -30,7 +30,7 @@ class ConfigError(Exception):
 
 
 def made_from(job: Job, role: Role, jobs: Mapping[str, Job]) -> tuple[Job, Role]:
-    """Return the first job of a chain (any of a cycle), and its role from whose model this role's model is made."""
+    """Return (job, role) of the first model in the chain that makes a role's model; in a cycle, any of its models."""
     visited: set[tuple[str, Role]] = set()
     # A URI of another scheme than job:// is no job's name.
     while (maker := jobs.get(job.models()[role].uri.removeprefix(SCHEME))) and (job.name, role) not in visited:
@@ -45,7 +45,7 @@ def shape_of(text: str, role: Role) -> Architecture:
 
 
 def manifest_architecture(job: Job, role: Role, maker: Job, made: Role) -> Architecture | None:
-    """Return the architecture by the `shape` of the job's or the chain's first model, or None. Raises SpecError."""
+    """Return a role's architecture by its `shape`, else that of role `made` in `maker`, else None. Raises SpecError."""
     for where, source in ((job, role), (maker, made)):
         if shape := where.models()[source].shape:
             try:
