@@ -130,7 +130,7 @@ GPUS: Mapping[str, Gpu] = {
 
 
 def gpu_of_product(product: str) -> Gpu | None:
-    """Return the table's row for a product name, or a share of the row for a slice (MIG); None if unknown.
+    """Return the GPU table's row for a product name, or a share of the row for a slice (MIG); None if unknown.
 
     product: the node label nvidia.com/gpu.product or amd.com/gpu.product-name, such as NVIDIA-A100-SXM4-80GB or
     NVIDIA-H200-MIG-1g.18gb; or a driver's name, such as NVIDIA A100 80GB PCIe.
@@ -163,7 +163,7 @@ def gpu_named(name: str, known: Mapping[str, Gpu] = GPUS) -> Gpu | None:
 def _slice(gpu: Gpu, sevenths: int, gigabytes: int) -> Gpu:
     """Return a slice (MIG) of a GPU as a type of its own; shares as in NVIDIA's MIG user guide, Supported MIG Profiles.
 
-    Slices have no NVLink and no peer access: they meet in host memory, whose link they share.
+    Slices have no NVLink and no peer access: they exchange data through host memory and share the GPU's link to it.
     """
     share = min(gigabytes * GB / gpu.memory, 1.0)
     return Gpu(
@@ -180,7 +180,7 @@ def _slice(gpu: Gpu, sevenths: int, gigabytes: int) -> Gpu:
 
 
 ESTIMATED = " (estimated)"
-"""Suffix of a GPU's name whose figures are estimated from its driver, because the table lacks them."""
+"""Suffix of the name of a GPU that the GPU table lacks; its figures are estimated from what the driver reports."""
 PER_CYCLE: Mapping[tuple[int, int], tuple[int, int]] = {
     (7, 0): (1024, 128),
     (7, 5): (1024, 128),
@@ -216,7 +216,7 @@ class FoundGpu:
 
 
 def figures_of(found: FoundGpu) -> Gpu | None:
-    """Return a GPU's figures from the table, or estimated from its clock and with PCIe 4.0 x16; None if unknown."""
+    """Return a GPU's type from the GPU table, or estimated from its clock and with PCIe 4.0 x16; None if unknown."""
     if known := gpu_of_product(found.name):
         return known
     architecture = max((each for each in PER_CYCLE if each <= found.capability), default=None)
@@ -260,7 +260,7 @@ class NodeGroup:
     gpu_hour_price: float | None = None
     """Price of a GPU for an hour, in any currency."""
     zones: tuple[str, ...] = ()
-    """Zone of each node; empty if unknown. Ranks of a pool over several zones have the nodes in this order."""
+    """Zone of each node, empty if unknown. If a pool spans zones, its ranks are laid over the nodes in this order."""
     zone_bandwidth: float | None = None
     """Bytes/s from one zone to another, one direction, shared by all nodes; None: as fast as the nodes."""
 
@@ -286,7 +286,7 @@ class NodeGroup:
 
     @property
     def network(self) -> float:
-        """Bytes/s that a node sends to the others."""
+        """Bytes/s that a node can send to other nodes, one direction."""
         return self.node_bandwidth or self.gpu.network_bandwidth * self.gpus_per_node
 
 

@@ -19,7 +19,7 @@ MAX_PRINTABLE = 1e300
 
 
 def _in(unit: str, least: float, most: float) -> BeforeValidator:
-    """Return a validator of a number from `least` to `most`; its message names the unit, which may be the mistake."""
+    """Return a validator of a number from `least` to `most`; its message names the unit, as users may mistake it."""
 
     def check(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -59,7 +59,7 @@ class GpuType(Spec):
 
 
 class NodeFigures(Spec):
-    """Bandwidths and price of the nodes in an entry; an unset bandwidth is the usual one of the GPU type."""
+    """Bandwidths and price of the nodes of an inventory entry; an unset bandwidth is the usual one of the GPU type."""
 
     intra_node: Annotated[BothDirections | None, Field(alias="intraNodeGBps")] = None
     inter_node: Annotated[GigabitsPerSecond | None, Field(alias="interNodeGbps")] = None
@@ -77,7 +77,7 @@ class NodeFigures(Spec):
 
 
 class Link(Spec):
-    """Link between zones of equal nodes; all nodes of a zone share the link to each other zone."""
+    """Network link between zones of equal nodes; all nodes of a zone together share its link to any other zone."""
 
     between: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)]
     gbps: GigabitsPerSecond
@@ -87,7 +87,7 @@ class Nodes(NodeFigures):
     """Entry of an inventory file for equal nodes."""
 
     name: Name | None = None
-    """Name of the nodes' zone, for `links`."""
+    """Name of the zone of these nodes, by which `links` refer to it."""
     gpu: str
     count: NodeCount
     gpus_per_node: SlotCount
@@ -163,7 +163,7 @@ def _groups(inventory: InventoryFile, types: Mapping[str, Gpu]) -> Iterator[Node
 
 
 def _conflicts(inventory: InventoryFile, types: Mapping[str, Gpu]) -> Iterator[Problem]:
-    """Yield the contradictions between fields that are valid alone."""
+    """Yield a problem for each contradiction between fields of an inventory file that are valid alone."""
     own = [each.name for each in inventory.gpus]
     for place, name in enumerate(own):
         if name in own[:place]:

@@ -50,7 +50,7 @@ class MappedPool:
 
     @property
     def where(self) -> str:
-        """Zones of the machines in the order of ranks: `8 a`, `4 a + 4 b`, or `2 x (3 a + 1 b)`; empty if unknown."""
+        """Machines by zone in the order of ranks: `8 a`, `4 a + 4 b`, or `2 x (3 a + 1 b)`; empty if unknown."""
         zones, many = self.zones, len(self.zones)
         period = next((n for n in range(1, many) if zones == zones[:n] * (many // n)), many)
         runs = [(zone, len(list(run))) for zone, run in groupby(zones[:period])]
@@ -77,7 +77,7 @@ class ModelPrediction:
     activations, generator (its copy of the weights) and kv_cache."""
 
     def resident(self, stage: Stage) -> dict[str, float]:
-        """Bytes by part that stay on the GPU in a stage while another model has its turn."""
+        """Bytes of this model, by part, that stay on the GPU in a stage while another model has its turn."""
         parts = self.memory.get(stage, {}) if self.offload == "None" else {}
         return {part: size for part, size in parts.items() if part in RESIDENT}
 
@@ -92,7 +92,7 @@ class Prediction:
     phases: Mapping[Phase, float]
     """Seconds of each phase in a step; those of the slowest pool where pools work at the same time."""
     stages: Mapping[Stage, float]
-    """Seconds of each stage; their sum is the step, unless `works_ahead`."""
+    """Seconds of each stage; their sum is `step_seconds`, unless `works_ahead`."""
     models: Mapping[Role, ModelPrediction]
     memory_limit: Mapping[str, float]
     """Usable bytes of a GPU's memory, by pool."""
@@ -121,7 +121,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """A placement that lost: its pools as (models, GPU type, GPUs), and why."""
+    """Placement that is worse than the chosen mapping: its pools as (models, GPU type, GPU count), and the reason."""
 
     pools: tuple[tuple[tuple[Role, ...], str, int], ...]
     step_seconds: float
@@ -130,11 +130,11 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class Infeasible:
-    """No mapping fits: why, how many bytes are missing, and which clusters would be large enough."""
+    """Answer of the mapper if no mapping fits: the reason, the missing bytes, and clusters that are large enough."""
 
     reason: str
     short_bytes: float = 0.0
-    """Bytes by which the memory of all GPUs falls short of the states of the models."""
+    """Bytes that all GPUs together lack for the model states that they must hold at once."""
     smallest: tuple[tuple[str, int], ...] = ()
     """(GPU type, GPUs) of the smallest cluster of each type that is large enough."""
     options: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from rlhf_mapper.zones import orders
 
 
 def node_uses(group: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup]:
-    """Yield groups of nodes with all or some GPUs in use: at most `most` in each zone, then groups over two zones."""
+    """Yield node groups with all or some GPUs of a node in use: up to `most` in each zone, then some over two zones."""
     for part in group.in_zones:
         yield from _uses_of_zone(part, load)[:most]
     for one, other in combinations(group.in_zones, 2):
@@ -33,7 +33,7 @@ def _uses_of_two_zones(one: NodeGroup, other: NodeGroup, load: Workload, most: i
 
 
 def nodes_of_pool(pool: MappedPool, nodes: NodeGroup) -> NodeGroup:
-    """Return the nodes that a manually placed pool uses of its node group; zones take turns if the pool names none."""
+    """Return the nodes that a manual pool uses of its node group; nodes alternate between zones if it names none."""
     machines = len(pool.slots_per_machine)
     if min(machines, nodes.count) > 1:
         nodes = replace(nodes, gpus_per_node=max(pool.slots_per_machine))
@@ -44,11 +44,11 @@ def nodes_of_pool(pool: MappedPool, nodes: NodeGroup) -> NodeGroup:
 
 
 def _uses_of_zone(nodes: NodeGroup, load: Workload) -> list[NodeGroup]:
-    """Return node groups with all or some of each node's GPUs in use, most first: 5 of 8 suit a batch of 500.
+    """Return node groups with all or some of each node's GPUs in use, most GPUs first.
 
-    A pool on several nodes uses as many GPUs on each. So each divisor of the batch is tried in every shape that the
-    nodes allow, also the shapes of smaller nodes. A number of GPUs is left out if a larger number allows the same pools
-    at no lower speed. That is so if each pool lies on one node, or if each GPU has its own part of the network.
+    A pool on several nodes uses equally many GPUs of each, and its size divides the batch: 5 of 8 GPUs suit a batch of
+    500. A number is left out if a larger number allows the same pool sizes at no lower speed. The speed is no lower if
+    each pool lies on one node, or if the larger number is a multiple and each GPU has its own part of the network.
     """
     kept: list[tuple[NodeGroup, set[int]]] = []
     for gpus in range(nodes.gpus_per_node, 0, -1):

@@ -75,7 +75,7 @@ def _wrong_sizes(job: Job, role: Role, sizes: ParallelSizes, pool: MappedPool) -
 
 
 def device_of(job: Job, gpus_per_machine: Sequence[int]) -> Device:
-    """Return the device of a job's slots. Raises SpecError if it requests GPUs and there are none."""
+    """Return the device of a job's slots. Raises SpecError if the job requests GPUs and the machines have none."""
     device = job.spec.resources.device
     has_gpus = any(gpus_per_machine)
     if device == "GPU" and not has_gpus:
@@ -86,7 +86,7 @@ def device_of(job: Job, gpus_per_machine: Sequence[int]) -> Device:
 
 
 def _wrong_batches(job: Job, pool: MappedPool) -> Iterator[Problem]:
-    """Yield a problem for each batch size that does not divide over a pool, also where a prompt must stay on a slot."""
+    """Yield a problem for each batch size, in sequences or in undivided prompts, that a pool's slots do not divide."""
     training, algorithm = job.spec.training, job.spec.algorithm
     path, slots = f"{job.name}: spec.training", f"the {pool.size} slots of pool {pool.name}"
     sizes = {

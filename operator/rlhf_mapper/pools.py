@@ -1,4 +1,4 @@
-"""Stage costs of a pool for each number of GPUs: the memory of states, then the strategies that fit beside them."""
+"""Seconds of a pool's stages by number of GPUs: states take memory first, then strategies must fit beside them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlhf_mapper.simulate.layouts import Numbers
 from rlhf_mapper.strategy import ACTIVATION_SHARES, GeneratingStrategies, Indices, ModelRequest, Setting, Strategies
 
 BATCH_BYTES = 16
-"""Bytes of each token of the batch that a pool without the generator fetches: token, mask and two numbers."""
+"""Bytes that a pool without the generator fetches for each token of the batch: token, mask and two numbers."""
 
 
 def pool_sizes(nodes: NodeGroup) -> Indices:
-    """Return pool sizes in GPUs: fractions of a node without a gap, and whole nodes; over two zones only all GPUs."""
+    """Return pool sizes in GPUs: parts that fill a node without a gap, and full nodes; over two zones only all GPUs."""
     if nodes.spans_zones:
         return np.array([nodes.gpus])
     part, parts = nodes.gpus_per_node, []
@@ -76,7 +76,7 @@ class PoolCosts:
         sizes: Sequence[Indices],
         hosts: Sequence[frozenset[tuple[int, str]]] | None = None,
     ) -> None:
-        """Keep the settings, the pool sizes in GPUs, and the hosts of each node group; None: each has its own nodes."""
+        """Keep the settings, pool sizes in GPUs, and hosts of the node groups; hosts None: groups share no nodes."""
         self.requests, self.settings, self.sizes = requests, settings, sizes
         self.hosts = hosts or [frozenset({(group, "")}) for group in range(len(settings))]
         self._generating = {role for role, request in requests.items() if request.work.generated}
@@ -99,7 +99,7 @@ class PoolCosts:
         return self._tables[key]
 
     def chosen(self, models: frozenset[str], group: int, gpus: int) -> tuple[StateChoice, int]:
-        """Return (fastest way to keep the states in a pool of so many GPUs, index of this size in its arrays)."""
+        """Return (fastest way to keep the states in a pool of `gpus` GPUs, index of this size in the way's arrays)."""
         size = int(np.searchsorted(self.sizes[group], gpus))
         choices = self._state_choices(models, group)
         return min(choices, key=lambda choice: float(choice.seconds[:, size].sum())), size
@@ -116,7 +116,7 @@ class PoolCosts:
     def strategies(
         self, role: Role, models: frozenset[str], group: int, least: int, offload: PoolOffload = "None"
     ) -> Strategies:
-        """Return the strategies of one model in a pool of `models`; roles with equal shape and work share them."""
+        """Return the strategies of one model in a pool of `models`; roles with equal requests share one object."""
         request = self.requests[role]
         if request.work.read_apart and "actor" in models:
             request = replace(request, work=replace(request.work, read=0.0))
@@ -129,7 +129,7 @@ class PoolCosts:
         return self._strategies[key]
 
     def states(self, role: Role, group: int, offload: PoolOffload = "None") -> dict[memory.Part, float]:
-        """Return the bytes of a model's weights, gradients and optimizer on all GPUs that share one copy of them."""
+        """Return the bytes of a model's weights, gradients and optimizer on all GPUs that share one copy of weights."""
         request = self.requests[role]
         if request.work.receives_weights or (offload == "OptimizerInHost" and request.work.trained):
             return {"weights": 0.0}
@@ -137,9 +137,10 @@ class PoolCosts:
         return memory.states(request.model, software, trains=work.trained > 0, trained_share=work.trained_share)
 
     def _state_choices(self, models: frozenset[str], group: int) -> list[StateChoice]:
-        """Return the ways to keep the states: by smallest p x t, and by what is in host memory.
+        """Return the ways to keep the states: one for each smallest p x t, and for each use of host memory.
 
-        An optimizer steps in host memory only where nothing else fits: no run has measured its speed.
+        Unless the manifest asks for it, an optimizer steps in host memory only where nothing else fits: no run has
+        measured its speed.
         """
         key = (models, group)
         if key not in self._choices:

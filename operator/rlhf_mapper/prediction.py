@@ -34,7 +34,7 @@ class Cut:
 
 
 def cuts_of(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> dict[Role, Cut]:
-    """Return the cut of each model in a pool of so many GPUs, from which the pool's stage costs follow."""
+    """Return the cut of each model that gives a pool of `gpus` GPUs its stage costs."""
     choice, size = costs.chosen(models, group, gpus)
     return {
         role: _cut(
@@ -119,7 +119,7 @@ def _price(found: Found, objective: Objective) -> float:
 
 
 def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: StateChoice, size: int) -> Cut:
-    """Return the cut of a model in a pool that keeps states by `choice`; size: index of the pool size in its arrays."""
+    """Return a model's cut in a pool that keeps states by `choice`; size: index of the pool size in its arrays."""
     work, setting = strategies.request.work, strategies.setting
     row, sizes, seconds = _strategy(strategies, choice, size)
     micro_batch = int(strategies.way.micro_batch[choice.room[size], row, size])
@@ -181,7 +181,7 @@ def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[i
 def _add_passes(
     parts: Parts, strategies: Strategies, sizes: ParallelSizes, micro_batch: int, *, recomputes: bool
 ) -> None:
-    """Add the peak memory of passes to their stages: gradients of the rank's shards, all else as activations."""
+    """Add the peak memory of model passes to `parts`: a rank's shards of the gradients, and the rest as activations."""
     work, setting, layouts = strategies.request.work, strategies.setting, _layouts(sizes)
     tokens = micro_batch * setting.load.most_tokens
     if work.read:
