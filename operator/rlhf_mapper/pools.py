@@ -110,7 +110,7 @@ class PoolCosts:
         return choice.seconds[:, size]
 
     def roles_of(self, models: frozenset[str]) -> tuple[Role, ...]:
-        """Return the models of a pool in order, with the models that always live with one of these."""
+        """Return the models of a pool in the order of `requests`, and the models that are always placed with them."""
         return tuple(role for role in self.requests if PLACED_WITH.get(role, role) in models)
 
     def strategies(

@@ -99,7 +99,7 @@ def rejected_of(costs: PoolCosts, found: Sequence[Found], objective: Objective) 
 
 
 def _reason(costs: PoolCosts, best: Found, other: Found, objective: Objective) -> str:
-    """Return why a placement loses: GPUs, money, or the stage that takes longer and the pool that slows it."""
+    """Return why a placement is worse than the best: more GPUs, higher price, or a slower stage and its slow pool."""
     if objective.kind == "fewest_gpus" and other.gpus > best.gpus:
         return f"takes {other.gpus} GPUs instead of {best.gpus}"
     if objective.kind == "lowest_cost" and (dearer := _price(other, objective) - _price(best, objective)) > 0:

@@ -82,7 +82,7 @@ class Strategies:
     """Ways to cut one model over a pool, for all pool sizes at once: C cuts (p, t) by K pool sizes in GPUs."""
 
     def __init__(self, request: ModelRequest, setting: Setting, gpus: Indices, *, least: int = 1) -> None:
-        """gpus: the pool sizes in GPUs, [K]; least: fewest GPUs p * t of a cut to try."""
+        """List the cuts to try and where they fit. gpus: pool sizes in GPUs, [K]; least: smallest p * t of a cut."""
         self.request, self.setting, self.gpus = request, setting, gpus
         self.passes = Passes(request.model, setting.nodes, setting.software)
         cuts = [cut for cut in self._cuts() if cut[0] * cut[1] >= least]
@@ -98,7 +98,7 @@ class Strategies:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the model cannot be cut in any way that the manifest and the machines allow."""
+        """Whether the manifest and the machines allow no cut of the model."""
         return not len(self.cuts)
 
     def _cuts(self) -> list[tuple[int, int]]:
@@ -165,12 +165,12 @@ class Strategies:
 
     @property
     def _of_a_rank(self) -> Numbers:
-        """Sequences of a data rank in a mini-batch, or if untrained in all forward passes: [C cuts, K pool sizes]."""
+        """Sequences of a data rank in a mini-batch; of an untrained model in all forward passes: [C cuts, K sizes]."""
         work = self.request.work
         return (work.trained / work.updates if work.trained else max(work.read, 1)) / self.layouts.d
 
     def _largest(self, updating: Sequence[memory.Moment]) -> Numbers:
-        """Return sequences of a micro-batch: the most that fit and keep a pipeline busy; 0: none fits.
+        """Return the largest number of sequences of a micro-batch that fits and keeps a pipeline busy; 0: none fits.
 
         Axes of the result: [ACTIVATION_SHARES, C cuts, K pool sizes].
         """
@@ -205,7 +205,7 @@ class Strategies:
 
 
 class GeneratingStrategies(Strategies):
-    """Strategies of a model that generates: a training layout and a generation layout that divides it (appendix C)."""
+    """Strategies of a generating model: training layout and generation layout, which divides it (paper, appendix C)."""
 
     @cached_property
     def generators(self) -> Indices:

@@ -15,7 +15,7 @@ from rlhf_api.names import Role
 PAIRED = ("pairs", "safety_pairs")
 """Kinds of data whose rows are two sequences each."""
 CUTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 0.995, 1.0)
-"""Quantiles that divide a sample of lengths into parts of nearly equal lengths; narrow among the longest."""
+"""Quantiles that cut a sorted sample of lengths into parts of similar lengths; the parts of the longest are narrow."""
 SAMPLE = 400
 P99 = NormalDist().inv_cdf(0.99)
 
@@ -47,10 +47,10 @@ class Lengths:
         return tuple((sum(part) / len(part), 1 - start / count) for start, part in parts)
 
     def held(self, prompt: float) -> float:
-        """Return mean tokens of a cached sequence, with its prompt, when all running sequences together hold most.
+        """Return the mean tokens of a sequence in the KV cache, prompt included, at the time when the cache is fullest.
 
-        There are two candidates. All sequences grow together; or each that ends makes room for the next, and then a
-        length is weighted by how long it runs.
+        The larger of two cases counts. All sequences grow together; or the next sequence replaces each that ends, and
+        then a length is weighted by how long it runs.
         """
         together = max(share * (prompt + tokens) for tokens, share in self.still_running)
         return max(together, prompt + self.mean_square / (2 * self.mean))
@@ -78,7 +78,7 @@ class Work:
     passes: int = 0
     """Number of generation calls among which the generated sequences are divided."""
     read: float = 0.0
-    """Sequences of forward passes without backward passes, as in scoring."""
+    """Number of sequences in forward passes without a backward pass, as in scoring."""
     read_apart: bool = False
     """Whether the `read` passes are left out if the model shares the actor's pool."""
     trained: float = 0.0
@@ -86,9 +86,9 @@ class Work:
     updates: int = 0
     """Number of optimizer steps of the model in one step of the job."""
     read_together: int = 1
-    """Number of sequences in forward passes that share a prompt, which is computed once."""
+    """Number of sequences that share a prompt in forward passes; the shared prompt is computed once."""
     trained_together: int = 1
-    """Number of sequences in a mini-batch that share a prompt, which is computed once."""
+    """Number of sequences that share a prompt in a mini-batch; the shared prompt is computed once."""
     trained_share: float = 1.0
     """Trained share of the model's parameters: less than 1 with an adapter (LoRA)."""
     steps_in_host: bool = False
@@ -126,7 +126,7 @@ class Workload:
 
     @property
     def held_tokens(self) -> float:
-        """Mean tokens of a sequence in the KV cache when the running sequences hold most."""
+        """Mean tokens of a sequence in the KV cache when the cache is fullest."""
         return self.response.held(self.prompt.mean)
 
     @property
@@ -136,7 +136,7 @@ class Workload:
 
 
 def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
-    """Return the work of a job's step; responses: past lengths in tokens; without any, all have the longest length."""
+    """Return the work of a job's step. responses: sampled lengths in tokens; if empty, all have the maximum length."""
     data, training, algorithm = job.spec.data, job.spec.training, job.spec.algorithm
     lengths = Lengths(tuple(responses) or (float(data.max_response_tokens),))
     divided = [job.sequences_per_step, training.mini_batch_size]
@@ -212,7 +212,7 @@ def _updates(job: Job, role: Role, methods: Sequence[str]) -> tuple[float, int]:
 
 
 def _together(job: Job, role: Role, updates: int) -> tuple[int, int]:
-    """Return how many sequences share a prompt in (forward passes, a mini-batch) of a model with so many updates."""
+    """Return how many sequences share a prompt in (forward passes, a mini-batch); updates: of the model in a step."""
     algorithm, training, samples = job.spec.algorithm, job.spec.training, job.spec.rollout.samples_per_prompt
     if not training.share_prompts:
         return 1, 1

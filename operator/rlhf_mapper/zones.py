@@ -1,7 +1,7 @@
 """Order of a pool's nodes in two zones with a slow link between them, and the traffic over that link.
 
-Ranks lie tensor first, then pipeline, then data. If a model's replica takes r nodes, node i of n has block i % r of
-replica i // r. Two things cross the link: rings of data ranks with nodes in both zones, and hand-overs between stages.
+Ranks lie tensor first, then pipeline, then data. If a model's replica takes r nodes, node i holds block i % r of
+replica i // r. The link carries rings of data ranks with nodes in both zones, and hand-overs between stages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 
 MAX_REPLICA_NODES = 32
-"""Largest number of nodes of one model replica to try: as many as pipelines have stages at most."""
+"""Largest number of nodes of one model replica to try, equal to the largest number of pipeline stages."""
 
 
 def orders(nodes: int, fewest: int, most: int) -> list[tuple[bool, ...]]:
@@ -55,7 +55,7 @@ def _order(nodes: int, chosen: list[int], *, first: bool) -> tuple[bool, ...]:
 
 @lru_cache(maxsize=2**16)
 def crossings(zones: tuple[str, ...], gpus_per_node: int, pipeline: int, tensor: int) -> tuple[float, int]:
-    """Return how many (closed data rings, hand-overs of a rank) of a cut model cross zones at the same time."""
+    """Return the numbers of (data-parallel rings, stage hand-overs of a rank) of a model that cross zones at once."""
     lies = np.unique(zones, return_inverse=True)[1].repeat(gpus_per_node).reshape(-1, pipeline, tensor)
     changes = int(np.count_nonzero(lies != np.roll(lies, 1, axis=0)))  # there, and back in the other direction
     return changes / 2, int(np.count_nonzero(lies[:, 1:] != lies[:, :-1]))

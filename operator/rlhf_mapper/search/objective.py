@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Objective:
-    """Objective that ranks mappings by two numbers, the less the better; both only grow with seconds and with GPUs."""
+    """Objective that ranks mappings by two numbers: less is better, and more seconds or GPUs never lower a number."""
 
     kind: Literal["throughput", "fewest_gpus", "lowest_cost"] = "throughput"
     """Fewest seconds (ties: fewest GPUs), fewest GPUs within `most_seconds`, or lowest price (ties: fewest seconds)."""
@@ -31,7 +31,7 @@ class Objective:
             raise ValueError("a GPU's price is negative")
 
     def on(self, hosts: Sequence[int]) -> Objective:
-        """Return the objective for node groups on these hosts (by index); each group has the price of its host."""
+        """Return the objective with a price for each node group of a search; hosts: each one's index in the cluster."""
         return replace(self, prices=tuple(self.prices[host] for host in hosts)) if self.prices else self
 
     def step(self, stages: Floats) -> Floats:
@@ -43,7 +43,7 @@ class Objective:
         return seconds
 
     def beside(self, stages: Floats) -> Floats:
-        """Return the fewest seconds of a step besides each of its stages; stages: seconds of each; both are [M, 3]."""
+        """Return for each stage the least seconds that a step adds to it; stages: seconds of each; both are [M, 3]."""
         generation, preparation, training = stages.T
         if self.works_ahead:
             return np.stack([0 * generation, training, preparation], 1)
@@ -69,7 +69,7 @@ class Objective:
         return np.where(late, np.inf, used), np.where(late, np.inf, seconds)
 
     def seconds_within(self, first: Floats, used: Floats) -> Floats:
-        """Return an upper bound of the seconds of mappings with weight >= `used` and first number <= `first`."""
+        """Return an upper bound of the seconds of mappings with GPU weight >= `used` and `keys(...)[0]` <= `first`."""
         if self.kind == "throughput":
             return first
         if self.kind == "fewest_gpus":
@@ -77,14 +77,14 @@ class Objective:
         return _quotient(first * 3600, used)
 
     def used_within(self, first: Floats, seconds: Floats) -> Floats:
-        """Return an upper bound of the weight of mappings with seconds >= `seconds` and first number <= `first`."""
+        """Return an upper bound of the GPU weight of mappings of >= `seconds` seconds and `keys(...)[0]` <= `first`."""
         if self.kind == "throughput":
             return np.full_like(first, np.inf)
         return first if self.kind == "fewest_gpus" else _quotient(first * 3600, seconds)
 
 
 def weight(gpus: NDArray[np.int64], weights: Floats) -> Floats:
-    """Return the number or the price (by `weights`) of M allocations' GPUs [M, node groups], added in a fixed order."""
+    """Return the number or the price (by `weights`) of the GPUs of each of M allocations; gpus: [M, node groups]."""
     used = np.zeros(len(gpus))
     for group, each in enumerate(weights):
         used = used + gpus[:, group] * each

@@ -21,7 +21,7 @@ from rlhf_mapper.search.stacked import Ints, StackedTables
 from rlhf_mapper.search.tables import Costs, Found, Sets, assignments, placements
 
 WAVE = 1024
-"""Number of boxes processed at once: numpy calls of this length cost little more than short ones."""
+"""Number of boxes processed at once: numpy calls on so many cost little more than on a few."""
 SLACK = 1 + 1e-9
 """Factor that widens limits computed by subtraction or division, lest rounding excludes an equally good allocation."""
 Typed = tuple[int, Sets, tuple[int, ...]]
@@ -84,7 +84,7 @@ class _Best:
         self._keep = keep
 
     def offer(self, placement: Ints, first: Floats, second: Floats, typed: Ints, options: Ints) -> None:
-        """Take M allocations, and keep the best of each placement if it is better than the one before."""
+        """Record the best of M allocations for each placement if it is better than the placement's best so far."""
         better = np.nonzero(_less(first, second, self.first[placement], self.second[placement]))[0]
         order = better[np.lexsort((second[better], first[better], placement[better]))]
         starts = np.diff(placement[order], prepend=-1) > 0
@@ -94,15 +94,15 @@ class _Best:
             self.options[index] = int(typed[row]), options[row].copy()
 
     def order(self) -> Ints:
-        """Return the numbers of the best placements, best first, at most as many as are to be kept."""
+        """Return the indices of the best placements, best first: at most `keep`, and only those with an allocation."""
         order: Ints = np.lexsort((self.second, self.first))[: self._keep]
         fits: Ints = order[np.isfinite(self.first[order])]
         return fits
 
     def limits(self) -> tuple[Floats, Floats]:
-        """Return (first, second), [P] each: a placement's allocation is kept only if its `Objective.keys` are less.
+        """Return limits (first, second), [P] each: an allocation is kept only if its `Objective.keys` are less.
 
-        P counts the placements. The second numbers only decide between equal first numbers.
+        P is the number of placements. The second numbers only decide between equal first numbers.
         """
         order = np.lexsort((self.second, self.first))
         if len(order) < self._keep:
@@ -141,7 +141,7 @@ def pruned(costs: Costs, models: Iterable[str], keep: int = 4, objective: Object
 
 
 def _halved(problem: _Problem, goal: Objective, best: _Best, boxes: _Boxes) -> _Boxes:
-    """Bound boxes, offer their smallest pools as allocations, and return halves of boxes that may hold better ones."""
+    """Bound boxes, offer their smallest pools, and return the halves of boxes that may hold better allocations."""
     stacked = problem.stacked
     options = stacked.smallest(problem.tables[boxes.typed], boxes.high)
     sizes, groups = stacked.gpus[options], problem.groups[boxes.typed]

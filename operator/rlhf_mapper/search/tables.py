@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 ALONE = "rollout"
 """Role that is always alone in its pool: a generator apart from the actor."""
 Sets = tuple[frozenset[str], ...]
-"""Sets of models, each of which shares one pool; every model is in exactly one set."""
+"""Sets of models; the models of a set share one pool, and every model is in exactly one set."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class StageTable:
 
 
 class Costs(Protocol):
-    """Stage costs of any set of models in any node group; the implementer caches."""
+    """Protocol of the stage costs of any set of models in any node group; implementations cache them."""
 
     @property
     def groups(self) -> Sequence[int]:
@@ -34,7 +34,7 @@ class Costs(Protocol):
 
     @property
     def hosts(self) -> Sequence[frozenset[tuple[int, str]]]:
-        """Nodes under each node group of the search, as (index of the cluster's own node group, zone).
+        """Hosts of each node group of the search: its nodes, as (index of a node group of the cluster, zone).
 
         A placement uses only one of the node groups that share a host. A group with several hosts serves one pool.
         """
@@ -59,7 +59,7 @@ class Found:
 
 
 def placements(models: Iterable[str]) -> list[Sets]:
-    """Return all partitions of the models into sets, fewest sets first, then by model names; `ALONE` is alone."""
+    """Return all partitions of the models into sets, fewest sets first, then by names; `ALONE` has a set of its own."""
     found = [
         sorted(blocks)
         for blocks in _partitions(sorted(set(models)))

@@ -1,7 +1,7 @@
-"""Seconds of generation in p_g-t_g, and of the transition to it from the training layout.
+"""Seconds of generation with the layout p_g-t_g, and of the transition from the training layout to this layout.
 
-Generation is prefill, then decode steps bound by memory, with as many sequences as the cache allows and, at the end, as
-are still running. The transition is that of HybridFlow, section 5 and Table 2.
+Generation is prefill, then decode steps bound by memory bandwidth. A step decodes as many sequences as the KV cache
+holds, and at the end those that still run. The transition is that of HybridFlow, section 5 and Table 2.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def running(passes: Passes, load: Workload, generator: Layouts, cache: Numbers) 
 
 
 def generation_seconds(passes: Passes, work: Work, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
-    """Return the seconds of a step's generation passes; inf if not one sequence fits. generator.d: replicas.
+    """Return the seconds of a step's generation passes; inf if not one sequence fits. generator.d: generators.
 
     A sequence that ends makes room for the next one. So all waves but the last are full, and the last one shrinks.
     """
@@ -67,7 +67,7 @@ def _last_wave(passes: Passes, load: Workload, generator: Layouts, count: Number
 
 
 def _prefill(passes: Passes, load: Workload, generator: Layouts, sequences: Numbers) -> Numbers:
-    """Return the seconds of the prefill of all prompts by fused kernels; the output head takes only the last tokens."""
+    """Return the seconds to prefill all prompts with fused kernels; the head computes only each prompt's last token."""
     fused = replace(passes, software=replace(passes.software, is_eager=False))
     read = fused.layers(generator, sequences, load.prompt.mean) + fused.head(generator, sequences)
     return generator.p * (read + fused.tensor_parallel(generator, sequences * load.prompt.mean))
@@ -99,7 +99,7 @@ def _cache_reads(passes: Passes, load: Workload, generator: Layouts) -> Numbers:
 
 
 def received_bytes(passes: Passes, work: Work, training: Layouts, generator: Layouts) -> Numbers:
-    """Return the bytes that a GPU receives in a transition: its generation shard less what its training shard has."""
+    """Return the bytes that a GPU receives in a transition: those of its generation shard less its training shard."""
     if work.receives_weights:
         return weights_of_gpu(passes, generator)
     whole = passes.model.parameters * passes.software.compute_bytes
@@ -108,7 +108,7 @@ def received_bytes(passes: Passes, work: Work, training: Layouts, generator: Lay
 
 
 def transition_seconds(passes: Passes, work: Work, training: Layouts, generator: Layouts) -> Numbers:
-    """Return the seconds of a transition in each step; the way back moves nothing. Other pools count as other nodes."""
+    """Return a step's transition seconds; the way back moves nothing. Weights from another pool cross nodes."""
     span = training.gpus if passes.software.shards_weights else training.p * training.t
     reached = passes.network.between if work.receives_weights else passes.network.of(span)
     moved = received_bytes(passes, work, training, generator) / reached

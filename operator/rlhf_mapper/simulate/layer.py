@@ -1,7 +1,7 @@
 """Costs of a decoder layer without its matrix products: bytes kept for the backward pass, bytes moved, and kernels.
 
 The figures are those of transformers' own modules, where each operation is a kernel. `python -m tests.real_size.layer`
-counts them on the meta device, and `tests/real_size/test_the_mapper_knows_what_a_step_holds.py` compares.
+counts them on the meta device, and `tests/real_size/test_the_mapper_knows_what_a_step_holds.py` compares both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HALF = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
-    """Bytes of a token in a layer, for each unit of the layer's widths."""
+    """Bytes of a token in a layer, as bytes per unit of each of the layer's widths (such as its hidden size)."""
 
     hidden: float
     """Bytes per unit of hidden size, held whole by each tensor-parallel rank; other widths are cut over the ranks."""

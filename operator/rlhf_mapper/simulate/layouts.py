@@ -59,7 +59,7 @@ class Network:
         return np.where(span <= self.nodes.gpus_per_node, self.within, self.between)
 
     def latency(self, span: Numbers) -> Numbers:
-        """Return the seconds of a message in a group of ranks within `span` neighbouring GPUs."""
+        """Return the latency of a message, in seconds, in a group of ranks within `span` neighbouring GPUs."""
         return np.where(span <= self.nodes.gpus_per_node, self.nodes.link_latency, self.nodes.node_latency)
 
     def of_neighbours(self, layouts: Layouts) -> Numbers:

@@ -1,4 +1,4 @@
-"""Memory of a GPU in bytes: states of its models, and the addition of a phase at its fullest moment."""
+"""Memory of a GPU in bytes: states of its models, and the bytes that a phase adds at its fullest moment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlhf_mapper.simulate.layouts import Layouts, Numbers
 USABLE_SHARE = 0.92
 """Share of a GPU's memory that states, activations and the KV cache may fill together."""
 HOST_SHARE = 0.5
-"""Share of the host memory of a GPU for offloaded states; a prior, since Ray and the programs need some."""
+"""Share of a GPU's host memory that offloaded states may fill; a guess, since Ray and other programs need the rest."""
 MAX_SINGLE_UNIT_BYTES = 32 * 2**20
 """Largest bytes of a pipeline stage that FSDP2 gathers as a whole (`rlhf_trainer.training.sharding`)."""
 MAX_CHUNK_LOGITS = 2**26
@@ -25,7 +25,7 @@ MAX_CHUNK_LOGITS = 2**26
 WHOLE_GRADIENTS = 0.1
 """Share of a GPU's memory that whole gradients may take beyond their shards (`rlhf_trainer.training.optimizer`)."""
 RESHARD_BUCKETS, BUCKET, BUCKETS_OF_A_MODEL = 3, 512 * 2**20, 48
-"""Buckets that a reshard holds, most bytes of one, and fewest buckets of a model (`rlhf_trainer.hybrid_engine`)."""
+"""Buckets that a reshard holds at once, most bytes of a bucket, fewest buckets of a model (see `hybrid_engine`)."""
 
 Part = Literal["weights", "gradients", "optimizer", "activations", "generator", "kv_cache"]
 
@@ -50,13 +50,13 @@ class Update:
     trained_share: float = 1.0
     """Share of the parameters that have gradients."""
     gpu_memory: float
-    """Bytes of the GPU, by which the trainer chooses whether whole gradients wait or their shards."""
+    """Bytes of the GPU's memory, by which the trainer decides whether to keep whole gradients or only shards."""
 
 
 def states(model: Architecture, software: Software, *, trains: bool, trained_share: float = 1.0) -> dict[Part, float]:
     """Return the bytes of a model's states over all GPUs of a replica; gradients only if they are always in memory.
 
-    trained_share: see `Work`.
+    trained_share: share of the parameters that is trained (`Work.trained_share`).
     """
     frozen, trained = model.parameters * software.frozen_bytes, model.parameters * trained_share
     if not trains:
@@ -104,7 +104,7 @@ def reshard_bytes(software: Software, generator_bytes: Numbers) -> Numbers:
 
 
 def reading(model: Architecture, software: Software, layouts: Layouts, longest: float) -> list[Moment]:
-    """Return the moments of passes without backward pass; longest: tokens of the largest possible micro-batch."""
+    """Return moments of forward passes at which memory may be fullest; longest: tokens of the largest micro-batch."""
     if not software.shards_weights:
         return [_whole(model, layouts, layer.kept(model, software).of(model, layouts.t))]
     found = []
@@ -120,11 +120,11 @@ def reading(model: Architecture, software: Software, layouts: Layouts, longest: 
 
 
 def updating(model: Architecture, software: Software, layouts: Layouts, longest: float, how: Update) -> list[Moment]:
-    """Return the moments of an update: backward passes of last layers, first layers and head, and the root's sum.
+    """Return the moments of an update that may be fullest: backward passes, and the sum of the root's gradients.
 
-    1F1B: the first stage holds a micro-batch for each stage, the last one. FSDP2 gathers a layer while it computes with
-    another, and keeps the root (embedding and head) gathered; gradients of a layer are summed in float32 while the next
-    one has its backward pass.
+    1F1B: the first stage holds p micro-batches, and the last stage holds 1. FSDP2 gathers a layer while it computes
+    with another, and keeps the root (embedding and head) gathered. Gradients of a layer are summed over ranks in
+    float32 while the next layer has its backward pass.
     """
     of_layer = layer.kept(model, software).of(model, layouts.t)
     inputs, layers = software.compute_bytes * model.hidden, np.ceil(model.layers / layouts.p)
@@ -206,7 +206,7 @@ class _Gradients(NamedTuple):
     waiting: Numbers
     """Gradients that earlier micro-batches of the mini-batch have left on a GPU, for the next ones to add to."""
     of_root: Numbers
-    """Share of `waiting` for the weights in `_Stage.root`: embedding, head and, in a small stage, all layers."""
+    """Part of `waiting` for the weights in `_Stage.root`: embedding, head and, in a small stage, all layers."""
     shards: Numbers
     """A GPU's shards of the gradients of the stage's layers, after the sum over the ranks."""
     in_sum: Numbers
@@ -223,6 +223,6 @@ def _gradients(stage: _Stage, software: Software, layouts: Layouts, how: Update)
 
 
 def _whole(model: Architecture, layouts: Layouts, of_a_token: Numbers) -> Moment:
-    """Return the fullest moment if replicas are whole: activations, and logits with their gradients in float32."""
+    """Return the fullest moment if data ranks do not shard weights: activations, and float32 logits and gradients."""
     logits = (1 if model.scores else model.vocabulary) / layouts.t * 2 * layer.FLOAT
     return Moment(0.0 * layouts.gpus, of_a_token + logits + 0.0 * layouts.gpus)

@@ -14,8 +14,9 @@ from rlhf_mapper.workload import Lengths, Workload
 def left_to_score(generation: float, scoring: float, load: Workload) -> float:
     """Return the seconds of scoring in another pool that are left when generation has ended.
 
-    Rows of the batch leave generation in groups as they end. A decode step is taken to be as long with few rows as
-    with many. So a group ends at its longest row's share of the longest of all; its scoring is its share of all tokens.
+    Responses go to scoring in groups, shortest first. A decode step is assumed as long with few responses as with many.
+    So a group ends after (its longest response / the longest of all) of the generation time. Its scoring takes its
+    share of all tokens.
     """
     ready = 0.0
     for ends, share in _groups(load.response, load.prompt.mean):
@@ -24,7 +25,7 @@ def left_to_score(generation: float, scoring: float, load: Workload) -> float:
 
 
 def _groups(response: Lengths, prompt: float) -> list[tuple[float, float]]:
-    """Return (end as a share of generation time, share of the tokens) of each group of rows, shortest rows first."""
+    """Return (end as a share of generation time, share of the tokens) of each group of responses, shortest first."""
     ordered = np.sort(np.array(response.sample))
     total = float((prompt + ordered).sum())
     parts = [ordered[rows.start : rows.stop] for rows in stream_groups(len(ordered)) if rows]
@@ -32,7 +33,7 @@ def _groups(response: Lengths, prompt: float) -> list[tuple[float, float]]:
 
 
 def step_of(pools: Sequence[Numbers], load: Workload) -> tuple[float, tuple[float, float, float]]:
-    """Return the seconds of a step, and of its stages, each as long as the slowest pool; pools: stages [3] of each.
+    """Return the seconds of a step, and of its stages, each as long as in the slowest pool; pools: stage seconds [3].
 
     With `works_ahead`, responses of a later step are generated during the two other stages. With `streams`, the second
     stage is only the scoring that is left when generation has ended.
@@ -44,6 +45,6 @@ def step_of(pools: Sequence[Numbers], load: Workload) -> tuple[float, tuple[floa
 
 
 def _second(generation: float, stages: Numbers, load: Workload) -> float:
-    """Return the seconds of a pool's second stage; streaming shortens it, except for the pool that generates."""
+    """Return the seconds of a pool's preparation (scoring); streaming shortens it in pools that do not generate."""
     is_beside = load.streams and not load.works_ahead and stages[0] == 0
     return left_to_score(generation, float(stages[1]), load) if is_beside else float(stages[1])

@@ -51,7 +51,7 @@ class Passes:
         return np.ceil(self.model.layers / layouts.p)
 
     def compute(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
-        """Return the seconds of a forward pass through the slowest stage without communication; tokens: a sequence."""
+        """Return the seconds of a forward pass through the slowest stage without communication; tokens: by sequence."""
         return self.layers(layouts, sequences, tokens) + self.head(layouts, sequences * tokens)
 
     def layers(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
@@ -67,7 +67,7 @@ class Passes:
         return both
 
     def between_stages(self, layouts: Layouts, tokens: Numbers) -> Numbers:
-        """Return the seconds to send a micro-batch's hidden states to the next stage, with code; 0 with one stage."""
+        """Return the seconds to hand a micro-batch's hidden states to the next stage; 0 with one stage."""
         bytes_ = tokens * self.model.hidden * self.software.compute_bytes / layouts.t
         replica = layouts.p * layouts.t
         way = self.network.latency(replica) + bytes_ / self.network.of_neighbours(layouts)

@@ -1,4 +1,4 @@
-"""Seconds of training and of forward passes (inference) in p-t-d."""
+"""Seconds of training and of forward passes (inference) with the parallel sizes p-t-d."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Work, Workload
 
 BACKWARD_OVER_FORWARD, BESIDE_FROZEN = 2.0, 1.0
-"""FLOPs of a backward pass over those of a forward pass, without and with LoRA; frozen weights need no gradients."""
+"""FLOPs of a backward pass / FLOPs of a forward pass, without and with LoRA; frozen weights need no gradients."""
 OPTIMIZER_BYTES = 34.0
 """Bytes that Adam reads and writes for a parameter: gradient, master weight, moments, and the rounded weight."""
 
@@ -86,7 +86,7 @@ def _gathered_and_scattered(passes: Passes, work: Work, layouts: Layouts) -> Num
 
 
 def _synchronised(passes: Passes, work: Work, layouts: Layouts, backward: Numbers) -> Numbers:
-    """Return the seconds to reduce-scatter gradients and all-gather new weights once a mini-batch, for whole replicas.
+    """Return the seconds to reduce-scatter gradients and all-gather new weights once a mini-batch; 0 with FSDP.
 
     The reduce-scatter hides behind the backward pass of the last micro-batch.
     """
