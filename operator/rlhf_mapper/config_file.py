@@ -1,4 +1,4 @@
-"""Architecture of a model from a config.json or a manifest. A model trained from another job's has the same shape."""
+"""Architecture of a model from a config.json or a manifest. A model trained from another job's model has its shape."""
 
 from __future__ import annotations
 

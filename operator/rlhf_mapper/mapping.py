@@ -108,7 +108,7 @@ class Prediction:
     """Whether the responses of a later step are generated during preparation and training."""
 
     def peak(self, models: Sequence[Role], stage: Stage) -> dict[str, float]:
-        """Bytes of a GPU by part at the fullest moment of a stage, in a pool where these models take turns."""
+        """Bytes of a GPU by part at the fullest moment of a stage, in a pool where `models` take turns."""
         moments: list[dict[str, float]] = []
         for role in models:
             moment = dict(self.models[role].memory.get(stage, {}))
@@ -136,7 +136,7 @@ class Infeasible:
     short_bytes: float = 0.0
     """Bytes that all GPUs together lack for the model states that they must hold at once."""
     smallest: tuple[tuple[str, int], ...] = ()
-    """(GPU type, GPUs) of the smallest cluster of each type that is large enough."""
+    """(GPU type, number of GPUs) of the smallest cluster of each type that is large enough."""
     options: tuple[str, ...] = ()
     """Remedies in words, such as a changed field of the manifest, each of which would make the job fit."""
 

@@ -15,7 +15,7 @@ from rlhf_mapper.zones import orders
 
 
 def node_uses(group: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup]:
-    """Yield node groups with all or some GPUs of a node in use: up to `most` in each zone, then some over two zones."""
+    """Yield node groups with all or some GPUs of a node in use: up to `most` per zone, then groups over two zones."""
     for part in group.in_zones:
         yield from _uses_of_zone(part, load)[:most]
     for one, other in combinations(group.in_zones, 2):

@@ -183,7 +183,7 @@ class Strategies:
         return np.clip(np.floor(memory.most_tokens(moments, rooms) / tokens), 0, np.minimum(most, enough))
 
     def _seconds(self, simulate: training.Simulator, work: Work, size: Numbers) -> Numbers:
-        """Return the seconds by the axes of `size`, the sequences of a micro-batch; inf if the model does not fit."""
+        """Return the seconds by `simulate`, shaped like `size` (sequences of a micro-batch); inf if nothing fits."""
         seconds = simulate(self.passes, work, self.setting.load, self.layouts, np.maximum(size, 1))
         return np.where(self.fits & (size >= 1), seconds, np.inf)
 
@@ -205,7 +205,7 @@ class Strategies:
 
 
 class GeneratingStrategies(Strategies):
-    """Strategies of a generating model: training layout and generation layout, which divides it (paper, appendix C)."""
+    """Strategies of a generating model: training layout, and generation layout dividing it (HybridFlow, appendix C)."""
 
     @cached_property
     def generators(self) -> Indices:

@@ -1,7 +1,7 @@
-"""Algorithm 1 without a try of every allocation: branch and bound over limits of the stages.
+"""Algorithm 1 of HybridFlow without trying every allocation: branch and bound over limits of the stages' seconds.
 
 A box is a typed placement (sets, and a node group for each) with a lower and an upper limit of the slowest set's
-seconds in each stage. Under upper limits each set has a smallest pool. The smallest pools leave each set at most the
+seconds in each stage. Upper limits give each set its smallest pool. The smallest pools leave each set at most the
 rest of its group's GPUs, and so bound every stage from below. These bounds and the smallest pools bound the objective;
 the smallest pools themselves are an allocation. Boxes are halved along the stage with the widest gap, best bound first,
 until no bound beats the best allocation. If the limits of a box meet, its smallest pools are its best allocation, so

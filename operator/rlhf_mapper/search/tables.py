@@ -48,7 +48,7 @@ class Found:
     """Placement of models in pools, with its best allocation of GPUs to the pools."""
 
     sets: tuple[tuple[frozenset[str], int, int], ...]
-    """(models, index of the node group, GPUs) of each pool."""
+    """(models, index of the node group, number of GPUs) of each pool."""
     seconds: float
     stages: tuple[float, float, float]
     """Seconds of generation, preparation and training, each of the slowest pool."""

@@ -38,7 +38,7 @@ def running(passes: Passes, load: Workload, generator: Layouts, cache: Numbers) 
 
 
 def generation_seconds(passes: Passes, work: Work, load: Workload, generator: Layouts, cache: Numbers) -> Numbers:
-    """Return the seconds of a step's generation passes; inf if not one sequence fits. generator.d: generators.
+    """Return the seconds of a step's generation passes; inf if no sequence fits. generator.d: number of generators.
 
     A sequence that ends makes room for the next one. So all waves but the last are full, and the last one shrinks.
     """

@@ -16,7 +16,7 @@ from rlhf_mapper.simulate import layer
 from rlhf_mapper.simulate.layouts import Layouts, Network, Numbers, ring
 
 TOUCHES_OF_A_LOGIT = 6
-"""Times that a logit is read or written: softmax and the log-probability of a token, in float32."""
+"""Number of times that a logit is read or written: softmax and the log-probability of a token, in float32."""
 
 
 @dataclass(frozen=True)
