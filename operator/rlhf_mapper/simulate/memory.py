@@ -25,7 +25,7 @@ MAX_CHUNK_LOGITS = 2**26
 WHOLE_GRADIENTS = 0.1
 """Share of a GPU's memory that whole gradients may take beyond their shards (`rlhf_trainer.training.optimizer`)."""
 RESHARD_BUCKETS, BUCKET, BUCKETS_OF_A_MODEL = 3, 512 * 2**20, 48
-"""Buckets that a reshard holds at once, most bytes of a bucket, fewest buckets of a model (see `hybrid_engine`)."""
+"""Buckets that a reshard holds, bytes of the largest, fewest buckets of a model (`rlhf_trainer.hybrid_engine`)."""
 
 Part = Literal["weights", "gradients", "optimizer", "activations", "generator", "kv_cache"]
 

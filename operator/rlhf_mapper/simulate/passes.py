@@ -67,7 +67,7 @@ class Passes:
         return both
 
     def between_stages(self, layouts: Layouts, tokens: Numbers) -> Numbers:
-        """Return the seconds to hand a micro-batch's hidden states to the next stage; 0 with one stage."""
+        """Return the seconds, with overhead, to send a micro-batch's hidden states to the next stage; 0 with one."""
         bytes_ = tokens * self.model.hidden * self.software.compute_bytes / layouts.t
         replica = layouts.p * layouts.t
         way = self.network.latency(replica) + bytes_ / self.network.of_neighbours(layouts)
