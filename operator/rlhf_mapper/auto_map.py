@@ -282,7 +282,7 @@ def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]
 
 
 def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
-    """Return why no mapping fits, the missing GPU bytes for states that must be there at once, and clusters that do."""
+    """Return why no mapping fits, the GPU bytes missing for states, and the smallest clusters that suffice."""
     costs = task.costs(cluster)
     states = [sum(costs.states(role, 0).values()) for role in task.requests]
     room = sum(memory.HOST_SHARE * (group.host_memory or math.inf) * group.gpus for group in cluster.groups)

@@ -84,7 +84,7 @@ class Objective:
 
 
 def weight(gpus: NDArray[np.int64], weights: Floats) -> Floats:
-    """Return the number or the price (by `weights`) of the GPUs of each of M allocations; gpus: [M, node groups]."""
+    """Return the GPU number or price (by `weights`) of M allocations [M, node groups], added in a fixed order."""
     used = np.zeros(len(gpus))
     for group, each in enumerate(weights):
         used = used + gpus[:, group] * each
