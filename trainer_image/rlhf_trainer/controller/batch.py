@@ -1,6 +1,6 @@
-"""Batch as references on the controller: the rows lie in workers' processes or in Ray's object store, never here.
+"""References on the controller to a batch, whose rows lie in workers' processes or in Ray's object store.
 
-`PayloadMeter` counts the tensor bytes that the controller's process itself (de)serialises: the design says 0.
+`PayloadMeter` counts the tensor bytes that the controller's process itself (de)serialises: by design 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SMALL = {str, bytes, bool, int, float, range, slice, type(None)}
-"""Types without tensors, which most sent values have; they are tested first, as the other tests are slow."""
+"""Types whose values hold no tensors; `tensor_bytes` tests for these first, as most sent values have such a type."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class Kept:
 
     call: int
     name: str
-    """Name of the field in the call that added it."""
+    """Name that the field had when the call added it, without a prefix of `with_prefixed`."""
     rows: range
 
 
 @dataclass(frozen=True)
 class Holders:
-    """Processes of a pool and the rows of an added field that each keeps until the next step."""
+    """Processes of a pool, and the rows of an added field that each process keeps for later calls."""
 
     pool: str
     rows: tuple[range | None, ...]
-    """Rows of the field that each rank keeps, by rank; the entry of a rank that keeps nothing readable is None."""
+    """Rows of the field that each rank keeps, by rank; None for a rank from whose process no call may read them."""
 
     def keep(self, rows: range, *, pool: str, rank: int) -> bool:
         """Whether a reading rank has all the rows that it reads (`rows`) in its own process."""
@@ -63,16 +63,16 @@ class Holders:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldFuture:
-    """References to one field of a batch: the processes that keep it, and blocks for other readers, sorted by rows."""
+    """References to one field of a batch: processes that keep its rows, and its blocks in Ray's store in row order."""
 
     call: int
     name: str
-    """Name of the field in the call that added it."""
+    """Name that the field had when the call added it, without a prefix of `with_prefixed`."""
     holders: Holders
     blocks: Sequence[RowBlock] = ()
 
     def needed(self, rows: range) -> Sequence[RowBlock]:
-        """Return the blocks of the field that hold any of the rows; for no rows the first block, which may be empty."""
+        """Return the blocks of the field that hold any of `rows`; for no rows the first block, which may be empty."""
         if not rows:
             return self.blocks[:1]
         first = bisect_right(self.blocks, rows.start, key=lambda block: block.stop)
@@ -85,14 +85,14 @@ class FieldFuture:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSlice:
-    """Description of one rank's rows of a batch: fields in the rank's own process, and fields in blocks sent along."""
+    """Description of one rank's rows of a batch: fields that the rank's process keeps, and fields sent as blocks."""
 
     step: int
     rows: range
     kept: Mapping[str, Kept]
     """Fields whose rows the rank's own process keeps, by name."""
     blocks: Mapping[str, Sequence[range]]
-    """Row ranges of the blocks of each other field, in the order of the tensors that are sent along."""
+    """Row ranges of the received blocks of each field that is not in `kept`, in the order of the received tensors."""
 
     def filled(self, tensors: Sequence[Tensor], kept: Callable[[Kept], Tensor]) -> Batch:
         """Return this rank's rows of all fields, from kept fields and from received blocks; runs in the worker."""
@@ -115,7 +115,7 @@ class BatchSlice:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFuture:
-    """A step's batch: the number of its rows, and for each field where its rows lie."""
+    """A step's batch on the controller: the number of rows and, by field name, references to the field's rows."""
 
     step: int
     size: int
@@ -125,13 +125,13 @@ class BatchFuture:
         return replace(self, fields={**self.fields, **added})
 
     def with_prefixed(self, **others: BatchFuture) -> BatchFuture:
-        """Return this batch with the fields of other batches of the same rows, as `<name>_<field>`."""
+        """Return this batch with the fields of other batches of the same rows added as `<name>_<field>`."""
         return self.with_fields(prefixed(others))
 
     def slice(
         self, rows: range, names: Sequence[str], *, pool: str, rank: int, reader: str
     ) -> tuple[BatchSlice, list[ray.ObjectRef]]:
-        """Return the slice of the named fields for a rank's rows, and the references to its blocks.
+        """Return the slice of the named fields for a rank's rows, and references to the blocks that the slice needs.
 
         KeyError for a field that the batch lacks, which is a mistake of the algorithm.
         """
@@ -195,7 +195,7 @@ class PayloadMeter:
 
     @contextmanager
     def watching(self) -> Iterator[PayloadMeter]:
-        """Count the tensor bytes of this process while the block runs: arguments and `ray.put` out, `ray.get` in."""
+        """Count this process's tensor bytes in the `with` block: call arguments and `ray.put` out, `ray.get` in."""
         context = ray._private.worker.global_worker.get_serialization_context()  # noqa: SLF001 there is no public hook
         serialize, deserialize = context.serialize, context.deserialize_objects
 

@@ -1,4 +1,4 @@
-"""Finds the ranks that make a run hang: every rank is asked what it does, and all stacks are written to one file."""
+"""Search for the ranks that make a run hang: every rank is asked what it does, and all stacks go to one file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Literal
 from rlhf_trainer.errors import CommunicationError
 
 WAITING = ("/torch/distributed/", "/rlhf_trainer/training/saving.py")
-"""Paths in which a rank's innermost frames lie while it waits for other ranks: a collective, or a checkpoint's end."""
+"""Parts of file paths: a rank with its innermost frames in such files waits for other ranks or a checkpoint's end."""
 WRITING = {"save_model", "_put_together", "write_weights", "save_config_and_tokenizer"}
-"""Functions in the files of WAITING that write to a disk themselves: a rank in these does not wait for others."""
+"""Functions in the files of WAITING that write to a disk: a rank inside one of them works and does not wait."""
 INNERMOST = 4
-"""Number of frames at the end of a stack that are searched for WAITING: a collective's wrappers lie above it."""
+"""Number of a stack's innermost frames that are searched for WAITING: a collective may call other functions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ class Readers:
         """Function (field, its holders, rows of the batch) -> rows of the field that other processes read."""
 
     def add(self, pool: str, layout: ParallelSizes, transfer: Transfer) -> None:
-        """Add a method of a model with this layout on a pool; `transfer` says which fields the method reads."""
+        """Add a method of a model with this pool and layout to the index; `transfer` says which fields it reads."""
         self.fetched.cache_clear()
         for name in (*transfer.reads, *transfer.reads_if_there):
             self._by_field.setdefault(name, set()).add((transfer.protocol, layout, pool))
@@ -83,11 +83,11 @@ class Readers:
 
 @dataclass(frozen=True)
 class RankPart:
-    """Share of one rank in a call: its rows of the batch, and the blocks of rows to read and to send."""
+    """Part of a call that one rank runs: its rows of the batch, and the blocks of rows to read and to send."""
 
     rows: range = range(0)
     cuts: Mapping[str, Sequence[range]] = field(default_factory=dict)
-    """Row ranges of the blocks (tensors) that the rank sends to other processes, by field that the call adds."""
+    """Row ranges of the blocks (tensors) that the rank sends to other processes, by name of the added field."""
     batch: BatchSlice | None = None
     references: Sequence[ray.ObjectRef] = ()
     """References to the blocks that the rank reads from other processes."""
@@ -199,7 +199,7 @@ def _require_each_row_once(
 
 
 class Streams:
-    """Generating calls that hand out row groups: finished responses, to be scored while others are generated."""
+    """Record of generating calls that hand out row groups: finished responses, scored while others are generated."""
 
     def __init__(self) -> None:
         self.are_on = False
@@ -207,12 +207,12 @@ class Streams:
         self._ranks: dict[int, Sequence[ray.actor.ActorHandle]] = {}
         """Number of a generating call -> handles of the ranks that hand out its row groups."""
         self._scored: set[tuple[int, str]] = set()
-        """(number of a generating call, name of a scoring call made on its row groups but not yet on all rows)."""
+        """Pairs (number of a generating call, name of a scoring call made on its row groups, not yet on all rows)."""
 
     def begin(
         self, call: int, transfer: Transfer, batch: Batches | None, ranks: Sequence[ray.actor.ActorHandle]
     ) -> bool:
-        """Return whether a call hands out row groups (finished responses); if so, record its ranks, which hold them."""
+        """Return whether a call hands out row groups (finished responses); if so, record the ranks that hold them."""
         leaves = self.are_on and transfer.in_groups and isinstance(batch, BatchFuture) and batch.step > 0
         if leaves:
             self._ranks[call] = ranks
@@ -225,7 +225,7 @@ class Streams:
     def groups(self, batch: BatchFuture) -> Iterator[list[ray.ObjectRef]]:
         """Yield lists of references to row groups (finished responses), one group of each generating rank in a list.
 
-        They are those of the newest generating call of the batch, in the order in which the responses end.
+        The groups are of the batch's newest generating call, and come in the order in which the responses end.
         """
         call = max(made.call for made in batch.fields.values() if made.call in self._ranks)
         ranks = self._ranks.pop(call)
@@ -235,12 +235,12 @@ class Streams:
     def read(
         self, name: str, batch: Batches | None, transfer: Transfer, *, in_groups: bool
     ) -> tuple[int | None, Transfer]:
-        """Return the number of the generating call whose row groups the call `name` uses, and a changed `transfer`.
+        """Return (number of the generating call whose row groups the call `name` uses, `transfer` with fields to read).
 
-        transfer: protocol of the call, fields it reads and adds. in_groups: the call is made on a row group, which
-        brings the generating call's fields. The changed `transfer` then reads only fields of earlier calls. Otherwise,
-        if the call was made on all row groups before, its results are already there, and it reads no field. A call
-        that uses no row groups gets None and the given `transfer`.
+        transfer: protocol of the call, with all fields that it reads and adds. in_groups: the call is made on a row
+        group. The group brings the generating call's fields, so the call reads only fields of earlier calls. A call on
+        all rows finds the results of earlier calls on the row groups, and reads no field. A call that uses no row
+        groups gets None and the given `transfer`.
         """
         if not isinstance(batch, BatchFuture) or not transfer.row_by_row:
             return None, transfer

@@ -1,4 +1,4 @@
-"""One step as a graph, recorded with futures that have shapes only: the step is called, and nothing runs."""
+"""Recording of a step as a graph: the step is called with stand-ins that have shapes only, and no worker runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ShapeFuture:
     step: int = 1
 
     def with_prefixed(self, **others: ShapeFuture) -> ShapeFuture:
-        """Return this batch with the fields of other batches of the same rows, as `<name>_<field>`."""
+        """Return this batch with the fields of other batches of the same rows added as `<name>_<field>`."""
         return replace(self, fields={**self.fields, **prefixed(others)})
 
 
@@ -52,7 +52,7 @@ class Recording:
         self._name, self._worker_class, self._calls = name, worker_class, calls
 
     def with_calls(self, **calls: Callable[..., object]) -> Recording:
-        """Return a copy in which the given functions replace the methods of the same names."""
+        """Return a copy of this stand-in in which the given functions replace the methods of the same names."""
         return Recording(self._name, self._worker_class, {**self._calls, **calls})
 
     def __getattr__(self, method: str) -> Callable[..., object]:
@@ -64,7 +64,7 @@ class Recording:
 
 
 class Tracer:
-    """Records the calls of a step on its models, for batches of `rows` rows of the largest width."""
+    """Recorder of the calls that a step makes on its models, for batches of `rows` rows of the largest width."""
 
     def __init__(self, *, rows: int, widths: Widths) -> None:
         self._rows, self._widths = rows, widths
@@ -73,7 +73,7 @@ class Tracer:
         self._last: dict[str, int] = {}
 
     def model(self, name: str, spec: WorkerSpec, pool: str, layout: ParallelSizes) -> Recording:
-        """Return a model like a `ModelHandle`, whose calls are recorded; layout: its own over the pool's ranks."""
+        """Return a stand-in for a `ModelHandle` that records its calls; layout: of the model over the pool's ranks."""
         calls = {
             key: partial(self._call, f"{name}.{key}", spec.code_of(key), each, pool, layout)
             for key, each in spec.transfers.items()

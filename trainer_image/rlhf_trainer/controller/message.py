@@ -32,7 +32,7 @@ class Message:
     pool: str
     rank: int
     inputs: Sequence[ray.ObjectRef]
-    """References to the fields that the first call reads from other processes."""
+    """References to the blocks that the first call reads from other processes."""
     calls: list[str] = field(default_factory=list)
     """Names of the calls, such as `actor.update_actor`, in the order in which the rank runs them."""
     requests: list[CallRequest] = field(default_factory=list)
@@ -76,11 +76,11 @@ def get(
     deadline: float,
     quiet_seconds: Callable[[], float] = lambda: math.inf,
 ) -> list[Any]:  # a reference does not say the type of its object
-    """Return the values, as `ray.get` gives them, as long as one more of them arrives every `deadline` seconds.
+    """Return the values of the references, as `ray.get` does; fail if none arrives for `deadline` seconds.
 
-    quiet_seconds: gives the seconds since the last end of any call, as one value may take several calls.
-    Raises the worker's own error, MemoryProblem if Ray ended a worker for its memory, or CommunicationError for a lost
-    or silent worker.
+    quiet_seconds: gives the seconds since the last end of any call, from which the deadline counts too: one value may
+    take several calls. Raises the worker's own error, MemoryProblem if Ray ended a worker for its memory, or
+    CommunicationError for a lost or silent worker.
     """
     values: dict[ray.ObjectRef, Any] = {}
     pending, patience = list(references), deadline

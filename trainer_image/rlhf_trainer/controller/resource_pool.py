@@ -28,7 +28,7 @@ class RayNode(TypedDict):
 
 
 def threads_of(pools: Sequence[ResourcePool], nodes: Sequence[RayNode]) -> list[int]:
-    """Return the CPU threads of a slot of each pool: a machine's cores by its slots, or by its GPUs for a GPU pool.
+    """Return for each pool a slot's CPU threads: a machine's cores divided by its slots or, for a GPU pool, its GPUs.
 
     nodes: as `ray.nodes()` describes them. Ranks of a pool wait for each other, so the machine with the fewest threads
     per slot decides for all ranks.
@@ -47,7 +47,7 @@ def threads_of(pools: Sequence[ResourcePool], nodes: Sequence[RayNode]) -> list[
 
 
 class ResourcePool:
-    """Slots, `ResourcePool([slots per machine] * machines)`: one Ray placement group a machine, one bundle a slot."""
+    """Pool of slots, `ResourcePool([slots per machine] * machines)`: a placement group a machine, a bundle a slot."""
 
     cpus_of_process = 1
 

@@ -40,9 +40,9 @@ OUTLETS = "outlets"
 class CallRequest:
     """Request to one rank to run its part of a call.
 
-    A rank gets a list of requests in one Ray call, and as further arguments references to the tensors that the first of
-    them reads. Ray brings only references that are arguments themselves to the worker. The worker would have to fetch
-    references inside a request through the controller's process.
+    A rank gets a list of requests in one Ray call. Further arguments of the Ray call are references to the tensors that
+    the first request reads. Ray brings only references that are arguments themselves to the worker. The worker would
+    have to fetch references inside a request through the controller's process.
     """
 
     number: int
@@ -65,9 +65,9 @@ class CallRequest:
     """Number of the generating call that gave the row groups. If `groups` is 0, the method has already run on all row
     groups of the generating call, and this call only returns the results."""
     counts: bool
-    """Whether the measurements of this rank are kept; see `Recorder.counting`."""
+    """Whether the means and sums that this rank measures are recorded; see `Recorder.counting`."""
     sent: float
-    """Time when the controller recorded the call, in seconds of its clock."""
+    """Time when the controller recorded the call, in Unix seconds by the controller's clock."""
 
     @property
     def name(self) -> str:
@@ -94,7 +94,7 @@ class SlotProcess:
     """One rank of a worker group. Calls run one at a time, in the order in which the controller made them."""
 
     def __init__(self, *, pool: str, path: Sequence[str]) -> None:
-        """path: the controller's `sys.path`; its further entries are added at the end of this process's `sys.path`."""
+        """path: the controller's `sys.path`; entries that this process lacks are added at the end of its `sys.path`."""
         sys.path += [each for each in path if each not in sys.path]
         recorder.pool = pool
         resource_tracker._HAVE_SIGMASK = False  # type: ignore[attr-defined]  # noqa: SLF001 it would let SIGTERM through
@@ -102,7 +102,7 @@ class SlotProcess:
         self._specs: dict[str, WorkerSpec] = {}
         self._step: int | None = None
         self._kept: dict[int, Batch | TrainerError] = {}
-        """Number of a call -> fields that it added, or its error; of this step and of steps that are still read."""
+        """Number of a call -> fields that the call added, or its error; only of steps that may still be read."""
         self._outlets: dict[int, Outlet] = {}
         """Number of a generating call -> outlet, from which other processes fetch its finished responses in groups."""
         self._gathered: dict[tuple[int, str], Gathered] = {}
@@ -178,11 +178,11 @@ class SlotProcess:
             torch.manual_seed(self._seed)
 
     def run(self, requests: Sequence[CallRequest], *tensors: Tensor | RowGroup) -> list[Outcome] | tuple[object, ...]:
-        """Run calls, one after the other. Ray starts this method when the inputs of the first call are here.
+        """Run calls, one after the other. Ray starts this method when the inputs of the first call are in this process.
 
         Returns the blocks of the last call's fields that other processes read, and then a list of all calls' outcomes.
-        Added fields stay in this process until a call of another step. After a failure no further call runs, and later
-        calls of this process that read the missing fields fail with the same error.
+        Added fields stay in this process until a call of a later step drops them. After a failure no further call runs,
+        and later calls of this process that read the missing fields fail with the same error.
         """
         outcomes: list[Outcome] = []
         blocks: list[Tensor] = []
@@ -220,7 +220,7 @@ class SlotProcess:
             return Outcome(request.number, None, recorder.drain()), blocks
 
     def _read_kept(self, place: Kept) -> Tensor:
-        """Return kept rows of a field that an earlier call added; raise the error of a call that failed."""
+        """Return this process's rows of a field that an earlier call added; if that call failed, raise its error."""
         made = self._kept.get(place.call)
         if made is None:
             raise TrainerError(f"{place.name} was added in another step, or its call did not run")
@@ -266,7 +266,7 @@ class SlotProcess:
         return result
 
     def _batch(self, request: CallRequest, given: Sequence[Tensor | RowGroup]) -> Batch:
-        """Return the batch of a call; given: tensors from other processes, groups of rows last."""
+        """Return the batch of a call; given: tensors from other processes, followed by the row groups."""
         assert request.batch
         count = len(given) - request.groups
         groups, tensors = cast("Sequence[RowGroup]", given[count:]), cast("Sequence[Tensor]", given[:count])
@@ -288,7 +288,7 @@ class SlotProcess:
 
 @contextmanager
 def translated_errors(where: str, method: Callable[..., object] | None = None) -> Iterator[None]:
-    """Turn any error of the block into a TrainerError whose sentence says in which call and rank it was raised.
+    """Turn any error in the `with` block into a TrainerError whose sentence says in which call and rank it was raised.
 
     method: the called worker method. For a user's method, or an error in the user's code, file and line are named, too.
     """

@@ -1,6 +1,6 @@
 """The ranks of a pool as one object: a call goes to all of them by its transfer protocol and returns futures.
 
-Calls are recorded first, and each rank is sent all that it can run in a row as one message.
+Calls are recorded first. Consecutive calls that a rank can run without waiting are sent to it as one message.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ RAY_SETTINGS = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
 
 @dataclass(frozen=True)
 class ValueFuture:
-    """Future of the list of small values that a call returns; entry i is the sum over some ranks."""
+    """Future of the list of small values that a call returns; entry i is the sum over the ranks of `parts[i]`."""
 
     parts: Sequence[Sequence[Message]]
-    """Messages to the ranks whose values are added up, for each entry."""
+    """Messages to the ranks whose values are added up: one list of messages for each entry of the result."""
     place: int
     """Position of the call in each of these messages, which are lists of calls."""
     log: CallLog
@@ -80,7 +80,7 @@ class CallLog:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Set the calls of the block aside: `wait` and `drain` leave them out until `settle` has waited for them."""
+        """Set the calls in the `with` block aside: `wait` and `drain` skip them until `settle` has waited for them."""
         self.send()
         others, self.messages = self.messages, self._aside
         try:
@@ -90,7 +90,7 @@ class CallLog:
             self.messages = others
 
     def settle(self, *, deadline: float, step: int | None = None) -> None:
-        """Wait for the calls that were set aside, up to the last one of `step`; then treat them as all others."""
+        """Wait for the calls that were set aside, up to the last of `step`; then `wait` and `drain` include them."""
         wanted = None if step is None else max(step, 0)  # evaluations count down
         count = max((n for n, each in enumerate(self._aside, 1) if wanted in (None, each.step)), default=0)
         self._outcomes(self._aside[:count], deadline)
@@ -107,7 +107,7 @@ class CallLog:
         self._aside = []
 
     def drain(self, *, deadline: float, step: int | None = None) -> list[Report]:
-        """Wait until every call made so far has ended; returns their reports, call by call, and the controller's.
+        """Wait until every call made so far has ended; return the calls' reports in order, and last the controller's.
 
         step: leave out the calls of later steps.
         """
@@ -122,7 +122,7 @@ class CallLog:
         return [*(outcome.report for outcome in in_order), self.recorder.drain()]
 
     def queue(self) -> dict[str, float]:
-        """Return `queue/batches` and `queue/tokens`: complete batches and tokens generated for later steps by now."""
+        """Return numbers of complete batches and of tokens generated ahead, `queue/batches` and `queue/tokens`."""
         written: dict[int, list[Sequence[Outcome] | None]] = {}
         for message in (*self.messages, *self._aside):
             if message.step:  # others bring weights
@@ -141,13 +141,13 @@ class CallLog:
         return get([message.ended for message in messages], deadline=deadline, quiet_seconds=self._quiet_seconds)
 
     def unfinished_calls(self, pool: str, rank: int) -> str:
-        """Return the calls of the rank's first message of which a call failed or has not ended; empty without one."""
+        """Return as text the calls of the rank's first message that failed or has not ended; empty if there is none."""
         messages = [*self._drained, *self.messages, *self._aside]
         mine = (each for each in messages if (each.pool, each.rank) == (pool, rank))
         return next((str(each) for each in mine if each.outcomes() is None), "")
 
     def _quiet_seconds(self) -> float:
-        """Return the seconds since any rank that answers has ended a call; infinite if no rank answers."""
+        """Return the seconds since the last end of a call on any rank that answers; infinite if no rank answers."""
         ranks = [rank.process for group in self.groups for rank in group.inspect()]
         return min((process.quiet_seconds for process in ranks if process), default=math.inf)
 
@@ -227,7 +227,7 @@ class WorkerGroup:
             self._building.append(handle.join.remote(variables, self._start))
 
     def build(self, workers: Mapping[str, WorkerSpec]) -> None:
-        """Have every rank build the workers, in the order given, after it has joined; returns at once."""
+        """Have every rank join torch.distributed and then build the workers, in the order given; returns at once."""
         if not self._building:
             self._join()
         self.send()
@@ -238,7 +238,7 @@ class WorkerGroup:
         ]
 
     def wait_until_built(self) -> None:
-        """Wait for the workers of all ranks; the first failure is raised as itself."""
+        """Wait until all ranks have built their workers; if some failed, raise the first error unchanged."""
         joined = get(self._building, deadline=self._deadline)[: len(self._ranks)]
         self._processes, self.hosts = [process for process, _ in joined], [host for _, host in joined]
 
@@ -310,7 +310,7 @@ class WorkerGroup:
     def _send_if_read(self) -> list[list[ray.ObjectRef]]:
         """Send the recorded calls if other processes read fields of the last call; return references to its blocks.
 
-        If nobody reads them, the calls stay unsent and each rank's list is empty.
+        If no other process reads them, the calls stay unsent and each rank's list is empty.
         """
         is_read = any(message.requests[-1].blocks for message in self._open)
         return self.send() if is_read else [[] for _ in self._open]
@@ -387,7 +387,7 @@ class ModelHandle:
         self._group.call(self._role, method, self._transfers[method], self._layout, batch, {}, groups=groups)
 
     def with_calls(self, **calls: Callable[..., object]) -> Self:
-        """Return a copy in which the given functions replace the methods of the same names."""
+        """Return a copy of this handle in which the given functions replace the methods of the same names."""
         changed = copy(self)
         vars(changed).update(calls)
         return changed

@@ -18,7 +18,7 @@ class WorkerSpec:
     worker_class: type
     arguments: Mapping[str, Any]
     layout: ParallelSizes | None = None
-    """Layout of the model over the group's ranks; None: the group's own."""
+    """Layout of the model over the group's ranks; None: the layout of the group."""
 
     @cached_property
     def transfers(self) -> Marks:
@@ -26,7 +26,7 @@ class WorkerSpec:
         return transfers_of(self.worker_class, self.arguments)
 
     def code_of(self, method: str) -> Callable[..., object]:
-        """Return the function whose line errors name: the one that the worker's `own_code` returns, else the method."""
+        """Return the function that errors of `method` point to by file and line: by `own_code`, else the method."""
         own = getattr(self.worker_class, "own_code", None)
         found: Callable[..., object] | None = own(method, **self.arguments) if own else None
         return found or getattr(self.worker_class, method)
