@@ -26,7 +26,7 @@ from rlhf_trainer.workers.data import PRETRAIN_FIELDS
 from rlhf_trainer.workers.generating_actor import GeneratingActor, OldLogProbs
 
 FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""The largest |ratio - 1| of a step's first mini-batch that rounding can explain, by compute type."""
+"""Largest |probability ratio - 1| that rounding can explain in a step's first mini-batch, by compute type."""
 
 UPDATE_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "advantages")
 FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", *PRETRAIN_FIELDS)
@@ -44,7 +44,7 @@ class ActorWorker(GeneratingActor):
         super().__init__(setting, max_sequences=max_sequences, old_log_probs=old_log_probs)
         self._algorithm = algorithm
         self.has_scored = old_log_probs == "Pass"
-        """Whether `compute_log_prob` is a forward pass, from which the first update's differs only by rounding."""
+        """Whether `compute_log_prob` makes a forward pass; then only rounding moves the first update's ratio off 1."""
         stale = setting.job.spec.rollout.max_staleness > 0
         self._correction = algorithm.rollout_correction or (RolloutCorrection() if stale else None)
         with_critic = algorithm if isinstance(algorithm, ActorCritic) else None
@@ -101,7 +101,7 @@ class ActorWorker(GeneratingActor):
             self.warn_of_mismatch(torch.stack(differences).sum(0))
 
     def _with_pretraining(self, loss: Loss, fields: Fields) -> Loss:
-        """Return the loss plus that of the pretraining texts, whose rows follow the responses."""
+        """Return a loss function: `loss` plus the loss of pretraining texts, whose rows follow those of responses."""
         tokens = self.trainer.mesh.sum([fields["pretrain_response_mask"].sum()])[0]
 
         def both(found: Likelihood, micro: Fields) -> Tensor:
@@ -119,14 +119,14 @@ class ActorWorker(GeneratingActor):
         return [own, text_of(micro, PRETRAIN_FIELDS)] if self._pretrain else [own]
 
     def _weight(self, mask: Tensor) -> Tensor:
-        """Return the divisor of the loss for these rows: tokens or responses, as the aggregation says."""
+        """Return the divisor of the loss for the rows of `mask`: tokens or responses, by the job's aggregation."""
         max_tokens = self.setting.job.spec.data.max_response_tokens
         return weight_of(mask, aggregation=self._algorithm.aggregation, max_tokens=max_tokens)
 
     def _loss(self, found: Likelihood, micro: Fields, *, normalizer: float) -> tuple[Tensor, Tensor]:
-        """Return this micro-batch's part of the loss, and the largest |ratio - 1|.
+        """Return this micro-batch's part of the loss, and the largest |probability ratio - 1|.
 
-        normalizer: `_weight` of the mini-batch on all ranks.
+        normalizer: sum of `_weight` over the mini-batch's rows on all ranks.
         """
         algorithm = self._algorithm
         mask, aggregation = micro["response_mask"], algorithm.aggregation
@@ -182,7 +182,7 @@ class ActorWorker(GeneratingActor):
         return checked
 
     def _rollout_weights(self, old: Tensor, micro: Fields) -> Tensor | None:
-        """Return importance weights of the tokens, trainer over generator; None where the manifest wants none."""
+        """Return each token's importance weight, trainer's over generator's probability; None if the job uses none."""
         correction, mask = self._correction, micro["response_mask"]
         if correction is None:
             return None
@@ -192,7 +192,7 @@ class ActorWorker(GeneratingActor):
         return weights
 
     def _measure(self, log_probs: Tensor, micro: Fields) -> Tensor:
-        """Record how far log-probabilities [b, t] are from the reference and the generator; return `mismatch`."""
+        """Record how far log-probabilities [b, t] are from reference and generator; return the result of `mismatch`."""
         if "old_log_probs" not in micro and "ref_log_probs" in micro:
             mask, estimator = micro["response_mask"], self._algorithm.kl.resolved_estimator
             kl = masked_sum(kl_estimate(log_probs, micro["ref_log_probs"], estimator=estimator), mask)

@@ -1,7 +1,7 @@
-"""Rewards and advantages: pure numbers, computed where the actor lives so that the controller never holds them.
+"""Rewards and advantages, computed on the actor's ranks, so that the controller never holds the numbers.
 
-The algorithm's file defines its advantage. Here are the inputs, and the state that needs all ranks or lasts longer than
-a step.
+The algorithm's file defines the function `advantage`. This module computes the function's inputs, and holds the state
+that needs all ranks or lasts longer than a step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ READ_FOR = {
     "scores": ("scores", "finished", "valid"),
     "signal": ("scores", "valid"),
 }
-"""Batch fields that an input of the method `advantage` is made from, by the input's name; rewards need further ones."""
+"""Batch fields that an input of an algorithm's `advantage` is made from, by the input's name; rewards need more."""
 
 
 class AdvantageWorker:
@@ -62,7 +62,7 @@ class AdvantageWorker:
 
     @classmethod
     def own_code(cls, method: str, *, job: Job) -> Callable[..., Any] | None:
-        """Return the function whose line errors of `method` name: for `compute_advantage` the algorithm's; or None."""
+        """Return the function that errors of `method` point to by file and line: the algorithm's advantage, or None."""
         assert isinstance(job.spec.algorithm, PolicyGradient)
         return job.spec.algorithm.advantage if method == "compute_advantage" else None
 
@@ -80,7 +80,7 @@ class AdvantageWorker:
         self.multiplier = counters.get("multiplier")
 
     def compute_advantage(self, batch: Batch) -> Fields:
-        """Return the fields that the algorithm's advantage gives; a response's number is put on each of its tokens."""
+        """Return the fields that the algorithm's advantage gives; a number per response is put on all its tokens."""
         if "token_rewards" not in batch.fields:
             batch = batch.with_fields(self.compute_rewards(batch))
         advantage = self._algorithm.advantage
@@ -97,8 +97,8 @@ class AdvantageWorker:
     def compute_rewards(self, batch: Batch) -> Fields:
         """Return token_rewards [B, T] and, if the algorithm knows costs, token_costs [B, T].
 
-        token_costs are the cost on the last token and the KL penalty on each; mixing then keeps the penalty's weight.
-        Without a cost critic token_rewards are the mixture of rewards and costs, which the only critic values.
+        token_costs are the cost on the last token plus the KL penalty on each: a mixture with rewards keeps the whole
+        penalty. Without a cost critic token_rewards are the mixture of rewards and costs, for the only critic.
         """
         algorithm, rewards = self._algorithm, self.token_rewards(batch)
         fields = {"token_rewards": rewards}
@@ -113,7 +113,7 @@ class AdvantageWorker:
     def token_rewards(self, batch: Batch) -> Tensor:
         """Return rewards [B, T]: the shaped score on the last token of the response, less the KL penalty on each token.
 
-        In an episode the environment's reward for a turn is on that turn's last token, and the rest on the last token.
+        In an episode a turn's environment reward is on the turn's last token; the score's rest is on the last token.
         """
         mask, valid, kl = batch["response_mask"], batch["valid"], self.kl_of(batch)
         if self._algorithm.rewards.normalization == "Running":
@@ -129,7 +129,7 @@ class AdvantageWorker:
         return by_turn + token_rewards(scores - by_turn.sum(1), kl, mask, kl_coef=self.kl_in_reward)
 
     def kl_of(self, batch: Batch) -> Tensor:
-        """Return the estimate of the KL of each token, [B, T]; 0 where the batch has no log-probabilities for it."""
+        """Return the estimated KL of each token, [B, T]; 0 if the batch lacks old or reference log-probabilities."""
         if not batch.fields.keys() >= set(KL_FIELDS):
             assert not self._algorithm.rewards_read_log_probs
             return torch.zeros_like(batch["response_mask"])
@@ -174,7 +174,7 @@ class AdvantageWorker:
         return self.multiplier
 
     def _adapt(self, batch: Batch) -> None:
-        """Move the KL coefficient towards the target, for the next step."""
+        """Adapt the KL coefficient for the next step, so that the KL comes closer to the target."""
         settings = self._algorithm.kl
         if settings.controller != "Adaptive" or settings.target is None:
             return
@@ -189,10 +189,10 @@ class AdvantageWorker:
             )
 
     def gathered(self, here: Tensor, batch: Batch) -> Tensor | None:
-        """Gather a number [B] for each row from all ranks, float64 [N]; None if the options compare no responses.
+        """Return a number for each row of all ranks, float64 [N]; None if the options compare no responses.
 
-        The responses to a prompt lie side by side but may be cut over ranks; so every rank sees whole groups. A row
-        that does not count is NaN.
+        here: the numbers [B] of this rank's rows. Every rank gets the numbers of all rows, as the responses to a prompt
+        may lie on several ranks. A padding row, or a row without a score, is NaN.
         """
         if self._algorithm.comparing and not self._algorithm.compares_responses:
             return None
@@ -236,11 +236,11 @@ INPUTS: Mapping[str, Callable[[AdvantageWorker, Batch], Any]] = {
     "prompts": lambda worker, *_: worker.job.spec.training.prompt_batch_size,
     "whitened": lambda *_: whitened,
 }
-"""Inputs of an advantage by the names of its parameters; any other name is that of a field of the batch.
+"""Inputs of an algorithm's `advantage`, by parameter name; a parameter of any other name gets that batch field.
 
-mask, rewards and costs are those of this rank's tokens [B, T]; returns (sums of rewards), scores (shaped), raw_scores,
-lengths and signal are those of all responses of the step [N]. All but signal are NaN where a response does not count,
-which got no score or is padding.
+mask, rewards and costs are values of this rank's tokens [B, T]. returns (sums of rewards), scores (shaped), raw_scores,
+lengths and signal are values of all responses of the step [N]; all but signal are NaN for a response that is padding or
+has no score.
 """
 
 

@@ -48,13 +48,13 @@ class WorkerSetting:
     """Local folder of the worker's model, or the model's name on the hub."""
     total_steps: int
     actor: tuple[Model, str] | None = None
-    """Actor and its folder, for a model that scores the responses with another tokenizer than the actor's."""
+    """Actor and its folder, if this model scores the responses with another tokenizer than the actor's; else None."""
     layout: ParallelSizes | None = None
     """Layout of the model over the ranks of its pool; None: every rank is a data-parallel one."""
 
     @property
     def path(self) -> str:
-        """The field of the manifest that says how the model is trained, for error messages."""
+        """Job's name and the manifest's field of the model, for error messages."""
         return f"{self.job.name}: spec.models.{self.job.spec.models.field(self.role)}"
 
     @property
@@ -103,7 +103,7 @@ class WorkerSetting:
         return model
 
     def adapt(self, model: LanguageModel | Scorer) -> None:
-        """Add the LoRA adapter that the manifest asks for to the model, if there is one."""
+        """Add the LoRA adapter to the model, if the manifest asks for one."""
         lora, path = self.model.lora, f"{self.path}.lora"
         if lora is None:
             return
@@ -149,7 +149,7 @@ class WorkerSetting:
 
 
 class TrainedModel:
-    """A worker whose model is trained and saved."""
+    """Base class of a worker whose model is trained and saved."""
 
     def __init__(self, setting: WorkerSetting, trainer: Trainer) -> None:
         self.setting = setting
@@ -164,7 +164,7 @@ class TrainedModel:
 
     @register(ONE_TO_ALL, phase="checkpoint")
     def begin_checkpoint(self, *, uri: str, copies: bool) -> None:
-        """Begin to save weights, moments and random state below `uri`; copies: see `TrainerState.begin_save`."""
+        """Begin to save weights, optimizer moments, random state below `uri`; copies: see `TrainerState.begin_save`."""
         upload_folder = UploadFolder(f"{uri}/{self.setting.role}")
         if dist.get_rank() == 0:
             with disk_errors("the checkpoint", upload_folder.folder):
@@ -200,7 +200,7 @@ class TrainedModel:
 def text_of(
     fields: Fields, names: Sequence[str] = TEXT_FIELDS, *, temperature: float = 1.0, entropy: bool = False
 ) -> Text:
-    """Return the model input for the texts of a batch, of which the response tokens are read.
+    """Return the texts of a batch as model input; the model's output is read only at the response tokens.
 
     names: of the text's fields, in the order of `TEXT_FIELDS`.
     """
@@ -230,7 +230,7 @@ def log_probs_by(
 
 
 def side_fields(side: str) -> tuple[str, str, str]:
-    """Return the names of the fields of one side of pairs of texts, in the order of `TEXT_FIELDS`."""
+    """Return the field names of one side (chosen or rejected) of pairs of texts, in the order of `TEXT_FIELDS`."""
     return (f"{side}_tokens", f"{side}_mask", f"{side}_response_mask")
 
 
@@ -241,7 +241,7 @@ def side_log_probs(model: ModelRunner, batch: Batch, side: str) -> Tensor:
 
 
 def whole_texts(micro: Fields) -> list[Text]:
-    """Return the model input of prompt and response of each row, for a model that scores."""
+    """Return each row's whole text, prompt and response, as model input for a model that scores texts."""
     return [replace(text_of(micro), read=None)]
 
 
@@ -255,9 +255,9 @@ def both_texts(micro: Fields) -> list[Text]:
 
 
 def with_step(moments: RunningMoments, values: Tensor, counts: Tensor) -> RunningMoments:
-    """Return the moments after a step with these values [B] on all ranks; counts: 1 for each value that counts, else 0.
+    """Return the running moments updated by a step's values [B] on all ranks; counts [B]: 1 to include a value, else 0.
 
-    Values that are not finite change nothing, as all later values would be lost with them.
+    If any value is not finite, the moments stay the same, as NaN would spoil all later moments.
     """
     count, total = sum_over_ranks([counts.sum(), (values * counts).sum()])
     mean = total / max(count, 1.0)

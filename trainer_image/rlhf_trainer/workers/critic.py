@@ -20,7 +20,7 @@ from rlhf_trainer.workers.base import TEXT_FIELDS, TrainedModel, WorkerSetting, 
 
 
 class CriticWorker(TrainedModel):
-    """One rank of the critic, or of the critic of the costs (Safe RLHF), by the role."""
+    """One rank of a critic, which predicts the sum of rewards or, in the role `cost_critic` (Safe RLHF), of costs."""
 
     def __init__(self, setting: WorkerSetting, *, values_by_update: bool = False) -> None:
         """values_by_update: the forward pass of the step's only update gives the values, before the critic learns."""
@@ -47,7 +47,7 @@ class CriticWorker(TrainedModel):
     def compute_values(self, batch: Batch) -> Fields:
         """Return values (or cost_values) float32 [B, T]: values[b, t] is that of the state before token t.
 
-        There is no field if the update's own pass gives the values.
+        Returns no field if the forward pass of `update_critic` gives the values.
         """
         if self._values_by_update:
             return {}

@@ -25,7 +25,7 @@ LOADERS: Mapping[str, type[Loader]] = {
     "pairs": PairLoader,
     "safety_pairs": SafetyPairLoader,
 }
-"""Kind of rows, as in `data` of an algorithm -> class that loads them."""
+"""Kind of rows, as in `data` of an algorithm -> class that loads rows of this kind."""
 PRETRAIN_FIELDS = ("pretrain_tokens", "pretrain_attention_mask", "pretrain_response_mask")
 """Fields of the actor's pretraining texts (PPO-ptx), a text for each row: int64 and two masks [B, T]."""
 
@@ -50,7 +50,7 @@ class DataWorker:
     """One rank of the worker that loads a job's training rows and, if it has an evaluation, held-out rows."""
 
     def __init__(self, setting: WorkerSetting, *, slots: int) -> None:
-        """`setting`: the job and the model whose tokenizer is used; evaluation batches are padded for `slots`."""
+        """`setting`: job and model whose tokenizer is used; evaluation batches are padded to a multiple of `slots`."""
         job = self._job = setting.job
         self._tokenizer, self._slots = setting.tokenizer(), slots
         has_tools = job.spec.rollout.tools is not None
@@ -108,7 +108,7 @@ class DataWorker:
 
     @register(DP_PROTO, adds=PromptLoader.fields, phase="data")
     def load_batch(self, batch: Batch) -> Fields:
-        """Return this rank's rows of a step: the fields of the job's loader, and `batch_fields`."""
+        """Return this rank's training rows of a step, with the fields that `batch_fields` names."""
         rows = self._training_rows(batch)
         fields = {name: rows[name] for name in LOADERS[self._job.spec.algorithm.data].fields}
         if self._pretrain:
@@ -122,7 +122,7 @@ class DataWorker:
 
     @register(DP_PROTO, adds=PromptLoader.fields, phase="data")
     def load_evaluation(self, batch: Batch) -> Fields:
-        """Return this rank's held-out rows: the fields of the job's loader."""
+        """Return this rank's held-out rows, with the fields of the job's loader."""
         rows = self._held_out_rows(batch)
         return {name: rows[name] for name in LOADERS[self._job.spec.algorithm.data].fields}
 
@@ -154,7 +154,7 @@ class DataWorker:
         return _repeated(batch, times, lambda rows: self.train.batch(batch.step, batch_size=size, rows=rows))
 
     def _held_out_rows(self, batch: Batch) -> Fields:
-        """Return this rank's held-out rows in the order of the file, with as many samples; later rows have valid 0."""
+        """Return this rank's held-out rows in the file's order, each repeated for its samples; padding has valid 0."""
         return _repeated(batch, self._samples_held_out, self.held_out.ordered)
 
     def _columns(self, loader: Loader, examples: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class DataWorker:
 
 
 def batch_fields(algorithm: type[Algorithm], *, has_pretrain: bool = False) -> tuple[str, ...]:
-    """Return the fields of a step's batch: those of the rows, and of pretraining texts.
+    """Return the names of a step's batch fields: of the algorithm's rows and, if `has_pretrain`, of pretraining texts.
 
     A job that makes data has raw_prompts uint8 [B, C]: JSON of `Reader.prompt`, each prompt as written in the file.
     """
