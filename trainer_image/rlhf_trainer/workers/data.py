@@ -161,7 +161,7 @@ class DataWorker:
         return self._json(loader.columns, examples, f"{loader.path}.columns: ")
 
     def _json(self, rows_of: Callable[[Tensor], Sequence[Mapping[str, Any]]], examples: Tensor, where: str) -> Tensor:
-        """Return values of the examples as JSON, uint8 [B, C]; DataError at `where` for other values than JSON's."""
+        """Return `rows_of(examples)` as JSON, uint8 [B, C]; DataError that names `where` if JSON has no such value."""
         try:
             return as_bytes(rows_of(examples))
         except ValueError as error:

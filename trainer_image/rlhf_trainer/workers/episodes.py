@@ -1,7 +1,7 @@
-"""Episodes of several turns: the model answers, an environment observes and rewards, token in and token out.
+"""Episodes of several turns: the model answers, and an environment returns an observation and a reward.
 
-No turn waits for the turn of another episode: the engine gets each answer of an environment at once, beside all other
-prompts that it works on.
+The tokens of a turn are kept as they are, and never decoded and encoded again. No turn waits for the turn of another
+episode: the engine gets each answer of an environment at once, beside all other prompts that it works on.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Play:
         limits: Limits,
         ended: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """environments: on the first rank of the engine, which sends the answers to the others.
+        """environments: None except on the engine's first rank, which passes their answers to the other ranks.
 
         ended: called with the index of each episode as the episode ends.
         """
@@ -200,7 +200,7 @@ class Play:
 
 
 class EpisodeResponder:
-    """Responder whose responses are episodes of the job's environment."""
+    """Generator of responses that are episodes with the job's environment."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class EpisodeResponder:
         engine: GenerationEngine,
         environments: Environments,
     ) -> None:
-        """environments: started; those on the first rank of an engine answer for all its ranks."""
+        """environments: started; only those on an engine's first rank are used, and serve all ranks of the engine."""
         self._job, self._tokenizer, self._engine = setting.job, tokenizer, engine
         self._environments = environments if engine.is_first else None
         if self._environments:

@@ -1,4 +1,4 @@
-"""Actor of RL without its loss: it generates responses, scores them and sends its weights."""
+"""Base class of RL actors, without a loss: it generates responses, computes log-probabilities and sends weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rlhf_trainer.workers.rollout import (
 from rlhf_trainer.workers.weight_links import InPlaceWeights, WeightSender
 
 ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
-"""The largest KL between trainer and generator, per token, that rounding can explain, by compute type."""
+"""Largest KL per token between trainer and generator that rounding can explain, by compute type."""
 SCORED_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "policy_version")
 OldLogProbs = Literal["Pass", "Update", "Generator"]
 """Source of the old log-probabilities: a forward pass; the pass of the step's only update; or the generator."""
@@ -148,7 +148,7 @@ class GeneratingActor(ActorWithReference):
     def compute_log_prob(self, batch: Batch) -> Fields:
         """Return old_log_probs [B, T], before the first update, by the source `OldLogProbs`.
 
-        There is no field for Update, whose pass gives them later.
+        With the source Update there is no field: the update's forward pass gives the log-probabilities later.
         """
         self.begin_scoring(batch)
         if self._old_log_probs != "Pass":
@@ -159,7 +159,7 @@ class GeneratingActor(ActorWithReference):
         return {"old_log_probs": old}
 
     def begin_scoring(self, batch: Batch) -> None:
-        """Put the generator to sleep; warn of responses that are staler than `rollout.maxStaleness`."""
+        """Free the generation engine's memory; warn of responses that are staler than `rollout.maxStaleness`."""
         self.put_generator_to_sleep()
         if not batch.size:
             return
@@ -205,7 +205,7 @@ class GeneratingActor(ActorWithReference):
 
     @contextmanager
     def next_policy(self) -> Iterator[None]:
-        """Train the next policy version in the block; the generator sleeps and the moments are on the device."""
+        """Train the next policy version in the `with` block, with the engine asleep and the moments on the device."""
         self.put_generator_to_sleep()
         with self.trainer.offloader.in_use(moments=True):
             yield

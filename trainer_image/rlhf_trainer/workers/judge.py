@@ -1,4 +1,4 @@
-"""Decodes the responses of an evaluation and collects their rewards and the scores of functions and verifiers."""
+"""Worker that decodes an evaluation's responses and collects their rewards and scores by functions and verifiers."""
 
 from __future__ import annotations
 

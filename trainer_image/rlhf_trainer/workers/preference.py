@@ -61,7 +61,7 @@ class OnlinePreferenceActorWorker(GeneratingActor):
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
-        """Make several epochs of mini-batch updates on the pairs that were chosen."""
+        """Make several epochs of mini-batch updates on the pairs that `PairChooser` formed."""
         with self.next_policy():
             learn(self.trainer, self.setting.job, batch)
 
@@ -76,9 +76,9 @@ class PairChooser:
     def choose_pairs(self, batch: Batch) -> Fields:
         """Return the best and the worst response to each prompt as the fields of a pair (arXiv:2405.07863, section 3).
 
-        A response that has not ended by itself is worse than each that has, and never the better of a pair: its score
-        is that of a part of a text. The first row of a prompt holds its pair, and the others nothing (valid 0); so does
-        a prompt whose responses are equally good, or have no score.
+        A response cut off by a limit is worse than each finished response, and is never chosen, as its text has no end.
+        The first row of a prompt holds the pair; the prompt's other rows are empty (valid 0). All rows of a prompt are
+        empty if its responses are equally good or have no score.
         """
         size = self._group_size
         assert batch.start % size == batch.size % size == 0, "the responses to a prompt are on several ranks"

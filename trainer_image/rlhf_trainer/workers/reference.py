@@ -31,26 +31,26 @@ class ReferenceWorker:
 
 
 class ActorWithReference(TrainedModel):
-    """One rank of an actor that is the reference model, too: itself without its adapter."""
+    """One rank of an actor that can also be the reference model, by leaving out its LoRA adapter."""
 
     @register(THREE_D_PROTO, reads=TEXT_FIELDS, adds=REFERENCE_FIELDS, phase="scoring", row_by_row=True)
     def compute_ref_log_prob(self, batch: Batch) -> Fields:
-        """Compute `ReferenceWorker.compute_log_prob` by this model without its adapter."""
+        """Return ref_log_probs, as `ReferenceWorker.compute_log_prob` does, by this model without its adapter."""
         with without_adapter(self.trainer.model.module):
             return ref_log_probs(self.trainer, self.setting, batch)
 
     @register(THREE_D_PROTO, reads=PairLoader.fields, adds=PAIR_REFERENCE_FIELDS, phase="scoring")
     def compute_ref_pair_log_prob(self, batch: Batch) -> Fields:
-        """Compute `ReferenceWorker.compute_pair_log_prob` by this model without its adapter."""
+        """Return the fields of `ReferenceWorker.compute_pair_log_prob` by this model without its adapter."""
         with without_adapter(self.trainer.model.module):
             return ref_pair_log_probs(self.trainer, batch)
 
 
 def ref_log_probs(model: ModelRunner, setting: WorkerSetting, batch: Batch) -> Fields:
-    """Return ref_log_probs float32 [B, T] of the response tokens by a model without its adapter."""
+    """Return ref_log_probs float32 [B, T] of the response tokens by `model`, whose adapter, if any, is left out."""
     return {"ref_log_probs": log_probs_by(model, batch, temperature=setting.job.spec.rollout.temperature)}
 
 
 def ref_pair_log_probs(model: ModelRunner, batch: Batch) -> Fields:
-    """Return ref_chosen and ref_rejected float32 [B] of whole responses by a model without its adapter."""
+    """Return ref_chosen and ref_rejected float32 [B]: log-probabilities of whole responses by `model`."""
     return {f"ref_{side}": side_log_probs(model, batch, side) for side in ("chosen", "rejected")}

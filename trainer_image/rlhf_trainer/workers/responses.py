@@ -45,7 +45,7 @@ class ResponseWriter:
     """One rank of the worker that writes the data set of a job, which a later job reads by `job://`."""
 
     def __init__(self, setting: WorkerSetting, *, folder: str, columns: Collection[str]) -> None:
-        """folder: for the data set; columns: names of the read data's columns that the written rows also have."""
+        """folder: receives the data set; columns: names of the read data's columns that the written rows also have."""
         algorithm = setting.job.spec.algorithm
         assert isinstance(algorithm, Writing), "other jobs write no data set"
         self._algorithm, self._tokenizer = algorithm, setting.tokenizer()
@@ -77,7 +77,7 @@ class ResponseWriter:
 
     @register(ONE_TO_ALL)
     def counters(self) -> dict[str, Any]:
-        """Return the state that a checkpoint holds: JSON values of the first rank. Counted bytes are on the disk."""
+        """Return the state for a checkpoint, JSON values of the first rank, after the written rows are on the disk."""
         if dist.get_rank() == 0 and self._file.exists():
             with disk_errors("data set", self._file), self._file.open("ab") as file:
                 os.fsync(file.fileno())
@@ -85,7 +85,7 @@ class ResponseWriter:
 
     @register(ONE_TO_ALL)
     def set_counters(self, *, counters: Mapping[str, Any]) -> None:
-        """Restore the state of `counters`; cut off rows of later steps. EnvironmentProblem if earlier rows are lost."""
+        """Restore the state of `counters`; cut off later steps' rows. EnvironmentProblem if earlier rows are lost."""
         self._bytes, self._sums = counters["bytes"], defaultdict(float, counters["sums"])
         if dist.get_rank() > 0:
             return
@@ -156,7 +156,7 @@ class RolloutKeeper:
                 file.writelines(["\n" * _is_torn(self._file), *lines])
 
     def _keeps(self, step: int, row: int) -> bool:
-        """Whether the responses to the prompt of a row are kept: the same on any number of ranks, and when resumed."""
+        """Whether the responses to a row's prompt are kept: the same choice on any number of ranks and on a resume."""
         return response_seed(self._seed, step, row // self._group) / SEEDS < self._share
 
     def _row(self, batch: Batch, row: int) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def rows_on_first_rank(rows: list[Any]) -> list[Any] | None:
 
 
 def _is_torn(file: Path) -> bool:
-    """Return whether the file's last line is incomplete, as of a run that was killed while it wrote the line."""
+    """Return whether the file's last line is incomplete, as a run was killed while it wrote the line."""
     with file.open("rb") as opened:
         opened.seek(-min(1, file.stat().st_size), os.SEEK_END)
         return opened.read(1) not in (b"", b"\n")
@@ -215,8 +215,8 @@ def require_finite(row: Row) -> None:
 def rows_of(options: Writing, group: Sequence[Row]) -> list[Row]:
     """Return the rows of the data set that the responses to one prompt give, by the option `rows`.
 
-    A response that has not ended by itself is never the best, as its text is cut off. As the worst of a pair it comes
-    before each response that has ended, as in OnlineDPO.
+    A response that has not ended by itself is never the best, as its text is cut off. For the worst of a pair such a
+    response is taken before any finished one, as in OnlineDPO.
     """
     good = [row for row in group if options.min_reward is None or row["reward"] >= options.min_reward]
     if options.rows == "Responses":
@@ -228,7 +228,7 @@ def rows_of(options: Writing, group: Sequence[Row]) -> list[Row]:
 
 
 def pair_of(best: Row, group: Sequence[Row]) -> list[Row]:
-    """Return the row with the best response to a prompt and the worst, if the best is better."""
+    """Return a list of one row, with a prompt's best and worst response; empty if they are equally good."""
     worst = min(group, key=lambda row: (row["finished"], row["reward"]))
     if worst["finished"] and best["reward"] - worst["reward"] <= SIGNAL:
         return []

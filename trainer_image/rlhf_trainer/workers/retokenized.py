@@ -1,4 +1,4 @@
-"""Responses in the tokens of a model whose tokenizer is not the actor's: decoded, put into its template, encoded."""
+"""Responses in the tokens of a model with another tokenizer than the actor's: decoded, put into a template, encoded."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Retokenized:
         }
 
     def encoded(self, prompts: list[Any], responses: list[str], finished: list[bool]) -> list[Ids]:
-        """Return the token ids of each prompt with its response; for a model of a RewardModel job they end there."""
+        """Return token ids of each prompt and response; for a model of a RewardModel job none follow the response."""
         columns = [Column(field=self._path, values=values) for values in (prompts, responses)]
         encoder = Encoder(columns[0], self._own, chat_template=self._job.spec.data.chat_template)
         if self._is_of_a_job:

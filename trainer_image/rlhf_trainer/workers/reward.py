@@ -76,7 +76,7 @@ class ScorerTrainer(TrainedModel):
 
     @register(THREE_D_PROTO, reads=PAIR_FIELDS)
     def evaluate_pairs(self, batch: Batch) -> tuple[float, float]:
-        """Return (number of pairs whose scores are in the right order, number of pairs) on this rank."""
+        """Return (number of pairs whose chosen response has the higher reward or lower cost, number of pairs)."""
         fields = {name: batch[name] for name in PAIR_FIELDS}
         is_right = self.trainer.infer(
             fields, both_texts, lambda *given: self._are_right(*_pair_scores(*given))[:, None]
@@ -97,7 +97,7 @@ class ScorerTrainer(TrainedModel):
         return self.trainer.update(fields, both_texts, loss, step=step)
 
     def _are_right(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        """Return 1.0 for each pair whose two scores are in the right order, else 0.0: [b]."""
+        """Return 1.0 for each pair whose chosen response has the higher reward or the lower cost, else 0.0: [b]."""
         return (chosen < rejected if self._is_cost else chosen > rejected).float()
 
 
@@ -124,14 +124,14 @@ class CostTrainer(ScorerTrainer):
 
 
 def reward_loss(chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:
-    """Return a micro-batch's share of a reward model's loss, from the scores [b] of both responses."""
+    """Return a micro-batch's part of a reward model's loss, from the scores [b] of both responses of each pair."""
     share = pair_loss(chosen, rejected, micro["valid"], num_pairs=num_pairs)
     recorder.mean("loss/reward_model", share.detach().double() * num_pairs, micro["valid"].sum())
     return share
 
 
 def cost_loss(chosen: Tensor, rejected: Tensor, micro: Fields, *, num_pairs: float) -> Tensor:
-    """Return a micro-batch's share of a cost model's loss, from the costs [b] of both responses."""
+    """Return a micro-batch's part of a cost model's loss, from the costs [b] of both responses of each pair."""
     valid = micro["valid"]
     share = pair_loss(rejected, chosen, valid, num_pairs=num_pairs)
     for costs, safe in ((chosen, micro["chosen_safe"]), (rejected, micro["rejected_safe"])):

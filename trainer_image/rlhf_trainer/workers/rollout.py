@@ -63,7 +63,7 @@ class Generation:
         agree_on_width: Callable[[int], int] = largest_over_ranks,
         costs: RowCosts | None = None,
     ) -> None:
-        """agree_on_width: gives the largest of the widths of all ranks; costs: of a model with an engine.
+        """agree_on_width: returns the largest text width of all ranks; costs: FLOPs of rows in a model with an engine.
 
         environments: with them responses are episodes.
         """
@@ -76,7 +76,7 @@ class Generation:
         self._role = "rollout" if setting.job.generates_apart else "actor"
 
     def generate(self, batch: Batch, *, do_sample: bool, outlet: Outlet | None) -> Fields:
-        """Return the fields of `ROLLOUT_FIELDS` and, of episodes, `TURN_FIELDS`; outlet: gets the rows as they end."""
+        """Return the `ROLLOUT_FIELDS` and, for episodes, `TURN_FIELDS`; outlet: gets row groups as responses end."""
 
         def lay_out(
             rows: Sequence[int], prompts: Sequence[Ids], responses: Sequence[Response], width: int
@@ -119,7 +119,7 @@ class Generation:
         )
 
     def _measure_engine(self, fields: Fields) -> None:
-        """Record the FLOPs of the response tokens (a cache may have those of prompts), and the share of the cache used.
+        """Record the FLOPs of the response tokens (prompts may be cached), and the largest used share of the KV cache.
 
         Generation by servers is not recorded: they run on devices that are not the job's.
         """
@@ -181,7 +181,7 @@ def start_engine(
 
 
 def turn_transfers(marks: Marks, setting: WorkerSetting) -> Marks:
-    """Return a generating worker's transfer declarations; with turns it also reads columns and adds `TURN_FIELDS`."""
+    """Return a generating worker's transfer declarations; with turns it reads columns and adds `TURN_FIELDS`, too."""
     if not setting.job.spec.rollout.has_turns:
         return marks
     mark = marks["generate_sequences"]
@@ -193,7 +193,7 @@ class RowStream:
     """Stream of this rank's rows into an outlet: groups of rows in the order in which their responses end."""
 
     def __init__(self, outlet: Outlet | None, batch: Batch, lay_out: LayOut) -> None:
-        """outlet: None: the stream sends nothing; lay_out: makes the fields of a group's rows."""
+        """outlet: receives the row groups; None: they are not sent; lay_out: makes the fields of a group's rows."""
         self._outlet, self._start, self._lay_out = outlet, batch.start, lay_out
         self._sizes = deque(len(rows) for rows in stream_groups(batch.size))
         self._ended: list[tuple[int, Ids, Response]] = []
@@ -205,7 +205,7 @@ class RowStream:
             self._send_group()
 
     def close(self, width: int) -> None:
-        """Send the remaining groups; all rows have ended, and `width` is that of the batch."""
+        """Send the remaining groups after all rows have ended; width: padded width of the batch's texts, in tokens."""
         while self._outlet and self._sizes:
             self._send_group(width)
 
@@ -225,7 +225,7 @@ class RolloutWorker:
     """One rank of a generator (engine or external servers) with the weights of an actor in another pool."""
 
     def __init__(self, setting: WorkerSetting, *, max_sequences: int = 1, on_gpu: bool = False) -> None:
-        """max_sequences: the most responses that an own engine writes at once; on_gpu: the servers are on GPUs."""
+        """max_sequences: the most responses that this rank's engine writes at once; on_gpu: the servers are on GPUs."""
         tokenizer = setting.tokenizer()
         self._servers: Endpoints | None = None
         self._wrong_weights = ""
@@ -269,7 +269,7 @@ class RolloutWorker:
 
     @register(ONE_TO_ALL)
     def found(self) -> list[tuple[str, int]]:
-        """Return the external servers that have to join the actor's group (`Endpoints.found`); none for an engine."""
+        """Return the external servers that have to join the actor's group (`Endpoints.found`); empty with an engine."""
         return self._servers.found() if self._servers else []
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
@@ -288,7 +288,7 @@ class RolloutWorker:
 
     @contextmanager
     def _remembering_wrong_weights(self) -> Iterator[None]:
-        """Refuse later calls of `generate_sequences` after a NumericsError in the block."""
+        """Refuse later calls of `generate_sequences` after a NumericsError in the `with` block."""
         try:
             yield
         except NumericsError as error:
@@ -296,7 +296,7 @@ class RolloutWorker:
             raise
 
     def close(self) -> None:
-        """End this rank's engine; external servers go on."""
+        """End this rank's engine; external servers keep running."""
         self.generation.close()
 
 
@@ -316,12 +316,12 @@ def generating_model(setting: WorkerSetting) -> LanguageModel:
 
 
 def oldest_version(fields: Fields) -> Tensor:
-    """Return the policy version [B] of the oldest token of each response; inf where there is none."""
+    """Return the policy version [B] of the oldest token of each response; inf for a row without a response."""
     return fields["policy_version"].masked_fill(fields["response_mask"] == 0, torch.inf).amin(1)
 
 
 def laid_out(prompts: Sequence[Ids], responses: Sequence[Response], *, width: int, pad_token: int) -> dict[str, Tensor]:
-    """Return prompt and response of each row, contiguous from position 0, padded on the right to `width`."""
+    """Return fields of each row's prompt and response, contiguous from position 0, padded on the right to `width`."""
     shape = (len(prompts), width)
     tokens = torch.full(shape, pad_token, dtype=torch.int64)
     attention_mask, response_mask = torch.zeros(shape), torch.zeros(shape)

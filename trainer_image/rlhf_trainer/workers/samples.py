@@ -51,9 +51,9 @@ def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sam
 
 
 def turns_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """Return the answers and observations after the prompt of one of this rank's episodes, in order.
+    """Return the answers and observations after the prompt of one of this rank's episodes, in order, as mappings.
 
-    Each has text; written: whether the model wrote the text; reward: the environment's reward for the text.
+    text: decoded tokens; written: whether the model wrote the text; reward: the environment's reward for the text.
     """
     written = batch["response_mask"][row] > 0
     start, end = int(written.int().argmax()), int(batch["attention_mask"][row].sum())

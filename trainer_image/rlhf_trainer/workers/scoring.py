@@ -90,8 +90,9 @@ class ScoringWorker:
     def compute_reward(self, batch: Batch) -> Fields:
         """Return scores float32 [B]: the environment's reward and the weighted sum of the parts; 0 on padding.
 
-        A response without a score of some part is padding from here on, and so is an episode whose environment failed:
-        valid [B] and response_mask [B, T] are 0. Noted rewards have reward_parts uint8 [B, C]: `parts` as JSON.
+        A response that lacks the score of a part becomes padding, and so does an episode whose environment failed:
+        valid [B] and response_mask [B, T] are 0. A job that writes rows to a file also gets reward_parts uint8 [B, C]:
+        `parts` as JSON.
         """
         total, valid, self.parts = torch.zeros(batch.size), batch["valid"], {}
         if "turn_rewards" in batch.fields:
@@ -113,7 +114,7 @@ class ScoringWorker:
         return fields
 
     def _normalized(self, term: RewardTerm, part: Numbers, batch: Batch) -> Tensor:
-        """Return the part's scores [B] as they enter the sum; evaluations (no step is above 0) do not normalize."""
+        """Return a part's scores [B] as they enter the sum: normalized if the term says so, but not in evaluations."""
         if term.normalization == "None" or batch.step <= 0:
             return part.values
         counts = part.given * batch["sampled"] * float(self._scores_here)
@@ -122,7 +123,7 @@ class ScoringWorker:
         return (part.values - moments.mean) / (moments.std + WHITEN_EPS)
 
     def _part(self, path: str, batch: Batch, samples: list[Sample]) -> Numbers:
-        """Return one part's score of each response; parts that a function names itself are measured at once."""
+        """Return one part's score of each response; further parts that a function names are recorded at once."""
         if path not in self._code:
             assert self._model is not None
             return Numbers(self._model.compute_reward(batch)["scores"].cpu() * batch["valid"], batch["valid"])
@@ -203,7 +204,7 @@ def reward_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
 def code_of(
     reward: Function | RewardVerifier | RewardService | RewardJudge, *, ranks: int, deadline: float, path: str
 ) -> UserCode:
-    """Return the scoring code that a field of the manifest (`path`) names, for one of `ranks` ranks."""
+    """Return the scoring code for a manifest field (`path`); `ranks`: ranks that share an endpoint's concurrency."""
     if isinstance(reward, RewardJudge):
         judge, path = reward.judge, f"{path}.judge"
         url = judge.url.rstrip("/") + COMPLETIONS

@@ -1,4 +1,4 @@
-"""Methods of an external `vllm serve` that generates for a job, with which it receives the actor's weights.
+"""Methods of an external `vllm serve` that generates for a job, by which the server receives the actor's weights.
 
 vllm serve MODEL --worker-extension-cls rlhf_trainer.workers.served.ServedWorker ...
 """
@@ -69,9 +69,9 @@ class ServedWorker(WorkerExtension):
         self._has_weights = False
 
     def take_weights(self) -> dict[str, Any]:
-        """Receive the weights that the actor sends, if any.
+        """Receive the weights that the actor sends, if any; return a mapping for the job.
 
-        Returns version; sync: (kind, bytes, seconds) if weights came; wrong: a sentence if a checksum differs.
+        version: policy version; sync: (kind, bytes, seconds) if weights came; wrong: a sentence if a checksum differs.
         """
         taken: dict[str, Any] = {"wrong": "", "sync": None}
         with self._exchange.exchanging():

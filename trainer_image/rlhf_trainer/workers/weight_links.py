@@ -1,4 +1,4 @@
-"""Links over which generators get the actor's weights, by the place of the generator.
+"""Links over which generators get the actor's weights, by where the generator runs.
 
     in place       InPlaceWeights   The engine reads the shards of the model beside it.
     own pool       WeightSender     --group of both pools-->  WeightReceiver.
@@ -9,7 +9,7 @@
 Sender and receivers make the same calls, and a collective joins them. `rollout.weightSync: Delta` sends changes only.
 
 With `rollout.partial` the actor announces each exchange in the store of the group, and generators look there every few
-tokens. So an exchange is made in the middle of responses or, on a rank that has none under way, by its own call.
+tokens. So an exchange is made in the middle of responses or, on a rank without unfinished responses, by `receive`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class InPlaceWeights:
         self._hybrid_engine = hybrid_engine(setting, runner.model, engine, inner(runner.model.module).config)
 
     def bring(self, policy_version: int) -> None:
-        """Unless the engine has the weights of this policy version, load them, and then allocate its KV cache."""
+        """Load this policy version's weights and then allocate the KV cache, unless the engine has these weights."""
         received = 0
         with recorder.span("reshard", "actor.reshard"):
             if self.held_version != policy_version:
@@ -96,7 +96,7 @@ class PoolExchange:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Exchange messages and weights with the other pool in the block; leave the group if a rank of it is lost.
+        """Exchange messages and weights with the other pool in the `with` block; leave the group if it loses a rank.
 
         Otherwise ranks that wait for this rank, and not for the lost one, would wait until their timeout.
         """
@@ -114,7 +114,7 @@ class PoolExchange:
             raise CommunicationError(f"weights for another pool on rank {dist.get_rank()}: {problem}")
 
     def agree(self, version: int, *, is_needed: bool) -> tuple[int, bool]:
-        """Return (version of the pool that trains, whether weights are sent): the same on all ranks of both pools."""
+        """Return (training pool's policy version, whether weights are sent): the same on all ranks of both pools."""
         told = torch.tensor([version, is_needed], dtype=torch.int64, device=device_here())
         dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self.engine.group)
         newest, is_sent = told.tolist()
@@ -122,7 +122,7 @@ class PoolExchange:
 
 
 class WeightSender:
-    """Actor's end of the link to generators in another pool or elsewhere."""
+    """Actor's end of the link to generators in another pool or to external servers."""
 
     def __init__(self, setting: WorkerSetting, runner: ModelRunner) -> None:
         self._setting, self._runner, self._exchange = setting, runner, PoolExchange()
@@ -207,8 +207,8 @@ class ServerWeights:
 class InterruptingReceiver:
     """Receiver whose engine also gets new weights while it writes responses (`rollout.partial`).
 
-    Ranks of an engine look and act together, as the first of them says. Between engines no rank waits for another in a
-    collective but in an exchange, where another engine may be already.
+    All ranks of an engine look for weights and receive them together, when the engine's first rank says so. Ranks of
+    different engines wait for each other in exchanges of weights only, where some engines may arrive earlier.
     """
 
     def __init__(self, receiver: WeightReceiver, engine: GenerationEngine) -> None:
@@ -230,7 +230,7 @@ class InterruptingReceiver:
             self._make_exchange()
 
     def agree_on_width(self, longest: int) -> int:
-        """Return the largest text width of all ranks, without a collective; receive weights while ranks are missing."""
+        """Return the largest text width of all ranks, without a collective; until all ranks report, receive weights."""
         recorder.add("rollout_interrupted", 0.0)  # so that each step's record has it
         self._batches += 1
         self._notices.tell(self._batches, longest)
@@ -266,7 +266,7 @@ def hybrid_engine(
     config: PreTrainedConfig,
     span: Span | None = None,
 ) -> HybridEngine:
-    """Return the hybrid engine of this rank's trained model or engine; span: the group of both pools, to be joined."""
+    """Return the hybrid engine of this rank's trained model or generation engine; span: group of both pools to join."""
     return HybridEngine(
         model,
         generator,
@@ -281,7 +281,7 @@ def hybrid_engine(
 def servers_of(setting: WorkerSetting, config: PreTrainedConfig, *, eos_token: int, on_gpu: bool | None) -> Endpoints:
     """Return the external servers of a job, with the requirements that its actor's configuration sets.
 
-    on_gpu: None where the device is not known yet; a type that depends on the device is then not required.
+    on_gpu: None if the device is not known yet; then a weight type that depends on the device is not required.
     """
     job = setting.job
     shapes = {each.name: each.shape for each in describe(config, trust_remote_code=setting.model.trust_remote_code)}
