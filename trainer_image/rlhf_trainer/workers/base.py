@@ -177,7 +177,7 @@ class TrainedModel:
 
     @register(ONE_TO_ALL)
     def end_checkpoint(self) -> None:
-        """Wait until the last checkpoint is written."""
+        """Wait until the checkpoint that was begun last is written."""
         self.trainer.state.end_save()
 
     @register(ONE_TO_ALL)

@@ -120,17 +120,17 @@ class GeneratingActor(ActorWithReference):
         return self.generation.generate(batch, do_sample=do_sample, outlet=outlet)
 
     def reshard(self) -> None:
-        """Give the engine beside the model the weights of the current policy version, unless it has them."""
+        """Give the engine in this process the weights of the current policy version, unless the engine has them."""
         assert self._weights is not None, "another pool generates"
         self._weights.bring(self.policy_version)
 
     def put_generator_to_sleep(self) -> None:
-        """Free cache and weights of the engine beside the model, if there is one."""
+        """Free cache and weights of the generation engine in this process, if there is one."""
         if self._weights:
             self._weights.put_engine_to_sleep()
 
     def close(self) -> None:
-        """End the generation engine beside the model, if there is one."""
+        """End the generation engine in this process, if there is one."""
         if self.generation:
             self.generation.close()
 

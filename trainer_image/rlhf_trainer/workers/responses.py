@@ -138,7 +138,7 @@ class ResponseWriter:
 
 
 class RolloutKeeper:
-    """One rank of the worker that keeps a share of the responses that an actor learns from (`rollout.keep`)."""
+    """One rank of the worker that writes a share of the actor's training responses to a file (`rollout.keep`)."""
 
     def __init__(self, setting: WorkerSetting, *, file: str) -> None:
         self._tokenizer, self._file = setting.tokenizer(), Path(file)

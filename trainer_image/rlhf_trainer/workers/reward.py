@@ -1,4 +1,4 @@
-"""The reward and the cost model: they score whole responses in RL, and are trained on pairs of them."""
+"""The reward and the cost model: they score whole responses in RL, and are trained on pairs of responses."""
 
 from __future__ import annotations
 

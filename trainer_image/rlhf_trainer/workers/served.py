@@ -42,7 +42,7 @@ class ServedWorker(WorkerExtension):
         return PoolExchange()
 
     def served_facts(self) -> dict[str, Any]:
-        """Return the facts that a job compares with its needs (`generation.endpoints.Facts`)."""
+        """Return the facts about this server that a job compares with its needs (`generation.endpoints.Facts`)."""
         model, parallel = self.vllm_config.model_config, self.vllm_config.parallel_config
         return {
             "start": START,
