@@ -59,12 +59,16 @@ class Actor:
     """Imports much once its model is there, as that of an RL job does."""
 
     alive: ClassVar[weakref.WeakSet[Model]] = weakref.WeakSet()
+    closed: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self.model = Model()
         self.alive.add(self.model)
         with collector_off():
             pass
+
+    def close(self) -> None:
+        type(self).closed += 1
 
 
 def test_nothing_is_left_of_a_job_s_models() -> None:
@@ -75,3 +79,4 @@ def test_nothing_is_left_of_a_job_s_models() -> None:
     assert len(Actor.alive) == 2
     process.clear()
     assert not Actor.alive
+    assert Actor.closed == 2
