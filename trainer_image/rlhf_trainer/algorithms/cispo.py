@@ -34,7 +34,7 @@ class CISPO(PolicyGradient):
         return compare_in_groups(returns, group_size)
 
     def objective(self, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> Tensor:
-        """Return weight * A * log pi of each token, [B, T]; the weight has no gradient (equation 4)."""
+        """Return clipped importance weight * A * log pi, [B, T]; the weight has no gradient (equation 4)."""
         low, high = self.clip_ranges
         weights = (log_probs - old_log_probs).exp().clamp(1.0 - low, 1.0 + high).detach()
         return weights * advantages * log_probs

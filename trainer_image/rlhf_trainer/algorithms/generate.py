@@ -1,6 +1,6 @@
-"""Responses as a data set: all of them, the best of n (Stiennon et al., arXiv:2009.01325), or pairs to learn from.
+"""Generation of a data set: all responses, the best of n (Stiennon et al., arXiv:2009.01325), or preference pairs.
 
-Nothing is trained. A later job reads what was written by `job://`.
+No model is trained. A later job reads the data set by the address `job://<name>`.
 """
 
 from typing import Annotated, Literal

@@ -74,9 +74,9 @@ class GRPO(PolicyGradient):
 
 
 def compare_in_groups(returns: Tensor, group_size: int, *, normalize_by_std: bool = True) -> Tensor:
-    """Return each return less the mean of its prompt's returns, divided by their standard deviation if asked, [N].
+    """Return advantages [N]: returns less the mean of the prompt's returns, divided by their deviation if asked.
 
-    Returns that are NaN do not count; the deviation has G - 1 in its denominator (arXiv:2402.03300, section 4.1.2).
+    NaN returns do not count; the standard deviation has G - 1 in its denominator (arXiv:2402.03300, section 4.1.2).
     """
     groups = returns.reshape(-1, group_size)
     advantages = groups - groups.nanmean(dim=1, keepdim=True)

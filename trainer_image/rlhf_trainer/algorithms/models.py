@@ -1,6 +1,7 @@
-"""Protocols of the models in a step; `B` is a batch, of references (controller) or of tensors (torchrun).
+"""Protocols of the models that a step calls; `B` is a batch, of Ray object references or (torchrun) of tensors.
 
-The name of a step's parameter is the model's role, and its protocol selects the worker (`run/worker_specs.py`).
+A step's parameter has the model's role as its name; the parameter's type, a protocol, selects the worker class
+(`run/worker_specs.py`).
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ B_contra = TypeVar("B_contra", contravariant=True)
 
 
 class Actor(Protocol[B]):
-    """Policy in training: adds tokens, response_mask, old_log_probs [B, T] of its responses; learns from advantages."""
+    """Policy in training: generates responses (tokens, response_mask, old_log_probs [B, T]), learns from advantages."""
 
     def generate_sequences(self, batch: B, *, do_sample: bool = True) -> B: ...
     def compute_log_prob(self, batch: B) -> B: ...
@@ -43,14 +44,14 @@ class Generator(Protocol[B]):
 
 
 class OnlinePreferenceActor(Protocol[B]):
-    """An actor that learns from pairs of its own responses."""
+    """An actor that learns from preference pairs of its own responses."""
 
     def generate_sequences(self, batch: B, *, do_sample: bool = True) -> B: ...
     def update_actor(self, batch: B) -> Any: ...
 
 
 class Critic(Protocol[B]):
-    """Critic model: adds values [B, T] of the tokens, and learns from token_rewards [B, T]."""
+    """Critic model: adds values [B, T] of the tokens to a batch, and learns from token_rewards [B, T]."""
 
     def compute_values(self, batch: B) -> B: ...
     def update_critic(self, batch: B) -> B: ...
@@ -61,13 +62,13 @@ class CostCritic(Critic[B], Protocol[B]):
 
 
 class Reference(Protocol[B]):
-    """Reference model, the actor before training: adds ref_log_probs [B, T]."""
+    """Reference model, the actor before training: adds ref_log_probs [B, T] of the tokens to a batch."""
 
     def compute_log_prob(self, batch: B) -> B: ...
 
 
 class PairReference(Protocol[B]):
-    """Reference model, the actor before training: adds ref_chosen and ref_rejected [B], log-probabilities of pairs."""
+    """Reference model, the actor before training: adds log-probabilities of pairs, ref_chosen and ref_rejected [B]."""
 
     def compute_pair_log_prob(self, batch: B) -> B: ...
 
@@ -79,13 +80,13 @@ class Pairs(Protocol[B]):
 
 
 class Reward(Protocol[B]):
-    """Reward of the responses: adds scores [B] by a model, a function, a service, a judge or a sum of them."""
+    """Reward source: adds responses' scores [B] to a batch, by a model, a function, a service, a judge or their sum."""
 
     def compute_reward(self, batch: B) -> B: ...
 
 
 class Cost(Protocol[B]):
-    """Cost model: adds costs [B] of the responses; a response with a cost above 0 is unsafe."""
+    """Cost model: adds costs [B] of responses to a batch; a response with a cost above 0 is unsafe."""
 
     def compute_cost(self, batch: B) -> B: ...
 
@@ -97,7 +98,7 @@ class Responses(Protocol[B_contra]):
 
 
 class Advantage(Protocol[B]):
-    """Advantage estimator: adds advantages [B, T] by the algorithm's method `advantage`."""
+    """Advantage estimator: adds advantages [B, T] to a batch by the algorithm's method `advantage`."""
 
     def compute_advantage(self, batch: B) -> B: ...
 
@@ -127,7 +128,7 @@ class RewardInTraining(Protocol[B_contra]):
 
 
 class CostInTraining(Protocol[B_contra]):
-    """A cost model that learns from pairs of responses and from which responses are safe."""
+    """A cost model that learns from pairs of responses and from each response's label, safe or unsafe."""
 
     def update_cost(self, batch: B_contra) -> Any: ...
 
@@ -135,7 +136,7 @@ class CostInTraining(Protocol[B_contra]):
 def sample_and_learn(
     prompts: B, *, actor: Actor[B], reference: Reference[B], reward: Reward[B], advantage: Advantage[B]
 ) -> None:
-    """Run one iteration without a critic, the step of several algorithms; a prompt has as many rows as responses."""
+    """Run one iteration of an algorithm without a critic, like GRPO; prompts: a row for each response to generate."""
     batch = actor.generate_sequences(prompts)
     batch = actor.compute_log_prob(batch)
     batch = reference.compute_log_prob(batch)

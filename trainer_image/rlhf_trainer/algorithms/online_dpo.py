@@ -19,7 +19,7 @@ class OnlineDPO(Preference):
     def step(
         prompts: B, *, actor: OnlinePreferenceActor[B], reference: PairReference[B], reward: Reward[B], pairs: Pairs[B]
     ) -> None:
-        """Run one iteration of online DPO; each prompt has as many rows as it gets responses."""
+        """Run one iteration of online DPO; prompts: a row for each response to generate."""
         batch = actor.generate_sequences(prompts)
         batch = reward.compute_reward(batch)
         batch = pairs.choose_pairs(batch)

@@ -2,7 +2,7 @@
 
 A_i = R_i - sum_j(l_j * R_j) / sum_j(l_j) over the G responses to a prompt, of l_j tokens: the baseline with the
 smallest variance where the gradient of a response grows with its length. No critic, no KL, no entropy bonus. The paper
-learns exactly on-policy, with one update a step; a job is so if `training` leaves miniBatchSize and updateEpochs unset.
+learns exactly on-policy, one update a step; a job does so if `training` leaves miniBatchSize and updateEpochs unset.
 """
 
 from typing import Annotated, Literal
@@ -25,7 +25,7 @@ class OPO(PolicyGradient):
     kl: Annotated[NoKL, Field(description="The penalty that keeps the actor near the reference.")] = NoKL()
 
     def advantage(self, returns: Tensor, lengths: Tensor, *, group_size: int) -> Tensor:
-        """Return each response's return less its prompt's mean, weighted by lengths: [N] (section 3.2)."""
+        """Return each response's return less its prompt's mean return, weighted by lengths: [N] (section 3.2)."""
         groups, weights = returns.reshape(-1, group_size), lengths.reshape(-1, group_size)
         weighed = (weights * groups).nansum(dim=1, keepdim=True)
         baseline = weighed / weights.nansum(dim=1, keepdim=True).clamp(min=1.0)

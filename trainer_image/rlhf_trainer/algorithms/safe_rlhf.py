@@ -79,8 +79,8 @@ class SafeRLHF(Constrained):
     ) -> Tensor:
         """Return the GAE of reward and of cost, weighed by the multiplier, [B, T].
 
-        cost_values are the cost critic's. Without a cost critic the rewards hold the costs already: one critic values
-        both.
+        cost_values [B, T]: predictions of the cost critic. Without a cost critic `rewards` are a mixture of rewards and
+        costs already, and the only critic predicts the mixture.
         """
         from rlhf_trainer.ops.advantages import gae
 

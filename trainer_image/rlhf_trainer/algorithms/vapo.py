@@ -48,7 +48,7 @@ class VAPO(ActorCritic):
         """Return GAE with a lambda for each response (section 4.2), and the weights of the likelihood term, [B, T].
 
         A right response's tokens weigh (tokens of all responses) / (tokens of right ones), so that the mean over all
-        tokens becomes the mean over right ones (section 4.3). Unshaped scores and lengths are those of all ranks, [N].
+        tokens becomes the mean over right ones (section 4.3). raw_scores (unshaped), lengths: of all ranks, [N].
         """
         from rlhf_trainer.ops.advantages import gae, on_every_token
 
@@ -62,7 +62,7 @@ class VAPO(ActorCritic):
         }
 
     def objective(self, log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, token_weights: Tensor) -> Tensor:
-        """Return PPO's clipped objective and the log-likelihood of right responses, [B, T] (section 4.3)."""
+        """Return PPO's clipped objective plus the weighted log-likelihood of right responses, [B, T] (section 4.3)."""
         low, high = self.clip_ranges
         ratio = (log_probs - old_log_probs).exp()
         clipped = (ratio * advantages).minimum(ratio.clamp(1.0 - low, 1.0 + high) * advantages)

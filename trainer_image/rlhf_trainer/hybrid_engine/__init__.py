@@ -1,1 +1,1 @@
-"""The 3D-HybridEngine: actor weights from the training layout to the generation layout (HybridFlow section 5)."""
+"""The 3D-HybridEngine: it moves actor weights from the training to the generation layout (HybridFlow section 5)."""

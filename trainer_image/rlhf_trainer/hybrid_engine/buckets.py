@@ -1,6 +1,6 @@
 """Buckets of a reshard (weights from training to generation shards): the parts that one collective exchanges.
 
-All ranks of the world cut their moves into buckets in the same way.
+All ranks of the world cut their transfers (`Move`) into buckets in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlhf_trainer.hybrid_engine.reshard_plan import Move, ReshardPlan
 Part = tuple[str, Move]
 """(name of a parameter, move of a part of that parameter to a rank)."""
 Cut = tuple[int, int, int]
-"""(index of a parameter, index of a part of it, count of its parts)."""
+"""(index of a parameter, index of a part of the parameter, number of the parameter's parts)."""
 BUCKETS = 48
 """Number of buckets into which the busiest rank's traffic is cut, if the bounds of a bucket's size allow it."""
 GRAIN = 4
@@ -46,7 +46,7 @@ class Step:
 
 
 def loads(plan: ReshardPlan) -> Tensor:
-    """Count the elements of each parameter that a rank sends and receives across nodes, and within: [parameters, 2]."""
+    """Count the elements of each parameter that a rank exchanges across nodes, and within its node: [parameters, 2]."""
     return torch.tensor([moves.traffic for moves in plan.moves.values()], dtype=torch.int64)
 
 
@@ -55,8 +55,8 @@ def steps(plan: ReshardPlan, loads_of_all: Tensor, bucket: tuple[int, int]) -> l
 
     In the same step the node forwards bucket k - 1 to its ranks.
     loads_of_all: `loads` of every rank of the world [ranks, parameters, 2]. A bucket holds 1 / BUCKETS of the busiest
-    rank's traffic, within the bounds `bucket` (elements). A move is cut along its longest dim only. So a part of a
-    parameter may be larger than its share by the elements at one index of that dim, for each move.
+    rank's traffic, within the bounds `bucket` (elements). A move is cut along its longest dim only. So
+    its parts may differ in size by the elements at one index of that dim.
     """
     busiest, used, (least, most) = loads_of_all.sum(2), loads_of_all.amax(0) > 0, bucket
     limit = min(max(int(busiest.sum(1).max()) // BUCKETS, least), most)
@@ -78,7 +78,7 @@ def steps(plan: ReshardPlan, loads_of_all: Tensor, bucket: tuple[int, int]) -> l
 
 
 def _cuts(plan: ReshardPlan, traffic: Tensor, limit: int) -> list[Cut]:
-    """List the parts of all parameters as they are sent; pipeline stages alternate, so that all send all the time."""
+    """List the parts of all parameters in sending order; pipeline stages alternate, so that no stage is idle."""
     found = []
     for parameter, (load, (start, stop)) in enumerate(zip(traffic.amax(0).tolist(), plan.spans, strict=True)):
         count = max(1, -(-load * GRAIN // limit))
@@ -87,7 +87,7 @@ def _cuts(plan: ReshardPlan, traffic: Tensor, limit: int) -> list[Cut]:
 
 
 def _buckets(cuts: Iterable[Cut], traffic: Tensor, limit: int) -> Iterator[list[Cut]]:
-    """Fill buckets with cuts in order; in no bucket may a rank's traffic, forwards included, exceed the limit."""
+    """Group parts in order into buckets; a rank's traffic in one, forwards included, is at most `limit` elements."""
     bucket: list[Cut] = []
     before = total = torch.zeros_like(traffic[:, 0])
     for cut in cuts:
@@ -137,7 +137,7 @@ def _step(rank: int, parts: Sequence[Part], needed: Sequence[Part], is_exchanged
 
 
 def _cut(move: Move, index: int, count: int) -> list[Move]:
-    """Part `index` of `count` of a move along its longest dim; empty if there are fewer rows."""
+    """Cut a move along its longest dim and return part `index` of `count`, as a list; an empty part is left out."""
     if count == 1:
         return [move]
     part = move.slice.chunk(move.slice.shape.index(max(move.slice.shape)), index, count)

@@ -19,7 +19,7 @@ FULL_EVERY = 100
 """Interval, in exchanges, at which all values are sent, not only changed ones."""
 
 BITS = {2: torch.int16, 4: torch.int32}
-"""Bytes of a weight's element -> integer type of the same size, to compare its bits."""
+"""Size of a weight's element in bytes -> integer type of the same size, by which elements' bits are compared."""
 PLACES = 8
 """Elements per byte of a message's mask of changes, and the alignment of each section of the message in bytes."""
 
@@ -49,9 +49,9 @@ class Changes:
     def exchange(
         self, step: int, sent: Tensor, received: Tensor, sizes: Sequence[Sequence[int]]
     ) -> tuple[Waiting, tuple[int, int], bool]:
-        """Start an exchange; returns (work whose `wait` fills `received`, (bytes sent, received), whether it is full).
+        """Start an exchange; returns (work whose `wait` fills `received`, (bytes sent, received), is_full).
 
-        sizes: bytes to each rank and from each rank, before they are encoded.
+        is_full: all values are sent. sizes: bytes to each rank, and bytes from each rank, before encoding.
         """
         last = self._steps.setdefault(step, StepState(torch.empty_like(sent), torch.empty_like(received)))
         given, got = ([size // sent.itemsize for size in each] for each in sizes)
@@ -97,7 +97,7 @@ class Arrival:
 def encoded(new: Tensor, old: Tensor | None) -> Tensor:
     """Encode the changes from `old` to `new` as uint8 [n], or all of `new` if that is shorter or `old` is None.
 
-    The first 8 bytes are the number of changed elements, -1 for all. Both [N] of the same floating-point type.
+    The first 8 bytes are the number of changed elements, -1 for all of `new`. new, old: [N], floats of one type.
     """
     bits = new.view(BITS[new.itemsize])
     if old is not None:
@@ -110,7 +110,7 @@ def encoded(new: Tensor, old: Tensor | None) -> Tensor:
 
 
 def decode(message: Tensor, known: Tensor) -> None:
-    """Decode in place: `known` holds the previous value, which a full message overwrites."""
+    """Decode a message into `known`, in place: overwrite the changed elements or, by a full message, all elements."""
     count = int(message[:PLACES].view(torch.int64))
     bits, rest = known.view(BITS[known.itemsize]), message[PLACES:]
     if count < 0:
