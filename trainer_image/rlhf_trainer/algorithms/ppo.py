@@ -24,8 +24,8 @@ class PPO(ActorCritic):
     ) -> None:
         """Run one iteration of PPO. Every call returns at once; the worker waits for the fields that the call reads.
 
-        The critic learns from rewards, so its update need not wait for advantages. In a job with one update a
-        step, a critic in the actor's pool computes values during that update; then `compute_values` adds none.
+        The critic learns from rewards, so its update need not wait for advantages. In a job with one update a step,
+        a critic in the actor's pool computes values during that update; then `compute_values` adds none.
 
         PPO-ptx (arXiv:2203.02155, equation 2): with `data.pretrain` the prompts bring pretraining rows along.
         `compute_loss` reports their loss, and `update_actor` adds it to its own.

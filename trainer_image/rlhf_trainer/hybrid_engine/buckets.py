@@ -55,8 +55,8 @@ def steps(plan: ReshardPlan, loads_of_all: Tensor, bucket: tuple[int, int]) -> l
 
     In the same step the node forwards bucket k - 1 to its ranks.
     loads_of_all: `loads` of every rank of the world [ranks, parameters, 2]. A bucket holds 1 / BUCKETS of the busiest
-    rank's traffic, within the bounds `bucket` (elements). A move is cut along its longest dim only. So
-    its parts may differ in size by the elements at one index of that dim.
+    rank's traffic, within the bounds `bucket` (elements). A move is cut along its longest dim only. So its parts
+    may differ in size by the elements at one index of that dim.
     """
     busiest, used, (least, most) = loads_of_all.sum(2), loads_of_all.amax(0) > 0, bucket
     limit = min(max(int(busiest.sum(1).max()) // BUCKETS, least), most)

@@ -29,7 +29,7 @@ class ReshardStats:
     sent: int = 0
     received: int = 0
     collectives: int = 0
-    """Number of calls of collectives, with those that compare checksums, whose bytes are not counted."""
+    """Number of collective calls, including calls that compare checksums; bytes of the latter are not counted."""
     buffers: int = 0
     """Bytes of the reshard's send and receive buffers; they are freed when the reshard ends."""
     is_whole: bool = True
@@ -55,9 +55,9 @@ class Exchange:
         group: dist.ProcessGroup | None = None,
         sends_changes: bool = False,
     ) -> None:
-        """A collective of a group, by default the world, each rank with its plan; gathers the traffic of all ranks.
+        """Prepare the buckets; a collective of `group` (default: the world), which gathers the traffic of all ranks.
 
-        dtype: of the generator; elements are cast before they are sent. A bucket holds 1 / BUCKETS of the busiest
+        dtype: of the generator; elements are cast to it before sending. A bucket holds 1 / BUCKETS of the busiest
         rank's traffic, within the bounds `bucket_bytes`. This rank has two buffers of at most a bucket, three if bytes
         cross nodes, and one to cast its own parts. sends_changes: send only elements whose bits have changed (`delta`),
         which needs copies of the last sent and received tensors.
@@ -137,7 +137,7 @@ class Exchange:
         return [torch.empty(size, dtype=self._dtype, device=self._device) for size in sizes]
 
     def _start(self, number: int, buffer: Tensor, weights: Mapping[str, Shard], arrived: Arrived) -> Waiting:
-        """Cast and pack slices to send in reshard step `number`, own or received a step before; start a collective."""
+        """Pack the slices to send in reshard step `number`, own or to forward; start the step's collective."""
         step = self._steps[number]
         given, got = numel(step.sends), numel(step.receives)
         sent, received = buffer[:given], buffer[given : given + got]
@@ -173,7 +173,7 @@ class Exchange:
     def _deliver(
         self, step: Step, work: Waiting | None, weights: Mapping[str, Shard], arrived: Arrived, cast: Tensor
     ) -> Iterator[WeightSlice]:
-        """Wait for a step and yield its pieces of weights: the rank's own ones cast, received ones as they arrived."""
+        """Wait for a step's collective; yield its pieces of weights: own ones cast, received ones as they arrived."""
         if work is not None:
             work.wait()
         for name, move in step.needed:

@@ -43,7 +43,7 @@ class Span:
     timeout_seconds: float
     """Time limit of a collective of the group."""
     before: int = 0
-    """Number of generating ranks in earlier worlds, if the generating pool has several worlds."""
+    """Number of generating ranks in the torch worlds before this rank's, if the generating pool has several worlds."""
 
     @property
     def parties(self) -> Parties:
@@ -81,13 +81,13 @@ class HybridEngine:
     ) -> None:
         """Plan the reshard; if generation has its own pool, join the process group of both pools' ranks.
 
-        A collective of the pool or, with `span`, of both pools. model: of a training rank; generator: of a generating
-        rank; dtype: the model's compute type, also the type of sent weights and of the generator; span: the group of
-        both pools, None if the actor's pool generates; sends_changes: send changed elements only.
+        A collective of the pool or, with `span`, of both pools. model: None if this rank only generates; generator:
+        None if it only trains; dtype: the compute type of the model, of sent weights and of the generator; span: the
+        group of both pools, None if one pool trains and generates; sends_changes: send changed elements only.
         """
         self._model, self._generator, self.group = model, generator, None
         self.notices: Notices | None = None
-        """Small messages between the ranks of the training and the rollout pool; None if the actor's pool generates."""
+        """Small messages between ranks of the training and the rollout pool; None if one pool trains and generates."""
         parameters = describe(config, trust_remote_code=trust_remote_code)
         if span is None:
             assert model is not None
@@ -139,7 +139,7 @@ def _numbered(hosts: Sequence[str]) -> list[int]:
 
 
 def engine_groups(layout: ParallelSizes) -> list[list[int]]:
-    """List the tensor-parallel ranks of the stages of all engines, the p_g stages of an engine one after the other."""
+    """List each generation stage's tensor-parallel ranks; an engine's p_g stages are one after the other."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):
         at = layout.coordinates(rank)

@@ -1,6 +1,6 @@
 """Slices of all parameters that a rank holds, in training and in generation.
 
-A model is a list of `Parameter`s under the names and shapes of Hugging Face; nothing here knows a model family.
+A model is a list of `Parameter`s under the names and shapes of Hugging Face; the code is the same for all models.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Parameter:
     name: str
     shape: tuple[int, ...]
     positions: tuple[LayerPosition, ...]
-    """Layers that use the parameter; a tied embedding is used at both ends."""
+    """Positions of the layers that use the parameter; a tied embedding is used "first" and "last"."""
     tensor_dim: int | None = None
     """Dim that tensor parallelism splits; None: every rank has the whole parameter."""
     heads: int | None = None
-    """Heads along `tensor_dim`. Generation splits no head: with more ranks than heads, several ranks share one."""
+    """Number of key or value heads along `tensor_dim`. Generation splits no head: more ranks than heads hold copies."""
     unknown_style: str = ""
-    """Style of transformers' plan that is not in `TENSOR_DIMS`; such a parameter cannot be split."""
+    """The parameter's style in transformers' plan if `TENSOR_DIMS` lacks it, so that it cannot be split; else empty."""
     multiple: int = 1
     """Generation splits `tensor_dim` as if padded to a multiple of this number."""
 

@@ -30,12 +30,12 @@ class Notices:
     def tell(self, number: int, value: int) -> None:
         """Publish this generating rank's value for round `number` (from 1), for the group's generating ranks to read.
 
-        Round `number + 2` overwrites the value. The caller begins it only after `told(number + 1)` has returned values.
+        Round `number + 2` overwrites the value. That round begins only after `told(number + 1)` has returned values.
         """
         self._store.set(self._key(number, self._rank), f"{number} {value}")
 
     def told(self, number: int) -> list[int] | None:
-        """Return the values that all generating ranks published in a round; None until all have."""
+        """Return the values that all generating ranks published in a round; None until every rank has published."""
         keys = [self._key(number, rank) for rank in self._generators]
         if not self._store.check(keys):
             return None

@@ -36,7 +36,7 @@ class Move:
 
     @property
     def is_own(self) -> bool:
-        """Whether source and destination are the same rank, and nothing is sent."""
+        """Whether source and destination are the same rank, so that nothing is sent."""
         return self.source == self.destination
 
 
@@ -47,7 +47,7 @@ class Moves:
     own: Move | None
     across: tuple[Move, ...]
     within: tuple[Move, ...]
-    """Moves between ranks of the node, forwards of parts from other nodes included."""
+    """Moves between this rank and ranks of its node, forwards of parts from other nodes included."""
 
     @cached_property
     def traffic(self) -> tuple[int, int]:
@@ -67,7 +67,7 @@ class ReshardPlan:
     moves: Mapping[str, Moves]
     """Moves by parameter: all parameters of the model, in its order, on every rank."""
     spans: Sequence[tuple[float, float]]
-    """Begin and end of each parameter among the elements of its pipeline stages, as shares from 0 to 1."""
+    """Begin and end of each parameter among all elements of its pipeline stage, as fractions from 0 to 1."""
 
     def received(self) -> int:
         """Count the elements of weights that the rank receives from other ranks."""
@@ -84,7 +84,7 @@ class ReshardPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Parties:
-    """Source and destination ranks: one replica of the model, or a training pool and a generating pool."""
+    """Ranks that send and receive weights in a reshard: one model replica, or a training and a generating pool."""
 
     training: ParallelSizes
     sources: range
@@ -96,7 +96,7 @@ class Parties:
 
     @classmethod
     def replica(cls, sizes: ParallelSizes, nodes: Sequence[int], rank: int) -> Parties:
-        """Parties of one replica: the ranks that hold the model once, this rank included, both train and generate."""
+        """Return the parties of the model replica that contains `rank`; each of its ranks trains and generates."""
         size = sizes.shards * sizes.pipeline * sizes.tensor
         ranks = range(rank - rank % size, rank - rank % size + size)
         return cls(training=sizes, sources=ranks, generation=sizes, destinations=ranks, nodes=nodes)
@@ -113,7 +113,7 @@ class Parties:
 def plan(model: Sequence[Parameter], parties: Parties, rank: int) -> ReshardPlan:
     """Plan the moves of a rank: parts come from the rank itself, else from a holder on its node.
 
-    A part without a holder on a node is sent to one rank there, and this rank forwards it to the others.
+    If no rank of a node holds a part, one rank of the node receives the part and forwards it within the node.
     ConfigError if the sizes do not fit the model.
     """
     stages = stages_of(model, parties.training.pipeline)

@@ -103,7 +103,7 @@ def on_every_token(x: Float[Tensor, " B"], mask: Float[Tensor, "B T"]) -> Float[
 def has_signal(scores: Float[Tensor, " N"], counted: Bool[Tensor, " N"], *, group_size: int) -> Bool[Tensor, " N"]:
     """Return for each response whether its prompt's scores differ (DAPO, arXiv:2503.14476, eq. 11); NaN never differs.
 
-    Groups lie side by side. A response that is not counted differs from no other.
+    Each prompt's group_size responses are adjacent. counted: False for responses that are ignored.
     """
     highest = scores.masked_fill(~counted, -torch.inf).reshape(-1, group_size).amax(dim=1)
     lowest = scores.masked_fill(~counted, torch.inf).reshape(-1, group_size).amin(dim=1)

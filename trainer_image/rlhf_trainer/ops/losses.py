@@ -19,7 +19,7 @@ from rlhf_trainer.ops.masks import keep, masked_mean, masked_sum
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
-    """PPO's clipped loss, and how far the actor has moved from the policy that wrote the responses."""
+    """PPO's clipped loss, and measures of the actor's distance from the policy that wrote the responses."""
 
     loss: Float[Tensor, ""]
     """Clipped policy loss of this call, with gradient."""
@@ -120,8 +120,8 @@ def kl_loss(
 ) -> Float[Tensor, ""]:
     """The estimate of KL(actor || reference), aggregated, as a loss of its own (arXiv:2402.03300, eq. 3, 4).
 
-    The gradient is that of the estimate itself; of the three only K2's is an unbiased gradient of the KL divergence
-    when the tokens come from the policy of log_probs.
+    The gradient is that of the estimate itself. Of the estimators K1, K2, K3 only K2 has an unbiased gradient of the
+    KL divergence, when the tokens come from the policy of log_probs.
     """
     kl = kl_estimate(keep(log_probs, mask), keep(ref_log_probs, mask), estimator=estimator)
     return aggregate(kl, mask, aggregation=aggregation, normalizer=normalizer)

@@ -16,7 +16,7 @@ class RunningMoments:
     m2: float = 0.0
 
     def merge(self, batch_count: int | float, batch_mean: float, batch_m2: float) -> "RunningMoments":
-        """Return the moments of these and a batch's numbers (Chan, Golub and LeVeque 1979, "Updating formulae").
+        """Return the moments after a batch of further numbers (Chan, Golub and LeVeque 1979, "Updating formulae").
 
         The result does not depend on how the numbers were cut into batches, up to rounding.
         """

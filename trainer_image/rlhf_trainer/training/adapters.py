@@ -43,7 +43,7 @@ class AdaptedLinear(nn.Linear):
     """A linear layer with an adapter: W x + bias + s B A x."""
 
     def __init__(self, adapted: nn.Linear, *, rank: int, scale: float) -> None:
-        """Take over weight and bias of `adapted`, on the meta device; an active `Drawing` records how A and B begin."""
+        """Take over weight and bias of `adapted`, on the meta device; a `Drawing` records initial values of A and B."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = adapted.in_features, adapted.out_features
         self.weight, self.bias, self.scale, self.is_on = adapted.weight, adapted.bias, scale, True
@@ -62,7 +62,7 @@ def add_adapter(
 ) -> Adapter:
     """Freeze a model on the meta device, and add an adapter to each of its matrices that is a target, in place.
 
-    source, folder: the model's origin; path: of `lora` in the manifest. ConfigError for a target that no layer has.
+    source, folder: of the base model; path: the field `lora` in the manifest. ConfigError if no layer has a target.
     """
     pretrained = inner(model)
     matrices = _matrices_in_layers(pretrained)
@@ -147,7 +147,7 @@ def with_adapters(parameters: Mapping[str, Tensor], scale: float) -> dict[str, T
     """Return this rank's shards of the effective weights (W + s B A where there is an adapter), by name.
 
     FSDP2 and tensor parallelism give a rank the same rows of B as of W, and the same columns of A, but not all rows of
-    A. These are gathered: a collective of the stage's data-parallel ranks, unless there is no adapter.
+    A. The rows of A are gathered: a collective of the stage's data-parallel ranks, if there is an adapter.
     """
     found: dict[str, Tensor | AdaptedShard] = {}
     for name, parameter in parameters.items():
@@ -215,7 +215,7 @@ PLAIN: Mapping[str, object] = {
     "alpha_pattern": {},
     "layers_to_transform": None,
 }
-"""Fields of adapter_config.json with the only supported value; adapters that are read may have another dropout."""
+"""Fields of adapter_config.json and the only supported value of each; an adapter to read may have any dropout."""
 
 
 def peft_name(name: str) -> str:
@@ -264,7 +264,7 @@ def write_adapter(adapter: Adapter, trained: Mapping[str, TensorSource], folder:
 
 
 def merged_weights(adapter: Adapter, trained: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """Return the merged model's tensors by name, the base's as their files hold them; DataError if these are gone."""
+    """Return the tensors of base model plus adapter, by name; DataError if the base model's files are gone."""
     if Path(adapter.base).is_absolute() and not Path(adapter.base).is_dir():
         raise DataError(f"{adapter.base}: the model that the adapter adds to is not there any more")
     code, revision = adapter.trust_remote_code, adapter.revision
@@ -280,7 +280,7 @@ def merged_weights(adapter: Adapter, trained: Mapping[str, TensorSource]) -> dic
 def initial_weights(
     adapter: Adapter, folder: str, shapes: Mapping[str, tuple[int, ...]], *, path: str
 ) -> dict[str, StoredTensor]:
-    """Return an adapter's parameters stored in a PEFT directory, local or on the hub; DataError if it is another."""
+    """Return an adapter's parameters in a PEFT directory (local or hub); DataError if it does not fit the model."""
     where = f"{path}: {folder}"
     config, weights = _found(folder, CONFIG, where), _found(folder, WEIGHTS, where)
     found = json.loads(Path(config).read_text())

@@ -18,13 +18,13 @@ from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.training.model_input import Documents
 
 NAMES = {"SDPA": "documents_by_sdpa", "Flash": "documents_by_varlen"}
-"""`training.attention` -> name of its attention function in transformers, where names with "flash" are reserved."""
+"""Value of `training.attention` -> name under which transformers knows our function; it reserves names with "flash"."""
 PACKED_LAYERS = {"full_attention", "sliding_attention"}
 """The `layer_types` of config.json that keep packed texts apart; convolutions and recurrent layers do not."""
 MIN_FLASH_CAPABILITY = (8, 0)
 """Minimum compute capability for FlashAttention: Ampere."""
 FEWER_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-"""Argument of `varlen_attn` for fewer heads of keys than of queries; torch 2.11 lacks it, and always allows them."""
+"""Argument of `varlen_attn` that allows fewer key than query heads; torch 2.11 allows them without an argument."""
 
 
 def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -69,8 +69,8 @@ def _by_sdpa(
 ) -> tuple[Tensor, None]:
     """Attend by torch's SDPA: [1, heads, N, size], key and value with perhaps fewer heads -> [1, N, heads, size].
 
-    Neighbouring documents of equal lengths are one call. sliding_window: most tokens that a token sees, itself
-    included. softcap: bound of the scores, as in Gemma 2; no kernel of torch's SDPA has it.
+    Neighbouring documents of equal lengths are one call. sliding_window: maximum number of tokens that a token sees,
+    itself included. softcap: bound of the scores, as in Gemma 2; no kernel of torch's SDPA has it.
     """
     key, value = (_seen(each, documents) for each in (key, value))
     alike = [(len(list(run)), *sizes) for sizes, run in groupby(zip(documents.lengths, documents.seen, strict=True))]
@@ -92,7 +92,7 @@ def _by_sdpa(
 
 
 def _mask(own: int, seen: int, window: int, device: torch.device, *, is_needed: bool) -> Tensor | None:
-    """Return a document's causal mask, bool [own, seen]; None if SDPA's own causal mask, at half the cost, is right."""
+    """Return a document's causal mask, bool [own tokens, seen tokens]; None if SDPA's faster built-in mask is right."""
     prompt = seen - own
     if window == seen and prompt <= own and not is_needed:
         return None
@@ -102,7 +102,7 @@ def _mask(own: int, seen: int, window: int, device: torch.device, *, is_needed: 
 def _softcapped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, softcap: float, scaling: float
 ) -> Tensor:
-    """Attend with bounded scores: [B, heads, own, size], keys [B, kv heads, seen, size] -> [B, own, heads, size]."""
+    """Attend with bounded scores: q [B, heads, own, size], k [B, kv heads, seen, size] -> [B, own, heads, size]."""
     assert mask is not None, "a causal square has one too"
     key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
     scores = softcap * torch.tanh(query @ key.transpose(2, 3) * (scaling / softcap))
