@@ -7,7 +7,7 @@ from torch import Tensor
 from rlhf_api.spec.algorithms import Estimator
 
 MAX_RELATIVE_ERROR = 0.2
-"""Bound of the adaptive coefficient's error (arXiv:1909.08593, section 2.2)."""
+"""Bound of the relative error, kl / target - 1, by which the KL coefficient adapts (arXiv:1909.08593, section 2.2)."""
 
 
 def kl_estimate(

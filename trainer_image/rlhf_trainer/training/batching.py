@@ -137,14 +137,14 @@ class _Bundle:
     prompts: set[bytes] = field(default_factory=set)
 
     def shared(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[int]:
-        """Return how many tokens of each text of a further row, with prompts of these keys, another text computes."""
+        """Return how many tokens of each text of a row to add another text computes; keys, sizes: of prompts."""
         return [
             size if key in self.prompts or key in keys[:text] else 0
             for text, (key, size) in enumerate(zip(keys, sizes, strict=True))
         ]
 
     def add(self, row: int, keys: Sequence[bytes], sizes: Sequence[int], total: int) -> None:
-        """Add a row to the bundle; keys, sizes: see `shared`; total: number of tokens of all texts of the row."""
+        """Add a row to the bundle; keys, sizes: of its texts' prompts; total: number of tokens of the row's texts."""
         self.taken.append(self.shared(keys, sizes))
         self.rows.append(row)
         self.tokens += total - sum(self.taken[-1])
@@ -169,22 +169,22 @@ class RowCosts:
         self._layers, self._head = int(config.num_hidden_layers), int(config.hidden_size * config.vocab_size)
 
     def of(self, lengths: Tensor) -> Tensor:
-        """Return costs int64 [B] of rows of these lengths: products with parameters, and half of full attention."""
+        """Return int64 costs of texts of these lengths (any shape): products with parameters, and causal attention."""
         costs: Tensor = lengths * (self._parameters + self._attention * lengths)
         return costs
 
     def flops(self, costs: float, read: float) -> float:
-        """Return the FLOPs of a forward pass; costs: sum over the rows; read: tokens that need log-probabilities."""
+        """Return the FLOPs of a forward pass; costs: sum over texts; read: number of tokens with log-probabilities."""
         return 2.0 * (self._layers * costs + self._head * read)
 
 
 class RowAssignment:
-    """Load balancing of a batch: rows go to the ranks that compute them, and results return to the rows' own ranks."""
+    """Load balancing of a batch: rows go to the ranks that compute them; results go back to the rows' holders."""
 
     def __init__(self, costs: Tensor, bundles: Tensor, mesh: ModelMesh) -> None:
         """Choose the rank of each bundle of rows; a collective of data-parallel ranks.
 
-        costs: of this rank's bundles, int64 [bundles]; bundles: index of the bundle of each of its rows, int64 [B].
+        costs: of this rank's bundles, int64 [bundles]; bundles: index of the bundle of each row of this rank, [B].
         """
         self._mesh = mesh
         sizes = torch.bincount(bundles, minlength=len(costs))
@@ -201,7 +201,7 @@ class RowAssignment:
         ]
 
     def rows(self, fields: Fields) -> Fields:
-        """Send rows to the ranks that compute them; returns this rank's, [B, T of the widest of all ranks] or [B]."""
+        """Send rows to the ranks that compute them; returns the rows that this rank computes: [B, widest T] or [B]."""
         if not self._moves:
             return fields
         tables = [field if field.dim() > 1 else field[:, None] for field in fields.values()]
@@ -218,7 +218,7 @@ class RowAssignment:
         }
 
     def back(self, results: Tensor) -> Tensor:
-        """Send results [B, T] of computed rows back; returns those of the rows that this rank holds."""
+        """Send results [B, T] back to the ranks that hold the rows; returns the results of this rank's own rows."""
         if not self._moves:
             return results
         restored = results.new_empty((len(self._order), results.shape[1]))
@@ -227,7 +227,7 @@ class RowAssignment:
 
 
 def assign_bundles(costs: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Choose the rank of each bundle; costs: of the bundles of each rank. None moves unless that balances better."""
+    """Choose the rank of each bundle; costs: of each rank's bundles. No bundle moves unless the balance gets better."""
     every = list(chain.from_iterable(costs))
     ranks, work = longest_first(every, len(costs)), [0] * len(costs)
     for cost, rank in zip(every, ranks, strict=True):

@@ -35,9 +35,9 @@ def start(device: Device, timeout_seconds: float) -> int:
 def join_group(
     address: str, port: int, rank: int, size: int, timeout_seconds: float
 ) -> tuple[dist.ProcessGroup, TCPStore]:
-    """Join a process group over the ranks of several torch worlds, and its store on rank 0's machine (address, port).
+    """Join a process group over the ranks of several torch worlds; returns the group and its store on rank 0's machine.
 
-    Torch's collectives take the group as `group`, but do not know the ranks of any world in it.
+    Torch's collectives take the group as `group`, but its ranks are not those of any torch world.
     """
     timeout = timedelta(seconds=timeout_seconds)
     there = TCPStore(address, port, size, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
@@ -51,7 +51,7 @@ def device_here() -> torch.device:
 
 
 def device_memory() -> int:
-    """Bytes of memory of this rank's device; on CPU the machine's memory / ranks, as if all ranks were on it."""
+    """Bytes of memory of this rank's device; on CPU the machine's memory divided by the number of all ranks."""
     if device_here().type == "cuda":
         return int(torch.cuda.get_device_properties(device_here()).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // dist.get_world_size()
@@ -78,7 +78,7 @@ def largest_over_ranks(value: int, group: dist.ProcessGroup | None = None) -> in
 
 
 def rows_of_all_ranks(values: Tensor, start: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Gather a value per row from all ranks, float64 [B]; values: of this rank's rows; start: the rank's first row."""
+    """Gather a value per row from all ranks, float64 [B]; values: of this rank's rows; start: index of the first."""
     total = int(sum_over_ranks([len(values)], group)[0])
     rows = torch.zeros(total, dtype=torch.float64, device=device_here())
     rows[start : start + len(values)] = values
@@ -92,7 +92,7 @@ DATA = "data"
 
 
 class ModelMesh:
-    """Process groups of a model's layout, for its shards and each axis longer than 1; all ranks of the pool make it."""
+    """Process groups of a model's layout: of FSDP shards and of each axis longer than 1. A collective of the pool."""
 
     def __init__(self, layout: ParallelSizes) -> None:
         self.layout = layout

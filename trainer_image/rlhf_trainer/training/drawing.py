@@ -18,12 +18,12 @@ _FILLS = (torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar)
 
 @dataclass(frozen=True)
 class DrawnTensor:
-    """Source of a parameter's initial values: each rank repeats the recorded initialisation, and cuts its part."""
+    """Source of a parameter's initial values: each rank repeats the recorded initialisation, and cuts out its shard."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     writes: list[Callable[[Tensor], object]] = field(default_factory=list)
-    """Repetitions, on the whole parameter, of the in-place operations on it or its views while the model was made."""
+    """Functions that repeat, on the whole parameter, the in-place operations that initialised it or its views."""
 
     def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
         whole = torch.empty(self.shape, dtype=self.dtype)
@@ -48,7 +48,7 @@ class OnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Drawing(OnMeta):  # type: ignore[no-untyped-call]
-    """`OnMeta` mode that records how weights are drawn, and leaves the generator as if they were drawn in memory."""
+    """`OnMeta` mode that records how weights are drawn; torch's random generator advances as if they were in memory."""
 
     def __init__(self) -> None:
         super().__init__()

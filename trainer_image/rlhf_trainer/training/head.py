@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 MAX_CHUNK_LOGITS = 2**26
-"""Limit of the logits of a chunk on a rank: 256 MiB in float32; two copies are alive at a time."""
+"""Maximum number of logits in a chunk on a rank: 256 MiB in float32; two copies are alive at a time."""
 
 
 class Likelihood(NamedTuple):
@@ -143,7 +143,7 @@ def _scaled_logits(hidden: Tensor, weight: Tensor, temperature: Tensor, softcap:
 
 
 def _columns(tokens: Tensor, part: VocabularyPart, width: int) -> tuple[Tensor, Tensor]:
-    """(column [n, 1] of each token in this rank's logits, 0 for a token of another rank; bool [n], false for such)."""
+    """Return (column [n, 1] of each token in this rank's logits, or 0; bool [n], True for tokens with a column)."""
     column = tokens - part.first
     is_here = (column >= 0) & (column < width)
     return torch.where(is_here, column, 0)[:, None], is_here

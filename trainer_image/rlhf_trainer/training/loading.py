@@ -66,7 +66,7 @@ def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -
 
 
 def has_weights(folder: str) -> bool:
-    """Whether a local model folder holds weights; true on the hub. DataError when it holds pickled ones only."""
+    """Whether a local model folder holds weights; True for a model on the hub. DataError for pickled weights only."""
     path = Path(folder)
     if not path.is_dir() or any(path.glob(WEIGHT_FILES)):
         return True
@@ -76,7 +76,7 @@ def has_weights(folder: str) -> bool:
 
 
 def try_config(folder: str, *, scores: bool, trust_remote_code: bool, revision: str | None) -> LanguageModel | Scorer:
-    """Make a model from config.json alone on the meta device; raises the errors of loading it, but for its weights."""
+    """Make a model from config.json alone on the meta device; raises the errors of loading, except those of weights."""
     config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
     factory = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
     with OnMeta():
@@ -177,7 +177,7 @@ def _made(factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code
 def _unread(
     factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code: bool, revision: str | None
 ) -> tuple[Any, dict[str, StoredTensor]]:
-    """Make a model on the meta device, whose config names the type of its stored parameters; locate these, unread."""
+    """Return a model on the meta device and its stored parameters, located but unread; its config has their type."""
     source_dtype = config.dtype
     if getattr(config, "quantization_config", None):
         raise DataError(
@@ -207,8 +207,8 @@ def stored_model(
 def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) -> dict[str, StoredTensor]:
     """Return the stored parameters of a model in the files of its folder, by their names in the model.
 
-    Local files are opened at once, so that every rank sees a damaged one; those of the hub when a rank needs them.
-    OSError or SafetensorError for a missing or damaged file, ValueError for parameters made of other tensors.
+    Local files are opened at once, so that every rank sees a damaged one; hub files are opened when needed.
+    OSError or SafetensorError: a file is missing or damaged. ValueError: a parameter combines tensors, not as a stack.
     """
     find = partial(cached_file, folder, revision=revision)
     conversions = get_model_conversion_mapping(model)
@@ -283,7 +283,7 @@ def _one_sentence(folder: str) -> Iterator[None]:
 
 
 def place_in_stack(converters: Sequence[WeightConverter], pattern: str, name: str, stack: Shape) -> TensorSlice | None:
-    """Return the slice of a stack [experts, rows, columns] that a file's tensor fills; None if combined otherwise.
+    """Return the slice of a stack [experts, rows, columns] that a file's tensor fills; None without a stack.
 
     pattern: the source pattern of a converter that the tensor's name matches, with `*` for the index of the expert.
     The parts of one expert lie one below the other, in equal heights.

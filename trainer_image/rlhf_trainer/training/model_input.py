@@ -1,4 +1,4 @@
-"""Input of a model for a micro-batch: packed texts, made on the host, so that shapes are known without a wait."""
+"""Input of a model for a micro-batch: packed texts, made on the host, so no shape is read from the device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Text:
     lengths: Tensor
     """Number of tokens of each row without padding: int64 [b]."""
     prompts: Tensor | None = None
-    """Number of tokens of each row's prompt: int64 [b], fewer than of the row. Rows with equal prompts share it. None:
+    """Number of tokens of each row's prompt: int64 [b], less than the row's. Equal prompts are computed once. None:
     each row is computed whole."""
     read: Tensor | None = None
     """Mask [b, T], above 0 at tokens whose log-probability is needed; None for a scorer, which scores every token."""
@@ -79,7 +79,7 @@ class Documents:
     seen_starts: Tensor
     """Running sums of `seen`, beginning with 0: int32 [documents + 1]."""
     seen_tokens: Tensor | None
-    """Indices in the packed row of the tokens that each document attends to: int64 [sum of seen]; None: its own."""
+    """Packed indices of the tokens that each document attends to: int64 [sum of seen]; None: its own tokens only."""
 
     @classmethod
     def of(cls, sizes: Tensor, seen_tokens: Tensor | None) -> Self:
@@ -127,7 +127,7 @@ class ModelInput:
     def of(cls, texts: Sequence[Text], *, at_least: int = 1) -> Self:
         """Pack texts to at least `at_least` tokens; a document of zeros, which nothing reads, fills the rest.
 
-        The first token of a text is not read, as nothing predicts it. Rows that share the prompt of another come last.
+        The first token of a text is not read, as nothing predicts it. Rows that use an earlier row's prompt come last.
         """
         tokens = concatenate([text.tokens for text in texts])
         lengths = torch.cat([text.lengths for text in texts])
@@ -178,19 +178,19 @@ class ModelInput:
 
 
 def prompt_sizes(text: Text) -> Tensor:
-    """Tokens of each row's prompt that other rows may share, int64 [b]; 0 for a prompt that is too short to share."""
+    """Number of each row's prompt tokens that other rows may share, int64 [b]; 0 for a prompt too short to share."""
     if text.prompts is None:
         return torch.zeros_like(text.lengths)
     return torch.where(text.prompts * SHARE_DIVISOR < text.lengths, 0, text.prompts)
 
 
 def prompt_keys(text: Text) -> list[bytes]:
-    """Key of each row's prompt: equal for equal prompts, empty if there is none to share."""
+    """Key of each row's prompt: equal for equal prompts, empty if the row has no prompt to share."""
     return [row[:size].tobytes() for row, size in zip(text.tokens.numpy(), prompt_sizes(text).tolist(), strict=True)]
 
 
 def _shared_prompts(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-    """Return, by row of all texts, (first row with the same prompt, number of tokens shared with that row)."""
+    """Return, for each row of all texts, (first row with the same prompt, number of tokens shared with that row)."""
     found: dict[bytes, int] = {}
     keys = chain.from_iterable(map(prompt_keys, texts))
     rows = torch.tensor([found.setdefault(key, row) for row, key in enumerate(keys)])

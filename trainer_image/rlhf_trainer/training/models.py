@@ -50,14 +50,14 @@ class MissingLayer(nn.Module):
 
 
 class Scorer(nn.Module):
-    """One label of a sequence classification model, read at every token: reward model and critic.
+    """A sequence classification model whose output for one label is read at every token: reward model or critic.
 
-    Its output is float32 [rows, T]: the score head after each token, 0 at padding. Later pipeline stages take hidden
+    The output is float32 [rows, T]: the score head after each token, 0 at padding. Later pipeline stages take hidden
     states [1, N, H] instead of tokens, and stages without the head return them.
     """
 
     def __init__(self, classifier: PreTrainedModel, weights: Weights | None = None, *, label: int = 0) -> None:
-        """weights: see `LanguageModel`; label: index of the score among the outputs of the head."""
+        """weights: sources of the parameters' values; label: index of the score among the outputs of the head."""
         super().__init__()
         self.classifier, self.weights, self._label = classifier, weights, label
         self.adapter: Adapter | None = None
@@ -71,7 +71,7 @@ class Scorer(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A causal language model; its output is the `Likelihood` [rows, T] of the tokens that are read, and 0 at others.
+    """A causal language model; its output is the `Likelihood` [rows, T] of the tokens that a loss reads, 0 elsewhere.
 
     Pipeline stages: see `Scorer`. Likelihoods are computed in the forward pass, while FSDP2 gathers the head's weight.
     """
@@ -127,7 +127,7 @@ def ties_embedding(model: nn.Module) -> bool:
 
 
 def trained_tie(model: nn.Module) -> nn.Parameter | None:
-    """The trained tied embedding of a first pipeline stage, or its copy in a last stage's head; None without one."""
+    """The trained tied embedding of a first pipeline stage, or its copy in a last stage's head; else None."""
     if not ties_embedding(model):
         return None
     pretrained: Any = inner(model)
