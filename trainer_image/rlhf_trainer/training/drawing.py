@@ -23,7 +23,7 @@ class DrawnTensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     writes: list[Callable[[Tensor], object]] = field(default_factory=list)
-    """Functions that repeat, on the whole parameter, the in-place operations that initialised it or its views."""
+    """Functions that repeat, on the whole parameter, each in-place operation of the parameter's initialisation."""
 
     def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
         whole = torch.empty(self.shape, dtype=self.dtype)

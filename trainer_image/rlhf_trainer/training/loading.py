@@ -208,7 +208,7 @@ def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) ->
     """Return the stored parameters of a model in the files of its folder, by their names in the model.
 
     Local files are opened at once, so that every rank sees a damaged one; hub files are opened when needed.
-    OSError or SafetensorError: a file is missing or damaged. ValueError: a parameter combines tensors, not as a stack.
+    OSError or SafetensorError: a file is missing or damaged. ValueError: a parameter is no mere stack of tensors.
     """
     find = partial(cached_file, folder, revision=revision)
     conversions = get_model_conversion_mapping(model)

@@ -32,8 +32,8 @@ MEMORY_SHARE = 0.1
 def learning_rate(settings: Optimizer, step: int, *, total_steps: int, path: str) -> float:
     """Return the learning rate of a step (from 1): peak x linear warm-up x factor of the schedule.
 
-    The factor is 1, a cosine down to a tenth, or the result of the user's function(step, total_steps). path: of the
-    model in the manifest. UserCodeError if that function fails, or returns no number of at least 0.
+    The factor is 1, a cosine down to a tenth, or the result of the user's function(step, total_steps). path: the
+    model's field in the manifest. UserCodeError if that function fails or does not return a number of at least 0.
     """
     warm = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
     rate = settings.learning_rate * warm
@@ -53,7 +53,7 @@ def learning_rate(settings: Optimizer, step: int, *, total_steps: int, path: str
 class ShardedAdamW(torch.optim.AdamW):
     """AdamW whose step is one fused kernel over all local shards, however many parameters there are.
 
-    AdamW computes each element by itself, so a shard needs no other. The kernel runs where the shards are.
+    AdamW computes each element by itself, so a shard needs no other shard. The kernel runs on the shards' device.
     """
 
     def __init__(self, parameters: Any, settings: Optimizer) -> None:
@@ -77,10 +77,10 @@ class ShardedAdamW(torch.optim.AdamW):
 def clip_gradients(
     parameters: Iterable[nn.Parameter], max_norm: float, mesh: ModelMesh, *, uncounted: nn.Parameter | None
 ) -> float:
-    """Scale the gradients so that their norm is at most `max_norm`; returns the norm before, the same on every rank.
+    """Scale the gradients to a norm of at most `max_norm`; returns the norm before scaling, the same on every rank.
 
     This rank's shards are read as plain tensors; one all-reduce adds up all ranks. A shard that n ranks hold counts
-    1 / n on each. uncounted: a copy of a tied parameter, which another stage counts.
+    1 / n on each. uncounted: a copy of a tied parameter, whose gradient another stage counts.
     """
     shards: dict[int, list[Tensor]] = defaultdict(list)
     scaled: list[Tensor] = []
@@ -127,7 +127,7 @@ class GradientSync:
 
     @contextmanager
     def root_gathered(self) -> Iterator[None]:
-        """Keep FSDP2's root gathered from forward to backward pass in the block; outside, a forward pass frees it."""
+        """Keep FSDP2's root module gathered from forward to backward pass in the block; else forward frees it."""
         self._module.set_reshard_after_forward(False, recurse=False)
         try:
             yield

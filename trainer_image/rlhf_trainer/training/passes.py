@@ -18,9 +18,9 @@ from rlhf_trainer.training.models import MissingLayer, inner
 from rlhf_trainer.types import Fields
 
 TextsFunction = Callable[[Fields], Sequence[Text]]
-"""Function from the fields of a micro-batch to the texts, of b rows each, that a model reads: one, or two of pairs."""
+"""Function from a micro-batch's fields to the model's input: one `Text` of b rows, or two for preference pairs."""
 OutputFunction = Callable[[Any, Fields], Tensor]
-"""Function (`Likelihood` or scores [rows, T] of all texts, one below the other; fields) -> loss, or tensor [b, t]."""
+"""Function (model output [rows, T], `Likelihood` or scores, all texts stacked; fields) -> loss, or tensor [b, t]."""
 BeforeBackward = Callable[[bool], None]
 """Callback before each backward pass of an update; its argument is true before the last backward pass."""
 
@@ -37,7 +37,7 @@ class MicroBatch:
 
 
 Passes = Callable[[Sequence[MicroBatch], OutputFunction, BeforeBackward | None], list[Tensor]]
-"""Function that returns `compute` of each micro-batch. With a callback that is a loss, whose backward pass is run."""
+"""Function that runs micro-batches and returns the results of `compute`; with a callback also runs backward passes."""
 
 
 def run_whole(
@@ -124,7 +124,7 @@ class StageModule(nn.Module):
         compute: OutputFunction | None,
         before_backward: BeforeBackward | None,
     ) -> None:
-        """micros: in the order of the schedule; before_backward: called before the last of the backward passes."""
+        """micros: micro-batches in the schedule's order; before_backward: called before the last backward pass."""
         super().__init__()
         self.model, self._micros, self._done = model, micros, 0
         self._compute, self._before_backward = compute, before_backward

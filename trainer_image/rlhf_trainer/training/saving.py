@@ -46,8 +46,8 @@ def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: 
     """Write config, weights (safetensors, of the type of the model's source) and tokenizer.
 
     An adapter is merged into the weights, and also written beside the folder, as a PEFT directory. All ranks put the
-    final files together from the first replica's shards, in chunks, so they need to see the folder. It appears complete
-    or not at all. EnvironmentProblem when it cannot be written. A collective.
+    final files together from the first replica's shards, in chunks, so all must see the folder. It appears complete
+    or not at all. EnvironmentProblem if the folder cannot be written. A collective.
     """
     rank = dist.get_rank()
     with atomic_folder(folder) if rank == 0 else nullcontext(_unfinished(folder)) as unfinished:
@@ -109,7 +109,7 @@ def save_config_and_tokenizer(model: ShardedModel, tokenizer: PreTrainedTokenize
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder to fill in the block, which then replaces `folder`; EnvironmentProblem if it cannot be written."""
+    """Make a folder that the block fills, then put it in the place of `folder`; EnvironmentProblem for disk errors."""
     unfinished = _unfinished(folder)
     try:
         with disk_errors("the model", folder):
@@ -216,7 +216,7 @@ class TrainerState:
 
 
 def saved_weights(uri: str) -> dict[str, StoredTensor]:
-    """Return the weights that a `TrainerState` wrote below an address, by name; EnvironmentProblem without any."""
+    """Return the weights that a `TrainerState` wrote below an address, by name; EnvironmentProblem without files."""
     with storage_errors(uri):
         stored = saved_by_ranks(tensor_files(*open_storage(uri)))
     return {name.removeprefix(WEIGHT): tensor for name, tensor in stored.items() if name.startswith(WEIGHT)}

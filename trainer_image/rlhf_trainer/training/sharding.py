@@ -75,8 +75,8 @@ def shard(
     of up to `MAX_SINGLE_UNIT_BYTES`. The model computes in `compute_dtype`, which frozen parameters have, and reduces
     gradients in float32. On the meta device it gets memory and `model.weights` for this rank's shards only.
     steps_in_host: shards, gradients and moments are in host memory; FSDP2 copies a layer at a time to the device.
-    compile_layers: by torch.compile, which no GPU has confirmed. DataError if the values cannot be read,
-    EnvironmentProblem without a compiler, ConfigError for tensor-parallel layers to be compiled.
+    compile_layers: compile the decoder layers by torch.compile. DataError if the values cannot be read,
+    EnvironmentProblem without a C++ compiler, ConfigError for compile_layers with tensor parallelism.
     """
     mesh = ModelMesh(layout or ParallelSizes(data=dist.get_world_size()))
     for parameter in (each for each in model.parameters() if not each.requires_grad):
@@ -216,9 +216,9 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
 
 
 def plan_of(config: PreTrainedConfig) -> dict[str, str]:
-    """Tensor-parallel plan: module name (`*` for any layer) -> style of transformers; empty for a model without one.
+    """Tensor-parallel plan of a config's class: module name (`*` for any layer) -> transformers' style; perhaps empty.
 
-    The plan is that of the class. A loaded model's also has embedding and head, which are cut in vLLM's way.
+    A loaded model's plan would also have styles for embedding and head, which the trainer cuts like vLLM instead.
     """
     return dict(getattr(type(config), "base_model_tp_plan", None) or {})
 

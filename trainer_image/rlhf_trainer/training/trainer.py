@@ -50,14 +50,14 @@ class RunnerOptions(TypedDict):
     """Options of a `ModelRunner`."""
 
     token_budget: int
-    """Tokens of a micro-batch."""
+    """Maximum number of tokens of a micro-batch; a longer row is a micro-batch of its own."""
     role: str
     """The model's role, for measurements."""
     offload: Offload
     """Tensors to move to host memory while the model is not in use."""
     attention: Attention
     share_prompts: NotRequired[bool]
-    """Whether rows with the same prompt compute it once, as they do by default."""
+    """Whether the prompt that several rows have is computed once; default True."""
 
 
 class ModelRunner:
@@ -93,8 +93,8 @@ class ModelRunner:
     ) -> list[MicroBatch]:
         """Cut the rows of this rank into micro-batches, the same number on every rank, as each runs collectives.
 
-        fields: [B, T] (cut to the micro-batch's longest row) or [B]. A rank with too few gets micro-batches without
-        text, whose fields and so masked loss are 0. Micro-batches of a pipeline have equally many tokens.
+        fields: [B, T] (cut to the micro-batch's longest row) or [B]. A rank with too few micro-batches gets further
+        ones without text, with fields and masked loss 0. Micro-batches of a pipeline have equally many tokens.
         """
         stages, device, texts = self.mesh.layout.pipeline, device_here(), self._texts(fields, texts_of)
         lengths = torch.stack([text.lengths for text in texts]).amax(0)
@@ -151,7 +151,7 @@ def widest(fields: Fields) -> Tensor:
 
 
 def _of_rows(fields: Fields, micros: Sequence[MicroBatch], outputs: Sequence[Tensor]) -> Tensor:
-    """Put the outputs [b, t] of micro-batches in the order of the fields' rows, on the CPU; 0 without outputs."""
+    """Put micro-batches' outputs [b, t] in the order of the fields' rows: [B, T] on the CPU, zeros without outputs."""
     result = torch.zeros(widest(fields).shape, dtype=torch.float32)
     kept = [  # t columns, cut or padded to T
         pad(output[: len(micro.rows)].float(), (0, result.shape[1] - output.shape[1]))
@@ -197,7 +197,7 @@ class Trainer(ModelRunner):
     def update_and_infer(
         self, fields: Fields, texts_of: TextsFunction, loss: LossAndOutput, *, step: int
     ) -> tuple[float, Tensor]:
-        """Update, and also return the tensors of `loss` for all rows, as `infer` would have before the update."""
+        """Take one optimizer step; also return, for all rows, the tensors that `loss` computed before the step."""
         outputs: list[Tensor] = []
 
         def loss_alone(output: Any, micro: Fields) -> Tensor:
