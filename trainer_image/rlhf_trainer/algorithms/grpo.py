@@ -74,7 +74,7 @@ class GRPO(PolicyGradient):
 
 
 def compare_in_groups(returns: Tensor, group_size: int, *, normalize_by_std: bool = True) -> Tensor:
-    """Return advantages [N]: returns less the mean of the prompt's returns, divided by their deviation if asked.
+    """Return advantages [N]: returns less their prompt's mean; normalize_by_std: divided by the standard deviation.
 
     NaN returns do not count; the standard deviation has G - 1 in its denominator (arXiv:2402.03300, section 4.1.2).
     """

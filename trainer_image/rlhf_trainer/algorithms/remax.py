@@ -36,7 +36,7 @@ class ReMax(PolicyGradient):
     def advantage(self, rewards: Tensor, greedy: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return the sums of rewards from each token on, less the greedy response's score `greedy` [B]: [B, T].
 
-        Also returns the response_mask [B, T], without the responses whose prompt has no greedy score.
+        Also returns the response_mask [B, T], 0 for responses whose prompt has no greedy score.
         """
         from rlhf_trainer.ops.advantages import on_every_token, rewards_to_go
 

@@ -21,7 +21,7 @@ Cut = tuple[int, int, int]
 BUCKETS = 48
 """Number of buckets into which the busiest rank's traffic is cut, if the bounds of a bucket's size allow it."""
 GRAIN = 4
-"""A parameter larger than 1 / GRAIN of a bucket is cut, so that buckets are well filled."""
+"""Divisor of a bucket's size: a larger parameter is cut into parts of at most the quotient, to fill buckets well."""
 
 
 @dataclass(frozen=True)

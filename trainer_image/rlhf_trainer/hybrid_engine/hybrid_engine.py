@@ -66,7 +66,7 @@ class TakesWeights(Protocol):
 
 
 class HybridEngine:
-    """Resharding of weights from training to generation. Training shards are only read, so the way back is free."""
+    """Resharding of weights from training to generation. Training shards are only read, so none moves back."""
 
     def __init__(
         self,

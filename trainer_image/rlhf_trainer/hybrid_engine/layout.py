@@ -41,7 +41,7 @@ class Parameter:
     tensor_dim: int | None = None
     """Dim that tensor parallelism splits; None: every rank has the whole parameter."""
     heads: int | None = None
-    """Number of key or value heads along `tensor_dim`. Generation splits no head: more ranks than heads hold copies."""
+    """Number of key or value heads along `tensor_dim`. Generation splits no head; surplus ranks hold copies."""
     unknown_style: str = ""
     """The parameter's style in transformers' plan if `TENSOR_DIMS` lacks it, so that it cannot be split; else empty."""
     multiple: int = 1

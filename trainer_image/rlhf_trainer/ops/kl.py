@@ -1,4 +1,4 @@
-"""Estimates of KL(actor || reference) from sampled tokens, and the coefficient that keeps it near a target."""
+"""Estimates of KL(actor || reference) from sampled tokens, and the coefficient that keeps the KL near a target."""
 
 import torch
 from jaxtyping import Float

@@ -62,7 +62,7 @@ def add_adapter(
 ) -> Adapter:
     """Freeze a model on the meta device, and add an adapter to each of its matrices that is a target, in place.
 
-    source, folder: of the base model; path: the field `lora` in the manifest. ConfigError if no layer has a target.
+    source, folder: of the base model; path: field `lora` in the manifest. ConfigError for a target that no layer has.
     """
     pretrained = inner(model)
     matrices = _matrices_in_layers(pretrained)

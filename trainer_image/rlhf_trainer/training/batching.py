@@ -137,7 +137,7 @@ class _Bundle:
     prompts: set[bytes] = field(default_factory=set)
 
     def shared(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[int]:
-        """Count by text of a new row the prompt tokens (keys, sizes) that the bundle or an earlier text computes."""
+        """Count the prompt tokens of each text of a new row that the bundle or an earlier text of the row computes."""
         return [
             size if key in self.prompts or key in keys[:text] else 0
             for text, (key, size) in enumerate(zip(keys, sizes, strict=True))

@@ -1,4 +1,4 @@
-"""Tokenizer, config and weights of a model folder; weights are located here, and read by `shard`."""
+"""Tokenizer, config and weights of a model folder; this module locates weights, `shard` reads them."""
 
 from __future__ import annotations
 

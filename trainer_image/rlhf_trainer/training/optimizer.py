@@ -127,7 +127,7 @@ class GradientSync:
 
     @contextmanager
     def root_gathered(self) -> Iterator[None]:
-        """Keep FSDP2's root module gathered from forward to backward pass in the block; else forward frees it."""
+        """Keep FSDP2's root module gathered until the backward pass in the block; otherwise a forward pass frees it."""
         self._module.set_reshard_after_forward(False, recurse=False)
         try:
             yield

@@ -43,7 +43,7 @@ Passes = Callable[[Sequence[MicroBatch], OutputFunction, BeforeBackward | None],
 def run_whole(
     model: nn.Module, micros: Sequence[MicroBatch], compute: OutputFunction, before_backward: BeforeBackward | None
 ) -> list[Tensor]:
-    """Run `Passes` on a rank that holds the model from end to end, one micro-batch after the other."""
+    """Run micro-batches (`Passes`) one after the other, on a rank that holds all pipeline stages of the model."""
     results = []
     for number, micro in enumerate(micros, start=1):
         result = compute(model(micro.given.tokens, micro.given), micro.fields)
@@ -81,7 +81,7 @@ def run_stage(
     compute: OutputFunction,
     before_backward: BeforeBackward | None,
 ) -> list[Tensor]:
-    """Run `Passes` on a rank that holds one stage of several: forward passes by GPipe's schedule, training by 1F1B.
+    """Run micro-batches (`Passes`) on a rank that holds one of several stages: scoring by GPipe, training by 1F1B.
 
     dtype: type of the hidden states that a stage sends to the next. Only the last stage returns tensors.
     """
