@@ -31,7 +31,7 @@ class REINFORCEPP(PolicyGradient):
         whitened: Whiten,
         scores: Tensor | None = None,
     ) -> Tensor:
-        """Return whitened sums of rewards from each token on, [B, T]; for Group less the prompt's mean score."""
+        """Return rewards summed from each token on (Group: less the prompt's mean score), then whitened: [B, T]."""
         from rlhf_trainer.ops.advantages import on_every_token, rewards_to_go
 
         advantages = rewards_to_go(rewards, mask)

@@ -37,7 +37,7 @@ def join_group(
 ) -> tuple[dist.ProcessGroup, TCPStore]:
     """Join a process group over the ranks of several torch worlds; returns the group and its store on rank 0's machine.
 
-    Torch's collectives take the group as `group`, but its ranks are not those of any torch world.
+    Torch's collectives take the group as `group`, but a rank's number in the group is not its number in its world.
     """
     timeout = timedelta(seconds=timeout_seconds)
     there = TCPStore(address, port, size, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
