@@ -19,9 +19,9 @@ WRITERS = tuple(name for name, each in ALGORITHMS.items() if each.makes == "data
 
 
 def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
-    """Return the jobs in order, each after the jobs it reads and otherwise as given. Raises SpecError.
+    """Return the jobs sorted: each after the jobs whose output it reads, else in the given order. Raises SpecError.
 
-    finished: jobs of earlier runs that may be read too, name -> algorithm.
+    finished: jobs of earlier runs whose output may be read too, name -> algorithm.
     """
     if problems := list(_repeated_names(jobs)):
         raise SpecError(problems)
@@ -55,7 +55,7 @@ def inputs_of(job: Job) -> set[str]:
 
 
 def data_from_jobs(job: Job) -> dict[str, str]:
-    """Return for each data set with a job:// URI, by its field, the name of the job that writes it."""
+    """Return field of the spec -> job name, for the data sets with a job:// URI; the named job writes the data set."""
     spec = job.spec
     read = {"spec.data.train": spec.data.train, "spec.data.pretrain": spec.data.pretrain}
     sources = [each for field, data in read.items() if data for each in data.sources(field).items()]
@@ -66,7 +66,7 @@ def data_from_jobs(job: Job) -> dict[str, str]:
 
 
 def with_sources(spec: JobSpec, change: SourceChange) -> JobSpec:
-    """Return the spec with each data set replaced by `change` of it."""
+    """Return a copy of the spec in which the function `change` has replaced each data set."""
     data, evaluation = spec.data, spec.evaluation
     sources = {"train": data.train.map_sources(change), "pretrain": data.pretrain and change(data.pretrain)}
     measured = evaluation and evaluation.model_copy(update={"data": evaluation.data.map_sources(change)})
@@ -92,7 +92,7 @@ def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:
 
 
 def _suitable(role: Role, *, trained: bool) -> tuple[str, ...]:
-    """Return the algorithms whose output can be this model; a scorer to be trained may start from a language model."""
+    """Return the algorithms whose output a model of `role` may load; a scorer to be trained may also load SFT's."""
     if role in ("actor", "reference"):
         return ACTORS
     scorers = ("CostModel",) if role == "cost" else ("RewardModel",)

@@ -65,7 +65,7 @@ T = TypeVar("T")
 Listed = Annotated[tuple[T, ...], Field(strict=False)]
 """Tuple of the entries of a document's list."""
 WHOLE = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
-"""Takes a float that is whole as an int: JSON has one kind of number, so 3.0 and 1e3 are whole."""
+"""Validator that turns a whole float into an int: JSON has one kind of number, so 3.0 and 1e3 are whole."""
 Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER), WHOLE]
 Count = Annotated[int, Field(ge=1, le=MAX_INTEGER), WHOLE]
 NodeCount = Annotated[int, Field(ge=1, le=100_000), WHOLE]
@@ -105,9 +105,9 @@ StorageUri = Annotated[str, Field(pattern=STORAGE_URI, max_length=1024), WITHIN_
 
 
 class Spec(BaseModel):
-    """A frozen value: camelCase in manifests, snake_case in Python; nothing is converted, unknown fields are errors.
+    """Frozen base of specs and statuses: no value is converted to another type, and unknown fields are errors.
 
-    The string below a field is its description, as `description` is where it fits into the field's line.
+    Fields are camelCase in manifests, snake_case in Python. The string below a field, or `description`, describes it.
     """
 
     model_config = ConfigDict(
@@ -127,7 +127,7 @@ class Spec(BaseModel):
 
 
 def null_is_unset(*members: type[Spec]) -> BeforeValidator:
-    """Return a validator for a union of types: null fields count as unset, also fields of other members only."""
+    """Return a validator for a union of types: a null field counts as unset, even one that only another member has."""
     fields = frozenset[str]().union(*map(_names, members))
     values = {tag_of(member): _null_is_a_value(member) for member in members}
 
@@ -139,7 +139,7 @@ def null_is_unset(*members: type[Spec]) -> BeforeValidator:
 
 
 def tag_of(model: type[BaseModel]) -> str:
-    """Return the tag by which a union of models selects this one; empty if the model has none.
+    """Return the tag by which a union of pydantic models selects this model; empty if the model has none.
 
     A tag is the class variable `form` or, without it, the only value that the field `name` allows.
     """
@@ -150,7 +150,7 @@ def tag_of(model: type[BaseModel]) -> str:
 
 
 def form_of(document: object, forms: Mapping[str, str], usual: str) -> str:
-    """Return the form of a union's member: that of the first key of `forms` in the document, or the usual one."""
+    """Return the form (union member) of a document: by the first key of `forms` that the document has, else `usual`."""
     if not isinstance(document, Mapping):
         return str(getattr(document, "form", usual))
     return next((form for key, form in forms.items() if key in document), usual)
@@ -161,7 +161,7 @@ def _names(model: type[BaseModel]) -> frozenset[str]:
 
 
 def _null_is_a_value(model: type[BaseModel]) -> frozenset[str]:
-    """Return the names of a model's fields in which null is a value, since their default is not null."""
+    """Return the names of a pydantic model's fields in which null is a value, since their default is not null."""
     return frozenset(
         field.alias or name
         for name, field in model.model_fields.items()

@@ -1,1 +1,1 @@
-"""Checks between fields of a spec, as data, and the comparison of two specs on resume."""
+"""Checks that span several fields of a spec, and the comparison of two specs on resume."""

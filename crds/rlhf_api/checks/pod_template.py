@@ -23,7 +23,7 @@ KEYS: Final[Mapping[str, str]] = {
     "ports": "containerPort",
     "hostAliases": "ip",
 }
-"""List field -> key by which its entries are merged. Other lists of objects are joined; plain lists are replaced."""
+"""List field of a pod -> key that merges its entries. Other lists of objects are joined; plain lists are replaced."""
 OWN = "is the operator's"
 OF_THE_POD: Final = {
     "restartPolicy": f"{OWN}: an attempt ends with its pods",
@@ -51,7 +51,7 @@ OWN_RESOURCE = re.compile(r"cpu|memory|.*/gpu|nvidia\.com/mig-.*")
 
 
 class Part(Spec):
-    """Fields of an object that the operator reads; all other fields go on to Kubernetes unchanged."""
+    """Base of the parts of a pod template: the operator reads the fields of the class, Kubernetes gets all fields."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -153,7 +153,7 @@ class Template(Spec):
 
 
 def template_problems(template: Mapping[str, Any], role: PodRole) -> list[Problem]:
-    """Return the problems of a pod template; their paths begin in the template."""
+    """Return the problems of a pod template, with paths relative to the template."""
     try:
         read = Template.model_validate(template, by_alias=True, by_name=False)
     except ValidationError as found:

@@ -1,4 +1,4 @@
-"""Whether an edited job is still the same experiment, so that it may go on from its checkpoint."""
+"""Comparison of an edited job with its earlier version: only the same experiment may go on from its checkpoint."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FIELDS = {
     **{f"{reward}.judge": f"{SCORES} maxUnreadShare" for reward in REWARDS},
 }
 MAY_CHANGE = ("metadata", *(f"{above}.{field}" for above, fields in FIELDS.items() for field in fields.split()))
-"""Fields that do not change the numbers of a run, up to rounding, with all fields below them.
+"""Paths of fields that do not change a run's results beyond rounding; fields below such a path do not either.
 
-They say where and when a job runs. `*` is any name, or any index of a list.
+Most of them say where and when a job runs. `*` is any name, or any index of a list.
 """
 LENGTHS = ("spec.training.totalSteps", "spec.training.totalEpochs")
 
@@ -33,7 +33,7 @@ LENGTHS = ("spec.training.totalSteps", "spec.training.totalEpochs")
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Problem]:
     """Return a problem for each field that makes `after` another experiment than `before`; both are resolved documents.
 
-    The length may change where no learning rate depends on it (every schedule is Constant).
+    The length of training may change where no learning rate depends on it (every schedule is Constant).
     """
     models = (model for model in (after["spec"]["models"] or {}).values() if model and model.get("optimizer"))
     fixed_length = any(model["optimizer"]["schedule"] != "Constant" for model in models)
@@ -44,7 +44,7 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Problem]:
 def identity(document: dict[str, Any], inputs: Mapping[str, str]) -> str:
     """Return a hash of the experiment; fields that may change do not count.
 
-    inputs: the identities of the jobs that this job reads, by name.
+    inputs: name -> hash (identity) of each job whose output this job reads.
     """
     values = {field: value for field, value in leaves(document) if not may_change(field)}
     return hashlib.sha256(json.dumps([values, dict(inputs)], sort_keys=True).encode()).hexdigest()

@@ -13,9 +13,9 @@ from rlhf_api.spec.job_spec import JobSpec
 
 @dataclass(frozen=True)
 class Rule:
-    """Test of a spec or, where the path has `[]`, of each entry of a list; the path is wrong where it fails.
+    """Test of a spec or, where `path` has `[]`, of each entry of that list; if it fails, the field at `path` is wrong.
 
-    The message may name {value} (at the path), {name} (of the algorithm) and the `values` of the rule.
+    `message` may contain {value} (the value at `path`), {name} (the algorithm's) and the names in `values`.
     """
 
     path: str
@@ -35,7 +35,7 @@ class Rule:
 
 
 class _Step(Field):
-    """Expression for a job's algorithm, unset if its class is unknown, as an own algorithm's is to the API server."""
+    """Expression for a job's algorithm; unset where its class is unknown, as a user's class is to the API server."""
 
     def _value(self, values: Values) -> Algorithm | None:
         found = values["spec"].algorithm

@@ -29,7 +29,7 @@ def rule_problems(spec: JobSpec) -> list[Problem]:
 
 
 def _in_manifest(problem: Problem, spec: JobSpec) -> Problem:
-    """Return the problem with its path in the manifest: an own algorithm's options lie under `algorithm.options`."""
+    """Return the problem with its manifest path: options of a user's own algorithm lie under `algorithm.options`."""
     first, _, rest = problem.path.partition(".")
     is_option = spec.algorithm.is_own and first == "algorithm"
     return Problem(f"algorithm.options.{rest}", problem.message) if is_option else problem
@@ -58,7 +58,7 @@ def reference_is_actor(spec: JobSpec) -> bool:
 
 
 def _uses(role: str) -> Expression:
-    """Return the expression that is true if the job reads or trains a model of this role, or the actor as reference."""
+    """Return the expression that is true if the job uses this role; the reference may be the actor without adapter."""
     has = algorithm(lambda each: role in each.trained + each.frozen)
     if role != "reference":
         return has
@@ -340,7 +340,7 @@ RULES = tuple(rule for part in PARTS for rule in part())
 
 
 def _taken(spec: JobSpec) -> Iterator[Problem]:
-    """Yield a problem for each column of the training data whose name the job's output rows use themselves."""
+    """Yield a problem for each column of the training data with the name of a column that the job itself writes."""
     if not isinstance(spec.algorithm, Writing):
         return
     sources = spec.data.train.sources("data.train")
@@ -368,7 +368,7 @@ NAMED_LISTS = (
 
 
 def _repeated(spec: JobSpec) -> Iterator[Problem]:
-    """Find repeated entries. The resource's schema refuses them itself: there these lists are sets, or maps by name."""
+    """Yield a problem for each repeated list entry. The CRD's schema refuses repeats, too."""
     for index, pool in enumerate(spec.placement.pools):
         for role in _repeated_values(pool.models):
             yield Problem(f"placement.pools.{index}.models", f"has the {role} more than once")

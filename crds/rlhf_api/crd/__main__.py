@@ -1,4 +1,4 @@
-"""`python -m rlhf_api.crd` writes what is made from the typed spec (definition, reference), and the chart's version."""
+"""Command `python -m rlhf_api.crd`: write the CRD and API reference from the typed spec, and the chart's version."""
 
 import re
 import tomllib

@@ -1,6 +1,6 @@
-"""The CustomResourceDefinition of RLHFJob, with rules in CEL: those of `rlhf_api.checks.rules`, and those of updates.
+"""The CustomResourceDefinition of RLHFJob, with rules in CEL: those of `rlhf_api.checks.rules`, and rules for updates.
 
-What `rlhf_api.checks.resume` allows may change in an update, some of it only while the job is suspended.
+An update may change the fields that `rlhf_api.checks.resume` allows, some only while the job is suspended.
 """
 
 import json
@@ -108,7 +108,7 @@ def root() -> Schema:
 
 
 def in_cel(rule: Rule, spec: Schema) -> tuple[str, dict[str, str]]:
-    """Return a rule as (path, validation in CEL): at a list's entries if it reads nothing else, else at the spec."""
+    """Return a rule as (path, CEL validation): a list's entries if the rule reads only these, else the spec."""
     at, in_list, field = rule.path.partition("[]")
     message, places = without_values(rule.message), {"spec": ("self", spec)}
     if not in_list:
@@ -132,7 +132,7 @@ def _add(schema: Schema, rules: Iterable[tuple[str, dict[str, str]]]) -> None:
 
 
 def _experiment(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (path, validation) for each field of an object that an update may not change, also in objects below."""
+    """Yield (path, validation) for each field of an object that an update may not change, also of nested objects."""
     needed = schema.get("required", [])
     for field, each in schema["properties"].items():
         below = f"{path}.{field}"

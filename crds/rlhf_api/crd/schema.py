@@ -1,4 +1,4 @@
-"""A structural schema (Kubernetes' part of OpenAPI 3) of a typed value.
+"""Conversion of a pydantic model to a structural schema, Kubernetes' subset of OpenAPI 3.
 
 A structural schema has no unions: a union of objects becomes one object, with rules about which fields go together.
 """
@@ -26,7 +26,7 @@ KEPT = (
     "x-kubernetes-validations",
 )
 PLAIN = ("description", "default", "properties", "enum", "x-kubernetes-validations")
-"""Schema keys that may differ between the members of a union that share a field."""
+"""Keys of a field's schema that may differ between the union members that have the field."""
 JSON_VALUE = {"$ref": "#/$defs/JsonValue"}
 BOUNDS = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
 
@@ -42,7 +42,7 @@ class _Converter:
         self._definitions = definitions
 
     def convert(self, node: Schema, name: str = "") -> Schema:
-        """Return a part of pydantic's JSON schema as a structural schema; name: of the part's field."""
+        """Return a part of pydantic's JSON schema as a structural schema; name: the field of the part."""
         if "anyOf" in node:
             return self._optional(node, name)
         if "$ref" in node:
@@ -97,7 +97,7 @@ class _Converter:
 
 
 def _described(node: Schema) -> Schema:
-    """Return the description of a node, if there is one, on one line."""
+    """Return {"description": text} with a schema node's description on one line; {} if the node has none."""
     return {"description": " ".join(node["description"].split())} if "description" in node else {}
 
 
@@ -123,9 +123,9 @@ def _given(value: Any) -> Any:
 
 
 def merge_union(members: Mapping[str, Schema], discriminator: str | None) -> Schema:
-    """Return one object schema with the fields of all members of a union, name -> schema.
+    """Return one object schema with the fields of all members of a union (name -> schema).
 
-    The discriminator's value selects a member. Without a discriminator a field selects the member of its name.
+    The value of the field `discriminator` selects a member. Without one, the field with a member's name selects it.
     """
     fields = dict.fromkeys(field for member in members.values() for field in member["properties"])
     owners = {field: [name for name, each in members.items() if field in each["properties"]] for field in fields}
@@ -143,7 +143,7 @@ def merge_union(members: Mapping[str, Schema], discriminator: str | None) -> Sch
 
 
 def _merged_field(field: str, owned: list[str], members: Mapping[str, Schema], discriminator: str | None) -> Schema:
-    """Return the schema of a union's field; the description names the members `owned` that have it if others do not."""
+    """Return the schema of a union's field; if not all members have the field, its description names those that do."""
     schema = _merged({name: members[name]["properties"][field] for name in owned})
     if len(owned) == len(members) or owned == [field]:
         return schema
@@ -153,9 +153,9 @@ def _merged_field(field: str, owned: list[str], members: Mapping[str, Schema], d
 def _rules(
     owners: Mapping[str, list[str]], members: Mapping[str, Schema], tests: Mapping[str, str], discriminator: str | None
 ) -> list[Schema]:
-    """Return CEL rules for a union: only the members in `owners` may have a field, and those that require it must.
+    """Return CEL rules for a union: only a field's `owners` may have it, and members that require the field must.
 
-    tests: CEL by member, true for an object of this member.
+    owners: field -> members with it; tests: member -> CEL that is true for an object of this member.
     """
     one = f"[{', '.join(tests.values())}].filter(given, given).size() == 1"
     rules = [] if discriminator else [validation(one, f"expected exactly one of {choice(tests)}")]
@@ -172,7 +172,7 @@ def _rules(
 
 
 def _by_key(members: Sequence[Schema]) -> dict[str, Schema]:
-    """Return the members of a union, each by the one field that it requires and no other member has."""
+    """Return field -> member of a union: the one field that this member requires and that no other member has."""
     named: dict[str, Schema] = {}
     for member in members:
         others = {field for other in members if other is not member for field in other["properties"]}
@@ -182,9 +182,9 @@ def _by_key(members: Sequence[Schema]) -> dict[str, Schema]:
 
 
 def _merged(variants: Mapping[str, Schema], *, keeps_default: bool = False) -> Schema:
-    """Return one schema for a field of several union members; defaults are only described.
+    """Return one schema for a field of several union members; its description says the defaults.
 
-    keeps_default: a default that all members share stays.
+    keeps_default: a default that all members share stays in the schema.
     """
     first, *others = variants.values()
     schema = deepcopy(first)
@@ -200,7 +200,7 @@ def _merged(variants: Mapping[str, Schema], *, keeps_default: bool = False) -> S
 
 
 def _with_defaults_in_words(schema: Schema, variants: Mapping[str, Schema], *, keeps_default: bool) -> Schema:
-    """Return the schema with the members' defaults in its description; those of objects are left out."""
+    """Return the schema with the members' defaults moved into its description; defaults of objects are dropped."""
     defaults = {name: each["default"] for name, each in variants.items() if "default" in each}
     shares_one = len({json.dumps(default) for default in defaults.values()}) == 1
     if not defaults or (keeps_default and shares_one):
