@@ -18,12 +18,12 @@ from pydantic_core import CoreSchema, core_schema
 from rlhf_api.quantities import amount
 
 Values = Mapping[str, Any]
-"""Starting points of field paths: `spec`, `each`, `one` or `value`.
+"""Name of a field path's starting point -> its Python value; the name is `spec`, `each`, `one` or `value`.
 
-`each` is an entry of the list of a rule, `one` an entry that `where` tests, `value` the field of a Check.
+`each` is an entry of a rule's list, `one` a list entry that `where` tests, `value` the field that a Check annotates.
 """
 Places = Mapping[str, tuple[str, Mapping[str, Any]]]
-"""Starting points of field paths in CEL: (name in the rule, structural schema) of each."""
+"""Name of a field path's starting point -> (its name in the CEL rule, its structural schema)."""
 WITHOUT_VALUES = (
     (r'^is "?\{[\w:]+\}"?, (?=more|fewer)', "is "),
     (r'^is "?\{[\w:]+\}"?[;,] (but |which )?', ""),
@@ -37,7 +37,7 @@ WITHOUT_VALUES = (
 
 
 def _operation(template: str, compute: Callable[..., Any]) -> Callable[..., Expression]:
-    """Return a function that makes an expression of operands, by a CEL template and a Python function."""
+    """Return a function that joins operands into an expression, given its CEL template and its Python function."""
 
     def operation(*operands: object) -> Expression:
         parts = [each if isinstance(each, Expression) else _constant(each) for each in operands]
@@ -182,7 +182,7 @@ def validation(rule: str, message: str, field: str = "") -> dict[str, str]:
 
 
 def without_values(message: str) -> str:
-    """Remove a message's {values} or put fixed words in their place, as the API server's messages are fixed texts."""
+    """Return a message with its {values} replaced by fixed words or removed: the API server's messages are fixed."""
     for pattern, words in WITHOUT_VALUES:
         message = re.sub(pattern, words, message)
     return message

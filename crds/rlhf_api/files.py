@@ -1,4 +1,4 @@
-"""Manifests read into jobs and written back; `--set [NAME:]path=value` changes documents before the check."""
+"""Reader and writer of manifests, which hold jobs; `--set [NAME:]path=value` changes documents before the check."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,11 +17,11 @@ TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec")
 def load(
     text_or_path: str | Path, overrides: Sequence[str] = (), finished: Mapping[str, str] = MappingProxyType({})
 ) -> list[Job]:
-    """Return the jobs of a manifest, each after the jobs that it reads.
+    """Return the jobs of a manifest, each after the jobs whose output it reads.
 
     A Path is read; a str is the manifest itself, and its relative file:// URIs are relative to the working directory.
-    `overrides` are the arguments of `--set`; `finished` jobs, name -> algorithm, may be read by `job://`
-    too. Raises SpecError with every mistake, or OwnCodeError for an own algorithm that does not work.
+    `overrides` are the arguments of `--set`. `finished`: name -> algorithm of jobs whose output may be read, too.
+    Raises SpecError with every mistake, or OwnCodeError for a user's algorithm class that does not work.
     """
     if isinstance(text_or_path, Path):
         text, source, folder = _text(text_or_path), f"{text_or_path}: ", text_or_path.parent
@@ -72,7 +72,7 @@ def _mappings(documents: list[Any], source: str) -> list[dict[str, Any]]:
 
 
 def apply(texts: Sequence[str], documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the documents with the overrides `[NAME:]path=value` applied in order; the given ones stay unchanged.
+    """Return the documents with the overrides `[NAME:]path=value` applied in order; the given documents do not change.
 
     An override applies where its path can exist; an override that applies nowhere is an error.
     """

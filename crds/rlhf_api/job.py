@@ -73,7 +73,7 @@ class Job(Spec):
         return self.metadata.name
 
     def models(self) -> dict[Role, Model]:
-        """Return the models that the algorithm uses by role: trained ones with optimizer, the reference filled in."""
+        """Return role -> model that the algorithm uses; an unset optimizer or reference model has its default."""
         models = self.spec.models.by_role()
         if "actor" in models:
             models.setdefault("reference", _untrained(models["actor"]))  # only used if `used_roles` says so
@@ -103,9 +103,9 @@ class Job(Spec):
 
     @property
     def generates_apart(self) -> bool:
-        """Whether responses are generated in a pool of their own or elsewhere, not in the actor's.
+        """Whether responses are generated outside the actor's pool: in a rollout pool, or by servers outside the job.
 
-        Mode Auto chooses a pool of their own for generation ahead, since a training actor cannot generate.
+        Placement mode Auto chooses a rollout pool if maxStaleness is above 0: an actor that trains cannot generate.
         """
         placement, stale = self.spec.placement, self.spec.rollout.max_staleness > 0
         by_hand = any("rollout" in pool.models for pool in placement.pools)
@@ -128,7 +128,7 @@ class Job(Spec):
 
     @property
     def sequences_per_step(self) -> int:
-        """Responses sampled in a step (RL), or rows read in it (offline; a pair is one row)."""
+        """Number of responses sampled in a step (RL), or of rows that the step reads (offline; a pair is one row)."""
         return self.rows_per_step * self.spec.rollout.samples_per_prompt
 
     @property
@@ -167,14 +167,14 @@ class Job(Spec):
     def values_by_update(self) -> bool:
         """Whether a critic in the actor's pool takes its values from the forward pass of the step's only update.
 
-        A critic in another pool makes a pass of its own meanwhile, which takes no time of the actor's.
+        A critic in another pool makes a separate forward pass, which does not delay the actor.
         """
         algorithm = self.spec.algorithm
         has_own = "critic" in algorithm.workers
         return isinstance(algorithm, ActorCritic) and self.updates_per_step == 1 and not has_own
 
     def total_steps_for(self, rows: int) -> int:
-        """Return the steps of the whole job on `rows` rows; a batch may span two epochs, only the last may be short."""
+        """Return the job's number of steps for `rows` data rows; a batch may span epochs, the last one may be short."""
         training = self.spec.training
         return training.total_steps or -(-(training.total_epochs or 0) * rows // self.rows_per_step)
 

@@ -1,4 +1,4 @@
-"""YAML as kubectl reads it (sigs.k8s.io/yaml, that is YAML 1.1 without timestamps, sexagesimals and duplicates)."""
+"""YAML as kubectl reads it (sigs.k8s.io/yaml, YAML 1.1 without timestamps, sexagesimals and repeated keys)."""
 
 import math
 import re
@@ -17,7 +17,7 @@ except ImportError:  # PyYAML was built without libyaml: the same text, four tim
     from yaml import SafeDumper  # type: ignore[assignment]
 
 MAX_VALUES = 100_000
-"""Most values of a document; a few lines of nested aliases could stand for any number."""
+"""Largest number of values in a document; a few lines of nested aliases could stand for any number of values."""
 TAG = "tag:yaml.org,2002:"
 SCALARS = {
     "bool": (r"y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON|n|N|no|No|NO|false|False|FALSE|off|Off|OFF", "yYnNtTfFoO"),
@@ -87,7 +87,7 @@ for _name in ("timestamp", "binary", "omap", "pairs", "set"):  # JSON has none o
 
 
 def read(text: str, source: str) -> list[Any]:
-    """Return the YAML documents in a text, empty ones as None. Raises SpecError with the line, after `source`."""
+    """Return the YAML documents in a text, empty ones as None. Raises SpecError with `source` and the line."""
     try:
         documents = list(yaml.load_all(text, _Loader))
         for number, document in enumerate(documents, start=1):

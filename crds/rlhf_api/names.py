@@ -15,4 +15,4 @@ PlacedRole = Literal["actor", "critic", "reference", "reward", "cost"]
 PoolRole = Literal[PlacedRole, "rollout"]
 """Roles that a manifest may list in a pool. `rollout`, a generator with the actor's weights, has a pool for itself."""
 Role = Literal[PoolRole, "cost_critic"]
-"""Roles of all models. No manifest names `cost_critic`: it comes with SafeRLHF's critic and lives in its pool."""
+"""Roles of all models. No manifest names `cost_critic`: it comes with SafeRLHF's critic, in the critic's pool."""

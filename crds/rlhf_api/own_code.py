@@ -23,7 +23,7 @@ class OwnCodeError(Exception):
 
 
 def add_search_path(folder: Path) -> None:
-    """Make Python search modules in this folder and in the current one, after all other places."""
+    """Append this folder and the current folder to the folders in which Python searches modules."""
     for each in (folder, Path()):
         if (path := str(each.resolve())) not in sys.path:
             sys.path.append(path)

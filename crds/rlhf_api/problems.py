@@ -1,4 +1,4 @@
-"""Mistakes in a manifest: the path of each one, and what is wrong there."""
+"""Mistakes in a manifest, each with the path of the wrong field and a sentence about the mistake."""
 
 import re
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ def choice(names: Iterable[str]) -> str:
 
 
 def suggestion(wrong: str, names: Iterable[str]) -> str:
-    """Return the known name nearest to `wrong` as a question, else all known names."""
+    """Return a hint for the unknown name `wrong`: the nearest known name as a question, else all known names."""
     known = sorted(names)
     near = [name for name in known if name.lower() == wrong.lower()] or get_close_matches(wrong, known, n=1)
     return f"did you mean {near[0]}?" if near else f"expected {choice(known)}" if known else "there is none"
@@ -56,6 +56,6 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, most: int) -> str:
-    """Return a foreign text for a status: printable, without credentials of URLs, at most `most` bytes."""
+    """Return another program's text on one line, for a status: without credentials of URLs, at most `most` bytes."""
     words = printable(text).split()
     return CREDENTIALS.sub("//", " ".join(words)).encode()[:most].decode(errors="ignore")

@@ -31,7 +31,7 @@ SENTENCES = {
     **dict.fromkeys(("string_too_short", "too_short"), "is empty"),
     "recursion_loop": "contains itself",
 }
-"""Type of an error -> its sentence, in which names in braces are those of the error's context and of `_sentence`."""
+"""Type of a pydantic error -> sentence for it; `_sentence` fills in the names in braces from the error."""
 
 
 def explain(root: type[BaseModel], found: ValidationError) -> SpecError:
@@ -60,9 +60,9 @@ def _problems(root: type[BaseModel], error: ErrorDetails) -> list[Problem]:
 
 
 def _locate(root: type[BaseModel], location: tuple[int | str, ...]) -> tuple[str, Models, str]:
-    """Return the path of a location without discriminator tags, the models that may be there, and the last tag.
+    """Return (path without tags of unions, pydantic models that the path may lead to, last tag) of an error's location.
 
-    An unknown field leaves the models of its parent.
+    For an unknown field the models are those of its parent.
     """
     path: list[str] = []
     models: Models = (root,)

@@ -1,7 +1,7 @@
 """Table of the algorithms that a job may name: one class in each module of the packages that an entry point names.
 
-The trainer stands above the contract, and a manifest's check needs the options of its algorithms. So the installed
-metadata of this project names the package of the algorithms (pyproject.toml, docs/adr/0007).
+The contract may not import the trainer, but checks a manifest by the options of the trainer's algorithms. So the
+installed metadata of this project names the package of the algorithms (pyproject.toml, docs/adr/0007).
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ def _found() -> Iterator[type[Algorithm]]:
 
 
 def _place(algorithm: type[Algorithm]) -> tuple[bool, bool, bool, str]:
-    """Return the sort key: algorithms on given data, on pairs, on advantages, then writers of data; each by paper."""
+    """Return the sort key: learners from data, from pairs, from advantages, then writers of data; each by paper."""
     kinds = issubclass(algorithm, PolicyGradient), issubclass(algorithm, Preference)
     return (algorithm.makes == "data", *kinds, algorithm.paper)
 
@@ -51,7 +51,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
 
 
 def _with_its_class(algorithm: Algorithm, info: ValidationInfo) -> Algorithm:
-    """Return an own algorithm with its class if the manifest's folder is known, else as a pod described it."""
+    """Return a user's own algorithm: by its class if the manifest's folder is known, else as a pod described it."""
     known = info.context or {}
     if not isinstance(algorithm, Custom):
         return algorithm

@@ -31,7 +31,7 @@ ROWS = ("prompts", "completions", "pairs", "safety_pairs")
 OBJECTIVE_INPUTS = ("log_probs", "old_log_probs", "advantages", "mask", "token_weights")
 """Names that the parameters of an algorithm's own `objective` may have."""
 Call = tuple[str, str]
-"""Call of a step as (model, method); the model has the name of the step's parameter."""
+"""Call of a model's method in an algorithm's step: (name of the step's parameter, name of the method)."""
 
 
 class _Recorded:
@@ -46,12 +46,12 @@ class _Recorded:
 
 
 class Algorithm(Spec):
-    """Options of an algorithm. The attributes from `data` on are read off the parameters and calls of `step`."""
+    """Base of algorithms: fields are options; class attributes from `data` on follow from the code of `step`."""
 
     paper: ClassVar[str]
     """Source of the algorithm: `arXiv:NUMBER`, and the section."""
     step: ClassVar[Callable[..., None]]
-    """One iteration: a static method that takes the data and, by the names of its parameters, the models."""
+    """One training step: a static method that takes the data and, by the names of its parameters, the models."""
     comparing: ClassVar[Mapping[str, str] | None] = None
     """Option values with which the algorithm compares the responses to a prompt; {} is always, None is never."""
     may_lack_reward: ClassVar[bool] = False
@@ -68,7 +68,7 @@ class Algorithm(Spec):
     offline: ClassVar[bool]
     """Whether the algorithm learns from the data alone and generates nothing."""
     trained: ClassVar[tuple[Role, ...]]
-    """Roles of the models that the step updates; the first is the model that the job is for."""
+    """Roles of the models that the step updates; the first is the model that the job saves."""
     frozen: ClassVar[tuple[Role, ...]]
     """Roles of the models that the step reads and does not train; `reference` may be left out."""
     chooses_pairs: ClassVar[bool]
@@ -78,7 +78,7 @@ class Algorithm(Spec):
 
     name: str
     _entrypoint: str = ""
-    """Entry point of a manifest's own algorithm; empty for algorithms of this package."""
+    """Entry point by which a manifest names a user's own algorithm; empty for algorithms of this package."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -161,8 +161,8 @@ class Writing(Algorithm):
     comparing, may_lack_reward = {"rows": "Pairs"}, True
 
     rows: Literal["Responses", "Best", "Pairs"] = "Responses"
-    """Content of a row: a response; a prompt with the best of its finished responses; or with the best and
-    the worst, where one is better.
+    """Content of a row. Responses: one response. Best: a prompt and its best finished response. Pairs: a prompt, its
+    best finished response and its worst response, if the best is better.
     """
     min_reward: float | None = None
     """Lowest reward of a response, or of a pair's better response, that is written; unset writes all."""
@@ -178,15 +178,15 @@ class KL(Spec):
 
     coefficient: float = Field(0.05, ge=0, description="Weight of the penalty; the first one with Adaptive.")
     apply_to: Literal["Reward", "Loss"] = "Reward"
-    """Subtract it from each token's reward, or add it to the loss."""
+    """Place of the penalty: subtracted from each token's reward, or added to the loss."""
     controller: Literal["Fixed", "Adaptive"] = "Fixed"
-    """Keep the coefficient, or steer it to `target` (arXiv 1909.08593, section 2.2)."""
+    """Fixed: the coefficient is constant. Adaptive: it steers the KL to `target` (arXiv 1909.08593, section 2.2)."""
     target: float | None = Field(None, gt=0)
     """KL per response that Adaptive steers to, in nats; only with Adaptive."""
     horizon: Count = Field(10000, description="Sequences over which Adaptive corrects the coefficient.")
     estimator: Estimator | None = None
-    """Estimator of the KL; unset is K1 in the reward and K3 in the loss. K1 has no gradient on average: in the loss it
-    only reports.
+    """Estimator of the KL; unset is K1 in the reward and K3 in the loss. In the loss K1 is only a
+    metric: its gradient is 0 on average.
     """
 
     @property
@@ -215,16 +215,16 @@ class RewardShaping(Spec):
     """Running: subtract the mean and divide by the standard deviation of all rewards so far."""
     clip: float | None = Field(None, gt=0, description="Largest magnitude of a reward; unset does not clip.")
     missing_end_penalty: float = Field(0.0, ge=0)
-    """Subtracted from the reward of a response without an end token."""
+    """Penalty that is subtracted from the reward of a response without an end token."""
     overlong_penalty: OverlongPenalty | None = None
-    """Subtracted from the reward of a response that is nearly too long."""
+    """Penalty that is subtracted from the reward of a response that is nearly too long."""
 
 
 class RolloutCorrection(Spec):
     """Importance weights of tokens that the generator drew with another probability than the trainer gives them."""
 
     mode: CorrectionMode = "Truncate"
-    """Truncate: weights above the cap become the cap. Mask: tokens beyond it are left out."""
+    """Truncate: weights above the cap become the cap. Mask: tokens with a weight beyond the cap are left out."""
     cap: float = Field(2.0, gt=1, description="Largest weight; Mask also leaves out those below 1 / cap.")
 
 
@@ -248,16 +248,18 @@ class PolicyGradient(Algorithm):
 
     clip_range: float = Field(0.2, gt=0, lt=1, description="Clipping of the probability ratio, epsilon.")
     clip_range_high: float | None = Field(None, gt=0)
-    """Clipping above 1 (DAPO's clip-higher); unset is clipRange."""
+    """Clipping of the probability ratio above 1 (DAPO's clip-higher); unset is clipRange."""
     aggregation: Aggregation = "TokenMean"
-    """The loss is the mean over all tokens, over responses of each one's mean, or over responses of each one's sum /
-    data.maxResponseTokens.
+    """Loss of a batch. TokenMean: mean over all tokens. SequenceMean: mean over responses of a response's mean.
+    FixedLength: mean over responses of a response's sum / data.maxResponseTokens.
     """
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     kl: KL = Field(KL(), description="The penalty that keeps the actor near the reference.")
     rewards: RewardShaping = Field(RewardShaping(), description="What happens to a reward before it is used.")
     rollout_correction: RolloutCorrection | None = None
-    """Weigh tokens by trainer over generator; unset does not."""
+    """Weights of tokens: the trainer's probability over the generator's. Unset: no weights or, with
+    rollout.maxStaleness above 0, this field's defaults.
+    """
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -293,7 +295,7 @@ class ActorCritic(PolicyGradient):
     discount: float = Field(1.0, ge=0, le=1, description="Discount of future rewards, gamma.")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of GAE (arXiv 1506.02438).")
     value_clip_range: float | None = Field(0.2, gt=0)
-    """Largest change of a value in one update; null does not clip."""
+    """Largest change of a critic's value in one update; null does not clip."""
     whiten_advantages: bool = Field(True, description="Give the advantages mean 0 and variance 1.")
     critic_warmup_steps: Whole = Field(0, description="First steps that update the critic only.")
 
@@ -322,8 +324,8 @@ class Constrained(ActorCritic):
     def next_multiplier(self, multiplier: float, *, cost: float) -> float:
         """Return the Lagrange multiplier after a step of this mean cost (Safe RLHF, arXiv 2310.12773, section 3.3, B).
 
-        ln(lambda) + learning_rate * lambda * (cost - limit), at most ln(maximum): it grows while the cost is above the
-        limit. It stays above 1e-6, from where it can come back.
+        Its logarithm becomes ln(lambda) + learning_rate * lambda * (cost - limit), at most ln(maximum): it grows while
+        the cost is above the limit. It is at least 1e-6, since a smaller multiplier could hardly grow again.
         """
         moved = math.log(multiplier) + self.lagrange.learning_rate * multiplier * (cost - self.cost_limit)
         return math.exp(min(max(moved, math.log(MIN_MULTIPLIER)), math.log(self.lagrange.maximum)))
