@@ -257,9 +257,8 @@ class PolicyGradient(Algorithm):
     kl: KL = Field(KL(), description="The penalty that keeps the actor near the reference.")
     rewards: RewardShaping = Field(RewardShaping(), description="What happens to a reward before it is used.")
     rollout_correction: RolloutCorrection | None = None
-    """Weights of tokens: the trainer's probability over the generator's. Unset: no weights or, with
-    rollout.maxStaleness above 0, this field's defaults.
-    """
+    """Weights of tokens: the trainer's probability over the generator's. Unset: none or, with rollout.maxStaleness
+    above 0, the defaults."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:

@@ -34,14 +34,14 @@ class Custom(Algorithm):
     paper, step = "", staticmethod(_unknown)
     name: Literal["Custom"] = Field(description="A class of your own, outside this package.")
     entrypoint: str = Field(pattern=OWN_CLASS, max_length=256)
-    """module.path:Class, or the name under which an installed package has it in rlhf.algorithms."""
+    """Class of the algorithm: module.path:Class, or its name among the entry points rlhf.algorithms."""
     options: JsonFields[Identifier] = Field(
         default_factory=dict, description=f"Fields of the class, at most {MAX_DEPTH} levels deep."
     )
 
     @model_serializer(mode="wrap")
     def _as_in_manifest(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write the fields of a manifest only: a described algorithm also has options of its base class."""
+        """Return the fields that a manifest has, without the options that a stand-in has from its base class."""
         fields: dict[str, Any] = write(self)
         return {name: fields[name] for name in Custom.model_fields if name in fields}
 
@@ -128,7 +128,7 @@ def load_algorithm(given: Custom) -> Algorithm:
 
 
 def algorithm_class(entrypoint: str) -> type[Algorithm]:
-    """Import the class that an entry point names. Raises OwnCodeError for a missing class or another one."""
+    """Return the algorithm class that an entry point names. Raises OwnCodeError if it is missing or cannot be used."""
     module, _, name = _address(entrypoint).partition(":")
     try:
         found = getattr(import_module(module), name)
@@ -162,7 +162,7 @@ def own_line(error: BaseException, function: Callable[..., Any] | None = None) -
 
 
 def own_place(function: Callable[..., Any]) -> str:
-    """Return ` (file:line)` of the start of a user's function or class; empty for those of this package."""
+    """Return ` (file:line)` of the start of a user's function or class; empty for those of our packages."""
     inner = inspect.unwrap(function)
     return defined_at(inner) if package_of(str(getattr(inner, "__module__", ""))) in own_packages() else ""
 

@@ -13,13 +13,13 @@ class Stored(Spec):
     """Address of a stored data set."""
 
     uri: Uri
-    """hf://, job:// (what a job of Generate wrote), package://, file:// or pvc://claim/."""
+    """URI of the data set: hf://, job:// (output of a Generate job), package://, file:// or pvc://claim/."""
     subset: Text | None = Field(None, description="Configuration of a Hugging Face data set.")
     split: Text = Field("train", description="Split to read.")
 
 
 class Rows(Spec):
-    """Rows and the names of their columns."""
+    """Base of data sets: the names of the columns of their rows."""
 
     prompt_key: Text = Field("prompt", description="Column of the prompt.")
     response_key: Text = Field("chosen", description="Column of the response, for SFT.")
@@ -30,10 +30,10 @@ class Rows(Spec):
     rejected_safe_key: Text = "rejected_safe"
     """Column that says whether the worse response is safe, for CostModel."""
     better_key: Text | None = None
-    """Column of 0 or 1: 1 where rejectedKey names the better response. Unset: chosenKey does."""
+    """Column of 0 or 1: 1 where rejectedKey names the better response. Unset: chosenKey always names the better one."""
     messages_key: Text | None = None
-    """Column of conversations, instead of promptKey and responseKey: SFT learns each answer, and a prompt is all before
-    the last one.
+    """Column of conversations, instead of promptKey and responseKey. SFT learns each answer of the assistant; RL and
+    pairs take everything before the last answer as the prompt.
     """
     tools_key: Text | None = Field(None, description="Column of tools, which the chat template is given.")
     columns: Listed[Column] = Field((), max_length=64)
@@ -46,11 +46,11 @@ class Rows(Spec):
         raise NotImplementedError
 
     def sources(self, path: str) -> "dict[str, Rows]":
-        """Return the data sets by path in the manifest. path: dotted path of this value."""
+        """Return {path: self}: this is one data set. path: its dotted path in the manifest."""
         return {path: self}
 
     def map_sources(self, change: "SourceChange") -> "Rows":
-        """Return what `change` makes of these rows."""
+        """Return the data set that the function `change` makes of this one."""
         return change(self)
 
 
@@ -87,11 +87,11 @@ class SeveralSources(Spec):
     key: ClassVar[str]
 
     def sources(self, path: str) -> dict[str, Rows]:
-        """Return the data sets by path in the manifest, such as `<path>.mix.0`. path: dotted path of this value."""
+        """Return dotted path in the manifest, such as `<path>.mix.0`, -> data set. path: `<path>`."""
         return {f"{path}.{self.key}.{place}": source for place, source in enumerate(getattr(self, self.key))}
 
     def map_sources(self, change: "SourceChange") -> Self:
-        """Return a copy in which each data set is replaced by `change` of it."""
+        """Return a copy in which the function `change` has replaced each data set."""
         return self.model_copy(update={self.key: tuple(map(change, getattr(self, self.key)))})
 
 
@@ -104,7 +104,7 @@ class DataMix(SeveralSources):
 
 
 class NamedSource(DataSource):
-    """One of several data sets for evaluation; its name begins the names of its measures."""
+    """One of several data sets for evaluation; its name is the prefix of its measures' names."""
 
     name: Identifier = Field(description="Its measures are NAME/MEASURE.")
 

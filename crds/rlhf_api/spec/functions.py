@@ -26,7 +26,7 @@ def check_depth(value: object) -> object:
 
 Key = TypeVar("Key")
 JsonFields = Annotated[dict[Key, JsonValue], Field(max_length=64), BeforeValidator(check_depth)]
-"""Mapping that may hold any JSON, by names of the given type."""
+"""Mapping from names of the type `Key` to any JSON values."""
 Argument = Annotated[Identifier, Check(~VALUE.one_of(ALWAYS_GIVEN), "is given to every function; choose another name")]
 Column = Annotated[Text, Check(~VALUE.one_of(ALWAYS_GIVEN), "is given to every function; rename the column")]
 """Name of a column of the data, under which functions get its values."""

@@ -41,7 +41,7 @@ from rlhf_api.spec.verifiers import RewardVerifier
 MICRO_BATCH_TOKENS = 16384
 """Default number of tokens of a forward pass; on CPU, models with hidden states of more than 64 values get fewer."""
 CPU_HIDDEN_VALUES, CPU_MIN_TOKENS = 2**20, 2048
-"""Bounds of a forward pass on CPU, whose caches are small: tokens times hidden size, and fewest tokens."""
+"""Default number of tokens of a forward pass on CPU: the first number // hidden size, at least the second number."""
 
 
 class Optimizer(Spec):
@@ -57,7 +57,7 @@ class Optimizer(Spec):
     warmup_steps: Whole = Field(0, description="First steps, over which the rate rises to its peak.")
     schedule: str = Field("Constant", pattern=SCHEDULE, max_length=256)
     """After the warm-up: Constant, Cosine, which ends at a tenth of the peak, or a function of your own,
-    module.path:function, that gives the factor of a step.
+    module.path:function, that returns a step's factor of the learning rate.
     """
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients with a larger norm are scaled down.")
 
@@ -76,14 +76,14 @@ class Model(Spec):
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
     shape: Shape | None = Field(None, description="For the mapper; unset means its config.json is read.")
     gradient_checkpointing: bool | None = None
-    """Recompute layers in backward passes, to save memory. Unset: on GPUs as mapped."""
+    """Recompute layers in backward passes, to save memory. Unset: the mapper decides on GPUs."""
     offload: Offload = "None"
     """State that waits in host memory while the model is idle, so that colocated models have room; Optimizer (its
-    moments) and All for trained models only. OptimizerInHost, of trained models too: FP32 weights, gradients and
-    moments are always there, the CPU updates them, and a device holds a few layers.
+    moments), All and OptimizerInHost for trained models only. OptimizerInHost: FP32 weights, gradients and moments
+    are always in host memory, the CPU updates them, and a device holds a few layers.
     """
     parallelism: Parallelism | None = None
-    """How the model is cut over its pool; unset means by data alone."""
+    """How the model is cut over its pool's slots; unset means data parallelism only."""
     optimizer: Optimizer | None = Field(None, description="Trained models only; unset means its defaults.")
     lora: Lora | None = Field(None, description="Trained models only: train an adapter, and nothing else.")
 
@@ -141,7 +141,7 @@ class RewardTerm(Spec):
     weight: Annotated[float, Check(VALUE != 0.0, "is 0, expected another number")] = 1.0
     """Factor of the part in the sum."""
     normalization: Literal["None", "Running"] = "None"
-    """Running: less the mean, and divided by the deviation, of all scores of this part so far."""
+    """Running: subtract the mean and divide by the standard deviation of all scores of this part so far."""
     reward: SingleReward = Field(description="A model (uri), function (entrypoint), verifier, service (url) or judge.")
 
 
@@ -161,18 +161,18 @@ Reward = Annotated[
 
 
 class Models(Spec):
-    """The models of a job; the algorithm says which."""
+    """The models of a job; the algorithm determines their roles."""
 
     actor: OnlyModel | None = Field(None, description="The model that answers, and that SFT and RL train.")
     critic: OnlyModel | None = Field(None, description="Estimates the value of each token.")
     reference: OnlyModel | None = None
-    """The actor before training; unset means actor's, and none without a KL penalty."""
+    """Reference model; unset means the actor before training or, without a KL penalty, no reference."""
     reward: Reward | None = None
-    """Scores a response: a model (uri), function (entrypoint), verifier, service, judge or sum."""
+    """Scorer of responses: a model (uri), function (entrypoint), verifier, service, judge or sum."""
     cost: OnlyScoringModel | None = Field(None, description="Scores how harmful a response is; above 0 is unsafe.")
 
     def by_role(self) -> dict[Role, Model]:
-        """Return the models that the spec names, by role; a reward of another form is left out."""
+        """Return role -> model for the models that the spec names; a reward that is no model is left out."""
         roles: dict[Role, Model | None] = {
             "actor": self.actor,
             "critic": self.critic,
@@ -183,19 +183,19 @@ class Models(Spec):
         return {role: model for role, model in roles.items() if model}
 
     def field(self, role: Role) -> str:
-        """Return the field of `models` that says how the model of a role is used and trained."""
+        """Return the name of the field of `models` with the settings of a role's model."""
         if role != "reward":
             return "critic" if role == "cost_critic" else role
         return next((field for field, part in self.rewards().items() if isinstance(part, Model)), role)
 
     def source_field(self, role: Role) -> str:
-        """Return the field of `models` that says where the weights of a role come from."""
+        """Return the name of the field of `models` with the URI of a role's weights."""
         if role == "cost_critic":
             return "cost"
         return "actor" if role == "reference" and self.reference is None else self.field(role)
 
     def rewards(self) -> dict[str, Model | RewardFunction | RewardVerifier | RewardService | RewardJudge | None]:
-        """Return the parts of the reward by their fields below `models`; a reward that is no sum is one part."""
+        """Return field below `models` -> part of the reward; a reward that is no sum is one part."""
         if not isinstance(self.reward, RewardSum):
             return {"reward": self.reward}
         return {f"reward.sum.{place}.reward": term.reward for place, term in enumerate(self.reward.sum)}
@@ -208,7 +208,7 @@ class Training(Spec):
     total_epochs: Count | None = Field(None, description="Passes over the rows; or give totalSteps.")
     prompt_batch_size: Count | None = Field(None, description="Prompts of a step; RL only.")
     batch_size: Count | None = None
-    """Rows (pairs of models that learn from them) of a step; not in RL."""
+    """Rows of the data in a training step, a pair counts as one row; not in RL."""
     mini_batch_size: Count | None = None
     """Sequences of an optimizer step, RL only; unset means the whole batch."""
     update_epochs: Count = Field(1, description="Passes of the optimizer over a batch; RL only.")
@@ -220,7 +220,7 @@ class Training(Spec):
     )
     seed: Annotated[int, Field(ge=0, lt=2**32, description="Everything random follows from it."), WHOLE] = 0
     precision: Literal["Auto", "FP32", "BF16"] = "Auto"
-    """Auto is FP32 on CPU and BF16 with FP32 masters on GPU."""
+    """Precision of training: Auto is FP32 on CPU, and BF16 with FP32 master weights on GPU."""
     micro_batch_tokens: Count | None = Field(
         None,
         description=f"Tokens of one forward pass; rows are packed without padding. Default: {MICRO_BATCH_TOKENS:,} "
@@ -232,15 +232,15 @@ class Training(Spec):
     Auto takes Flash where it runs.
     """
     compile: bool = False
-    """Compile the models' layers, but for attention, by torch.compile: without tensor parallelism, and on CPU only in
-    jobs that generate nothing.
+    """Compile the models' layers, but for attention, by torch.compile. It needs models without tensor parallelism and,
+    on CPU, a job that generates nothing.
     """
     share_prompts: bool = True
-    """Compute the prompt of responses to one prompt once, in scoring and training."""
+    """Compute a prompt once for all its responses, in scoring and training."""
     max_skipped_updates: Whole = 3
-    """Updates of a model in a row that may be skipped for a value that is not finite."""
+    """Largest number of consecutive updates of a model that may be skipped because a value is not finite."""
     call_deadline_seconds: Count = 1800
-    """Longest time in which no worker ends a call; the run is then stopped as hung."""
+    """Longest time in which no worker finishes a call; after it the run is stopped as hung."""
 
 
 class Resources(Spec):
@@ -249,8 +249,8 @@ class Resources(Spec):
     device: Literal["Auto", "CPU", "GPU"] = Field("Auto", description="Auto takes GPUs where there are any.")
     nodes: NodeCount = Field(1, description="Nodes of the job.")
     max_nodes: NodeCount | None = None
-    """Largest number of nodes onto which a job is mapped on a cluster; it gets fewer where fewer exist, but at least
-    nodes. With placement Auto only. Unset means nodes.
+    """Largest number of nodes onto which a job is mapped on a cluster; the job gets fewer where fewer exist, but at
+    least `nodes`. With placement Auto only. Unset means `nodes`.
     """
     slots_per_node: SlotCount | None = None
     """Slots of a node; unset means all its GPUs, or one CPU slot with all its cores."""
@@ -266,15 +266,15 @@ class Checkpoint(Spec):
     every_minutes: float = Field(10.0, gt=0, description="Save when the last one is so old.")
     keep_last: Count = Field(2, description="Checkpoints to keep; older ones are deleted.")
     keep_best: Text | None = None
-    """A measure of evaluation, such as reward or loss. The checkpoint of the step at which it was best is kept, too:
-    the highest, of loss the lowest. Needs evaluation.everySteps.
+    """A measure of evaluation, such as reward or loss. The checkpoint with its best value is kept, too: the highest
+    value, or for loss the lowest. Needs evaluation.everySteps.
     """
     storage: StorageUri | None = None
     """Storage of checkpoints: s3://, gs://, pvc://claim or, not on a cluster, file:///; unset means the run folder."""
 
     @property
     def kept(self) -> int:
-        """Most checkpoints of the job that are kept at a time."""
+        """Largest number of the job's checkpoints that are kept at a time."""
         return self.keep_last + (self.keep_best is not None)
 
 
@@ -283,7 +283,7 @@ class Pool(Spec):
 
     name: Name = Field(description="Name of the pool.")
     models: Listed[PoolRole] = Field(min_length=1, max_length=5)
-    """Roles that live here; `rollout`, which lives alone, generates what the actor then does not."""
+    """Roles of the models in the pool. `rollout` has a pool of its own and generates in place of the actor."""
     nodes: NodeCount = Field(1, description="Nodes of the pool.")
     slots_per_node: SlotCount = Field(description="Slots of each node.")
 
@@ -294,7 +294,7 @@ class Placement(Spec):
     mode: Literal["Auto", "Manual"] = Field("Auto", description="Auto lets the mapper decide.")
     pools: Listed[Pool] = Field((), max_length=8, description="The pools; with Manual only.")
     objective: str = Field("throughput", pattern=OBJECTIVE, max_length=32)
-    """Objective of a step: throughput (least time), fewest-gpus=SECONDS (within that time) or lowest-cost."""
+    """Objective of the mapper: throughput (shortest step), fewest-gpus=SECONDS (longest step) or lowest-cost."""
     remap: Literal["Never", "AtCheckpoint"] = "Never"
     """Time at which a running job takes a placement that measured steps show to be better; on a cluster."""
 
@@ -312,7 +312,7 @@ class EvaluationVerifier(RewardVerifier):
 
 
 class Evaluation(Spec):
-    """Measures before, during and after training."""
+    """Evaluation of the model before, during and after training."""
 
     data: HeldOutData = Field(description="The rows to measure on: of a data set (uri), or of several (sets).")
     every_steps: Count | None = Field(None, description="Also measure each time so many steps are done.")

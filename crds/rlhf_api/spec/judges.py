@@ -29,7 +29,7 @@ def _asks_one_thing(template: str) -> str:
 class Judge(Spec):
     """A model behind POST <url>/chat/completions that gives a response a number, or says which of two is better.
 
-    Its answer ends with [[number]], or with [[A]], [[B]] or, for neither, [[C]]; or it is that alone, without brackets.
+    The answer ends with [[number]], or with [[A]], [[B]] or [[C]] (neither), or is the number or letter alone.
     """
 
     url: ServiceUrl = Field(description="Of the API, such as https://host/v1; /chat/completions is added.")
@@ -41,15 +41,15 @@ class Judge(Spec):
     minimum: float = Field(1.0, description="Lowest number that it may give; it becomes 0.")
     maximum: float = Field(10.0, description="Highest number that it may give; it becomes 1.")
     reference_key: Text | None = None
-    """Column of the response that each is compared with; unset: with the others to its prompt. The score is the share
-    of comparisons that it wins; a tie is half.
+    """Column of a response with which each response is compared; unset: with the other responses to its prompt. A
+    response's score is the share of comparisons that it wins; a tie is half.
     """
     arguments: JsonFields[Annotated[Identifier, Check(~VALUE.one_of(OWN_FIELDS), "is written by the trainer")]] = Field(
         {"temperature": 0, "max_tokens": 1024},
         description=f"Further fields of each request; at most {MAX_DEPTH} levels deep.",
     )
     max_unread_share: float = Field(0.5, ge=0, le=1)
-    """Largest share of a call's questions without a verdict; above it the run ends."""
+    """Largest share of a call's questions to which the judge gives no verdict; above it the run ends."""
     timeout_seconds: float = Field(120.0, gt=0, description="Longest time of one attempt for one question.")
     attempts: Count = Field(8, description="Attempts for one question, with growing pauses in between.")
     concurrency: Count = Field(16, description="Questions under way at once, of all ranks; one a rank at least.")

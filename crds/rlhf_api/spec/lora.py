@@ -15,11 +15,11 @@ AdapterUri = Annotated[str, Field(pattern=URI, max_length=1024), ONE_PACKAGE, WI
 
 
 class Lora(Spec):
-    """A low-rank adapter (arXiv:2106.09685): B A alpha / rank is added to matrices that stay as they are."""
+    """A low-rank adapter (arXiv:2106.09685): B A alpha / rank is added to frozen weight matrices."""
 
     rank: Count = Field(16, description="Rows of A and columns of B.")
     alpha: Count = Field(32, description="The adapter counts alpha / rank times.")
     targets: Listed[Identifier] = Field((), max_length=32)
-    """Last names of the matrices, such as q_proj; none: all linear."""
+    """Last part of the names of the matrices with an adapter, such as q_proj; empty: all linear layers."""
     initial: AdapterUri | None = None
-    """PEFT directory to go on from: hf://, package://, file:// or pvc://claim/."""
+    """PEFT directory of the adapter from which training starts: hf://, package://, file:// or pvc://claim/."""

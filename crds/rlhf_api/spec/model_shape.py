@@ -13,7 +13,7 @@ from rlhf_api.problems import choice
 def _known(
     family: str, hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, vocabulary: int, **more: Any
 ) -> Mapping[str, Any]:
-    """Return a model's config.json under its own names; more: head_dim and tie_word_embeddings."""
+    """Return a model's sizes by their names in config.json; more: head_dim and tie_word_embeddings."""
     return {
         "model_type": family,
         "hidden_size": hidden,
@@ -50,7 +50,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
     "qwen3-14b": _known("qwen3", 5120, 40, 40, 8, 17408, 151936, **_WIDE),
     "qwen3-32b": _known("qwen3", 5120, 64, 64, 8, 25600, 151936, **_WIDE),
 }
-"""Well-known models, as their config.json on the Hugging Face Hub describes them; 3.1 and 3.3 are as Llama 3."""
+"""Name of a well-known model -> its config.json on the Hugging Face Hub; Llama 3.1 and 3.3 are as Llama 3."""
 
 
 KnownModel = Annotated[
@@ -59,7 +59,7 @@ KnownModel = Annotated[
 
 
 class Shape(Spec):
-    """Numbers by their names in config.json, in camelCase, or a known model's name, which other numbers override."""
+    """Shape of a model: numbers of its config.json, in camelCase; they override those of the known model `name`."""
 
     name: KnownModel | None = Field(None, description="A known model, such as llama-3-8b.")
     model_type: str | None = Field(None, min_length=1, max_length=64)
@@ -72,7 +72,7 @@ class Shape(Spec):
     intermediate_size: Count | None = Field(None, description="Width of the feed-forward layer.")
     vocab_size: Count | None = Field(None, description="Tokens of the vocabulary.")
     tie_word_embeddings: bool | None = None
-    """Whether the output head is the embedding; unset is false."""
+    """Whether the output head shares the embedding's weights; unset is false."""
     num_experts: Count | None = Field(None, description="Experts of a layer.")
     num_experts_per_tok: Count | None = Field(None, description="Experts that a token meets.")
     moe_intermediate_size: Count | None = Field(None, description="Width of an expert.")

@@ -67,7 +67,7 @@ class ParallelSizes:
         return int(getattr(self, axis))
 
     def coordinates(self, rank: int) -> dict[Axis, int]:
-        """Return a rank's coordinate by axis; (data, pipeline, tensor) is unique, and so is data with the other 3."""
+        """Return axis -> coordinate of a rank; (data, pipeline, tensor) is unique, as is data with the other 3 axes."""
         tensor, stage = rank % self.tensor, rank // self.tensor % self.pipeline
         stages, shards = self._micro()
         return {
@@ -87,16 +87,16 @@ class ParallelSizes:
 
 
 class Parallelism(Spec):
-    """How a model is cut over the slots of its pool in forward passes and training; their product is the slots.
+    """Parallel sizes of a model in forward passes and training; their product is the number of slots of its pool.
 
-    A type of its own because a manifest may leave d unset, and says elsewhere (`rollout`) how the actor generates.
+    A manifest may leave d unset, and has the sizes of generation elsewhere (`rollout`), unlike `ParallelSizes`.
     """
 
     pipeline: Count = Field(1, description="Pipeline stages (p).")
     tensor: Count = Field(1, description="Tensor-parallel shards of a layer (t).")
     data: Count | None = Field(None, description="Data-parallel ranks (d); unset means all slots that p and t leave.")
     replicas: Count = 1
-    """Copies of the weights among the data-parallel ranks, each sharded over the others."""
+    """Copies of the weights among the data-parallel ranks; each copy is sharded over d / replicas ranks."""
 
     def over(self, slots: int, *, generation_pipeline: int = 0, generation_tensor: int = 0) -> ParallelSizes:
         """Return the sizes on a pool of `slots` slots; an unset d becomes slots // (p * t), at least 1."""

@@ -11,15 +11,15 @@ from rlhf_api.expressions import VALUE, Check
 from rlhf_api.spec.functions import EntryPoint, ServiceUrl
 
 STREAM_SHARES = (0.5, 0.25, 0.125, 0.125)
-"""Shares of a rank's rows in the groups that generation with `stream` hands on, in the order in which they end.
+"""Shares of a rank's responses in the groups that generation with `stream` hands on to scoring, one after the other.
 
-Where lengths are skewed, half of the rows end early. Each group takes a pass of its own, which costs time besides its
-tokens. Only the last group is left when generation ends.
+Where lengths are skewed, half of the responses end early. Scoring makes a pass for each group, which costs time
+besides its tokens. Only the last group is left when generation ends.
 """
 
 
 def stream_groups(rows: int) -> list[range]:
-    """Return the groups of a rank's `rows` rows as consecutive ranges, in the order in which the groups end."""
+    """Return the groups of a rank's `rows` responses as ranges of places in the order in which the responses end."""
     ends = [int(rows * share) for share in accumulate(STREAM_SHARES)]
     return [range(*each) for each in pairwise([0, *ends])]
 
@@ -32,9 +32,9 @@ class RestrictsSampling:
     """
 
     neutral: float
-    """Value of the field that keeps no token from being drawn."""
+    """Neutral value of the field: with it, every token may be drawn."""
     parameter: str = ""
-    """Name of the field's value in vLLM's SamplingParams; empty for a field that also holds for greedy responses."""
+    """Name of the field in vLLM's SamplingParams; empty for a field that also holds for greedy responses."""
 
 
 class Rollout(Spec):
@@ -43,7 +43,7 @@ class Rollout(Spec):
     samples_per_prompt: Count = Field(1, description="Responses sampled for each prompt.")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
     top_p: Annotated[float, Field(gt=0, le=1), RestrictsSampling(1.0, "top_p")] = 1.0
-    """Sample from this much probability mass."""
+    """Sample from the likeliest tokens that together have this probability."""
     top_k: Annotated[
         int,
         Field(ge=-1, le=MAX_INTEGER),
@@ -61,17 +61,17 @@ class Rollout(Spec):
     )
     """Functions, module.path:function, that the model may call, as its chat template says."""
     max_turns: Count = 8
-    """Answers of the model in an episode, at most; with an environment or tools."""
+    """Largest number of the model's answers in an episode; with an environment or tools."""
     step_timeout_seconds: float = Field(60.0, gt=0)
     """Longest time of a step of the environment, or of the tools of a turn."""
     max_staleness: Whole = 0
-    """Updates that a response may be behind the policy; above 0 the rollout pool works ahead."""
+    """Largest number of updates by which a response may be behind the policy; above 0 the rollout pool works ahead."""
     partial: Literal["Continue", "Restart"] | None = None
-    """Responses under way go on with new weights, or begin again; unset: weights wait for them."""
+    """Continue or Restart the responses under way with the new weights; unset: the weights wait for the responses."""
     weight_sync: Literal["Full", "Delta"] = "Full"
-    """Weights that go to the rollout pool after an update: all, or those whose bits changed."""
+    """Weights that the rollout pool gets after an update. Full: all. Delta: those whose bits changed."""
     stream: bool = False
-    """Models of other pools score the first responses while the longest are generated."""
+    """Let models of other pools score finished responses while longer ones are still generated."""
     endpoints: Listed[ServiceUrl] | None = Field(None, min_length=1, max_length=64)
     """URLs of vLLM servers, http://host:port, that generate instead of engines of the job's own."""
     keep: float = Field(0.0, ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
