@@ -54,7 +54,7 @@ class Pace(Spec):
 
 
 class Progress(Spec):
-    """How far a job is."""
+    """Progress of a job: steps, speed and remaining time."""
 
     step: Step = Field(description="Steps finished.")
     total_steps: Step = Field(description="Steps of the whole job.")
@@ -111,7 +111,7 @@ class ReadShape(Spec):
     shape: Shape | None = Field(None, description="Its shape; unset where it could not be read.")
     problem: str | None = Field(None, description="Why the shape could not be read.")
     weight_bytes: int | None = Field(None, ge=1, le=2**53)
-    """Size of its weights' files, where there is no shape."""
+    """Bytes of the model's weight files, where its shape could not be read."""
 
 
 class MappedPool(Spec):
@@ -127,7 +127,7 @@ class MappedPool(Spec):
 
 
 class MappedSizes(Parallelism):
-    """How a model is cut over its pool; all sizes are set, those of generation for the model that generates."""
+    """Parallel sizes of a model in its pool, all of them set; sizes of generation only for the model that generates."""
 
     role: PlacedRole = Field(description="The model.")
     pipeline: Count = Field(description="Pipeline stages (p).")
@@ -142,10 +142,10 @@ class MappedSizes(Parallelism):
 
 
 class MappedPlacement(Spec):
-    """Answer of the mapper for the current attempt; the trainer gets it as a Manual placement."""
+    """Placement that the mapper chose for the current attempt; the trainer gets it as a Manual placement."""
 
     input_hash: str
-    """Digest of what the answer depends on besides the nodes: the spec and its models."""
+    """Digest of the mapper's inputs besides the nodes: the spec and its models."""
     device: Literal["CPU", "GPU"] = Field(description="Whether slots are GPUs or CPU slots.")
     slots: int = Field(ge=1, description="GPUs or CPU slots of all pools.")
     gpus: int = Field(0, ge=0, description="GPUs of all pools; 0 where slots are CPU slots.")
@@ -155,7 +155,7 @@ class MappedPlacement(Spec):
     """Share of a GPU's memory for generation, as mapped."""
     micro_batch_tokens: int | None = Field(None, ge=1, description="Tokens of one forward pass, as mapped.")
     price_per_hour: float | None = Field(None, ge=0)
-    """Price of all GPUs for an hour, in the currency of the prices; unset where a GPU has none."""
+    """Price of all GPUs for an hour, in the currency of the chart's prices; unset if a GPU type has no price."""
     predicted_step_seconds: float | None = Field(None, gt=0)
     """Predicted duration of a step; unset if shapes are unknown."""
     predicted_tokens_per_second: float | None = Field(None, gt=0)
@@ -168,11 +168,11 @@ class MeasuredPhase(PhaseSeconds):
     """Measured and predicted seconds of a phase of a step."""
 
     predicted_seconds: float = Field(gt=0, le=1e9)
-    """Predicted seconds of a step with responses of the measured length, without any correction."""
+    """Predicted seconds of the phase in a step with responses of the measured length, without any correction."""
 
 
 class Measured(Pace):
-    """Pace of an attempt with its predictions; it corrects predictions for jobs with the same models."""
+    """Pace of an attempt beside its predictions; it corrects later predictions for jobs with the same models."""
 
     step: Step = Field(description="Number of steps finished at the measurement.")
     models: str = Field("", description="Digest of the models' shapes and of how the mapper predicts.")
@@ -207,14 +207,14 @@ class Attempt(Spec):
     end_time: Timestamp | None = Field(None, description="When it ended (RFC 3339).")
     slots: int = Field(ge=1, description="GPUs or CPU slots it was given.")
     outcome: Literal["Running", "Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn"] = "Running"
-    """How the attempt ended, if it has; Withdrawn: others took its room before its pods had nodes."""
+    """How the attempt ended, if it has; Withdrawn: its room was taken before its pods had nodes."""
     counted: bool = Field(False, description="Whether its failure counts against backoffLimit.")
     reason: Reason | None = Field(None, description="Why it failed.")
     message: str | None = Field(None, description="The failure in a sentence.")
     pod: str | None = Field(None, description="The pod that failed.")
     node: str | None = Field(None, description="The node it was on.")
     micro_batch_tokens: int | None = Field(None, ge=1)
-    """Tokens of a micro-batch, where a device had no memory for them."""
+    """Tokens of a micro-batch that was too large for a device's memory; unset if this was not the failure."""
     first_step: Step | None = Field(None, description="Steps that were finished when it began to train.")
     last_step: Step | None = Field(None, description="Steps finished when it ended, as far as was heard.")
     measured: Measured | None = Field(None, description="Pace of its steps; unset until it has made a few.")

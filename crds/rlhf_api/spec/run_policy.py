@@ -7,17 +7,17 @@ from pydantic import Field
 from rlhf_api.contract import WHOLE, Count, Listed, Name, Spec, Text, Whole
 
 ExitReason = Literal["UserCode", "Data", "Spec", "Environment", "OutOfMemory", "Numerics", "Communication"]
-"""Reason that an exit code of the trainer gives."""
+"""Reason of a failure that follows from the trainer's exit code."""
 PodReason = Literal["NodeLost", "Preempted", "Evicted", "ImagePull", "HeadLost", "WorkerLost"]
-"""Reason that is found at a pod."""
+"""Reason of a failure that the state of a pod shows."""
 StartReason = Literal["SecretMissing", "ClaimMissing", "PodsRefused"]
-"""Reason for which no container starts."""
+"""Reason of a failure that keeps an attempt's containers from starting."""
 Reason = Literal[ExitReason, PodReason, "Hang", "StartupTimeout", StartReason, "Internal", "Unknown"]
 """Reason of an attempt's failure; docs/jobs.md says of each what it means and what to do."""
 
 Action = Literal["Restart", "Remap", "Ignore", "Fail"]
 """Action after a failure. Restart: a new attempt that counts against backoffLimit, mapped as before if there is
-room. Remap: the same with a new mapping, on the nodes of that time. Ignore: as Restart, not counted. Fail: no more."""
+room. Remap: the same, mapped anew on the nodes of that time. Ignore: as Restart, not counted. Fail: the job fails."""
 
 
 class FailureRule(Spec):
@@ -45,23 +45,23 @@ class RunPolicy(Spec):
     queue_deadline_seconds: Count | None = None
     """Longest time that the job waits for room; unset waits as long as it takes."""
     startup_deadline_seconds: Count = 1800
-    """Longest time from all pods of an attempt having nodes to the first sign of life."""
+    """Longest time from the moment when all pods of an attempt have nodes to the first sign of training."""
     progress_deadline_seconds: Count = 3600
     """Longest time between two steps of a running attempt; it is then stopped as hung."""
     ttl_seconds_after_finished: Whole | None = None
-    """The job is deleted so long after it has ended; unset keeps it."""
+    """Time after which an ended job is deleted; unset keeps the job."""
     keep_pods_on_failure: bool = False
     """Leave the pods of the attempt with which the job fails, for debugging; they hold their slots until this is false
     or the job is deleted.
     """
     failure_rules: Listed[FailureRule] = Field((), max_length=32)
-    """The first rule that matches a failure decides; without one, its reason does."""
+    """Rules for failures: the first that matches decides; if none matches, the failure's reason decides."""
 
 
 class Storage(Spec):
-    """Retention of the claim that was made for a job."""
+    """Retention of the PersistentVolumeClaim that the operator made for a job."""
 
     retain: Literal["Always", "OnFailure", "Never"] = "Always"
-    """Whether the claim stays, with model and checkpoints, when the job is deleted. OnFailure: unless the job has
-    succeeded. A claim that checkpoint.storage names always stays.
+    """Whether the claim stays, with model and checkpoints, when the job is deleted. OnFailure: it stays unless the job
+    has succeeded. A claim that checkpoint.storage names always stays.
     """

@@ -44,13 +44,13 @@ class PodSize(Spec):
     cpu: Cpus | None = Field(None, description="CPUs; unset is the operator's default.")
     memory: Memory | None = Field(None, description="Memory; unset is the operator's default.")
     template: PodTemplate | None = None
-    """metadata (labels, annotations) and spec of the pod, as Kubernetes has them; laid over the operator's, containers
-    and the like merged by name. Ray's container is ray-head or ray-worker.
+    """metadata (labels, annotations) and spec of the pod, as Kubernetes has them. They override the operator's; lists
+    such as containers are merged by name. Ray's container is ray-head or ray-worker.
     """
 
 
 class Runtime(Spec):
-    """The pods of a job; what is unset is the operator's default."""
+    """The pods of a job; unset fields have the operator's defaults."""
 
     hints: ClassVar = {
         "resources": "CPUs and memory are runtime.worker, GPUs are spec.resources.slotsPerNode",
@@ -64,7 +64,7 @@ class Runtime(Spec):
     image_pull_secrets: Listed[ObjectName] = Field((), max_length=16)
     """Secrets for the registry of the image."""
     service_account_name: ObjectName | None = None
-    """Service account of the pods; they get no token of it."""
+    """Service account of the pods; the pods get no token of this account."""
     env: Listed[Variable] = Field((), max_length=128, description="Environment variables of all pods.")
     gpu_resource_name: LabelKey | None = None
     """Name of the GPU resource in Kubernetes; unset is nvidia.com/gpu."""

@@ -1,4 +1,4 @@
-"""Verifiers: rewards that compare a response with an answer, or check its form."""
+"""Verifiers: rewards that compare a response with an answer, or check the response's form."""
 
 import re
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ class Comparing(Verifier):
 
 class Math(Comparing):
     name: Literal["Math"]
-    """1 for an equal number or expression (LaTeX, boxed, fraction or the last)."""
+    """1 for a number or expression equal to the answer (LaTeX, boxed, a fraction or the last number)."""
 
 
 class ExactMatch(Comparing):
@@ -64,7 +64,7 @@ class ExactMatch(Comparing):
 
 class FuzzyMatch(Comparing):
     name: Literal["FuzzyMatch"]
-    """F1 of the words, without case, punctuation and articles (SQuAD, arXiv 1606.05250)."""
+    """F1 score of response's and answer's words, without case, punctuation and articles (SQuAD, arXiv 1606.05250)."""
 
 
 class JSONSchema(Verifier):
@@ -91,7 +91,7 @@ class Length(Verifier):
 
 class Code(Verifier):
     name: Literal["Code"]
-    """1 for Python code, or a last block of it, that passes all tests in a closed process."""
+    """1 for Python code, or a last block of it, that passes all tests in a sandboxed process."""
     tests_key: Text = "tests"
     """Column of the tests: Python code with assertions, or a list of such texts."""
     seconds: float = Field(5.0, gt=0, description="Longest time of a response's code and tests.")
