@@ -56,6 +56,6 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, most: int) -> str:
-    """Return another program's text on one line, for a status: without credentials of URLs, at most `most` bytes."""
+    """Return another program's text as one printable line, without credentials of URLs, of at most `most` bytes."""
     words = printable(text).split()
     return CREDENTIALS.sub("//", " ".join(words)).encode()[:most].decode(errors="ignore")

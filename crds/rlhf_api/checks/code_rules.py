@@ -9,7 +9,7 @@ from rlhf_api.spec.judges import COMPARES
 
 OWN_VARIABLES = "RLHF_"
 OWN_MEASURES = ("reward", "cost", "win_rate", "win_rate_null", "response_tokens", "response_finished")
-"""Measures of every evaluation that generates responses; no evaluation function or verifier may have such a name."""
+"""Names of the measures of every evaluation with responses; no evaluation function or verifier may take them."""
 ENVIRONMENT, TOOLS = (Field(path).is_given for path in ("rollout.environment", "rollout.tools"))
 SAMPLES = Field("rollout.samplesPerPrompt")
 

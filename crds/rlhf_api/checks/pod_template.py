@@ -23,7 +23,7 @@ KEYS: Final[Mapping[str, str]] = {
     "ports": "containerPort",
     "hostAliases": "ip",
 }
-"""List field of a pod -> key that merges its entries. Other lists of objects are joined; plain lists are replaced."""
+"""List field -> key by which its entries are merged. Other lists of objects are joined; plain lists are replaced."""
 OWN = "is the operator's"
 OF_THE_POD: Final = {
     "restartPolicy": f"{OWN}: an attempt ends with its pods",

@@ -108,7 +108,7 @@ def root() -> Schema:
 
 
 def in_cel(rule: Rule, spec: Schema) -> tuple[str, dict[str, str]]:
-    """Return a rule as (path, CEL validation): a list's entries if the rule reads only these, else the spec."""
+    """Return a rule as (path, CEL validation); path: a list's entries if the rule reads only these, else the spec."""
     at, in_list, field = rule.path.partition("[]")
     message, places = without_values(rule.message), {"spec": ("self", spec)}
     if not in_list:
@@ -132,7 +132,7 @@ def _add(schema: Schema, rules: Iterable[tuple[str, dict[str, str]]]) -> None:
 
 
 def _experiment(schema: Schema, path: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (path, validation) for each field of an object that an update may not change, also of nested objects."""
+    """Yield (path, validation) for each field of an object that an update may not change, also in objects below."""
     needed = schema.get("required", [])
     for field, each in schema["properties"].items():
         below = f"{path}.{field}"

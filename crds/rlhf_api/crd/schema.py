@@ -42,7 +42,7 @@ class _Converter:
         self._definitions = definitions
 
     def convert(self, node: Schema, name: str = "") -> Schema:
-        """Return a part of pydantic's JSON schema as a structural schema; name: the field of the part."""
+        """Return a part of pydantic's JSON schema as a structural schema; name: name of the part's field."""
         if "anyOf" in node:
             return self._optional(node, name)
         if "$ref" in node:

@@ -87,7 +87,7 @@ class SeveralSources(Spec):
     key: ClassVar[str]
 
     def sources(self, path: str) -> dict[str, Rows]:
-        """Return dotted path in the manifest, such as `<path>.mix.0`, -> data set. path: `<path>`."""
+        """Return dotted path in the manifest, such as `<path>.mix.0`, -> data set. path: the dotted `<path>`."""
         return {f"{path}.{self.key}.{place}": source for place, source in enumerate(getattr(self, self.key))}
 
     def map_sources(self, change: "SourceChange") -> Self:

@@ -274,7 +274,7 @@ class Checkpoint(Spec):
 
     @property
     def kept(self) -> int:
-        """Largest number of the job's checkpoints that are kept at a time."""
+        """Most checkpoints of the job that are kept at a time."""
         return self.keep_last + (self.keep_best is not None)
 
 

@@ -49,7 +49,7 @@ class Judge(Spec):
         description=f"Further fields of each request; at most {MAX_DEPTH} levels deep.",
     )
     max_unread_share: float = Field(0.5, ge=0, le=1)
-    """Largest share of a call's questions to which the judge gives no verdict; above it the run ends."""
+    """Largest share of a call's questions without a verdict; above it the run ends."""
     timeout_seconds: float = Field(120.0, gt=0, description="Longest time of one attempt for one question.")
     attempts: Count = Field(8, description="Attempts for one question, with growing pauses in between.")
     concurrency: Count = Field(16, description="Questions under way at once, of all ranks; one a rank at least.")

@@ -62,6 +62,6 @@ class Storage(Spec):
     """Retention of the PersistentVolumeClaim that the operator made for a job."""
 
     retain: Literal["Always", "OnFailure", "Never"] = "Always"
-    """Whether the claim stays, with model and checkpoints, when the job is deleted. OnFailure: it stays unless the job
-    has succeeded. A claim that checkpoint.storage names always stays.
+    """Whether the claim stays, with model and checkpoints, when the job is deleted. OnFailure: unless the job has
+    succeeded. A claim that checkpoint.storage names always stays.
     """

@@ -64,7 +64,7 @@ class Runtime(Spec):
     image_pull_secrets: Listed[ObjectName] = Field((), max_length=16)
     """Secrets for the registry of the image."""
     service_account_name: ObjectName | None = None
-    """Service account of the pods; the pods get no token of this account."""
+    """Service account of the pods; they get no token of it."""
     env: Listed[Variable] = Field((), max_length=128, description="Environment variables of all pods.")
     gpu_resource_name: LabelKey | None = None
     """Name of the GPU resource in Kubernetes; unset is nvidia.com/gpu."""
