@@ -1,1 +1,1 @@
-"""`rlhf import`: manifests from the configurations of verl, OpenRLHF and TRL; a table of keys for each."""
+"""Importers that convert configurations of verl, OpenRLHF and TRL into manifests, by a table of each project's keys."""

@@ -17,7 +17,7 @@ PROJECTS = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
 
 
 def convert(text: str, project: str, *, source: str, algorithm: str | None = None) -> Draft:
-    """Convert a configuration of another project to a draft manifest. ConversionError for text that is none."""
+    """Convert the text of another project's configuration to a draft manifest. Raises ConversionError or SpecError."""
     its, values = PROJECTS[project], Values()
     try:
         given = values = Values(its.read(text, source))
@@ -54,9 +54,9 @@ def manifest_text(draft: Draft, source: str, project: str) -> str:
 
 
 def import_file(file: Path, project: str, *, output: Path | None, algorithm: str | None) -> Iterator[tuple[str, bool]]:
-    """Write the manifest to `output`, or yield (manifest, True); then yield (sentence, False) about checks and keys.
+    """Write the manifest made from `file` to `output`, or yield (manifest, True); then yield notes as (text, False).
 
-    Raises ConversionError if the file cannot be read or the manifest is not valid, after it was written.
+    Raises ConversionError if `file` cannot be read, or, after the manifest was written, if the manifest is not valid.
     """
     try:
         text = file.read_text()

@@ -31,7 +31,7 @@ min_lr_ratio                                        lost  Cosine ends at a tenth
 muon.*                                              lost  the optimizer is AdamW
 optim                                               skip  the optimizer is AdamW
 """
-"""Table rows for the keys of an optimizer. The older keys, of OpenRLHF 0.9, are the actor's, so its rows come last."""
+"""Table rows for a role's optimizer. OpenRLHF 0.9's names stand for the actor's keys, so the actor's rows come last."""
 COMMON = """
 (program)                                           skip  says the algorithm
 data.max_len|max_len=2048                           with  data.maxPromptTokens and data.maxResponseTokens

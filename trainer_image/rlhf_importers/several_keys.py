@@ -1,4 +1,4 @@
-"""Conversions of several keys together that more than one project's `combine` uses."""
+"""Conversions that need several keys of a configuration at once; shared by the `combine` functions of the projects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FUNCTION = "models.reward: a function gets prompts, responses and columns by nam
 
 
 def adapters(draft: Draft, roles: Sequence[str], *, rank: Any, alpha: Any, targets: Any) -> None:
-    """Set adapters (LoRA) of the roles' models if there is a rank: for all linear layers, or for `targets`."""
+    """Set LoRA adapters of the roles' models if the LoRA rank is above 0: for all linear layers, or for `targets`."""
     names = [targets] if isinstance(targets, str) else list(targets)
     every = names == ["all-linear"]
     for role in roles if rank else ():
@@ -19,13 +19,13 @@ def adapters(draft: Draft, roles: Sequence[str], *, rank: Any, alpha: Any, targe
 
 
 def no_ring(draft: Draft, ring: int) -> None:
-    """Add a check for ring attention, which shares a text between ranks and has no counterpart here."""
+    """Add a note for the user if ring attention is on, which splits a text among ranks and has no counterpart here."""
     if ring != 1:
         draft.checks.append("there is no sequence parallelism here: a text is read by one data-parallel rank")
 
 
 def outputs(draft: Draft, loggers: Any, project: str) -> None:
-    """Set the draft manifest's outputs to Weights & Biases and TensorBoard; `loggers`: a list of names, or a name."""
+    """Switch on the draft's outputs to Weights & Biases and TensorBoard that `loggers` names (a list, or one name)."""
     if "wandb" in (loggers or ()):
         draft.put("outputs.wandb.project", project)
     if "tensorboard" in (loggers or ()):
@@ -33,7 +33,7 @@ def outputs(draft: Draft, loggers: Any, project: str) -> None:
 
 
 def train_on(draft: Draft, sets: Sequence[dict[str, Any]]) -> None:
-    """Set the training data: one data set, with the row fields that the table has set, or a mix of several."""
+    """Set the draft's data.train: one data set, beside fields set there before, or a mix of several data sets."""
     if len(sets) == 1:
         draft.put("data.train", sets[0] | (draft.get("data.train") or {}))
     elif sets:
@@ -49,7 +49,7 @@ def evaluate_on(draft: Draft, held_out: dict[str, Any], every: Any) -> None:
 
 
 def halve(draft: Draft, key: str, total: int) -> None:
-    """Set the bounds of prompt and response to half of a key that bounds both together, and add a check."""
+    """Set the token limits of prompt and response to half of `total`, the limit of both; add a note for the user."""
     draft.put("data.maxPromptTokens", total // 2)
     draft.put("data.maxResponseTokens", total // 2)
     draft.checks.append(f"{key} {total} bounded both together; here half is for the prompt, half for the response")
@@ -63,7 +63,7 @@ def kl(draft: Draft, coefficient: Any, *, in_loss: bool, target: Any = None, hor
 
 
 def whole_responses(draft: Draft) -> None:
-    """Set GSPO's ratio and aggregation of whole responses, or add a check if the algorithm has no such options."""
+    """Set GSPO's ratio and aggregation of whole responses, or add a note for the user if the algorithm lacks them."""
     if draft.has("algorithm.ratio"):
         draft.spec["algorithm"] |= {"ratio": "Sequence", "aggregation": "SequenceMean"}
     else:
@@ -71,7 +71,7 @@ def whole_responses(draft: Draft) -> None:
 
 
 def warmup(draft: Draft, role: str, key: str, ratio: Any, steps: int | None) -> None:
-    """Set a model's warm-up steps to a share of all steps, or add a check if the number of steps is unknown."""
+    """Set a model's warm-up steps to a share of all steps, or add a note for the user if that number is unknown."""
     place = f"models.{role}.optimizer.warmupSteps"
     if ratio and steps:
         draft.put(place, round(float(ratio) * steps))

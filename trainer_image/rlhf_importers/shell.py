@@ -1,4 +1,4 @@
-"""Reader of a shell script: its words, with the variables that the script sets itself; nothing is run."""
+"""Reader of shell scripts as words, with variables replaced by their values; nothing is run. It reads YAML, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE_DOCUMENT = re.compile(r"read [^\n]*?(\w+)\s*<<-?\s*['\"]?(\w+)['\"]?\n(.*?)
 
 
 class ConversionError(Exception):
-    """Error for a configuration that cannot be read or becomes no valid manifest; its text is a sentence a line."""
+    """Error for a configuration that cannot be read or becomes no valid manifest; its text is one sentence per line."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.SPEC
 
@@ -64,7 +64,7 @@ def _split(text: str, known: dict[str, str]) -> list[str]:
 
 
 def only_document(text: str, source: str) -> Any:
-    """Return the document of a YAML file; None if it is empty. SpecError for other text, or several documents."""
+    """Return the only document of a YAML text; None for an empty text. SpecError for bad YAML or several documents."""
     documents = read(text, f"{source}: ")
     if len(documents) > 1:
         raise SpecError([Problem(source, f"holds {len(documents)} YAML documents, expected one")])
@@ -80,7 +80,7 @@ def scalar(text: str) -> Any:
 
 
 def flags(script: list[str]) -> dict[str, Any]:
-    """Return the values of flags `--name value ...` and `--name=value` by name: True without any, a list of several."""
+    """Return values of flags (`--name value ...`, `--name=value`) by name: True for none, a list for several."""
     found: dict[str, list[str]] = {}
     name = ""
     for word in script:

@@ -49,7 +49,7 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True)
 class Table:
-    """Parsed table of another project: rows by key or pattern, keys by older names, defaults that differ from ours."""
+    """Parsed table of another project's keys: rows by key or pattern, new names by older ones, defaults unlike ours."""
 
     changes: Mapping[str, Change]
     """Functions that convert a value, by name; a row of the table names its function in brackets."""
@@ -64,7 +64,7 @@ class Table:
 
 
 def table(text: str, **changes: Change) -> Table:
-    """Parse the text of a table of keys, whose brackets name functions of `changes` and of CHANGES."""
+    """Parse the text of a table of keys; the functions that it names in brackets are in `changes` or in CHANGES."""
     read = Table({**CHANGES, **changes})
     prefix = ""
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -84,9 +84,9 @@ def table(text: str, **changes: Change) -> Table:
 
 
 def sampling_rows(names: Mapping[str, str], rollout: type[Rollout] = Rollout) -> str:
-    """Return a table's rows for keys that are named as vLLM's sampling parameters, each with the brackets of its row.
+    """Return table rows for keys named as vLLM's sampling parameters; names: key -> function in brackets, or empty.
 
-    A key goes to the field of the rollout that restricts sampling so, and is lost without such a field.
+    A key goes to the rollout field that restricts sampling by this parameter, and is lost without such a field.
     """
     restrictions = rollout.sampling_restrictions().items()
     fields = {each.parameter: to_camel(name) for name, each in restrictions if each.parameter}
@@ -137,7 +137,7 @@ class Draft:
         return None if place == {} else place
 
     def has(self, path: str) -> bool:
-        """Whether the draft manifest's algorithm has the field or the model at this path; all other paths exist."""
+        """Whether the draft manifest's algorithm has the field or the model at this path; True for all other paths."""
         top, part, *_ = [*path.split("."), ""]
         algorithm = ALGORITHMS[self.algorithm]
         if top == "models" and part in get_args(Role):
@@ -217,7 +217,7 @@ def _put(draft: Draft, report: Draft, key: str, value: Any, table: Table, path: 
 
 
 def one_of(choices: Mapping[Any, str]) -> Callable[[Any], str]:
-    """Return a function that converts a value by `choices`, from theirs to ours; NoCounterpartError for others."""
+    """Return a function that maps another project's value to ours by `choices`; NoCounterpartError for other values."""
 
     def change(value: Any) -> str:
         if value not in choices:

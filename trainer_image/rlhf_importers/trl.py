@@ -20,7 +20,7 @@ MARKS = {
     "RewardModel": ("center_rewards_coefficient",),
     "DPO": ("precompute_ref_log_probs", "ld_alpha", "label_smoothing", "loss_weights", "beta"),
 }
-"""Algorithm -> keys that only its program of TRL has; a file is for the first algorithm with a given key."""
+"""Algorithm -> keys that only its TRL program has; a configuration file is for the first algorithm with such a key."""
 AGGREGATIONS = {"grpo": "SequenceMean", "dapo": "TokenMean", "dr_grpo": "FixedLength"}
 PEFT_TARGETS = ("q_proj", "v_proj")
 """Names of the layers that PEFT adapts by default in most models."""
@@ -145,7 +145,7 @@ def _scale(value: Any) -> bool:
 
 
 def read(text: str, source: str) -> dict[str, Any]:
-    """Return the keys of a TRL configuration file, or the flags of a script that calls `trl`, with PROGRAM."""
+    """Return the keys of a TRL configuration file, or a script's flags of `trl`, with its program under PROGRAM."""
     if called := re.search(r"\btrl\s+(\w+)", re.sub(r"#.*", "", text)):
         return {PROGRAM: called[1], **flags(words(text, source))}
     document = only_document(text, source)
@@ -155,7 +155,7 @@ def read(text: str, source: str) -> dict[str, Any]:
 
 
 def algorithm(given: Mapping[str, Any], chosen: str | None) -> dict[str, Any]:
-    """Return the manifest's algorithm for TRL's program; for a file, keys that only one program has decide."""
+    """Return the manifest's algorithm for TRL's program; for a file, `chosen` or keys of only one program decide."""
     if program := given.get(PROGRAM):
         if program not in PROGRAMS:
             raise NoCounterpartError(f"trl {program} is no algorithm here; expected {', '.join(PROGRAMS)}")

@@ -1,1 +1,1 @@
-"""The commands of `rlhf`: the command line, and a file for each command that is more than a call."""
+"""The commands of `rlhf`: the command line, and a module for each command that needs more code than one call."""

@@ -20,7 +20,7 @@ from rlhf_trainer.run_folder.folder import with_written_data
 from rlhf_trainer.workers.data import DataWorker
 
 EXAMPLES, BINS, MAX_BAR = 3, 8, 40
-"""Number of rows shown as examples, bars of a histogram, and characters of its longest bar."""
+"""Numbers of example rows that are shown, of bars of a histogram, and of characters of the histogram's longest bar."""
 TEXTS = {
     "prompt_ids": ("prompt_mask", None),
     "tokens": ("attention_mask", "response_mask"),
@@ -80,7 +80,7 @@ def histogram(lengths: Tensor) -> Iterator[str]:
 
 
 def _runs(ids: Tensor, learned: Tensor, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str]]:
-    """Yield (text, style) of each run of trained tokens and of other tokens."""
+    """Yield (text, style) of each stretch of consecutive tokens that are all trained, or all not trained."""
     starts = [0, *((learned[1:] != learned[:-1]).nonzero()[:, 0] + 1).tolist(), len(ids)]
     for start, end in pairwise(starts):
         text = str(tokenizer.decode(ids[start:end]))

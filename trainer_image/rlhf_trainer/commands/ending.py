@@ -14,7 +14,7 @@ from rlhf_trainer.run_folder.attempt import VARIABLE
 
 
 def ending(work: Callable[[], None], *, debug: bool) -> tuple[int, str]:
-    """Run `work`, print its error, and return its exit code and error; a defect in a pod also prints its traceback."""
+    """Call `work`, print its error, and return (exit code, error text); internal errors in a pod print a traceback."""
     try:
         work()
     except (Exception, Stopped) as raised:  # noqa: BLE001 nothing above could show it to the user

@@ -34,14 +34,14 @@ from rlhf_trainer.run_folder.folder import writing
 LENGTHS = "fixed(TOKENS) or lognormal(MEAN,P99)"
 DISTRIBUTION = re.compile(r"(?P<name>fixed|lognormal)\((?P<mean>[1-9]\d*)(, *(?P<p99>[1-9]\d*))?\)")
 MERMAID = (".md", ".mmd")
-"""Endings of a `--svg` file that gets the step's graph as mermaid text."""
+"""File name endings for which `--svg` writes the step's graph as mermaid text, not as SVG."""
 COLUMNS = 100
 """Width in characters of the printed plan when stdout is no terminal."""
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """Mapping of a job, with everything that is printed about it."""
+    """Plan of a job: the placement of its models (mapping), and everything else that is printed about the job."""
 
     job: Job
     mapping: DeviceMapping | Infeasible
@@ -59,7 +59,7 @@ class JobPlan:
 
 
 def choose(jobs: Sequence[Job], *, only: str | None, in_json: bool, graph: bool, svg: Path | None) -> Sequence[Job]:
-    """Return the jobs to plan: all, or the one named `only`. SpecError for a picture of several jobs or in JSON."""
+    """Return the jobs to plan: all, or the one named `only`. SpecError for an unknown name or conflicting options."""
     names = ", ".join(job.name for job in jobs)
     chosen = [job for job in jobs if only in (None, job.name)]
     if not chosen:
@@ -84,8 +84,8 @@ def plans_of(
     """Return the plan of each chosen job of a manifest, from models' shapes (config.json); no weight is loaded.
 
     cluster: by default this machine. objective: by default the manifest's. calibrate: run folder of an earlier run,
-    whose measured times correct the prediction. lengths: of responses: a named distribution, or a file of past lengths
-    in tokens; by default the longest length. Raises SpecError; DataError for a model whose shape cannot be read.
+    whose measured times correct the prediction. lengths: those of responses, a named distribution or a file of past
+    lengths in tokens; by default all are the longest. Raises SpecError; DataError if a model's shape cannot be read.
     """
     plans = []
     for job in chosen:
@@ -108,7 +108,7 @@ def plans_of(
 
 
 def print_plans(plans: Sequence[JobPlan], *, in_json: bool, graph: bool, svg: Path | None) -> None:
-    """Print plans as JSON, graphs of calls, or text with tables. EnvironmentProblem, at the end, if no mapping fits."""
+    """Print plans as JSON, graphs of calls, or text and tables; then EnvironmentProblem if a job does not fit."""
     if in_json:
         documents = [*documents_of(plans).values()]
         typer.echo(json.dumps(documents if len(documents) > 1 else documents[0], indent=2))
@@ -147,7 +147,7 @@ def _lengths(text: str, job: Job) -> tuple[float, ...]:
 
 
 def _past_lengths(file: str, path: str, most: int) -> tuple[float, ...]:
-    """Return the lengths in a file, one in each line; path: of a Problem. SpecError for a line that is none."""
+    """Return the lengths in tokens of a file, one per line; path: for error messages. SpecError for any other line."""
     try:
         lines = Path(file).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
