@@ -1,1 +1,1 @@
-"""Environments that answer the model, each episode in a guarded process of its own; tools are one of them."""
+"""Environments that answer the model, each episode in a guarded process of its own; tools are an environment, too."""

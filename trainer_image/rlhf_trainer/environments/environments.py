@@ -40,7 +40,7 @@ POLL_SECONDS = 0.001
 
 @dataclass
 class RunningEpisode:
-    """Trainer's record of an episode: the socket to its process, and the limit of a pending request."""
+    """Trainer's record of an episode: the socket to its process, and the time limit of a pending request."""
 
     channel: socket.socket
     until: float | None = None
@@ -48,12 +48,12 @@ class RunningEpisode:
 
 
 class Environments:
-    """Episodes of `module:Class`; its process starts at once and imports the module while the trainer goes on."""
+    """Episodes of a user's `module:Class`; a guarded process imports it at once, while the trainer goes on."""
 
     def __init__(self, entrypoints: Sequence[str], *, arguments: Mapping[str, Any], seconds: float, path: str) -> None:
-        """Start the process. entrypoints: of the class, then of functions that it calls; seconds: limit of an answer.
+        """Start the guarded process. path: the field of the manifest, for error messages.
 
-        path: the field of the manifest, for error messages.
+        entrypoints: of the environment's class, then of functions that it calls; seconds: time limit of an answer.
         """
         names = ",".join(entrypoints)
         self._arguments, self._seconds, self._path = dict(arguments), seconds, path
@@ -64,14 +64,14 @@ class Environments:
         """Numbers of episodes that failed before their request was sent, with the failure."""
 
     def ready(self) -> None:
-        """Wait until the modules are imported; UserCodeError if they cannot be."""
+        """Wait until the guarded process has imported the user's modules; UserCodeError if it cannot."""
         if failure := self._process.await_import():
             from rlhf_trainer.errors import UserCodeError  # imports pydantic: seconds in the process of episodes
 
             raise UserCodeError(f"{self._path}: {failure.what}")
 
     def begin(self, number: int, seed: int) -> None:
-        """Start an episode's process under an unused number; seed: of its random numbers."""
+        """Start the process of a new episode; number: unused so far; seed: of the process's random numbers."""
         ours, theirs = socket.socketpair()
         with theirs:
             failure = self._process.hand({"begin": number, "seed": seed, "arguments": self._arguments}, theirs)
@@ -97,7 +97,7 @@ class Environments:
     def answers(self, *, seconds: float) -> list[tuple[int, Any]]:
         """Return (number, answer or Failure) of each episode that has answered, failed, or is late.
 
-        seconds: longest wait for the first of them, if a request is pending.
+        seconds: longest wait for the first such episode, if a request is pending; else there is no wait.
         """
         found: list[tuple[int, Any]] = [*self._failed]
         self._failed = []
@@ -112,7 +112,7 @@ class Environments:
         return found
 
     def end(self, number: int) -> str:
-        """End an episode's process and its descendants; returns how it ended, if it had before."""
+        """End an episode's process and its descendants; returns how the process ended, empty if unknown."""
         if (episode := self._episodes.pop(number, None)) is None:
             return ""
         self._drop_request(episode)
@@ -123,7 +123,7 @@ class Environments:
         return answer.what if isinstance(answer, Failure) else ending_of(answer["code"])
 
     def close(self) -> None:
-        """End the process, all episodes, and all their descendants."""
+        """End the guarded process, the processes of all episodes, and all their descendants."""
         for episode in self._episodes.values():
             self._drop_request(episode)
             episode.channel.close()
@@ -183,7 +183,7 @@ def serve(channel: socket.socket, entrypoints: str) -> None:
 
 
 def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[str, Any]) -> int:
-    """Fork an episode's process, in a process group of its own, and give it the socket that follows the command."""
+    """Fork an episode's process, in a process group of its own, and give it the socket sent after the command."""
     _, (handle,), *_ = socket.recv_fds(channel, 1, 1)
     with socket.socket(fileno=handle) as theirs:
         process = os.fork()
@@ -200,7 +200,7 @@ def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[st
 
 
 def _end(process: int) -> int:
-    """Kill an episode's process and its process group; returns its exit code, if it had ended before."""
+    """Kill an episode's process and its process group; returns the process's exit code, -9 if it still ran."""
     with suppress(OSError):
         os.killpg(process, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
@@ -255,7 +255,7 @@ class EpisodeServer:
 
 
 def _step(found: Any) -> tuple[Any, float, bool]:
-    """Check what an environment's `step` returned; returns (observation, reward, whether the episode is over)."""
+    """Check the result of an environment's `step`; returns (observation, reward, whether the episode is over)."""
     if not isinstance(found, tuple | list) or len(found) != 3:
         raise WrongAnswerError(f"{kind_of(found)}, expected (observation, reward, done)")
     observation, reward, done = found

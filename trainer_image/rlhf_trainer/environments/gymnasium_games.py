@@ -10,10 +10,10 @@ import gymnasium
 
 
 class Game:
-    """`gymnasium.make(id, **options)`: the model's answers are actions, and it reads the observations.
+    """Environment of the game `gymnasium.make(id, **options)`: the model writes actions and reads observations.
 
-    An episode begins with the first observation. Its seed is the column `seed` of the data, so that all responses to a
-    prompt play the same game. Without that column each response plays a game of its own.
+    An episode begins with the first observation. The data's column `seed` is the game's seed, so that all responses to
+    a prompt play the same game. Without that column each response plays a game of its own.
     """
 
     def __init__(self, *, id: str, **options: Any) -> None:  # noqa: A002 as gymnasium calls it

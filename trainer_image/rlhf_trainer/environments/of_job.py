@@ -1,4 +1,4 @@
-"""The environment of a job: made from its manifest, and tried before the run."""
+"""Environment of a job: built from the job's manifest, and called once before the run as a test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _path(job: Job) -> str:
 
 
 def environments_of(job: Job) -> Environments:
-    """Return the environments of a job, with its tools or the user's class; their process starts."""
+    """Return the `Environments` of a job, of its tools or of the user's class; the guarded process starts."""
     rollout = job.spec.rollout
     functions = list(rollout.tools or ())
     entrypoints: list[str] = [TOOLS, *functions]
@@ -35,7 +35,7 @@ def environments_of(job: Job) -> Environments:
 
 
 def try_environment(job: Job, calls: dict[str, Any]) -> dict[str, Any]:
-    """Call a job's environment in a new episode; calls: {method: argument}. Returns its answers by method.
+    """Call a job's environment in a new episode; calls: {method: argument}. Returns the answers by method.
 
     UserCodeError if the environment cannot be imported or fails.
     """

@@ -11,7 +11,7 @@ from typing import Any
 from rlhf_trainer.rewards.function import imported, place_of
 
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-"""Pattern of a tool call in an answer: {"name": ..., "arguments": {...}} as JSON within these tags."""
+"""Pattern of a tool call in a response: JSON {"name": ..., "arguments": {...}} within <tool_call> and </tool_call>."""
 
 
 class Tools:
@@ -37,10 +37,10 @@ class Tools:
         return found
 
     def reset(self, _: Mapping[str, Any]) -> None:
-        """Begin an episode; returns None, as the prompt of the data stays as it is."""
+        """Begin an episode; returns None, so the prompt of the data is used unchanged."""
 
     async def step(self, response: str) -> tuple[list[dict[str, str]] | None, float, bool]:
-        """Return (messages with the results of the calls, reward 0, whether there was no call)."""
+        """Run the tool calls in a response; returns (messages with their results, reward 0, True without a call)."""
         calls = CALL.findall(response)
         results = [await self._call(call) for call in calls]
         messages = [{"role": "tool", "name": name, "content": text} for name, text in results]

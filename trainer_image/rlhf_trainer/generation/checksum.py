@@ -10,9 +10,9 @@ _BITS = {2: torch.int16, 4: torch.int32}
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
-    """The sum of all elements' bit patterns, read as signed integers: int64, on the tensor's device, not waited for.
+    """Return the sum of all elements' bit patterns as signed integers: int64, on the tensor's device, without a wait.
 
-    Sums of disjoint slices add up to the whole's, modulo 2^64. float32, bfloat16 or float16.
+    Sums of disjoint slices add up to the sum of the whole tensor, modulo 2^64. tensor: float32, bfloat16 or float16.
     """
     bits = tensor.detach().view(_BITS[tensor.element_size()])
     if bits.device.type == "cpu":  # numpy is faster, but `bits.numpy()` would forbid to resize the storage

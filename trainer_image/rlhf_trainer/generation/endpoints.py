@@ -29,11 +29,11 @@ STARTED_WITH = {
     CALL: f"VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls {EXTENSION}",
     FORGET: "VLLM_SERVER_DEV_MODE=1",
 }
-"""Path of a server's HTTP API -> options of vLLM with which a server has this path."""
+"""Path of a server's HTTP API -> options with which vLLM must be started to serve this path."""
 ANSWER_SECONDS = 30.0
 """Time limit in seconds of an answer by an idle server."""
 MAX_REQUESTS = 512
-"""Limit of pending generation requests to all servers together."""
+"""Largest number of pending generation requests to all servers together."""
 KEEPALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
@@ -60,7 +60,7 @@ class Facts:
     logprobs_mode: str
     max_model_len: int
     shapes: dict[str, tuple[int, ...]]
-    """Shapes of the served model's parameters, uncut, by Hugging Face's names."""
+    """Shapes of the served model's parameters before sharding, by Hugging Face's names."""
 
 
 FACTS = TypeAdapter(list[Facts])
@@ -71,7 +71,7 @@ class Needs:
     """Requirements of a job on every external vLLM server."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Shapes that the served model's parameters must have: those of the actor, uncut, by Hugging Face's names."""
+    """Shapes that the served model's parameters must have: the actor's before sharding, by Hugging Face's names."""
     dtype: str | None
     """Type that the server's weights must have; None: any type."""
     tokens: int
@@ -106,7 +106,7 @@ class Server:
     path: str
     """Field of the manifest that holds the URL, for error messages."""
     joined: str = ""
-    """Random id of the server process that joined the group to get the actor's weights; empty: none has joined."""
+    """Random id of the server process in the process group for the actor's weights; empty: no process has joined."""
     is_lost: bool = False
     requests: int = 0
     """Number of pending generation requests to the server."""
@@ -131,7 +131,7 @@ class Endpoints:
         ]
 
     def news(self) -> dict[str, str]:
-        """Servers lost since the last call, each reported once: place in the manifest -> sentence."""
+        """Servers lost since the last call, each reported once: field of the manifest -> sentence on the loss."""
         news, self._news = self._news, {}
         return news
 
@@ -158,7 +158,7 @@ class Endpoints:
         return [] if is_same else [(facts[0].host, len(facts)) for facts in there.values()]
 
     def call(self, method: str, arguments: Sequence[Mapping[str, Any]] = ()) -> list[Any]:
-        """Call a method on all ranks of joined servers, by arguments of each; CommunicationError if one fails."""
+        """Call a method on all ranks of joined servers; arguments: one mapping a server. Raises CommunicationError."""
         try:
             return asyncio.run(self._call_all(method, arguments))
         except LostError as error:
@@ -173,7 +173,7 @@ class Endpoints:
         greedy: bool = False,
         ended: Callable[[int, Response], None] = lambda *_: None,
     ) -> list[Response]:
-        """Generate like `GenerationEngine.generate`; EnvironmentProblem once no server is left."""
+        """Generate responses as `GenerationEngine.generate` does; EnvironmentProblem once no server is left."""
         sampling = [self._sampling(seed=seed, max_tokens=max_tokens, greedy=greedy) for seed in seeds]
         return asyncio.run(self._generate(prompts, sampling, ended))
 
@@ -238,7 +238,7 @@ class Endpoints:
         return [task.result() for task in tasks]
 
     async def _respond(self, client: httpx.AsyncClient, prompt: Sequence[int], sampling: Mapping[str, Any]) -> Response:
-        """Ask the server with the fewest pending requests; if it is lost, ask another one with the same seed."""
+        """Get a response from the server with the fewest requests; if it is lost, from another, with the same seed."""
         why = ""
         while ready := [each for each in self._servers if each.joined and not each.is_lost]:
             server = min(ready, key=lambda each: each.requests)

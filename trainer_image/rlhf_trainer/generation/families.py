@@ -1,4 +1,4 @@
-"""Model families with generation: the trainer knows the layout of their weights in vLLM."""
+"""Model families with which the trainer can generate, because it knows the layout of their weights in vLLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GENERATED = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "granite", "gpt2"),
     *("qwen2_moe", "qwen3_moe", "olmoe"),
 )
-"""`model_type` of each family; `tests/trainer/generation/test_every_family_is_generated_with.py` generates with all."""
+"""`model_type` of each family that can generate; tests/trainer/generation/test_every_family_is_generated_with.py."""
 CPU_ATTENTION, HEAD_SIZES = "v1/attention/backends/cpu_attn.py", "get_supported_head_sizes"
 
 
@@ -32,7 +32,7 @@ def why_not_generated(config: PreTrainedConfig, *, on_cpu: bool) -> str:
 
 
 def literals(file: str, function: str) -> Iterator[Any]:
-    """Literals that a function in a file of vLLM returns, without an import, which would take seconds."""
+    """Yield the literals that a function in a source file of vLLM returns; an import would take seconds."""
     package = find_spec("vllm")
     path = Path(str(package.origin)).parent / file if package else Path(file)
     if not path.is_file():

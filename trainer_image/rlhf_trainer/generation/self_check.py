@@ -73,14 +73,14 @@ def check(model: Any) -> None:
 
 
 def probe(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Test values of a parameter, the xor of a random byte for the index in each dim: uint8, exact in every dtype."""
+    """Return test values of a parameter: an element is the xor of a random byte per dim; uint8, exact in any dtype."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     axes = [torch.randint(256, (size,), dtype=torch.uint8, generator=generator, device="cpu") for size in shape]
     return reduce(torch.bitwise_xor, torch.meshgrid(axes, indexing="ij"))
 
 
 def _require_no_gaps(locations: dict[str, ParameterLocation]) -> None:
-    """Raise EnvironmentProblem unless each row of vLLM's tensors is located; a vocabulary may end with padding."""
+    """Raise EnvironmentProblem unless `locations` cover each row of vLLM's tensors but padding of a vocabulary."""
     rows: Counter[tuple[nn.Module, str]] = Counter()
     for location in locations.values():
         rows[location.module, location.attribute] += location.rows

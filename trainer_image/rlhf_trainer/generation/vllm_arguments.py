@@ -56,14 +56,14 @@ GIB = 1024**3
 
 
 def environment(*, on_gpu: bool, stage_layers: Sequence[int] = ()) -> dict[str, str]:
-    """Return variables to set before the import of vLLM; the user's values stay, except for the layers of stages."""
+    """Return environment variables to set for vLLM: those that the user has not set, and the layers of stages."""
     wanted = ENVIRONMENT | (GPU_ENVIRONMENT if on_gpu else CPU_ENVIRONMENT)
     stages = {STAGE_LAYERS: ",".join(map(str, stage_layers))} if stage_layers else {}
     return {name: value for name, value in wanted.items() if name not in os.environ} | stages
 
 
 def sampling_arguments(rollout: Rollout, *, eos_token: int, seed: int, max_tokens: int, greedy: bool) -> dict[str, Any]:
-    """Return vLLM's `SamplingParams` of one response, as arguments or for JSON."""
+    """Return the arguments of vLLM's `SamplingParams` for one response; they can be sent as JSON, too."""
     return {
         "max_tokens": max_tokens,
         "min_tokens": min(rollout.min_response_tokens, max_tokens),
@@ -90,7 +90,7 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's engine that follow from the job.
 
-    max_sequences: the most that the engine is asked for at once; shards: tensor-parallel ranks of an engine.
+    max_sequences: most responses asked for at once; shards: tensor-parallel ranks of an engine.
     MemoryProblem when the cache cannot fit, and ConfigError for stages of unequal length on GPUs.
     """
     if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens

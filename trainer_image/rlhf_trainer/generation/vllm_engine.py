@@ -37,7 +37,7 @@ class Response:
     versions: Sequence[int]
     """Policy version of the weights that wrote each token of the response."""
     written: Sequence[bool] = ()
-    """Whether the model wrote each token of an episode; if not, its environment did. Empty: the model wrote all."""
+    """True for each token of an episode that the model wrote, False for the environment's; empty: the model's only."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class GenerationEngine:
         return held
 
     def load_weights(self, pieces: Iterable[WeightSlice], holds: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
-        """Wake the weights, replace them by `update_live_weights`, and drop cached prefixes; the cache stays."""
+        """Wake the weights, replace them by `update_live_weights`, and drop cached prefixes; the KV cache is kept."""
         self._end_steps()
         self._wake("weights")
         with torch.random.fork_rng():
@@ -131,7 +131,7 @@ class GenerationEngine:
         return sums
 
     def wake_cache(self) -> None:
-        """Allocate the KV cache; called last before `generate`, when the weights' source may have left the device."""
+        """Allocate the KV cache; called last before `generate`, when the trained model may have left the device."""
         self._wake("kv_cache")
 
     def sleep(self) -> int:
@@ -292,7 +292,7 @@ class GenerationEngine:
 
 
 def bytes_used(device: torch.device) -> int:
-    """Bytes of a GPU in use, without torch's unused cache; 0 on CPU, where the parts are counted one by one."""
+    """Bytes of a GPU in use, without torch's unused cache; 0 on CPU, where `bytes_held` counts weights and cache."""
     if device.type != "cuda":
         return 0
     torch.cuda.empty_cache()
@@ -301,7 +301,7 @@ def bytes_used(device: torch.device) -> int:
 
 
 def _import_vllm(variables: Mapping[str, str]) -> Any:
-    """Import vLLM under environment variables; it takes seconds, and only the actor of an RL job needs it."""
+    """Set environment variables, and import vLLM, which takes seconds and only the actor of an RL job needs."""
     os.environ.pop(STAGE_LAYERS, None)  # set for an earlier engine of this process
     os.environ.update(variables)
     try:
@@ -314,7 +314,7 @@ def _import_vllm(variables: Mapping[str, str]) -> Any:
 
 @contextmanager
 def _start_of_vllm(tensor_groups: Sequence[Sequence[int]], field: str) -> Iterator[None]:
-    """Start vLLM in this block, on these groups and with a check of its layout; MemoryProblem names the field."""
+    """Let vLLM start in the block, on these groups and with a check of its layout; MemoryProblem names `field`."""
     try:
         with collector_off():
             from rlhf_trainer.generation.self_check import layout_checked  # it imports most of vLLM

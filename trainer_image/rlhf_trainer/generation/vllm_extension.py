@@ -76,7 +76,7 @@ class WorkerExtension:
                 module.cpu_linear = None  # the next update packs anew
 
     def allocate_part(self, part: Part) -> None:
-        """Give the freed weights or KV cache memory, all zero: a masked position of the cache must not be a NaN."""
+        """Allocate the freed weights or KV cache again, as zeros: masked positions of the cache must not be NaN."""
         for storage, size in self._freed.pop(part):
             storage.resize_(size)
             torch.empty(0, dtype=torch.uint8).set_(storage).zero_()
@@ -93,7 +93,7 @@ class WorkerExtension:
 
 
 class _WeightUpdate:
-    """One update of vLLM's weights in progress: the slices that were written, and what is missing."""
+    """One update of vLLM's weights in progress: the slices that were written, and the missing elements."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._locations = model, locations_of(model)

@@ -1,4 +1,4 @@
-"""Patches of vLLM: its groups are on given ranks, it destroys no other groups, and inspects classes in this process."""
+"""Patches of vLLM: groups on given ranks, an end that leaves other groups, model classes inspected in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @contextmanager
 def groups_on(tensor_groups: Sequence[Sequence[int]]) -> Iterator[None]:
-    """Make vLLM build its groups on these ranks instead of adjacent ones during the block; all ranks enter it.
+    """Make vLLM build its process groups on these ranks, not on adjacent ones; all ranks enter the block.
 
     vLLM's own rank i becomes the i-th rank of `tensor_groups` (tensor-parallel ranks are consecutive, then pipeline
     stages, then engines). Shared memory of a group gets a name that is unique to the job. It is unlinked once all ranks

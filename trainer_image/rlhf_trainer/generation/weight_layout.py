@@ -131,7 +131,7 @@ def stacks_in(module: RoutedExperts) -> dict[str, tuple[int, ...]]:
 
 
 def linear_size(module: Any) -> tuple[int, int]:
-    """Return (rows, columns) of a linear layer's weight on this rank, even if vLLM has packed it; a router is whole."""
+    """Return (rows, columns) of a linear layer's weight on this rank, packed or not; routers are not sharded."""
     rows = getattr(module, "output_size_per_partition", module.output_size)
     return int(rows), int(getattr(module, "input_size_per_partition", module.input_size))
 

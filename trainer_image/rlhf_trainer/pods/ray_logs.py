@@ -1,4 +1,4 @@
-"""Copies the logs of Ray and its workers to the claim when the pod ends.
+"""Copies the logs of Ray and its workers to the run folder, on a volume, when the pod ends.
 
 `python -m rlhf_trainer.pods.ray_logs RUN_FOLDER` copies the end of each file of Ray's session into the run folder. The
 program uses the standard library only: it must be done long before the kubelet kills the pod.

@@ -30,21 +30,21 @@ from rlhf_trainer.run.shapes import CONFIG, config_file
 from rlhf_trainer.run_folder.folder import model_folder
 
 OUTPUT = Path("/")
-"""Run folder in which `job://` URIs are looked up; a model for this program is never such an output."""
+"""Placeholder for the run folder, in which `job://` URIs are looked up; no model for this program has such a URI."""
 MAX_PROBLEM_BYTES = 300
 """Maximum bytes of a problem's text; the kubelet keeps 4,096 bytes of a termination message."""
 WEIGHTS = "model*.safetensors"
 
 
 def main() -> None:
-    """Answer the request in the first argument; write the answers as JSON to the file that the second one names."""
+    """Answer the request in the first argument; write the answers as JSON to the file named by the second argument."""
     request, file = json.loads(sys.argv[1]), Path(sys.argv[2])
     answers = step(request) if isinstance(request, dict) else [answer(uri, revision) for uri, revision in request]
     file.write_text(json.dumps(answers, ensure_ascii=False), encoding="utf-8")
 
 
 def step(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a ReadStep for a custom algorithm, or the problem."""
+    """Return the fields of the ReadStep of a custom algorithm, or {"problem": sentence} if it cannot be read."""
     try:
         given = Custom.model_validate({"name": CUSTOM, **request})
         return read_step(load_algorithm(given)).model_dump(mode="json", by_alias=True)

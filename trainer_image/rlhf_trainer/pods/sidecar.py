@@ -38,7 +38,7 @@ SIGNALLED = 128
 
 
 def answer(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
-    """Return the content of /status.json: the status of this attempt, and how the trainer's process ended, if so."""
+    """Return the content of /status.json: the status of this attempt and, after its trainer's end, the exit code."""
     ended = read_exit(job_folder.parent, attempt)  # read first: the status that is read after it is final
     status = read_status(job_folder, attempt)
     code = ended["exitCode"] if ended else None
@@ -106,7 +106,7 @@ class LogFollower:
         self._path: Path | None = None
 
     def copy(self) -> None:
-        """Copy what the log has gained since the last call; a log that cannot be read is tried again next time."""
+        """Copy the bytes that the log has gained since the last call; if it cannot be read, a later call does so."""
         with suppress(OSError):
             self._copy_rest()
             found = [(file.stat().st_mtime, file.resolve()) for file in self._folder.glob("job-driver-*.log")]
@@ -128,7 +128,7 @@ class LogFollower:
 
 
 def kept_log(output: Path, attempt: Attempt) -> BinaryIO | None:
-    """Open a new file in the run folder for an attempt's log, and delete the oldest logs; None if that fails."""
+    """Open a new file in the run folder for the driver log of an attempt, and delete the oldest; None if that fails."""
     with suppress(OSError):
         new = output / f"driver-a{attempt.number}.log"
         new.unlink(missing_ok=True)  # not truncated: a pod of another RLHFJob may still write to it

@@ -17,14 +17,14 @@ from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
 from rlhf_trainer.rewards.sample import EXPECTED, Sample, Score, is_score
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-"""Seconds before a request's second attempt, doubled before each further one, and most seconds before any."""
+"""Pause in seconds before a request's second attempt, doubled for each later attempt, and the longest pause."""
 RETRYABLE = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 """HTTP statuses besides 5xx after which a request is retried."""
 T = TypeVar("T")
 
 
 class RetryableError(Exception):
-    """Failed attempt, after which another may succeed: (how it failed, seconds that the service asks to wait)."""
+    """Error of a failed attempt, which may be repeated: (how it failed, seconds that the service asks to wait)."""
 
 
 class Answer(NamedTuple):
@@ -40,7 +40,7 @@ class Endpoint:
     """Address of an HTTP service, and limits of the requests to it."""
 
     longest: ClassVar[int] = 65536
-    """Most bytes of an answer's body; of a longer one the rest is not read."""
+    """Most bytes of an answer's body; the rest of a longer body is not read."""
 
     url: str
     seconds: float
@@ -49,19 +49,19 @@ class Endpoint:
     concurrency: int
     """Most requests that this process has under way at a time."""
     token_variable: str | None
-    """Environment variable that holds the bearer token; its value is never shown."""
+    """Name of the environment variable with the bearer token, which is never shown; None: no token is sent."""
     path: str
     """The service's field in the manifest, for error messages."""
 
     def ready(self) -> None:
-        """Check the bearer token. EnvironmentProblem if its variable is not set, or it cannot be sent."""
+        """Check the bearer token; EnvironmentProblem if its variable is not set, or has characters of no token."""
         self._headers()
 
     def close(self) -> None:
         """Do nothing, as the connections to the service are closed at the end of each call of `answers`."""
 
     def answers(self, requests: Sequence[tuple[Any, object]], read: Callable[[Answer, object], T]) -> list[T]:
-        """Send requests (JSON, subject for errors); returns `read` of each answer. EnvironmentProblem without it."""
+        """Send requests (JSON, sample for errors); returns read(answer, sample) of each. Raises EnvironmentProblem."""
         return asyncio.run(self._answers(requests, read))
 
     def refused(self, what: str, about: object) -> UserCodeError:
@@ -136,7 +136,7 @@ class ServiceClient(Endpoint):
     """Client of a service that scores responses: POST {"prompt", "response", "finished"} and perhaps "columns"."""
 
     def scores(self, samples: Sequence[Sample]) -> list[Score]:
-        """Score samples; EnvironmentProblem without an answer, UserCodeError for no score, which name the sample."""
+        """Return a score for each sample. EnvironmentProblem if no answer comes, UserCodeError if it is bad."""
         return self.answers([(_request(sample), sample) for sample in samples], self._score)
 
     def _score(self, answer: Answer, about: object) -> Score:

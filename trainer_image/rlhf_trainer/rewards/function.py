@@ -1,6 +1,6 @@
 """Functions of the user's, each called in a guarded process under a time limit; a failure becomes one sentence.
 
-`UserFunction` is the trainer's end. The process runs this module (`python -m`), so imports at its top are quick.
+`UserFunction` is the trainer's end. A guarded process runs this module (`python -m`), so imports at its top are quick.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ OWN_FILES = (
     str(Path(os.__file__).parent / "asyncio"),
     str(Path(sysconfig.get_path("purelib")) / "transformers"),
 )
-"""Prefixes of file names in a traceback that belong to us or to a library, not to the user."""
+"""Prefixes of file names in a traceback that belong to the trainer or to a library, not to the user's code."""
 
 
 class UserFunction:
-    """`module:function`, called with (prompts, responses, whether each ended with end-of-text, **columns, **arguments).
+    """User's function, called with (prompts, responses, whether each ended with end-of-text, **columns, **arguments).
 
-    It returns a score for each response: a number, None, or named parts. Its process starts and imports at once.
+    It returns a score for each response: a number, None, or named parts. A guarded process imports it at once.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class UserFunction:
         path: str,
         called: str = "",
     ) -> None:
-        """path, called: field in the manifest, and name there; seconds: limit of a call; deadline: that of `scores`."""
+        """Start the process. path, called: field and name in errors; seconds, deadline: limits of call and `scores`."""
         self._name, self._arguments = f"{path}: {called or entrypoint}", dict(arguments)
         self._seconds, self._deadline = seconds, deadline
         self._process = UserProcess("rlhf_trainer.rewards.function", entrypoint)
 
     def ready(self) -> None:
-        """Wait until the module is imported; UserCodeError if it cannot be."""
+        """Wait until the guarded process has imported the user's module; UserCodeError if it cannot."""
         if failure := self._process.await_import():
             raise self._error(failure.what)
 
     def scores(self, samples: Sequence[Sample]) -> list[Score]:
-        """Return a score for each sample. UserCodeError, with the sample at fault, for any other answer."""
+        """Return a score for each sample. UserCodeError, with the sample at fault, if the function gives none."""
         if not samples:
             return []
         until = time.monotonic() + self._deadline
@@ -107,7 +107,7 @@ class UserFunction:
         return [Score(*score) for score in answer["scores"]]
 
     def _find_sample(self, failure: Failure, samples: Sequence[Sample], *, until: float) -> tuple[Failure, str]:
-        """Return the failure and its sample: the known one, or the first that fails alone before `until`."""
+        """Return the failure and words on its sample: the known one, or the first that fails when called alone."""
         if failure.index is not None or len(samples) == 1:
             return failure, f"the sample is {samples[failure.index or 0]}"
         first = f"the first of the {len(samples)} is {samples[0]}"
@@ -228,7 +228,7 @@ def kind_of(value: Any) -> str:
 
 
 def number_of(value: Any) -> float | None:
-    """Return a number of any library as a float; ValueError for what is no number, or not finite as float32."""
+    """Return a number of any library as a float, None as None; ValueError for others, or if not finite as float32."""
     if value is None:
         return None
     number = None
@@ -242,9 +242,9 @@ def number_of(value: Any) -> float | None:
 
 
 def description_of(error: BaseException, failed: object) -> str:
-    """An error in one line: its class, its text, and the innermost line of its traceback in a file of the user's.
+    """Return an error in one line: its class, its text, and the innermost line of its traceback in a user's file.
 
-    failed: the object that was called; without such a line the place where it begins is shown.
+    failed: the called object; if the traceback has no such line, the line where this object is defined is shown.
     """
     message: object = error
     frames = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]

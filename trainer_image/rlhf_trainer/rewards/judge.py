@@ -36,7 +36,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeClient(Endpoint):
-    """Client of the judge that remembers verdicts: this process repeats no question that has one."""
+    """Client of the judge that remembers verdicts: this process repeats no question that has got a verdict."""
 
     longest: ClassVar[int] = 2**20
 
@@ -67,7 +67,7 @@ class JudgeClient(Endpoint):
         return [Score(sum(won) / len(won) if won else None) for won in won_by]
 
     def _compare(self, pairs: Sequence[tuple[Sample, str]]) -> Iterator[list[float]]:
-        """Yield the shares that the sample of each pair wins in both orders; none unless both have a verdict."""
+        """Yield per pair the shares that its sample wins, one for each order; empty unless both have a verdict."""
         questions = [
             (self._question(sample, **{RESPONSE_A: one, RESPONSE_B: two}), sample)
             for sample, other in pairs
@@ -80,7 +80,7 @@ class JudgeClient(Endpoint):
             yield [] if first is None or second is None else [first, 1.0 - second]
 
     def _others(self, sample: Sample, everyone: Sequence[Sample]) -> Iterator[str]:
-        """Yield the responses to compare a sample's with: the reference, or the other responses to its prompt."""
+        """Yield the responses to compare with a sample's: the reference, or the other responses to its prompt."""
         if key := self.judge.reference_key:
             yield _text(sample.columns[key])
             return
@@ -111,7 +111,7 @@ class JudgeClient(Endpoint):
         return {"model": self.judge.model, "messages": messages, **self.judge.arguments}
 
     def _verdict(self, answer: Answer, about: object) -> float | None:
-        """Return the verdict in the judge's answer, or None; UserCodeError for a status that any question would get."""
+        """Return the verdict in the judge's answer, or None; UserCodeError if any question would get its status."""
         if answer.code in REFUSED or len(answer.body) > self.longest:
             return None
         if answer.code != HTTPStatus.OK:
@@ -131,7 +131,7 @@ class JudgeClient(Endpoint):
 
 
 def _text(value: Any) -> str:
-    """Return a column's value as text: of a list of messages the last one's content; other lists, mappings as JSON."""
+    """Return a column's value as text: the content of the last message in a list, other lists and mappings as JSON."""
     last = value[-1] if isinstance(value, list) and value else value
     if isinstance(last, dict) and isinstance(last.get("content"), str):
         return str(last["content"])

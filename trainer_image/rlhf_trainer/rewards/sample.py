@@ -22,10 +22,10 @@ def is_score(value: float) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A prompt and its response; `str(sample)` names it in a message."""
+    """A prompt and its response; `str(sample)` names the sample in a message."""
 
     step: int | None
-    """Training step of the response; 0 and below: a draw of an evaluation; None: made up to try code before the run."""
+    """Training step of the response; 0 and below: a draw of an evaluation; None: a made-up sample."""
     row: int
     """Row of the response in the step's batch."""
     prompt: str
@@ -33,7 +33,7 @@ class Sample:
     finished: bool
     """Whether the response ended with end-of-text."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the columns of the prompt's row that functions and services get, by name."""
+    """Values of those columns of the prompt's data row that reward functions and services get, by column."""
 
     def __str__(self) -> str:
         if self.step is None:
