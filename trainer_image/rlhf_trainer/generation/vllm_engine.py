@@ -314,7 +314,7 @@ def _import_vllm(variables: Mapping[str, str]) -> Any:
 
 @contextmanager
 def _start_of_vllm(tensor_groups: Sequence[Sequence[int]], field: str) -> Iterator[None]:
-    """Let vLLM start in the block, on these groups and with a check of its layout; MemoryProblem names `field`."""
+    """Let vLLM start in the block, its groups on these ranks and its layout checked; MemoryProblem names `field`."""
     try:
         with collector_off():
             from rlhf_trainer.generation.self_check import layout_checked  # it imports most of vLLM

@@ -54,7 +54,7 @@ class Endpoint:
     """The service's field in the manifest, for error messages."""
 
     def ready(self) -> None:
-        """Check the bearer token; EnvironmentProblem if its variable is not set, or has characters of no token."""
+        """Check the bearer token; EnvironmentProblem if its variable is not set, or holds invalid characters."""
         self._headers()
 
     def close(self) -> None:

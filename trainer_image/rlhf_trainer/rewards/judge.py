@@ -111,7 +111,7 @@ class JudgeClient(Endpoint):
         return {"model": self.judge.model, "messages": messages, **self.judge.arguments}
 
     def _verdict(self, answer: Answer, about: object) -> float | None:
-        """Return the verdict in the judge's answer, or None; UserCodeError if any question would get its status."""
+        """Return the verdict in the judge's answer, or None; UserCodeError for a status that any question gets."""
         if answer.code in REFUSED or len(answer.body) > self.longest:
             return None
         if answer.code != HTTPStatus.OK:

@@ -25,7 +25,7 @@ class Sample:
     """A prompt and its response; `str(sample)` names the sample in a message."""
 
     step: int | None
-    """Training step of the response; 0 and below: a draw of an evaluation; None: a made-up sample."""
+    """Training step of the response; 0 and below: a draw of an evaluation; None: a sample made up to try code."""
     row: int
     """Row of the response in the step's batch."""
     prompt: str

@@ -29,19 +29,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 IMPORT_SECONDS = 300.0
-"""Time limit of the import of the user's modules."""
+"""Time limit in seconds of the import of the user's modules."""
 GUARD_SECONDS = 10.0
 """Seconds that the trainer waits for a guard process to kill the user code's process and all its descendants."""
 REAP_MILLISECONDS = 1000
-"""Interval at which a guard process reaps descendants of the user code's process that have ended."""
+"""Interval in milliseconds at which a guard process reaps ended descendants of the user code's process."""
 SIGNALS = {int(each): f" ({each.name})" for each in signal.Signals}
 """Number of a signal -> name in brackets, for error messages; most real-time signals have none."""
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 MEBIBYTE = 2**20
 JUDGEMENT = struct.Struct("16sd")
-"""Message of a child on one item: secret key, judgement. The key tells it from bytes that a response may write."""
+"""Message of a child process on a judged item: secret key, score. The key tells it from bytes that a response wrote."""
 Serve = Callable[[socket.socket, str], None]
-"""Function that answers calls of entry points, separated by commas, until the trainer closes its end of the socket."""
+"""Function (socket, entry points with commas between) that answers calls until the trainer closes the socket."""
 Item = TypeVar("Item")
 
 
@@ -59,7 +59,7 @@ class UserProcess:
     """The guarded process of the user's entry points. It starts at once; after its end the next call starts another."""
 
     def __init__(self, program: str, entrypoints: str, *, subject: str = "") -> None:
-        """Start the process by `python -m program`, which calls `guard`; subject: of the sentence on a slow import."""
+        """Start the process by `python -m program`, which calls `guard`; subject: begins the error of a slow import."""
         self._command, self._subject = [sys.executable, "-m", program], subject
         self._entrypoints, self._is_imported = entrypoints, False
         self._start()
@@ -99,7 +99,7 @@ class UserProcess:
         return None
 
     def call(self, value: Any, *, seconds: float) -> Any:
-        """Send a value and return its answer, or a Failure; a process without an answer after `seconds` is ended."""
+        """Send the process a value, return its answer or a Failure; without an answer after `seconds` it is ended."""
         return self.await_import() or self._exchange(value, seconds=seconds, doing="did not return")
 
     def hand(self, value: Any, theirs: socket.socket) -> Failure | None:
@@ -253,16 +253,16 @@ class Limits:
     memory: int
     """Most bytes of the child's address space beyond those of its parent."""
     is_sandboxed: bool = False
-    """Whether each judged item gets a child process of its own, in a sandbox."""
+    """Whether each judged item gets a child process of its own, in a sandbox; False: one child judges many items."""
 
 
 def judge_in_children(
     judge: Callable[[Item], float], items: Sequence[Item], limits: Limits, *, until: float
 ) -> list[float | None]:
-    """judge(item) for each item; 0 where it raises, ends its process, or takes more than the limits.
+    """Return judge(item) for each item; 0 if the judgement raises, ends its process, or exceeds the limits.
 
     None for the items that are left at `until`, a time of the monotonic clock. The caller has a single thread, as a
-    guarded process has: children are forked, so what the caller has imported is there.
+    guarded process has: children are forked, so they have the caller's imports.
     """
     found: list[float | None] = []
     child: _Child | None = None
@@ -317,7 +317,7 @@ class _Child:
 def _judge_all(
     judge: Callable[[Item], float], items: Sequence[Item], limits: Limits, *, answers: int, key: bytes
 ) -> None:
-    """Write each item's judgement to the pipe `answers`; a sandboxed child has only that and standard files open."""
+    """Write each item's score to the pipe `answers`; a sandboxed child has only this pipe and standard files open."""
     memory = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + limits.memory
     bounds = {resource.RLIMIT_AS: memory, resource.RLIMIT_CORE: 0}
     if limits.is_sandboxed:
@@ -353,9 +353,9 @@ ALLOWED_CALLS = (
     *(204, 217, 218, 219, 228, 229, 230, 231, 262, 267, 269, 270, 271, 273),  # getdents64, clocks, newfstatat, poll
     *(292, 293, 318, 324, 332, 334, 439),  # getrandom, membarrier, statx, rseq, faccessat2
 )
-"""Numbers of x86-64's system calls that Python needs to compute."""
+"""Numbers of the x86-64 system calls that the sandbox allows, because Python needs them to compute."""
 Step = tuple[int, int, int, int]
-"""One BPF instruction (struct sock_filter): its code, instructions to skip if it holds and if not, value."""
+"""One BPF instruction (struct sock_filter): operation, instructions to skip if its test is true and if false, value."""
 
 
 def require_sandbox() -> None:
@@ -367,7 +367,7 @@ def require_sandbox() -> None:
 def enter_sandbox() -> None:
     """Have the kernel refuse this process the network, files to write and other processes; OSError if it cannot.
 
-    By a seccomp filter (Linux's seccomp(2)), which needs no privilege and cannot be taken back. A system call that is
+    A seccomp filter does so (Linux's seccomp(2)): it needs no privilege and cannot be taken back. A system call that is
     not listed fails as not permitted (EPERM).
     """
     steps: list[Step] = [

@@ -49,9 +49,9 @@ def score(
     /,
     **given: Any,
 ) -> list[Score]:
-    """Return a score from 0 to 1 for each response; None if its time has run out.
+    """Return a score from 0 to 1 for each response; None for those that are not judged within the time limit.
 
-    given: columns, and under OPTIONS, no name of a column, (the verifier as JSON types, time limit in seconds).
+    given: columns by name, and under OPTIONS, no column's name, (verifier as JSON types, time limit in seconds).
     """
     verifier, seconds = given.pop(OPTIONS)
     until = time.monotonic() + JUDGING_SHARE * seconds
@@ -149,7 +149,7 @@ def _by_regex(verifier: Regex) -> Judge:
 
 
 def _by_format(verifier: Format) -> Judge:
-    """Return the judge of the verifier Format: all tags in order, each exactly once, so that no text holds a tag."""
+    """Return the judge of the verifier Format: all tags in order, each exactly once, and no tag in their texts."""
 
     def judge(response: str, _: Sequence[str]) -> float:
         marks = [mark for tag in verifier.tags for mark in (f"<{tag}>", f"</{tag}>")]
@@ -209,4 +209,4 @@ JUDGES: Mapping[type[Verifier], Callable[[Any], Judge]] = {
     Length: _by_length,
     Code: _by_tests,
 }
-"""Class of a verifier -> maker of its judge."""
+"""Class of a verifier -> function that makes the verifier's judge from its options."""

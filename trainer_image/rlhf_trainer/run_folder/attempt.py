@@ -24,13 +24,13 @@ from typing import Any, Final
 VARIABLE: Final = "RLHF_ATTEMPT"
 JOB_UID_VARIABLE: Final = "RLHF_JOB_UID"
 MAX_DIGITS = 300
-"""Digits from which a whole number in JSON is read as a float; a shorter number fits into a float in any case."""
+"""Number of digits from which a whole number in JSON is read as a float; any shorter number fits into a float."""
 MARK, EXIT, LIFE, LOCK, STATUS = ".attempt", "exit.json", ".alive", ".lock", "status.json"
 BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 20.0
 """Seconds without a sign of life after which a trainer counts as dead; a volume may show remote writes late."""
 FREED_SECONDS: Final = 5.0
-"""Seconds of silence after which a trainer without its lock counts as dead; it writes exit.json after freeing that."""
+"""Seconds of silence after which a trainer that freed its lock counts as dead; it writes exit.json after that."""
 
 
 class WrongAttempt(ValueError):  # noqa: N818 a sentence for a user, like the trainer's other errors
@@ -75,7 +75,7 @@ def owner(folder: Path) -> Attempt | None:
 
 
 def newer_attempt(output: Path, attempt: Attempt) -> Attempt | None:
-    """Return a run folder's owner if it is newer than this attempt; None if the mark file lacks this RLHFJob."""
+    """Return a run folder's owner if it is newer than this attempt; else None, also if the mark file lacks this job."""
     attempts = marked_attempts(output)
     if all(each.job_uid != attempt.job_uid for each in attempts):
         return None
@@ -112,7 +112,7 @@ def read_exit(output: Path, attempt: Attempt) -> Mapping[str, Any] | None:
 
 
 def read_status(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
-    """Return the status that an attempt's trainer wrote into its job's folder, and marked as its own; else empty."""
+    """Return status.json of a job's folder if the trainer of this attempt wrote the file; else an empty mapping."""
     last = owner(job_folder)  # first: a status read later belongs to this owner or to a later one
     status = read_object(job_folder / STATUS)
     is_its = (status.get("attempt"), last.job_uid if last else "") == (attempt.number, attempt.job_uid)
@@ -143,7 +143,7 @@ class Watch:
     """Observer of the trainer of an attempt from any pod; the trainer leaves a sign of life every few seconds."""
 
     def __init__(self, output: Path, attempt: Attempt, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start to observe; `clock`, in seconds, says when this process sees a beat, for machines' clocks differ."""
+        """Start to observe; `clock` (seconds) of this machine times the signs of life, as machines' clocks differ."""
         self._output, self._attempt, self._clock = output, attempt, clock
         self._seen, self._since = "", clock()
 
@@ -158,7 +158,7 @@ class Watch:
         return self._clock() - self._since < (FREED_SECONDS if self.has_freed_its_lock() else SILENCE_SECONDS)
 
     def has_freed_its_lock(self) -> bool:
-        """Return True if the trainer's file lock is free, as after its death; False for one on another machine."""
+        """Return True if the trainer's file lock is free, as after its death; False if it ran on another machine."""
         if self._seen.split()[-1:] != [socket.gethostname()]:  # a volume may not show the locks of other machines
             return False
         with suppress(OSError), lock_file(self._output, self._attempt).open() as lock:

@@ -79,7 +79,7 @@ def show_checkpoints(output: Path) -> None:
 
 
 def _best_step(folder: JobFolder, found: Sequence[Checkpoint]) -> int | None:
-    """Return the best step by checkpoint.keepBest: from summary.json for a finished job, else the best so far."""
+    """Return the step of the best checkpoint by checkpoint.keepBest, of a running job the best so far; None without."""
     newest = next((each for each in reversed(found) if each.is_whole), None)
     if not (folder.best_by and newest):
         return None
@@ -105,8 +105,8 @@ def _age_of(checkpoint: Checkpoint) -> str:
 def save_now(output: Path | None) -> str:
     """Request a checkpoint of the run that uses a folder, wait until it is whole, and return its URI.
 
-    None means the folder below runs/ that a run is using. Raises SpecError if no run uses it, or several folders are in
-    use, and EnvironmentProblem if the run ends first. A pod waits for this before it ends; there these are no errors.
+    output: by default the folder below runs/ that a run is using. Raises SpecError if no run uses it, or several are in
+    use, and EnvironmentProblem if the run ends first. In a pod, which waits for this at its end, these are no errors.
     """
     attempt = own_attempt()
     if attempt is not None and output is not None:
@@ -134,7 +134,7 @@ def _only_folder_in_use() -> Path:
 
 
 def _save_before_the_end(output: Path, attempt: Attempt) -> str:
-    """Wait until every step of this attempt so far is saved, or its trainer has ended; return a sentence."""
+    """Wait until every step of this attempt so far is saved, or its trainer has ended; return a sentence about it."""
     watch = Watch(output, attempt)
     if not watch.is_alive():
         return f"{output}: no trainer of attempt {attempt.number} is active, nothing to save"
@@ -210,7 +210,7 @@ def _text(file: Path) -> str:
 
 
 def show_jobs(folders: Sequence[Path], *, once: bool) -> None:
-    """Show a table of the jobs of run folders, by default of all below runs/. SpecError for another folder."""
+    """Show a table of the jobs of run folders, by default of all below runs/. SpecError for a folder without jobs."""
     for folder in folders:
         if not _job_files(folder):
             raise SpecError([Problem(str(folder), "is no run folder: no job has begun in it")])

@@ -40,7 +40,7 @@ MAPPING = "mapping.json"
 MAX_REASON = 300
 """Most characters of a library's error text that our error repeats."""
 SAVE_REQUEST = "save-now"
-"""Name of the file that requests a checkpoint of the running job; the job deletes the file when it is whole."""
+"""Name of the file that requests a checkpoint of the running job; the job deletes the file after the checkpoint."""
 
 
 def model_folders(job: Job, output: Path) -> dict[Role, str]:
@@ -80,7 +80,7 @@ def add_to_summary(output: Path, name: str, summary: Mapping[str, Any]) -> None:
 
 
 def saved_state(checkpoint: Checkpoint) -> SavedState:
-    """Return the entry of the status for a whole checkpoint: its step, URI and time."""
+    """Return the entry for a whole checkpoint in a job's status: step, URI and time."""
     saved_at = checkpoint.saved_at or datetime.now(UTC)
     return SavedState(step=checkpoint.step, uri=checkpoint.uri, time=rfc3339(saved_at))
 
@@ -111,7 +111,7 @@ def finished_jobs(output: Path) -> dict[str, FinishedJob]:
 
 
 def load_with_finished(output: Path, manifest: Path | str, overrides: Sequence[str]) -> list[Job]:
-    """Return the jobs of a manifest for the run folder `output`, whose finished jobs they may read. SpecError."""
+    """Return the jobs of a manifest; they may read results of finished jobs in the run folder `output`. SpecError."""
     return load(manifest, overrides, {name: job.algorithm for name, job in finished_jobs(output).items()})
 
 
@@ -132,7 +132,7 @@ def with_written_data(job: Job, output: Path) -> Job:
 
 
 def is_written(job: Job, output: Path, made: Mapping[str, str]) -> bool:
-    """Whether all data sets that other jobs write for this job are whole; `made`: each job's identity by its name."""
+    """Whether all data sets that other jobs write for this job are there; `made`: identity that each job must have."""
     written = {name: finished.identity for name, finished in finished_jobs(output).items()}
     return all(name in written and written[name] == made[name] for name in data_from_jobs(job).values())
 
@@ -185,7 +185,7 @@ def writing(path: Path) -> Iterator[None]:
 def writes(
     method: Callable[Concatenate[JobFolder, P], None],
 ) -> Callable[Concatenate[JobFolder, P], None]:
-    """Guard a method of JobFolder that writes: EnvironmentProblem if the disk refuses or a newer attempt owns it."""
+    """Guard a writing method of JobFolder: EnvironmentProblem if the disk fails or a newer attempt owns the folder."""
 
     @wraps(method)
     def write(folder: JobFolder, /, *arguments: P.args, **options: P.kwargs) -> None:
@@ -234,7 +234,7 @@ class JobFolder:
         return max(found, key=lambda checkpoint: checkpoint.step, default=None)
 
     def saved(self, name: str, checkpoint: Checkpoint | None) -> str:
-        """Return the text of the file JOB_FILE or INPUTS from a checkpoint, or from this folder if there is none."""
+        """Return the text of the file JOB_FILE or INPUTS from a checkpoint; without one, from this folder."""
         return checkpoint.text(name) if checkpoint else (self.path / name).read_text()
 
     @writes
@@ -247,7 +247,7 @@ class JobFolder:
     def begin(
         self, checkpoint: Checkpoint | None, *, inputs: Mapping[str, str], mapping: DeviceMapping | None = None
     ) -> None:
-        """Prepare the job's folder for a run from the start, or from a checkpoint: later metrics are deleted."""
+        """Prepare the job's folder for a run from the start or a checkpoint; metrics of later steps are deleted."""
         saved = saved_state(checkpoint) if checkpoint else None
         texts = {METRICS: checkpoint.text(METRICS)} if checkpoint else {}
         texts |= {INPUTS: json.dumps(dict(inputs)) + "\n", JOB_FILE: dump(self._job)}
@@ -260,7 +260,7 @@ class JobFolder:
         self._write_status(texts, phase="Running", start_time=now(), checkpoint=saved)
 
     def keep_code(self, *, first_step: int) -> str:
-        """Copy the source of a user's own algorithm to this folder; return a sentence if the last run's differs."""
+        """Copy the source of a user's own algorithm to this folder; return a sentence if the last run had another."""
         algorithm = self._job.spec.algorithm
         if not algorithm.is_own:
             return ""
@@ -360,7 +360,7 @@ class JobFolder:
             self.event(message)
 
     def _write_status(self, texts: Mapping[str, str] = MappingProxyType({}), **changes: Any) -> None:
-        """Write the files in `texts`, then status.json; each is replaced in one piece, so a reader never sees half."""
+        """Write `texts` (file name -> text), then status.json with `changes`; a reader never sees half of a file."""
         self._status = self._status.model_copy(update=changes)
         for name, text in {**texts, STATUS: json.dumps(self._status.document(), indent=2) + "\n"}.items():
             replace(self.path / name, text)

@@ -30,7 +30,7 @@ from rlhf_trainer.run_folder.attempt import (
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 LOOK_SECONDS: Final = 0.1
-"""Seconds before a second try to lock the run folder; `is_running` holds the lock for less."""
+"""Seconds before a second try to lock the run folder; `is_running` holds the lock for a shorter time."""
 SETTLE_SECONDS: Final = 1.0
 """Seconds that a new attempt waits, because an older attempt may be ending a write that it began as the owner."""
 

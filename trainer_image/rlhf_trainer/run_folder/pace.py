@@ -11,7 +11,7 @@ from rlhf_mapper.calibration import WARM_UP
 from rlhf_mapper.mapping import PHASES
 
 MIN_STEPS, MAX_STEPS = 5, 10
-"""Fewest and most of the latest steps over which a median is taken."""
+"""Smallest and largest number of latest steps over which a median is taken."""
 
 
 class Steps:

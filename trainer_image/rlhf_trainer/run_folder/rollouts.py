@@ -25,7 +25,7 @@ NUMBERS = ("reward", "cost", "advantage", "prompt_tokens", "response_tokens", "p
 
 
 def show_samples(output: Path, *, job: str | None, step: int | None, count: int, best: bool) -> None:
-    """Print the kept responses of the lowest or highest reward of a job's step. SpecError if there are none."""
+    """Print the kept responses with the lowest or highest rewards in a step of a job. SpecError if none was kept."""
     file = _find_rollouts(output, job)
     rows = read_step(file, step)
     if not rows:

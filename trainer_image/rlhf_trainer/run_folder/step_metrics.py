@@ -15,7 +15,7 @@ Section = Literal["learning", "health", ""]
 SECTIONS: Mapping[str, Section] = {"learning": "learning", "health": "health", "-": ""}
 """Word in TABLE -> section of the report with the metric's plot; empty: no plot, as one step's value says little."""
 PLANNED_STEPS, WARNINGS = "planned_steps", "warnings"
-"""Metrics that are not in metrics.jsonl: status.json holds the first, and events.log has a line for each warning."""
+"""Metrics outside metrics.jsonl: status.json holds the planned steps, and events.log has a line for each warning."""
 TABLE = """
 step | rlhf_step | steps | -
     Latest finished step of the job.
