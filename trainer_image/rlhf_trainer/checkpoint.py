@@ -1,8 +1,8 @@
 """Checkpoints of a job, in a folder of this machine or in an object store (by fsspec).
 
-They are folders `step-000010/`, each whole only if its COMPLETE lists exactly the files there. A folder holds
-`state.json` and other files of the controller, and a folder per model that its ranks wrote. COMPLETE is written last
-and lists every other file with its size, so an unfinished checkpoint is never taken for a whole one.
+A checkpoint is a folder `step-000010/`, and is whole only if it has all files listed in COMPLETE. The folder holds
+`state.json` and other files of the controller, and a folder per model, written by the model's ranks. COMPLETE is
+written last and lists every other file with its size, so an unfinished checkpoint never counts as whole.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Checkpoint:
     bytes: int = 0
     """Total bytes of the checkpoint's files."""
     saved_at: datetime | None = None
-    """Time at which the checkpoint became whole."""
+    """Time at which the checkpoint's COMPLETE was written; None: there is none, or it cannot be used."""
 
     @property
     def name(self) -> str:
@@ -109,7 +109,7 @@ class CheckpointStore:
         return f"{self.uri}/{name}"
 
     def complete(self, uri: str, texts: Mapping[str, str]) -> Checkpoint:
-        """Add the controller's files (name -> text) and, last, COMPLETE; the ranks must have written theirs."""
+        """Add the controller's files (name -> text) and, last, COMPLETE; the ranks have written their files before."""
         name = uri.rsplit("/", 1)[-1]
         folder = f"{self._path}/{name}"
         with storage_errors(uri):
@@ -185,7 +185,7 @@ class CheckpointStore:
 
 
 def verify_marker(marker: bytes, found: Mapping[str, int]) -> tuple[str, datetime | None]:
-    """Return (problem of the files found, or ""; time at which they were saved), by the text of COMPLETE."""
+    """Compare COMPLETE's text with the found files (name -> bytes); returns (problem or empty text, time of saving)."""
     try:
         document = json.loads(marker)
         if "problem" in document:
@@ -196,7 +196,7 @@ def verify_marker(marker: bytes, found: Mapping[str, int]) -> tuple[str, datetim
 
 
 def difference(listed: Mapping[str, int], found: Mapping[str, int]) -> str:
-    """Return the first difference between a checkpoint's files and COMPLETE, in words; empty if there is none."""
+    """Return in words the first file in COMPLETE that is missing or has another size; empty if there is none."""
     for name, size in listed.items():
         if name not in found:
             return f"{name} is missing"

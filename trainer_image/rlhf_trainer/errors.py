@@ -1,7 +1,7 @@
 """The errors of the trainer, each with the exit code by which the operator classifies it.
 
-`str(error)` is one sentence, or some in a line each, that names the field of the manifest or the file; a user sees it
-without a traceback.
+`str(error)` is one sentence, or several in a line each, and names the field of the manifest or the file; a user sees
+it without a traceback.
 """
 
 import errno
@@ -73,9 +73,7 @@ def together(errors: Sequence[TrainerError]) -> TrainerError:
 def user_error(error: BaseException) -> BaseException:
     """Return the error to show to a user: EnvironmentProblem if a foreign package is missing or a disk is full.
 
-    Else it is `error` itself.
-
-    What the handler of a signal raises while Ray waits comes as the cause of a SystemError.
+    Else it is `error` itself. An error of a signal's handler while Ray waits is the cause of a SystemError.
     """
     if isinstance(error, SystemError) and error.__cause__:
         return user_error(error.__cause__)

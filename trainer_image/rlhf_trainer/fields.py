@@ -40,7 +40,7 @@ class FieldType:
         return self.dtype.itemsize * widths[self.width]
 
     def fits(self, tensor: Tensor, *, rows: int) -> bool:
-        """Whether a tensor has the field's type and shape, and `rows` rows."""
+        """Whether a tensor has the field's type and number of dims, and `rows` rows."""
         dims = 1 if self.width is Width.ONE else 2
         return tensor.dtype == self.dtype and tensor.dim() == dims and len(tensor) == rows
 

@@ -15,18 +15,18 @@ logger = logging.getLogger(__name__)
 
 HUB = "hf://"
 HUB_SECONDS, HUB_TRIES = 5.0, 3
-"""Time limit of each answer of the hub in seconds, and number of requests; 18 seconds with the pauses in between."""
+"""Time limit of a request to the hub in seconds, and most requests for a name; with pauses 18 seconds in total."""
 KIND = Literal["dataset", "model"]
 
 
 _silence: list[Exception] = []
-"""Error of the first request that the hub did not answer; this process then sends the hub no more requests."""
+"""Error after which this process sends the hub no more requests, because the hub did not answer; empty before it."""
 
 
 def require_hub(uri: str, field: str, kind: KIND) -> None:
     """Raise DataError if the hub does not answer within seconds, or does not have the model or data set.
 
-    The hub is asked once in a process, and never with HF_HUB_OFFLINE=1. Raises EnvironmentProblem if huggingface_hub is
+    A process asks for each URI once, and never with HF_HUB_OFFLINE=1. Raises EnvironmentProblem if huggingface_hub is
     not installed.
     """
     try:

@@ -43,9 +43,9 @@ class TransferProtocol:
     distribute: Callable[[ParallelSizes, int], list[range]]
     """Function (layout, number of rows of the batch) -> the rows that each rank gets."""
     collect: Callable[[ParallelSizes], list[tuple[int, ...]]]
-    """Function layout -> the ranks whose outputs are joined, in the order of rows; those of a tuple are added up."""
+    """Function (layout) -> tuples of ranks in the order of rows; outputs within a tuple are added up, tuples joined."""
     holders: Callable[[ParallelSizes], frozenset[int]] = lambda _: frozenset()
-    """Function layout -> the ranks whose own output is final for their rows, and is read in the same process."""
+    """Function (layout) -> ranks whose own output is final for their rows; other models in the same process read it."""
     by_rank: bool = False
     """Whether the caller gives a batch for each rank, so that nothing is distributed."""
 
@@ -71,7 +71,7 @@ def distributed(takes: PlacementKey, layout: ParallelSizes, rows: int) -> list[r
 
 @lru_cache
 def collected(gives: PlacementKey, layout: ParallelSizes) -> list[tuple[int, ...]]:
-    """Return the ranks whose outputs make up a result with this placement: for each block of rows those to add up."""
+    """Return the ranks whose outputs make up the result with this placement: per block of rows, the ranks to add up."""
     parts: dict[tuple[int, ...], list[int]] = {}
     for rank in range(layout.world_size):
         at = layout.coordinates(rank)
@@ -97,7 +97,7 @@ def _is_collected(placement: AxisPlacement, index: int, size: int) -> bool:
 
 
 def sbp_protocol(name: str, *, takes: AxisPlacements, gives: AxisPlacements) -> TransferProtocol:
-    """Return the protocol with these placements of input and output; `gives` names all axes of p-t-d or p_g-t_g."""
+    """Return the protocol with these placements of input and output; `gives` names all axes of a layout."""
     return TransferProtocol(
         name=name,
         distribute=partial(distributed, tuple(takes.items())),

@@ -107,7 +107,7 @@ class Gathered:
         return {name: self._joined([fields[name] for _, fields in self.parts])[order] for name in self.parts[0][1]}
 
     def _joined(self, tables: Sequence[Tensor]) -> Tensor:
-        """Concatenate a field's tables; tables as wide as the text of each part are padded to the batch's width."""
+        """Concatenate a field's tensors of all parts; tensors as wide as their text are padded to the batch's width."""
         import torch
 
         is_text = all(table.shape[1:2] == (width,) for table, width in zip(tables, self.widths, strict=True))

@@ -57,10 +57,10 @@ PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel", "cost_model": "CostMode
 
 
 class RankValues:
-    """The value that a method returned on each rank; `result` is a collective."""
+    """Return values of a method on all ranks, which `result`, a collective, gathers."""
 
     def __init__(self, value: Any, counted: Sequence[int]) -> None:
-        """counted: the ranks whose values make up the result."""
+        """Keep this rank's value; counted: the ranks whose values make up the result."""
         self._value, self._counted = value, counted
 
     def result(self) -> list[Any]:
@@ -74,7 +74,7 @@ class LocalModel:
     """A worker with the interface of a `ModelHandle`, whose calls run at once, in this process, on this rank's rows."""
 
     def __init__(self, worker: Any, layout: ParallelSizes, transfers: Mapping[str, Transfer] | None = None) -> None:
-        """transfers: declarations of the worker's methods, if they differ from those of the worker's class."""
+        """Offer the worker's methods; transfers: their transfer declarations, by default those of the class."""
         for name, transfer in (transfers or transfers_of(type(worker))).items():
             setattr(self, name, partial(self._call, getattr(worker, name), transfer, layout))
 

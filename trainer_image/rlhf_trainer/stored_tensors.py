@@ -25,7 +25,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPE_MAP.items()}
 CHUNK_BYTES = 64 * 2**20
 """Maximum bytes of a tensor that are read or written at once; one row may be larger."""
 SUMS = "rlhf.crc32"
-"""Key in the header of a file. Its value is JSON: tensor name -> CRC-32 of the tensor's bytes, in hexadecimal."""
+"""Key in a safetensors file's header. Its value is JSON: tensor name -> CRC-32 of the tensor's bytes (hexadecimal)."""
 
 
 class TensorSource(Protocol):
@@ -181,7 +181,7 @@ class Piece:
         return self.place or TensorSlice.whole(self.file.shape(self.name))
 
     def parts(self, wanted: TensorSlice) -> Iterator[tuple[TensorSlice, Tensor]]:
-        """Yield the piece's elements of a slice. Raises NumericsError if all was read and the checksum is wrong."""
+        """Yield the piece's elements in `wanted`. NumericsError if the whole piece was read with a wrong checksum."""
         held, found = self.held, 0
         met = wanted.intersection(held)
         outer = len(held.starts) - len(self.file.shape(self.name)) if self.place else 0
@@ -234,7 +234,7 @@ def chunks(part: TensorSlice, itemsize: int) -> Iterator[TensorSlice]:
 
 
 def saved_by_ranks(files: Iterable[TensorFile]) -> dict[str, StoredTensor]:
-    """Return the tensors of which each rank wrote a piece, by name."""
+    """Return the tensors whose pieces the ranks wrote into these files, by name."""
     found: dict[str, dict[TensorSlice, Piece]] = {}
     for file in files:
         offsets = json.loads(file.metadata()[CUSTOM_METADATA_KEY])
@@ -294,7 +294,7 @@ def write_tensors(
 
 
 def write_piece(path: Path, pieces: Mapping[str, tuple[Tensor, TensorSlice]], dtype: torch.dtype) -> None:
-    """Write this rank's pieces for `saved_by_ranks`; pieces: name -> (elements, their slice of the whole tensor)."""
+    """Write this rank's pieces of tensors for `saved_by_ranks`; pieces: name -> (elements, slice of the tensor)."""
     offsets = {name: {SAVED_OFFSETS_KEY: place.starts} for name, (_, place) in pieces.items()}
     sources = {name: HeldTensor(tensor) for name, (tensor, _) in pieces.items()}
     write_tensors(path, sources, dtype, {CUSTOM_METADATA_KEY: json.dumps(offsets)})

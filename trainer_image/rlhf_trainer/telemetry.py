@@ -71,7 +71,7 @@ class Recorder:
 
     @contextmanager
     def counting(self, counts: bool) -> Iterator[None]:
-        """Keep means and sums of the block only if `counts` is true; of ranks with the same rows one counts."""
+        """Keep means and sums of the block only if `counts` is true, as for one of several ranks with the same rows."""
         before, self._counts = self._counts, counts
         try:
             yield
@@ -166,7 +166,7 @@ def _deviations(report: Report) -> dict[str, float]:
 
 
 def phase_seconds(spans: Iterable[Span], step_seconds: float) -> dict[str, float]:
-    """`time/<phase>` of a step in seconds: the time in which at least one rank was in that phase.
+    """Return `time/<phase>` of a step in seconds: the time in which at least one rank was in that phase.
 
     `time/transfer` is the time in which ranks only moved or awaited data; `time/controller` that in which no rank did
     anything.
@@ -184,9 +184,9 @@ def phase_seconds(spans: Iterable[Span], step_seconds: float) -> dict[str, float
 
 
 def slot_seconds(spans: Sequence[Span], step_seconds: float) -> dict[str, float]:
-    """`busy/<pool>` and `idle/<pool>` of a step: seconds that all workers of a pool spend in a phase, and in none.
+    """Return `busy/<pool>` and `idle/<pool>` of a step: seconds of all ranks of a pool in a phase, and in none.
 
-    A slot that waits for fields or for other pools is idle, also in the middle of a phase. Ranks under torchrun are in
+    A rank that waits for fields or for other pools is idle, also in the middle of a phase. Ranks under torchrun are in
     no pool.
     """
     seconds: dict[str, float] = {}
@@ -201,7 +201,7 @@ def slot_seconds(spans: Sequence[Span], step_seconds: float) -> dict[str, float]
 
 
 def idle_shares(record: Mapping[str, float], spans: Sequence[Span]) -> dict[str, float]:
-    """Return `rollout_idle` and `trainer_idle` if a pool only generates: idle shares of it and of the actor's pool."""
+    """Return the idle shares `rollout_idle` (pool that only generates) and `trainer_idle` (actor's), if both exist."""
     pools = {role: {span.pool for span in spans if span.name.startswith(f"{role}.")} for role in ("rollout", "actor")}
     shares = {}
     for name, role in (("rollout_idle", "rollout"), ("trainer_idle", "actor")):
@@ -212,7 +212,7 @@ def idle_shares(record: Mapping[str, float], spans: Sequence[Span]) -> dict[str,
 
 
 def utilization(record: Mapping[str, float], spans: Iterable[Span], step_seconds: float) -> dict[str, float]:
-    """Return the `mfu` of a step: FLOPs of the models / peak FLOPs of all slots; empty if the peak is unknown."""
+    """Return the `mfu` of a step: FLOPs of the models / peak FLOPs of all ranks' GPUs; empty if the peak is unknown."""
     slots = [pool for pool, _ in slots_of(spans) if pool != ENDPOINTS]
     could = step_seconds * len(slots) * record.get("peak_flops", 0.0)
     done = sum(value for name, value in record.items() if name.startswith("flops/"))

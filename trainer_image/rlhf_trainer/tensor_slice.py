@@ -37,7 +37,7 @@ class TensorSlice:
         return TensorSlice(tuple(starts), tuple(stops))
 
     def chunk(self, dim: int, index: int, count: int) -> TensorSlice:
-        """Part `index` of the `count` that torch.chunk makes along a dim; empty where torch makes fewer parts."""
+        """Return part `index` of the `count` parts of torch.chunk along a dim; empty where torch makes fewer parts."""
         first, stop = self.starts[dim], self.stops[dim]
         size = -(-(stop - first) // count)
         start = min(first + index * size, stop)
@@ -71,4 +71,4 @@ class TensorSlice:
 
 
 WeightSlice = tuple[str, TensorSlice, Tensor]
-"""(Hugging Face name of a parameter, slice of the parameter, elements of the slice)."""
+"""Part of a parameter: (Hugging Face name of the parameter, slice of the parameter, elements of the slice)."""

@@ -76,7 +76,7 @@ class Transfer:
     reads: tuple[str, ...]
     reads_if_there: tuple[str, ...]
     adds: tuple[str, ...] | None
-    """Fields that the method returns; None: a small value, which is not a part of the batch."""
+    """Names of the fields that the method returns; None: the method returns a small value, no fields of the batch."""
     phase: str
     row_by_row: bool = False
     in_groups: bool = False
@@ -132,7 +132,7 @@ Marks = dict[str, Transfer]
 def transfers_of(worker_class: type, arguments: Mapping[str, Any] | None = None) -> Marks:
     """Return the transfer declarations of a worker's methods, by name of the method.
 
-    arguments: those of its constructor. Where the declarations depend on them the class has a class
+    arguments: those of the worker's constructor. If declarations depend on the arguments, the class has a class
     method `change_transfers(marks, **arguments)`, which gets and returns all declarations.
     """
     found = {name: getattr(getattr(worker_class, name), TRANSFER_MARK, None) for name in dir(worker_class)}

@@ -84,7 +84,7 @@ class UserProcess:
         return self._guard is not None
 
     def await_import(self) -> Failure | None:
-        """Wait until the entry points are imported, and return why they cannot be; starts a process if none runs."""
+        """Wait until the entry points are imported; returns a Failure if they cannot be. Starts a lacking process."""
         if self._is_imported:
             return None
         if self._guard is None:

@@ -79,7 +79,7 @@ def show_checkpoints(output: Path) -> None:
 
 
 def _best_step(folder: JobFolder, found: Sequence[Checkpoint]) -> int | None:
-    """Return the step of the best checkpoint by checkpoint.keepBest, of a running job the best so far; None without."""
+    """Return the step of the best checkpoint (checkpoint.keepBest), in a running job the best so far; None: no best."""
     newest = next((each for each in reversed(found) if each.is_whole), None)
     if not (folder.best_by and newest):
         return None
