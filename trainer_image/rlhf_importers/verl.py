@@ -338,6 +338,6 @@ def _offload(draft: Draft, values: Mapping[str, Any]) -> None:
 
 
 def dns_label(name: Any) -> str:
-    """Return a valid name of a job: lower-case letters, digits and dashes, a letter first, at most 40 characters."""
+    """Turn a name into a valid job name: lower-case letters, digits and dashes, a letter first, up to 40 characters."""
     kept = "".join(each if each.isascii() and each.isalnum() else "-" for each in str(name).lower())
     return kept.strip("-0123456789")[:40].rstrip("-") or "imported"

@@ -47,7 +47,7 @@ class TransferProtocol:
     holders: Callable[[ParallelSizes], frozenset[int]] = lambda _: frozenset()
     """Function (layout) -> ranks whose own output is final for their rows; other models in the same process read it."""
     by_rank: bool = False
-    """Whether the caller gives a batch for each rank, so that nothing is distributed."""
+    """Whether the caller gives a batch for each rank; False: `distribute` gives each rank its rows of one batch."""
 
 
 def blocks(rows: int, count: int) -> list[range]:

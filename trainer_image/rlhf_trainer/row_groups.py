@@ -1,8 +1,8 @@
 """Groups of finished rows that leave a generation early, so that other pools score them meanwhile.
 
-The inter-stage fusion of RLHFuse (arXiv:2409.13221, section 4). A call gives its rows in groups, in the order in which
-the rows end. Another pool runs a method on each group as it comes. The method's own call then only brings the results
-into the order of the rows.
+This is the inter-stage fusion of RLHFuse (arXiv:2409.13221, section 4). A generating call gives its rows in groups, in
+the order in which the rows end. Another pool runs a scoring method on each group as it comes. The method's call in the
+step then only brings the results into the order of the rows.
 """
 
 from __future__ import annotations

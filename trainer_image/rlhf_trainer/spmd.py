@@ -202,7 +202,7 @@ def run_rank(
 
 
 def layout_here(job: Job, world_size: int) -> ParallelSizes:
-    """Return the layout of torchrun's ranks, the same for all models of the job; SpecError if the manifest differs."""
+    """Return the layout of torchrun's ranks, one for all models of the job; SpecError if the manifest has others."""
     asked = {role: model.parallelism or Parallelism() for role, model in job.models().items()}
     first = next(iter(asked.values()))
     path = f"{job.name}: spec.models.{next(iter(asked))}.parallelism"

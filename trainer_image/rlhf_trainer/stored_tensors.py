@@ -257,7 +257,7 @@ def read_into(target: Tensor, held: TensorSlice, source: TensorSource) -> None:
 
 
 def tensor_files(files: AbstractFileSystem, folder: str) -> list[TensorFile]:
-    """Return the safetensors files of a folder. Opening one reads its header only."""
+    """Return the safetensors files of a folder, sorted by name; opening a file reads only the file's header."""
     paths = sorted(path for path in files.ls(folder, detail=False) if path.endswith(".safetensors"))
     if isinstance(files, LocalFileSystem):
         return [LocalFile(partial(str, path)) for path in paths]

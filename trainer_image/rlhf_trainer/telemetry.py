@@ -201,7 +201,7 @@ def slot_seconds(spans: Sequence[Span], step_seconds: float) -> dict[str, float]
 
 
 def idle_shares(record: Mapping[str, float], spans: Sequence[Span]) -> dict[str, float]:
-    """Return the idle shares `rollout_idle` (pool that only generates) and `trainer_idle` (actor's), if both exist."""
+    """Return `rollout_idle` and `trainer_idle`, idle shares of the rollout-only and actor's pool; {} without these."""
     pools = {role: {span.pool for span in spans if span.name.startswith(f"{role}.")} for role in ("rollout", "actor")}
     shares = {}
     for name, role in (("rollout_idle", "rollout"), ("trainer_idle", "actor")):
@@ -220,7 +220,7 @@ def utilization(record: Mapping[str, float], spans: Iterable[Span], step_seconds
 
 
 def slots_of(spans: Iterable[Span]) -> set[tuple[str, int]]:
-    """Return (pool, rank) of each rank with an activity; external servers' client is in the pool `ENDPOINTS`."""
+    """Return (pool, rank) of each rank with a timed activity; the client of external servers is in pool `ENDPOINTS`."""
     return {(span.pool, span.rank) for span in spans if span.phase != CONTROLLER}
 
 

@@ -78,7 +78,7 @@ class Needs:
     """Length in tokens that a server must allow: the job's longest prompt with its longest response."""
 
     def unmet_by(self, facts: Facts) -> str:
-        """First unmet requirement, to follow the server's URL in a sentence; empty if all are met."""
+        """First requirement that a server's facts do not meet, as words to follow its URL; empty if all are met."""
         for name in [*self.shapes, *facts.shapes]:
             there, here = facts.shapes.get(name), self.shapes.get(name)
             if there != here:

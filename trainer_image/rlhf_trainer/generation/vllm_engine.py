@@ -45,7 +45,7 @@ class _Request:
     prompt: Sequence[int]
     sampling: Any
     versions: list[int]
-    """Policy versions of the response's tokens that older weights have written."""
+    """Policy version of each token of the response that was written before the current weights came."""
 
 
 def response_seed(seed: int, step: int, row: int, turn: int = 0) -> int:

@@ -34,7 +34,7 @@ class WorkerExtension:
 
     @cached_property
     def _freed(self) -> dict[Part, list[tuple[torch.UntypedStorage, int]]]:
-        """Freed storages of tensors, each with the number of bytes that it had."""
+        """Freed storages of tensors by part (weights or KV cache), each with its number of bytes before."""
         return {}
 
     def held_shards(self) -> dict[str, TensorSlice]:

@@ -97,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class LogFollower:
-    """Copies the newest log of a Ray job's driver as it grows, and moves on to a newer log."""
+    """Copier of the newest log of a Ray job's driver: it follows the log as it grows, and moves on to a newer log."""
 
     def __init__(self, folder: Path, shown: BinaryIO, kept: BinaryIO | None) -> None:
         self._folder, self._shown, self._kept = folder, shown, kept

@@ -84,7 +84,7 @@ class UserProcess:
         return self._guard is not None
 
     def await_import(self) -> Failure | None:
-        """Wait until the entry points are imported; returns a Failure if they cannot be. Starts a lacking process."""
+        """Wait until the entry points are imported; returns a Failure if they cannot be. Starts a process if needed."""
         if self._is_imported:
             return None
         if self._guard is None:
@@ -99,7 +99,7 @@ class UserProcess:
         return None
 
     def call(self, value: Any, *, seconds: float) -> Any:
-        """Send the process a value, return its answer or a Failure; without an answer after `seconds` it is ended."""
+        """Send the process a value, return its answer or a Failure; `seconds` without an answer end the process."""
         return self.await_import() or self._exchange(value, seconds=seconds, doing="did not return")
 
     def hand(self, value: Any, theirs: socket.socket) -> Failure | None:

@@ -201,7 +201,7 @@ def _lines_of(folder: Path) -> Iterator[tuple[str, Text]]:
 
 
 def _text(file: Path) -> str:
-    """Return the whole lines of a file, without a last line that is still being written."""
+    """Return the complete lines of a text file, without a last line still being written; empty if unreadable."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -273,7 +273,7 @@ class JobFolder:
         return f"goes on with other code of the algorithm than before, which is {last.name}" if last else ""
 
     def texts_for_checkpoint(self, *, up_to: int) -> dict[str, str]:
-        """Return the files of this folder that belong to the checkpoint of step `up_to`, by name."""
+        """Return the texts of this folder's files that belong to the checkpoint of step `up_to`, by file name."""
         lines = (self.path / METRICS).read_text().splitlines(keepends=True)
         records = "".join(line for line in lines if json.loads(line)["step"] <= up_to)
         return {METRICS: records, **{name: (self.path / name).read_text() for name in (JOB_FILE, INPUTS)}}
