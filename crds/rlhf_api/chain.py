@@ -8,8 +8,6 @@ from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import CUSTOM
-from rlhf_api.spec.data import SourceChange
-from rlhf_api.spec.job_spec import JobSpec
 
 SCHEME = "job://"
 ACTORS = tuple(name for name, each in ALGORITHMS.items() if "actor" in each.trained)
@@ -63,14 +61,6 @@ def data_from_jobs(job: Job) -> dict[str, str]:
     return {
         field: source.address.removeprefix(SCHEME) for field, source in sources if source.address.startswith(SCHEME)
     }
-
-
-def with_sources(spec: JobSpec, change: SourceChange) -> JobSpec:
-    """Return a copy of the spec in which the function `change` has replaced each data set."""
-    data, evaluation = spec.data, spec.evaluation
-    sources = {"train": data.train.map_sources(change), "pretrain": data.pretrain and change(data.pretrain)}
-    measured = evaluation and evaluation.model_copy(update={"data": evaluation.data.map_sources(change)})
-    return spec.model_copy(update={"data": data.model_copy(update=sources), "evaluation": measured})
 
 
 def _wrong_inputs(job: Job, kinds: Mapping[str, str]) -> Iterator[Problem]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.repo.complexity import functions_of
-from tests.repo.house import lines_by_room, measures, seconds_of_tests
+from tests.repo.house import MAX_RETURNS, MAX_STAYS, lines_by_room, measures, seconds_of_tests
 from tests.repo.tree import product_files
-from tests.repo.walk import Module, walk_from
+from tests.repo.walk import START, Module, product_modules, walk_from
 from tests.repo.words import FRAGMENTS, LENGTHS, PRONOUNS, broken_rules, docstrings, is_good_subject, is_over
 
 PLAIN = "Lock held while free capacity is read and the reservation is written."
@@ -101,6 +101,12 @@ def test_a_walk_follows_the_parameter_through_objects() -> None:
     # run; Folder(), joined; folder.begin, joined again; finish; `clear` gets something else
     assert walk.stays == ["house.entry", "house.folder", "house.paths", "house.folder", "house.paths", "house.entry"]
     assert (walk.rooms, walk.returns) == (3, 3)
+
+
+def test_the_way_of_a_job_stays_short() -> None:
+    walk = walk_from(product_modules(), *START)
+    assert len(walk.stays) <= MAX_STAYS
+    assert walk.returns <= MAX_RETURNS
 
 
 def test_the_last_seconds_of_a_target_count(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 import torch.distributed as dist
@@ -32,13 +33,13 @@ from rlhf_trainer.fields import require_declared
 from rlhf_trainer.outputs.display import Display, LastingConsole
 from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
 from rlhf_trainer.protocols import THREE_D_PROTO
-from rlhf_trainer.run.checkpoints import Checkpoints
 from rlhf_trainer.run.deep_check import require_no_problems
-from rlhf_trainer.run.job_run import run_job
+from rlhf_trainer.run.evaluation import evaluation_of
+from rlhf_trainer.run.job_run import Checkpoints, Reporter, run_job
 from rlhf_trainer.run.preconditions import require_no_cluster, require_possible
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import from_the_start
-from rlhf_trainer.run.step_models import connected
+from rlhf_trainer.run.step_models import connected, inputs_of
 from rlhf_trainer.run.worker_specs import data_spec, worker_specs
 from rlhf_trainer.run_folder.folder import (
     JobFolder,
@@ -78,6 +79,12 @@ class LocalModel:
         for name, transfer in (transfers or transfers_of(type(worker))).items():
             setattr(self, name, partial(self._call, getattr(worker, name), transfer, layout))
 
+    def with_calls(self, **calls: Callable[..., object]) -> Self:
+        """Return a copy in which the given functions replace the methods of the same names."""
+        changed = copy(self)
+        vars(changed).update(calls)
+        return changed
+
     @staticmethod
     def _call(
         method: Any, transfer: Transfer, layout: ParallelSizes, batch: Batch | None = None, **arguments: Any
@@ -95,8 +102,8 @@ class LocalModel:
 class SpmdRuntime:
     """Runtime of one rank under torchrun: its models, whose calls run at once."""
 
-    def __init__(self, models: Mapping[str, Any], layout: ParallelSizes) -> None:
-        self.models, self._layout = models, layout
+    def __init__(self, models: Mapping[str, Any], inputs: Mapping[str, Any], layout: ParallelSizes) -> None:
+        self.models, self.inputs, self._layout = models, inputs, layout
 
     def blank(self, step: int, size: int) -> Batch:
         """Return this rank's rows of a batch of `size` rows, without fields."""
@@ -147,7 +154,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     try:
         if recorder.rank > 0:
             require_ready(job, jobs, output)
-            run_rank(running, folders, None, layout=layout, made=folder.made.resolve())
+            run_rank(running, folders, Reporter(), layout=layout, made=folder.made.resolve())
             return
         display = Display(LastingConsole(highlight=False))
         with only_run_in(output), open_listeners(OutputOptions(), output, display.warn) as outputs:
@@ -175,7 +182,7 @@ def require_ready(job: Job, jobs: Sequence[Job], output: Path) -> None:
 
 
 def run_rank(
-    job: Job, folders: Mapping[Role, str], publisher: Publisher | None, *, layout: ParallelSizes, made: Path
+    job: Job, folders: Mapping[Role, str], reporter: Reporter, *, layout: ParallelSizes, made: Path
 ) -> dict[str, Any]:
     """Build this rank's workers and run the job's steps; returns the summary."""
     pool = MappedPool(name="ranks", models=tuple(job.models()), slots_per_machine=(dist.get_world_size(),))
@@ -184,20 +191,19 @@ def run_rank(
     loading = data_spec(job, placed, folders)
     data = loading.build()
     shape = data.describe()
-    if publisher:
-        for fact in shape.facts:
-            publisher.say(fact)
     specs = worker_specs(job, placed, folders, shape, path=made.parent)[pool.name]
     models = {"data": LocalModel(data, layout, loading.transfers)}
     models |= {role: LocalModel(specs[role].build(), layout, specs[role].transfers) for role in job.models()}
-    runtime = SpmdRuntime(connected(job, models), layout)
+    models = connected(job, models)
+    runtime = SpmdRuntime(models, inputs_of(job, models), layout)
     return run_job(
         job,
         runtime,
         shape,
-        made=made,
-        publisher=publisher,
+        saves=(job.saved, made),
+        evaluation=evaluation_of(job, runtime, shape),
         checkpoints=Checkpoints(),
+        reporter=reporter,
     )
 
 

@@ -1,7 +1,7 @@
 """Schema of one job's spec; `rlhf_api.checks.rules` has the rules that span several fields."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
@@ -26,7 +26,7 @@ from rlhf_api.contract import (
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.names import PoolRole, Role
 from rlhf_api.spec.algorithm_table import AnyAlgorithm
-from rlhf_api.spec.data import AnyData, Data, HeldOutData
+from rlhf_api.spec.data import AnyData, Data, HeldOutData, SourceChange
 from rlhf_api.spec.functions import Function, RewardFunction, RewardService
 from rlhf_api.spec.judges import RewardJudge
 from rlhf_api.spec.lora import Lora
@@ -342,6 +342,13 @@ class JobSpec(Spec):
     suspend: bool = Field(False, description="Stop after a checkpoint and free all slots; false goes on.")
     run_policy: RunPolicy = Field(RunPolicy(), description="Attempts and deadlines, on a cluster.")
     runtime: Runtime = Field(Runtime(), description="What the pods are made of, on a cluster.")
+
+    def with_sources(self, change: SourceChange) -> Self:
+        """Return a copy of the spec in which the function `change` has replaced each data set."""
+        data, evaluation = self.data, self.evaluation
+        sources = {"train": data.train.map_sources(change), "pretrain": data.pretrain and change(data.pretrain)}
+        measured = evaluation and evaluation.model_copy(update={"data": evaluation.data.map_sources(change)})
+        return self.model_copy(update={"data": data.model_copy(update=sources), "evaluation": measured})
 
     def columns(self, data: AnyData) -> tuple[str, ...]:
         """Return the data columns read besides the prompt: named by data sets, or read by verifiers and judges."""

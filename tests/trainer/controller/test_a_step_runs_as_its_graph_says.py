@@ -28,7 +28,7 @@ from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.graph import graph_of
-from rlhf_trainer.run.step_models import connected, inputs_of, training_batch
+from rlhf_trainer.run.step_models import connected, inputs_of
 from rlhf_trainer.run.worker_specs import worker_specs
 from rlhf_trainer.telemetry import Report, Span, merge
 from rlhf_trainer.training.distributed import start
@@ -114,7 +114,7 @@ class Pools:
         """A job's models, on the left pool those of which no other is told."""
         placed = placed_at(job, pool_of)
         folders: dict[Role, str] = dict.fromkeys(get_args(Role), "")
-        shape = DataShape(rows=1, evaluation_rows=0, facts=())
+        shape = DataShape(rows=1, total_steps=7, evaluation_rows=0, facts=())
         specs = worker_specs(job, placed, folders, shape, path=Path())
         models: dict[str, Any] = {}
         for pool, name, spec in [(pool, *each) for pool, workers in specs.items() for each in workers.items()]:
@@ -144,7 +144,7 @@ def run_step(pools: Pools, job: Job, pool_of: Mapping[str, str]) -> list[Report]
     """Run a step: the reports of each call on each rank, in the order in which they were made, and the controller's."""
     models = pools.models(job, pool_of)
     models = connected(job, models)
-    batch = training_batch(job, models.pop("data"), BatchFuture(step=1, size=job.sequences_per_step))
+    batch = models["data"].load_batch(BatchFuture(step=1, size=job.sequences_per_step))
     job.spec.algorithm.step(batch, **inputs_of(job, models))
     return pools.log.drain(deadline=DEADLINE)
 

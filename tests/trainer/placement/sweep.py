@@ -16,7 +16,6 @@ from rlhf_mapper.place import place
 from rlhf_trainer.run.job_run import Lookahead
 from rlhf_trainer.run.on_ray import RayRuntime
 from rlhf_trainer.run.slots import Slots
-from rlhf_trainer.run.step_models import inputs_of
 from rlhf_trainer.telemetry import merge
 from tests.trainer.jobs import job
 from tests.trainer.placement.light_ray import LightRay
@@ -113,7 +112,7 @@ def run(
     with light.patched():
         runtime = RayRuntime(one, placed, folders, slots=Slots(), path=folder)
         with runtime.running() as shape:
-            records = steps(one, runtime, one.total_steps_for(shape.rows))
+            records = steps(one, runtime, shape.total_steps)
             runtime.models[saved].save(folder=str(folder / saved)).result()
             ended = sum(not each.is_alive() for each in light.processes)
     weights = load_file(str(folder / saved / "model.safetensors"))
@@ -122,10 +121,9 @@ def run(
 
 def steps(one: Job, runtime: RayRuntime, count: int) -> list[dict[str, float]]:
     """Run so many of the algorithm's steps; what each measured."""
-    models = inputs_of(one, runtime.models)
     lookahead = Lookahead(one, runtime, first_step=1, total_steps=count)
     records = []
     for number in range(1, count + 1):
-        one.spec.algorithm.step(lookahead.batch(number), **models)
+        one.spec.algorithm.step(lookahead.batch(number), **runtime.inputs)
         records.append(merge(runtime.drain(number)))
     return records

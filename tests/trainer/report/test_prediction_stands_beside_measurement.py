@@ -9,7 +9,8 @@ from rich.console import Console
 
 from rlhf_mapper.mapping import DeviceMapping, as_json
 from rlhf_trainer.outputs.display import Display
-from rlhf_trainer.run.publisher import Publisher, prediction_of
+from rlhf_trainer.run.placement import Placed
+from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run_folder.folder import JobFolder
 from tests.mapper.example_mappings import COLOCATED, LAPTOP, SPLIT, UNKNOWN
 from tests.trainer.report.conftest import PPO, page_of, ppo_record, run_job
@@ -20,7 +21,7 @@ TITLE = "Predicted and measured"
 def told(folder: JobFolder, mapping: DeviceMapping) -> str:
     """What the terminal shows when a job with this mapping starts."""
     console = Console(file=StringIO(), width=200)
-    Publisher(PPO, folder, Display(console)).say(*prediction_of(mapping))
+    Publisher(PPO, folder, Display(console)).say(*Placed(mapping).notes)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 

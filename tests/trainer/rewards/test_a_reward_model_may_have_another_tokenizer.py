@@ -175,10 +175,10 @@ def test_only_models_that_score_may_have_another_vocabulary(tmp_path: Path) -> N
     actor, reward = save_tiny(tmp_path / "actor", seed=1), save_other(tmp_path / "reward")
     job = job_with(tmp_path, f"{{uri: 'file://reward', label: {LABEL}}}")
     folders: Any = dict.fromkeys(job.models(), actor)
-    assert other_vocabularies(job, folders) == set()
-    assert other_vocabularies(job, {**folders, "reward": reward}) == {"reward"}
+    assert other_vocabularies(job, job.models(), folders) == set()
+    assert other_vocabularies(job, job.models(), {**folders, "reward": reward}) == {"reward"}
     with pytest.raises(ConfigError, match=r"^ppo: spec\.models\.critic: its tokenizer is not the actor's \(2"):
-        other_vocabularies(job, {**folders, "critic": reward})
+        other_vocabularies(job, job.models(), {**folders, "critic": reward})
 
 
 @pytest.mark.parametrize(

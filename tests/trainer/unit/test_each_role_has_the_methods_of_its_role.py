@@ -77,7 +77,7 @@ def spec_of(name: str, role: str) -> WorkerSpec:
         sizes=sizes,
     )
     folders: dict[Role, str] = dict.fromkeys(get_args(Role), "model")
-    shape = DataShape(rows=640, evaluation_rows=10, facts=())
+    shape = DataShape(rows=640, total_steps=7, evaluation_rows=10, facts=())
     return worker_specs(job, placed, folders, shape, path=Path("run/job"))["all"][role]
 
 

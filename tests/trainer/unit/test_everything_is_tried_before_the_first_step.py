@@ -270,7 +270,7 @@ def test_the_names_that_are_told_are_those_that_are_measured(tmp_path: Path) -> 
     (job,) = load(tmp_path / "job.yaml", list(MEASURING))
     assert {"reward", "more/brief_pass_at_2", "more/rule", "win_rate"} <= set(measures_of(job))
     assert not {"loss", "more/rewards", "brief_pass_at_3"} & set(measures_of(job))
-    data = DataShape(rows=1, evaluation_rows=2, facts=(), digests={}, evaluation_sets={"more": 1})
+    data = DataShape(rows=1, total_steps=7, evaluation_rows=2, facts=(), digests={}, evaluation_sets={"more": 1})
     nothing: Any = SimpleNamespace(models={})
     evaluation = evaluation_of(job, nothing, data)
     scores = {"reward": 1.0, "rule": 1.0, "brief": 1.0}

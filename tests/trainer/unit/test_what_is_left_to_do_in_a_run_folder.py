@@ -15,7 +15,7 @@ from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NumericsError
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
-from rlhf_trainer.run.evaluation import require_measure
+from rlhf_trainer.run.job_run import require_measure
 from rlhf_trainer.run.resume import from_the_start, unfinished
 from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder.folder import METRICS, JobFolder, add_to_summary, load_with_finished
@@ -89,9 +89,9 @@ class Damaged:
 
 def resumed(folder: JobFolder, *, digest: str) -> KeptCheckpoints:
     """With data of a digest."""
-    data = DataShape(rows=100, evaluation_rows=0, facts=(), digests={"spec.data.train": digest})
+    data = DataShape(rows=100, total_steps=7, evaluation_rows=0, facts=(), digests={"spec.data.train": digest})
     stop, newest = StopSignals(lambda message: None), folder.newest_checkpoint()
-    return KeptCheckpoints(jobs()[0], folder, {"actor": Damaged()}, data=data, stop=stop, resumed=newest)
+    return KeptCheckpoints(jobs()[0], folder, {"actor": Damaged()}, ["actor"], data=data, stop=stop, resumed=newest)
 
 
 def test_a_damaged_checkpoint_is_not_chosen_again(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ BEST = ("helpful-sft:checkpoint={keepBest: loss, keepLast: 1}", "helpful-sft:eva
 
 
 def keeping_the_best(folder: JobFolder) -> KeptCheckpoints:
-    data = DataShape(rows=100, evaluation_rows=4, facts=(), digests={"spec.data.train": "abc"})
+    data = DataShape(rows=100, total_steps=7, evaluation_rows=4, facts=(), digests={"spec.data.train": "abc"})
     stop, newest = StopSignals(lambda message: None), folder.newest_checkpoint()
-    kept = KeptCheckpoints(jobs(*BEST)[0], folder, {"actor": Saved()}, data=data, stop=stop, resumed=newest)
+    kept = KeptCheckpoints(jobs(*BEST)[0], folder, {"actor": Saved()}, ["actor"], data=data, stop=stop, resumed=newest)
     kept.restore()
     return kept
 
@@ -177,7 +177,7 @@ def test_a_damaged_checkpoint_without_mark_is_still_named(tmp_path: Path, monkey
 def test_other_rows_than_those_of_the_checkpoint_are_refused(tmp_path: Path) -> None:
     folder = run(tmp_path, "helpful-sft", saved_at=5)
     with pytest.raises(DataError, match=r"^helpful-sft: spec\.data\.train: its rows, or their order, are not those"):
-        resumed(folder, digest="abd")
+        resumed(folder, digest="abd").restore()
     assert starts(tmp_path)["helpful-sft"] == 5
 
 

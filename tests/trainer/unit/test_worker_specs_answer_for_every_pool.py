@@ -25,7 +25,7 @@ from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS
 from tests.examples.test_every_example_is_right import EXAMPLES, FINISHED
 
 ALL = [job for path in EXAMPLES for job in load(path, finished=FINISHED)]
-SHAPE = DataShape(rows=640, evaluation_rows=10, facts=())
+SHAPE = DataShape(rows=640, total_steps=7, evaluation_rows=10, facts=())
 FOLDERS: dict[Role, str] = dict.fromkeys(get_args(Role), "model")
 TRAINS = "{name: trains, models: [actor, reference, reward], slotsPerNode: 2}"
 APART = f"placement={{mode: Manual, pools: [{TRAINS}, {{name: writes, models: [rollout], slotsPerNode: 1}}]}}"

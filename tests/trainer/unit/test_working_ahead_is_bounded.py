@@ -14,8 +14,7 @@ from rlhf_api.job import Job
 from rlhf_trainer.controller.message import Message
 from rlhf_trainer.controller.slot_process import Outcome
 from rlhf_trainer.controller.worker_group import CallLog
-from rlhf_trainer.run.evaluation import Runtime
-from rlhf_trainer.run.job_run import Lookahead
+from rlhf_trainer.run.job_run import Lookahead, Runtime
 from rlhf_trainer.run.step_models import ApartRollout, RolloutPool
 from rlhf_trainer.telemetry import Report
 
@@ -83,9 +82,7 @@ def run(draw: random.Random) -> tuple[Pools, int, int, int]:
     runtime = SimpleNamespace(
         models={"data": data, "actor": actor}, blank=lambda step, size: SimpleNamespace(step=step, size=size)
     )
-    spec = SimpleNamespace(
-        rollout=SimpleNamespace(max_staleness=staleness), columns=lambda _: (), data=SimpleNamespace(train=None)
-    )
+    spec = SimpleNamespace(rollout=SimpleNamespace(max_staleness=staleness))
     job = SimpleNamespace(spec=spec, sequences_per_step=4)
     lookahead = Lookahead(cast("Job", job), cast("Runtime", runtime), first_step=done + 1, total_steps=total)
     for step in range(done + 1, total + 1):

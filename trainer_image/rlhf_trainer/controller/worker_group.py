@@ -226,8 +226,8 @@ class WorkerGroup:
             }
             self._building.append(handle.join.remote(variables, self._start))
 
-    def build(self, workers: Mapping[str, WorkerSpec]) -> None:
-        """Have every rank join torch.distributed and then build the workers, in the order given; returns at once."""
+    def build(self, workers: Mapping[str, WorkerSpec]) -> dict[str, ModelHandle]:
+        """Have every rank join torch.distributed and then build the workers, in order; return their handles at once."""
         if not self._building:
             self._join()
         self.send()
@@ -236,6 +236,10 @@ class WorkerGroup:
             for role, spec in workers.items()
             for handle in self._ranks
         ]
+        return {
+            role: ModelHandle(self, role, spec.worker_class, layout=spec.layout, transfers=spec.transfers)
+            for role, spec in workers.items()
+        }
 
     def wait_until_built(self) -> None:
         """Wait until all ranks have built their workers; if some failed, raise the first error unchanged."""

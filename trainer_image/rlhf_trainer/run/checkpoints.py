@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_trainer.checkpoint import STATE, Checkpoint
 from rlhf_trainer.errors import DataError, EnvironmentProblem, NumericsError
+from rlhf_trainer.run.job_run import Checkpoints, State
 from rlhf_trainer.run.step_models import Handle
 from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder
@@ -18,40 +19,6 @@ from rlhf_trainer.workers.data import DataShape
 
 LOWEST = ("loss", "cost")
 """Measures of an evaluation whose lowest value is the best; all others are best when highest."""
-State = dict[str, Any]
-"""State of the controller after a step, besides the step's number: JSON values."""
-
-
-class Checkpoints:
-    """Checkpointing of a job that keeps no checkpoints (torchrun); base class of `KeptCheckpoints`."""
-
-    def restore(self) -> State | None:
-        """Load the newest complete checkpoint into the models; return its state with `step`, or None without one."""
-        return None
-
-    def end_step(self, step: int, state: Callable[[], State]) -> None:
-        """Begin a checkpoint at the end of a step, if it is time for one."""
-
-    def after_record(
-        self, step: int, state: Callable[[], State], *, is_last: bool, measured: Mapping[str, float] | None = None
-    ) -> None:
-        """Write the step's checkpoint now if the user, a signal, a new best value or the last step requires it.
-
-        Called once the step's record is written. Raises Stopped if a signal required it. measured: values of an
-        evaluation after this step, under the names of the record.
-        """
-
-    def best_step(self, last: int, summary: Mapping[str, float]) -> dict[str, int]:  # noqa: ARG002
-        """Return the step of the best checkpoint for summary.json, among the measured ones and the last one."""
-        return {}
-
-    def before_model(self) -> None:
-        """Check, before the trained model is written, that the job's folder still belongs to this run."""
-
-    @contextmanager
-    def around_steps(self) -> Iterator[None]:
-        """Let stop signals wait for the end of the current step while the block runs."""
-        yield
 
 
 class KeptCheckpoints(Checkpoints):
@@ -62,35 +29,36 @@ class KeptCheckpoints(Checkpoints):
         job: Job,
         folder: JobFolder,
         models: Mapping[str, Handle],
+        trained: Sequence[Role],
         *,
         data: DataShape,
         stop: StopSignals,
         resumed: Checkpoint | None,
     ) -> None:
-        """models: all of the job; saved are the state of trained models, and the counters of models with `counters`.
+        """models: all of the job; saved are the state of trained ones, and the counters of models with `counters`.
 
-        Raises DataError when the data differs from that of the checkpoint.
+        `restore` raises DataError if the data differs from that of the checkpoint.
         """
-        self._settings, self._folder, self._stop, self._resumed = job.spec.checkpoint, folder, stop, resumed
-        self._store, self._data = folder.checkpoints, data
-        self._trained = [models[role] for role in job.trained()]
+        self._name, self._settings, self._folder = job.name, job.spec.checkpoint, folder
+        self._store, self._data, self._stop, self._resumed = folder.checkpoints, data, stop, resumed
+        self._trained = [models[role] for role in trained]
         self._counting = {role: model for role, model in models.items() if hasattr(model, "counters")}
         self._under_way: tuple[str, State] | None = None
         self._begun_step = 0
         self._best: tuple[int, float] | None = None
         """(step, value) of the best evaluation so far, by the measure `checkpoint.keepBest`."""
         self._begun_at = time.monotonic()
-        for path, digest in resumed.state().get("digests", {}).items() if resumed else ():
-            if data.digests.get(path) != digest:
-                raise DataError(
-                    f"{job.name}: {path}: its rows, or their order, are not those with which the job began; "
-                    "use another --output, or --restart"
-                )
 
     def restore(self) -> State | None:
         if not self._resumed:
             return None
         state, uri = self._resumed.state(), self._resumed.uri
+        for path, digest in state.get("digests", {}).items():
+            if self._data.digests.get(path) != digest:
+                raise DataError(
+                    f"{self._name}: {path}: its rows, or their order, are not those with which the job began; "
+                    "use another --output, or --restart"
+                )
         if (best := state.get("best")) and best[2:] == [self._settings.keep_best]:
             self._best = best[0], best[1]
         calls = [model.restore(uri=uri) for model in self._trained]

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from rlhf_api.chain import with_sources
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.data import Rows
@@ -26,8 +25,9 @@ from rlhf_trainer.generation.families import why_not_generated
 from rlhf_trainer.outputs.opening import require_trackers
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
-from rlhf_trainer.run.evaluation import measures_of, require_measure
+from rlhf_trainer.run.evaluation import measures_of
 from rlhf_trainer.run.graph import graph_of
+from rlhf_trainer.run.job_run import require_measure
 from rlhf_trainer.run.machine import gpu_count
 from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.resume import identities
@@ -81,7 +81,7 @@ class JobCheck:
         retokenized: set[Role] = set()
         if not self._found:
             folders = {role: self._origin(role).folder for role in self._job.models()}
-            retokenized = self._tried(other_vocabularies, self._job, folders) or set()
+            retokenized = self._tried(other_vocabularies, self._job, self._job.models(), folders) or set()
         if retokenized:
             self._job = with_prompts(self._job)
         if self._job.generates_elsewhere and not self._found:
@@ -185,7 +185,7 @@ class JobCheck:
 
         whole = with_written_data(self._job, self._output)
         setting = replace(self._origin(self._job.saved), job=whole)
-        job = whole.model_copy(update={"spec": with_sources(whole.spec, short)})
+        job = whole.model_copy(update={"spec": whole.spec.with_sources(short)})
         try:
             return DataWorker(replace(setting, job=job), slots=1)
         except NoRowLeftError:

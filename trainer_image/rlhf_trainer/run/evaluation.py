@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.spec.data import DataSets
 from rlhf_api.spec.verifiers import RewardVerifier
-from rlhf_trainer.errors import ConfigError, NumericsError
+from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
-from rlhf_trainer.run.step_models import Handle, Rows
-from rlhf_trainer.telemetry import Report
+from rlhf_trainer.run.job_run import Evaluation, Runtime
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgedRow
 
@@ -22,53 +21,6 @@ FIRST_DRAW, SECOND_DRAW = 0, -1
 
 OFFLINE = {True: ("evaluate_completions", "loss"), False: ("evaluate_pairs", "pair_accuracy")}
 """Evaluation of offline jobs: whether completions are learned (SFT) -> (method that measures, name of the measure)."""
-
-
-class Runtime(Protocol):
-    """Interface to a job's running models: on the controller with Ray, or in one rank under torchrun."""
-
-    @property
-    def models(self) -> Mapping[str, Handle]:
-        """The models by role, and the workers `data`, `advantage` and `judge`."""
-
-    def blank(self, step: int, size: int) -> Rows:
-        """Return a batch of `size` rows that has no fields yet."""
-
-    def send(self) -> None:
-        """Have the ranks begin with all calls made so far."""
-
-    def drain(self, step: int = 0) -> Sequence[Report]:
-        """Wait for all calls made so far, except of steps after `step`; return the measurements of every rank."""
-
-
-class Evaluation:
-    """Evaluation that measures nothing; base class of the others."""
-
-    def before(self) -> None:
-        """Measure the model before its first training step."""
-
-    def measures(self) -> list[str]:
-        """Return the names of the measures, which are known once `before` or `restore` has run."""
-        return []
-
-    def during(self) -> dict[str, float]:
-        """Measure during training; return the values for the record of a step."""
-        return {}
-
-    def after(self) -> dict[str, float]:
-        """Measure after the last step; return the values for summary.json."""
-        return {}
-
-    def samples(self) -> list[dict[str, object]]:
-        """Return the rows of samples.jsonl: held-out responses before and after training."""
-        return []
-
-    def state(self) -> object:
-        """Return the measurements of `before` as JSON, for a checkpoint."""
-        return None
-
-    def restore(self, state: Any) -> None:  # JSON of a checkpoint
-        """Restore the measurements of `before` from a checkpoint's `state`."""
 
 
 class HeldOut(Evaluation):
@@ -235,14 +187,6 @@ def measures_of(job: Job) -> list[str]:
     sets = ["", *(of_set.name for of_set in asked.data.sets)] if isinstance(asked.data, DataSets) else [""]
     names = [*scores, "response_tokens", "response_finished", *passes, "win_rate"]
     return [measure_of(name, measure) for name in sets for measure in names]
-
-
-def require_measure(job: Job, names: Collection[str]) -> None:
-    """Raise ConfigError if `checkpoint.keepBest` names a measure that is not among `names`."""
-    wanted = job.spec.checkpoint.keep_best
-    if wanted is not None and wanted not in names:
-        path = f"{job.name}: spec.checkpoint.keepBest"
-        raise ConfigError(f"{path}: {wanted} is not measured; there are {', '.join(names)}")
 
 
 def measure_of(name: str, measure: str) -> str:

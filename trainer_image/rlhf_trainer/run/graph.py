@@ -16,7 +16,7 @@ from rlhf_trainer.controller.graph import ShapeFuture, Tracer
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.fields import Width
-from rlhf_trainer.run.step_models import Scorers, connected, inputs_of, training_batch
+from rlhf_trainer.run.step_models import Scorers, connected, inputs_of
 from rlhf_trainer.run.worker_specs import worker_specs
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.rollout import ROLLOUT_FIELDS
@@ -30,7 +30,7 @@ def graph_of(job: Job, placed: DeviceMapping) -> Graph:
     """
     try:
         folders: dict[Role, str] = dict.fromkeys(get_args(Role), "")
-        no_data = DataShape(rows=0, evaluation_rows=0, facts=())  # the graph does not depend on the number of rows
+        no_data = DataShape(rows=0, total_steps=0, evaluation_rows=0, facts=())  # the graph does not depend on it
         return recorded_step(job, placed, worker_specs(job, placed, folders, no_data, path=Path()))
     except Exception as error:
         if not job.spec.algorithm.is_own:
@@ -53,8 +53,7 @@ def recorded_step(job: Job, placed: DeviceMapping, specs: Mapping[str, Mapping[s
         for role, spec in workers.items()
     }
     models = connected(job, handles)
-    batch, take_step = training_batch(job, models.pop("data"), ShapeFuture()), job.spec.algorithm.step
-    take_step(batch, **inputs_of(job, models))
+    job.spec.algorithm.step(models["data"].load_batch(ShapeFuture()), **inputs_of(job, models))
     return tracer.graph()
 
 

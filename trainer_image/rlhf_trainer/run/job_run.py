@@ -1,19 +1,23 @@
-"""Run of one job, on any runtime: evaluation, steps, checkpoints and the saved model or data set."""
+"""Run of one job, on any runtime: evaluation, steps, checkpoints and the saved model or data set.
+
+Here is also what `run_job` asks of its collaborators. A base class does nothing, where a run has no such collaborator.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_api.spec.algorithms import ActorCritic
-from rlhf_trainer.run.checkpoints import Checkpoints, State
-from rlhf_trainer.run.evaluation import Runtime, evaluation_of, require_measure
-from rlhf_trainer.run.publisher import Publisher
-from rlhf_trainer.run.step_models import Rows, inputs_of, training_batch
+from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.run.step_models import Handle, Rows
 from rlhf_trainer.telemetry import (
     CONTROLLER,
     Report,
@@ -25,7 +29,111 @@ from rlhf_trainer.telemetry import (
     slot_seconds,
     utilization,
 )
-from rlhf_trainer.workers.data import DataShape
+
+if TYPE_CHECKING:  # torch: seconds that `Publisher`, which is imported early, does not need
+    from rlhf_trainer.workers.data import DataShape
+
+State = dict[str, Any]
+"""State of the controller after a step, besides the step's number: JSON values."""
+
+
+class Runtime(Protocol):
+    """Interface to a job's running models: on the controller with Ray, or in one rank under torchrun."""
+
+    @property
+    def models(self) -> Mapping[str, Handle]:
+        """The models by role, and the workers `data`, `advantage` and `judge`."""
+
+    @property
+    def inputs(self) -> Mapping[str, Handle]:
+        """The models that the algorithm's step takes, by parameter."""
+
+    def blank(self, step: int, size: int) -> Rows:
+        """Return a batch of `size` rows that has no fields yet."""
+
+    def send(self) -> None:
+        """Have the ranks begin with all calls made so far."""
+
+    def drain(self, step: int = 0) -> Sequence[Report]:
+        """Wait for all calls made so far, except of steps after `step`; return the measurements of every rank."""
+
+
+class Evaluation:
+    """Evaluation that measures nothing; base class of the others."""
+
+    def before(self) -> None:
+        """Measure the model before its first training step."""
+
+    def measures(self) -> list[str]:
+        """Return the names of the measures, which are known once `before` or `restore` has run."""
+        return []
+
+    def during(self) -> dict[str, float]:
+        """Measure during training; return the values for the record of a step."""
+        return {}
+
+    def after(self) -> dict[str, float]:
+        """Measure after the last step; return the values for summary.json."""
+        return {}
+
+    def samples(self) -> list[dict[str, object]]:
+        """Return the rows of samples.jsonl: held-out responses before and after training."""
+        return []
+
+    def state(self) -> object:
+        """Return the measurements of `before` as JSON, for a checkpoint."""
+        return None
+
+    def restore(self, state: Any) -> None:  # JSON of a checkpoint
+        """Restore the measurements of `before` from a checkpoint's `state`."""
+
+
+class Checkpoints:
+    """Checkpointing of a job that keeps no checkpoints (torchrun); base class of `KeptCheckpoints`."""
+
+    def restore(self) -> State | None:
+        """Load the newest complete checkpoint into the models; return its state with `step`, or None without one."""
+        return None
+
+    def end_step(self, step: int, state: Callable[[], State]) -> None:
+        """Begin a checkpoint at the end of a step, if it is time for one."""
+
+    def after_record(
+        self, step: int, state: Callable[[], State], *, is_last: bool, measured: Mapping[str, float] | None = None
+    ) -> None:
+        """Write the step's checkpoint now if the user, a signal, a new best value or the last step requires it.
+
+        Called once the step's record is written. Raises Stopped if a signal required it. measured: values of an
+        evaluation after this step, under the names of the record.
+        """
+
+    def best_step(self, last: int, summary: Mapping[str, float]) -> dict[str, int]:  # noqa: ARG002
+        """Return the step of the best checkpoint for summary.json, among the measured ones and the last one."""
+        return {}
+
+    def before_model(self) -> None:
+        """Check, before the trained model is written, that the job's folder still belongs to this run."""
+
+    @contextmanager
+    def around_steps(self) -> Iterator[None]:
+        """Let stop signals wait for the end of the current step while the block runs."""
+        yield
+
+
+class Reporter:
+    """Reporter of a rank whose run nobody reads (torchrun); base class of `Publisher`."""
+
+    def say(self, *messages: str) -> None:
+        """Tell the user each message."""
+
+    def begin(self, *, first_step: int, total_steps: int) -> None:
+        """Tell that the first step of this run starts now."""
+
+    def step(self, report: StepReport) -> None:
+        """Report a finished step."""
+
+    def samples(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Write the held-out responses before and after training."""
 
 
 def run_job(
@@ -33,16 +141,17 @@ def run_job(
     runtime: Runtime,
     data: DataShape,
     *,
-    made: Path,
-    publisher: Publisher | None,
+    saves: tuple[Role, Path] | None,
+    evaluation: Evaluation,
     checkpoints: Checkpoints,
+    reporter: Reporter,
 ) -> dict[str, object]:
     """Evaluate, train, evaluate and save; returns the job's part of summary.json.
 
-    data: the numbers of rows; made: folder of the trained model or data set; publisher: None on a rank without reports.
+    saves: the trained model and its folder; None for a job that trains none.
     """
-    started, total_steps = time.monotonic(), job.total_steps_for(data.rows)
-    inputs, evaluation = inputs_of(job, runtime.models), evaluation_of(job, runtime, data)
+    started, total_steps = time.monotonic(), data.total_steps
+    reporter.say(*data.facts)
     if resumed := checkpoints.restore():
         evaluation.restore(resumed["evaluation"])
     else:
@@ -50,38 +159,35 @@ def run_job(
     runtime.drain()
     require_measure(job, evaluation.measures())
     done, spent = (resumed["step"], resumed["seconds"]) if resumed else (0, 0.0)
-    trained = job.saved if job.trained() else None
 
     def state() -> State:
         seconds = spent + time.monotonic() - started
-        return {"model": trained, "seconds": round(seconds, 1), "evaluation": evaluation.state()}
+        return {"model": saves and saves[0], "seconds": round(seconds, 1), "evaluation": evaluation.state()}
 
     lookahead = Lookahead(job, runtime, first_step=done + 1, total_steps=total_steps)
-    if publisher:
-        publisher.say(*warmup_sentences(job, total_steps))
-        publisher.begin(first_step=done + 1, total_steps=total_steps)
+    reporter.say(*warmup_sentences(job, total_steps))
+    reporter.begin(first_step=done + 1, total_steps=total_steps)
     every = job.spec.evaluation.every_steps if job.spec.evaluation else None
     evaluated_steps: Sequence[int] = range(every, total_steps, every) if every else ()
     with checkpoints.around_steps():
         for number in range(done + 1, total_steps + 1):
             began = time.time()
-            job.spec.algorithm.step(lookahead.batch(number), **inputs)
+            job.spec.algorithm.step(lookahead.batch(number), **runtime.inputs)
             runtime.send()
             checkpoints.end_step(number, state)
             report = report_of(number, began, runtime.drain(number))
             held_out = evaluation.during() if number in evaluated_steps else {}
-            if publisher:
-                publisher.step(replace(report, record=finite({**report.record, **held_out})))
+            reporter.step(replace(report, record={**report.record, **held_out}))
             checkpoints.after_record(number, state, is_last=number == total_steps, measured=held_out)
             runtime.drain()
     measured = evaluation.after()
     best = checkpoints.best_step(total_steps, measured)
     checkpoints.before_model()
-    if trained:
-        runtime.models[trained].save(folder=str(made)).result()
+    if saves:
+        role, folder = saves
+        runtime.models[role].save(folder=str(folder)).result()
     runtime.drain()
-    if publisher:
-        publisher.folder.samples(evaluation.samples())
+    reporter.samples(evaluation.samples())
     return {"steps": total_steps, "seconds": state()["seconds"], "seed": job.spec.training.seed, **best, **measured}
 
 
@@ -108,20 +214,18 @@ class Lookahead:
         last = min(step + self._staleness, self._total_steps)
         for number in range(self._next, last + 1):
             blank = self._runtime.blank(number, self._job.sequences_per_step)
-            self._batches[number] = training_batch(self._job, self._runtime.models["data"], blank)
+            self._batches[number] = self._runtime.models["data"].load_batch(blank)
             if self._staleness:
                 self._runtime.models["actor"].generate_ahead(self._batches[number])
         self._next = last + 1
         return self._batches.pop(step)
 
 
-def finite(record: Mapping[str, float]) -> dict[str, float]:
-    """Return the finite values of a record: JSON has no others, and `skipped_updates` counts updates they prevented."""
-    return {name: value for name, value in record.items() if math.isfinite(value)}
-
-
 def report_of(number: int, began: float, reports: Sequence[Report]) -> StepReport:
-    """Return a step's metrics for metrics.jsonl (times in seconds), warnings and time spans; the step ends now."""
+    """Return a step's metrics for metrics.jsonl (times in seconds), warnings and time spans; the step ends now.
+
+    Metrics that are not finite are left out: JSON has no such values, and `skipped_updates` counts what they prevented.
+    """
     seconds = time.time() - began
     spans = [span for report in reports for span in report.spans]
     record = {"step": number, **merge(reports), **phase_seconds(spans, seconds), **slot_seconds(spans, seconds)}
@@ -129,9 +233,10 @@ def report_of(number: int, began: float, reports: Sequence[Report]) -> StepRepor
     record.pop("peak_flops", None)
     if "tokens" in record:
         record["tokens_per_second"] = record.pop("tokens") / seconds
+    finite = {name: value for name, value in record.items() if math.isfinite(value)}
     warnings = {name: message for report in reports for name, message in report.warnings.items()}
     return StepReport(
-        record=record,
+        record=finite,
         warnings=[warnings[name] for name in sorted(warnings)],
         spans=[Span(CONTROLLER, f"step {number}", 0, began, began + seconds), *spans],
     )
@@ -144,3 +249,11 @@ def warmup_sentences(job: Job, total_steps: int) -> list[str]:
     if warmup < total_steps:
         return []
     return [f"the actor learns nothing: algorithm.criticWarmupSteps is {warmup}, and the job has {total_steps} steps"]
+
+
+def require_measure(job: Job, names: Collection[str]) -> None:
+    """Raise ConfigError if `checkpoint.keepBest` names a measure that is not among `names`."""
+    wanted = job.spec.checkpoint.keep_best
+    if wanted is not None and wanted not in names:
+        path = f"{job.name}: spec.checkpoint.keepBest"
+        raise ConfigError(f"{path}: {wanted} is not measured; there are {', '.join(names)}")

@@ -17,6 +17,7 @@ from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
+from rlhf_trainer.run.evaluation import evaluation_of
 from rlhf_trainer.run.graph import recorded_step, scorers_of
 from rlhf_trainer.run.job_run import run_job
 from rlhf_trainer.run.placement import Placed
@@ -24,7 +25,7 @@ from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.publisher import Publisher, RunContext
 from rlhf_trainer.run.resume import Start
 from rlhf_trainer.run.slots import COLLECTIVE_DEADLINES, Slots
-from rlhf_trainer.run.step_models import Handle, RolloutPool, connected
+from rlhf_trainer.run.step_models import Handle, RolloutPool, connected, inputs_of
 from rlhf_trainer.run.worker_specs import agreed, data_spec, home_of, worker_specs
 from rlhf_trainer.run_folder.commands import STACKS
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, with_written_data
@@ -53,8 +54,13 @@ def run_on_ray(
     with publisher.recording_the_end():
         folder.begin(checkpoint, inputs=start.inputs, mapping=mapping)
         code = folder.keep_code(first_step=1 + (checkpoint.step if checkpoint else 0))
-        publisher.open(mapping, unmapped=placed.unmapped, code=code, checkpoint=checkpoint)
-        retokenized = other_vocabularies(job, folders)
+        pools = " | ".join(map(mapping.described, mapping.pools))
+        publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes, *[code] * bool(code))
+        if checkpoint:
+            publisher.say(f"goes on after step {checkpoint.step}, from {checkpoint.uri}")
+        models = job.models()
+        trained = [role for role, model in models.items() if model.optimizer]
+        retokenized = other_vocabularies(job, models, folders)
         running = with_written_data(job, context.output)
         running = with_prompts(running) if retokenized else running
         columns = job.spec.columns(job.spec.data.train)
@@ -62,12 +68,18 @@ def run_on_ray(
             running, mapping, folders, slots=slots, path=folder.path, columns=columns, retokenized=retokenized
         )
         with runtime.running(is_last=is_last) as shape:
-            publisher.say(*shape.facts)
             checkpoints = KeptCheckpoints(
-                job, folder, runtime.models, data=shape, stop=context.stop, resumed=checkpoint
+                job, folder, runtime.models, trained, data=shape, stop=context.stop, resumed=checkpoint
             )
-            made = folder.made.resolve()
-            summary = run_job(running, runtime, shape, made=made, publisher=publisher, checkpoints=checkpoints)
+            summary = run_job(
+                running,
+                runtime,
+                shape,
+                saves=(job.saved, folder.made.resolve()) if trained else None,
+                evaluation=evaluation_of(running, runtime, shape),
+                checkpoints=checkpoints,
+                reporter=publisher,
+            )
         add_to_summary(context.output, job.name, summary)
 
 
@@ -91,6 +103,8 @@ class RayRuntime:
         """
         self.models: dict[str, Handle] = {}
         """Handles of the models by role, with calls replaced as the job's options require (see `connected`)."""
+        self.inputs: dict[str, Handle] = {}
+        """Models that the algorithm's step takes, by parameter."""
         self._job, self._placed, self._folders, self._slots, self._path = job, placed, folders, slots, path
         self._columns, self._retokenized = columns, retokenized
         self._log = CallLog(keeps=job.spec.rollout.max_staleness)
@@ -133,8 +147,9 @@ class RayRuntime:
         """Build the workers of all pools, connect the models, and return the shape of the data."""
         job, placed = self._job, self._placed
         self._home = home_of(job, placed)
-        self._build(self._home, {"data": data_spec(job, placed, self._folders)})
-        self._groups[self._home].wait_until_built()
+        home = self._groups[self._home]
+        self._handles = home.build({"data": data_spec(job, placed, self._folders)})
+        home.wait_until_built()
         shape = agreed(job, self._handles["data"].call("describe").result())
         specs = worker_specs(
             job, placed, self._folders, shape, path=self._path, columns=self._columns, retokenized=self._retokenized
@@ -142,24 +157,18 @@ class RayRuntime:
         if job.generates_elsewhere:
             self._slots.beside(self._home, ENDPOINTS, log=self._log, deadline=self._deadline)
         for pool, workers in specs.items():
-            self._build(pool, {role: spec for role, spec in workers.items() if role not in self._handles})
+            others = {role: spec for role, spec in workers.items() if role not in self._handles}
+            self._handles |= self._groups[pool].build(others)
         for group in self._groups.values():
             group.wait_until_built()
         rollout_pool = self._rollout_pool(specs)
+        self.drain()
         scorers = scorers_of(recorded_step(job, placed, specs)) if job.spec.rollout.stream else ()
         self._log.streams.are_on = any(scorers)
         self.models = connected(job, self._handles, rollout_pool, scorers=scorers, streams=self._log.streams)
-        self.drain()
+        self.inputs = inputs_of(job, self.models)
         gc.freeze()  # else every full collection of a step looks through all that the imports have left
         return shape
-
-    def _build(self, pool: str, workers: Mapping[str, WorkerSpec]) -> None:
-        group = self._groups[pool]
-        group.build(workers)
-        self._handles |= {
-            role: ModelHandle(group, role, spec.worker_class, layout=spec.layout, transfers=spec.transfers)
-            for role, spec in workers.items()
-        }
 
     def _rollout_pool(self, specs: Mapping[str, Mapping[str, WorkerSpec]]) -> RolloutPool:
         """Return the pool or servers that generate, joined with the actor's ranks; a RolloutPool if the actor does."""

@@ -13,6 +13,7 @@ from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from rlhf_planning.job_plan import plan_job
 from rlhf_planning.machines import UnknownGpuError, slots_of
+from rlhf_planning.numbers import duration
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.preconditions import require_possible
@@ -26,6 +27,14 @@ class Placed(NamedTuple):
     mapping: DeviceMapping
     unmapped: str = ""
     """Reason why the mapper did not choose the placement; empty if it did."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the predicted seconds of a step, and about why the mapper was not used; may be empty."""
+        prediction, count = self.mapping.prediction, len(self.mapping.pools)
+        pools = "1 pool" if count == 1 else f"{count} pools"
+        notes = [f"mapped: {pools}, predicted {duration(prediction.step_seconds)} a step"] if prediction else []
+        return [*notes, f"not mapped: {self.unmapped}"] if self.unmapped else notes
 
 
 def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], output: Path) -> Placed:

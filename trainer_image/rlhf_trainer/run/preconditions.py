@@ -75,12 +75,11 @@ def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Ma
         raise SpecError(problems)
 
 
-def other_vocabularies(job: Job, folders: Mapping[Role, str]) -> set[Role]:
+def other_vocabularies(job: Job, models: Mapping[Role, Model], folders: Mapping[Role, str]) -> set[Role]:
     """Return the reward and cost models whose tokenizer is not the actor's; ConfigError for any other such model.
 
-    folders: local folders or hub names of the job's models, by role.
+    models: all of the job by role; folders: their local folders or hub names.
     """
-    models = job.models()
     if "actor" not in models:
         return set()
     origins = {role: (folders[role], model.trust_remote_code, model.revision) for role, model in models.items()}

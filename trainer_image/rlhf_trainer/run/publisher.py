@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +10,10 @@ from pathlib import Path
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
-from rlhf_mapper.mapping import DeviceMapping
-from rlhf_planning.numbers import duration
-from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import TrainerError, reason_of, user_error
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.opening import Listener
+from rlhf_trainer.run.job_run import Reporter
 from rlhf_trainer.run.stopping import StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder, writing
 from rlhf_trainer.telemetry import StepReport
@@ -31,15 +29,7 @@ class RunContext:
     stop: StopSignals
 
 
-def prediction_of(mapping: DeviceMapping) -> list[str]:
-    """Return a sentence about the predicted seconds of a step, if there is a prediction."""
-    if not mapping.prediction:
-        return []
-    pools = "1 pool" if len(mapping.pools) == 1 else f"{len(mapping.pools)} pools"
-    return [f"mapped: {pools}, predicted {duration(mapping.prediction.step_seconds)} a step"]
-
-
-class Publisher:
+class Publisher(Reporter):
     """Publisher of one job's sentences and steps, to its folder, the terminal and the run's outputs."""
 
     def __init__(self, job: Job, folder: JobFolder, display: Display, outputs: Sequence[Listener] = ()) -> None:
@@ -53,17 +43,6 @@ class Publisher:
         for message in messages:
             self.folder.event(message)
             self._display.say(f"{self._job.name}: {message}")
-
-    def open(self, mapping: DeviceMapping, *, unmapped: str, code: str, checkpoint: Checkpoint | None) -> None:
-        """Say on which pools the job runs, what a step is predicted to take, and where the job resumes.
-
-        unmapped: the reason why the mapper was not used; code: a sentence about changed code; both may be empty.
-        """
-        lines = [f"{self._job.spec.algorithm.name} on {' | '.join(map(mapping.described, mapping.pools))}"]
-        lines += prediction_of(mapping)
-        lines += [f"not mapped: {unmapped}"] * bool(unmapped) + [code] * bool(code)
-        lines += [f"goes on after step {checkpoint.step}, from {checkpoint.uri}"] if checkpoint else []
-        self.say(*lines)
 
     def begin(self, *, first_step: int, total_steps: int) -> None:
         """Tell the listeners that the first step of this run starts now."""
@@ -81,6 +60,9 @@ class Publisher:
         with writing(self.folder.path):
             for listener in self._listeners:
                 listener.step(report)
+
+    def samples(self, rows: Sequence[Mapping[str, object]]) -> None:
+        self.folder.samples(rows)
 
     @contextmanager
     def recording_the_end(self) -> Iterator[None]:

@@ -163,6 +163,14 @@ def connected(
     pool: processes that generate outside of the actor's pool; scorers: calls on finished responses (`streams`).
     """
     models = dict(handles)
+    if job.spec.columns(job.spec.data.train):
+        data = handles["data"]
+
+        def load_with_columns(blank: Rows) -> Rows:
+            """Load the rows of a batch, and the further columns that the job reads."""
+            return data.load_columns(data.load_batch(blank))
+
+        models["data"] = data.with_calls(load_batch=load_with_columns)
     if job.reference_is_actor:
         models["reference"] = ActorAsReference(handles["actor"])
     if job.generates_apart:
@@ -196,9 +204,3 @@ def inputs_of(job: Job, models: Mapping[str, Handle]) -> dict[str, Handle]:
 
         inputs["actor"] = actor.with_calls(update_actor=keep_and_update)
     return inputs
-
-
-def training_batch(job: Job, data: Handle, blank: Rows) -> Rows:
-    """Return the batch of a step as the data gives it, with the further columns that the job reads."""
-    batch = data.load_batch(blank)
-    return data.load_columns(batch) if job.spec.columns(job.spec.data.train) else batch

@@ -127,13 +127,13 @@ def worker_specs(
     folders: the local folders or hub names of the job's models, by role; path: the job's folder; columns: names of
     columns that a written data set gets; retokenized: models whose tokenizer is not the actor's.
     """
-    total_steps, home = job.total_steps_for(shape.rows), home_of(job, placed)
+    home = home_of(job, placed)
     sequences = max(job.sequences_per_step, shape.evaluation_rows)
     specs: dict[str, dict[str, WorkerSpec]] = {pool.name: {} for pool in placed.pools}
     specs[home]["data"] = data_spec(job, placed, folders)
     for pool in placed.pools:
         for role in pool.models:
-            setting = setting_of(job, role, folders, total_steps=total_steps, layout=placed.sizes[role])
+            setting = setting_of(job, role, folders, total_steps=shape.total_steps, layout=placed.sizes[role])
             if role in retokenized:
                 actor = setting_of(job, "actor", folders)
                 setting = replace(setting, actor=(actor.model, actor.folder))

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.chain import SCHEME, data_from_jobs, with_sources
+from rlhf_api.chain import SCHEME, data_from_jobs
 from rlhf_api.checks.resume import identity
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import dump, load
@@ -128,7 +128,7 @@ def with_written_data(job: Job, output: Path) -> Job:
         folder = output / source.uri.removeprefix(SCHEME) / "data"
         return source.model_copy(update={"uri": folder.resolve().as_uri()})
 
-    return job.model_copy(update={"spec": with_sources(job.spec, here)})
+    return job.model_copy(update={"spec": job.spec.with_sources(here)})
 
 
 def is_written(job: Job, output: Path, made: Mapping[str, str]) -> bool:

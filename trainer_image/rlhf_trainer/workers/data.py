@@ -36,6 +36,8 @@ class DataShape:
 
     rows: int
     """Number of training rows, after dropping rows that are too long."""
+    total_steps: int
+    """Training steps of the whole job on these rows."""
     evaluation_rows: int
     """Number of rows of an evaluation batch: held-out rows times samples a prompt, padded to divide over the ranks."""
     evaluation_sets: Mapping[str, int] = field(default_factory=dict)
@@ -100,6 +102,7 @@ class DataWorker:
                 sets = dict(zip(names, self.held_out.counts, strict=True))
         return DataShape(
             rows=len(self.train),
+            total_steps=self._job.total_steps_for(len(self.train)),
             evaluation_rows=-(-held_out // self._slots) * self._slots,
             evaluation_sets=sets,
             facts=tuple(fact for loader in self.loaders for fact in loader.facts()),

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from rlhf_api.chain import with_sources
 from rlhf_api.job import Job
 from rlhf_api.spec.data import Rows
 from rlhf_api.spec.job_spec import JobSpec
@@ -85,7 +84,7 @@ def with_prompts(job: Job) -> Job:
     def with_prompt(source: Rows) -> Rows:
         return source.model_copy(update={"columns": tuple(dict.fromkeys([*source.columns, prompt_key(source)]))})
 
-    return job.model_copy(update={"spec": with_sources(job.spec, with_prompt)})
+    return job.model_copy(update={"spec": job.spec.with_sources(with_prompt)})
 
 
 def prompt_key(source: Rows) -> str:

@@ -137,7 +137,8 @@ def test_another_order_is_other_data_and_ranks_must_agree(
     assert len({one, again, other}) == 3
     assert other == same
     shapes = [
-        DataShape(rows=99, evaluation_rows=0, facts=(), digests={"spec.data.train": each}) for each in (one, again)
+        DataShape(rows=99, total_steps=7, evaluation_rows=0, facts=(), digests={"spec.data.train": each})
+        for each in (one, again)
     ]
     spec = spec_of(4, 4, total_epochs=1).model_dump(mode="json", by_alias=True, exclude_unset=True)
     made = job(tmp_path, "job", spec)

@@ -30,11 +30,13 @@ def test_every_data_set_tells_what_it_dropped(tmp_path: Path) -> None:
                 "maxPromptTokens": 16,
                 "maxResponseTokens": 16,
             },
-            "training": {"totalSteps": 1, "promptBatchSize": 2},
+            "training": {"totalEpochs": 2, "promptBatchSize": 3},
             "evaluation": {"data": sources["heldout"]},
         },
     )
     actor = job.models()["actor"]
     setting = WorkerSetting(job=job, role="actor", model=actor, folder=str(EXAMPLE_MODEL), total_steps=1)
-    told = [fact.partition(" rows")[0] for fact in DataWorker(setting, slots=1).describe().facts]
+    shape = DataWorker(setting, slots=1).describe()
+    assert (shape.rows, shape.total_steps) == (4, 3), "2 epochs of 4 rows, 3 a step"
+    told = [fact.partition(" rows")[0] for fact in shape.facts]
     assert told == ["spec.data.train: 1 of 5", "spec.evaluation.data: 3 of 7", "spec.data.pretrain: 2 of 6"]
