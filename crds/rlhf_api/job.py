@@ -26,17 +26,17 @@ class Metadata(Spec):
 
     name: str = Field(pattern=JOB_NAME, max_length=MAX_NAME_LENGTH, description="Name of the job.")
     namespace: str = Field("default", pattern=DNS_LABEL, max_length=63, description="Namespace of the job.")
-    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="Kept and not read.")
-    annotations: dict[LabelKey, str] = Field(default_factory=dict, description="Kept and not read.")
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="Labels; the operator reads them.")
+    annotations: dict[LabelKey, str] = Field(default_factory=dict, description="Annotations; nothing reads them.")
 
 
 class Job(Spec):
     """An RLHFJob that obeys every rule."""
 
-    api_version: Literal["rlhf.hybridflow.io/v1alpha1"] = Field(description="Group and version.")
-    kind: Literal["RLHFJob"] = Field(description="Kind.")
-    metadata: Metadata = Field(description="Name and namespace.")
-    spec: JobSpec = Field(description="What to run.")
+    api_version: Literal["rlhf.hybridflow.io/v1alpha1"] = Field(description="Group and version of the API.")
+    kind: Literal["RLHFJob"] = Field(description="Kind of the object.")
+    metadata: Metadata = Field(description="Name and namespace of the job.")
+    spec: JobSpec = Field(description="Spec of the job.")
 
     @classmethod
     def parse(cls, document: object, folder: Path | None = None, *, step: ReadStep | None = None) -> Self:

@@ -29,12 +29,12 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 class Condition(Spec):
     """One fact about a job, as Kubernetes writes conditions; docs/jobs.md lists types and reasons."""
 
-    type: ConditionType = Field(description="What the fact is about.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it is so.")
-    reason: str = Field(pattern=r"^[A-Za-z]+$", description="Why, in one CamelCase word.")
-    message: str = Field("", description="A sentence for a person.")
-    last_transition_time: Timestamp = Field(description="When status last changed (RFC 3339).")
-    observed_generation: int = Field(ge=0, description="Generation of the spec that it is about.")
+    type: ConditionType = Field(description="Type of the condition.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
+    reason: str = Field(pattern=r"^[A-Za-z]+$", description="Reason of the status, one CamelCase word.")
+    message: str = Field("", description="Explanation of the status, a sentence.")
+    last_transition_time: Timestamp = Field(description="Time of the last change of status (RFC 3339).")
+    observed_generation: int = Field(ge=0, description="Generation of the spec that the condition is about.")
 
 
 class PhaseSeconds(Spec):
@@ -48,68 +48,70 @@ class PhaseSeconds(Spec):
 class Pace(Spec):
     """Pace of a job: medians over the latest steps of an attempt, without its first two."""
 
-    step_seconds: Seconds = Field(description="Duration of a step.")
+    step_seconds: Seconds = Field(description="Median duration of a step.")
     response_tokens: float | None = Field(None, ge=0, le=1e9, description="Mean length of a response, in tokens.")
-    phases: Listed[PhaseSeconds] = Field((), max_length=4, description="Phases that predictions have, too.")
+    phases: Listed[PhaseSeconds] = Field((), max_length=4)
+    """Durations of the phases that predictions have, too."""
 
 
 class Progress(Spec):
     """Progress of a job: steps, speed and remaining time."""
 
-    step: Step = Field(description="Steps finished.")
-    total_steps: Step = Field(description="Steps of the whole job.")
-    stage: str = Field(description="What the job runs, such as SFT or PPO.")
+    step: Step = Field(description="Number of finished steps.")
+    total_steps: Step = Field(description="Number of steps of the whole job.")
+    stage: str = Field(description="Name of the job's algorithm, such as SFT or PPO.")
     step_seconds: float | None = Field(None, ge=0, description="Duration of the latest step.")
-    tokens_per_second: float | None = Field(None, ge=0, description="Prompt and response tokens of that step.")
+    tokens_per_second: float | None = Field(None, ge=0)
+    """Prompt and response tokens per second in the latest step."""
     remaining_seconds: int | None = Field(None, ge=0)
     """Estimated time to the end, at the latest step's pace."""
     last_step_time: Timestamp | None = None
     """Time at which the latest step ended; on a cluster, at which the operator heard of it."""
-    pace: Pace | None = Field(None, description="Pace of the attempt; unset until it has made a few steps.")
+    pace: Pace | None = Field(None, description="Pace of the attempt; unset in its first few steps.")
 
 
 class Metric(Spec):
     """The latest value of one metric."""
 
-    name: str = Field(description="Name as in metrics.jsonl, such as reward/mean.")
-    value: str = Field(description="Decimal number as text; API conventions advise against floats.")
+    name: str = Field(description="Name of the metric in metrics.jsonl, such as reward/mean.")
+    value: str = Field(description="Value as a decimal number in text, since API conventions advise against floats.")
 
 
 class Output(Spec):
     """Result of a finished job."""
 
-    uri: str = Field(description="Where the trained model is; pvc://claim/path on a cluster.")
+    uri: str = Field(description="URI of the trained model or the written data; pvc://claim/path on a cluster.")
 
 
 class SavedState(Spec):
     """The newest whole checkpoint."""
 
-    step: int = Field(ge=1, description="Steps finished when it was made.")
-    uri: str = Field(description="Where it is.")
-    time: Timestamp = Field(description="When it became whole (RFC 3339).")
+    step: int = Field(ge=1, description="Number of finished steps in the checkpoint.")
+    uri: str = Field(description="URI of the checkpoint.")
+    time: Timestamp = Field(description="Time at which the checkpoint became whole (RFC 3339).")
 
 
 class Failure(Spec):
     """The most recent failure."""
 
-    reason: str = Field(description="One CamelCase word; on a cluster one of those of runPolicy.failureRules.reasons.")
+    reason: str = Field(description="Reason, one CamelCase word; on a cluster one of runPolicy.failureRules.reasons.")
     exit_code: int | None = Field(None, ge=0, le=255)
     """Exit code of the trainer; unset where it is unknown."""
-    message: str = Field(description="A sentence for a person.")
-    attempt: int | None = Field(None, ge=1, description="The attempt that failed.")
-    rule: str | None = Field(None, description="The rule of runPolicy.failureRules that matched.")
-    pod: str | None = Field(None, description="The pod that failed.")
-    node: str | None = Field(None, description="The node it was on.")
-    time: Timestamp | None = Field(None, description="When it was noticed (RFC 3339).")
+    message: str = Field(description="Explanation of the failure, a sentence.")
+    attempt: int | None = Field(None, ge=1, description="Number of the attempt that failed.")
+    rule: str | None = Field(None, description="Name of the rule of runPolicy.failureRules that matched.")
+    pod: str | None = Field(None, description="Name of the pod that failed.")
+    node: str | None = Field(None, description="Name of the node of the failed pod.")
+    time: Timestamp | None = Field(None, description="Time at which the failure was noticed (RFC 3339).")
 
 
 class ReadShape(Spec):
     """Shape read from a model's config.json, once for each URI and revision."""
 
-    uri: str = Field(description="Where the model, or the one that a chain of jobs made it from, is.")
+    uri: str = Field(description="URI of the model or, if jobs trained it, of the model that they began with.")
     revision: str | None = Field(None, description="Revision of an hf:// model.")
-    shape: Shape | None = Field(None, description="Its shape; unset where it could not be read.")
-    problem: str | None = Field(None, description="Why the shape could not be read.")
+    shape: Shape | None = Field(None, description="Shape of the model; unset if it could not be read.")
+    problem: str | None = Field(None, description="Reason why the shape could not be read.")
     weight_bytes: int | None = Field(None, ge=1, le=2**53)
     """Bytes of the model's weight files, where its shape could not be read."""
 
@@ -118,10 +120,10 @@ class MappedPool(Spec):
     """Slots that some models share."""
 
     name: str = Field(description="Name of the pool, and of its worker group.")
-    models: Listed[PoolRole] = Field(description="Roles that live here.")
-    nodes: int = Field(ge=1, description="Worker pods.")
-    slots_per_node: int = Field(ge=1, description="GPUs or CPU slots of each.")
-    gpu: str | None = Field(None, description="Type of GPU, where the nodes say.")
+    models: Listed[PoolRole] = Field(description="Roles of the models in the pool.")
+    nodes: int = Field(ge=1, description="Number of worker pods.")
+    slots_per_node: int = Field(ge=1, description="Number of GPUs or CPU slots of each worker pod.")
+    gpu: str | None = Field(None, description="Type of the pool's GPUs, if node labels name it.")
     zones: Listed[str] | None = None
     """Zone of each node, in the order of ranks, where a label gives it."""
 
@@ -129,12 +131,12 @@ class MappedPool(Spec):
 class MappedSizes(Parallelism):
     """Parallel sizes of a model in its pool, all of them set; sizes of generation only for the model that generates."""
 
-    role: PlacedRole = Field(description="The model.")
-    pipeline: Count = Field(description="Pipeline stages (p).")
-    tensor: Count = Field(description="Tensor-parallel shards of a layer (t).")
-    data: Count = Field(description="Data-parallel ranks (d).")
-    generation_pipeline: int | None = Field(None, ge=1, description="Pipeline stages of the generator (p_g).")
-    generation_tensor: int | None = Field(None, ge=1, description="Tensor-parallel shards of the generator (t_g).")
+    role: PlacedRole = Field(description="Role of the model.")
+    pipeline: Count = Field(description="Number of pipeline stages (p).")
+    tensor: Count = Field(description="Number of tensor-parallel shards of a layer (t).")
+    data: Count = Field(description="Number of data-parallel ranks (d).")
+    generation_pipeline: int | None = Field(None, ge=1, description="Pipeline stages in generation (p_g).")
+    generation_tensor: int | None = Field(None, ge=1, description="Tensor-parallel shards in generation (t_g).")
     offload: Literal["None", "Parameters", "Optimizer", "All", "OptimizerInHost"] | None = None
     """State that waits in host memory while the model is idle, as mapped; GPUs only."""
     gradient_checkpointing: bool | None = None
@@ -147,13 +149,13 @@ class MappedPlacement(Spec):
     input_hash: str
     """Digest of the mapper's inputs besides the nodes: the spec and its models."""
     device: Literal["CPU", "GPU"] = Field(description="Whether slots are GPUs or CPU slots.")
-    slots: int = Field(ge=1, description="GPUs or CPU slots of all pools.")
-    gpus: int = Field(0, ge=0, description="GPUs of all pools; 0 where slots are CPU slots.")
-    pools: Listed[MappedPool] = Field(min_length=1, description="The pools.")
-    sizes: Listed[MappedSizes] = Field(description="How each model is cut.")
+    slots: int = Field(ge=1, description="Number of GPUs or CPU slots of all pools.")
+    gpus: int = Field(0, ge=0, description="Number of GPUs of all pools; 0 where slots are CPU slots.")
+    pools: Listed[MappedPool] = Field(min_length=1, description="Pools of slots with their models.")
+    sizes: Listed[MappedSizes] = Field(description="Parallel sizes of each model.")
     gpu_memory_utilization: float | None = Field(None, gt=0, lt=1)
     """Share of a GPU's memory for generation, as mapped."""
-    micro_batch_tokens: int | None = Field(None, ge=1, description="Tokens of one forward pass, as mapped.")
+    micro_batch_tokens: int | None = Field(None, ge=1, description="Most tokens of one forward pass, as mapped.")
     price_per_hour: float | None = Field(None, ge=0)
     """Price of all GPUs for an hour, in the currency of the chart's prices; unset if a GPU type has no price."""
     predicted_step_seconds: float | None = Field(None, gt=0)
@@ -176,22 +178,22 @@ class Measured(Pace):
 
     step: Step = Field(description="Number of steps finished at the measurement.")
     models: str = Field("", description="Digest of the models' shapes and of how the mapper predicts.")
-    gpus: Listed[str] = Field((), max_length=8, description="Types of its GPUs.")
-    phases: Listed[MeasuredPhase] = Field((), max_length=4, description="Those that were measured and predicted.")
+    gpus: Listed[str] = Field((), max_length=8, description="Types of the attempt's GPUs.")
+    phases: Listed[MeasuredPhase] = Field((), max_length=4, description="Phases that were both measured and predicted.")
 
 
 class ReservedAmount(Spec):
     """Amount of one resource."""
 
-    resource: str = Field(description="cpu, memory, ephemeral-storage, or a device such as nvidia.com/gpu.")
-    amount: int = Field(ge=0, description="In thousandths of CPUs, bytes, numbers of devices.")
+    resource: str = Field(description="Resource: cpu, memory, ephemeral-storage or a device such as nvidia.com/gpu.")
+    amount: int = Field(ge=0, description="Amount: thousandths of CPUs, bytes, or number of devices.")
 
 
 class Reserved(Spec):
     """Room on a node that a job holds, whether its pods are there yet or not."""
 
-    node: str = Field(description="The node.")
-    requests: Listed[ReservedAmount] = Field(max_length=32, description="Requests of all its pods on the node.")
+    node: str = Field(description="Name of the node.")
+    requests: Listed[ReservedAmount] = Field(max_length=32, description="Requests of the job's pods on the node.")
 
     @property
     def amounts(self) -> Counter[str]:
@@ -202,54 +204,55 @@ class Reserved(Spec):
 class Attempt(Spec):
     """One try of a job: one RayJob."""
 
-    attempt: int = Field(ge=1, description="Its number.")
-    start_time: Timestamp = Field(description="When its RayJob was made (RFC 3339).")
-    end_time: Timestamp | None = Field(None, description="When it ended (RFC 3339).")
-    slots: int = Field(ge=1, description="GPUs or CPU slots it was given.")
+    attempt: int = Field(ge=1, description="Number of the attempt, from 1.")
+    start_time: Timestamp = Field(description="Time at which the attempt's RayJob was created (RFC 3339).")
+    end_time: Timestamp | None = Field(None, description="Time at which the attempt ended (RFC 3339).")
+    slots: int = Field(ge=1, description="Number of GPUs or CPU slots of the attempt.")
     outcome: Literal["Running", "Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn"] = "Running"
     """How the attempt ended, if it has; Withdrawn: its room was taken before its pods had nodes."""
-    counted: bool = Field(False, description="Whether its failure counts against backoffLimit.")
-    reason: Reason | None = Field(None, description="Why it failed.")
-    message: str | None = Field(None, description="The failure in a sentence.")
-    pod: str | None = Field(None, description="The pod that failed.")
-    node: str | None = Field(None, description="The node it was on.")
+    counted: bool = Field(False, description="Whether the attempt's failure counts against backoffLimit.")
+    reason: Reason | None = Field(None, description="Reason of the attempt's failure.")
+    message: str | None = Field(None, description="Explanation of the failure, a sentence.")
+    pod: str | None = Field(None, description="Name of the pod that failed.")
+    node: str | None = Field(None, description="Name of the node of the failed pod.")
     micro_batch_tokens: int | None = Field(None, ge=1)
     """Tokens of a micro-batch that was too large for a device's memory; unset if this was not the failure."""
-    first_step: Step | None = Field(None, description="Steps that were finished when it began to train.")
-    last_step: Step | None = Field(None, description="Steps finished when it ended, as far as was heard.")
-    measured: Measured | None = Field(None, description="Pace of its steps; unset until it has made a few.")
+    first_step: Step | None = Field(None, description="Number of finished steps when the attempt began to train.")
+    last_step: Step | None = Field(None, description="Number of finished steps at the attempt's end, as last reported.")
+    measured: Measured | None = Field(None, description="Pace of the attempt's steps; unset in its first few steps.")
 
 
 class Status(Spec):
     """Status of a job: content of status.json, and `status` of the RLHFJob on a cluster."""
 
-    phase: Phase = Field("Pending", description="Where the job is in its life.")
-    reason: str | None = Field(
-        None, description="In one word why it is in that phase, such as of its last failure; on a cluster."
-    )
+    phase: Phase = Field("Pending", description="Phase of the job.")
+    reason: str | None = None
+    """Reason of the phase in one word, such as that of the last failure; set on a cluster only."""
     observed_generation: int | None = Field(None, ge=0)
     """Generation of the spec that the operator has acted on."""
-    conditions: Listed[Condition] = Field((), max_length=16, description="Facts about the job, one a type.")
-    start_time: Timestamp | None = Field(None, description="When the job began (RFC 3339).")
-    completion_time: Timestamp | None = Field(None, description="When the job ended (RFC 3339).")
+    conditions: Listed[Condition] = Field((), max_length=16, description="Conditions of the job, one of each type.")
+    start_time: Timestamp | None = Field(None, description="Time at which the job began (RFC 3339).")
+    completion_time: Timestamp | None = Field(None, description="Time at which the job ended (RFC 3339).")
     active_seconds: int | None = Field(None, ge=0)
     """Seconds for which the ended attempts have had their slots; time in a queue does not count."""
     attempt: int | None = Field(None, ge=1, description="Number of the current attempt.")
-    failed_attempts: int | None = Field(None, ge=0, description="Failures counted against backoffLimit.")
-    next_attempt_time: Timestamp | None = Field(None, description="No new attempt before this time (RFC 3339).")
-    ray_job_name: str | None = Field(None, description="The RayJob of the current attempt.")
-    head_pod: str | None = Field(None, description="Its head pod: `kubectl logs POD -c driver-log`.")
-    queue: str | None = Field(None, description="Kueue's queue, from the label of the job.")
+    failed_attempts: int | None = Field(None, ge=0, description="Number of failures counted against backoffLimit.")
+    next_attempt_time: Timestamp | None = Field(None, description="Earliest time of the next attempt (RFC 3339).")
+    ray_job_name: str | None = Field(None, description="Name of the current attempt's RayJob.")
+    head_pod: str | None = None
+    """Head pod of the current attempt; `kubectl logs POD -c driver-log` shows its log."""
+    queue: str | None = Field(None, description="Kueue's queue of the job, from the job's label.")
     shapes: Listed[ReadShape] = Field((), max_length=16)
     """Shapes of the models whose config.json a pod of the job has read."""
-    step: ReadStep | None = Field(None, description="Step of an own algorithm, as a pod of the job has read it.")
-    mapping: MappedPlacement | None = Field(None, description="Where the models of this attempt live.")
+    step: ReadStep | None = None
+    """Properties of a user's own algorithm, as a pod of the job has read them."""
+    mapping: MappedPlacement | None = Field(None, description="Placement of the models in the current attempt.")
     reserved: Listed[Reserved] = Field((), max_length=10000)
     """Room on nodes that the job holds; none for a job in one of Kueue's queues."""
-    progress: Progress | None = Field(None, description="How far the job is.")
-    metrics: Listed[Metric] = Field((), max_length=100, description="Latest values.")
+    progress: Progress | None = Field(None, description="Progress of the job.")
+    metrics: Listed[Metric] = Field((), max_length=100, description="Latest values of metrics.")
     checkpoint: SavedState | None = Field(None, description="The newest whole checkpoint.")
-    output: Output | None = Field(None, description="Set once the job has succeeded.")
+    output: Output | None = Field(None, description="Result of the job; set once it has succeeded.")
     last_failure: Failure | None = Field(None, description="The most recent failure, if any.")
     attempts: Listed[Attempt] = Field((), max_length=10, description="The latest attempts, oldest first.")
 

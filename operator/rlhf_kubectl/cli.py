@@ -34,11 +34,11 @@ def job_names(context: typer.Context, incomplete: str) -> list[str]:
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of an RLHFJob.", autocompletion=job_names)]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Of the job; default that of the current context.")
+    str | None, typer.Option("--namespace", "-n", help="Namespace of the job; default: that of the current context.")
 ]
-Context = Annotated[str | None, typer.Option("--context", help="Of the kubeconfig; default the current one.")]
+Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig; default: the current one.")]
 Image = Annotated[
-    str | None, typer.Option("--image", help="With sh and tar, for the pod that reads the claim; default the job's.")
+    str | None, typer.Option("--image", help="Image, with sh and tar, of the claim's reader pod; default: the job's.")
 ]
 FILES, NO_FILES = ":0", ":4"
 """Directive to kubectl after the completions: FILES lets the shell add file names, NO_FILES does not."""
@@ -65,11 +65,11 @@ app, command = program.app, program.command
 @command("kubectl rlhf top -A")
 def top(
     namespace: Namespace = None,
-    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Show jobs of all namespaces.")] = False,
     once: Once = False,
     context: Context = None,
 ) -> None:
-    """Show how jobs are doing, again every two seconds: phase, step, reward or loss, speed, time left, checkpoint."""
+    """Show the state of jobs, anew every two seconds: phase, step, reward or loss, speed, time left, checkpoint."""
     kubectl = Kubectl(context, namespace)
     nothing = "no RLHFJob in any namespace" if everywhere else f"no RLHFJob in namespace {kubectl.namespace}"
     show(
@@ -82,7 +82,7 @@ def top(
 
 @command("kubectl rlhf why helpful-ppo")
 def why(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
-    """Say what a job waits for, since when and what to do; of a failed job what failed, and where."""
+    """Say what a job waits for, since when and what to do; for a failed job, what failed and where."""
     from rlhf_kubectl.why import why as sentences
 
     kubectl = Kubectl(context, namespace)
@@ -96,12 +96,12 @@ def why(job: JobName, namespace: Namespace = None, context: Context = None) -> N
 def logs(
     job: JobName,
     follow: Follow = False,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt; default the latest.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Number of the attempt; default: the latest.")] = None,
     image: Image = None,
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Show the trainer's log: of the running attempt, or of an earlier one, which is on the job's claim."""
+    """Show the trainer's log of the running attempt, or of an earlier attempt from the job's claim."""
     kubectl = Kubectl(context, namespace)
     found = find_job(kubectl, job)
     latest = found.status.attempt
@@ -150,7 +150,7 @@ def _set_suspend(kubectl: Kubectl, name: str, *, suspended: bool) -> None:
 
 @command("kubectl rlhf save-now helpful-ppo")
 def save_now(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
-    """Have a running job save a checkpoint after its current step, and wait for it."""
+    """Have a running job save a checkpoint after its current step; wait until it is saved."""
     kubectl = Kubectl(context, namespace)
     found = find_job(kubectl, job)
     head = head_of(found, pods_of(kubectl, found))

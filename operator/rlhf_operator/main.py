@@ -89,14 +89,14 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rlhf-operator", description="Runs RLHFJobs on Kubernetes.")
     add = parser.add_argument
     add("--config", type=Path, required=True, help="file with the settings (YAML)")
-    add("--kubeconfig", type=Path, help="way to the cluster; without it that of the pod")
-    add("--port", type=int, default=METRICS_PORT, help="of /metrics (default %(default)s)")
-    add("--probes-port", type=int, default=PROBES_PORT, help="of /healthz and /readyz (default %(default)s)")
-    add("--tls", type=Path, metavar="FOLDER", help="with tls.crt and tls.key: /metrics is served over TLS")
-    ours = "only who shows a certificate by an authority in the FOLDER's ca.crt gets /metrics"
+    add("--kubeconfig", type=Path, help="kubeconfig of the cluster; default: the pod's own access")
+    add("--port", type=int, default=METRICS_PORT, help="port of /metrics (default %(default)s)")
+    add("--probes-port", type=int, default=PROBES_PORT, help="port of /healthz and /readyz (default %(default)s)")
+    add("--tls", type=Path, metavar="FOLDER", help="serve /metrics over TLS with tls.crt and tls.key of this folder")
+    ours = "serve /metrics only to clients with a certificate by an authority in the folder's ca.crt"
     add("--require-client-certificate", action="store_true", help=ours)
-    add("--log-level", choices=LOG_LEVELS, default="info", help="least that is logged (default %(default)s)")
-    add("--log-format", choices=("json", "text"), default="json", help="of the log (default %(default)s)")
+    add("--log-level", choices=LOG_LEVELS, default="info", help="lowest level that is logged (default %(default)s)")
+    add("--log-format", choices=("json", "text"), default="json", help="format of the log (default %(default)s)")
     found = parser.parse_args(arguments)
     if found.require_client_certificate and not found.tls:
         parser.error("--require-client-certificate needs --tls")

@@ -49,13 +49,13 @@ RECONCILE_TOTAL = OperatorMetric(
     "rlhf_operator_reconcile_total",
     "counter",
     "passes",
-    "Passes over a job. done; stale: the job had changed meanwhile; error: tried again later.",
+    "Reconcile passes over a job. stale: given up, as the job had changed; error: tried again later.",
     ("result",),
 )
 RECONCILE_SECONDS = OperatorMetric(
-    "rlhf_operator_reconcile_duration_seconds", "histogram", "seconds", "Duration of a pass over a job."
+    "rlhf_operator_reconcile_duration_seconds", "histogram", "seconds", "Duration of a reconcile pass over a job."
 )
-QUEUE_DEPTH = OperatorMetric("rlhf_operator_queue_depth", "gauge", "jobs", "Jobs that wait for a pass now.")
+QUEUE_DEPTH = OperatorMetric("rlhf_operator_queue_depth", "gauge", "jobs", "Jobs that wait for a reconcile pass.")
 REQUESTS_TOTAL = OperatorMetric(
     "rlhf_operator_api_requests_total",
     "counter",
@@ -64,7 +64,9 @@ REQUESTS_TOTAL = OperatorMetric(
     ("verb", "resource", "code"),
 )
 LEADER = OperatorMetric("rlhf_operator_leader", "gauge", "1", "1 while this replica leads, else 0.")
-BUILD_INFO = OperatorMetric("rlhf_operator_build_info", "gauge", "1", "Always 1.", ("version",))
+BUILD_INFO = OperatorMetric(
+    "rlhf_operator_build_info", "gauge", "1", "Always 1, with the operator's version.", ("version",)
+)
 OPERATOR_METRICS = (RECONCILE_TOTAL, RECONCILE_SECONDS, QUEUE_DEPTH, REQUESTS_TOTAL, LEADER, BUILD_INFO)
 
 
@@ -190,7 +192,9 @@ def _age(timestamp: str | None, now: datetime) -> float | None:
 
 
 JOB_METRICS = (
-    JobMetric("rlhf_job_info", "1", "Always 1.", _info, ("uid", "algorithm", "queue")),
+    JobMetric(
+        "rlhf_job_info", "1", "Always 1, with labels that describe the job.", _info, ("uid", "algorithm", "queue")
+    ),
     JobMetric("rlhf_job_phase", "1", "1 for the phase of the job, 0 for all others.", _phases, ("phase",)),
     JobMetric(
         "rlhf_job_attempts_total",
@@ -208,12 +212,12 @@ JOB_METRICS = (
     JobMetric(
         "rlhf_job_last_failure",
         "1",
-        "1 for the reason of the latest failure; none where nothing failed.",
+        "1 for the reason of the latest failure; no series if nothing has failed.",
         _last_failure,
         ("reason",),
     ),
-    JobMetric("rlhf_job_step", "steps", "Steps finished.", _progress(lambda p: p.step)),
-    JobMetric("rlhf_job_total_steps", "steps", "Steps of the whole job.", _progress(lambda p: p.total_steps)),
+    JobMetric("rlhf_job_step", "steps", "Number of finished steps.", _progress(lambda p: p.step)),
+    JobMetric("rlhf_job_total_steps", "steps", "Number of steps of the whole job.", _progress(lambda p: p.total_steps)),
     JobMetric("rlhf_job_step_seconds", "seconds", "Duration of the latest step.", _progress(lambda p: p.step_seconds)),
     JobMetric(
         "rlhf_job_predicted_step_seconds",
@@ -224,7 +228,7 @@ JOB_METRICS = (
     JobMetric(
         "rlhf_job_gpus", "GPUs", "GPUs of the attempt that is under way or being suspended; 0 on CPU slots.", _gpus
     ),
-    JobMetric("rlhf_job_queue_seconds", "seconds", "Time in the queue until now, while queued.", _queued),
+    JobMetric("rlhf_job_queue_seconds", "seconds", "Time since the job was queued, while it is queued.", _queued),
     JobMetric(
         "rlhf_job_checkpoint_age_seconds",
         "seconds",
@@ -234,20 +238,20 @@ JOB_METRICS = (
     JobMetric(
         "rlhf_job_checkpoint_interval_seconds",
         "seconds",
-        "Age at which the next checkpoint is due, at the end of a step (spec.checkpoint.everyMinutes).",
+        "Age of a checkpoint at which the next one is due, at a step's end (spec.checkpoint.everyMinutes).",
         _checkpoint_interval,
     ),
     JobMetric(
         "rlhf_job_condition",
         "1",
-        "1 for each condition of the status as it is now.",
+        "1 for each current condition of the job's status.",
         _conditions,
         ("condition", "status", "reason"),
     ),
     JobMetric(
         "rlhf_job_phase_seconds_total",
         "seconds",
-        "Time in each phase; between two scrapes a job counts as it was at the first.",
+        "Time of the job in each phase; between two scrapes the phase at the first one counts.",
         lambda account: (((phase,), seconds) for phase, seconds in account.seconds.items()),
         ("phase",),
         kind="counter",
@@ -255,7 +259,7 @@ JOB_METRICS = (
     JobMetric(
         "rlhf_job_gpu_seconds_total",
         "GPU-seconds",
-        "The same times the GPUs of the job's mapping; while Queued or Restarting it waits for them.",
+        "Time in each phase times the GPUs of the job's mapping; a Queued or Restarting job waits for them.",
         lambda account: (((phase,), seconds) for phase, seconds in account.gpu_seconds.items()),
         ("phase",),
         kind="counter",
@@ -263,7 +267,7 @@ JOB_METRICS = (
     JobMetric(
         "rlhf_job_cost_total",
         "currency",
-        "Price of the GPU-seconds with pods, where all of its GPUs have one (cluster.nodeGroups of the chart).",
+        "Price of the GPU-seconds in phases with pods, if all GPUs have one (cluster.nodeGroups of the chart).",
         lambda account: _value(account.cost),
         kind="counter",
     ),

@@ -23,8 +23,8 @@ def main(arguments: Sequence[str]) -> str | None:
     """Return None if the operator is ready and the API server knows RLHFJobs; else a sentence that says why not."""
     parser = argparse.ArgumentParser(prog="python -m rlhf_operator.ready", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="file with the operator's settings (YAML)")
-    parser.add_argument("--kubeconfig", type=Path, help="way to the cluster; without it that of the pod")
-    parser.add_argument("url", help="of the operator's /readyz")
+    parser.add_argument("--kubeconfig", type=Path, help="kubeconfig of the cluster; default: the pod's own access")
+    parser.add_argument("url", help="URL of the operator's /readyz")
     options = parser.parse_args(arguments)
     try:
         settings = Settings.read(options.config)

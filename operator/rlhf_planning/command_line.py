@@ -14,8 +14,8 @@ import typer
 P = ParamSpec("P")
 ExitCodeOf = Callable[[Callable[[], None], bool], int]
 """Function that runs work, prints its error (with a traceback if the flag is set) and returns an exit code."""
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")]
-Once = Annotated[bool, typer.Option("--once", help="Print it once, as where stdout is no terminal.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")]
+Once = Annotated[bool, typer.Option("--once", help="Print the table once, as is done where stdout is no terminal.")]
 READER_GONE = 141
 """Exit code of a command whose output's reader closed the pipe, as `| head` does: shells report it for SIGPIPE."""
 

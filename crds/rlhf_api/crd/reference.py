@@ -50,7 +50,7 @@ def text() -> str:
 
 def _section(schema: Schema, path: str, *, deep: bool) -> Iterator[str]:
     yield f"## {path}\n"
-    yield f"{_cell(schema['description'])}\n" if path != "spec" else "What to run.\n"
+    yield f"{_cell(schema['description'])}\n" if path != "spec" else "Spec of one job.\n"
     yield "| field | type | default | what it is |\n| --- | --- | --- | --- |"
     yield from (_row(*field) for field in _fields(schema, "", deep=deep))
     yield ""

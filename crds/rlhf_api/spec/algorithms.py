@@ -152,7 +152,7 @@ class Algorithm(Spec):
 class Preference(Algorithm):
     """Base of algorithms whose actor learns from pairs of responses."""
 
-    beta: float = Field(0.1, gt=0, description="How strongly the actor is kept near the reference.")
+    beta: float = Field(0.1, gt=0, description="Strength (beta) by which the loss keeps the actor near the reference.")
 
 
 class Writing(Algorithm):
@@ -176,14 +176,14 @@ class Writing(Algorithm):
 class KL(Spec):
     """The penalty that keeps the actor near the reference."""
 
-    coefficient: float = Field(0.05, ge=0, description="Weight of the penalty; the first one with Adaptive.")
+    coefficient: float = Field(0.05, ge=0, description="Weight of the KL penalty; with Adaptive the initial weight.")
     apply_to: Literal["Reward", "Loss"] = "Reward"
     """Place of the penalty: subtracted from each token's reward, or added to the loss."""
     controller: Literal["Fixed", "Adaptive"] = "Fixed"
     """Fixed: the coefficient is constant. Adaptive: it steers the KL to `target` (arXiv 1909.08593, section 2.2)."""
     target: float | None = Field(None, gt=0)
     """KL per response that Adaptive steers to, in nats; only with Adaptive."""
-    horizon: Count = Field(10000, description="Sequences over which Adaptive corrects the coefficient.")
+    horizon: Count = Field(10000, description="Number of sequences over which Adaptive corrects the coefficient.")
     estimator: Estimator | None = None
     """Estimator of the KL; unset is K1 in the reward and K3 in the loss. In the loss K1 is only a
     metric: its gradient is 0 on average.
@@ -198,14 +198,14 @@ class KL(Spec):
 class NoKL(KL):
     """The penalty of algorithms whose paper has none: its coefficient is 0 unless the manifest sets it."""
 
-    coefficient: float = Field(0.0, ge=0, description="Weight of the penalty; the first one with Adaptive.")
+    coefficient: float = Field(0.0, ge=0, description="Weight of the KL penalty; with Adaptive the initial weight.")
 
 
 class OverlongPenalty(Spec):
     """DAPO's soft penalty of responses that come near the longest length (arXiv 2503.14476, eq. 13)."""
 
-    buffer_tokens: Count = Field(description="Last tokens before data.maxResponseTokens, where it grows.")
-    coefficient: float = Field(1.0, gt=0, description="The penalty at the longest length.")
+    buffer_tokens: Count = Field(description="Tokens before data.maxResponseTokens over which the penalty grows.")
+    coefficient: float = Field(1.0, gt=0, description="Penalty of a response of the longest length.")
 
 
 class RewardShaping(Spec):
@@ -225,7 +225,7 @@ class RolloutCorrection(Spec):
 
     mode: CorrectionMode = "Truncate"
     """Truncate: weights above the cap become the cap. Mask: tokens with a weight beyond the cap are left out."""
-    cap: float = Field(2.0, gt=1, description="Largest weight; Mask also leaves out those below 1 / cap.")
+    cap: float = Field(2.0, gt=1, description="Largest weight of a token; Mask also leaves out weights below 1 / cap.")
 
 
 class PolicyGradient(Algorithm):
@@ -246,7 +246,8 @@ class PolicyGradient(Algorithm):
     [B, T], 0 outside the mask. token_weights is a field that `advantage` gives by this name in `estimates`.
     """
 
-    clip_range: float = Field(0.2, gt=0, lt=1, description="Clipping of the probability ratio, epsilon.")
+    clip_range: float = Field(0.2, gt=0, lt=1)
+    """Distance (epsilon) from 1 at which the probability ratio is clipped."""
     clip_range_high: float | None = Field(None, gt=0)
     """Clipping of the probability ratio above 1 (DAPO's clip-higher); unset is clipRange."""
     aggregation: Aggregation = "TokenMean"
@@ -255,7 +256,7 @@ class PolicyGradient(Algorithm):
     """
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     kl: KL = Field(KL(), description="The penalty that keeps the actor near the reference.")
-    rewards: RewardShaping = Field(RewardShaping(), description="What happens to a reward before it is used.")
+    rewards: RewardShaping = Field(RewardShaping(), description="Changes to a reward before the advantages use it.")
     rollout_correction: RolloutCorrection | None = None
     """Weights of tokens: the trainer's probability over the generator's. Unset: none or, with rollout.maxStaleness
     above 0, the defaults."""
@@ -296,7 +297,7 @@ class ActorCritic(PolicyGradient):
     value_clip_range: float | None = Field(0.2, gt=0)
     """Largest change of a critic's value in one update; null does not clip."""
     whiten_advantages: bool = Field(True, description="Give the advantages mean 0 and variance 1.")
-    critic_warmup_steps: Whole = Field(0, description="First steps that update the critic only.")
+    critic_warmup_steps: Whole = Field(0, description="Number of first steps that update only the critic.")
 
     pretrain_coefficient: float | None = Field(None, gt=0)
     """Weight of the loss on data.pretrain (PPO-ptx); with data.pretrain only."""
@@ -306,14 +307,14 @@ class Lagrange(Spec):
     """The multiplier that weighs cost against reward."""
 
     initial: float = Field(1.0, gt=0, description="Multiplier before the first step.")
-    learning_rate: float = Field(0.1, gt=0, description="Of the ascent on the multiplier's logarithm.")
+    learning_rate: float = Field(0.1, gt=0, description="Learning rate of the ascent on the multiplier's logarithm.")
     maximum: float = Field(5.0, gt=0, description="Largest multiplier; not below `initial`.")
 
 
 class Constrained(ActorCritic):
     """Base of actor-critic algorithms that keep the mean cost of responses below a limit."""
 
-    cost_limit: float = Field(0.0, description="Mean cost of a response that is allowed.")
+    cost_limit: float = Field(0.0, description="Largest mean cost of responses that is allowed.")
     lagrange: Lagrange = Field(Lagrange(), description="The multiplier that weighs cost against reward.")
 
     def weigh(self, gain: Any, cost: Any, multiplier: float) -> Any:

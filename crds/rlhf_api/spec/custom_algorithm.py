@@ -36,7 +36,7 @@ class Custom(Algorithm):
     entrypoint: str = Field(pattern=OWN_CLASS, max_length=256)
     """Class of the algorithm: module.path:Class, or its name among the entry points rlhf.algorithms."""
     options: JsonFields[Identifier] = Field(
-        default_factory=dict, description=f"Fields of the class, at most {MAX_DEPTH} levels deep."
+        default_factory=dict, description=f"Options of the class, by name; at most {MAX_DEPTH} levels deep."
     )
 
     @model_serializer(mode="wrap")
@@ -52,13 +52,13 @@ Custom.makes, Custom.offline = "model", False
 class ReadStep(Spec):
     """Properties of an own algorithm's class, as a pod with the job's image reads them."""
 
-    base: Literal["ActorCritic", "PolicyGradient", "Algorithm"] = Field(description="What it extends.")
-    data: Literal["prompts", "completions", "pairs", "safety_pairs"] = Field(description="What its rows are.")
-    models: Listed[Identifier] = Field(max_length=16, description="The other parameters of its step.")
-    calls: Listed[str] = Field(max_length=64, description="What the step calls, such as actor.generate.")
-    holds: Listed[str] = Field((), max_length=16, description="Properties of it that are true.")
-    own_workers: Listed[Identifier] = Field((), max_length=16, description="Models with workers of its own.")
-    prompts_drawn: Count = Field(1, description="Prompts drawn for each one that is trained on.")
+    base: Literal["ActorCritic", "PolicyGradient", "Algorithm"] = Field(description="Base class of the algorithm.")
+    data: Literal["prompts", "completions", "pairs", "safety_pairs"] = Field(description="Kind of the data's rows.")
+    models: Listed[Identifier] = Field(max_length=16, description="Parameters of the step after the first one.")
+    calls: Listed[str] = Field(max_length=64, description="Calls in the step, in order, such as actor.update_actor.")
+    holds: Listed[str] = Field((), max_length=16, description="Names of the class's properties that are true.")
+    own_workers: Listed[Identifier] = Field((), max_length=16, description="Parameters with own worker classes.")
+    prompts_drawn: Count = Field(1, description="Number of prompts drawn for each one that is trained on.")
 
     @field_validator("models")
     @classmethod

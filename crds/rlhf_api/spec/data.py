@@ -14,7 +14,7 @@ class Stored(Spec):
 
     uri: Uri
     """URI of the data set: hf://, job:// (output of a Generate job), package://, file:// or pvc://claim/."""
-    subset: Text | None = Field(None, description="Configuration of a Hugging Face data set.")
+    subset: Text | None = Field(None, description="Name of a Hugging Face data set's configuration.")
     split: Text = Field("train", description="Split to read.")
 
 
@@ -24,7 +24,7 @@ class Rows(Spec):
     prompt_key: Text = Field("prompt", description="Column of the prompt.")
     response_key: Text = Field("chosen", description="Column of the response, for SFT.")
     chosen_key: Text = Field("chosen", description="Column of the better response of a pair.")
-    rejected_key: Text = Field("rejected", description="Column of the worse response.")
+    rejected_key: Text = Field("rejected", description="Column of the worse response of a pair.")
     chosen_safe_key: Text = "chosen_safe"
     """Column that says whether the better response is safe, for CostModel."""
     rejected_safe_key: Text = "rejected_safe"
@@ -35,10 +35,10 @@ class Rows(Spec):
     """Column of conversations, instead of promptKey and responseKey. SFT learns each answer of the assistant; RL and
     pairs take everything before the last answer as the prompt.
     """
-    tools_key: Text | None = Field(None, description="Column of tools, which the chat template is given.")
+    tools_key: Text | None = Field(None, description="Column of tools, which the chat template gets.")
     columns: Listed[Column] = Field((), max_length=64)
     """Columns that functions and services get by name; RL only."""
-    limit: Count | None = Field(None, description="Read this many rows at most.")
+    limit: Count | None = Field(None, description="Largest number of rows to read; unset: all.")
 
     @property
     def address(self) -> str:
@@ -77,7 +77,7 @@ class OwnRows(Rows, EntryPoint):
 class WeightedSource(DataSource):
     """A data set of a mix, with its share of the mix's rows."""
 
-    weight: float = Field(1.0, gt=0, description="Share of the mix's rows, over the sum of all weights.")
+    weight: float = Field(1.0, gt=0, description="Weight of the data set; its share is weight / sum of all weights.")
 
 
 class SeveralSources(Spec):
@@ -100,13 +100,13 @@ class DataMix(SeveralSources):
 
     form, key = "a mix", "mix"
 
-    mix: Listed[WeightedSource] = Field(min_length=1, max_length=64, description="Data sets in shares.")
+    mix: Listed[WeightedSource] = Field(min_length=1, max_length=64, description="Data sets with their weights.")
 
 
 class NamedSource(DataSource):
     """One of several data sets for evaluation; its name is the prefix of its measures' names."""
 
-    name: Identifier = Field(description="Its measures are NAME/MEASURE.")
+    name: Identifier = Field(description="Name of the data set; its measures are NAME/MEASURE.")
 
 
 class DataSets(SeveralSources):
@@ -114,7 +114,8 @@ class DataSets(SeveralSources):
 
     form, key = "several data sets", "sets"
 
-    sets: Listed[NamedSource] = Field(min_length=1, max_length=64, description="Data sets; RL only.")
+    sets: Listed[NamedSource] = Field(min_length=1, max_length=64)
+    """Data sets, each measured by itself; RL only."""
 
 
 SourceChange = Callable[[Rows], Rows]
@@ -152,9 +153,9 @@ class Data(Spec):
     min_prompt_tokens: Count = Field(1, description="Shortest prompt; rows with a shorter one are left out.")
     min_response_tokens: Count = 1
     """Shortest response that is read; rows with a shorter one are left out."""
-    max_prompt_tokens: Count = Field(1024, description="Longest prompt.")
+    max_prompt_tokens: Count = Field(1024, description="Longest prompt; for longer ones see overlong.")
     max_response_tokens: Count = Field(1024, description="Longest response, read or generated.")
-    overlong: Literal["Drop", "Fail"] = Field("Drop", description="What to do with a row that is too long.")
+    overlong: Literal["Drop", "Fail"] = Field("Drop", description="Treatment of a row that is longer than allowed.")
     on_bad_row: Literal["Drop", "Fail"] = "Drop"
     """Treatment of a row that is broken or lacks a column that the job reads."""
     chat_template: Literal["Auto", "Never"] = "Auto"

@@ -35,18 +35,18 @@ Column = Annotated[Text, Check(~VALUE.one_of(ALWAYS_GIVEN), "is given to every f
 class EntryPoint(Spec):
     """User code, and the arguments that it gets."""
 
-    entrypoint: str = Field(pattern=ENTRYPOINT, max_length=256, description="module.path:name.")
+    entrypoint: str = Field(pattern=ENTRYPOINT, max_length=256, description="Your function or class, module.path:name.")
     arguments: JsonFields[Identifier] = Field(
-        default_factory=dict, description=f"Given to it by name; at most {MAX_DEPTH} levels deep."
+        default_factory=dict, description=f"Arguments of your code, by name; at most {MAX_DEPTH} levels deep."
     )
 
 
 class Function(Spec):
     """A function of the user's: (prompts, responses, whether each ended, **columns, **arguments) -> scores."""
 
-    entrypoint: str = Field(pattern=ENTRYPOINT, max_length=256, description="module.path:function.")
+    entrypoint: str = Field(pattern=ENTRYPOINT, max_length=256, description="Your function, module.path:function.")
     arguments: JsonFields[Argument] = Field(
-        default_factory=dict, description=f"Given to each call by name; at most {MAX_DEPTH} levels deep."
+        default_factory=dict, description=f"Arguments of each call, by name; at most {MAX_DEPTH} levels deep."
     )
     timeout_seconds: float = Field(60.0, gt=0, description="Longest time of one call, on the responses of one rank.")
 
@@ -74,8 +74,10 @@ class RewardService(Spec):
 
     form: ClassVar = "a service"
 
-    url: ServiceUrl = Field(description="http:// or https://.")
+    url: ServiceUrl = Field(description="URL of the service: http:// or https://.")
     timeout_seconds: float = Field(30.0, gt=0, description="Longest time of one attempt for one response.")
-    attempts: Count = Field(8, description="Attempts for one response, with growing pauses in between.")
-    concurrency: Count = Field(16, description="Requests under way at once, of all ranks; one a rank at least.")
+    attempts: Count = Field(8, description="Largest number of attempts for one response, with growing pauses between.")
+    concurrency: Count = Field(
+        16, description="Largest number of requests at once, over all ranks; one a rank at least."
+    )
     token_variable: Identifier | None = Field(None, description="Environment variable that holds the bearer token.")

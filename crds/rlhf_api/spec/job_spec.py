@@ -47,19 +47,19 @@ CPU_HIDDEN_VALUES, CPU_MIN_TOKENS = 2**20, 2048
 class Optimizer(Spec):
     """Settings of the optimizer AdamW and of the schedule of its learning rate."""
 
-    learning_rate: float = Field(1e-5, gt=0, description="Learning rate after the warm-up.")
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
+    learning_rate: float = Field(1e-5, gt=0, description="Peak of the learning rate, reached after the warm-up.")
+    weight_decay: float = Field(0.0, ge=0, description="Coefficient of AdamW's decoupled weight decay.")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95), strict=False
     )
     """Decay of the first and the second moment."""
-    epsilon: float = Field(1e-8, gt=0, description="Added to the denominator.")
-    warmup_steps: Whole = Field(0, description="First steps, over which the rate rises to its peak.")
+    epsilon: float = Field(1e-8, gt=0, description="Constant that AdamW adds to the denominator.")
+    warmup_steps: Whole = Field(0, description="Number of first steps, over which the learning rate rises to its peak.")
     schedule: str = Field("Constant", pattern=SCHEDULE, max_length=256)
     """After the warm-up: Constant, Cosine, which ends at a tenth of the peak, or a function of your own,
     module.path:function, that returns a step's factor of the learning rate.
     """
-    max_grad_norm: float = Field(1.0, gt=0, description="Gradients with a larger norm are scaled down.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Largest norm of the gradient; a larger one is scaled down.")
 
 
 Attention = Literal["Auto", "SDPA", "Flash"]
@@ -71,10 +71,11 @@ class Model(Spec):
 
     form: ClassVar = "a model"
 
-    uri: Uri = Field(description="hf://, job:// (the output of another job), package://, file:// or pvc://claim/.")
+    uri: Uri
+    """URI of the model: hf://, job:// (output of another job), package://, file:// or pvc://claim/."""
     revision: Text | None = Field(None, description="Branch, tag or commit of an hf:// model.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
-    shape: Shape | None = Field(None, description="For the mapper; unset means its config.json is read.")
+    shape: Shape | None = Field(None, description="Shape, for the mapper; unset: read from the model's config.json.")
     gradient_checkpointing: bool | None = None
     """Recompute layers in backward passes, to save memory. Unset: the mapper decides on GPUs."""
     offload: Offload = "None"
@@ -84,14 +85,14 @@ class Model(Spec):
     """
     parallelism: Parallelism | None = None
     """How the model is cut over its pool's slots; unset means data parallelism only."""
-    optimizer: Optimizer | None = Field(None, description="Trained models only; unset means its defaults.")
-    lora: Lora | None = Field(None, description="Trained models only: train an adapter, and nothing else.")
+    optimizer: Optimizer | None = Field(None, description="Optimizer of a trained model; unset means its defaults.")
+    lora: Lora | None = Field(None, description="Low-rank adapter of a trained model; only the adapter is trained.")
 
 
 class ScoringModel(Model):
     """A reward or cost model."""
 
-    label: Whole | None = Field(None, description="Which of its outputs, from 0, is the score of a model with several.")
+    label: Whole | None = Field(None, description="Index, from 0, of the score among the outputs if there are several.")
 
 
 CODE: Mapping[str, type[RewardFunction | RewardVerifier | RewardService | RewardJudge]] = {
@@ -137,12 +138,13 @@ SingleReward = Annotated[
 class RewardTerm(Spec):
     """One part of a reward."""
 
-    name: Identifier = Field(description="Name of the part's metric, reward_part/<name>.")
+    name: Identifier = Field(description="Name of the part; its metric is reward_part/<name>.")
     weight: Annotated[float, Check(VALUE != 0.0, "is 0, expected another number")] = 1.0
     """Factor of the part in the sum."""
     normalization: Literal["None", "Running"] = "None"
     """Running: subtract the mean and divide by the standard deviation of all scores of this part so far."""
-    reward: SingleReward = Field(description="A model (uri), function (entrypoint), verifier, service (url) or judge.")
+    reward: SingleReward
+    """Scorer of the part: a model (uri), function (entrypoint), verifier, service (url) or judge."""
 
 
 class RewardSum(Spec):
@@ -150,7 +152,7 @@ class RewardSum(Spec):
 
     form: ClassVar = "a sum"
 
-    sum: Listed[RewardTerm] = Field(min_length=1, max_length=16, description="The parts.")
+    sum: Listed[RewardTerm] = Field(min_length=1, max_length=16, description="Parts of the sum.")
 
 
 Reward = Annotated[
@@ -163,13 +165,13 @@ Reward = Annotated[
 class Models(Spec):
     """The models of a job; the algorithm determines their roles."""
 
-    actor: OnlyModel | None = Field(None, description="The model that answers, and that SFT and RL train.")
-    critic: OnlyModel | None = Field(None, description="Estimates the value of each token.")
+    actor: OnlyModel | None = Field(None, description="Model that writes responses; SFT, DPO and RL train it.")
+    critic: OnlyModel | None = Field(None, description="Model that estimates the value of each token of a response.")
     reference: OnlyModel | None = None
     """Reference model; unset means the actor before training or, without a KL penalty, no reference."""
     reward: Reward | None = None
     """Scorer of responses: a model (uri), function (entrypoint), verifier, service, judge or sum."""
-    cost: OnlyScoringModel | None = Field(None, description="Scores how harmful a response is; above 0 is unsafe.")
+    cost: OnlyScoringModel | None = Field(None, description="Model that scores a response's harm; above 0 is unsafe.")
 
     def by_role(self) -> dict[Role, Model]:
         """Return role -> model for the models that the spec names; a reward that is no model is left out."""
@@ -204,28 +206,28 @@ class Models(Spec):
 class Training(Spec):
     """How long, in what batches and how reproducibly a job trains."""
 
-    total_steps: Count | None = Field(None, description="Steps to train; or give totalEpochs.")
-    total_epochs: Count | None = Field(None, description="Passes over the rows; or give totalSteps.")
-    prompt_batch_size: Count | None = Field(None, description="Prompts of a step; RL only.")
+    total_steps: Count | None = Field(None, description="Number of training steps; give this or totalEpochs.")
+    total_epochs: Count | None = Field(None, description="Passes over the training data; give this or totalSteps.")
+    prompt_batch_size: Count | None = Field(None, description="Number of prompts in a training step; RL only.")
     batch_size: Count | None = None
     """Rows of the data in a training step, a pair counts as one row; not in RL."""
     mini_batch_size: Count | None = None
     """Sequences of an optimizer step, RL only; unset means the whole batch."""
-    update_epochs: Count = Field(1, description="Passes of the optimizer over a batch; RL only.")
+    update_epochs: Count = Field(1, description="Number of passes of the updates over a step's batch; RL only.")
     old_log_probs: Literal["Auto", "Recompute", "Generator"] = Field(
         "Auto",
-        description="Log-probabilities of the responses before a step's updates: the trainer recomputes them, or "
-        "takes the generator's. Auto recomputes them, but for steps of one update without a KL penalty in the "
-        "reward, where that update's own forward pass gives them; RL only.",
+        description="Source of the responses' log-probabilities before a step's updates; RL only. Recompute: a "
+        "forward pass of the trainer. Generator: the generator's values. Auto: Recompute, except for steps of one "
+        "update without a KL penalty in the reward, where that update's own forward pass gives them.",
     )
-    seed: Annotated[int, Field(ge=0, lt=2**32, description="Everything random follows from it."), WHOLE] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="Seed of all random choices of the job."), WHOLE] = 0
     precision: Literal["Auto", "FP32", "BF16"] = "Auto"
     """Precision of training: Auto is FP32 on CPU, and BF16 with FP32 master weights on GPU."""
     micro_batch_tokens: Count | None = Field(
         None,
-        description=f"Tokens of one forward pass; rows are packed without padding. Default: {MICRO_BATCH_TOKENS:,} "
-        f"on GPUs; on CPU, whose caches are small, {CPU_MIN_TOKENS:,} or, of a model with hidden states of "
-        f"less than 512, 2^20 divided by their size, at most {MICRO_BATCH_TOKENS:,}.",
+        description="Largest number of tokens of one forward pass; rows are packed without padding. Default: "
+        f"{MICRO_BATCH_TOKENS:,} on GPUs. On CPU, whose caches are small, {CPU_MIN_TOKENS:,} or, for hidden states of "
+        f"less than 512 values, 2^20 divided by their size, at most {MICRO_BATCH_TOKENS:,}.",
     )
     attention: Attention = "Auto"
     """Kernels of attention within packed rows: SDPA, text by text, or Flash, which needs BF16 on GPUs from Ampere on;
@@ -246,8 +248,8 @@ class Training(Spec):
 class Resources(Spec):
     """The slots a job may use; a slot is a GPU or a CPU worker."""
 
-    device: Literal["Auto", "CPU", "GPU"] = Field("Auto", description="Auto takes GPUs where there are any.")
-    nodes: NodeCount = Field(1, description="Nodes of the job.")
+    device: Literal["Auto", "CPU", "GPU"] = Field("Auto", description="Kind of slots; Auto: GPUs where there are any.")
+    nodes: NodeCount = Field(1, description="Number of the job's nodes.")
     max_nodes: NodeCount | None = None
     """Largest number of nodes onto which a job is mapped on a cluster; the job gets fewer where fewer exist, but at
     least `nodes`. With placement Auto only. Unset means `nodes`.
@@ -262,9 +264,9 @@ class Checkpoint(Spec):
     The last step is always saved, and so is the step after which a stop signal ends the run.
     """
 
-    every_steps: Count | None = Field(None, description="Save each time so many steps are done.")
-    every_minutes: float = Field(10.0, gt=0, description="Save when the last one is so old.")
-    keep_last: Count = Field(2, description="Checkpoints to keep; older ones are deleted.")
+    every_steps: Count | None = Field(None, description="Steps between checkpoints; unset: only everyMinutes counts.")
+    every_minutes: float = Field(10.0, gt=0, description="Age of the last checkpoint at which the next one is saved.")
+    keep_last: Count = Field(2, description="Number of newest checkpoints to keep; older ones are deleted.")
     keep_best: Text | None = None
     """A measure of evaluation, such as reward or loss. The checkpoint with its best value is kept, too: the highest
     value, or for loss the lowest. Needs evaluation.everySteps.
@@ -284,15 +286,15 @@ class Pool(Spec):
     name: Name = Field(description="Name of the pool.")
     models: Listed[PoolRole] = Field(min_length=1, max_length=5)
     """Roles of the models in the pool. `rollout` has a pool of its own and generates in place of the actor."""
-    nodes: NodeCount = Field(1, description="Nodes of the pool.")
-    slots_per_node: SlotCount = Field(description="Slots of each node.")
+    nodes: NodeCount = Field(1, description="Number of the pool's nodes.")
+    slots_per_node: SlotCount = Field(description="Number of slots of each node: GPUs or CPU workers.")
 
 
 class Placement(Spec):
     """Placement of models on pools of slots."""
 
-    mode: Literal["Auto", "Manual"] = Field("Auto", description="Auto lets the mapper decide.")
-    pools: Listed[Pool] = Field((), max_length=8, description="The pools; with Manual only.")
+    mode: Literal["Auto", "Manual"] = Field("Auto", description="Auto: the mapper decides. Manual: `pools` decides.")
+    pools: Listed[Pool] = Field((), max_length=8, description="Pools of slots and their models; with Manual only.")
     objective: str = Field("throughput", pattern=OBJECTIVE, max_length=32)
     """Objective of the mapper: throughput (shortest step), fewest-gpus=SECONDS (longest step) or lowest-cost."""
     remap: Literal["Never", "AtCheckpoint"] = "Never"
@@ -315,10 +317,10 @@ class Evaluation(Spec):
     """Evaluation of the model before, during and after training."""
 
     data: HeldOutData = Field(description="The rows to measure on: of a data set (uri), or of several (sets).")
-    every_steps: Count | None = Field(None, description="Also measure each time so many steps are done.")
+    every_steps: Count | None = Field(None, description="Steps between measurements in training; unset: none there.")
     samples_per_prompt: Count = Field(1, le=1024)
     """Responses to each prompt; measures are means over all of them. RL only."""
-    greedy: bool = Field(False, description="Each token is the likeliest one, not a sampled one; RL only.")
+    greedy: bool = Field(False, description="Take the likeliest token each time instead of sampling; RL only.")
     functions: Listed[EvaluationFunction] = Field((), max_length=32)
     """Functions to apply to responses; RL only."""
     verifiers: Listed[EvaluationVerifier] = Field((), max_length=32)
@@ -328,20 +330,20 @@ class Evaluation(Spec):
 class JobSpec(Spec):
     """Spec of one job."""
 
-    algorithm: AnyAlgorithm = Field(description="What to run.")
-    models: Models = Field(description="The models it runs on.")
-    data: Data = Field(description="The rows it reads.")
-    rollout: Rollout = Field(Rollout(), description="How responses are sampled; RL only.")
-    training: Training = Field(description="How long and in what batches.")
-    evaluation: Evaluation | None = Field(None, description="What is measured besides the training itself.")
-    checkpoint: Checkpoint = Field(Checkpoint(), description="When the state of training is saved.")
-    outputs: Outputs = Field(Outputs(), description="Where measurements go, besides the run folder.")
-    storage: Storage = Field(Storage(), description="What is kept when it is deleted, on a cluster.")
-    resources: Resources = Field(Resources(), description="The slots it may use.")
-    placement: Placement = Field(Placement(), description="Which models share which slots.")
-    suspend: bool = Field(False, description="Stop after a checkpoint and free all slots; false goes on.")
-    run_policy: RunPolicy = Field(RunPolicy(), description="Attempts and deadlines, on a cluster.")
-    runtime: Runtime = Field(Runtime(), description="What the pods are made of, on a cluster.")
+    algorithm: AnyAlgorithm = Field(description="Algorithm of the job, and its options.")
+    models: Models = Field(description="Models that the algorithm trains or uses.")
+    data: Data = Field(description="Data sets of the job, and limits of their rows.")
+    rollout: Rollout = Field(Rollout(), description="Sampling of responses; RL only.")
+    training: Training = Field(description="Length, batches and precision of the training.")
+    evaluation: Evaluation | None = Field(None, description="Measurements on held-out data.")
+    checkpoint: Checkpoint = Field(Checkpoint(), description="Saving of checkpoints: when, how many and where.")
+    outputs: Outputs = Field(Outputs(), description="Destinations of the metrics besides the run folder.")
+    storage: Storage = Field(Storage(), description="Retention of the volume claim of a deleted job; on a cluster.")
+    resources: Resources = Field(Resources(), description="Slots (GPUs or CPU workers) that the job may use.")
+    placement: Placement = Field(Placement(), description="Placement of the models on pools of slots.")
+    suspend: bool = Field(False, description="Save a checkpoint, then free all slots; false lets the job go on.")
+    run_policy: RunPolicy = Field(RunPolicy(), description="Policy for failures, deadlines and deletion; on a cluster.")
+    runtime: Runtime = Field(Runtime(), description="Image, environment and sizes of the pods; on a cluster.")
 
     def with_sources(self, change: SourceChange) -> Self:
         """Return a copy of the spec in which the function `change` has replaced each data set."""

@@ -32,14 +32,14 @@ class Judge(Spec):
     The answer ends with [[number]], or with [[A]], [[B]] or [[C]] (neither), or is the number or letter alone.
     """
 
-    url: ServiceUrl = Field(description="Of the API, such as https://host/v1; /chat/completions is added.")
-    model: Text = Field(description="Name of the model there.")
+    url: ServiceUrl = Field(description="URL of the API, such as https://host/v1; /chat/completions is added.")
+    model: Text = Field(description="Name by which the API knows the model.")
     prompt: Annotated[str, Field(min_length=1, max_length=16384), AfterValidator(_asks_one_thing)]
     """Question to the judge: {prompt}, {response} and columns of the data by name are put in; with {response_a} and
     {response_b} two responses are compared, once in each order.
     """
-    minimum: float = Field(1.0, description="Lowest number that it may give; it becomes 0.")
-    maximum: float = Field(10.0, description="Highest number that it may give; it becomes 1.")
+    minimum: float = Field(1.0, description="Lowest number that the judge may give; it becomes the score 0.")
+    maximum: float = Field(10.0, description="Highest number that the judge may give; it becomes the score 1.")
     reference_key: Text | None = None
     """Column of a response with which each response is compared; unset: with the other responses to its prompt. A
     response's score is the share of comparisons that it wins; a tie is half.
@@ -51,8 +51,10 @@ class Judge(Spec):
     max_unread_share: float = Field(0.5, ge=0, le=1)
     """Largest share of a call's questions without a verdict; above it the run ends."""
     timeout_seconds: float = Field(120.0, gt=0, description="Longest time of one attempt for one question.")
-    attempts: Count = Field(8, description="Attempts for one question, with growing pauses in between.")
-    concurrency: Count = Field(16, description="Questions under way at once, of all ranks; one a rank at least.")
+    attempts: Count = Field(8, description="Largest number of attempts for one question, with growing pauses between.")
+    concurrency: Count = Field(
+        16, description="Largest number of questions at once, over all ranks; one a rank at least."
+    )
     token_variable: Identifier | None = Field(None, description="Environment variable that holds the bearer token.")
 
     @field_validator("maximum")
@@ -90,4 +92,4 @@ class RewardJudge(Spec):
 
     form: ClassVar = "a judge"
 
-    judge: Judge = Field(description="Where it is and what it is asked.")
+    judge: Judge = Field(description="Judge of the responses: its API and the question to it.")

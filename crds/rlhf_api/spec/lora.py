@@ -17,8 +17,8 @@ AdapterUri = Annotated[str, Field(pattern=URI, max_length=1024), ONE_PACKAGE, WI
 class Lora(Spec):
     """A low-rank adapter (arXiv:2106.09685): B A alpha / rank is added to frozen weight matrices."""
 
-    rank: Count = Field(16, description="Rows of A and columns of B.")
-    alpha: Count = Field(32, description="The adapter counts alpha / rank times.")
+    rank: Count = Field(16, description="Rank of the adapter: rows of A and columns of B.")
+    alpha: Count = Field(32, description="Scale of the adapter: B A counts alpha / rank times.")
     targets: Listed[Identifier] = Field((), max_length=32)
     """Last part of the names of the matrices with an adapter, such as q_proj; empty: all linear layers."""
     initial: AdapterUri | None = None

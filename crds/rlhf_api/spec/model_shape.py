@@ -61,18 +61,18 @@ KnownModel = Annotated[
 class Shape(Spec):
     """Shape of a model: numbers of its config.json, in camelCase; they override those of the known model `name`."""
 
-    name: KnownModel | None = Field(None, description="A known model, such as llama-3-8b.")
+    name: KnownModel | None = Field(None, description="Name of a known model with this shape, such as llama-3-8b.")
     model_type: str | None = Field(None, min_length=1, max_length=64)
     """Family, such as llama; unset is llama."""
     hidden_size: Count | None = Field(None, description="Size of hidden states.")
-    num_hidden_layers: Count | None = Field(None, description="Layers.")
-    num_attention_heads: Count | None = Field(None, description="Query heads.")
-    num_key_value_heads: Count | None = Field(None, description="Key-value heads; unset is as many.")
-    head_dim: Count | None = Field(None, description="Size of a head; unset is hiddenSize by numAttentionHeads.")
+    num_hidden_layers: Count | None = Field(None, description="Number of layers.")
+    num_attention_heads: Count | None = Field(None, description="Number of query heads.")
+    num_key_value_heads: Count | None = Field(None, description="Number of key-value heads; unset: as for query heads.")
+    head_dim: Count | None = Field(None, description="Size of a head; unset: hiddenSize / numAttentionHeads.")
     intermediate_size: Count | None = Field(None, description="Width of the feed-forward layer.")
-    vocab_size: Count | None = Field(None, description="Tokens of the vocabulary.")
+    vocab_size: Count | None = Field(None, description="Number of tokens in the vocabulary.")
     tie_word_embeddings: bool | None = None
     """Whether the output head shares the embedding's weights; unset is false."""
-    num_experts: Count | None = Field(None, description="Experts of a layer.")
-    num_experts_per_tok: Count | None = Field(None, description="Experts that a token meets.")
-    moe_intermediate_size: Count | None = Field(None, description="Width of an expert.")
+    num_experts: Count | None = Field(None, description="Number of experts in a layer.")
+    num_experts_per_tok: Count | None = Field(None, description="Number of experts that process a token.")
+    moe_intermediate_size: Count | None = Field(None, description="Width of an expert's feed-forward layer.")

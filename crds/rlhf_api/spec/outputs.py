@@ -13,7 +13,7 @@ class WandB(Spec):
 
     project: str = Field(pattern=PROJECT, max_length=128)
     r"""Project of the run, whose name is without / \ # ? % and :."""
-    entity: Text | None = Field(None, description="User or team of the project; unset: that of the key.")
+    entity: Text | None = Field(None, description="User or team of the project; unset: the default of the API key.")
     mode: Literal["Online", "Offline"] = "Online"
     """Online needs WANDB_API_KEY in the environment; Offline leaves files for wandb sync."""
 
@@ -21,15 +21,15 @@ class WandB(Spec):
 class MLflow(Spec):
     """A run in MLflow, named as the job."""
 
-    uri: ServiceUrl = Field(description="http:// or https:// of the tracking server.")
-    experiment: Text = Field(description="Experiment that the run belongs to; made if there is none.")
+    uri: ServiceUrl = Field(description="URL of the tracking server: http:// or https://.")
+    experiment: Text = Field(description="Experiment that the run belongs to; created if it does not exist.")
 
 
 class Outputs(Spec):
     """Receivers of the lines of metrics.jsonl; secrets come from the environment only."""
 
-    tensorboard: bool = Field(False, description="Write event files to DIR/tensorboard/<job>.")
-    wandb: WandB | None = Field(None, description="Tell Weights & Biases.")
-    mlflow: MLflow | None = Field(None, description="Tell MLflow.")
+    tensorboard: bool = Field(False, description="Write event files to tensorboard/<job> in the run folder.")
+    wandb: WandB | None = Field(None, description="Run in Weights & Biases that gets the metrics.")
+    mlflow: MLflow | None = Field(None, description="Run in MLflow that gets the metrics.")
     callbacks: Listed[EntryPoint] = Field((), max_length=16)
     """Classes of your own, with step(record) and close(summary)."""

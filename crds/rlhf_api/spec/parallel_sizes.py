@@ -92,9 +92,9 @@ class Parallelism(Spec):
     A manifest may leave d unset, and has the sizes of generation elsewhere (`rollout`), unlike `ParallelSizes`.
     """
 
-    pipeline: Count = Field(1, description="Pipeline stages (p).")
-    tensor: Count = Field(1, description="Tensor-parallel shards of a layer (t).")
-    data: Count | None = Field(None, description="Data-parallel ranks (d); unset means all slots that p and t leave.")
+    pipeline: Count = Field(1, description="Number of pipeline stages (p).")
+    tensor: Count = Field(1, description="Number of tensor-parallel shards of a layer (t).")
+    data: Count | None = Field(None, description="Data-parallel ranks (d); unset: the pool's slots / (p * t).")
     replicas: Count = 1
     """Copies of the weights among the data-parallel ranks; each copy is sharded over d / replicas ranks."""
 

@@ -28,16 +28,16 @@ class FailureRule(Spec):
     """Restart: a new attempt, counted by backoffLimit, mapped as before as long as the nodes have room. Remap: the same
     with a new mapping. Ignore: as Restart, not counted. Fail: the job has failed.
     """
-    reasons: Listed[Reason] = Field((), max_length=32, description="Reasons of the failure; none means any.")
+    reasons: Listed[Reason] = Field((), max_length=32, description="Reasons of failure that match; empty means any.")
     exit_codes: Listed[Annotated[int, Field(ge=1, le=255), WHOLE]] = Field((), max_length=64)
     """Exit codes of the trainer; none means any."""
-    message_contains: Text | None = Field(None, description="Text that the failure's message contains.")
+    message_contains: Text | None = Field(None, description="Text that the failure's message must contain.")
 
 
 class RunPolicy(Spec):
     """How often, how long and for which failures a job is tried; for jobs on a cluster."""
 
-    backoff_limit: Whole = Field(3, description="Failures that lead to another attempt.")
+    backoff_limit: Whole = Field(3, description="Number of failures that lead to new attempts; one more fails the job.")
     restart_backoff_seconds: Whole = 10
     """Pause before a second attempt; it doubles with each failure, up to five minutes."""
     active_deadline_seconds: Count | None = None

@@ -23,7 +23,7 @@ class SecretKey(Spec):
     """An entry of a Secret of the job's namespace."""
 
     name: ObjectName = Field(description="Name of the Secret.")
-    key: str = Field(pattern=SECRET_KEY, max_length=253, description="Key in it.")
+    key: str = Field(pattern=SECRET_KEY, max_length=253, description="Key in the Secret.")
 
 
 class Variable(Spec):
@@ -32,8 +32,8 @@ class Variable(Spec):
     hints: ClassVar = {"valueFrom": "write secret: {name: ..., key: ...}"}
 
     name: Identifier = Field(description="Name, such as NCCL_DEBUG or HF_TOKEN.")
-    value: str | None = Field(None, max_length=8192, description="Its value; or give secret.")
-    secret: SecretKey | None = Field(None, description="Where its value is; the operator never reads it.")
+    value: str | None = Field(None, max_length=8192, description="Value of the variable; give this or secret.")
+    secret: SecretKey | None = Field(None, description="Entry of a Secret with the value; the operator never reads it.")
 
 
 class PodSize(Spec):
@@ -41,8 +41,8 @@ class PodSize(Spec):
 
     hints: ClassVar = dict.fromkeys(("gpu", "gpus"), "spec.resources.slotsPerNode says how many GPUs a worker gets")
 
-    cpu: Cpus | None = Field(None, description="CPUs; unset is the operator's default.")
-    memory: Memory | None = Field(None, description="Memory; unset is the operator's default.")
+    cpu: Cpus | None = Field(None, description="CPUs of the pod; unset is the operator's default.")
+    memory: Memory | None = Field(None, description="Memory of the pod; unset is the operator's default.")
     template: PodTemplate | None = None
     """metadata (labels, annotations) and spec of the pod, as Kubernetes has them. They override the operator's; lists
     such as containers are merged by name. Ray's container is ray-head or ray-worker.
@@ -68,6 +68,6 @@ class Runtime(Spec):
     env: Listed[Variable] = Field((), max_length=128, description="Environment variables of all pods.")
     gpu_resource_name: LabelKey | None = None
     """Name of the GPU resource in Kubernetes; unset is nvidia.com/gpu."""
-    shared_memory: Memory | None = Field(None, description="Size of /dev/shm of a worker.")
-    controller: PodSize = Field(PodSize(), description="The head pod, in which the controller runs.")
-    worker: PodSize = Field(PodSize(), description="Each worker pod.")
+    shared_memory: Memory | None = Field(None, description="Size of /dev/shm in a worker pod.")
+    controller: PodSize = Field(PodSize(), description="Size and template of the head pod, which runs the controller.")
+    worker: PodSize = Field(PodSize(), description="Size and template of each worker pod.")

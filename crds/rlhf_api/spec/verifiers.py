@@ -24,11 +24,11 @@ Pattern = Annotated[Text, AfterValidator(_regex)]
 Extract = Annotated[
     Annotated[Text, AfterValidator(partial(_regex, groups=1))] | None,
     Field(
-        description="Regular expression with a group, whose last match is compared instead of the whole response, and "
-        "of the whole answer if it matches there; a response without a match is wrong."
+        description="Regular expression with a group. The group's last match is compared instead of the whole response "
+        "and, if it matches there, instead of the whole answer. A response without a match is wrong."
     ),
 ]
-AnswerKey = Annotated[Text, Field(description="Column of the right answer, or of a list of right ones.")]
+AnswerKey = Annotated[Text, Field(description="Column of the right answer, or of a list of right answers.")]
 
 
 class Verifier(Spec):
@@ -59,7 +59,7 @@ class Math(Comparing):
 
 
 class ExactMatch(Comparing):
-    name: Literal["ExactMatch"] = Field(description="1 for the same text, but for spaces around it.")
+    name: Literal["ExactMatch"] = Field(description="1 for the same text as the answer, apart from spaces around it.")
 
 
 class FuzzyMatch(Comparing):
@@ -68,25 +68,27 @@ class FuzzyMatch(Comparing):
 
 
 class JSONSchema(Verifier):
-    name: Literal["JSONSchema"] = Field(description="1 for JSON, or a last block of it, that obeys a JSON Schema.")
+    name: Literal["JSONSchema"] = Field(
+        description="1 for a response whose JSON, or last JSON block, obeys jsonSchema."
+    )
     json_schema: dict[Annotated[str, Field(pattern=r"^[!-~]+$", max_length=128)], JsonValue] = Field(max_length=64)
     """JSON Schema (draft 2020-12) that the JSON of the response must obey."""
 
 
 class Regex(Verifier):
-    name: Literal["Regex"] = Field(description="1 where a regular expression is found.")
-    pattern: Pattern = Field(description="As Python's re reads it.")
+    name: Literal["Regex"] = Field(description="1 for a response in which `pattern` is found.")
+    pattern: Pattern = Field(description="Regular expression in the syntax of Python's re.")
 
 
 class Format(Verifier):
-    name: Literal["Format"] = Field(description="1 for a text in <tag></tag> for each tag, in order, and nothing else.")
-    tags: Listed[Identifier] = Field(min_length=1, max_length=16, description="Such as [think, answer].")
+    name: Literal["Format"] = Field(description="1 for one <tag>text</tag> for each tag, in order, and nothing else.")
+    tags: Listed[Identifier] = Field(min_length=1, max_length=16, description="Tag names, such as [think, answer].")
 
 
 class Length(Verifier):
-    name: Literal["Length"] = Field(description="1 for a response of so many characters.")
-    minimum: Whole = Field(0, description="Fewest characters, without spaces around them.")
-    maximum: Count = Field(description="Most characters.")
+    name: Literal["Length"] = Field(description="1 for a response of minimum to maximum characters.")
+    minimum: Whole = Field(0, description="Fewest characters of the response, without spaces around it.")
+    maximum: Count = Field(description="Most characters of the response, without spaces around it.")
 
 
 class Code(Verifier):
@@ -94,8 +96,8 @@ class Code(Verifier):
     """1 for Python code, or a last block of it, that passes all tests in a sandboxed process."""
     tests_key: Text = "tests"
     """Column of the tests: Python code with assertions, or a list of such texts."""
-    seconds: float = Field(5.0, gt=0, description="Longest time of a response's code and tests.")
-    memory_mebibytes: Count = Field(1024, description="Most memory that they may take.")
+    seconds: float = Field(5.0, gt=0, description="Longest run time of a response's code and its tests.")
+    memory_mebibytes: Count = Field(1024, description="Most memory that the code and its tests may take.")
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -18,11 +18,11 @@ class CISPO(PolicyGradient):
     step = staticmethod(sample_and_learn)
     name: Annotated[
         Literal["CISPO"],
-        Field(description="REINFORCE with clipped importance weights; a prompt's responses are compared."),
+        Field(description="REINFORCE with clipped importance weights; advantages compare a prompt's responses."),
     ]
     clip_range: Annotated[
         float,
-        Field(gt=0, lt=1, description="Clipping of the importance weight below 1; the paper has none, 0.99 hardly."),
+        Field(gt=0, lt=1, description="Clipping of the importance weight below 1; the paper does not clip it."),
     ] = 0.99
     clip_range_high: Annotated[
         float, Field(gt=0, description="Clipping of the importance weight above 1; the paper names no number.")

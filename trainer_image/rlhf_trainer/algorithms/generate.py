@@ -13,7 +13,7 @@ from rlhf_trainer.algorithms.models import B, Generator, Responses, Reward
 
 class Generate(Writing):
     paper = "arXiv:2009.01325"
-    name: Annotated[Literal["Generate"], Field(description="Responses and their rewards as a data set.")]
+    name: Annotated[Literal["Generate"], Field(description="Writing of responses and their rewards as a data set.")]
 
     @staticmethod
     def step(prompts: B, *, actor: Generator[B], reward: Reward[B], responses: Responses[B]) -> None:

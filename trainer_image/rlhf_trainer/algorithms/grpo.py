@@ -19,9 +19,9 @@ STD_EPS = 1e-6
 class LossKL(KL):
     """KL penalty with the defaults of GRPO's paper: weight 0.04, added to the loss."""
 
-    coefficient: Annotated[float, Field(ge=0, description="Weight of the penalty; the first one with Adaptive.")] = 0.04
+    coefficient: Annotated[float, Field(ge=0, description="KL penalty's weight; the initial one with Adaptive.")] = 0.04
     apply_to: Annotated[
-        Literal["Reward", "Loss"], Field(description="Subtract it from each token's reward, or add it to the loss.")
+        Literal["Reward", "Loss"], Field(description="Place of the KL penalty: the rewards or the loss.")
     ] = "Loss"
 
 
@@ -30,23 +30,23 @@ class GRPO(PolicyGradient):
     step = staticmethod(sample_and_learn)
     estimates = ("advantages", "response_mask")
     name: Annotated[Literal["GRPO"], Field(description="RLHF without a critic; a prompt's responses are compared.")]
-    aggregation: Annotated[Aggregation, Field(description="As for PPO; Dr. GRPO takes FixedLength.")] = "SequenceMean"
+    aggregation: Annotated[Aggregation, Field(description="Loss of a batch; Dr. GRPO: FixedLength.")] = "SequenceMean"
     kl: Annotated[LossKL, Field(description="The penalty that keeps the actor near the reference.")] = LossKL()
     normalize_by_std: Annotated[
-        bool, Field(description="Divide by the standard deviation of the prompt's rewards; false for Dr. GRPO.")
+        bool, Field(description="Divide advantages by the standard deviation of the prompt's rewards; Dr. GRPO: false.")
     ] = True
     ratio: Annotated[
         Ratio,
         Field(
-            description="Probability ratio of each token, or GSPO's of the whole response (arXiv 2507.18071), "
-            "which needs aggregation SequenceMean."
+            description="Unit with one probability ratio: a token or, as in GSPO (arXiv 2507.18071), the whole "
+            "response. Sequence needs aggregation SequenceMean."
         ),
     ] = "Token"
     oversampling: Annotated[
         Count | None,
         Field(
-            description="DAPO's dynamic sampling: draw so many times promptBatchSize prompts, and train on the first "
-            "promptBatchSize of them whose responses differ in reward; unset trains on all.",
+            description="Factor of DAPO's dynamic sampling: so many times promptBatchSize prompts are drawn. The first "
+            "promptBatchSize of them whose responses differ in reward are trained on. Unset: all drawn prompts are.",
         ),
     ] = None
 

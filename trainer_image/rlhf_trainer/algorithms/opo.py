@@ -17,9 +17,10 @@ class OPO(PolicyGradient):
     paper, comparing = "arXiv:2505.23585", {}
     step = staticmethod(sample_and_learn)
     name: Annotated[
-        Literal["OPO"], Field(description="RLHF without a critic; longer responses weigh more in the mean.")
+        Literal["OPO"],
+        Field(description="RLHF without a critic; baseline: mean reward weighted by length."),
     ]
-    aggregation: Annotated[Aggregation, Field(description="As for PPO; the paper sums over a response's tokens.")] = (
+    aggregation: Annotated[Aggregation, Field(description="Loss of a batch; the paper sums over response tokens.")] = (
         "FixedLength"
     )
     kl: Annotated[NoKL, Field(description="The penalty that keeps the actor near the reference.")] = NoKL()

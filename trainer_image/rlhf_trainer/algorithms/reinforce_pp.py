@@ -15,10 +15,10 @@ from rlhf_trainer.algorithms.models import Tensor, Whiten, sample_and_learn
 class REINFORCEPP(PolicyGradient):
     paper, comparing = "arXiv:2501.03262", {"baseline": "Group"}
     step = staticmethod(sample_and_learn)
-    name: Annotated[Literal["REINFORCEPP"], Field(description="RLHF without a critic; normalised over the batch.")]
+    name: Annotated[Literal["REINFORCEPP"], Field(description="RLHF without a critic; batch-normalised advantages.")]
     baseline: Annotated[
         Literal["None", "Group"],
-        Field(description="Group: subtract the mean reward of the prompt's responses (REINFORCE++-baseline)."),
+        Field(description="Group: the baseline is the mean reward of the prompt's responses (REINFORCE++-baseline)."),
     ] = "None"
 
     def advantage(

@@ -14,8 +14,8 @@ from rlhf_trainer.algorithms.models import Actor, Advantage, B, Reference, Rewar
 class ReMax(PolicyGradient):
     paper = "arXiv:2310.10505"
     estimates = ("advantages", "response_mask")
-    name: Annotated[Literal["ReMax"], Field(description="RLHF without a critic; generates each response twice.")]
-    aggregation: Annotated[Aggregation, Field(description="As for PPO; the paper sums over a response's tokens.")] = (
+    name: Annotated[Literal["ReMax"], Field(description="RLHF without a critic; the baseline is a greedy response.")]
+    aggregation: Annotated[Aggregation, Field(description="Loss of a batch; the paper sums over response tokens.")] = (
         "FixedLength"
     )
 

@@ -14,8 +14,8 @@ from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
 class RLOO(PolicyGradient):
     paper, comparing = "arXiv:2402.14740", {}
     step = staticmethod(sample_and_learn)
-    name: Annotated[Literal["RLOO"], Field(description="RLHF without a critic; a response's baseline are the others.")]
-    aggregation: Annotated[Aggregation, Field(description="As for PPO; the paper sums over a response's tokens.")] = (
+    name: Annotated[Literal["RLOO"], Field(description="RLHF without a critic; baseline: a prompt's other responses.")]
+    aggregation: Annotated[Aggregation, Field(description="Loss of a batch; the paper sums over response tokens.")] = (
         "FixedLength"
     )
 

@@ -29,8 +29,8 @@ class SafeRLHF(Constrained):
     separate_cost_critic: Annotated[
         bool,
         Field(
-            description="A critic of the costs beside the critic, with its optimizer, that starts from the cost model; "
-            "false: one critic of both."
+            description="Train a second critic for the costs, which starts from the cost model and has an optimizer of "
+            "its own. False: one critic for rewards and costs."
         ),
     ] = True
 

@@ -21,17 +21,20 @@ class VAPO(ActorCritic):
     name: Annotated[
         Literal["VAPO"], Field(description="PPO for long answers with a binary reward, such as a verifier's.")
     ]
-    clip_range_high: Annotated[float, Field(gt=0, description="Clipping above 1 (DAPO's clip-higher).")] = 0.28
+    clip_range_high: Annotated[float, Field(gt=0, description="Clipping of ratios above 1 (DAPO's clip-higher).")] = (
+        0.28
+    )
     gae_lambda: Annotated[float, Field(ge=0, le=1, description="Lambda of the critic's returns; 1 is Monte Carlo.")] = (
         1.0
     )
     lambda_length_scale: Annotated[
-        float, Field(gt=0, description="Alpha of the policy's lambda, 1 - 1 / (alpha * tokens), at least 0.")
+        float,
+        Field(gt=0, description="Alpha of the policy's GAE lambda: 1 - 1 / (alpha * tokens), at least 0."),
     ] = 0.05
     positive_coefficient: Annotated[
-        float, Field(ge=0, description="Weight (mu) of the likelihood of responses whose reward is above 0.")
+        float, Field(ge=0, description="Weight (mu) of the log-likelihood of responses whose reward is above 0.")
     ] = 0.1
-    critic_warmup_steps: Annotated[Whole, Field(description="First steps that update the critic only.")] = 50
+    critic_warmup_steps: Annotated[Whole, Field(description="Number of first steps that update only the critic.")] = 50
     kl: Annotated[NoKL, Field(description="The penalty that keeps the actor near the reference.")] = NoKL()
 
     def advantage(

@@ -33,27 +33,29 @@ PROJECT = Path(__file__).with_name("project")
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest with one or more RLHFJob documents.")]
 Finished = Annotated[
-    Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default runs/<file name>.")
+    Path | None, typer.Option(help="Run folder whose finished jobs job:// may name; default: runs/<file name>.")
 ]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run (its --output).")]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run folder: the --output of `rlhf run`.")]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="[NAME:]PATH=VALUE", help="Change a field of all documents, or of one."),
+    typer.Option("--set", metavar="[NAME:]PATH=VALUE", help="Set a field of all jobs or, with NAME, of one job."),
 ]
 
 
 @command("rlhf run examples/01-helpful-ppo.yaml --output runs/first")
 def run(
     file: File,
-    output: Annotated[Path | None, typer.Option(help="Run folder; default runs/<file name>.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<file name>.")] = None,
     sets: Sets = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all documents.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all jobs.")] = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Forget what earlier runs of these jobs left, and start over.")
+        bool, typer.Option("--restart", help="Delete what earlier runs of these jobs left, and start over.")
     ] = False,
-    address: Annotated[str | None, typer.Option(help="Ray to use; default RAY_ADDRESS, or one of its own.")] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write DIR/tensorboard/<job>.")] = False,
-    trace: Annotated[bool, typer.Option("--trace", help="Keep the latest steps in DIR/<job>/trace.json, too.")] = False,
+    address: Annotated[str | None, typer.Option(help="Ray's address; default: RAY_ADDRESS, or else a new Ray.")] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write event files to tensorboard/<job> in the run folder.")
+    ] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Also keep the latest steps in <job>/trace.json.")] = False,
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Serve metrics for Prometheus on this port.")
     ] = None,
@@ -88,15 +90,15 @@ def run(
 
 @command("rlhf generate runs/first/helpful-ppo/model prompts.jsonl --samples 4")
 def generate(
-    model: Annotated[str, typer.Argument(help="Folder, or hf:// and other URI, of a language model.")],
-    data: Annotated[str, typer.Argument(help="File or folder, or hf:// and other URI, of the prompts.")],
+    model: Annotated[str, typer.Argument(help="Language model: a folder, or a URI such as hf://.")],
+    data: Annotated[str, typer.Argument(help="Prompts: a file, a folder, or a URI such as hf://.")],
     output: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/generate"),
-    samples: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, help="Prompts that are answered at once.")] = 64,
+    samples: Annotated[int, typer.Option(min=1, help="Number of responses to each prompt.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Number of prompts that are answered at once.")] = 64,
     sets: Sets = None,
     debug: Debug = False,
 ) -> None:
-    """Write a model's responses to prompts as a data set; --set says more, such as a reward."""
+    """Write a model's responses to prompts as a data set; --set adds settings, such as a reward."""
 
     from rlhf_trainer.run_folder.folder import writing
 
@@ -142,7 +144,7 @@ def validate(
         bool, typer.Option("--deep", help="Also try models, data, functions and disk, as `rlhf run` does at its start.")
     ] = False,
 ) -> None:
-    """Check a manifest: print every error, or ok and, of models whose shapes it has, the size of checkpoints."""
+    """Check a manifest: print every error, or ok and the checkpoint sizes of models with known shapes."""
     from rlhf_mapper.config_file import made_from, manifest_architecture
     from rlhf_planning.checkpoint_size import in_words
 
@@ -162,38 +164,38 @@ def validate(
 @command("rlhf plan job.yaml --nodes 16 --gpus-per-node 8 --gpu a100-80g")
 def plan(
     file: File,
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One of the jobs; default all.")] = None,
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Name of one job; default: all jobs.")] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(help="Plan for so many nodes, and not for resources.nodes x slotsPerNode; default this machine."),
+        typer.Option(help="Nodes to plan for instead of resources.nodes x slotsPerNode; default: this machine."),
     ] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each node.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="Number of GPUs of each node.")] = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Type of the GPUs, such as a100-80g.")] = None,
     inventory: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plan for the cluster that this file describes.")
     ] = None,
     objective: Annotated[
         str | None,
-        typer.Option(metavar="throughput|fewest-gpus=SECONDS|lowest-cost", help="Default placement.objective."),
+        typer.Option(metavar="throughput|fewest-gpus=SECONDS|lowest-cost", help="Objective instead of the manifest's."),
     ] = None,
     in_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: of one job an object, of several a list as they run.")
+        bool, typer.Option("--json", help="Print JSON: an object for one job, a list in running order for several.")
     ] = False,
     graph: Annotated[
-        bool, typer.Option("--graph", help="Draw the calls of a step, and what moves between them, instead.")
+        bool, typer.Option("--graph", help="Draw a step as a graph instead: its calls and the data between them.")
     ] = False,
     svg: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also draw the timeline of a step, or the graph, into this file."),
+        typer.Option(metavar="FILE", help="Also draw the timeline of a step, or the graph, into this SVG file."),
     ] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(metavar="RUN_DIR", help="Correct the prediction by the times of a run on such GPUs.")
+        Path | None, typer.Option(metavar="RUN_DIR", help="Correct predictions by a run's times on the same GPU type.")
     ] = None,
     response_tokens: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|fixed(TOKENS)|lognormal(MEAN,P99)",
-            help="Lengths of responses: of past ones, one a line, or how they are spread; default: all have "
+            help="Lengths of responses in tokens: a file with one a line, or a distribution; default: all have "
             "data.maxResponseTokens.",
         ),
     ] = None,
@@ -224,9 +226,9 @@ def checkpoints(run_dir: RunDir) -> None:
 def export(
     checkpoint: Annotated[str, typer.Argument(help="Folder or URL of a checkpoint, as `rlhf checkpoints` shows it.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the model.")],
-    merge: Annotated[bool, typer.Option("--merge", help="Of an adapter: one model with what it adds to.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Write an adapter merged into its base model.")] = False,
 ) -> None:
-    """Write the model of a checkpoint as a Hugging Face folder, its adapter as a PEFT folder."""
+    """Write a checkpoint's model as a Hugging Face folder, or its adapter as a PEFT folder."""
     from rlhf_trainer.run_folder.export import export as export_model
 
     export_model(checkpoint, folder, merges=merge)
@@ -235,9 +237,9 @@ def export(
 
 @command("rlhf save-now runs/first")
 def save_now(
-    run_dir: Annotated[Path | None, typer.Argument(help="Run folder; default: the one below runs/ in use.")] = None,
+    run_dir: Annotated[Path | None, typer.Argument(help="Run folder; default: the one in use below runs/.")] = None,
 ) -> None:
-    """Have a running job save a checkpoint after its current step, and wait for it."""
+    """Have a running job save a checkpoint after its current step; wait until it is saved."""
     from rlhf_trainer.run_folder.commands import save_now as save
 
     typer.echo(save(run_dir))
@@ -246,11 +248,11 @@ def save_now(
 @command("rlhf top runs/first")
 def top(
     run_dirs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN_DIR", help="Folders of runs; default all below runs/.")
+        list[Path] | None, typer.Argument(metavar="RUN_DIR", help="Run folders; default: all below runs/.")
     ] = None,
     once: Once = False,
 ) -> None:
-    """Show how jobs are doing, again every two seconds: phase, step, reward or loss, speed, time left, checkpoint."""
+    """Show the state of jobs, anew every two seconds: phase, step, reward or loss, speed, time left, checkpoint."""
     from rlhf_trainer.run_folder.commands import show_jobs
 
     show_jobs(run_dirs or [], once=once)
@@ -259,10 +261,10 @@ def top(
 @command("rlhf logs runs/first helpful-ppo --follow")
 def logs(
     run_dir: RunDir,
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One of its jobs; default all.")] = None,
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Name of one job; default: all jobs.")] = None,
     follow: Follow = False,
 ) -> None:
-    """Show what happened in a run, in order of time: events, failures, and of a hang the stacks of its ranks."""
+    """Show what happened in a run, in order of time: events, failures, and the stacks of ranks at a hang."""
     from rlhf_trainer.run_folder.commands import show_logs
 
     show_logs(run_dir, job=job, follow=follow)
@@ -271,12 +273,12 @@ def logs(
 @command("rlhf samples runs/first --best 5")
 def samples(
     run_dir: RunDir,
-    job: Annotated[str | None, typer.Option(help="One of its jobs; default the last that kept rollouts.")] = None,
-    step: Annotated[int | None, typer.Option(help="Of this step; default the last.")] = None,
-    worst: Annotated[int, typer.Option(min=1, help="Show so many, those with the lowest reward.")] = 10,
-    best: Annotated[int | None, typer.Option(min=1, help="Show so many, those with the highest reward.")] = None,
+    job: Annotated[str | None, typer.Option(help="Name of one job; default: the last one that kept rollouts.")] = None,
+    step: Annotated[int | None, typer.Option(help="Step of the responses; default: the last step.")] = None,
+    worst: Annotated[int, typer.Option(min=1, help="Show this many responses with the lowest reward.")] = 10,
+    best: Annotated[int | None, typer.Option(min=1, help="Show this many responses with the highest reward.")] = None,
 ) -> None:
-    """Show responses that a job learned from, of those that rollout.keep has kept."""
+    """Show responses that a job learned from and that rollout.keep has kept."""
     from rlhf_trainer.run_folder.rollouts import show_samples
 
     show_samples(run_dir, job=job, step=step, count=best or worst, best=best is not None)
@@ -285,11 +287,11 @@ def samples(
 @command("rlhf data job.yaml --job helpful-sft")
 def data(
     file: File,
-    job: Annotated[str | None, typer.Option(help="One of the jobs; default all.")] = None,
+    job: Annotated[str | None, typer.Option(help="Name of one job; default: all jobs.")] = None,
     output: Finished = None,
     sets: Sets = None,
 ) -> None:
-    """Show what jobs read: rows, lengths, dropped rows and why, and examples with the trained tokens marked."""
+    """Show the data that jobs read: rows, lengths, dropped rows and why, and examples with trained tokens marked."""
     from rlhf_trainer.commands.data import print_data  # torch and transformers: seconds
 
     print_data(jobs_of(file, sets, output), run_folder(file, output), only=job)
@@ -297,13 +299,13 @@ def data(
 
 @command("rlhf report runs/first")
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that `rlhf run` has written.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, written by `rlhf run`.")],
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of a comparison; default compare.html in the first folder.")
+        Path | None, typer.Option(metavar="FILE", help="Comparison's file; default: compare.html in the first folder.")
     ] = None,
     debug: Debug = False,  # noqa: ARG001 `command` reads it
 ) -> None:
-    """Write RUN_DIR/report.html, a page about the run that needs no network, or one that compares several runs."""
+    """Write RUN_DIR/report.html, a page about the run that needs no network, or a comparison of several runs."""
     from rlhf_trainer.report.compare import write_comparison  # matplotlib: a second that `validate` does not need
     from rlhf_trainer.report.page import write_report
 
@@ -317,11 +319,11 @@ def report(
 
 @command("rlhf import run_grpo.sh --from verl --output job.yaml", name="import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Configuration (YAML) or script of the project.")],
-    project: Annotated[str, typer.Option("--from", metavar="verl|openrlhf|trl", help="The project.")],
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Manifest to write; default stdout.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Configuration (YAML) or script for the other project.")],
+    project: Annotated[str, typer.Option("--from", metavar="verl|openrlhf|trl", help="Project that FILE is for.")],
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Manifest to write; default: stdout.")] = None,
     algorithm: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Algorithm of a TRL file that does not tell its trainer.")
+        str | None, typer.Option(metavar="NAME", help="Algorithm of a TRL file that does not name its trainer.")
     ] = None,
 ) -> None:
     """Write a manifest from another project's configuration, and report on each of its keys."""

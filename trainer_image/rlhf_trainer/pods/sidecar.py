@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m rlhf_trainer.pods.sidecar", description="Log and status of a trainer."
     )
     parser.add_argument("job_folder", type=Path, metavar="JOB_FOLDER", help="the job's folder in the run folder")
-    parser.add_argument("--port", type=int, default=PORT, help=f"of /status.json; default {PORT}")
+    parser.add_argument("--port", type=int, default=PORT, help=f"port of /status.json; default {PORT}")
     parser.add_argument("--logs", type=Path, default=LOGS, help=f"folder of Ray's logs; default {LOGS}")
     parser.add_argument("--stay", type=float, default=STAY_SECONDS, help="seconds to wait for the trainer's end")
     given = parser.parse_args(arguments)

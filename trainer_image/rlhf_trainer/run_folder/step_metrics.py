@@ -1,6 +1,6 @@
 """Table of the metrics of a step: name in metrics.jsonl and for Prometheus, unit, section of the report, and meaning.
 
-The metrics port, the report, the dashboards and docs/metrics-reference.md take names, units and meanings from here.
+The metrics port, the report, the dashboards and docs/metrics.md take names, units and meanings from here.
 """
 
 from __future__ import annotations
@@ -37,53 +37,53 @@ reward/greedy | rlhf_reward_greedy | 1 | learning
 reward/left_out | rlhf_responses_left_out_total | responses | learning
     Sampled responses to which some part of the reward gave no score (None); nothing is learned from them.
 cost/mean | rlhf_cost_mean | 1 | learning
-    Mean score of the cost model over the step's responses; above the limit it is weighed more.
+    Mean score of the cost model over the step's responses; above costLimit the multiplier grows.
 lagrange/multiplier | rlhf_lagrange_multiplier | 1 | learning
-    Weight of the cost against the reward.
+    Lagrange multiplier, which weighs the cost against the reward.
 kl/reference | rlhf_kl_reference_nats | nats per response | learning
-    Divergence of the actor from the reference, mean of the step's responses.
+    KL divergence of the actor from the reference, mean over the step's responses.
 response_length/mean | rlhf_response_length_tokens | tokens | learning
     Mean length of the step's responses.
 accuracy/pairs | rlhf_pair_accuracy_ratio | ratio | learning
     Share of the step's pairs whose responses are scored in the right order.
 accuracy/safety | rlhf_safety_accuracy_ratio | ratio | learning
-    Share of the step's responses whose cost has the sign that says whether they are safe.
+    Share of the step's responses whose cost has the sign of their safety label: below 0 for a safe one.
 margin/pairs | rlhf_pair_margin | 1 | learning
-    Mean of the step's pairs of the chosen response's implicit reward less the rejected one's (DPO).
+    Chosen response's implicit reward minus the rejected response's, mean over the step's pairs (DPO).
 loss/<objective> | rlhf_loss | 1 | learning
-    Loss over the step's updates: sft, pretrain and the losses of preference models in nats, others as in PPO.
+    Mean loss over the step's updates; in nats for sft, pretrain and the losses on pairs.
 skipped_updates | rlhf_skipped_updates_total | updates | health
     Updates that were skipped because loss or gradient was not finite; should be 0.
 entropy | rlhf_entropy_nats | nats per token | health
-    Mean entropy of the actor's next token; near 0 nothing new is tried.
+    Mean entropy of the actor's next token; near 0 the actor tries nothing new.
 clip_fraction | rlhf_clipped_tokens_ratio | ratio | health
     Share of the response tokens at which the policy loss is clipped.
 response_finished/mean | rlhf_finished_responses_ratio | ratio | health
-    Share of the step's responses that end by themselves, not at the longest length.
+    Share of the step's responses that end with an end token, not at the longest length.
 grad_norm/<objective> | rlhf_grad_norm | 1 | health
     Largest norm of the gradient in the step's updates, before clipping.
 kl/coefficient | rlhf_kl_coefficient | 1 | health
-    Weight of the divergence from the reference, in the rewards or in the loss.
+    Weight of the KL divergence from the reference, in the rewards or in the loss.
 kl/rollout | rlhf_kl_rollout_nats | nats per token | health
-    Divergence of the generator's log-probabilities from the trainer's; about 0 unless sampling is restricted.
+    KL divergence of the generator's distribution from the trainer's; about 0 unless sampling is restricted.
 ratio/first_max_deviation | rlhf_first_ratio_deviation_max | 1 | health
-    Largest distance from 1 of the probability ratio in the first mini-batch; about 0. Measured only where old
+    Largest distance from 1 of the probability ratio in the first mini-batch; should be about 0. Measured only where old
     log-probabilities are recomputed.
 ratio/rollout_max | rlhf_rollout_ratio_max | 1 | health
     Largest ratio of the trainer's to the generator's probability of a token.
 tokens_per_second | rlhf_tokens_per_second | tokens per second | health
-    Prompt and response tokens of the step's batch by its duration, over all ranks.
+    Prompt and response tokens of the step's batch, over all ranks, divided by the step's duration.
 rollout_idle | rlhf_rollout_idle_ratio | ratio | health
     Share of the step's time in which the slots of the rollout pool waited; with rollout.endpoints, in which the
     process that asks the servers waited.
 trainer_idle | rlhf_trainer_idle_ratio | ratio | health
-    Share of the step's time in which the slots of the actor's pool waited, beside a rollout pool.
+    Share of the step's time in which the slots of the actor's pool waited; only with a rollout pool.
 bytes/controller | rlhf_controller_payload_bytes_total | bytes | health
-    Tensor bytes that the controller (de)serialised; 0 by design.
+    Tensor bytes that the controller serialised or deserialised; 0 by design.
 bytes/reshard | rlhf_reshard_bytes_total | bytes | health
     Bytes of weights that the ranks handed to their generators.
 bytes/transfer | rlhf_transfer_bytes_total | bytes | health
-    Bytes of fields that all ranks were given for their calls, from their own process or another.
+    Bytes of batch fields that all ranks got for their calls, from their own process or another.
 corrected_fraction | rlhf_corrected_tokens_ratio | ratio | health
     Share of the response tokens whose rollout correction is truncated or masked.
 episodes/failed | rlhf_episodes_failed_total | episodes | health
@@ -97,48 +97,48 @@ idle_bytes/<model> | rlhf_idle_model_bytes | bytes | health
 judge/questions | rlhf_judge_questions_total | questions | health
     Questions to a judge; a question that has a verdict is not asked again.
 judge/unread | rlhf_judge_unread_total | answers | health
-    Answers of a judge without a verdict.
+    Answers of a judge in which no verdict was found.
 kv_cache_used | rlhf_kv_cache_used_ratio | ratio | health
     Largest share of the generator's KV cache that was in use during the step.
 memory_bytes/<phase> | rlhf_memory_used_bytes | bytes | health
-    Most memory in use at the end of a phase's calls: of a rank's GPU, on CPU of a rank's container.
+    Most memory of a rank's GPU, or on CPU of its container, in use at the end of a phase's calls.
 memory_used | rlhf_memory_used_ratio | ratio | health
-    Largest share of the memory of a rank's GPU, on CPU of its container or machine, at the end of a phase's calls.
+    Largest share of a rank's GPU memory in use at the end of a phase's calls; on CPU, of its container's or
+    machine's memory.
 mfu | rlhf_mfu_ratio | ratio | health
-    FLOPs of the step's models by what its GPUs could do in that time at their peak; measured only on known GPUs.
+    FLOPs of the step's models divided by the peak FLOPs of its GPUs in the step's time; measured only on known GPUs.
 padding/waste | rlhf_padding_tokens_ratio | ratio | health
     Share of padding among the tokens that went through the models.
 queue/batches | rlhf_queue_batches | batches | health
-    Batches that the rollout pool had finished ahead, and that no step had trained on, at the end of the step;
-    always 0: training waits for generation.
+    Batches that the rollout pool had finished ahead and no step had trained on yet, at the end of the step; if
+    always 0, training waits for generation.
 queue/tokens | rlhf_queue_tokens | tokens | health
-    Prompt and response tokens of the rows that the rollout pool's ranks had finished ahead then.
+    Prompt and response tokens of the rows that the rollout pool had finished ahead, at the end of the step.
 reward_part/<part> | rlhf_reward_part_mean | 1 | health
     Mean score of a part of a reward (of a sum, or named by a function) before its weight, over sampled responses.
 reward_part_std/<part> | rlhf_reward_part_std | 1 | health
     Standard deviation of the score of a part of a reward, over sampled responses.
 rollout_interrupted | rlhf_rollout_interrupted_responses_total | responses | health
-    Responses during which new weights arrived (rollout.partial), once for each time.
+    Responses interrupted by new weights (rollout.partial); each interruption counts.
 rollout_replacements | rlhf_rollout_replacements_total | replacements | health
-    How often the processes of a rollout pool were replaced, because one of them was lost; should be 0.
+    Number of times that a rollout pool's processes were replaced, since one of them was lost; should be 0.
 staleness | rlhf_staleness_steps | steps | health
-    Policy versions between the weights that sampled the step's responses and those that learn from them, at most; 0
-    where each step learns from its own.
+    Largest number of policy versions between the weights that sampled a response and those trained on it; 0 where
+    each step learns from its own responses.
 sync_bytes/<kind> | rlhf_weight_sync_bytes_total | bytes | health
-    Bytes of weights that a rollout pool received; full: of all weights, delta: of those that had changed.
+    Bytes of weights that a rollout pool received; full: all weights, delta: only those that had changed.
 sync_seconds/<kind> | rlhf_weight_sync_seconds | seconds | health
-    Time in which a rollout pool received weights, of the slowest rank, without waiting for the actor.
+    Time that the slowest rank of a rollout pool took to receive weights, without waiting for the actor.
 policy_version | rlhf_policy_version | steps | -
-    Steps that trained the weights with which the responses were sampled.
+    Policy version that sampled the step's responses: the number of steps that had trained its weights.
 flops/<phase> | rlhf_model_flops_total | FLOPs | -
     FLOPs of the models without recomputation; generation counts response tokens only.
 busy/<pool> | rlhf_pool_busy_seconds_total | seconds | -
-    Time of all slots of a pool in which they were in a phase of a step, added up.
+    Time in which slots of a pool were in a phase of a step, summed over the slots.
 idle/<pool> | rlhf_pool_idle_seconds_total | seconds | -
-    Time of all slots of a pool in which they waited in a step, for other pools or for data, added up.
+    Time in which slots of a pool waited in a step, for other pools or for data, summed over the slots.
 staleness_rows/<versions> | rlhf_staleness_rows_total | rows | -
-    Rows that were learned from, by the policy versions between the weights that sampled them and those that
-    learned.
+    Rows that were trained on, by the number of policy versions between sampling and training.
 """
 """Metrics of a step in the order of the report: recorded name, name in Prometheus, unit, section; below, the meaning.
 
