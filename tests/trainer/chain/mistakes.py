@@ -79,7 +79,6 @@ class Mistake:
     """Makes in the manifest's folder what the mistake needs."""
     disk: str = ""
     """Size of a disk of its own, mounted at `disk` in the manifest's folder."""
-    slow: bool = False
 
     def matches(self, text: str) -> bool:
         """Whether a text is the sentence."""
@@ -338,7 +337,6 @@ BEFORE_RAY: dict[str, Mistake] = {
 }
 RUNS: dict[str, Mistake] = {
     "a data set that is not there": Mistake(
-        slow=True,
         sets=("data.train.uri=file://no.jsonl",),
         code=DATA,
         sentence="helpful-sft: spec.data.train.uri: file://…/no.jsonl: there is no file or folder …/no.jsonl",
@@ -350,14 +348,12 @@ RUNS: dict[str, Mistake] = {
         sentence="helpful-sft: spec.data.train.promptKey: package://… has no column 'nope'; its columns are …",
     ),
     "an empty data file": Mistake(
-        slow=True,
         prepare=file("rows.jsonl", ""),
         sets=("data.train.uri=file://rows.jsonl",),
         code=DATA,
         sentence="helpful-sft: spec.data.train.uri: …/rows.jsonl is empty",
     ),
     "a critic with another vocabulary": Mistake(
-        slow=True,
         manifest=PPO.replace('critic: {uri: "file://models/reward"}', 'critic: {uri: "file://other"}'),
         prepare=relabelled,
         sets=(),
@@ -366,28 +362,24 @@ RUNS: dict[str, Mistake] = {
         remedy="Start the critic from a model with the actor's tokenizer.",
     ),
     "prompts longer than the model": Mistake(
-        slow=True,
         manifest=PPO,
         sets=("data.maxPromptTokens=600",),
         code=SPEC,
         sentence="ppo: spec.data: maxPromptTokens + maxResponseTokens is 608; the model … reads 512 tokens at most",
     ),
     "a reward model with two labels": Mistake(
-        slow=True,
         manifest=PPO.replace('reward: {uri: "file://models/reward"}', 'reward: {uri: "file://models/labels"}'),
         sets=(),
         code=SPEC,
         sentence="ppo: spec.models.reward: … has 2 labels; say by label which of them is the score, from 0 to 1",
     ),
     "weights that are a pickle": Mistake(
-        slow=True,
         prepare=pickled,
         sets=("models.actor.uri=file://pickled",),
         code=DATA,
         sentence="…pytorch_model.bin: pickled weights are never opened, for they can run code; save as safetensors",
     ),
     "a disk that is too small": Mistake(
-        slow=True,
         disk="10m",
         options=("--output", "{folder}/disk/run"),
         code=ENVIRONMENT,
@@ -395,7 +387,6 @@ RUNS: dict[str, Mistake] = {
         remedy="Free some space, choose another `checkpoint.storage`, or lower `checkpoint.keepLast`.",
     ),
     "no disk space for the metrics": Mistake(
-        slow=True,
         disk="64m",
         manifest=PPO,
         options=("--output", "{folder}/disk/run", FILLS_THE_DISK),
@@ -404,21 +395,18 @@ RUNS: dict[str, Mistake] = {
         sentence="…/disk/run/ppo…: cannot be written: No space left on device",
     ),
     "a Ray that cannot start": Mistake(
-        slow=True,
         environment={"RAY_TMPDIR": "/proc/nowhere"},
         code=ENVIRONMENT,
         sentence="Ray cannot start: …",
         remedy="Set `RAY_TMPDIR` (default `/tmp`) to a folder that can be written.",
     ),
     "a package that is not installed": Mistake(
-        slow=True,
         prepare=file("torch.py", 'raise ModuleNotFoundError("No module named torch", name="torch")\n'),
         environment={"PYTHONPATH": "{folder}"},
         code=ENVIRONMENT,
         sentence="the Python package … is not installed",
     ),
     "no memory for vLLM's cache": Mistake(
-        slow=True,
         manifest=PPO.replace("file://models/language", "file://long"),
         prepare=long_model,
         sets=("data.maxResponseTokens=80000000",),
@@ -427,7 +415,6 @@ RUNS: dict[str, Mistake] = {
         remedy="Shorten the responses; on GPUs raise `spec.rollout.gpuMemoryUtilization`, which the message names.",
     ),
     "a loss that is not finite": Mistake(
-        slow=True,
         sets=(*ENDLESS, "models.actor.optimizer={learningRate: 1e30}", "training.maxSkippedUpdates=2"),
         code=ExitCode.NUMERICS,
         sentence="helpful-sft: spec.models.actor: step 4: the … is nan, and 3 updates in a row failed, more than "
@@ -435,7 +422,6 @@ RUNS: dict[str, Mistake] = {
         remedy="Lower the learning rate or lengthen its warm-up; the metric `skipped_updates` counts single ones.",
     ),
     "an evaluation function that raises": Mistake(
-        slow=True,
         manifest=PPO
         + "  evaluation:\n    data: {uri: package://rlhf_examples/helpful/heldout.jsonl, limit: 4}\n"
         + '    functions: [{name: rule, entrypoint: "os:abort_everything"}]\n',
@@ -444,7 +430,6 @@ RUNS: dict[str, Mistake] = {
         sentence="ppo: spec.evaluation.functions: os:abort_everything cannot be imported: AttributeError: …",
     ),
     "an own step that calls what is not there": Mistake(
-        slow=True,
         manifest=PPO.replace('    critic: {uri: "file://models/reward"}\n', ""),
         prepare=file("own_step.py", OWN.replace("helper.help(", "helper.hlep(")),
         sets=("algorithm={name: Custom, entrypoint: 'own_step:Own', options: {kl: {coefficient: 0}}}",),
@@ -452,7 +437,6 @@ RUNS: dict[str, Mistake] = {
         sentence="ppo: spec.algorithm.entrypoint: helper has no method hlep; did you mean help? (…/own_step.py:17)",
     ),
     "an own step that reads a field that nobody adds": Mistake(
-        slow=True,
         manifest=PPO.replace('    critic: {uri: "file://models/reward"}\n', ""),
         prepare=file("own_read.py", OWN.replace('reads=("scores",)', 'reads=("costs",)')),
         sets=("algorithm={name: Custom, entrypoint: 'own_read:Own', options: {kl: {coefficient: 0}}}",),
@@ -461,7 +445,6 @@ RUNS: dict[str, Mistake] = {
         "(…/own_read.py:17)",
     ),
     "an own worker that raises": Mistake(
-        slow=True,
         manifest=PPO.replace('    critic: {uri: "file://models/reward"}\n', ""),
         prepare=file("own_worker.py", OWN.replace("/ 1", "/ None")),
         sets=("algorithm={name: Custom, entrypoint: 'own_worker:Own', options: {kl: {coefficient: 0}}}",),
@@ -470,7 +453,6 @@ RUNS: dict[str, Mistake] = {
         "(…/own_worker.py:9)",
     ),
     "an own advantage of another shape": Mistake(
-        slow=True,
         manifest=PPO.replace('    critic: {uri: "file://models/reward"}\n', ""),
         prepare=file("own_shape.py", OWN.replace("return returns", "return returns[:1]")),
         sets=("algorithm={name: Custom, entrypoint: 'own_shape:Own', options: {kl: {coefficient: 0}}}",),
@@ -480,7 +462,6 @@ RUNS: dict[str, Mistake] = {
         remedy="Return a number for each response of the step, or for each token of those that are given.",
     ),
     "a reward function that raises": Mistake(
-        slow=True,
         manifest=PPO,
         sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:always_raises'}}",),
         code=ExitCode.USER_CODE,
@@ -489,7 +470,6 @@ RUNS: dict[str, Mistake] = {
         remedy="Try the function on that sample; the message names the line that raised.",
     ),
     "a reward function that never returns": Mistake(
-        slow=True,
         manifest=PPO,
         sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:always_sleeps', timeoutSeconds: 2}}",),
         code=ExitCode.USER_CODE,
@@ -497,7 +477,6 @@ RUNS: dict[str, Mistake] = {
         remedy="Try the function on that sample. If it needs more time, raise `timeoutSeconds`.",
     ),
     "a reward function whose process is killed": Mistake(
-        slow=True,
         manifest=PPO,
         sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:always_is_killed'}}",),
         code=ExitCode.USER_CODE,
@@ -505,7 +484,6 @@ RUNS: dict[str, Mistake] = {
         remedy="Try the function on that sample; signal 9 often means that memory was short.",
     ),
     "a reward function that returns too little": Mistake(
-        slow=True,
         manifest=PPO,
         sets=(f"models.reward={{entrypoint: '{FUNCTIONS}:one_for_all'}}",),
         code=ExitCode.USER_CODE,
@@ -513,7 +491,6 @@ RUNS: dict[str, Mistake] = {
         "no sample does it by itself, the first of the … is row 0 of step 1, …",
     ),
     "an environment that cannot be made": Mistake(
-        slow=True,
         manifest=PPO,
         prepare=file("own_game.py", "class Game:\n    def __init__(self, *, turns): ...\n"),
         sets=("rollout.environment={entrypoint: 'own_game:Game', arguments: {turn: 2}}", "rollout.maxTurns=2"),
@@ -522,7 +499,6 @@ RUNS: dict[str, Mistake] = {
         "unexpected keyword argument 'turn' (…/own_game.py:1)",
     ),
     "a reward service that does not answer": Mistake(
-        slow=True,
         manifest=PPO,
         sets=("models.reward={url: 'http://127.0.0.1:9/score', attempts: 2}",),
         code=ENVIRONMENT,
@@ -531,7 +507,6 @@ RUNS: dict[str, Mistake] = {
         remedy="Start the service, or allow it more `attempts`.",
     ),
     "a judge that does not answer": Mistake(
-        slow=True,
         manifest=PPO,
         sets=("models.reward={judge: {url: 'http://127.0.0.1:9/v1', model: m, prompt: '{response}', attempts: 2}}",),
         code=ENVIRONMENT,
@@ -539,7 +514,6 @@ RUNS: dict[str, Mistake] = {
         "ConnectError (2 attempts); the sample is …",
     ),
     "a token that is not there": Mistake(
-        slow=True,
         manifest=PPO,
         sets=("models.reward={url: 'http://127.0.0.1:9/score', tokenVariable: NO_SUCH_TOKEN}",),
         code=ENVIRONMENT,

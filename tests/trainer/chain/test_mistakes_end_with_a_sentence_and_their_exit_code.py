@@ -61,11 +61,9 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
     subprocess.run(["umount", str(tmp_path / "disk")], check=True)
 
 
-CASES = [pytest.param(name, marks=pytest.mark.slow) if case.slow else name for name, case in RUNS.items()]
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("disk")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", RUNS)
 def test_a_run_tells_and_leaves_nothing_behind(name: str, models: Path, tmp_path: Path) -> None:
     mistake = MISTAKES[name]
     (tmp_path / "models").symlink_to(models)

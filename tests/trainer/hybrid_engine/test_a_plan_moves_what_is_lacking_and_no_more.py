@@ -93,7 +93,7 @@ def test_with_stages_other_stages_ends_are_counted_apart() -> None:
     assert apart[4:] == [norms + 256 * 32 // 2 + 256 * 32 // 4] * 4
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("sizes", [*SIZES[:-1], pytest.param(SIZES[-1], marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("model", [UNTIED, TIED, ODD], ids=["untied", "tied", "odd sizes"])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_rank_receives_its_shard_but_for_what_it_holds(
