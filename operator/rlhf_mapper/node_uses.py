@@ -23,7 +23,7 @@ def node_uses(group: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup
 
 
 def _uses_of_two_zones(one: NodeGroup, other: NodeGroup, load: Workload, most: int) -> Iterator[NodeGroup]:
-    """Yield node groups over two zones, with more nodes than either zone has, in each order worth a try."""
+    """Yield node groups larger than either zone, one for each choice worth a try of the zone of each node."""
     for used in _uses_of_zone(replace(one, count=one.count + other.count, zones=()), load)[:most]:
         counts: list[int] = (sizes_of_pools(used, load) // used.gpus_per_node).tolist()
         for count in (each for each in counts if each > max(one.count, other.count)):

@@ -20,7 +20,7 @@ from rlhf_mapper.strategy import GeneratingStrategies, Strategies
 Parts = dict[Stage, dict[str, float]]
 """Bytes of a GPU by stage and use: weights, gradients, optimizer, activations, generator or kv_cache."""
 OFFLOAD_PHASES: tuple[Phase, ...] = ("reshard", "scoring", "update")
-"""Phase of each stage, in the order of `STAGES`, that includes the moves of offloaded states to the GPU and back."""
+"""Phase to which the seconds of moving offloaded states to the GPU and back are added, for each stage in `STAGES`."""
 
 
 @dataclass(frozen=True)

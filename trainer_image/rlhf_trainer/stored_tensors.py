@@ -214,7 +214,7 @@ class StoredTensor:
 
 
 def bytes_of(values: Tensor) -> memoryview:
-    """Return the bytes of a tensor on the CPU."""
+    """Return the memory of a CPU tensor as bytes; the tensor is copied only if it is not contiguous."""
     return values.contiguous().flatten().view(torch.uint8).numpy().data
 
 

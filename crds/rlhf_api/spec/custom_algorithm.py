@@ -41,7 +41,7 @@ class Custom(Algorithm):
 
     @model_serializer(mode="wrap")
     def _as_in_manifest(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the fields that a manifest has, without the options that a stand-in has from its base class."""
+        """Serialize an own algorithm as its manifest has it; options that its stand-in class inherits are left out."""
         fields: dict[str, Any] = write(self)
         return {name: fields[name] for name in Custom.model_fields if name in fields}
 

@@ -60,7 +60,7 @@ class RolloutPool:
         """Join the actor's ranks and all processes that get the actor's weights in one torch.distributed group."""
 
     def replace(self, error: CommunicationError) -> None:
-        """Replace the processes by new ones, where all calls must be made again; raise the error if this is no help."""
+        """Restart all processes, alive or dead; unfinished calls must be repeated. Raise `error` if it cannot help."""
         raise error
 
 

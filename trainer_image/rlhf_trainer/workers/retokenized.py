@@ -56,7 +56,7 @@ class Retokenized:
         }
 
     def encoded(self, prompts: list[Any], responses: list[str], finished: list[bool]) -> list[Ids]:
-        """Return token ids of each prompt and response; for a model of a RewardModel job none follow the response."""
+        """Encode prompts with responses. For a RewardModel job's model only end-of-text follows a finished response."""
         columns = [Column(field=self._path, values=values) for values in (prompts, responses)]
         encoder = Encoder(columns[0], self._own, chat_template=self._job.spec.data.chat_template)
         if self._is_of_a_job:
