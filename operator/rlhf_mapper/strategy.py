@@ -62,7 +62,7 @@ class Setting:
 
 
 class Way(NamedTuple):
-    """Costs of a model without generation: arrays [ACTIVATION_SHARES, C cuts (p, t), K pool sizes]."""
+    """Costs of a model, excluding its generation: arrays [ACTIVATION_SHARES, C cuts (p, t), K pool sizes]."""
 
     micro_batch: Numbers
     """Number of sequences in a forward pass; 0 if not even one fits."""

@@ -37,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldTransfer:
-    """Field that an edge of the graph carries from one call to another."""
+    """Transfer of one field along an edge of the graph: its names at both ends, and its size in bytes."""
 
     name: str
     """Name under which the consumer reads the field."""

@@ -11,7 +11,7 @@ FUNCTION = "models.reward: a function gets prompts, responses and columns by nam
 
 
 def adapters(draft: Draft, roles: Sequence[str], *, rank: Any, alpha: Any, targets: Any) -> None:
-    """Set LoRA adapters of the roles' models if the LoRA rank is above 0: for all linear layers, or for `targets`."""
+    """Set `models.<role>.lora` of the draft manifest for each role, if rank > 0; targets: layers, or all-linear."""
     names = [targets] if isinstance(targets, str) else list(targets)
     every = names == ["all-linear"]
     for role in roles if rank else ():

@@ -91,7 +91,7 @@ class SeveralSources(Spec):
         return {f"{path}.{self.key}.{place}": source for place, source in enumerate(getattr(self, self.key))}
 
     def map_sources(self, change: "SourceChange") -> Self:
-        """Return a copy in which the function `change` has replaced each data set."""
+        """Return a copy of this list of data sets, with each one replaced by what the function `change` returns."""
         return self.model_copy(update={self.key: tuple(map(change, getattr(self, self.key)))})
 
 

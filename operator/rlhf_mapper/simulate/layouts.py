@@ -42,7 +42,7 @@ class Network:
 
     @property
     def between(self) -> float:
-        """Bandwidth between nodes if all GPUs of a node send; between zones, if all GPUs of the smaller zone send."""
+        """Bytes/s of each GPU if all send to other nodes; with zones, at most their link / GPUs of the smaller zone."""
         reached = min(self.nodes.network * self.efficiency.network / self.nodes.gpus_per_node, self.within)
         if not self.nodes.spans_zones:
             return reached

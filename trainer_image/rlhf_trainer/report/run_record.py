@@ -113,7 +113,7 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class Run:
-    """Content of a run folder."""
+    """Jobs and environment of a run, as `read_run` reads them from its folder."""
 
     name: str
     jobs: list[JobRecord]

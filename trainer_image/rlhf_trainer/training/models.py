@@ -50,9 +50,9 @@ class MissingLayer(nn.Module):
 
 
 class Scorer(nn.Module):
-    """A sequence classification model whose output for one label is read at every token: reward model or critic.
+    """A sequence classification model that scores each token by one of its labels: reward model or critic.
 
-    The output is float32 [rows, T]: the score head after each token, 0 at padding. Later pipeline stages take hidden
+    The output is float32 [rows, T]: the label's value after each token, 0 at padding. Later pipeline stages take hidden
     states [1, N, H] instead of tokens, and stages without the head return them.
     """
 

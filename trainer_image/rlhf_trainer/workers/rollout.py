@@ -269,7 +269,7 @@ class RolloutWorker:
 
     @register(ONE_TO_ALL)
     def found(self) -> list[tuple[str, int]]:
-        """Return the external servers that have to join the actor's group (`Endpoints.found`); empty with an engine."""
+        """Return external servers that join the actor's group (`Endpoints.found`); empty if this rank has an engine."""
         return self._servers.found() if self._servers else []
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
