@@ -135,7 +135,7 @@ def preempted_quota(case: Case) -> Cause | None:
 
 
 def disrupted_pod(case: Case) -> Cause | None:
-    """Find a pod that the cluster has disrupted and that the trainer cannot do without."""
+    """Find the failure cause in a pod that the trainer cannot do without: disruption, lost node or out of memory."""
     survivable = attempt.survivable_pools(case.snapshot)
     return _strongest((pod for pod in attempt.current_pods(case.snapshot) if pod.pool not in survivable), case)
 

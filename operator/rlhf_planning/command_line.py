@@ -1,4 +1,4 @@
-"""Declaration of the commands of `rlhf` and `kubectl rlhf`, and the options that both programs have."""
+"""Class with which the programs `rlhf` and `kubectl rlhf` each declare their commands, and options that both have."""
 
 from __future__ import annotations
 

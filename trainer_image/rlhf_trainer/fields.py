@@ -19,7 +19,7 @@ class Width(Enum):
     TEXT = "[B, T]"
     """One value per token of the longest prompt with its response (T)."""
     BYTES = "[B, C]"
-    """One value per byte of the longest text (C); known only when the texts exist."""
+    """One value per byte of the batch's longest JSON text (C), such as a row's data columns; a plan does not know C."""
 
 
 Widths = Mapping[Width, int]

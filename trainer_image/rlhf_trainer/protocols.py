@@ -45,7 +45,7 @@ class TransferProtocol:
     collect: Callable[[ParallelSizes], list[tuple[int, ...]]]
     """Function (layout) -> tuples of ranks in the order of rows; outputs within a tuple are added up, tuples joined."""
     holders: Callable[[ParallelSizes], frozenset[int]] = lambda _: frozenset()
-    """Function (layout) -> ranks whose own output is final for their rows; other models in the same process read it."""
+    """Function (layout) -> ranks with final output for their rows; models in such a rank's process read this output."""
     by_rank: bool = False
     """Whether the caller gives a batch for each rank; False: `distribute` gives each rank its rows of one batch."""
 

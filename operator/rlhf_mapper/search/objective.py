@@ -35,9 +35,9 @@ class Objective:
         return replace(self, prices=tuple(self.prices[host] for host in hosts)) if self.prices else self
 
     def step(self, stages: Floats) -> Floats:
-        """Return the seconds of steps, [...], from those of their stages, [..., 3], always added in the same order."""
+        """Return seconds of steps [...] by stages [..., 3]: the sum, or max(generation, the rest) if `works_ahead`."""
         generation, preparation, training = np.moveaxis(stages, -1, 0)
-        seconds: Floats = generation + preparation + training
+        seconds: Floats = generation + preparation + training  # one order, so equal stages give equal sums
         if self.works_ahead:
             seconds = np.maximum(generation, preparation + training)
         return seconds

@@ -205,7 +205,7 @@ class RowStream:
             self._send_group()
 
     def close(self, width: int) -> None:
-        """Send the remaining groups after all rows have ended; width: padded width of the batch's texts, in tokens."""
+        """Send the remaining groups after all rows have ended; they report `width`, the batch's width in tokens."""
         while self._outlet and self._sizes:
             self._send_group(width)
 
