@@ -141,7 +141,7 @@ def disrupted_pod(case: Case) -> Cause | None:
 
 
 def disrupted_lost_pod(case: Case) -> Cause | None:
-    """Find a disrupted pod that is already deleted."""
+    """Find the failure of a disrupted pod that is already deleted."""
     return _strongest(case.snapshot.lost_pods, case)
 
 
