@@ -90,7 +90,7 @@ async def look(client: Client, job: ObservedJob) -> Snapshot:
     nodes = await client.list(NODES, None)
     return Snapshot(
         job=job,
-        rayjobs=tuple(parse.rayjob(each, job.uid) for each in rayjobs.items),
+        rayjobs=tuple(parse.parse_rayjob(each, job.uid) for each in rayjobs.items),
         pods=tuple(parse.pod(each) for each in pods.items),
         claims={each.name: each for each in (claim(document, job.uid) for document in claims.items)},
         nodes=tuple(parse.node(each) for each in nodes.items),

@@ -99,7 +99,7 @@ def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
             "ownerReferences": [identity.owner(job)],
         },
         "spec": {
-            **identity.of_pod(parse_job(job).spec.runtime),
+            **identity.pod_security(parse_job(job).spec.runtime),
             "restartPolicy": "Never",
             "activeDeadlineSeconds": MAX_POD_SECONDS,
             "containers": [
@@ -111,7 +111,7 @@ def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
                         "requests": {"cpu": "50m", "memory": "32Mi"},
                         "limits": {"cpu": "1", "memory": "256Mi"},
                     },
-                    "securityContext": identity.of_container(),
+                    "securityContext": identity.container_security(),
                     "volumeMounts": [{"name": "claim", "mountPath": CLAIM, "readOnly": True}],
                 }
             ],

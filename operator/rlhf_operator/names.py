@@ -75,7 +75,7 @@ def gpu_product(labels: Mapping[str, str], resource: str) -> str:
     return product if is_named or not product else f"{product}-MIG-{profile}"
 
 
-def rayjob(job: str, attempt: int) -> str:
+def rayjob_name(job: str, attempt: int) -> str:
     """Return the name of an attempt's RayJob."""
     return f"{job}-a{attempt}"
 
@@ -90,6 +90,6 @@ def by_content(job: str, content: str) -> str:
     return f"{job}-{sha256(content.encode()).hexdigest()[:10]}"
 
 
-def output_claim(job: str) -> str:
+def output_claim_name(job: str) -> str:
     """Return the name of the claim that is made for a job without checkpoint.storage of its own."""
     return f"{job}-output"

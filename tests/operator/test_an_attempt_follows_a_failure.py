@@ -220,7 +220,7 @@ def test_pauses_double_up_to_five_minutes_and_differ_by_job() -> None:
         now = replace_attempt(world, failures)
         world.status = world.status.model_copy(update={"attempts": (*ended, now), "attempt": failures})
         rayjob = world.rayjobs.pop("job-a1")
-        name = names.rayjob("job", failures)
+        name = names.rayjob_name("job", failures)
         world.rayjobs[name] = replace(rayjob, name=name, attempt=failures)
         for pod in list(world.pods):
             world.change(pod, attempt=failures)

@@ -208,7 +208,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def a_stranger_takes_the_next_name(self) -> None:
-        name = names.rayjob("job", (self.world.status.attempt or 0) + 1)
+        name = names.rayjob_name("job", (self.world.status.attempt or 0) + 1)
         if name in self.world.rayjobs:
             del self.world.rayjobs[name]
         else:

@@ -187,7 +187,7 @@ def test_the_pod_that_hands_out_files_mounts_the_jobs_claim() -> None:
     (text,) = re.findall(r"```yaml\n(apiVersion:.*?)```", STORAGE, re.DOTALL)
     pod = yaml.safe_load(text)
     (volume,) = pod["spec"]["volumes"]
-    assert volume["persistentVolumeClaim"]["claimName"] == names.output_claim("JOB")
+    assert volume["persistentVolumeClaim"]["claimName"] == names.output_claim_name("JOB")
     assert pod["spec"]["securityContext"]["runAsUser"] == identity.USER
     (mount,) = pod["spec"]["containers"][0]["volumeMounts"]
     assert (mount["name"], mount["mountPath"]) == (volume["name"], "/claim")

@@ -52,7 +52,7 @@ objects = st.dictionaries(st.sampled_from(KEYS), anything, max_size=6)
 @given(objects)
 def test_no_object_is_too_strange_to_be_read(document: dict[str, Any]) -> None:
     parse.job(document)
-    parse.rayjob(document, "uid")
+    parse.parse_rayjob(document, "uid")
     parse.pod(document)
     parse.pod(parse.slim_pod(document))
     parse.node(document)
@@ -126,11 +126,11 @@ def test_the_last_words_of_a_reader_are_kept_and_no_others(role: str, kept: str)
 def test_only_the_controlling_owner_owns_a_rayjob() -> None:
     owners = [{"kind": "RLHFJob", "name": "a", "uid": "u"}]
     document = {"metadata": {"name": "a-a1", "labels": {names.ATTEMPT: "1"}, "ownerReferences": owners}}
-    assert not parse.rayjob(document, "u").owned
+    assert not parse.parse_rayjob(document, "u").owned
     document["metadata"]["ownerReferences"] = [{**owners[0], "controller": True}]
-    assert parse.rayjob(document, "u").owned
-    assert not parse.rayjob(document, "other").owned
-    assert not parse.rayjob({}, "").owned
+    assert parse.parse_rayjob(document, "u").owned
+    assert not parse.parse_rayjob(document, "other").owned
+    assert not parse.parse_rayjob({}, "").owned
 
 
 @pytest.mark.parametrize(

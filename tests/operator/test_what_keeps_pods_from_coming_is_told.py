@@ -211,7 +211,7 @@ def test_a_refusal_is_read_from_the_rayjobs_status() -> None:
 
     def read(**changes: str) -> ObservedRayJob:
         cluster["conditions"] = [{**failure, **changes}]
-        return parse.rayjob({"status": {"rayClusterStatus": cluster}}, "")
+        return parse.parse_rayjob({"status": {"rayClusterStatus": cluster}}, "")
 
     assert read().refused == LIMIT
     assert read(status="False").refused == ""

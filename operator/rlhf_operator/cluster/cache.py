@@ -144,7 +144,7 @@ def _identity(document: Document) -> tuple[Key, str, int]:
 
 
 def _inputs_and_claims(job: Document) -> frozenset[str]:
-    spec, own = raw.mapping(job, "spec"), names.output_claim(raw.text(job, "metadata", "name"))
+    spec, own = raw.mapping(job, "spec"), names.output_claim_name(raw.text(job, "metadata", "name"))
     inputs = (f"input:{each}" for each in inputs_of(spec))
     return frozenset((*inputs, *(f"claim:{each}" for each in (own, *claims_named(spec)))))
 
@@ -156,7 +156,9 @@ def _job_names(document: Document) -> frozenset[str]:
 def _job_of_claim(document: Document) -> str:
     claim = raw.text(document, "metadata", "name")
     jobs = (each for each in raw.entries(document, "metadata", "ownerReferences") if each.get("kind") == KIND)
-    return next((raw.text(each, "uid") for each in jobs if names.output_claim(raw.text(each, "name")) == claim), "")
+    return next(
+        (raw.text(each, "uid") for each in jobs if names.output_claim_name(raw.text(each, "name")) == claim), ""
+    )
 
 
 def _rayjob_of_quota(document: Document) -> frozenset[str]:
@@ -171,7 +173,9 @@ class Cache:
         self.jobs = Table(
             parse.job, owner=lambda document: raw.text(document, "metadata", "uid"), index_names=_inputs_and_claims
         )
-        self.rayjobs = Table(parse.rayjob, owner=lambda document: parse.owner(document)[2], index_names=_job_names)
+        self.rayjobs = Table(
+            parse.parse_rayjob, owner=lambda document: parse.owner(document)[2], index_names=_job_names
+        )
         self.pods = Pods()
         self.nodes = Table(parse.node)
         self.claims = Table(parse.claim, owner=_job_of_claim)

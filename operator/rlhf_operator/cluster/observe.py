@@ -122,14 +122,14 @@ class Observer:
     async def _foreign_rayjobs(self, job: ObservedJob) -> tuple[ObservedRayJob, ...]:
         """Return the RayJobs that have the name of the job's current or next attempt but lack the job's label."""
         attempt = job.status.attempt or 0
-        expected = {names.rayjob(job.name, number) for number in (attempt, attempt + 1) if number}
+        expected = {names.rayjob_name(job.name, number) for number in (attempt, attempt + 1) if number}
         unseen = sorted(expected - {key[1] for key, _ in self._cache.rayjobs.find(job.namespace, job.name)})
         found = await asyncio.gather(*(self._client.get(RAYJOBS, job.namespace, name) for name in unseen))
-        return tuple(parse.rayjob(each, job.uid) for each in found if each is not None)
+        return tuple(parse.parse_rayjob(each, job.uid) for each in found if each is not None)
 
     async def _read_last_heartbeat(self, job: ObservedJob) -> None:
         """Read the trainer's last status once Ray reports the end of the attempt, before anything is decided."""
-        rayjob = self._cache.rayjobs.get((job.namespace, names.rayjob(job.name, job.status.attempt or 0)))
+        rayjob = self._cache.rayjobs.get((job.namespace, names.rayjob_name(job.name, job.status.attempt or 0)))
         ended = ("SUCCEEDED", "FAILED", "STOPPED")
         over = rayjob is not None and rayjob.owner == job.uid and rayjob.value.job_status in ended
         known = self._heartbeats.last(job.uid, job.status.attempt)
@@ -162,7 +162,7 @@ class Observer:
         inputs = {each.name: each for each in view.inputs(self._cache, job)}
         pods = tuple(view.pods_of(self._cache, job))
         rayjobs = self._cache.rayjobs.find(job.namespace, job.name)
-        quotas = self._cache.quotas.find(job.namespace, names.rayjob(job.name, job.status.attempt or 0))
+        quotas = self._cache.quotas.find(job.namespace, names.rayjob_name(job.name, job.status.attempt or 0))
         taken, by_jobs = view.held_by_others(self._cache, job)
         return Snapshot(
             job=job,
@@ -201,7 +201,7 @@ class Observer:
 
     def _claims(self, job: ObservedJob, inputs: dict[str, ObservedInput]) -> Iterator[tuple[str, ObservedClaim]]:
         read = claims_named({"outputs": [each.output_uri for each in inputs.values()]})
-        for name in sorted({names.output_claim(job.name)} | claims_named(job.spec) | read):
+        for name in sorted({names.output_claim_name(job.name)} | claims_named(job.spec) | read):
             if entry := self._cache.claims.get((job.namespace, name)):
                 yield name, replace(entry.value, owned=entry.owner == job.uid)
 

@@ -105,7 +105,7 @@ def _attempt(document: Document) -> int:
     return int(label) if label.isascii() and label.isdigit() and len(label) <= MAX_ATTEMPT_DIGITS else 0
 
 
-def rayjob(document: Document, job_uid: str = "") -> ObservedRayJob:
+def parse_rayjob(document: Document, job_uid: str = "") -> ObservedRayJob:
     """Parse a RayJob; `owned` tells whether the job with `job_uid` controls it."""
     return ObservedRayJob(
         name=raw.text(document, "metadata", "name"),

@@ -52,7 +52,7 @@ def keep_claim(ctx: ReconcileContext) -> None:
 
     The job is not deleted before this is done. A claim that an earlier job of the same name left is kept.
     """
-    claim = ctx.snapshot.claims.get(names.output_claim(ctx.snapshot.job.name))
+    claim = ctx.snapshot.claims.get(names.output_claim_name(ctx.snapshot.job.name))
     if ctx.job is None or claim is None or not (storage.has_own_claim(ctx.job) and claim.made_for(ctx.snapshot.job)):
         return
     is_own = claim.maker == ctx.snapshot.job.uid

@@ -280,4 +280,4 @@ def _number(rayjob: ObservedRayJob, job: str) -> int:
     """Return the attempt number in the name of a job's RayJob; 0 for any other name."""
     number = rayjob.name.removeprefix(f"{job}-a")
     is_plain = number.isascii() and number.isdigit() and len(number) <= 9
-    return int(number) if is_plain and rayjob.name == names.rayjob(job, int(number)) else 0
+    return int(number) if is_plain and rayjob.name == names.rayjob_name(job, int(number)) else 0

@@ -75,7 +75,7 @@ def _obstacle(ctx: ReconcileContext) -> tuple[str, str] | None:
     if missing := named - claims.keys():
         name = min(missing)
         return "ClaimMissing", f"the spec names PersistentVolumeClaim {name}, which does not exist; create it"
-    own = names.output_claim(ctx.job.name)
+    own = names.output_claim_name(ctx.job.name)
     made = claims.get(own)
     if own not in named and made is not None and not made.made_for(ctx.snapshot.job):
         what_to_do = "delete it or name the job otherwise"

@@ -99,7 +99,7 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
     """Name the next attempt in the status and create its RayJob; it is the named attempt if that was never created."""
     named = ctx.record if ctx.outcome == "Running" else None
     number = named.attempt if named else (ctx.status.attempt or 0) + 1
-    if inputs.conflict(ctx, names.rayjob(job.name, number)):
+    if inputs.conflict(ctx, names.rayjob_name(job.name, number)):
         ctx.set_status(reserved=())
         return
     ctx.require_live(f"attempt {number} begins")
@@ -117,7 +117,7 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
         queue=queue,
     )
     _set_quota(ctx, number, queue, was_withdrawn=was_withdrawn)
-    ctx.set_condition("ClusterReady", "False", "Starting", f"RayJob {names.rayjob(job.name, number)} is made.")
+    ctx.set_condition("ClusterReady", "False", "Starting", f"RayJob {names.rayjob_name(job.name, number)} is made.")
     ctx.set_condition("Training", "False", "NotStarted", f"Attempt {number} has not begun to train.")
     if (refused := ctx.snapshot.refused) is not None:
         ctx.set_condition("Accepted", "False", refused.reason, refused.message)

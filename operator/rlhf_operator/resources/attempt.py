@@ -55,7 +55,7 @@ def rayjob(pods: Pods) -> Manifest:
 
     KubeRay makes the RayJob's cluster, submits the entrypoint over HTTP, and takes the cluster down.
     """
-    name = names.rayjob(pods.job.name, pods.attempt)
+    name = names.rayjob_name(pods.job.name, pods.attempt)
     metadata, policy = identity.metadata(pods.snapshot.job, name, attempt=pods.attempt), pods.job.spec.run_policy
     run = ("rlhf", "run", f"{names.JOB_FOLDER}/{job_file.KEY}", "--output", names.OUTPUT_FOLDER)
     return {
@@ -95,7 +95,7 @@ def _head_group(pods: Pods) -> dict[str, Any]:
     ray = {
         **pods.container(names.HEAD_CONTAINER, resources, {}),
         "ports": _named(PORTS),
-        "securityContext": identity.of_container(),
+        "securityContext": identity.container_security(),
     }
     pod = {"containers": [ray, _driver_log(pods)], "volumes": pods.volumes(shared)}
     return {
@@ -114,7 +114,7 @@ def _head_group(pods: Pods) -> dict[str, Any]:
 def _driver_log(pods: Pods) -> dict[str, Any]:
     """Return the container that prints the controller's log, keeps it on the claim, and serves the status."""
     folder = f"{names.OUTPUT_FOLDER}/{pods.job.name}"
-    output = [each for each in storage.of_container(pods.mounts) if each["mountPath"] == names.OUTPUT_FOLDER]
+    output = [each for each in storage.volume_mounts(pods.mounts) if each["mountPath"] == names.OUTPUT_FOLDER]
     return {
         "name": names.LOG_CONTAINER,
         **image_of(pods.job, pods.settings),
@@ -122,7 +122,7 @@ def _driver_log(pods: Pods) -> dict[str, Any]:
         "env": pods.environment({}),
         "ports": _named(LOG_PORTS),
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}},
-        "securityContext": identity.of_container(),
+        "securityContext": identity.container_security(),
         "volumeMounts": [{"name": "scratch", "mountPath": SCRATCH, "readOnly": True}, *output],
     }
 

@@ -39,7 +39,7 @@ def queue(job: ObservedJob) -> dict[str, str]:
     return {label: value for label, value in job.labels.items() if label in (names.QUEUE, names.QUEUE_PRIORITY)}
 
 
-def of_pod(runtime: Runtime) -> dict[str, Any]:
+def pod_security(runtime: Runtime) -> dict[str, Any]:
     """Return pod fields for the restricted profile of Kubernetes, without a service account token."""
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
@@ -60,6 +60,6 @@ def of_pod(runtime: Runtime) -> dict[str, Any]:
     return pod
 
 
-def of_container() -> dict[str, Any]:
+def container_security() -> dict[str, Any]:
     """Return the security context of a container without capabilities."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

@@ -65,7 +65,7 @@ class Pods:
             "spec": {
                 "restartPolicy": "Never",
                 "terminationGracePeriodSeconds": self.settings.grace_period_seconds,
-                **identity.of_pod(self.settings.runtime_of(self.job.spec.runtime)),
+                **identity.pod_security(self.settings.runtime_of(self.job.spec.runtime)),
                 **pod,
             },
         }
@@ -91,7 +91,7 @@ class Pods:
                 {"name": "shared-memory", "mountPath": SHARED_MEMORY},
                 {"name": "job", "mountPath": names.JOB_FOLDER, "readOnly": True},
                 *installed_mounts(self.settings),
-                *storage.of_container(self.mounts),
+                *storage.volume_mounts(self.mounts),
             ],
         }
 
@@ -102,7 +102,7 @@ class Pods:
             {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
             {"name": "job", "configMap": {"name": self.config_map}},
             *installed_volumes(self.settings),
-            *storage.of_pod(self.mounts),
+            *storage.volumes(self.mounts),
         ]
 
     def environment(self, ours: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -45,21 +45,21 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequ
         "command": ["python", "-m", "rlhf_trainer.pods.read_shapes", _argument(snapshot, request), MESSAGE],
         "env": environment(job, settings, {}),
         "resources": RESOURCES,
-        "securityContext": identity.of_container(),
+        "securityContext": identity.container_security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             # A variable of the user's may put the hub's cache into the run folder, which is not there yet.
             *({"name": "scratch", "mountPath": folder} for folder in (SCRATCH, names.OUTPUT_FOLDER)),
             *installed_mounts(settings),
-            *storage.of_container(mounts),
+            *storage.volume_mounts(mounts),
         ],
     }
     pod = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": job.spec.run_policy.startup_deadline_seconds,
-        **identity.of_pod(settings.runtime_of(job.spec.runtime)),
+        **identity.pod_security(settings.runtime_of(job.spec.runtime)),
         "containers": [container],
-        "volumes": [{"name": "scratch", "emptyDir": {}}, *installed_volumes(settings), *storage.of_pod(mounts)],
+        "volumes": [{"name": "scratch", "emptyDir": {}}, *installed_volumes(settings), *storage.volumes(mounts)],
     }
     # It goes where the head may, and is what policies of the cluster want of that.
     over = settings.template_of(job.spec.runtime, names.CONTROLLER)

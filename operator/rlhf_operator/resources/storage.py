@@ -55,7 +55,7 @@ def run_folder(job: Job) -> Place:
     storage = job.spec.checkpoint.storage
     if storage and storage.startswith(PVC):
         return Place.of(Place.of(storage).below(job.name))
-    return Place(claim=names.output_claim(job.name), path="")
+    return Place(claim=names.output_claim_name(job.name), path="")
 
 
 def output_uri(job: Job) -> str:
@@ -85,13 +85,13 @@ def mounts(job: Job, inputs: Mapping[str, ObservedInput]) -> tuple[Mount, ...]:
     )
 
 
-def of_pod(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
+def volumes(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
     """Volumes of a pod, one for each claim."""
     named = _volumes(mounted).items()
     return [{"name": volume, "persistentVolumeClaim": {"claimName": claim}} for claim, volume in named]
 
 
-def of_container(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
+def volume_mounts(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:
     """Volume mounts of a container, one for each mount of a claim."""
     return [
         {
@@ -137,7 +137,7 @@ def output_claim(seen: ObservedJob, job: Job, settings: Settings, *, at_least: s
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {
-            **identity.metadata(seen, names.output_claim(job.name)),
+            **identity.metadata(seen, names.output_claim_name(job.name)),
             "ownerReferences": [identity.owner(seen)] if goes_with(job, has_succeeded=False) else [],
         },
         "spec": spec,

@@ -75,7 +75,7 @@ def _group(pods: Pods, part: _Part, name: str) -> dict[str, Any]:
     ray = {
         **pods.container(names.WORKER_CONTAINER, resources, variables),
         "ports": [{"name": "metrics", "containerPort": names.RAY_METRICS_PORT}],
-        "securityContext": identity.of_container(),
+        "securityContext": identity.container_security(),
     }
     taint = {"key": pods.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
     pod = {
