@@ -42,7 +42,7 @@ Image = Annotated[
 ]
 FILES, NO_FILES = ":0", ":4"
 """Directive to kubectl after the completions: FILES lets the shell add file names, NO_FILES does not."""
-ENDED = ("Succeeded", "Failed")
+ENDED_PHASES = ("Succeeded", "Failed")
 
 
 def exit_code_of(work: Callable[[], None], _debug: bool) -> int:
@@ -134,7 +134,7 @@ def resume(job: JobName, namespace: Namespace = None, context: Context = None) -
 
 def _set_suspend(kubectl: Kubectl, name: str, *, suspended: bool) -> None:
     job = find_job(kubectl, name)
-    if job.status.phase in ENDED:
+    if job.status.phase in ENDED_PHASES:
         raise KubectlError(f"{name} has ended, it is {job.status.phase}", ExitCode.SPEC)
     if bool(job.spec.get("suspend")) == suspended:
         typer.echo(f"{name} is {'suspended' if suspended else 'not suspended'} already; nothing was changed")
@@ -154,7 +154,7 @@ def save_now(job: JobName, namespace: Namespace = None, context: Context = None)
     kubectl = Kubectl(context, namespace)
     found = find_job(kubectl, job)
     head = head_of(found, pods_of(kubectl, found))
-    if head is None or head.phase != "Running" or found.status.phase in ENDED:
+    if head is None or head.phase != "Running" or found.status.phase in ENDED_PHASES:
         message = f"{job} has no head pod that runs, it is {found.status.phase}; kubectl rlhf why {job}"
         raise KubectlError(message, ExitCode.SPEC)
     words = (head.name, f"--container={names.HEAD_CONTAINER}", "--", "rlhf", "save-now", names.OUTPUT_FOLDER)

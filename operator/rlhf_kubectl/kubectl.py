@@ -16,9 +16,9 @@ from rlhf_api.problems import one_line
 from rlhf_operator.snapshot import Document
 
 TIMEOUT: Final = "--request-timeout=10s"
-REFUSED: Final = re.compile(r"^(?:Error from server|error from server) \((?P<reason>\w+)\): ")
+SERVER_ERROR: Final = re.compile(r"^(?:Error from server|error from server) \((?P<reason>\w+)\): ")
 """Pattern of the prefix that kubectl puts before an error of the API server."""
-ENDED: Final = re.compile(r"command terminated with exit code")
+COMMAND_ENDED: Final = re.compile(r"command terminated with exit code")
 """Pattern of the line that kubectl adds to stderr after a program that it ran in a pod has failed."""
 MAX_MESSAGE: Final = 1000
 
@@ -113,10 +113,12 @@ def require_success(code: int, stderr: bytes) -> None:
     """Raise KubectlError, with a message from stderr, if kubectl's exit code is not 0."""
     if not code:
         return
-    errors = [line for line in stderr.decode(errors="replace").splitlines() if line.strip() and not ENDED.match(line)]
+    errors = [
+        line for line in stderr.decode(errors="replace").splitlines() if line.strip() and not COMMAND_ENDED.match(line)
+    ]
     lines: Sequence[str] = errors or [f"it ended with {code}"]
     for line in lines:
-        if refused := REFUSED.match(line):
+        if refused := SERVER_ERROR.match(line):
             words = f"the cluster refuses: {line[refused.end() :]}"
             raise KubectlError(one_line(words, MAX_MESSAGE), reason=refused["reason"])
     raise KubectlError(f"kubectl: {_words(lines[-1].removeprefix('error: ').encode())}")

@@ -8,14 +8,14 @@ from typing import Final
 from rlhf_api.spec.run_policy import Reason
 
 WAIT: Final = "Nothing is to be done but wait."
-REFUSED: Final = "Do away with what the API server says; it is tried again."
+REFUSED_REMEDY: Final = "Do away with what the API server says; it is tried again."
 CONDITIONS: Final[Mapping[tuple[str, str], str]] = {
     ("Accepted", "InvalidSpec"): "Correct the field that it names; one that cannot be changed needs a new job.",
     ("Accepted", "KubeRayMissing"): "Install KubeRay 1.6 or later; the operator notices within a minute.",
     ("Accepted", "ClaimMissing"): "Create the claim; the operator makes none that a spec names.",
     ("Accepted", "ClaimTooSmall"): "Expand the claim, name a larger one, or lower spec.checkpoint.keepLast.",
     ("Accepted", "NameConflict"): "Delete the object of that name, or name the job otherwise.",
-    ("Accepted", "CreateRefused"): REFUSED,
+    ("Accepted", "CreateRefused"): REFUSED_REMEDY,
     ("InputsReady", "InputMissing"): "Create the job that it reads; the order does not matter.",
     ("InputsReady", "InputNotReady"): "Wait for the job that it reads: ask why of that one.",
     ("InputsReady", "ClaimMissing"): "Create the job that it reads again: its output is gone.",
@@ -23,7 +23,7 @@ CONDITIONS: Final[Mapping[tuple[str, str], str]] = {
     ("Mapped", "SmallerMicroBatches"): "Nothing is to be done; for later jobs lower spec.training.microBatchTokens.",
     ("Mapped", "ShapesUnknown"): "Put that right, write spec.models.<role>.shape, or place by hand (spec.placement).",
     ("Mapped", "ReadingShapes"): "Wait some seconds, and for the image where the node does not have it yet.",
-    ("Mapped", "PodsRefused"): REFUSED,
+    ("Mapped", "PodsRefused"): REFUSED_REMEDY,
     ("Mapped", "QuotaExceeded"): "Wait until others give back what they hold, or raise the quota.",
     ("Mapped", "NoFeasiblePlacement"): "Do what it names, wait for nodes, or take a smaller model or batch.",
     ("Mapped", "InvalidPlacement"): "Correct the field that it names.",

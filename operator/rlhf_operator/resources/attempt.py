@@ -29,7 +29,7 @@ PORTS = {"gcs-server": 6379, "dashboard": names.DASHBOARD_PORT, "metrics": names
 """Named ports of the head pod's Ray container, from which KubeRay makes the head's Service."""
 LOG_PORTS = {"status": names.STATUS_PORT, "rlhf-metrics": names.METRICS_PORT}
 """Named ports of the log container, with the trainer's status and metrics; no Service is made of them."""
-SHARED_MEMORY = "4Gi"
+HEAD_SHARED_MEMORY = "4Gi"
 """Size of /dev/shm in the head pod; the controller holds references to data, never the bytes."""
 
 
@@ -91,7 +91,7 @@ def _head_group(pods: Pods) -> dict[str, Any]:
     """Return the head group of the Ray cluster; only the controller runs in it, and Ray gets no CPUs of it."""
     size, default = pods.job.spec.runtime.controller, pods.settings.controller
     resources = {"cpu": size.cpu or default.cpu, "memory": size.memory or default.memory}
-    shared = shared_memory(SHARED_MEMORY, resources["memory"], share=Fraction(1, 4))
+    shared = shared_memory(HEAD_SHARED_MEMORY, resources["memory"], share=Fraction(1, 4))
     ray = {
         **pods.container(names.HEAD_CONTAINER, resources, {}),
         "ports": _named(PORTS),
