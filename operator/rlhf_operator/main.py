@@ -33,7 +33,7 @@ from rlhf_operator.cluster.observe import Observer
 from rlhf_operator.metrics import OperatorMetrics
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.reconciler import Reconciler
-from rlhf_operator.server import METRICS_PORT, PROBES_PORT, Ports, Server, Tls
+from rlhf_operator.server import OPERATOR_METRICS_PORT, PROBES_PORT, Ports, Server, Tls
 from rlhf_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--config", type=Path, required=True, help="file with the settings (YAML)")
     add("--kubeconfig", type=Path, help="kubeconfig of the cluster; default: the pod's own access")
-    add("--port", type=int, default=METRICS_PORT, help="port of /metrics (default %(default)s)")
+    add("--port", type=int, default=OPERATOR_METRICS_PORT, help="port of /metrics (default %(default)s)")
     add("--probes-port", type=int, default=PROBES_PORT, help="port of /healthz and /readyz (default %(default)s)")
     add("--tls", type=Path, metavar="FOLDER", help="serve /metrics over TLS with tls.crt and tls.key of this folder")
     ours = "serve /metrics only to clients with a certificate by an authority in the folder's ca.crt"

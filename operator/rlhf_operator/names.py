@@ -34,7 +34,7 @@ CLAIMS_FOLDER: Final = "/rlhf/claims"  # the claims of pvc:// URIs, by the claim
 
 # Ports of the head pod; RAY_METRICS_PORT is a port of each pod.
 STATUS_PORT: Final = 8490  # the trainer's /status.json
-METRICS_PORT: Final = 8491  # the trainer's /metrics
+TRAINER_METRICS_PORT: Final = 8491  # the trainer's /metrics
 DASHBOARD_PORT: Final = 8265  # Ray's dashboard, where KubeRay submits the job and reads its state
 RAY_METRICS_PORT: Final = 8080
 

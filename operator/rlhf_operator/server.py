@@ -18,7 +18,7 @@ from rlhf_api.problems import Problem, SpecError
 
 logger = logging.getLogger(__name__)
 
-METRICS_PORT: Final = 9090
+OPERATOR_METRICS_PORT: Final = 9090
 PROBES_PORT: Final = 8081
 RENEW_SECONDS: Final = 60.0  # between two readings of the certificate, which is renewed in place
 
@@ -49,7 +49,7 @@ class Tls:
 class Ports:
     """Ports on which the operator listens, on all addresses."""
 
-    metrics: int = METRICS_PORT
+    metrics: int = OPERATOR_METRICS_PORT
     probes: int = PROBES_PORT
     tls: Tls | None = None
 

@@ -201,7 +201,7 @@ def test_selectors_find_the_operators_pod_and_those_of_jobs(helm: Helm) -> None:
     jobs = the(manifests, "PodMonitor", f"{RELEASE}-jobs")["spec"]
     assert jobs["selector"]["matchLabels"] == {names.ROLE: names.CONTROLLER}
     assert jobs["podTargetLabels"] == [names.JOB_NAME, names.ATTEMPT]
-    assert attempt.LOG_PORTS[jobs["podMetricsEndpoints"][0]["port"]] == names.METRICS_PORT
+    assert attempt.LOG_PORTS[jobs["podMetricsEndpoints"][0]["port"]] == names.TRAINER_METRICS_PORT
 
 
 def test_the_policy_lets_metrics_in_and_questions_out(helm: Helm) -> None:

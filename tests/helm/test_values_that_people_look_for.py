@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlhf_operator.server import METRICS_PORT, PROBES_PORT
+from rlhf_operator.server import OPERATOR_METRICS_PORT, PROBES_PORT
 from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Helm, Manifest, Values, the
 
 SERVER = f"{RELEASE}-metrics.{NAMESPACE}.svc"
@@ -66,7 +66,7 @@ def test_tls_of_metrics_is_a_secret_in_the_pod_and_a_flag(helm: Helm) -> None:
 def test_probes_and_service_use_the_operators_ports(helm: Helm, values: Values) -> None:
     (operator,) = pod(helm, values)["containers"]
     assert {each["name"]: each["containerPort"] for each in operator["ports"]} == {
-        "metrics": METRICS_PORT,
+        "metrics": OPERATOR_METRICS_PORT,
         "probes": PROBES_PORT,
     }
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -74,7 +74,10 @@ def test_probes_and_service_use_the_operators_ports(helm: Helm, values: Values) 
         assert asked["port"] == "probes"
         assert asked.get("scheme", "HTTP") == "HTTP"
     ports = the(helm.template(values), "Service")["spec"]["ports"]
-    assert {each["targetPort"]: each["port"] for each in ports} == {"metrics": METRICS_PORT, "probes": PROBES_PORT}
+    assert {each["targetPort"]: each["port"] for each in ports} == {
+        "metrics": OPERATOR_METRICS_PORT,
+        "probes": PROBES_PORT,
+    }
 
 
 def endpoints(manifests: list[Manifest]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -40,7 +40,7 @@ def test_pods_of_a_job_admit_each_other_and_few_others() -> None:
         (): [{"podSelector": OWN}],
         (8265,): [KUBERAY],
         (names.STATUS_PORT,): [OPERATOR],
-        (names.METRICS_PORT, 8080): [PROMETHEUS],
+        (names.TRAINER_METRICS_PORT, 8080): [PROMETHEUS],
     }
 
 
@@ -75,4 +75,4 @@ def test_the_service_of_the_head_has_only_ports_that_ray_needs() -> None:
     """KubeRay makes it of the ports of the first container."""
     ray, log = pod_of(head(made(example_jobs()[PPO], nodes(1))["RayJob"]))["containers"]
     assert {port["containerPort"] for port in ray["ports"]} == {6379, 8265, 8080}
-    assert {port["containerPort"] for port in log["ports"]} == {names.STATUS_PORT, names.METRICS_PORT}
+    assert {port["containerPort"] for port in log["ports"]} == {names.STATUS_PORT, names.TRAINER_METRICS_PORT}

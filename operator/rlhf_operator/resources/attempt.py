@@ -27,7 +27,7 @@ PODS_FIRST = "foregroundDeletion"
 """Finalizer with which Kubernetes ends the pods at once, whoever deletes the RayJob and even without KubeRay."""
 PORTS = {"gcs-server": 6379, "dashboard": names.DASHBOARD_PORT, "metrics": names.RAY_METRICS_PORT}
 """Named ports of the head pod's Ray container, from which KubeRay makes the head's Service."""
-LOG_PORTS = {"status": names.STATUS_PORT, "rlhf-metrics": names.METRICS_PORT}
+LOG_PORTS = {"status": names.STATUS_PORT, "rlhf-metrics": names.TRAINER_METRICS_PORT}
 """Named ports of the log container, with the trainer's status and metrics; no Service is made of them."""
 HEAD_SHARED_MEMORY = "4Gi"
 """Size of /dev/shm in the head pod; the controller holds references to data, never the bytes."""
@@ -70,7 +70,7 @@ def rayjob(pods: Pods) -> Manifest:
         "spec": {
             "submissionMode": "HTTPMode",
             "jobId": name,
-            "entrypoint": shlex.join((*run, "--metrics-port", str(names.METRICS_PORT))),
+            "entrypoint": shlex.join((*run, "--metrics-port", str(names.TRAINER_METRICS_PORT))),
             "entrypointNumCpus": 0,
             "backoffLimit": 0,
             "shutdownAfterJobFinishes": True,
@@ -137,7 +137,7 @@ def _network_policy(job: ObservedJob, admitted: JobNetworkPolicy) -> Manifest:
     ports_of = (
         (admitted.kube_ray, (names.DASHBOARD_PORT,)),
         (admitted.operator, (names.STATUS_PORT,)),
-        (admitted.prometheus, (names.METRICS_PORT, names.RAY_METRICS_PORT)),
+        (admitted.prometheus, (names.TRAINER_METRICS_PORT, names.RAY_METRICS_PORT)),
     )
     spec: dict[str, Any] = {
         "podSelector": own,
