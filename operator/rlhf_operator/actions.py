@@ -46,7 +46,7 @@ class SetOwner:
     owned: bool
 
 
-Action: TypeAlias = ReadLive | Create | Delete | SetOwner
+ClusterAction: TypeAlias = ReadLive | Create | Delete | SetOwner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Plan:
     """Result of a reconcile pass: a new status, and actions and events that follow once it is written."""
 
     status: Status
-    actions: tuple[Action, ...] = ()
+    actions: tuple[ClusterAction, ...] = ()
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
     """Seconds until the next pass if no event comes; None if only an event can change the decision."""

@@ -143,7 +143,7 @@ def test_every_reason_of_a_condition_is_told_and_no_other() -> None:
         {reason for _, _, reason in set_conditions()}
         | returned_reasons()
         | reasons_of_fail()
-        | set(get_args(map_job.Reason))
+        | set(get_args(map_job.MappingReason))
     )
     known |= set(get_args(RefusalReason))
     assert {reason for _, _, reason in documented} - DOCUMENTED_ELSEWHERE == known

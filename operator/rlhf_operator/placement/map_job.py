@@ -27,7 +27,9 @@ from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
 
-Reason = Literal["Mapped", "ManualPlacement", "ShapesUnknown", "NoFeasiblePlacement", "InvalidPlacement", "MapperError"]
+MappingReason = Literal[
+    "Mapped", "ManualPlacement", "ShapesUnknown", "NoFeasiblePlacement", "InvalidPlacement", "MapperError"
+]
 HASH_FORMAT = 1
 """Version of the fields that `input_hash` covers; after a change the next attempt of every job is mapped anew."""
 MIN_SLOWDOWN = 1.15
@@ -40,7 +42,7 @@ class MappingResult:
 
     mapping: MappedPlacement | None
     """Placement as in status.mapping; None if there is none: `message` then says what would help."""
-    reason: Reason
+    reason: MappingReason
     message: str
 
 

@@ -19,7 +19,7 @@ from rlhf_api.spec.custom_algorithm import ReadStep
 from rlhf_api.spec.run_policy import RunPolicy
 from rlhf_api.status import Attempt, Condition, ConditionType, Phase, Status
 from rlhf_operator import conditions, names
-from rlhf_operator.actions import Action, Event, Plan, ReadLive
+from rlhf_operator.actions import ClusterAction, Event, Plan, ReadLive
 from rlhf_operator.conditions import Truth
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import NodeRequest, ObservedRayJob, Snapshot
@@ -93,7 +93,7 @@ class ReconcileContext:
     """Parsed job; None if its spec cannot be read: `problem` then says why."""
     problem: str
     policy: RunPolicy
-    actions: list[Action] = field(default_factory=list)
+    actions: list[ClusterAction] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     requeue_times: list[float] = field(default_factory=list)
     demands: dict[NodeRequest, NodeDemand] = field(default_factory=dict)

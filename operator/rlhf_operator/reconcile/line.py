@@ -20,7 +20,7 @@ from rlhf_api.spec.runtime import Runtime
 from rlhf_api.status import MappedPlacement, Status
 from rlhf_operator import conditions, failure, names
 from rlhf_operator.actions import Manifest
-from rlhf_operator.placement.map_job import MappingResult, Reason, map_job, still_fits
+from rlhf_operator.placement.map_job import MappingReason, MappingResult, map_job, still_fits
 from rlhf_operator.placement.suitable import suits
 from rlhf_operator.reconcile import finish, shapes
 from rlhf_operator.reconcile.context import NodeDemand, NotYetError, ReconcileContext
@@ -174,7 +174,7 @@ def _set_mapped(ctx: ReconcileContext, result: MappingResult) -> None:
     ctx.add_event("Normal", "Mapped", message)
 
 
-def _set_unmapped(ctx: ReconcileContext, reason: Reason, message: str) -> None:
+def _set_unmapped(ctx: ReconcileContext, reason: MappingReason, message: str) -> None:
     ctx.set_status(mapping=None, reserved=())
     if not ctx.snapshot.readers:
         shapes.forget_problems(ctx)  # the Job that had these problems is gone; a new Job reads again
