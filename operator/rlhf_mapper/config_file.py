@@ -25,7 +25,7 @@ OTHERS = ("bart", "bert", "distilbert", "electra", "mbart", "mt5", "pegasus", "r
 """Model types that are not decoders; checked only for a config.json that names no architecture."""
 
 
-class ConfigError(Exception):
+class ModelConfigError(Exception):
     """Error for a config.json that does not give the shape of a decoder; the message is a clause about the file."""
 
 
@@ -40,7 +40,7 @@ def made_from(job: Job, role: Role, jobs: Mapping[str, Job]) -> tuple[Job, Role]
 
 
 def shape_of(text: str, role: Role) -> Architecture:
-    """Return the architecture of a role's model from the text of its config.json. Raises ConfigError."""
+    """Return the architecture of a role's model from the text of its config.json. Raises ModelConfigError."""
     return _architecture(read(text), role)
 
 
@@ -50,14 +50,14 @@ def manifest_architecture(job: Job, role: Role, maker: Job, made: Role) -> Archi
         if shape := where.models()[source].shape:
             try:
                 return architecture_in(shape, role)
-            except ConfigError as error:
+            except ModelConfigError as error:
                 path = f"{where.name}: spec.models.{where.spec.models.source_field(source)}.shape"
                 raise SpecError([Problem(path, str(error))]) from error
     return None
 
 
 def architecture_in(shape: Shape, role: Role) -> Architecture:
-    """Return the architecture of a role's model from the `shape` in a manifest or a status. Raises ConfigError."""
+    """Return the architecture of a role's model from the `shape` in a manifest or a status. Raises ModelConfigError."""
     given = {name: value for name in WORDS if (value := getattr(shape, name)) is not None}
     config = {**KNOWN.get(shape.name or "", {}), **given}
     _require_decoder(config)
@@ -65,7 +65,7 @@ def architecture_in(shape: Shape, role: Role) -> Architecture:
 
 
 def shape_in(text: str) -> Shape:
-    """Return the fields of a config.json that make up a shape. Raises ConfigError."""
+    """Return the fields of a config.json that make up a shape. Raises ModelConfigError."""
     config = read(text)
     _architecture(config, "actor")
     found: dict[str, Any] = {name: config[name] for name in WORDS if name in config}
@@ -79,48 +79,48 @@ def _architecture(config: Mapping[str, Any], role: Role) -> Architecture:
     try:
         return architecture_of(config, scores=role in SCORERS)
     except KeyError as error:
-        raise ConfigError(f"has no {error.args[0]}, which the shape of a model needs") from error
+        raise ModelConfigError(f"has no {error.args[0]}, which the shape of a model needs") from error
 
 
 def read(text: str) -> dict[str, Any]:
-    """Parse a config.json without its nulls. Raises ConfigError if it describes no decoder."""
+    """Parse a config.json without its nulls. Raises ModelConfigError if it describes no decoder."""
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"cannot be read: {error}") from error
+        raise ModelConfigError(f"cannot be read: {error}") from error
     if not isinstance(config, dict):
-        raise ConfigError("is no mapping")
+        raise ModelConfigError("is no mapping")
     config = {name: value for name, value in config.items() if value is not None}
     _require_decoder(config)
     return config
 
 
 def _require_decoder(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a configuration describes no decoder, or has sizes that no decoder can have."""
+    """Raise ModelConfigError if a configuration describes no decoder, or has sizes that no decoder can have."""
     names = config.get("architectures", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"architectures is {json.dumps(names)[:100]}, expected a list of names")
+        raise ModelConfigError(f"architectures is {json.dumps(names)[:100]}, expected a list of names")
     is_decoder = any(name.endswith(DECODERS) for name in names) if names else config.get("model_type") not in OTHERS
     if not is_decoder or config.get("is_encoder_decoder") or "type_vocab_size" in config:  # T5, BERT and their kin
         kind = ", ".join(names) or str(config.get("model_type", "this model"))
-        raise ConfigError(f"{kind} is no decoder (such as LlamaForCausalLM), and only those are trained here")
+        raise ModelConfigError(f"{kind} is no decoder (such as LlamaForCausalLM), and only those are trained here")
     _require_sizes(config)
 
 
 def _require_sizes(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a size that no decoder can have, or for two that contradict each other."""
+    """Raise ModelConfigError for a size that no decoder can have, or for two that contradict each other."""
     for name in SIZES:
         value = config.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} is {json.dumps(value)[:100]}, expected a positive whole number")
+            raise ModelConfigError(f"{name} is {json.dumps(value)[:100]}, expected a positive whole number")
         if value > MAX_SIZE:
-            raise ConfigError(f"{name} is beyond {MAX_SIZE:,}, which no model has")
+            raise ModelConfigError(f"{name} is beyond {MAX_SIZE:,}, which no model has")
     heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size")
     kv_heads, per_token = config.get("num_key_value_heads", heads), config.get("num_experts_per_tok", 1)
     experts = config.get("num_local_experts", config.get("num_experts"))
     if hidden and hidden % heads and "head_dim" not in config:
-        raise ConfigError(f"num_attention_heads is {heads}, which does not divide hidden_size, {hidden}")
+        raise ModelConfigError(f"num_attention_heads is {heads}, which does not divide hidden_size, {hidden}")
     if heads % kv_heads:
-        raise ConfigError(f"num_key_value_heads is {kv_heads}, which does not divide num_attention_heads, {heads}")
+        raise ModelConfigError(f"num_key_value_heads is {kv_heads}, which does not divide num_attention_heads, {heads}")
     if experts and per_token > experts:
-        raise ConfigError(f"num_experts_per_tok is {per_token}, but there are {experts} experts")
+        raise ModelConfigError(f"num_experts_per_tok is {per_token}, but there are {experts} experts")

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_api.names import Role
 from rlhf_api.spec.model_shape import KNOWN, Shape
-from rlhf_mapper.config_file import ConfigError, architecture_in, shape_in, shape_of
+from rlhf_mapper.config_file import ModelConfigError, architecture_in, shape_in, shape_of
 from tests.mapper.test_a_config_says_how_many_parameters import LLAMA_7B, MIXTRAL, QWEN, QWEN3_30B
 
 PUBLISHED = {
@@ -58,7 +58,7 @@ def test_numbers_beside_a_name_replace_its_own() -> None:
 
 @pytest.mark.parametrize("config", ["{", "[]", '{"hidden_size": 8}', '{"architectures": ["BertForMaskedLM"]}'])
 def test_a_config_without_a_shape_gives_none(config: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ModelConfigError):
         shape_in(config)
 
 
@@ -72,5 +72,5 @@ def test_a_config_without_a_shape_gives_none(config: str) -> None:
     ],
 )
 def test_numbers_that_cannot_be_are_refused(numbers: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(ModelConfigError, match=sentence):
         architecture_in(Shape.model_validate({"name": "llama-2-7b", **numbers}, by_name=True), "actor")

@@ -14,7 +14,7 @@ from rlhf_api.spec.custom_algorithm import Custom
 from rlhf_api.spec.job_spec import Model
 from rlhf_api.status import ReadShape
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.config_file import ConfigError, architecture_in, made_from, manifest_architecture, shape_of
+from rlhf_mapper.config_file import ModelConfigError, architecture_in, made_from, manifest_architecture, shape_of
 from rlhf_operator.snapshot import Snapshot
 
 CONFIG = "config.json"
@@ -106,7 +106,7 @@ def _found(origin: Model, read: ReadShape | None, role: Role) -> Architecture:
             return architecture_in(read.shape, role)
     except (OSError, UnicodeDecodeError):
         raise UnknownShapeError(f"{origin.uri} has no {CONFIG} where the operator runs") from None
-    except (ConfigError, LookupError) as error:
+    except (ModelConfigError, LookupError) as error:
         raise UnknownShapeError(f"{origin.uri}: {error}") from error
     why = read.problem if read else f"its {CONFIG} has not been read"
     raise UnknownShapeError(f"{origin.uri}: {why}")

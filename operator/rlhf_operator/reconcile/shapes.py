@@ -13,7 +13,7 @@ from rlhf_api.job import Job
 from rlhf_api.problems import one_line
 from rlhf_api.spec.custom_algorithm import Custom, ReadStep
 from rlhf_api.status import ReadShape
-from rlhf_mapper.config_file import ConfigError, architecture_in
+from rlhf_mapper.config_file import ModelConfigError, architecture_in
 from rlhf_operator import names
 from rlhf_operator.actions import Create
 from rlhf_operator.placement.shapes import Unread, unread
@@ -122,7 +122,7 @@ def _shape_in(model: Unread, answer: object, pod: ObservedPod) -> ReadShape:
     """Check a pod's answer about a model's shape, which user code may have written, and return it for the status."""
     fields = {name: answer[name] for name in ANSWER_FIELDS if name in answer} if isinstance(answer, dict) else {}
     document = {"uri": model.uri, "revision": model.revision, **fields}
-    with suppress(ValidationError, ConfigError):
+    with suppress(ValidationError, ModelConfigError):
         read = ReadShape.model_validate(document, by_alias=True, by_name=False)
         if read.shape:
             architecture_in(read.shape, "actor")

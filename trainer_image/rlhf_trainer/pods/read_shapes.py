@@ -23,7 +23,7 @@ from rlhf_api.own_code import OwnCodeError
 from rlhf_api.problems import SpecError, one_line
 from rlhf_api.spec.algorithms import CUSTOM
 from rlhf_api.spec.custom_algorithm import Custom, load_algorithm, read_step
-from rlhf_mapper.config_file import ConfigError, shape_in
+from rlhf_mapper.config_file import ModelConfigError, shape_in
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.hub import HUB
 from rlhf_trainer.run.shapes import CONFIG, config_file
@@ -60,7 +60,7 @@ def answer(uri: str, revision: str | None) -> dict[str, Any]:
         problem = str(error).removeprefix(f"{uri}: ")
     except (OSError, UnicodeDecodeError) as error:
         problem = f"{CONFIG} cannot be read: {error}"
-    except ConfigError as error:
+    except ModelConfigError as error:
         problem = f"{CONFIG} {error}"
     else:
         return {"shape": shape.model_dump(mode="json", by_alias=True, exclude_none=True)}

@@ -9,7 +9,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import one_line
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.config_file import ConfigError, made_from, manifest_architecture, shape_of
+from rlhf_mapper.config_file import ModelConfigError, made_from, manifest_architecture, shape_of
 from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.hub import HUB
 from rlhf_trainer.run_folder.folder import model_folder
@@ -44,7 +44,7 @@ def _read(file: Path, role: Role) -> Architecture:
         return shape_of(file.read_text(encoding="utf-8"), role)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read: {error}") from error
-    except ConfigError as error:
+    except ModelConfigError as error:
         raise DataError(f"{file}: {error}") from error
 
 
