@@ -50,7 +50,7 @@ def fetch(kubectl: Kubectl, job: ObservedJob, folder: Path, image: str | None) -
     place = Place.of(output)
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     try:
-        with reader(kubectl, job, place.claim, image) as pod:
+        with claim_pod(kubectl, job, place.claim, image) as pod:
             _copy(kubectl, pod, job, f"{CLAIM}/{place.path}", unfinished)
         unfinished.rename(folder)
     except OSError as error:
@@ -62,13 +62,13 @@ def fetch(kubectl: Kubectl, job: ObservedJob, folder: Path, image: str | None) -
 def show(kubectl: Kubectl, job: ObservedJob, file: str, image: str | None) -> None:
     """Print a file of a job's run folder to stdout."""
     place = run_folder(parse_job(job))
-    with reader(kubectl, job, place.claim, image) as pod:
+    with claim_pod(kubectl, job, place.claim, image) as pod:
         path = "/".join(part for part in (CLAIM, place.path, file) if part)
         kubectl.stream("exec", f"--namespace={job.namespace}", pod, f"--container={CONTAINER}", "--", "cat", path)
 
 
 @contextmanager
-def reader(kubectl: Kubectl, job: ObservedJob, claim: str, image: str | None) -> Iterator[str]:
+def claim_pod(kubectl: Kubectl, job: ObservedJob, claim: str, image: str | None) -> Iterator[str]:
     """Run a pod that mounts the claim during the block, and yield the pod's name."""
     used = image
     if not used:

@@ -77,7 +77,7 @@ def _snapshot(cache: Cache, job: ObservedJob, by_name: Mapping[str, ObservedJob]
     return Snapshot(
         job=job,
         inputs={name: view.input_of(other) for name, other in by_name.items()},
-        measured=tuple(view.measured(cache, job)),
+        measured=tuple(view.measured_attempts(cache, job)),
         nodes=tuple(node.value for _, node in cache.nodes) if knows_nodes else None,
         taken=taken,
         held_by_jobs=by_jobs,

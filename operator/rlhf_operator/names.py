@@ -80,7 +80,7 @@ def rayjob_name(job: str, attempt: int) -> str:
     return f"{job}-a{attempt}"
 
 
-def reader(job: str, attempt: int, models: str) -> str:
+def shape_reader_name(job: str, attempt: int, models: str) -> str:
     """Return the name of the Job that reads model shapes after an attempt; its pods add a dash and a random suffix."""
     return f"{job}-shapes-{sha256(f'{attempt} {models}'.encode()).hexdigest()[:8]}"
 

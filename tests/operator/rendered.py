@@ -18,7 +18,7 @@ from rlhf_operator.placement.claim_size import claim_size
 from rlhf_operator.placement.map_job import MappingResult, map_job
 from rlhf_operator.resources import storage
 from rlhf_operator.resources.attempt import attempt_manifests
-from rlhf_operator.resources.pods import Pods
+from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedInput, ObservedJob, ObservedNode, Snapshot
 
@@ -114,7 +114,7 @@ def made(
     """The manifests of an attempt by kind; `more`: of `snapshot`."""
     seen = snapshot(job, there, **more)
     mapping = mapped(job, there, settings)
-    pods = Pods(snapshot=seen, job=job, mapping=mapping, settings=settings, attempt=attempt, avoided=avoided)
+    pods = AttemptPods(snapshot=seen, job=job, mapping=mapping, settings=settings, attempt=attempt, avoided=avoided)
     return {each["kind"]: each for each in attempt_manifests(pods, claim_size=claim_size(job, seen))}
 
 

@@ -13,8 +13,7 @@ from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
 from rlhf_operator import conditions
 from rlhf_operator.placement.map_job import better, map_job
 from rlhf_operator.placement.past import Past
-from rlhf_operator.placement.review import measured as measure
-from rlhf_operator.placement.review import predicted
+from rlhf_operator.placement.review import measure_pace, predicted
 from rlhf_operator.snapshot import ObservedNode, Snapshot
 from tests.operator.fake_trainer import TOTAL_STEPS
 from tests.operator.rendered import A100, SETTINGS, changed, example_jobs, nodes, snapshot
@@ -172,7 +171,7 @@ def slowed(job: Job, have: MappedPlacement, seen: Snapshot, phase: str) -> tuple
     seconds = {each: took * (100 if each == phase else 1) for each, took in as_predicted.prediction.phases.items()}
     phases = tuple(PhaseSeconds(phase=each, seconds=took) for each, took in seconds.items())
     told = Pace(step_seconds=sum(seconds.values()), phases=phases)
-    return after(seen, measure(job, have, told, 9, seen, SETTINGS)), told.step_seconds
+    return after(seen, measure_pace(job, have, told, 9, seen, SETTINGS)), told.step_seconds
 
 
 def test_the_slowest_phases_show_the_better_placement() -> None:
@@ -270,7 +269,7 @@ def test_nodes_that_a_mapping_does_not_use_need_no_figures() -> None:
     have = map_job(job, snapshot(job, mine), SETTINGS).mapping
     assert have
     seen = snapshot(job, (*mine, *nodes(1, 8, "unknown", "other")))
-    told = measure(job, have, pace(2.0), 9, seen, SETTINGS)
+    told = measure_pace(job, have, pace(2.0), 9, seen, SETTINGS)
     assert ([each.phase for each in told.phases], told.gpus) == (["update"], ("a100-80g",))
 
 

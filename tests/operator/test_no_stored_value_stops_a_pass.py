@@ -49,7 +49,7 @@ MOMENTS = st.integers(-(10**7), 10**7).map(lambda seconds: START + timedelta(sec
 SMALL, HUGE = st.integers(0, 4), st.sampled_from([0, 1, 2, 3, 10**9, 10**30])
 MAYBE = st.none()
 ON_HUB = {**SFT, "models": {"actor": {"uri": "hf://a/b"}}}
-READER = names.reader("job", 0, '[["hf://a/b", null]]') + "-x"
+READER = names.shape_reader_name("job", 0, '[["hf://a/b", null]]') + "-x"
 T = TypeVar("T")
 
 

@@ -101,7 +101,7 @@ class Table(Generic[T]):
             self._entries[key] = now
 
 
-class Pods(Table[ObservedPod]):
+class PodTable(Table[ObservedPod]):
     """Cached pods, and the total requests of the pods on each node."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class Cache:
         self.rayjobs = Table(
             parse.parse_rayjob, owner=lambda document: parse.owner(document)[2], index_names=_job_names
         )
-        self.pods = Pods()
+        self.pods = PodTable()
         self.nodes = Table(parse.node)
         self.claims = Table(parse.claim, owner=_job_of_claim)
         self.quotas = Table(parse.quota, index_names=_rayjob_of_quota)

@@ -174,7 +174,7 @@ class Observer:
             claims=dict(self._claims(job, inputs)),
             quota=quotas[0][1].value if quotas else None,
             heartbeat=self._heartbeats.last(job.uid, job.status.attempt),
-            measured=tuple(view.measured(self._cache, job)) if fresh else (),
+            measured=tuple(view.measured_attempts(self._cache, job)) if fresh else (),
             nodes=nodes,
             priorities=self._priorities(),
             taken=taken,

@@ -125,7 +125,7 @@ def parse_rayjob(document: Document, job_uid: str = "") -> ObservedRayJob:
 
 def _refused(document: Document) -> str:
     """Return why the API server refused pods of a RayJob, which KubeRay shows in its status; else empty."""
-    failure = raw.condition({"status": raw.mapping(document, "status", "rayClusterStatus")}, "ReplicaFailure")
+    failure = raw.find_condition({"status": raw.mapping(document, "status", "rayClusterStatus")}, "ReplicaFailure")
     is_so = failure.get("status") == "True" and raw.text(failure, "reason").startswith("FailedCreate")
     return REFUSED_POD.sub("", raw.text(failure, "message").partition("\n")[2]) if is_so else ""
 
@@ -138,8 +138,8 @@ def complaint(document: Document) -> tuple[str, str]:
 
 def pod(document: Document) -> ObservedPod:
     labels = raw.texts(document, "metadata", "labels")
-    ready, scheduled = raw.condition(document, "Ready"), raw.condition(document, "PodScheduled")
-    disrupted = raw.condition(document, "DisruptionTarget")
+    ready, scheduled = raw.find_condition(document, "Ready"), raw.find_condition(document, "PodScheduled")
+    disrupted = raw.find_condition(document, "DisruptionTarget")
     deletion = raw.time(document, "metadata", "deletionTimestamp")
     requested = raw.number(document, "metadata", "deletionGracePeriodSeconds")
     planned = raw.number(document, "spec", "terminationGracePeriodSeconds")
@@ -218,7 +218,7 @@ def node(document: Document) -> ObservedNode:
     taints = raw.entries(document, "spec", "taints")
     return ObservedNode(
         name=raw.text(document, "metadata", "name"),
-        ready=raw.condition(document, "Ready").get("status") == "True",
+        ready=raw.find_condition(document, "Ready").get("status") == "True",
         schedulable=raw.at(document, "spec", "unschedulable") is not True,
         labels=raw.texts(document, "metadata", "labels"),
         taints=tuple((raw.text(each, "key"), raw.text(each, "value"), raw.text(each, "effect")) for each in taints),
@@ -250,11 +250,11 @@ def claim(document: Document) -> ObservedClaim:
 
 def quota(document: Document) -> ObservedQuota:
     """Parse the state of the quota from a Workload of Kueue."""
-    evicted, reserved = raw.condition(document, "Evicted"), raw.condition(document, "QuotaReserved")
+    evicted, reserved = raw.find_condition(document, "Evicted"), raw.find_condition(document, "QuotaReserved")
     is_evicted = evicted.get("status") == "True"
     return ObservedQuota(
         # One whose RayJob has ended has given its quota back, and waits for none.
-        reserved="True" in (reserved.get("status"), raw.condition(document, "Finished").get("status")),
+        reserved="True" in (reserved.get("status"), raw.find_condition(document, "Finished").get("status")),
         evicted=raw.text(evicted, "reason") if is_evicted else "",
         message=raw.text(evicted if is_evicted else reserved, "message"),
     )

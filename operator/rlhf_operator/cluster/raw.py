@@ -65,7 +65,7 @@ def time(value: object, *path: str) -> datetime | None:
         return None
 
 
-def condition(value: object, kind: str) -> Document:
+def find_condition(value: object, kind: str) -> Document:
     """Return the condition of a type in .status.conditions; empty if there is none."""
     found = (each for each in entries(value, "status", "conditions") if each.get("type") == kind)
     return next(found, {})

@@ -74,7 +74,7 @@ def inputs(cache: Cache, job: ObservedJob) -> Iterator[ObservedInput]:
             waiting += sorted(inputs_of(entry.value.spec))
 
 
-def measured(cache: Cache, job: ObservedJob) -> Iterator[Attempt]:
+def measured_attempts(cache: Cache, job: ObservedJob) -> Iterator[Attempt]:
     """Yield the latest attempt with measured steps of each other job of the namespace."""
     for (namespace, name), entry in cache.jobs:
         if namespace == job.namespace and name != job.name:

@@ -20,7 +20,7 @@ from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
 
-def measured(
+def measure_pace(
     job: Job, current: MappedPlacement, pace: Pace, step: int, snapshot: Snapshot, settings: Settings
 ) -> Measured:
     """Return the measured pace of an attempt at a step, with measured and predicted seconds of each predicted phase."""

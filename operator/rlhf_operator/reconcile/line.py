@@ -26,7 +26,7 @@ from rlhf_operator.reconcile import finish, shapes
 from rlhf_operator.reconcile.context import NodeDemand, NotYetError, ReconcileContext
 from rlhf_operator.reconcile.room import room_for, with_head
 from rlhf_operator.resources.attempt import rayjob
-from rlhf_operator.resources.pods import Pods
+from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import NodeRequest, ObservedInput, ObservedJob, ObservedNode, Snapshot, inputs_of
 
@@ -120,7 +120,7 @@ def _reserves(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, seen: S
 
 def _manifest(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> Manifest:
     """Return the RayJob of an attempt for a trial placement; its attempt number and ConfigMap name are placeholders."""
-    return rayjob(Pods(snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings))
+    return rayjob(AttemptPods(snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings))
 
 
 def _wait(ctx: ReconcileContext, job: Job, ahead: list[ObservedJob]) -> None:

@@ -12,7 +12,7 @@ from rlhf_operator.placement.claim_size import claim_size
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, inputs, line, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.resources.attempt import attempt_manifests
-from rlhf_operator.resources.pods import Pods
+from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.times import parsed, timestamp
 
 MAX_BACKOFF_AHEAD: Final = 2 * finish.MAX_BACKOFF_SECONDS
@@ -126,6 +126,8 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
         hours = f"{failure.NODE_AVOIDED_SECONDS / 3600:.0f} h"
         message = f"Attempt {number} keeps off {', '.join(avoided)}: attempts failed there in the last {hours}."
         ctx.add_event("Normal", "NodesAvoided", message)
-    pods = Pods(snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings, attempt=number, avoided=avoided)
+    pods = AttemptPods(
+        snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings, attempt=number, avoided=avoided
+    )
     made = attempt_manifests(pods, claim_size=claim_size(job, ctx.snapshot))
     ctx.actions.extend(Create(manifest=each) for each in made)

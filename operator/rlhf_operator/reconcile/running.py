@@ -10,7 +10,7 @@ from typing import Final
 from rlhf_api.status import Failure
 from rlhf_operator import evidence, failure, observed_attempt
 from rlhf_operator.placement.map_job import better
-from rlhf_operator.placement.review import measured
+from rlhf_operator.placement.review import measure_pace
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, line
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.snapshot import ObservedPod
@@ -70,7 +70,7 @@ def _review_placement(ctx: ReconcileContext) -> None:
     report = ctx.record.measured
     if report is None:
         ctx.require_live("what steps took is compared with predictions")
-        report = measured(ctx.job, mapping, progress.pace, progress.step, ctx.snapshot, ctx.settings)
+        report = measure_pace(ctx.job, mapping, progress.pace, progress.step, ctx.snapshot, ctx.settings)
         ctx.set_record(measured=report)
         seen = replace(ctx.snapshot, job=replace(ctx.snapshot.job, status=ctx.status))
         _report_placement(ctx, better(ctx.job, mapping, seen, ctx.settings))

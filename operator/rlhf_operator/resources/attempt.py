@@ -12,7 +12,7 @@ from typing import Any
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.resources import identity, job_file, storage, workers
-from rlhf_operator.resources.pods import SCRATCH, Pods, image_of, object_store, shared_memory
+from rlhf_operator.resources.pods import SCRATCH, AttemptPods, image_of, object_store, shared_memory
 from rlhf_operator.settings import JobNetworkPolicy
 from rlhf_operator.snapshot import ObservedJob
 
@@ -33,7 +33,7 @@ HEAD_SHARED_MEMORY = "4Gi"
 """Size of /dev/shm in the head pod; the controller holds references to data, never the bytes."""
 
 
-def attempt_manifests(pods: Pods, *, claim_size: str) -> tuple[Manifest, ...]:
+def attempt_manifests(pods: AttemptPods, *, claim_size: str) -> tuple[Manifest, ...]:
     """Return the manifests of all objects that an attempt needs, in the order of their creation.
 
     All input jobs have succeeded, so the snapshot says where their models are. claim_size: smallest size of the claim
@@ -50,7 +50,7 @@ def attempt_manifests(pods: Pods, *, claim_size: str) -> tuple[Manifest, ...]:
     return (*claims, document, *policies, rayjob(replace(pods, config_map=document["metadata"]["name"])))
 
 
-def rayjob(pods: Pods) -> Manifest:
+def rayjob(pods: AttemptPods) -> Manifest:
     """Return the RayJob of an attempt, which is made once and never changed; the attempt ends with its RayJob.
 
     KubeRay makes the RayJob's cluster, submits the entrypoint over HTTP, and takes the cluster down.
@@ -87,7 +87,7 @@ def rayjob(pods: Pods) -> Manifest:
     }
 
 
-def _head_group(pods: Pods) -> dict[str, Any]:
+def _head_group(pods: AttemptPods) -> dict[str, Any]:
     """Return the head group of the Ray cluster; only the controller runs in it, and Ray gets no CPUs of it."""
     size, default = pods.job.spec.runtime.controller, pods.settings.controller
     resources = {"cpu": size.cpu or default.cpu, "memory": size.memory or default.memory}
@@ -111,7 +111,7 @@ def _head_group(pods: Pods) -> dict[str, Any]:
     }
 
 
-def _driver_log(pods: Pods) -> dict[str, Any]:
+def _driver_log(pods: AttemptPods) -> dict[str, Any]:
     """Return the container that prints the controller's log, keeps it on the claim, and serves the status."""
     folder = f"{names.OUTPUT_FOLDER}/{pods.job.name}"
     output = [each for each in storage.volume_mounts(pods.mounts) if each["mountPath"] == names.OUTPUT_FOLDER]

@@ -31,7 +31,7 @@ MIN_STORE_BYTES = 80 * 1024**2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pods:
+class AttemptPods:
     """Values from which the pod templates and manifests of an attempt are made."""
 
     snapshot: Snapshot

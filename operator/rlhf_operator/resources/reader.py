@@ -32,7 +32,7 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 
 def name(snapshot: Snapshot, job: Job, request: ReadRequest) -> str:
     """Return the name of the reader Job for a request."""
-    return names.reader(job.name, snapshot.job.status.attempt or 0, _argument(snapshot, request))
+    return names.shape_reader_name(job.name, snapshot.job.status.attempt or 0, _argument(snapshot, request))
 
 
 def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequest) -> Manifest:

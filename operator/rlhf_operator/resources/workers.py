@@ -13,7 +13,7 @@ from rlhf_api.status import MappedPool
 from rlhf_mapper.mapping import Device
 from rlhf_operator import names
 from rlhf_operator.resources import identity
-from rlhf_operator.resources.pods import Pods, object_store, shared_memory
+from rlhf_operator.resources.pods import AttemptPods, object_store, shared_memory
 from rlhf_operator.snapshot import ObservedNode
 
 RESERVED = "head"
@@ -22,7 +22,7 @@ INTERFACE = "eth0"
 """Name of a pod's own network interface."""
 
 
-def groups(pods: Pods) -> list[dict[str, Any]]:
+def groups(pods: AttemptPods) -> list[dict[str, Any]]:
     """Return Ray's worker groups in the order of the pools; a pool over several zones has a group in each zone."""
     parts: list[_Part] = []
     for pool in pods.mapping.pools:
@@ -59,7 +59,7 @@ def group_names(pools: Sequence[str]) -> list[str]:
     return given
 
 
-def _group(pods: Pods, part: _Part, name: str) -> dict[str, Any]:
+def _group(pods: AttemptPods, part: _Part, name: str) -> dict[str, Any]:
     pool, runtime, on_gpus = part.pool, pods.job.spec.runtime, pods.mapping.device == "GPU"
     size, default = runtime.worker, pods.settings.worker
     memory = size.memory or times(default.memory, pool.slots_per_node)
@@ -120,7 +120,7 @@ def _collectives(device: Device, *, on_host: bool) -> dict[str, str]:
     }
 
 
-def _affinity(pods: Pods, part: _Part) -> dict[str, Any]:
+def _affinity(pods: AttemptPods, part: _Part) -> dict[str, Any]:
     """Return the affinity to nodes of the mapped GPU type and zone without shared GPUs; empty for placement by hand."""
     if part.pool.gpu is None or pods.job.spec.placement.mode == "Manual":
         return {}
@@ -133,7 +133,7 @@ def _affinity(pods: Pods, part: _Part) -> dict[str, Any]:
     return {"affinity": {"nodeAffinity": required}} if terms else {}
 
 
-def _products(pods: Pods, gpu: str, nodes: Sequence[ObservedNode]) -> Iterator[list[dict[str, Any]]]:
+def _products(pods: AttemptPods, gpu: str, nodes: Sequence[ObservedNode]) -> Iterator[list[dict[str, Any]]]:
     """Yield the required node labels of each product of a GPU type: its name, and details if any node has them."""
     used = [detail for detail in names.GPU_DETAILS if any(detail in node.labels for node in nodes)]
     products: dict[tuple[str, ...], set[str]] = {}
