@@ -55,7 +55,7 @@ class RunCalibration:
         return f"corrected by {self.job}, where measured over predicted seconds were: {ratios}"
 
 
-class JobRecord(Protocol):
+class RecordedJob(Protocol):
     """Data of a job in a run folder that calibration reads."""
 
     name: str
@@ -68,7 +68,7 @@ class JobRecord(Protocol):
     def algorithm(self) -> str: ...
 
 
-def calibration_of(run: Path, records: Sequence[JobRecord], job: Job, cluster: Cluster) -> RunCalibration:
+def calibration_of(run: Path, records: Sequence[RecordedJob], job: Job, cluster: Cluster) -> RunCalibration:
     """Return the calibration by a run's job: one with the name, or else the algorithm, of `job`. Raises SpecError."""
     algorithm, path = job.spec.algorithm.name, f"--calibrate {run}"
     usable = [record for record in records if record.records and record.mapping.get("predicted")]
@@ -83,7 +83,7 @@ def calibration_of(run: Path, records: Sequence[JobRecord], job: Job, cluster: C
         raise SpecError([Problem(path, f"{same[0].name}{error}")]) from None
 
 
-def _calibration_of(record: JobRecord, types: set[str]) -> RunCalibration:
+def _calibration_of(record: RecordedJob, types: set[str]) -> RunCalibration:
     """Compare a job with its prediction. The text of a ValueError is to follow the job's name in a sentence."""
     try:
         mapping = MappingFile.model_validate(record.mapping)
@@ -107,7 +107,7 @@ def _calibration_of(record: JobRecord, types: set[str]) -> RunCalibration:
     return RunCalibration(job=record.name, phases=phases, correction=correction)
 
 
-def _require_seconds(record: JobRecord) -> None:
+def _require_seconds(record: RecordedJob) -> None:
     for row in record.records:
         for name, value in row.items():
             if name.startswith("time/") and not 0 <= value < MAX_SECONDS:

@@ -34,7 +34,7 @@ BUSY_COLUMNS, GAP = 5, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bar:
+class PhaseBar:
     """Time in which a model works on one phase, in seconds after the begin of the step."""
 
     pool: str
@@ -52,7 +52,7 @@ class Timeline:
     """(pool, model) of every row of the timeline, ordered by pool."""
     stages: dict[Stage, tuple[float, float]]
     """Begin and end in seconds of the stages with work, in order."""
-    bars: tuple[Bar, ...]
+    bars: tuple[PhaseBar, ...]
     ahead: str
     """Text that says that generation is for a later step, if the job generates ahead; else empty."""
 
@@ -60,7 +60,7 @@ class Timeline:
     def seconds(self) -> float:
         return max([0.0, *(end for _, end in self.stages.values()), *(bar.end for bar in self.bars)])
 
-    def of(self, pool: str, model: Role) -> list[Bar]:
+    def of(self, pool: str, model: Role) -> list[PhaseBar]:
         """Return the bars of a row, from left to right."""
         return [bar for bar in self.bars if (bar.pool, bar.model) == (pool, model)]
 
@@ -107,7 +107,7 @@ def timeline_of(pools: Sequence[MappedPool], prediction: Prediction) -> Timeline
     return Timeline(rows=rows, stages=stages, bars=tuple(bars), ahead=ahead)
 
 
-def _in_turn(pool: MappedPool, prediction: Prediction, stage: Stage, start: float) -> Iterator[Bar]:
+def _in_turn(pool: MappedPool, prediction: Prediction, stage: Stage, start: float) -> Iterator[PhaseBar]:
     """Yield the bars of a pool in a stage. If together they exceed the stage, they begin earlier and end with it."""
     phases = [phase for phase in PHASES if STAGE_OF[phase] == stage]
     whole = sum(prediction.models[model].seconds.get(phase, 0.0) for model in pool.models for phase in phases)
@@ -116,7 +116,7 @@ def _in_turn(pool: MappedPool, prediction: Prediction, stage: Stage, start: floa
         for phase in phases:
             seconds = prediction.models[model].seconds.get(phase, 0.0)
             if seconds > 0:
-                yield Bar(pool=pool.name, model=model, phase=phase, start=start, end=start + seconds)
+                yield PhaseBar(pool=pool.name, model=model, phase=phase, start=start, end=start + seconds)
                 start += seconds
 
 
