@@ -11,13 +11,13 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlhf_trainer.data.turns import TurnEncoder
-from rlhf_trainer.rewards.supervision import Failure
-from rlhf_trainer.workers.episodes import Episode, Limits, Play
+from rlhf_trainer.rewards.supervision import AnswerFailure
+from rlhf_trainer.workers.episodes import Episode, EpisodeLimits, Play
 from tests.trainer.environments.scripted import END, LOG_PROB, ScriptedEngine
 from tests.trainer.tiny import EXAMPLE_MODEL
 
 PROMPT = [10, 11, 12]
-LIMITS = Limits(prompt_tokens=8, tokens=64, turns=3)
+LIMITS = EpisodeLimits(prompt_tokens=8, tokens=64, turns=3)
 
 
 class Immediate:
@@ -61,7 +61,7 @@ def played(
     environment: Any,
     script: Any,
     *,
-    limits: Limits = LIMITS,
+    limits: EpisodeLimits = LIMITS,
     rows: Sequence[dict[str, Any] | None] = ({},),
 ) -> tuple[list[Episode], ScriptedEngine]:
     class Engine(ScriptedEngine):
@@ -137,15 +137,15 @@ def test_a_request_is_sent_while_others_are_written(tokenizer: PreTrainedTokeniz
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
-        (Limits(prompt_tokens=8, tokens=64, turns=2), (2, 0.0 + 1 + 1, False)),
-        (Limits(prompt_tokens=8, tokens=5, turns=9), (2, 1.0, False)),  # the second answer is cut
-        (Limits(prompt_tokens=8, tokens=4, turns=9), (1, 1.0, False)),  # what is said would leave no room for one
-        (Limits(prompt_tokens=8, tokens=3, turns=9), (1, 1.0, False)),  # there is no room for one
+        (EpisodeLimits(prompt_tokens=8, tokens=64, turns=2), (2, 0.0 + 1 + 1, False)),
+        (EpisodeLimits(prompt_tokens=8, tokens=5, turns=9), (2, 1.0, False)),  # the second answer is cut
+        (EpisodeLimits(prompt_tokens=8, tokens=4, turns=9), (1, 1.0, False)),  # what is said would leave no room
+        (EpisodeLimits(prompt_tokens=8, tokens=3, turns=9), (1, 1.0, False)),  # there is no room for one
     ],
     ids=["turns", "cut", "filled", "full"],
 )
 def test_limits_end_an_episode_with_its_reward_so_far(
-    tokenizer: PreTrainedTokenizerBase, limits: Limits, expected: tuple[int, float, bool]
+    tokenizer: PreTrainedTokenizerBase, limits: EpisodeLimits, expected: tuple[int, float, bool]
 ) -> None:
     environment = Immediate(None, *[("a", 1.0, False)] * 20)
     (episode,), _ = played(tokenizer, environment, lambda prompt, seed: [5, 6, END], limits=limits)
@@ -160,7 +160,7 @@ def test_a_failure_ends_that_episode(tokenizer: PreTrainedTokenizerBase) -> None
         def ask(self, number: int, method: str, given: Any) -> None:
             super().ask(number, method, given)
             if (number, method) == (1, "step"):
-                self._ready[-1] = (1, Failure("raised OSError"))
+                self._ready[-1] = (1, AnswerFailure("raised OSError"))
 
     environment = Failing(None, (None, 1.0, True))
     episodes, _ = played(tokenizer, environment, lambda prompt, seed: [5, END], rows=[{}, {}, None])

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.spaces import Text
 
 from rlhf_trainer.environments.environments import Environments
-from rlhf_trainer.rewards.supervision import Failure
+from rlhf_trainer.rewards.supervision import AnswerFailure
 from tests.trainer.environments.test_whatever_an_environment_does_ends_its_episode_only import PATIENT, asked
 
 HERE = "tests.trainer.environments.test_games_of_gymnasium_are_played"
@@ -70,6 +70,6 @@ def test_a_game_that_does_not_speak_is_a_sentence() -> None:
     made.begin(0, seed=0)
     found = asked(made, {0: ("reset", {})})[0]
     made.close()
-    assert found == Failure(
+    assert found == AnswerFailure(
         "reset gave a value of type int, expected a text, or messages of role and content, both texts"
     )

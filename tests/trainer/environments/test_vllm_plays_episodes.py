@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.environments import Environments
-from rlhf_trainer.workers.episodes import Episode, Limits, Play
+from rlhf_trainer.workers.episodes import Episode, EpisodeLimits, Play
 from tests.trainer.generation.conftest import RunRanks, vllm_ranks
 from tests.trainer.generation.engines import END, build, cut
 from tests.trainer.generation.models import model_of, prompts, save_config
@@ -21,7 +21,7 @@ from tests.trainer.generation.models import model_of, prompts, save_config
 __all__ = ["vllm_ranks"]
 
 HERE = "tests.trainer.environments.user_environments"
-LIMITS = Limits(prompt_tokens=200, tokens=40, turns=3)
+LIMITS = EpisodeLimits(prompt_tokens=200, tokens=40, turns=3)
 EPISODES = 6
 VOCAB_SIZE = 512
 """Of the tokenizer, which encodes what the environment says."""

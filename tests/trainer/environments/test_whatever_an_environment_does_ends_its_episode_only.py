@@ -15,7 +15,7 @@ import pytest
 
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.errors import UserCodeError
-from rlhf_trainer.rewards.supervision import Failure
+from rlhf_trainer.rewards.supervision import AnswerFailure
 from tests.trainer.environments import user_environments
 from tests.trainer.rewards.test_whatever_a_function_does_is_one_sentence import started_since
 
@@ -95,14 +95,14 @@ def test_a_failure_is_a_sentence_and_the_others_go_on() -> None:
         rf"step gave a value of type list, expected a text, or messages of role and content, both texts \({place}\)",
     ]
     for failure, sentence in zip(failures, expected, strict=True):
-        assert isinstance(failure, Failure)
+        assert isinstance(failure, AnswerFailure)
         assert re.fullmatch(sentence, failure.what), failure.what
 
 
 def test_what_takes_too_long_ends_and_what_it_has_started_too() -> None:
     hang, leave, well = outcomes("hang", "leave", "well", seconds=SHORT)
     assert well == [None, 1.0, True]
-    assert hang == leave == Failure("did not answer within 1.5 s")
+    assert hang == leave == AnswerFailure("did not answer within 1.5 s")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_another_process_is_started_for_one_that_has_died() -> None:
         importer, own = (psutil.Process(int(each)) for each in before.split())
         importer.kill()
         psutil.wait_procs([own], timeout=PATIENT)
-        assert isinstance(asked(made, {0: ("step", "go")})[0], Failure)
+        assert isinstance(asked(made, {0: ("step", "go")})[0], AnswerFailure)
         made.begin(1, seed=1)
         (after,) = asked(made, {1: ("reset", {})}).values()
         assert after.split()[0] != before.split()[0]
@@ -156,7 +156,7 @@ def test_what_dies_after_its_answer_fails_when_it_is_asked_again() -> None:
         while psutil.pid_exists(int(before.split()[1])) and psutil.Process(int(before.split()[1])).status() != "zombie":
             pass
         assert made.answers(seconds=math.inf) == []
-        assert asked(made, {0: ("step", "go")}) == {0: Failure("was ended by signal 9 (SIGKILL)")}
+        assert asked(made, {0: ("step", "go")}) == {0: AnswerFailure("was ended by signal 9 (SIGKILL)")}
 
 
 def test_episodes_fail_where_no_process_can_be_started(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_episodes_fail_where_no_process_can_be_started(tmp_path: Path) -> None:
         while len(failures) < 3:
             failures |= dict(made.answers(seconds=math.inf))
         made.close()
-    assert all(isinstance(each, Failure) for each in failures.values())
+    assert all(isinstance(each, AnswerFailure) for each in failures.values())
     assert "NameError" in failures[2].what, failures
 
 
@@ -200,7 +200,7 @@ def test_no_episode_outlives_the_processes_before_it(which: int) -> None:
         _, alive = psutil.wait_procs(found, timeout=PATIENT)
         assert not alive
         ((_, failure),) = made.answers(seconds=math.inf)
-        assert isinstance(failure, Failure)
+        assert isinstance(failure, AnswerFailure)
 
 
 def test_random_numbers_are_of_the_episodes_seed() -> None:

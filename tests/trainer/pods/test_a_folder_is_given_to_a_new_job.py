@@ -11,7 +11,7 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.pods.sidecar import answer
-from rlhf_trainer.run_folder.attempt import Attempt, Watch, owner, read_exit, write_exit
+from rlhf_trainer.run_folder.attempt import AttemptId, Watch, owner, read_exit, write_exit
 from rlhf_trainer.run_folder.commands import save_now
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.run_folder.lock import only_run_in
@@ -19,7 +19,7 @@ from tests.trainer.jobs import job
 from tests.trainer.pods.become import Become, begin
 from tests.trainer.pods.manifests import SFT
 
-NEW = Attempt(1, "new")
+NEW = AttemptId(1, "new")
 RECORD = {"step": 3, "loss/sft": 0.5}
 
 
@@ -47,7 +47,7 @@ def test_how_the_old_job_failed_is_not_told_of_the_new_one(old: JobFolder, attem
     output = old.path.parent
     old.fail(reason="UserCode", exit_code=ExitCode.USER_CODE, message="old")
     write_exit(output, 7, reason="UserCode", message="old")
-    assert answer(old.path, Attempt(1, "old"))["exitCode"] == 7
+    assert answer(old.path, AttemptId(1, "old"))["exitCode"] == 7
     assert told(old) == nothing()
     begin(output, attempt, 1, "new")
     assert told(old) == nothing(), "it has begun, and has written no status yet"
@@ -56,7 +56,7 @@ def test_how_the_old_job_failed_is_not_told_of_the_new_one(old: JobFolder, attem
     assert (told(new)["status"]["phase"], told(new)["status"].get("progress")) == ("Running", None)
     write_exit(output, 0, reason="Ok", message="")
     assert (told(new)["complete"], told(new)["exitCode"]) == (True, 0)
-    assert answer(old.path, Attempt(1, "old"))["status"] == {}
+    assert answer(old.path, AttemptId(1, "old"))["status"] == {}
 
 
 def test_a_new_job_that_cannot_begin_has_its_own_words(old: JobFolder, attempt: Become) -> None:

@@ -15,7 +15,7 @@ from rlhf_trainer.run_folder.attempt import (
     EXIT,
     LIFE,
     SILENCE_SECONDS,
-    Attempt,
+    AttemptId,
     Watch,
     WrongAttempt,
     owner,
@@ -45,15 +45,15 @@ def folder(tmp_path: Path, attempt: Become) -> JobFolder:
 
 def test_a_newer_attempt_takes_the_folder_an_older_does_not(tmp_path: Path, attempt: Become) -> None:
     begin(tmp_path, attempt, 2)
-    assert owner(tmp_path) == Attempt(2)
+    assert owner(tmp_path) == AttemptId(2)
     begin(tmp_path, attempt, 3)
-    assert owner(tmp_path) == Attempt(3)
+    assert owner(tmp_path) == AttemptId(3)
     with pytest.raises(
         EnvironmentProblem, match="attempt 3 of this job has begun, so attempt 2 writes no more"
     ) as told:
         begin(tmp_path, attempt, 2)
     assert told.value.exit_code == ExitCode.ENVIRONMENT
-    assert owner(tmp_path) == Attempt(3)
+    assert owner(tmp_path) == AttemptId(3)
 
 
 def test_an_older_attempts_lock_is_none_and_each_runs_once(tmp_path: Path, attempt: Become) -> None:
@@ -152,9 +152,9 @@ def test_a_number_that_is_none_is_a_sentence(tmp_path: Path, attempt: Become, te
 
 def test_a_trainer_is_alive_until_it_says_otherwise_or_is_silent(tmp_path: Path, attempt: Become) -> None:
     now = 0.0
-    assert not Watch(tmp_path, Attempt(1), lambda: now).is_alive(), "none has begun"
+    assert not Watch(tmp_path, AttemptId(1), lambda: now).is_alive(), "none has begun"
     begin(tmp_path, attempt, 1)
-    watch = Watch(tmp_path, Attempt(1), lambda: now)
+    watch = Watch(tmp_path, AttemptId(1), lambda: now)
     assert watch.is_alive()
     now = SILENCE_SECONDS - 1
     (tmp_path / LIFE).write_text("1 99 another-machine")
@@ -163,10 +163,10 @@ def test_a_trainer_is_alive_until_it_says_otherwise_or_is_silent(tmp_path: Path,
     assert watch.is_alive()
     now = 2 * SILENCE_SECONDS
     assert not watch.is_alive()
-    assert Watch(tmp_path, Attempt(1), lambda: now).is_alive()
-    assert not Watch(tmp_path, Attempt(2), lambda: now).is_alive()
+    assert Watch(tmp_path, AttemptId(1), lambda: now).is_alive()
+    assert not Watch(tmp_path, AttemptId(2), lambda: now).is_alive()
     write_exit(tmp_path, 0, reason="Ok", message="")
-    assert not Watch(tmp_path, Attempt(1), lambda: now).is_alive()
+    assert not Watch(tmp_path, AttemptId(1), lambda: now).is_alive()
 
 
 def test_a_pod_that_ends_waits_for_nothing_that_will_not_come(
@@ -177,7 +177,7 @@ def test_a_pod_that_ends_waits_for_nothing_that_will_not_come(
     monkeypatch.setattr("rlhf_trainer.run_folder.attempt.SILENCE_SECONDS", 0.2)
     (output / LIFE).write_text("1 99 another-machine")
     assert "the trainer has ended; step 0 is saved" in save_now(output), "it was killed: no exit.json, no more beats"
-    assert read_exit(output, Attempt(1)) is None, "nobody here can know for sure"
+    assert read_exit(output, AttemptId(1)) is None, "nobody here can know for sure"
     (output / SAVE_REQUEST).unlink()
     write_exit(output, 8, reason="Communication", message="lost")
     assert "no trainer of attempt 1 is active" in save_now(output)
@@ -197,13 +197,13 @@ def test_a_killed_trainer_is_found_dead_by_its_lock(folder: JobFolder, monkeypat
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "in\n"
-        watch = Watch(output, Attempt(1), lambda: 1.0)
+        watch = Watch(output, AttemptId(1), lambda: 1.0)
         assert watch.is_alive()
         assert not watch.has_freed_its_lock()
         trainer.kill()
     assert watch.has_freed_its_lock()
     assert "the trainer has ended; step 0 is saved" in save_now(output)
-    ended = read_exit(output, Attempt(1))
+    ended = read_exit(output, AttemptId(1))
     assert ended is not None
     assert (ended["exitCode"], ended["reason"]) == (137, "Killed")
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlhf_trainer.pods import ray_logs
-from rlhf_trainer.run_folder.attempt import Attempt
+from rlhf_trainer.run_folder.attempt import AttemptId
 
 
 def written(folder: Path, name: str, content: bytes, at: int = 0) -> None:
@@ -42,7 +42,7 @@ def test_the_ends_of_the_newest_are_kept_where_there_is_too_much(
     monkeypatch.setattr(ray_logs, "MAX_POD_BYTES", 7)
     for at, name in enumerate(("oldest", "older", "newest")):
         written(tmp_path / "logs", name, f"begin {name} end".encode(), at)
-    ray_logs.keep(tmp_path / "logs", tmp_path, Attempt(1), "pod")
+    ray_logs.keep(tmp_path / "logs", tmp_path, AttemptId(1), "pod")
     assert found(tmp_path / "ray-logs/a1/pod") == {"newest": b" end", "older": b"end"}
 
 
@@ -50,7 +50,7 @@ def test_a_tenth_of_the_disk_is_left_to_checkpoints(tmp_path: Path, monkeypatch:
     written(tmp_path / "logs", "raylet.out", b"begin end")
     for free, kept in ((13, {"raylet.out": b"end"}), (9, {})):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(total=100, free=free))
-        ray_logs.keep(tmp_path / "logs", tmp_path / str(free), Attempt(1), "pod")
+        ray_logs.keep(tmp_path / "logs", tmp_path / str(free), AttemptId(1), "pod")
         assert found(tmp_path / str(free)) == {f"ray-logs/a1/pod/{name}": end for name, end in kept.items()}
 
 
@@ -58,7 +58,7 @@ def test_the_last_attempts_are_kept(tmp_path: Path) -> None:
     written(tmp_path / "logs", "raylet.out", b"x")
     for number in range(1, 6):
         for pod in ("a", "b"):
-            ray_logs.keep(tmp_path / "logs", tmp_path, Attempt(number), pod)
+            ray_logs.keep(tmp_path / "logs", tmp_path, AttemptId(number), pod)
         os.utime(tmp_path / f"ray-logs/a{number}", (number, number))
     assert sorted(each.name for each in (tmp_path / "ray-logs").iterdir()) == ["a3", "a4", "a5"]
     assert sorted(each.name for each in (tmp_path / "ray-logs/a5").iterdir()) == ["a", "b"]
@@ -67,5 +67,5 @@ def test_the_last_attempts_are_kept(tmp_path: Path) -> None:
 def test_a_full_disk_or_a_session_that_is_not_there_is_no_error(tmp_path: Path) -> None:
     written(tmp_path / "logs", "raylet.out", b"x")
     (tmp_path / "ray-logs").write_text("in the way")
-    ray_logs.keep(tmp_path / "logs", tmp_path, Attempt(1), "pod")
-    ray_logs.keep(tmp_path / "nothing", tmp_path, Attempt(1), "pod")
+    ray_logs.keep(tmp_path / "logs", tmp_path, AttemptId(1), "pod")
+    ray_logs.keep(tmp_path / "nothing", tmp_path, AttemptId(1), "pod")

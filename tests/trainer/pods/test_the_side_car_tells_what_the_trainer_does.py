@@ -20,7 +20,7 @@ import pytest
 
 from rlhf_trainer.pods.sidecar import LogFollower, kept_log
 from rlhf_trainer.run_folder import attempt as attempts
-from rlhf_trainer.run_folder.attempt import EXIT, Attempt, write_exit
+from rlhf_trainer.run_folder.attempt import EXIT, AttemptId, write_exit
 from rlhf_trainer.run_folder.lock import only_run_in, owned
 from tests.patience import PATIENCE_SECONDS
 
@@ -151,13 +151,13 @@ def test_the_logs_of_the_latest_attempts_are_kept(tmp_path: Path) -> None:
     for number in range(1, 13):
         (tmp_path / f"driver-a{number}.log").write_text("old")
         os.utime(tmp_path / f"driver-a{number}.log", (number, number))
-    kept = kept_log(tmp_path, Attempt(12, "new"))
+    kept = kept_log(tmp_path, AttemptId(12, "new"))
     assert kept
     with kept:
         kept.write(b"new")
     assert {file.name for file in tmp_path.iterdir()} == {f"driver-a{number}.log" for number in range(3, 13)}
     assert (tmp_path / "driver-a12.log").read_text() == "new"
-    assert kept_log(tmp_path / "nowhere", Attempt(1)) is None
+    assert kept_log(tmp_path / "nowhere", AttemptId(1)) is None
 
 
 def test_a_log_that_cannot_be_kept_is_shown_all_the_same(tmp_path: Path) -> None:

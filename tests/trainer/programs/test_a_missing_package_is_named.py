@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_trainer.commands.ending import ending
-from rlhf_trainer.run_folder.attempt import Attempt, read_exit
+from rlhf_trainer.run_folder.attempt import AttemptId, read_exit
 from tests.trainer.jobs import job
 from tests.trainer.pods.manifests import SFT
 
@@ -26,7 +26,7 @@ def test_a_run_without_torch_says_so_in_one_sentence(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     sentence = "the Python package torch is not installed"
     assert (ended.returncode, ended.stderr) == (ExitCode.ENVIRONMENT, f"error: {sentence}\n")
-    left = read_exit(output, Attempt(1))
+    left = read_exit(output, AttemptId(1))
     assert left is not None
     assert (left["exitCode"], left["reason"], left["message"]) == (4, "Environment", sentence)
 

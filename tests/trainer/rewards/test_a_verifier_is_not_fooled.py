@@ -14,7 +14,7 @@ from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.rewards.sample import Sample, Score
-from rlhf_trainer.rewards.supervision import Limits, judge_in_children
+from rlhf_trainer.rewards.supervision import ChildLimits, judge_in_children
 from rlhf_trainer.workers.scoring import code_of
 
 Table = Sequence[tuple[Any, str, float]]
@@ -300,7 +300,7 @@ def test_the_column_of_the_answers_has_any_name(column: str) -> None:
 
 
 def test_a_response_has_no_more_time_than_its_call() -> None:
-    limits = Limits(seconds=30, memory=2**30)
+    limits = ChildLimits(seconds=30, memory=2**30)
 
     def slow(_: int) -> float:
         time.sleep(60)

@@ -11,7 +11,7 @@ from rlhf_api.spec.verifiers import ANSWERS, are_answers
 from rlhf_trainer.errors import ConfigError
 
 ChatTemplate = Literal["Auto", "Never"]
-Message = dict[str, Any]
+ChatMessage = dict[str, Any]
 Ids = list[int]
 T = TypeVar("T")
 ASSISTANT = "assistant"
@@ -158,7 +158,7 @@ class Encoder:
                 found.append(None)
         return found
 
-    def _chat(self, index: int, chat_template: ChatTemplate) -> list[Message] | str:
+    def _chat(self, index: int, chat_template: ChatTemplate) -> list[ChatMessage] | str:
         """Return the prompt of a row as a conversation, or as a text that is encoded as it stands."""
         prompt, has_template = self._prompts.values[index], bool(self._tokenizer.chat_template)
         if isinstance(prompt, str):
@@ -169,7 +169,7 @@ class Encoder:
         chat = [_message(message) for message in prompt]
         return chat[:-1] if chat[-1]["role"] == ASSISTANT else chat
 
-    def _reply(self, response: object, index: int) -> Message:
+    def _reply(self, response: object, index: int) -> ChatMessage:
         if isinstance(response, str):
             return _as_message(ASSISTANT, response)
         messages = [_message(item) for item in (response if isinstance(response, list) else [response])]
@@ -180,7 +180,7 @@ class Encoder:
         _require(goes_on, f"holds {answers} messages of the assistant, and those before the last are not the prompt")
         return messages[-1]
 
-    def _text(self, index: int, reply: Message | None) -> str:
+    def _text(self, index: int, reply: ChatMessage | None) -> str:
         """Return a row's text to encode: a conversation, with a reply if given; else the prompt or the reply alone."""
         chat = self._chats[index]
         if isinstance(chat, list):
@@ -197,7 +197,7 @@ class Encoder:
             for at in places
         ]
 
-    def _rendered(self, index: int, chat: list[Message], *, is_prompt: bool) -> str:
+    def _rendered(self, index: int, chat: list[ChatMessage], *, is_prompt: bool) -> str:
         tools = self._tools.values[index] if self._tools else None
         try:
             text = self._tokenizer.apply_chat_template(
@@ -233,11 +233,11 @@ def _up_to_last(end: int, ids: Ids) -> Ids:
     return ids[: len(ids) - ids[::-1].index(end)] if end in ids else ids
 
 
-def _as_message(role: str, text: str) -> Message:
+def _as_message(role: str, text: str) -> ChatMessage:
     return {"role": role, "content": text}
 
 
-def _message(value: object) -> Message:
+def _message(value: object) -> ChatMessage:
     """Return a message with its content as text, without None values, which a table adds for keys of other rows."""
     if not isinstance(value, dict):
         raise BadValueError(f"holds {_kind(value)}, not a text or a message")

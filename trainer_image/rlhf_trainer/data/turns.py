@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_trainer.data.tokens import ChatTemplate, Ids, Message
+from rlhf_trainer.data.tokens import ChatMessage, ChatTemplate, Ids
 from rlhf_trainer.errors import DataError
 
 QUESTION, ANSWER = "question", "answer-of-the-model"
@@ -24,12 +24,12 @@ class TurnEncoder:
         self._tokenizer, self._has_template = tokenizer, bool(tokenizer.chat_template)
         self._texts_are_messages = self._has_template and chat_template == "Auto"
 
-    def prompt(self, given: str | list[Message]) -> Ids:
+    def prompt(self, given: str | list[ChatMessage]) -> Ids:
         """Return the ids of an episode's first messages, up to the answer. DataError if the template refuses them."""
         messages = self._as_messages(given)
         return self._encoded(self._rendered(messages) if isinstance(messages, list) else messages)
 
-    def observation(self, given: str | list[Message]) -> Ids:
+    def observation(self, given: str | list[ChatMessage]) -> Ids:
         """Return the token ids of an observation, from the end of an answer up to the model's next answer.
 
         The template gets a made-up answer before the observation; the text after that answer is encoded.
@@ -47,14 +47,14 @@ class TurnEncoder:
         written = tokens[:-1] if tokens[-1] == self._tokenizer.eos_token_id else tokens
         return str(self._tokenizer.decode(written, skip_special_tokens=False))
 
-    def _as_messages(self, given: str | list[Message]) -> str | list[Message]:
+    def _as_messages(self, given: str | list[ChatMessage]) -> str | list[ChatMessage]:
         if isinstance(given, str):
             return [{"role": "user", "content": given}] if self._texts_are_messages else given
         if not self._has_template:
             raise DataError("gave messages, but the tokenizer has no chat template; expected a text")
         return given
 
-    def _rendered(self, messages: list[Message]) -> str:
+    def _rendered(self, messages: list[ChatMessage]) -> str:
         try:
             text: Any = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except (TemplateError, TypeError, ValueError) as error:

@@ -25,7 +25,7 @@ from typing import Any
 from rlhf_trainer.rewards.function import description_of, import_all, kind_of, number_of, place_of
 from rlhf_trainer.rewards.supervision import (
     GUARD_SECONDS,
-    Failure,
+    AnswerFailure,
     UserProcess,
     end_with_parent,
     ending_of,
@@ -60,7 +60,7 @@ class Environments:
         self._process = UserProcess("rlhf_trainer.environments.environments", names, subject=f"{names} ")
         self._selector = selectors.DefaultSelector()
         self._episodes: dict[int, RunningEpisode] = {}
-        self._failed: list[tuple[int, Failure]] = []
+        self._failed: list[tuple[int, AnswerFailure]] = []
         """Numbers of episodes that failed before their request was sent, with the failure."""
 
     def ready(self) -> None:
@@ -95,7 +95,7 @@ class Environments:
             self._failed.append((number, self._failure_of(number)))
 
     def answers(self, *, seconds: float) -> list[tuple[int, Any]]:
-        """Return (number, answer or Failure) of each episode that has answered, failed, or is late.
+        """Return (number, answer or AnswerFailure) of each episode that has answered, failed, or is late.
 
         seconds: longest wait for the first such episode, if a request is pending; else there is no wait.
         """
@@ -120,7 +120,7 @@ class Environments:
         if not self._process.is_running:
             return ""
         answer = self._process.call({"end": number}, seconds=GUARD_SECONDS)
-        return answer.what if isinstance(answer, Failure) else ending_of(answer["code"])
+        return answer.what if isinstance(answer, AnswerFailure) else ending_of(answer["code"])
 
     def close(self) -> None:
         """End the guarded process, the processes of all episodes, and all their descendants."""
@@ -137,7 +137,7 @@ class Environments:
             self._selector.unregister(episode.channel)
 
     def _read(self, number: int) -> Any:
-        """Return the answer of an episode whose socket has something to read, or a Failure."""
+        """Return the answer of an episode whose socket has something to read, or an AnswerFailure."""
         episode = self._episodes[number]
         left = (episode.until or 0.0) - time.monotonic()
         self._drop_request(episode)
@@ -148,14 +148,14 @@ class Environments:
             return self._lateness()
         except (OSError, EOFError):
             return self._failure_of(number)
-        return Failure(answer["problem"]) if "problem" in answer else answer["answer"]
+        return AnswerFailure(answer["problem"]) if "problem" in answer else answer["answer"]
 
-    def _lateness(self) -> Failure:
-        return Failure(f"did not answer within {self._seconds:g} s")
+    def _lateness(self) -> AnswerFailure:
+        return AnswerFailure(f"did not answer within {self._seconds:g} s")
 
-    def _failure_of(self, number: int) -> Failure:
+    def _failure_of(self, number: int) -> AnswerFailure:
         """Return the failure of an episode whose process has closed its socket."""
-        return Failure(self.end(number) or "ended")
+        return AnswerFailure(self.end(number) or "ended")
 
 
 class WrongAnswerError(Exception):

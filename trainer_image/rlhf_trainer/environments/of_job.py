@@ -8,7 +8,7 @@ from typing import Any
 from rlhf_api.job import Job
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.errors import UserCodeError
-from rlhf_trainer.rewards.supervision import Failure
+from rlhf_trainer.rewards.supervision import AnswerFailure
 
 TOOLS = "rlhf_trainer.environments.tools:Tools"
 
@@ -46,7 +46,7 @@ def try_environment(job: Job, calls: dict[str, Any]) -> dict[str, Any]:
         for method, given in calls.items():
             environments.ask(0, method, given)
             ((_, found[method]),) = environments.answers(seconds=math.inf)
-            if isinstance(answer := found[method], Failure):
+            if isinstance(answer := found[method], AnswerFailure):
                 raise UserCodeError(f"{subject_of(job)} {answer.what}")
         return found
     finally:

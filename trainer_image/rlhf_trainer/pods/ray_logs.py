@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from rlhf_trainer.run_folder.attempt import Attempt, own_attempt
+from rlhf_trainer.run_folder.attempt import AttemptId, own_attempt
 
 LOGS: Final = Path("/tmp/ray/session_latest/logs")
 FOLDER: Final = "ray-logs"
@@ -26,7 +26,7 @@ FREE_SHARE: Final = 10
 """Divisor of the disk's size: 1 / FREE_SHARE of the disk stays free for checkpoints."""
 
 
-def keep(logs: Path, output: Path, attempt: Attempt, pod: str) -> None:
+def keep(logs: Path, output: Path, attempt: AttemptId, pod: str) -> None:
     """Copy the ends of Ray's log files, the last changed first; a file that cannot be read or written is left out."""
     kept = output / FOLDER / f"a{attempt.number}"
     with suppress(OSError):

@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, BinaryIO
 
-from rlhf_trainer.run_folder.attempt import Attempt, Watch, WrongAttempt, own_attempt, read_exit, read_status
+from rlhf_trainer.run_folder.attempt import AttemptId, Watch, WrongAttempt, own_attempt, read_exit, read_status
 
 PORT = 8490
 LOGS = Path("/tmp/ray/session_latest/logs")
@@ -37,7 +37,7 @@ SIGNALLED = 128
 """Exit codes above this number are 128 + the number of a signal."""
 
 
-def answer(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
+def answer(job_folder: Path, attempt: AttemptId) -> dict[str, Any]:
     """Return the content of /status.json: the status of this attempt and, after its trainer's end, the exit code."""
     ended = read_exit(job_folder.parent, attempt)  # read first: the status that is read after it is final
     status = read_status(job_folder, attempt)
@@ -55,7 +55,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, job_folder: Path, attempt: Attempt, port: int) -> None:
+    def __init__(self, job_folder: Path, attempt: AttemptId, port: int) -> None:
         self.job_folder, self.attempt = job_folder, attempt
         if socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
@@ -127,7 +127,7 @@ class LogFollower:
             self._room -= len(chunk)
 
 
-def kept_log(output: Path, attempt: Attempt) -> BinaryIO | None:
+def kept_log(output: Path, attempt: AttemptId) -> BinaryIO | None:
     """Open a new file in the run folder for the driver log of an attempt, and delete the oldest; None if that fails."""
     with suppress(OSError):
         new = output / f"driver-a{attempt.number}.log"
@@ -139,7 +139,7 @@ def kept_log(output: Path, attempt: Attempt) -> BinaryIO | None:
     return None
 
 
-def serve(job_folder: Path, attempt: Attempt, *, port: int, logs: Path, stay: float) -> None:
+def serve(job_folder: Path, attempt: AttemptId, *, port: int, logs: Path, stay: float) -> None:
     """Serve the status and copy the log until a signal came and the trainer ended, or `stay` seconds after the signal.
 
     OSError if the port cannot be opened.

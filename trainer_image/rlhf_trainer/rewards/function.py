@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from rlhf_trainer.rewards.sample import EXPECTED, Sample, Score, is_score
-from rlhf_trainer.rewards.supervision import Failure, UserProcess, guard, receive, send
+from rlhf_trainer.rewards.supervision import AnswerFailure, UserProcess, guard, receive, send
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
 """Parameters of every user function, as in `rlhf_api.spec.functions`, whose import is too slow for this process."""
@@ -76,7 +76,7 @@ class UserFunction:
             return []
         until = time.monotonic() + self._deadline
         answer = self._ask(samples)
-        if isinstance(answer, Failure):
+        if isinstance(answer, AnswerFailure):
             failure, sample = self._find_sample(answer, samples, until=until)
             self.close()
             raise self._error(f"{failure.what}; {sample}")
@@ -91,7 +91,7 @@ class UserFunction:
 
         return UserCodeError(f"{self._name} {sentence}")
 
-    def _ask(self, samples: Sequence[Sample]) -> list[Score] | Failure:
+    def _ask(self, samples: Sequence[Sample]) -> list[Score] | AnswerFailure:
         call = {
             "prompts": [sample.prompt for sample in samples],
             "responses": [sample.response for sample in samples],
@@ -100,13 +100,15 @@ class UserFunction:
             "arguments": self._arguments,
         }
         answer = self._process.call(call, seconds=self._seconds)
-        if isinstance(answer, Failure):
+        if isinstance(answer, AnswerFailure):
             return answer
         if problem := answer.get("problem"):
-            return Failure(problem, answer.get("index"))
+            return AnswerFailure(problem, answer.get("index"))
         return [Score(*score) for score in answer["scores"]]
 
-    def _find_sample(self, failure: Failure, samples: Sequence[Sample], *, until: float) -> tuple[Failure, str]:
+    def _find_sample(
+        self, failure: AnswerFailure, samples: Sequence[Sample], *, until: float
+    ) -> tuple[AnswerFailure, str]:
         """Return the failure and words on its sample: the known one, or the first that fails when called alone."""
         if failure.index is not None or len(samples) == 1:
             return failure, f"the sample is {samples[failure.index or 0]}"
@@ -116,7 +118,7 @@ class UserFunction:
         for sample in samples:
             if time.monotonic() >= last_start:
                 return failure, f"there was no time to find the sample, {first}"
-            if isinstance(again := self._ask([sample]), Failure):
+            if isinstance(again := self._ask([sample]), AnswerFailure):
                 return again, f"the sample is {sample}"
         return failure, f"no sample does it by itself, {first}"
 

@@ -46,7 +46,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Failure:
+class AnswerFailure:
     """Failure of a process of user code to answer."""
 
     what: str
@@ -83,27 +83,27 @@ class UserProcess:
         """Whether a process was started and neither closed nor found dead."""
         return self._guard is not None
 
-    def await_import(self) -> Failure | None:
-        """Wait until the entry points are imported; returns a Failure if they cannot be. Starts a process if needed."""
+    def await_import(self) -> AnswerFailure | None:
+        """Wait until the entry points are imported, or return the failure. Starts a process if needed."""
         if self._is_imported:
             return None
         if self._guard is None:
             self._start()
         answer = self._exchange(None, seconds=IMPORT_SECONDS, doing=f"{self._subject}did not finish its import")
-        if isinstance(answer, Failure):
+        if isinstance(answer, AnswerFailure):
             return answer
         if isinstance(answer, dict) and answer["problem"]:
             self.close()
-            return Failure(answer["problem"])
+            return AnswerFailure(answer["problem"])
         self._is_imported = True
         return None
 
     def call(self, value: Any, *, seconds: float) -> Any:
-        """Send the process a value, return its answer or a Failure; `seconds` without an answer end the process."""
+        """Send the process a value, return its answer or the failure; `seconds` without an answer end the process."""
         return self.await_import() or self._exchange(value, seconds=seconds, doing="did not return")
 
-    def hand(self, value: Any, theirs: socket.socket) -> Failure | None:
-        """Send the process a value and then the open socket `theirs`; returns a Failure if the process has failed."""
+    def hand(self, value: Any, theirs: socket.socket) -> AnswerFailure | None:
+        """Send the process a value and then the open socket `theirs`; returns the failure if the process has failed."""
         if failure := self.await_import():
             return failure
         try:
@@ -134,17 +134,17 @@ class UserProcess:
             return receive(self._channel)
         except TimeoutError:
             self.close()
-            return Failure(f"{doing} within {seconds:g} s")
+            return AnswerFailure(f"{doing} within {seconds:g} s")
         except (OSError, EOFError):
             return self._ended()
 
-    def _ended(self) -> Failure:
-        """Clean up after a process that has closed its socket; return a Failure that says how the process ended."""
+    def _ended(self) -> AnswerFailure:
+        """Clean up after a process that has closed its socket; return the failure that says how the process ended."""
         assert self._guard is not None, "only a running process ends"
         try:
-            failure = Failure(ending_of(self._guard.wait(GUARD_SECONDS)))
+            failure = AnswerFailure(ending_of(self._guard.wait(GUARD_SECONDS)))
         except subprocess.TimeoutExpired:
-            failure = Failure("closed its connection to the trainer")
+            failure = AnswerFailure("closed its connection to the trainer")
         self.close()
         return failure
 
@@ -246,7 +246,7 @@ def _end_as(code: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ChildLimits:
     """Limits of the judgement of one item, such as a response, in a child process."""
 
     seconds: float
@@ -257,7 +257,7 @@ class Limits:
 
 
 def judge_in_children(
-    judge: Callable[[Item], float], items: Sequence[Item], limits: Limits, *, until: float
+    judge: Callable[[Item], float], items: Sequence[Item], limits: ChildLimits, *, until: float
 ) -> list[float | None]:
     """Return judge(item) for each item; 0 if the judgement raises, ends its process, or exceeds the limits.
 
@@ -287,7 +287,7 @@ def judge_in_children(
 class _Child:
     """Forked child process that judges items one after the other."""
 
-    def __init__(self, judge: Callable[[Item], float], items: Sequence[Item], limits: Limits) -> None:
+    def __init__(self, judge: Callable[[Item], float], items: Sequence[Item], limits: ChildLimits) -> None:
         self._answers, theirs = os.pipe()
         self._key = os.urandom(JUDGEMENT.size - struct.calcsize("d"))
         self._process = os.fork()
@@ -315,7 +315,7 @@ class _Child:
 
 
 def _judge_all(
-    judge: Callable[[Item], float], items: Sequence[Item], limits: Limits, *, answers: int, key: bytes
+    judge: Callable[[Item], float], items: Sequence[Item], limits: ChildLimits, *, answers: int, key: bytes
 ) -> None:
     """Write each item's score to the pipe `answers`; a sandboxed child has only this pipe and standard files open."""
     memory = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + limits.memory
@@ -354,7 +354,7 @@ ALLOWED_CALLS = (
     *(292, 293, 318, 324, 332, 334, 439),  # getrandom, membarrier, statx, rseq, faccessat2
 )
 """Numbers of the x86-64 system calls that the sandbox allows, because Python needs them to compute."""
-Step = tuple[int, int, int, int]
+BpfInstruction = tuple[int, int, int, int]
 """One BPF instruction (struct sock_filter): operation, instructions to skip if its test is true and if false, value."""
 
 
@@ -370,7 +370,7 @@ def enter_sandbox() -> None:
     A seccomp filter does so (Linux's seccomp(2)): it needs no privilege and cannot be taken back. A system call that is
     not listed fails as not permitted (EPERM).
     """
-    steps: list[Step] = [
+    steps: list[BpfInstruction] = [
         *((LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, AUDIT_ARCH_X86_64), (RETURN, 0, 0, KILL)),
         *((LOAD, 0, 0, NUMBER_AT), (EQUAL, 0, 1, CLONE3)),
         (RETURN, 0, 0, NO_SUCH_CALL),  # C libraries then call clone, whose flags a filter can read
@@ -385,7 +385,7 @@ def enter_sandbox() -> None:
     _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, struct.pack("HP", len(steps), ctypes.addressof(packed)))
 
 
-def _by_bits(call: int, argument: int, bits: int, on_any: int, on_none: int) -> tuple[Step, ...]:
+def _by_bits(call: int, argument: int, bits: int, on_any: int, on_none: int) -> tuple[BpfInstruction, ...]:
     """Return BPF instructions that answer a system call by whether an argument's lower 32 bits have any of `bits`."""
     place = ARGUMENTS_AT + 8 * argument
     return (

@@ -28,10 +28,10 @@ from rlhf_api.spec.verifiers import (
     Verifier,
     are_answers,
 )
-from rlhf_trainer.rewards.supervision import MEBIBYTE, Limits, judge_in_children, require_sandbox
+from rlhf_trainer.rewards.supervision import MEBIBYTE, ChildLimits, judge_in_children, require_sandbox
 
 OPTIONS: Final = "verifier()"
-USUAL_LIMITS = Limits(seconds=5.0, memory=1024 * MEBIBYTE)
+USUAL_LIMITS = ChildLimits(seconds=5.0, memory=1024 * MEBIBYTE)
 """Limits of one judgement by any verifier but Code, against regular expressions and formulas that never end."""
 JUDGING_SHARE = 0.8
 """Share of a call's time limit after which the verifier judges no further response."""
@@ -63,7 +63,7 @@ def score(
     limits = USUAL_LIMITS
     if isinstance(chosen, Code):
         require_sandbox()
-        limits = Limits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, is_sandboxed=True)
+        limits = ChildLimits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, is_sandboxed=True)
     judge = JUDGES[type(chosen)](chosen)
     found = judge_in_children(lambda item: judge(*item), items, limits, until=until)
     scores: list[Score] = [0.0] * len(responses)

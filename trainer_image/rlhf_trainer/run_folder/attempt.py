@@ -40,7 +40,7 @@ class WrongAttempt(ValueError):  # noqa: N818 a sentence for a user, like the tr
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptId:
     """One attempt to run an RLHFJob: its number, and the uid of the RLHFJob."""
 
     number: int
@@ -51,30 +51,30 @@ class Attempt:
         return f"{self.number} {self.job_uid}".strip()
 
 
-def own_attempt() -> Attempt | None:
+def own_attempt() -> AttemptId | None:
     """Return the attempt of this process; None for a run without an operator. Raises WrongAttempt."""
     text = os.environ.get(VARIABLE)
     if not text:
         return None
     if not text.isdecimal() or int(text) < 1:
         raise WrongAttempt(f"{VARIABLE} is {text!r}, expected the number of an attempt")
-    return Attempt(int(text), os.environ.get(JOB_UID_VARIABLE, ""))
+    return AttemptId(int(text), os.environ.get(JOB_UID_VARIABLE, ""))
 
 
-def marked_attempts(folder: Path) -> list[Attempt]:
+def marked_attempts(folder: Path) -> list[AttemptId]:
     """Return the last attempt of each RLHFJob that has used a folder, oldest first; the last one owns the folder."""
     with suppress(OSError):
         lines = [line.split() for line in (folder / MARK).read_text().splitlines()]
-        return [Attempt(int(words[0]), *words[1:2]) for words in lines if words and words[0].isdecimal()]
+        return [AttemptId(int(words[0]), *words[1:2]) for words in lines if words and words[0].isdecimal()]
     return []
 
 
-def owner(folder: Path) -> Attempt | None:
+def owner(folder: Path) -> AttemptId | None:
     """Return the attempt that owns a folder by the mark file; None if there is none."""
     return next(reversed(marked_attempts(folder)), None)
 
 
-def newer_attempt(output: Path, attempt: Attempt) -> Attempt | None:
+def newer_attempt(output: Path, attempt: AttemptId) -> AttemptId | None:
     """Return a run folder's owner if it is newer than this attempt; else None, also if the mark file lacks this job."""
     attempts = marked_attempts(output)
     if all(each.job_uid != attempt.job_uid for each in attempts):
@@ -83,13 +83,13 @@ def newer_attempt(output: Path, attempt: Attempt) -> Attempt | None:
     return attempts[-1] if is_over else None
 
 
-def mark(folder: Path, attempt: Attempt) -> None:
+def mark(folder: Path, attempt: AttemptId) -> None:
     """Write the mark file of a folder, so that this attempt is the folder's owner."""
     earlier = [each for each in marked_attempts(folder) if each.job_uid != attempt.job_uid]
     replace(folder / MARK, "".join(f"{each}\n" for each in (*earlier, attempt)))
 
 
-def lock_file(output: Path, attempt: Attempt | None) -> Path:
+def lock_file(output: Path, attempt: AttemptId | None) -> Path:
     """Return the file that the trainer of an attempt, or of a run without an operator, keeps locked while it runs."""
     return output / "-".join((LOCK, *str(attempt or "").split()))
 
@@ -104,14 +104,14 @@ def write_exit(output: Path, code: int, *, reason: str, message: str) -> None:
         replace(output / EXIT, json.dumps({**whose, "exitCode": code, "reason": reason, "message": message}) + "\n")
 
 
-def read_exit(output: Path, attempt: Attempt) -> Mapping[str, Any] | None:
+def read_exit(output: Path, attempt: AttemptId) -> Mapping[str, Any] | None:
     """Return the exit.json of an attempt; None while there is none that can be read."""
     found = read_object(output / EXIT)
     is_its = (found.get("attempt"), found.get("jobUid", "")) == (attempt.number, attempt.job_uid)
     return found if is_its and isinstance(found.get("exitCode"), int) else None
 
 
-def read_status(job_folder: Path, attempt: Attempt) -> dict[str, Any]:
+def read_status(job_folder: Path, attempt: AttemptId) -> dict[str, Any]:
     """Return status.json of a job's folder if the trainer of this attempt wrote the file; else an empty mapping."""
     last = owner(job_folder)  # first: a status read later belongs to this owner or to a later one
     status = read_object(job_folder / STATUS)
@@ -142,7 +142,7 @@ def replace(path: Path, text: str) -> None:
 class Watch:
     """Observer of the trainer of an attempt from any pod; the trainer leaves a sign of life every few seconds."""
 
-    def __init__(self, output: Path, attempt: Attempt, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, output: Path, attempt: AttemptId, clock: Callable[[], float] = time.monotonic) -> None:
         """Start to observe; `clock` (seconds) of this machine times the signs of life, as machines' clocks differ."""
         self._output, self._attempt, self._clock = output, attempt, clock
         self._seen, self._since = "", clock()

@@ -22,7 +22,7 @@ from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run_folder.attempt import (
     STATUS,
-    Attempt,
+    AttemptId,
     Watch,
     own_attempt,
     owner,
@@ -133,7 +133,7 @@ def _only_folder_in_use() -> Path:
     raise SpecError([Problem("RUN_DIR", f"is needed, for {names} is in use")])
 
 
-def _save_before_the_end(output: Path, attempt: Attempt) -> str:
+def _save_before_the_end(output: Path, attempt: AttemptId) -> str:
     """Wait until every step of this attempt so far is saved, or its trainer has ended; return a sentence about it."""
     watch = Watch(output, attempt)
     if not watch.is_alive():
@@ -154,7 +154,7 @@ def _save_before_the_end(output: Path, attempt: Attempt) -> str:
     return f"{output}: step {saved} is saved"
 
 
-def _steps(output: Path, attempt: Attempt) -> tuple[int, int]:
+def _steps(output: Path, attempt: AttemptId) -> tuple[int, int]:
     """Return (steps done, steps saved) by the status of this attempt's job; zeros before its first step."""
     for file in output.glob(f"*/{STATUS}"):
         status = read_status(file.parent, attempt)

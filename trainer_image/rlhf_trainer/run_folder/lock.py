@@ -18,7 +18,7 @@ from rlhf_trainer.run_folder.attempt import (
     EXIT,
     LIFE,
     LOCK,
-    Attempt,
+    AttemptId,
     lock_file,
     mark,
     newer_attempt,
@@ -123,7 +123,7 @@ def owned(output: Path) -> Iterator[None]:
         beats.join()
 
 
-def _beat(output: Path, attempt: Attempt, ended: Event) -> None:
+def _beat(output: Path, attempt: AttemptId, ended: Event) -> None:
     """Write this attempt's sign of life every BEAT_SECONDS until `ended` is set or a newer attempt owns the folder."""
     count = 0
     while not newer_attempt(output, attempt):

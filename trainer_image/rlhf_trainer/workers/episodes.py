@@ -20,7 +20,7 @@ from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.environments.of_job import subject_of
 from rlhf_trainer.errors import DataError, UserCodeError
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
-from rlhf_trainer.rewards.supervision import Failure
+from rlhf_trainer.rewards.supervision import AnswerFailure
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
@@ -82,7 +82,7 @@ class Episode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class EpisodeLimits:
     """Limits of the length of an episode."""
 
     prompt_tokens: int
@@ -101,7 +101,7 @@ class Play:
         environments: Environments | None,
         encoder: TurnEncoder,
         *,
-        limits: Limits,
+        limits: EpisodeLimits,
         ended: Callable[[int], None] = lambda _: None,
     ) -> None:
         """environments: None except on the engine's first rank, which passes their answers to the other ranks.
@@ -147,7 +147,7 @@ class Play:
         """Handle the environment's answer to `reset` or `step`: end the episode, or begin the model's next turn."""
         episode = self._episodes[number]
         try:
-            if isinstance(answer, Failure):
+            if isinstance(answer, AnswerFailure):
                 episode.failure = answer.what
             elif not episode.turns:
                 self._reset(episode, answer)
@@ -241,7 +241,7 @@ class EpisodeResponder:
     ) -> tuple[list[Ids], list[Response]]:
         """Return the prompts of this rank's rows, of which the environment may have changed some, and the episodes."""
         data = self._job.spec.data
-        limits = Limits(
+        limits = EpisodeLimits(
             prompt_tokens=data.max_prompt_tokens,
             tokens=data.max_response_tokens,
             turns=self._job.spec.rollout.max_turns,
