@@ -37,7 +37,7 @@ JUDGING_SHARE = 0.8
 """Share of a call's time limit after which the verifier judges no further response."""
 BLOCK = re.compile(r"```[^\S\n]*\w*[^\S\n]*\n(.*?)```", re.DOTALL)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
-Score = float | None | dict[str, float | None]
+VerifierScore = float | None | dict[str, float | None]
 Judge = Callable[[str, Sequence[str]], float]
 """Function (response, right answers to compare it with) -> score of the response."""
 
@@ -48,7 +48,7 @@ def score(
     finished: list[bool],
     /,
     **given: Any,
-) -> list[Score]:
+) -> list[VerifierScore]:
     """Return a score from 0 to 1 for each response; None for those that are not judged within the time limit.
 
     given: columns by name, and under OPTIONS, no column's name, (verifier as JSON types, time limit in seconds).
@@ -66,7 +66,7 @@ def score(
         limits = ChildLimits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, is_sandboxed=True)
     judge = JUDGES[type(chosen)](chosen)
     found = judge_in_children(lambda item: judge(*item), items, limits, until=until)
-    scores: list[Score] = [0.0] * len(responses)
+    scores: list[VerifierScore] = [0.0] * len(responses)
     for place, number in zip(places, found, strict=True):
         scores[place] = number
         if isinstance(chosen, Code) and number is not None:
