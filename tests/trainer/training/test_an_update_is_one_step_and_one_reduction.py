@@ -16,7 +16,7 @@ from rlhf_api.spec.job_spec import Optimizer
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.training import optimizer, sharding
 from rlhf_trainer.training.loading import load_scorer
-from rlhf_trainer.training.model_input import Text
+from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.training.optimizer import clip_gradients
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
@@ -64,8 +64,8 @@ def update(trainer: Trainer, step: int) -> float:
     def loss(scores: Tensor, micro: Fields) -> Tensor:
         return (scores * micro["weights"]).square().sum() / 26
 
-    def texts_of(micro: Fields) -> list[Text]:
-        return [Text(tokens=micro["tokens"], lengths=micro["weights"].sum(1).long())]
+    def texts_of(micro: Fields) -> list[TokenBatch]:
+        return [TokenBatch(tokens=micro["tokens"], lengths=micro["weights"].sum(1).long())]
 
     weights = (torch.arange(8) < LENGTHS[:, None]).float()
     return trainer.update({"tokens": tokens, "weights": weights}, texts_of, loss, step=step)

@@ -14,7 +14,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError, EnvironmentProblem
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model
-from rlhf_trainer.training.model_input import Text
+from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel, shard
 from rlhf_trainer.training.trainer import Trainer
@@ -46,8 +46,8 @@ def sharded(folder: str, layout: ParallelSizes, *, recompute: bool, compiled: bo
     return shard(model, layout, compute_dtype=torch.float32, recompute_activations=recompute, compile_layers=compiled)
 
 
-def texts_of(micro: Fields) -> list[Text]:
-    return [Text(tokens=micro["tokens"], lengths=micro["lengths"], read=torch.ones(micro["tokens"].shape))]
+def texts_of(micro: Fields) -> list[TokenBatch]:
+    return [TokenBatch(tokens=micro["tokens"], lengths=micro["lengths"], read=torch.ones(micro["tokens"].shape))]
 
 
 def learnt(folder: str, layout: ParallelSizes, recompute: bool, backend: str) -> Learnt:

@@ -12,7 +12,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.training.batching import RowCosts
 from rlhf_trainer.training.loading import load_scorer
-from rlhf_trainer.training.model_input import Text
+from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
@@ -30,9 +30,9 @@ PROMPT = 4
 """Tokens that the first four rows have in common, and the other four."""
 
 
-def texts_of(micro: Fields) -> list[Text]:
+def texts_of(micro: Fields) -> list[TokenBatch]:
     prompts = torch.full((len(micro["mask"]),), PROMPT)
-    return [Text(tokens=micro["tokens"], lengths=micro["mask"].sum(1).long(), prompts=prompts)]
+    return [TokenBatch(tokens=micro["tokens"], lengths=micro["mask"].sum(1).long(), prompts=prompts)]
 
 
 def learn(folder: str, layout: ParallelSizes, token_budget: int = 64, share_prompts: bool = False) -> Seen:

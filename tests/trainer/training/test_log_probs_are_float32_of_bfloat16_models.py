@@ -9,7 +9,7 @@ from torch import Tensor
 from rlhf_api.spec.job_spec import Optimizer
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.loading import load_language_model
-from rlhf_trainer.training.model_input import ModelInput, Text
+from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.sharding import shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
@@ -22,10 +22,10 @@ TEMPERATURE = 0.7
 TOKENS = torch.arange(3, 27).reshape(2, 12)
 
 
-def texts_of(micro: Fields) -> list[Text]:
+def texts_of(micro: Fields) -> list[TokenBatch]:
     rows, width = micro["tokens"].shape
     lengths, read = torch.full((rows,), width), torch.ones(rows, width)
-    return [Text(tokens=micro["tokens"], lengths=lengths, read=read, temperature=TEMPERATURE, entropy=True)]
+    return [TokenBatch(tokens=micro["tokens"], lengths=lengths, read=read, temperature=TEMPERATURE, entropy=True)]
 
 
 def read_and_updated(folder: str) -> tuple[Likelihood, float, float]:

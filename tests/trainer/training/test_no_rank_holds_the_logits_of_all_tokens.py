@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.training import head
 from rlhf_trainer.training.attention import use_attention
-from rlhf_trainer.training.model_input import ModelInput, Text
+from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.models import LanguageModel
 from rlhf_trainer.training.sharding import shard
 from tests.real_size.live_bytes import LiveBytes
@@ -74,7 +74,7 @@ def update(tensor: int, tokens: int, *, tied: bool) -> tuple[Counted, Tensor, Te
     sharded = shard(model, layout, compute_dtype=torch.float32, recompute_activations=False)
     ids = torch.randint(VOCABULARY, (2, tokens // 2), generator=torch.Generator().manual_seed(1))
     lengths = torch.full((2,), tokens // 2)
-    given = ModelInput.of([Text(tokens=ids, lengths=lengths, read=torch.ones(ids.shape), entropy=True)])
+    given = ModelInput.of([TokenBatch(tokens=ids, lengths=lengths, read=torch.ones(ids.shape), entropy=True)])
     with Counting() as counting:
         found = sharded.module(given.tokens, given)
         (found.log_probs - 0.1 * found.entropy).square().mean().backward()

@@ -23,14 +23,14 @@ from transformers import (
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.training import attention
 from rlhf_trainer.training.attention import use_attention
-from rlhf_trainer.training.model_input import ModelInput, Text
+from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
 from tests.trainer.tiny import FAMILIES, divisible_config
 
 LENGTHS, OTHER_LENGTHS = torch.tensor([7, 1, 0, 12]), torch.tensor([3, 15, 2, 9])
 
 
-def texts() -> list[Text]:
+def texts() -> list[TokenBatch]:
     """Rows of two kinds: some tokens are read of the first, at another temperature, and all of the second."""
     generator = torch.Generator().manual_seed(0)
     first, second = (
@@ -39,15 +39,15 @@ def texts() -> list[Text]:
     )
     read = torch.randint(2, first.shape, generator=generator).float()
     return [
-        Text(tokens=first, lengths=LENGTHS, read=read, temperature=0.5, entropy=True),
-        Text(tokens=second, lengths=OTHER_LENGTHS, read=torch.ones(second.shape)),
+        TokenBatch(tokens=first, lengths=LENGTHS, read=read, temperature=0.5, entropy=True),
+        TokenBatch(tokens=second, lengths=OTHER_LENGTHS, read=torch.ones(second.shape)),
     ]
 
 
 PROMPTS, OTHER_PROMPTS = torch.tensor([5, 0, 0, 5]), torch.tensor([2, 5, 1, 5])
 
 
-def groups() -> list[Text]:
+def groups() -> list[TokenBatch]:
     """The same with prompts: rows 0 and 3 of both and row 1 of the second share theirs, one of them has one token more;
     the first row of both texts ends with a response, and none shares a prompt of another length."""
     first, second = texts()
@@ -200,13 +200,13 @@ def test_a_batch_of_groups_is_three_quarters_of_its_tokens() -> None:
     """16 prompts of 32 tokens with 4 responses of 64 each."""
     tokens = torch.randint(500, (16, 96)).repeat_interleave(4, dim=0)
     tokens[:, 32:] = torch.randint(500, (64, 64))
-    whole = Text(tokens=tokens, lengths=torch.full((64,), 96))
+    whole = TokenBatch(tokens=tokens, lengths=torch.full((64,), 96))
     assert ModelInput.of([whole]).tokens.numel() == 6144
     assert ModelInput.of([replace(whole, prompts=torch.full((64,), 32))]).tokens.numel() == 4608
 
 
 def test_a_micro_batch_without_text_is_one_unread_token() -> None:
-    nothing = Text(tokens=torch.zeros(1, 1, dtype=torch.int64), lengths=torch.zeros(1, dtype=torch.int64))
+    nothing = TokenBatch(tokens=torch.zeros(1, 1, dtype=torch.int64), lengths=torch.zeros(1, dtype=torch.int64))
     given = ModelInput.of([nothing])
     assert given.tokens.tolist() == [[0]]
     own, _ = pair(CONFIGS["llama"])

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from rlhf_trainer.training.batching import Bundles
-from rlhf_trainer.training.model_input import ModelInput, Text
+from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 
 PROMPTS: tuple[list[int], ...] = ([7, 8, 9], [7, 8, 9], [7, 8, 5], [7, 8, 9], [7, 8], [], [])
 OWN = [4, 2, 5, 6, 3, 4, 2]
 
 
-def text(prompts: tuple[list[int], ...] = PROMPTS, own: list[int] = OWN, *, first: int = 100) -> Text:
+def text(prompts: tuple[list[int], ...] = PROMPTS, own: list[int] = OWN, *, first: int = 100) -> TokenBatch:
     """Rows of a prompt and so many further tokens, all different."""
     rows = [
         [*prompt, *range(first + 10 * row, first + 10 * row + size)]
@@ -19,14 +19,14 @@ def text(prompts: tuple[list[int], ...] = PROMPTS, own: list[int] = OWN, *, firs
     tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
     for row, each in enumerate(rows):
         tokens[row, : len(each)] = torch.tensor(each)
-    return Text(
+    return TokenBatch(
         tokens=tokens, lengths=torch.tensor(list(map(len, rows))), prompts=torch.tensor(list(map(len, prompts)))
     )
 
 
-def cut(texts: list[Text], rows: Tensor) -> list[Text]:
+def cut(texts: list[TokenBatch], rows: Tensor) -> list[TokenBatch]:
     return [
-        Text(
+        TokenBatch(
             tokens=each.tokens[rows],
             lengths=each.lengths[rows],
             prompts=None if each.prompts is None else each.prompts[rows],
@@ -35,7 +35,7 @@ def cut(texts: list[Text], rows: Tensor) -> list[Text]:
     ]
 
 
-def bundled(texts: list[Text], budget: int) -> tuple[list[list[int]], list[int]]:
+def bundled(texts: list[TokenBatch], budget: int) -> tuple[list[list[int]], list[int]]:
     """(rows, tokens) of each bundle, which are as many as are then packed."""
     bundles = Bundles.of(texts, token_budget=budget)
     rows = [bundles.rows(torch.tensor([number])) for number in range(len(bundles.tokens))]
@@ -49,7 +49,7 @@ def test_equal_prompts_are_a_bundle_others_are_alone() -> None:
 
 def test_rows_of_an_unknown_prompt_are_alone() -> None:
     whole = text()
-    alone = Text(tokens=whole.tokens, lengths=whole.lengths)
+    alone = TokenBatch(tokens=whole.tokens, lengths=whole.lengths)
     assert bundled([alone], 1000) == ([[row] for row in range(7)], whole.lengths.tolist())
 
 
@@ -75,5 +75,5 @@ def test_a_prompt_small_beside_its_row_is_not_shared() -> None:
 
 
 def test_without_rows_there_is_no_bundle() -> None:
-    nothing = Text(tokens=torch.zeros(0, 3, dtype=torch.int64), lengths=torch.zeros(0, dtype=torch.int64))
+    nothing = TokenBatch(tokens=torch.zeros(0, 3, dtype=torch.int64), lengths=torch.zeros(0, dtype=torch.int64))
     assert Bundles.of([nothing], token_budget=9).tokens.tolist() == []

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from rlhf_api.spec.job_spec import Training
 from rlhf_trainer.training.distributed import ModelMesh
-from rlhf_trainer.training.model_input import Text, prompt_keys, prompt_sizes
+from rlhf_trainer.training.model_input import TokenBatch, prompt_keys, prompt_sizes
 from rlhf_trainer.training.models import MissingLayer
 from rlhf_trainer.types import Batch, Fields
 
@@ -94,7 +94,7 @@ class Bundles:
     """Number of prompt tokens of each text of each row that another text of the bundle computes: int64 [texts, B]."""
 
     @classmethod
-    def of(cls, texts: Sequence[Text], *, token_budget: int) -> Bundles:
+    def of(cls, texts: Sequence[TokenBatch], *, token_budget: int) -> Bundles:
         """Bundle rows by the prompt of their first text; a bundle has at most token_budget tokens, or one row."""
         lengths = torch.stack([text.lengths for text in texts])
         totals, sizes = lengths.sum(0).tolist(), torch.stack(list(map(prompt_sizes, texts))).T.tolist()

@@ -19,7 +19,7 @@ texts in one bundle, and load balancing could move nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
+class TokenBatch:
     """Texts that a model reads, and the tokens whose log-probabilities a loss reads."""
 
     tokens: Tensor
@@ -124,7 +124,7 @@ class ModelInput:
     entropy: bool
 
     @classmethod
-    def of(cls, texts: Sequence[Text], *, at_least: int = 1) -> Self:
+    def of(cls, texts: Sequence[TokenBatch], *, at_least: int = 1) -> Self:
         """Pack texts to at least `at_least` tokens; a document of zeros, which nothing reads, fills the rest.
 
         The first token of a text is not read, as nothing predicts it. Rows that use an earlier row's prompt come last.
@@ -177,19 +177,19 @@ class ModelInput:
         return values.new_zeros(rows * width).index_copy(0, places, values).view(rows, width)
 
 
-def prompt_sizes(text: Text) -> Tensor:
+def prompt_sizes(text: TokenBatch) -> Tensor:
     """Number of each row's prompt tokens that other rows may share, int64 [b]; 0 for a prompt too short to share."""
     if text.prompts is None:
         return torch.zeros_like(text.lengths)
     return torch.where(text.prompts * SHARE_DIVISOR < text.lengths, 0, text.prompts)
 
 
-def prompt_keys(text: Text) -> list[bytes]:
+def prompt_keys(text: TokenBatch) -> list[bytes]:
     """Key of each row's prompt: equal for equal prompts, empty if the row has no prompt to share."""
     return [row[:size].tobytes() for row, size in zip(text.tokens.numpy(), prompt_sizes(text).tolist(), strict=True)]
 
 
-def _shared_prompts(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
+def _shared_prompts(texts: Sequence[TokenBatch]) -> tuple[Tensor, Tensor]:
     """Return, for each row of all texts, (first row with the same prompt, number of tokens shared with that row)."""
     found: dict[bytes, int] = {}
     keys = chain.from_iterable(map(prompt_keys, texts))

@@ -13,12 +13,12 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.training.distributed import ModelMesh, device_here, local_shard
-from rlhf_trainer.training.model_input import ModelInput, Text
+from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.models import MissingLayer, inner
 from rlhf_trainer.types import Fields
 
-TextsFunction = Callable[[Fields], Sequence[Text]]
-"""Function from a micro-batch's fields to the model's input: one `Text` of b rows, or two for preference pairs."""
+TextsFunction = Callable[[Fields], Sequence[TokenBatch]]
+"""Function from a micro-batch's fields to the model's input: one `TokenBatch` of b rows, or two for pairs."""
 OutputFunction = Callable[[Any, Fields], Tensor]
 """Function (model output [rows, T], `Likelihood` or scores, all texts stacked; fields) -> loss, or tensor [b, t]."""
 BeforeBackward = Callable[[bool], None]

@@ -19,7 +19,7 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.batching import Bundles, RowAssignment, RowCosts, micro_batches
 from rlhf_trainer.training.distributed import device_here
-from rlhf_trainer.training.model_input import FieldsOnDevice, ModelInput, Text
+from rlhf_trainer.training.model_input import FieldsOnDevice, ModelInput, TokenBatch
 from rlhf_trainer.training.models import inner, trained_tie
 from rlhf_trainer.training.offload import Offloader
 from rlhf_trainer.training.optimizer import GradientSync, ShardedAdamW, clip_gradients, learning_rate
@@ -84,7 +84,7 @@ class ModelRunner:
         costs = bundles.sums(self.costs.of(bundles.lengths) - self.costs.of(bundles.shared))
         return RowAssignment(costs, bundles.of_rows, self.mesh)
 
-    def _texts(self, fields: Fields, texts_of: TextsFunction) -> Sequence[Text]:
+    def _texts(self, fields: Fields, texts_of: TextsFunction) -> Sequence[TokenBatch]:
         texts = texts_of(fields)
         return texts if self._share_prompts else [replace(text, prompts=None) for text in texts]
 
@@ -121,7 +121,7 @@ class ModelRunner:
             micros.append(MicroBatch(fields=FieldsOnDevice(part, device), given=given, rows=rows))
         return micros
 
-    def _count(self, bundles: Bundles, texts: Sequence[Text], phase: str) -> None:
+    def _count(self, bundles: Bundles, texts: Sequence[TokenBatch], phase: str) -> None:
         costs = float((self.costs.of(bundles.lengths) - self.costs.of(bundles.shared)).sum())
         read = sum(float((text.read > 0).sum()) for text in texts if text.read is not None)
         passes = BESIDE_FROZEN if phase == "update" and self.model.adapter else PASSES[phase]

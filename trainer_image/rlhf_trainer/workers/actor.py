@@ -19,7 +19,7 @@ from rlhf_trainer.protocols import THREE_D_PROTO
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.training.head import Likelihood
-from rlhf_trainer.training.model_input import Text
+from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.types import Batch, Fields, register
 from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_of
 from rlhf_trainer.workers.data import PRETRAIN_FIELDS
@@ -112,7 +112,7 @@ class ActorWorker(GeneratingActor):
 
         return both
 
-    def _texts_of(self, micro: Fields) -> list[Text]:
+    def _texts_of(self, micro: Fields) -> list[TokenBatch]:
         """Return a micro-batch's model inputs: the responses and, if the job has them, the pretraining texts."""
         temperature = self.setting.job.spec.rollout.temperature
         own = text_of(micro, temperature=temperature, entropy=True)

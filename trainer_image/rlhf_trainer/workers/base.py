@@ -26,7 +26,7 @@ from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.adapters import add_adapter, initial_weights, write_adapter_config
 from rlhf_trainer.training.distributed import device_here, sum_over_ranks
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
-from rlhf_trainer.training.model_input import Text
+from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
 from rlhf_trainer.training.saving import CONFIG_FOLDER, disk_errors, save_config_and_tokenizer, save_model
 from rlhf_trainer.training.sharding import ShardedModel, shard
@@ -199,13 +199,13 @@ class TrainedModel:
 
 def text_of(
     fields: Fields, names: Sequence[str] = TEXT_FIELDS, *, temperature: float = 1.0, entropy: bool = False
-) -> Text:
+) -> TokenBatch:
     """Return the texts of a batch as model input; the model's output is read only at the response tokens.
 
     names: of the text's fields, in the order of `TEXT_FIELDS`.
     """
     tokens, attention, response = (fields[name] for name in names)
-    return Text(
+    return TokenBatch(
         tokens=tokens,
         lengths=attention.sum(1).long(),
         prompts=(response > 0).int().argmax(1),  # 0 for a row without a response
@@ -240,16 +240,16 @@ def side_log_probs(model: ModelRunner, batch: Batch, side: str) -> Tensor:
     return row_sums(log_probs_by(model, batch, names), batch[names[-1]])
 
 
-def whole_texts(micro: Fields) -> list[Text]:
+def whole_texts(micro: Fields) -> list[TokenBatch]:
     """Return each row's whole text, prompt and response, as model input for a model that scores texts."""
     return [replace(text_of(micro), read=None)]
 
 
-def both_texts(micro: Fields) -> list[Text]:
+def both_texts(micro: Fields) -> list[TokenBatch]:
     """Return the model inputs of pairs of texts: the chosen ones, and then the rejected ones."""
     texts = []
     for tokens, attention, response in map(side_fields, ("chosen", "rejected")):
-        whole = Text(tokens=micro[tokens], lengths=micro[attention].sum(1).long())
+        whole = TokenBatch(tokens=micro[tokens], lengths=micro[attention].sum(1).long())
         texts.append(text_of(micro, (tokens, attention, response)) if response in micro else whole)
     return texts
 
