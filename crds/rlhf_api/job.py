@@ -13,7 +13,7 @@ from rlhf_api.own_code import add_search_path
 from rlhf_api.problems import SpecError
 from rlhf_api.pydantic_errors import explain
 from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient
-from rlhf_api.spec.custom_algorithm import ReadStep
+from rlhf_api.spec.custom_algorithm import AlgorithmFacts
 from rlhf_api.spec.job_spec import CPU_HIDDEN_VALUES, CPU_MIN_TOKENS, MICRO_BATCH_TOKENS, JobSpec, Model, Optimizer
 from rlhf_api.spec.runtime import PodSize
 
@@ -39,7 +39,7 @@ class Job(Spec):
     spec: JobSpec = Field(description="Spec of the job.")
 
     @classmethod
-    def parse(cls, document: object, folder: Path | None = None, *, step: ReadStep | None = None) -> Self:
+    def parse(cls, document: object, folder: Path | None = None, *, step: AlgorithmFacts | None = None) -> Self:
         """Return the job of a manifest, given as JSON types; file:// URIs relative to `folder` become absolute.
 
         The class of a user's own algorithm is imported if there is a folder. Without a folder the argument `step` tells

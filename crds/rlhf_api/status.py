@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rlhf_api.contract import TIMESTAMP, Count, Listed, Spec
 from rlhf_api.names import PlacedRole, PoolRole
-from rlhf_api.spec.custom_algorithm import ReadStep
+from rlhf_api.spec.custom_algorithm import AlgorithmFacts
 from rlhf_api.spec.model_shape import Shape
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.spec.run_policy import Reason
@@ -244,7 +244,7 @@ class Status(Spec):
     queue: str | None = Field(None, description="Kueue's queue of the job, from the job's label.")
     shapes: Listed[ReadShape] = Field((), max_length=16)
     """Shapes of the models whose config.json a pod of the job has read."""
-    step: ReadStep | None = None
+    step: AlgorithmFacts | None = None
     """Properties of a user's own algorithm, as a pod of the job has read them."""
     mapping: MappedPlacement | None = Field(None, description="Placement of the models in the current attempt.")
     reserved: Listed[Reserved] = Field((), max_length=10000)

@@ -49,7 +49,7 @@ class Custom(Algorithm):
 Custom.makes, Custom.offline = "model", False
 
 
-class ReadStep(Spec):
+class AlgorithmFacts(Spec):
     """Properties of an own algorithm's class, as a pod with the job's image reads them."""
 
     base: Literal["ActorCritic", "PolicyGradient", "Algorithm"] = Field(description="Base class of the algorithm.")
@@ -72,10 +72,10 @@ HOLDS = ("compares_responses", "needs_reference", "has_cost_critic", "may_lack_r
 BASES: Mapping[str, type[Algorithm]] = {each.__name__: each for each in (ActorCritic, PolicyGradient, Algorithm)}
 
 
-def read_step(algorithm: Algorithm) -> ReadStep:
+def algorithm_facts(algorithm: Algorithm) -> AlgorithmFacts:
     """Return the properties of an algorithm's class, which a pod with the job's image reports to the operator."""
     base = next(name for name, base in BASES.items() if isinstance(algorithm, base))
-    return ReadStep.model_validate(
+    return AlgorithmFacts.model_validate(
         {
             "base": base,
             "data": algorithm.data,
@@ -88,13 +88,13 @@ def read_step(algorithm: Algorithm) -> ReadStep:
     )
 
 
-def describe_algorithm(given: Custom, step: ReadStep) -> Algorithm:
+def describe_algorithm(given: Custom, step: AlgorithmFacts) -> Algorithm:
     """Return a stand-in for an own algorithm, with the properties that a pod has read from its class."""
     return _described_by(step).model_validate(given.model_dump(by_alias=True), by_alias=True, by_name=False)
 
 
 @lru_cache(maxsize=256)
-def _described_by(step: ReadStep) -> type[Algorithm]:
+def _described_by(step: AlgorithmFacts) -> type[Algorithm]:
     base = BASES[step.base]
     made: type[Algorithm] = type("Described", (Custom,) if base is Algorithm else (Custom, base), {})
     calls = [call.partition(".") for call in step.calls]

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import SpecError
-from rlhf_api.spec.custom_algorithm import ReadStep
+from rlhf_api.spec.custom_algorithm import AlgorithmFacts
 from rlhf_api.spec.run_policy import RunPolicy
 from rlhf_api.status import Attempt, Condition, ConditionType, Phase, Status
 from rlhf_operator import conditions, names
@@ -245,7 +245,7 @@ def _job(snapshot: Snapshot) -> tuple[Job | None, str]:
 
 
 @lru_cache(maxsize=256)
-def _parsed_job(name: str, namespace: str, spec: str, step: ReadStep | None) -> Job:
+def _parsed_job(name: str, namespace: str, spec: str, step: AlgorithmFacts | None) -> Job:
     """Parse a job with a spec in JSON; cached, because the passes over a job follow one another closely."""
     metadata = {"name": name, "namespace": namespace}
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": json.loads(spec)}

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from rlhf_api.job import Job
 from rlhf_api.problems import one_line
-from rlhf_api.spec.custom_algorithm import Custom, ReadStep
+from rlhf_api.spec.custom_algorithm import AlgorithmFacts, Custom
 from rlhf_api.status import ReadShape
 from rlhf_mapper.config_file import ModelConfigError, architecture_in
 from rlhf_operator import names
@@ -55,7 +55,7 @@ def _take_step(ctx: ReconcileContext, ended: ObservedPod) -> None:
     try:
         answer = json.loads(words) if _has_read(ended) else {}
         if "problem" not in answer:
-            ctx.set_status(step=ReadStep.model_validate(answer, by_alias=True, by_name=False))
+            ctx.set_status(step=AlgorithmFacts.model_validate(answer, by_alias=True, by_name=False))
             return
         problem = str(answer["problem"])
     except (ValueError, TypeError, RecursionError):

@@ -14,7 +14,7 @@ import pytest
 
 from rlhf_api.job import Job
 from rlhf_api.spec.algorithm_table import ALGORITHMS
-from rlhf_api.spec.custom_algorithm import ReadStep, read_step
+from rlhf_api.spec.custom_algorithm import AlgorithmFacts, algorithm_facts
 from rlhf_api.spec.model_shape import Shape
 from rlhf_mapper.config_file import architecture_in, shape_of
 from rlhf_mapper.workload import workload_of
@@ -122,9 +122,9 @@ def test_of_an_algorithm_it_tells_all_that_the_mapper_asks(name: str) -> None:
     here = Job.parse(document)
     entrypoint = f"{found.__module__}:{found.__name__}"
     document["spec"]["algorithm"] = {"name": "Custom", "entrypoint": entrypoint, "options": {}}
-    answered = json.dumps(read_step(here.spec.algorithm).model_dump(mode="json", by_alias=True))
+    answered = json.dumps(algorithm_facts(here.spec.algorithm).model_dump(mode="json", by_alias=True))
     assert len(answered) < KEPT_BYTES
-    there = Job.parse(document, step=ReadStep.model_validate_json(answered, by_alias=True, by_name=False))
+    there = Job.parse(document, step=AlgorithmFacts.model_validate_json(answered, by_alias=True, by_name=False))
     assert workload_of(there) == workload_of(here)
     assert (there.models(), there.saved, there.trained()) == (here.models(), here.saved, here.trained())
     for each in ("makes", "offline", "chooses_pairs", "compares_responses", "prompts_drawn", "has_cost_critic"):

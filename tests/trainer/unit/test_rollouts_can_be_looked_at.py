@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from rlhf_trainer.commands.cli import app
 from rlhf_trainer.run_folder.folder import JobFolder
-from rlhf_trainer.run_folder.rollouts import ROLLOUTS, read_step
+from rlhf_trainer.run_folder.rollouts import ROLLOUTS, read_step_rollouts
 from tests.trainer import jobs
 
 
@@ -70,7 +70,7 @@ def test_the_best_of_a_step(run: Path) -> None:
 
 
 def test_of_a_step_that_was_run_twice_the_last_counts(run: Path) -> None:
-    (row,) = read_step(run / "grpo" / ROLLOUTS, 2)
+    (row,) = read_step_rollouts(run / "grpo" / ROLLOUTS, 2)
     assert row["response"] == "again 0 [of 2]"
 
 

@@ -2,8 +2,8 @@
 
 The operator runs `python -m rlhf_trainer.pods.read_shapes REQUEST FILE` in a pod before the first attempt. FILE is the
 pod's termination message. REQUEST is an algorithm as JSON, {"entrypoint": "module:Class", "options": {...}}, and the
-answer has the fields of `rlhf_api.spec.custom_algorithm.ReadStep`, or {"problem": "a sentence"}. Or REQUEST is a JSON
-list of [URI, revision or null]; for each of them the list in FILE has one of
+answer has the fields of `rlhf_api.spec.custom_algorithm.AlgorithmFacts`, or {"problem": "a sentence"}. Or REQUEST is a
+JSON list of [URI, revision or null]; for each of them the list in FILE has one of
 
     {"shape": {...}}                                the numbers of its config.json, as `models.<role>.shape` has them
     {"problem": "a sentence", "weightBytes": 123}   why there are none; bytes of its weights, where they are there
@@ -22,7 +22,7 @@ from typing import Any
 from rlhf_api.own_code import OwnCodeError
 from rlhf_api.problems import SpecError, one_line
 from rlhf_api.spec.algorithms import CUSTOM
-from rlhf_api.spec.custom_algorithm import Custom, load_algorithm, read_step
+from rlhf_api.spec.custom_algorithm import Custom, algorithm_facts, load_algorithm
 from rlhf_mapper.config_file import ModelConfigError, shape_in
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.hub import HUB
@@ -44,10 +44,10 @@ def main() -> None:
 
 
 def step(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the ReadStep of a custom algorithm, or {"problem": sentence} if it cannot be read."""
+    """Return the fields of a custom algorithm's AlgorithmFacts, or {"problem": sentence} if it cannot be read."""
     try:
         given = Custom.model_validate({"name": CUSTOM, **request})
-        return read_step(load_algorithm(given)).model_dump(mode="json", by_alias=True)
+        return algorithm_facts(load_algorithm(given)).model_dump(mode="json", by_alias=True)
     except (SpecError, OwnCodeError) as error:
         return {"problem": one_line(str(error), MAX_PROBLEM_BYTES)}
 

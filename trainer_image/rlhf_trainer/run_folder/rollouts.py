@@ -27,7 +27,7 @@ NUMBERS = ("reward", "cost", "advantage", "prompt_tokens", "response_tokens", "p
 def show_samples(output: Path, *, job: str | None, step: int | None, count: int, best: bool) -> None:
     """Print the kept responses with the lowest or highest rewards in a step of a job. SpecError if none was kept."""
     file = _find_rollouts(output, job)
-    rows = read_step(file, step)
+    rows = read_step_rollouts(file, step)
     if not rows:
         raise SpecError([Problem(str(file), "has no responses" + (f" of step {step}" if step is not None else ""))])
     console = Console(highlight=False, soft_wrap=True)
@@ -54,7 +54,7 @@ def _find_rollouts(output: Path, job: str | None) -> Path:
     raise SpecError([Problem(str(output), what)])
 
 
-def read_step(file: Path, step: int | None) -> list[dict[str, Any]]:
+def read_step_rollouts(file: Path, step: int | None) -> list[dict[str, Any]]:
     """Return the rows of a step in rollouts.jsonl, by default the last; of a step that ran twice the later rows."""
     found: dict[int, dict[str, Any]] = {}
     chosen = -1 if step is None else step
