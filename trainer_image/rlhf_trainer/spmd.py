@@ -39,7 +39,7 @@ from rlhf_trainer.run.job_run import Checkpoints, Reporter, run_job
 from rlhf_trainer.run.preconditions import require_no_cluster, require_possible
 from rlhf_trainer.run.publisher import Publisher
 from rlhf_trainer.run.resume import from_the_start
-from rlhf_trainer.run.step_models import connected, inputs_of
+from rlhf_trainer.run.step_models import connected, step_models_of
 from rlhf_trainer.run.worker_specs import data_spec, worker_specs
 from rlhf_trainer.run_folder.folder import (
     JobFolder,
@@ -102,8 +102,8 @@ class LocalModel:
 class SpmdRuntime:
     """Runtime of one rank under torchrun: its models, whose calls run at once."""
 
-    def __init__(self, models: Mapping[str, Any], inputs: Mapping[str, Any], layout: ParallelSizes) -> None:
-        self.models, self.inputs, self._layout = models, inputs, layout
+    def __init__(self, models: Mapping[str, Any], step_models: Mapping[str, Any], layout: ParallelSizes) -> None:
+        self.models, self.step_models, self._layout = models, step_models, layout
 
     def blank(self, step: int, size: int) -> Batch:
         """Return this rank's rows of a batch of `size` rows, without fields."""
@@ -195,7 +195,7 @@ def run_rank(
     models = {"data": LocalModel(data, layout, loading.transfers)}
     models |= {role: LocalModel(specs[role].build(), layout, specs[role].transfers) for role in job.models()}
     models = connected(job, models)
-    runtime = SpmdRuntime(models, inputs_of(job, models), layout)
+    runtime = SpmdRuntime(models, step_models_of(job, models), layout)
     return run_job(
         job,
         runtime,

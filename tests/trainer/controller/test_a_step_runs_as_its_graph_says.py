@@ -28,7 +28,7 @@ from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.run.graph import graph_of
-from rlhf_trainer.run.step_models import connected, inputs_of
+from rlhf_trainer.run.step_models import connected, step_models_of
 from rlhf_trainer.run.worker_specs import worker_specs
 from rlhf_trainer.telemetry import Report, Span, merge
 from rlhf_trainer.training.distributed import start
@@ -145,7 +145,7 @@ def run_step(pools: Pools, job: Job, pool_of: Mapping[str, str]) -> list[Report]
     models = pools.models(job, pool_of)
     models = connected(job, models)
     batch = models["data"].load_batch(BatchFuture(step=1, size=job.sequences_per_step))
-    job.spec.algorithm.step(batch, **inputs_of(job, models))
+    job.spec.algorithm.step(batch, **step_models_of(job, models))
     return pools.log.drain(deadline=DEADLINE)
 
 

@@ -21,7 +21,7 @@ from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.fields import FIELDS
-from rlhf_trainer.run.step_models import connected, inputs_of
+from rlhf_trainer.run.step_models import connected, step_models_of
 from rlhf_trainer.run.worker_specs import helper_specs, model_spec, setting_of
 from rlhf_trainer.spmd import LocalModel
 from rlhf_trainer.telemetry import merge, recorder
@@ -100,7 +100,7 @@ def step(asked: Job, folders: dict[Role, str]) -> tuple[dict[str, Tensor], dict[
     models = connected(asked, {**models, "data": data})
     recorder.drain()
     blank = Batch(step=1, start=0, size=asked.sequences_per_step)
-    asked.spec.algorithm.step(models["data"].load_batch(blank), **inputs_of(asked, models))
+    asked.spec.algorithm.step(models["data"].load_batch(blank), **step_models_of(asked, models))
     weights = {
         name: each.detach().clone() for name, each in inner(workers["actor"].trainer.model.module).named_parameters()
     }

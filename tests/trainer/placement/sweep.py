@@ -124,6 +124,6 @@ def steps(one: Job, runtime: RayRuntime, count: int) -> list[dict[str, float]]:
     lookahead = Lookahead(one, runtime, first_step=1, total_steps=count)
     records = []
     for number in range(1, count + 1):
-        one.spec.algorithm.step(lookahead.batch(number), **runtime.inputs)
+        one.spec.algorithm.step(lookahead.batch(number), **runtime.step_models)
         records.append(merge(runtime.drain(number)))
     return records

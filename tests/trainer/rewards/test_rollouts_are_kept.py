@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlhf_api.job import Job
-from rlhf_trainer.run.step_models import inputs_of
+from rlhf_trainer.run.step_models import step_models_of
 from rlhf_trainer.run.worker_specs import model_spec
 from rlhf_trainer.workers.responses import RolloutKeeper
 from rlhf_trainer.workers.samples import as_bytes, from_bytes
@@ -100,7 +100,7 @@ def test_a_job_that_keeps_none_has_no_more_calls(folder: Path) -> None:
     ]
     assert added == [("scores", "valid", "response_mask"), ("scores", "valid", "response_mask", "reward_parts")]
     models = {name: object() for name in ("actor", "critic", "reference", "reward", "advantage")}
-    assert inputs_of(job_with(folder), models)["actor"] is models["actor"]
+    assert step_models_of(job_with(folder), models)["actor"] is models["actor"]
 
 
 def test_the_actor_learns_after_its_responses_are_kept(folder: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_actor_learns_after_its_responses_are_kept(folder: Path) -> None:
             return copied
 
     names = ("actor", "critic", "reference", "reward", "advantage", "rollouts")
-    actor = inputs_of(job_with(folder), {name: Called(name) for name in names})["actor"]
+    actor = step_models_of(job_with(folder), {name: Called(name) for name in names})["actor"]
     actor.compute_log_prob("a")
     actor.update_actor("b")
     assert calls == ["actor.compute_log_prob(a)", "rollouts.keep(b)", "actor.update_actor(b)"]

@@ -15,7 +15,7 @@ from rlhf_api.spec.judges import RewardJudge
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.protocols import blocks
-from rlhf_trainer.run.step_models import connected, inputs_of
+from rlhf_trainer.run.step_models import connected, step_models_of
 from rlhf_trainer.run.worker_specs import helper_specs, model_spec, setting_of
 from rlhf_trainer.run_folder.step_metrics import metric_of
 from rlhf_trainer.spmd import LocalModel
@@ -77,7 +77,7 @@ def steps(
     for step in (1, 2):
         recorder.drain()
         blank = Batch(step=step, start=rows.start, size=len(rows))
-        job.spec.algorithm.step(models["data"].load_batch(blank), **inputs_of(job, models))
+        job.spec.algorithm.step(models["data"].load_batch(blank), **step_models_of(job, models))
         reports.append(recorder.drain())
     return reports, [model.counters().result() for model in models.values() if hasattr(model, "counters")]
 

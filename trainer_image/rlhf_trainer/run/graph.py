@@ -16,7 +16,7 @@ from rlhf_trainer.controller.graph import ShapeFuture, Tracer
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.fields import Width
-from rlhf_trainer.run.step_models import Scorers, connected, inputs_of
+from rlhf_trainer.run.step_models import Scorers, connected, step_models_of
 from rlhf_trainer.run.worker_specs import worker_specs
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.rollout import ROLLOUT_FIELDS
@@ -53,7 +53,7 @@ def recorded_step(job: Job, placed: DeviceMapping, specs: Mapping[str, Mapping[s
         for role, spec in workers.items()
     }
     models = connected(job, handles)
-    job.spec.algorithm.step(models["data"].load_batch(ShapeFuture()), **inputs_of(job, models))
+    job.spec.algorithm.step(models["data"].load_batch(ShapeFuture()), **step_models_of(job, models))
     return tracer.graph()
 
 

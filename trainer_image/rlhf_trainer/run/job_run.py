@@ -45,7 +45,7 @@ class Runtime(Protocol):
         """The models by role, and the workers `data`, `advantage` and `judge`."""
 
     @property
-    def inputs(self) -> Mapping[str, Handle]:
+    def step_models(self) -> Mapping[str, Handle]:
         """The models that the algorithm's step takes, by parameter."""
 
     def blank(self, step: int, size: int) -> Rows:
@@ -172,7 +172,7 @@ def run_job(
     with checkpoints.around_steps():
         for number in range(done + 1, total_steps + 1):
             began = time.time()
-            job.spec.algorithm.step(lookahead.batch(number), **runtime.inputs)
+            job.spec.algorithm.step(lookahead.batch(number), **runtime.step_models)
             runtime.send()
             checkpoints.end_step(number, state)
             report = report_of(number, began, runtime.drain(number))

@@ -25,7 +25,7 @@ from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.publisher import Publisher, RunContext
 from rlhf_trainer.run.resume import Start
 from rlhf_trainer.run.slots import COLLECTIVE_DEADLINES, Slots
-from rlhf_trainer.run.step_models import Handle, RolloutPool, connected, inputs_of
+from rlhf_trainer.run.step_models import Handle, RolloutPool, connected, step_models_of
 from rlhf_trainer.run.worker_specs import agreed, data_spec, home_of, worker_specs
 from rlhf_trainer.run_folder.commands import STACKS
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, with_written_data
@@ -103,7 +103,7 @@ class RayRuntime:
         """
         self.models: dict[str, Handle] = {}
         """Handles of the models by role, with calls replaced as the job's options require (see `connected`)."""
-        self.inputs: dict[str, Handle] = {}
+        self.step_models: dict[str, Handle] = {}
         """Models that the algorithm's step takes, by parameter."""
         self._job, self._placed, self._folders, self._slots, self._path = job, placed, folders, slots, path
         self._columns, self._retokenized = columns, retokenized
@@ -166,7 +166,7 @@ class RayRuntime:
         scorers = scorers_of(recorded_step(job, placed, specs)) if job.spec.rollout.stream else ()
         self._log.streams.are_on = any(scorers)
         self.models = connected(job, self._handles, rollout_pool, scorers=scorers, streams=self._log.streams)
-        self.inputs = inputs_of(job, self.models)
+        self.step_models = step_models_of(job, self.models)
         gc.freeze()  # else every full collection of a step looks through all that the imports have left
         return shape
 

@@ -185,7 +185,7 @@ def connected(
     return models
 
 
-def inputs_of(job: Job, models: Mapping[str, Handle]) -> dict[str, Handle]:
+def step_models_of(job: Job, models: Mapping[str, Handle]) -> dict[str, Handle]:
     """Return the models that the algorithm's step takes, by parameter: all its arguments but the batch."""
     algorithm = job.spec.algorithm
     inputs: dict[str, Handle] = {
