@@ -183,7 +183,7 @@ def _write_run(output: Path) -> None:
     (first.made / "config.json").write_text("{}")
     finish(output, first, loss=0.4)
     second = run_job(output, PPO, map(ppo_record, (1, 2, 3)))
-    second.samples([sample(1), sample(2)])
+    second.write_held_out([sample(1), sample(2)])
     for step in (2, 3):
         uri = second.checkpoints.begin(step)
         (Path(uri) / "actor").mkdir()

@@ -72,7 +72,7 @@ def test_what_belongs_to_a_newer_attempt_is_not_touched(folder: JobFolder, attem
     writes: tuple[Callable[[], None], ...] = (
         lambda: folder.record({**RECORD, "step": 4}, total_steps=9, stage="SFT"),
         lambda: folder.event("late"),
-        lambda: folder.samples([{"prompt": "late"}]),
+        lambda: folder.write_held_out([{"prompt": "late"}]),
         lambda: add_to_summary(output, "mine", {"steps": 4}),
         folder.require_ours,
         folder.succeed,

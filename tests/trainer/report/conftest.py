@@ -130,7 +130,7 @@ def chain(tmp_path: Path) -> Callable[[list[dict[str, Any]]], Path]:
         rm = run_job(output, RM, [{"step": n, "accuracy/pairs": 1 - 1 / n, **offline} for n in range(1, 26)])
         finish(output, rm, pair_accuracy=0.9375)
         ppo = run_job(output, PPO, map(ppo_record, range(1, 26)))
-        ppo.samples(samples)
+        ppo.write_held_out(samples)
         rule = sum(row["rule_after"] for row in samples) / len(samples)
         scores = {"reward_before": 0.5, "reward_after": 1.5, "rule_before": 0.0, "rule_after": rule}
         finish(output, ppo, **scores, win_rate=0.875, win_rate_null=0.47)

@@ -68,7 +68,7 @@ def measures(job: JobRecord) -> list[MetricRow]:
     return found
 
 
-def samples(job: JobRecord) -> SampleTable | None:
+def sample_table(job: JobRecord) -> SampleTable | None:
     """Return the table of held-out responses: largest, median and smallest gains, then others; None without scores."""
     names = _score_names(job.samples)
     if not job.samples or not names:

@@ -76,7 +76,7 @@ def _job(job: JobRecord) -> dict[str, Any]:
         "learning": metrics.panels({0: job}, learning=True),
         "health": metrics.panels({0: job}, learning=False),
         "constants": metrics.constants(job),
-        "samples": held_out.samples(job),
+        "samples": held_out.sample_table(job),
         "samples_expected": job.algorithm not in OFFLINE,
         "settings": yaml.safe_dump(_without_unset(job.settings), sort_keys=False, allow_unicode=True),
         "events": job.events[-MAX_EVENTS:],

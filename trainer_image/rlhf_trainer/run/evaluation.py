@@ -94,7 +94,7 @@ class Rollouts(Evaluation):
         summary["win_rate_null"] = win_rate(self._again, self._before, self._decider)
         return summary
 
-    def samples(self) -> list[dict[str, object]]:
+    def held_out_rows(self) -> list[dict[str, object]]:
         names = [name for name, rows in self._slices().items() for _ in range(len(self._before))[rows] if name]
         return [
             {

@@ -76,7 +76,7 @@ class Evaluation:
         """Measure after the last step; return the values for summary.json."""
         return {}
 
-    def samples(self) -> list[dict[str, object]]:
+    def held_out_rows(self) -> list[dict[str, object]]:
         """Return the rows of samples.jsonl: held-out responses before and after training."""
         return []
 
@@ -132,7 +132,7 @@ class Reporter:
     def step(self, report: StepReport) -> None:
         """Report a finished step."""
 
-    def samples(self, rows: Sequence[Mapping[str, object]]) -> None:
+    def write_held_out(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Write the held-out responses before and after training."""
 
 
@@ -187,7 +187,7 @@ def run_job(
         role, folder = saves
         runtime.models[role].save(folder=str(folder)).result()
     runtime.drain()
-    reporter.samples(evaluation.samples())
+    reporter.write_held_out(evaluation.held_out_rows())
     return {"steps": total_steps, "seconds": state()["seconds"], "seed": job.spec.training.seed, **best, **measured}
 
 

@@ -61,8 +61,8 @@ class Publisher(Reporter):
             for listener in self._listeners:
                 listener.step(report)
 
-    def samples(self, rows: Sequence[Mapping[str, object]]) -> None:
-        self.folder.samples(rows)
+    def write_held_out(self, rows: Sequence[Mapping[str, object]]) -> None:
+        self.folder.write_held_out(rows)
 
     @contextmanager
     def recording_the_end(self) -> Iterator[None]:

@@ -326,7 +326,7 @@ class JobFolder:
         self._write_status(progress=progress, metrics=shown)
 
     @writes
-    def samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def write_held_out(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write rows of held-out prompts and responses to samples.jsonl, if there are any."""
         if not (rows := list(rows)):
             return
