@@ -28,7 +28,7 @@ class Pod(Spec):
     template: PodTemplate = Field(default_factory=dict)
 
 
-class Storage(Spec):
+class ClaimDefaults(Spec):
     """Claim that is made for a job whose checkpoint.storage is no pvc://."""
 
     size: Memory = "50Gi"
@@ -110,7 +110,7 @@ class Settings(Spec):
     """Size of /dev/shm in a worker pod if the manifest sets none; at most half of the pod's memory."""
     grace_period_seconds: Annotated[int, Field(ge=30)] = 300
     """Seconds that pods may take to save a checkpoint and end once they are deleted."""
-    storage: Storage = Storage()
+    storage: ClaimDefaults = ClaimDefaults()
     job_network_policy: JobNetworkPolicy | None = None
     """Peers of each job's pods; None: no NetworkPolicy is made for a job."""
     status_interval_seconds: Annotated[float, Field(gt=0)] = 15.0
