@@ -14,7 +14,7 @@ from rlhf_api.job import Job
 from rlhf_trainer.controller.message import Message
 from rlhf_trainer.controller.slot_process import Outcome
 from rlhf_trainer.controller.worker_group import CallLog
-from rlhf_trainer.run.job_run import Lookahead, Runtime
+from rlhf_trainer.run.job_run import Lookahead, ModelRuntime
 from rlhf_trainer.run.step_models import ApartRollout, RolloutPool
 from rlhf_trainer.telemetry import Report
 
@@ -84,7 +84,7 @@ def run(draw: random.Random) -> tuple[Pools, int, int, int]:
     )
     spec = SimpleNamespace(rollout=SimpleNamespace(max_staleness=staleness))
     job = SimpleNamespace(spec=spec, sequences_per_step=4)
-    lookahead = Lookahead(cast("Job", job), cast("Runtime", runtime), first_step=done + 1, total_steps=total)
+    lookahead = Lookahead(cast("Job", job), cast("ModelRuntime", runtime), first_step=done + 1, total_steps=total)
     for step in range(done + 1, total + 1):
         batch = actor.generate_sequences(lookahead.batch(step))
         assert batch.step == step

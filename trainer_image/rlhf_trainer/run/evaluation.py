@@ -12,7 +12,7 @@ from rlhf_api.spec.data import DataSets
 from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.ops.pass_at_k import pass_at, sizes_of
-from rlhf_trainer.run.job_run import Evaluation, Runtime
+from rlhf_trainer.run.job_run import Evaluator, ModelRuntime
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.judge import JudgedRow
 
@@ -23,10 +23,10 @@ OFFLINE = {True: ("evaluate_completions", "loss"), False: ("evaluate_pairs", "pa
 """Evaluation of offline jobs: whether completions are learned (SFT) -> (method that measures, name of the measure)."""
 
 
-class HeldOut(Evaluation):
-    """Evaluation by one worker method: mean over the held-out rows, from (total, weight) of each rank."""
+class HeldOut(Evaluator):
+    """Evaluator by one worker method: mean over the held-out rows, from (total, weight) of each rank."""
 
-    def __init__(self, runtime: Runtime, data: DataShape, *, job: Job) -> None:
+    def __init__(self, runtime: ModelRuntime, data: DataShape, *, job: Job) -> None:
         self._runtime, self._rows = runtime, data.evaluation_rows
         (role,), frozen = job.spec.algorithm.trained, job.spec.algorithm.frozen
         method, self._measure = OFFLINE[job.spec.algorithm.name == "SFT"]
@@ -51,8 +51,8 @@ class HeldOut(Evaluation):
         return finite(self._measure, sum(total for total, _ in parts) / sum(weight for _, weight in parts))
 
 
-class Rollouts(Evaluation):
-    """Evaluation of responses to the held-out prompts, generated before and after training with the same seeds.
+class ResponseEvaluator(Evaluator):
+    """Evaluator of responses to the held-out prompts, generated before and after training with the same seeds.
 
     Reward, functions and verifiers score responses. Measures are means over all responses to all prompts. A response
     wins if it scores higher than the earlier one of the same prompt and index; a tie counts 0.5. The first function
@@ -60,7 +60,7 @@ class Rollouts(Evaluation):
     training.
     """
 
-    def __init__(self, runtime: Runtime, data: DataShape, *, job: Job) -> None:
+    def __init__(self, runtime: ModelRuntime, data: DataShape, *, job: Job) -> None:
         assert job.spec.evaluation, "the job has an evaluation"
         asked = job.spec.evaluation
         self._runtime, self._rows, self._sets = runtime, data.evaluation_rows, data.evaluation_sets
@@ -156,10 +156,10 @@ class Rollouts(Evaluation):
         return [row for part in parts for row in part]
 
 
-class Written(Evaluation):
-    """Evaluation of a job that makes a data set: counts of the written rows."""
+class Written(Evaluator):
+    """Evaluator of a job that makes a data set: counts of the written rows."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: ModelRuntime) -> None:
         self._runtime = runtime
 
     def after(self) -> dict[str, float]:
@@ -236,12 +236,12 @@ def win_rate(rows: Sequence[JudgedRow], others: Sequence[JudgedRow], measure: st
     return wins / len(rows)
 
 
-def evaluation_of(job: Job, runtime: Runtime, data: DataShape) -> Evaluation:
+def evaluation_of(job: Job, runtime: ModelRuntime, data: DataShape) -> Evaluator:
     """Return the kind of evaluation that a job's manifest asks for."""
     if job.spec.algorithm.makes == "data":
         return Written(runtime)
     if job.spec.evaluation is None:
-        return Evaluation()
+        return Evaluator()
     if job.spec.algorithm.offline:
         return HeldOut(runtime, data, job=job)
-    return Rollouts(runtime, data, job=job)
+    return ResponseEvaluator(runtime, data, job=job)

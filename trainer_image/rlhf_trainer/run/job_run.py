@@ -37,7 +37,7 @@ State = dict[str, Any]
 """State of the controller after a step, besides the step's number: JSON values."""
 
 
-class Runtime(Protocol):
+class ModelRuntime(Protocol):
     """Interface to a job's running models: on the controller with Ray, or in one rank under torchrun."""
 
     @property
@@ -58,8 +58,8 @@ class Runtime(Protocol):
         """Wait for all calls made so far, except of steps after `step`; return the measurements of every rank."""
 
 
-class Evaluation:
-    """Evaluation that measures nothing; base class of the others."""
+class Evaluator:
+    """Evaluator that measures nothing; base class of the others."""
 
     def before(self) -> None:
         """Measure the model before its first training step."""
@@ -138,11 +138,11 @@ class Reporter:
 
 def run_job(
     job: Job,
-    runtime: Runtime,
+    runtime: ModelRuntime,
     data: DataShape,
     *,
     saves: tuple[Role, Path] | None,
-    evaluation: Evaluation,
+    evaluation: Evaluator,
     checkpoints: Checkpoints,
     reporter: Reporter,
 ) -> dict[str, object]:
@@ -203,7 +203,7 @@ class Lookahead:
     So the rows of step s are written by policy max(0, s - 1 - N) or a newer one.
     """
 
-    def __init__(self, job: Job, runtime: Runtime, *, first_step: int, total_steps: int) -> None:
+    def __init__(self, job: Job, runtime: ModelRuntime, *, first_step: int, total_steps: int) -> None:
         self._job, self._runtime, self._total_steps = job, runtime, total_steps
         self._staleness = job.spec.rollout.max_staleness
         self._next = first_step
