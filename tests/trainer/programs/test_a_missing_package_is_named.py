@@ -11,6 +11,7 @@ import pytest
 from rlhf_api.exit_codes import ExitCode
 from rlhf_trainer.commands.ending import ending
 from rlhf_trainer.run_folder.attempt import AttemptId, read_exit
+from tests.examples.test_every_example_is_right import EXAMPLES
 from tests.trainer.jobs import job
 from tests.trainer.pods.manifests import SFT
 
@@ -44,3 +45,22 @@ def test_a_full_disk_under_what_is_printed_is_no_defect() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     assert ending(work, debug=False) == (ExitCode.ENVIRONMENT, "what is printed: No space left on device")
+
+
+def test_a_graph_without_torch_says_what_is_missing() -> None:
+    program = f"import sys; sys.modules['torch'] = None; sys.argv = ['rlhf', 'plan', {str(EXAMPLES[0])!r}, '--graph']; "
+    command = [sys.executable, "-c", f"{program}from rlhf_trainer.commands.cli import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert done.stderr == "error: --graph reads what the workers declare, which needs torch\n"
+
+
+def test_a_picture_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
+    words = ["rlhf", "plan", str(EXAMPLES[0]), "helpful-ppo", "--svg", str(tmp_path / "x.svg")]
+    program = f"import sys; sys.modules['matplotlib'] = None; sys.argv = {words!r}; "
+    command = [sys.executable, "-c", f"{program}from rlhf_trainer.commands.cli import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    sentence = "--svg draws by matplotlib, which is not installed: pip install 'rlhf-operator[plots]'"
+    assert done.stderr == f"error: {sentence}\n"
+    assert not (tmp_path / "x.svg").exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -224,25 +222,6 @@ def test_a_mistake_is_one_sentence(arguments: list[Any], code: int, sentence: st
     found, shown = plan(EXAMPLES[0], *arguments)
     assert found == code
     assert sentence in shown
-
-
-def test_without_torch_it_says_what_is_missing() -> None:
-    program = f"import sys; sys.modules['torch'] = None; sys.argv = ['rlhf', 'plan', {str(EXAMPLES[0])!r}, '--graph']; "
-    command = [sys.executable, "-c", f"{program}from rlhf_trainer.commands.cli import main; main()"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 4
-    assert done.stderr == "error: --graph reads what the workers declare, which needs torch\n"
-
-
-def test_without_matplotlib_it_says_what_to_install(tmp_path: Path) -> None:
-    words = ["rlhf", "plan", str(EXAMPLES[0]), "helpful-ppo", "--svg", str(tmp_path / "x.svg")]
-    program = f"import sys; sys.modules['matplotlib'] = None; sys.argv = {words!r}; "
-    command = [sys.executable, "-c", f"{program}from rlhf_trainer.commands.cli import main; main()"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 4
-    sentence = "--svg draws by matplotlib, which is not installed: pip install 'rlhf-operator[plots]'"
-    assert done.stderr == f"error: {sentence}\n"
-    assert not (tmp_path / "x.svg").exists()
 
 
 TRAINERS = "{name: left, models: [actor, critic, reference, reward], slotsPerNode: 1}"
