@@ -14,7 +14,7 @@ PEERS := .venv-peers
 MLFLOW := .venv-mlflow
 TRL := 1.16.0
 TRL_WITH_PPO := 1.12.0 # the last one that has it
-UNIT := $(wildcard $(addprefix tests/,api mapper examples repo trainer/ops trainer/unit))
+UNIT := $(wildcard $(addprefix tests/,api mapper examples trainer/ops trainer/unit))
 PYTEST := $(BIN)/python -m pytest
 BEGAN := $(shell date +%s)
 # What `make house` shows of the last runs of a target.
@@ -79,7 +79,7 @@ test: lint ## Lint and all tests but the slow ones and those on a real Kubernete
 		--durations=10 --ignore=tests/cluster
 	@$(NOTE_SECONDS)
 
-test-unit: install ## The tests without Ray and vLLM (about three minutes)
+test-unit: install ## The tests that start no program (about a minute and a half)
 	$(PYTEST) -n 2 -m "not slow and not gpu" $(UNIT)
 	@$(NOTE_SECONDS)
 

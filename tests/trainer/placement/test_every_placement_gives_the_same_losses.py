@@ -179,7 +179,6 @@ def test_padding_rows_of_a_short_last_batch_count_for_nothing(runs: Runs) -> Non
 LENGTH = ("training.totalSteps=2", "training.totalEpochs=")
 SMALL = ("data.train.limit=40", *LENGTH, "training.callDeadlineSeconds=360", "evaluation=")
 JOBS = [(path, job.name) for path in EXAMPLES for job in load(path, SMALL, FINISHED) if len(job.models()) > 1]
-QUICK = ("helpful-grpo",)
 
 
 def pools_in_turn(job: Job, groups: Partition) -> str:
@@ -188,10 +187,8 @@ def pools_in_turn(job: Job, groups: Partition) -> str:
     return f"{job.name}:placement={{mode: Manual, pools: {pools}}}"
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [pytest.param(path, name, id=name, marks=() if name in QUICK else pytest.mark.slow) for path, name in JOBS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "name"), JOBS, ids=[name for _, name in JOBS])
 def test_every_algorithm_runs_split_and_standalone(
     path: Path, name: str, folders: Mapping[Role, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -69,7 +69,7 @@ def test_costs_multiplier_and_margin_are_drawn(tmp_path: Path) -> None:
     captions = [part[: part.index("</b>")] for part in learning.split("<figcaption><b>")[1:]]
     drawn = ["reward/mean", "cost/mean", "lagrange/multiplier", "kl/reference", "margin/pairs", "loss/policy"]
     assert captions == drawn
-    assert "Weight of the cost against the reward" in learning
+    assert "weighs the cost against the reward" in learning
 
 
 def test_the_phases_of_a_step_are_shares_of_its_time(chain: Chain) -> None:
