@@ -79,7 +79,7 @@ test: lint ## Lint and all tests but the slow ones and those on a real Kubernete
 		--durations=10 --ignore=tests/cluster
 	@$(NOTE_SECONDS)
 
-test-unit: install ## The tests that start no program (about a minute and a half)
+test-unit: install ## The quick tests, without Ray and vLLM (about a minute and a half)
 	$(PYTEST) -n 2 -m "not slow and not gpu" $(UNIT)
 	@$(NOTE_SECONDS)
 

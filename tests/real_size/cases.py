@@ -26,6 +26,10 @@ ALONE: Mapping[str, Case] = {
         recompute=recompute,
     )
     for tokens, recompute in ((4096, True), (8192, True), (16384, True), (4096, False))
+} | {
+    "qwen2.5-7b-1-8-layers-16k": Case(
+        shape="Qwen2.5-7B", layers=8, ranks=1, algorithm="GRPO", rows=8, micro_batch_tokens=16384
+    )
 }
 """One GPU, so that a single one can be held against them (tests/gpu); `kept`: activations are not recomputed."""
 

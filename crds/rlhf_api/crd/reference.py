@@ -1,6 +1,7 @@
 """The API reference page: every field of the resource, its type, bounds and default, and the rules that span fields."""
 
 from collections.abc import Iterator
+from textwrap import fill
 
 from rlhf_api.crd.definition import root
 from rlhf_api.crd.schema import Schema, as_text
@@ -11,18 +12,18 @@ HEAD = f"""<!-- Made from crds/rlhf_api by `make generate`; do not edit. -->
 # API reference
 
 `{KIND}`, `apiVersion: {API_VERSION}`. `rlhf validate FILE` and a cluster's API server
-judge a document alike, with one exception: the names and the depth of `arguments`, which may hold any JSON, are looked
-at by `rlhf validate` and by the operator only. A `job://` names a job outside the document: `rlhf validate` looks for
-it in the file, the operator in the cluster.
+judge a document alike, with one exception: only `rlhf validate` and the operator look at the names and the
+depth of `arguments`, which may hold any JSON. A `job://` names a job outside the document: `rlhf validate`
+looks for it in the file, the operator in the cluster.
 
 - Fields in **bold** are needed. `[]` after a name: each entry of a list.
 - `null` leaves a field unset, but for `spec.algorithm.valueClipRange`, where null does not clip.
 - A whole number may be written `3.0` or `1e3`; none is larger than 2147483647, but for `training.seed`.
-- `metadata.name` has at most 40 characters: lower-case letters, digits and `-`, with a letter first and a letter or
-  digit last.
+- `metadata.name` has at most 40 characters: lower-case letters, digits and `-`, with a letter first and a
+  letter or digit last.
 
-A job that exists can be changed where that leaves it the same experiment; the rules marked *change* say the rest.
-Below each table is what the API server says where a rule is broken; the rules across tables are [at the
+A job that exists can be changed where that leaves it the same experiment; the rules marked *change* say the
+rest. Below each table is what the API server says where a rule is broken; the rules across tables are [at the
 end](#rules-across-tables).
 """
 OPEN = {"minimum": "more than", "maximum": "less than"}
@@ -104,7 +105,8 @@ def _cell(words: str) -> str:
 def _rules(schema: Schema, path: str, *, deep: bool) -> Iterator[str]:
     for rule in schema.get("x-kubernetes-validations", []):
         change = "*change* " if "oldSelf" in rule["rule"] else ""
-        yield f"- {change}`{path}{rule.get('fieldPath', '')}`: {_cell(rule['message'])}"
+        words = f"- {change}`{path}{rule.get('fieldPath', '')}`: {_cell(rule['message'])}"
+        yield fill(words, 110, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     inner = {f".{name}": each for name, each in schema.get("properties", {}).items()}
     inner |= {"[]": schema["items"]} if "items" in schema else {}
     for name, each in inner.items() if deep else ():
