@@ -46,6 +46,7 @@ ELECTION = "tests/operator/test_leader_election.py"
 TRAINING = "tests/trainer/training"
 HEAD = f"{TRAINING}/test_log_probs_are_those_of_the_heads_logits.py"
 PACKING = f"{TRAINING}/test_packed_texts_are_read_as_if_alone.py"
+NEIGHBOURS = f"{TRAINING}/test_a_row_does_not_depend_on_its_neighbours.py"
 BUNDLES = "tests/trainer/unit/test_rows_with_one_prompt_are_computed_together.py"
 COSTS = f"{TRAINING}/test_each_rank_computes_as_much.py::test_the_cost_of_a_row_is_half_of_a_layers_flops_by_hand"
 REDUCTIONS = f"{TRAINING}/test_an_update_is_one_step_and_one_reduction.py"
@@ -137,6 +138,8 @@ MUTATIONS = (
         f"{API}/spec/algorithms.py", "return (gain - multiplier * cost)", "return (gain + multiplier * cost)", SAFE
     ),
     Mutation(f"{API}/spec/algorithms.py", "multiplier * cost) / (1.0 + multiplier)", "multiplier * cost)", SAFE),
+    training("rope", "[[tokens - 1]]", "[[tokens]]", NEIGHBOURS),
+    training("rope", "if layer else FIXED", "if layer else types[layer]", NEIGHBOURS),
     training("optimizer", "min(1.0, step / settings", "min(1.0, (step - 1) / settings", RATES),
     training("optimizer", "COSINE_FLOOR = 0.1", "COSINE_FLOOR = 0.2", RATES),
     training("optimizer", "max(0, step - settings.warmup_steps)", "step", RATES),

@@ -14,12 +14,18 @@ Only for these types does the mapper choose more than one stage or tensor shard.
 PLAIN_HEADS = ("llama", "mistral", "qwen2")
 """Model types that do not normalize queries and keys."""
 FUSED = ("phi3",)
-"""Model types that join the query, key and value matrices into one, and the MLP's gate and up matrices into another."""
+"""Model types that join the query, key and value matrices into one."""
+MlpMatrices = tuple[tuple[str, int], ...]
+"""(name, width as a multiple of the MLP's) of each matrix of an MLP."""
+GATED: MlpMatrices = (("gate_proj", 1), ("up_proj", 1), ("down_proj", 1))
+JOINED: MlpMatrices = (("gate_up_proj", 2), ("down_proj", 1))
+MLPS = {"phi3": JOINED, "glm4": JOINED, "arcee": GATED[1:], "starcoder2": (("c_fc", 1), ("c_proj", 1))}
+"""Matrices of the MLP by model type; `GATED` for all other types."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Shape of a decoder model with a gated MLP: Llama, Qwen and similar models."""
+    """Shape of a decoder model: Llama, Qwen and similar models."""
 
     layers: int
     hidden: int
@@ -36,7 +42,8 @@ class Architecture:
     may_be_cut: bool = True
     """Whether the mapper may choose pipeline stages and tensor shards for the model; if not, only data parallelism."""
     is_fused: bool = False
-    """Whether projections of the same input are joined into one matrix (see `FUSED`)."""
+    """Whether the query, key and value matrices are joined into one (see `FUSED`)."""
+    mlp: MlpMatrices = GATED
     norms_heads: bool = False
     """Whether attention normalizes queries and keys (as in Qwen3)."""
     scores: bool = False
@@ -46,14 +53,19 @@ class Architecture:
     def layer_parameters(self) -> int:
         """Parameters of one layer: attention, MLP (all experts), router and two norms."""
         idle_experts = self.experts - self.experts_per_token
-        return self.active_layer_parameters + idle_experts * 3 * self.hidden * self.ffn + 2 * self.hidden
+        return self.active_layer_parameters + idle_experts * self.mlp_parameters + 2 * self.hidden
 
     @property
     def active_layer_parameters(self) -> int:
         """Number of parameters of one layer that multiply a token: attention, router, and the experts chosen for it."""
         attention = self.hidden * self.head_size * 2 * (self.heads + self.kv_heads)
         router = self.hidden * self.experts if self.experts > 1 else 0
-        return attention + self.experts_per_token * 3 * self.hidden * self.ffn + router
+        return attention + self.experts_per_token * self.mlp_parameters + router
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Parameters of the MLP of one layer; in a mixture of experts, of one expert."""
+        return sum(width for _, width in self.mlp) * self.hidden * self.ffn
 
     def cannot_be_cut(self, *, pipeline: int = 1, tensor: int = 1) -> tuple[str, str] | None:
         """Return (`pipeline` or `tensor`, clause that says why its size is impossible); None if the cut is possible."""
@@ -84,7 +96,8 @@ class Architecture:
         """(count, elements of one matrix) by kind of weight matrix of the model; no norms, routers and tied head."""
         queries, keys = (self.hidden * self.head_size * each for each in (self.heads, self.kv_heads))
         own_head = () if self.tied and not self.scores else ((1, self.head_parameters),)
-        of_layers = ((2, queries), (2, keys), (3 * self.experts, self.hidden * self.ffn))
+        mlp = ((self.experts, width * self.hidden * self.ffn) for _, width in self.mlp)
+        of_layers = ((2, queries), (2, keys), *mlp)
         return (
             *((self.layers * count, size) for count, size in of_layers),
             (1, self.vocabulary * self.hidden),
@@ -99,12 +112,9 @@ class Architecture:
         if lora is None:
             return self.parameters
         queries, keys = (each * self.head_size for each in (self.heads, self.kv_heads))
-        if self.is_fused:
-            ends, mlp = {"qkv_proj": queries + 2 * keys}, {"gate_up_proj": 2 * self.ffn}
-        else:
-            ends = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-            mlp = dict.fromkeys(("gate_proj", "up_proj"), self.ffn)
-        ends |= {"o_proj": queries, **({**mlp, "down_proj": self.ffn} if self.experts == 1 else {})}
+        joined, apart = {"qkv_proj": queries + 2 * keys}, {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        ends = {**(joined if self.is_fused else apart), "o_proj": queries}
+        ends |= {name: width * self.ffn for name, width in self.mlp} if self.experts == 1 else {}
         adapted = sum(self.hidden + other for name, other in ends.items() if not lora.targets or name in lora.targets)
         return self.layers * lora.rank * adapted + self.head_parameters * self.scores
 
@@ -129,6 +139,7 @@ def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Archi
         may_be_cut=config.get("model_type", CUT[0]) in CUT,
         norms_heads=config.get("model_type", PLAIN_HEADS[0]) not in PLAIN_HEADS,
         is_fused=config.get("model_type") in FUSED,
+        mlp=MLPS.get(config.get("model_type", ""), GATED),
         tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
         experts_per_token=int(config.get("num_experts_per_tok") or 1) if experts > 1 else 1,

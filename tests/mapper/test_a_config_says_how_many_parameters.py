@@ -62,6 +62,12 @@ def test_a_scorer_has_one_output_instead_of_the_vocabulary() -> None:
     assert tied[1].parameters - tied[0].parameters == 896, "its head is not the embedding"
 
 
+def test_an_mlp_without_gate_has_two_matrices() -> None:
+    families = ("llama", "glm4", "starcoder2")
+    gated, joined, plain = (architecture_of({**LLAMA_7B, "model_type": name}).layer_parameters for name in families)
+    assert gated == joined == plain + 4096 * 11008
+
+
 def test_heads_are_as_wide_as_the_config_says() -> None:
     assert architecture_of(LLAMA_7B).head_size == 128
     wide = architecture_of({**LLAMA_7B, "head_dim": 256})

@@ -11,7 +11,7 @@ from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.generation.vllm_engine import GenerationEngine
 from rlhf_trainer.tensor_slice import TensorSlice
 
-NEW_TOKENS, END = 16, 2
+NEW_TOKENS, END, MAX_TOKENS = 16, 2, 256
 KEPT: list[GenerationEngine] = []
 """An engine that is collected before it was closed destroys the process group, which a rank still needs."""
 
@@ -28,7 +28,7 @@ def build(
         folder,
         config=AutoConfig.from_pretrained(folder),
         rollout=Rollout(partial=partial),
-        max_tokens=256,
+        max_tokens=MAX_TOKENS,
         max_sequences=max_sequences,
         eos_token=END,
         device=torch.device("cpu"),

@@ -16,6 +16,8 @@ FAMILIES = {
 }
 MIXTURES = {"qwen3 moe": ("qwen3_moe", False)}
 """They are not cut. Their experts are narrower than vLLM packs them."""
+OF_TRANSFORMERS = {"smollm3 tied": ("smollm3", True), "starcoder2": ("starcoder2", False)}
+"""vLLM takes the modules of transformers. They are cut into shards only."""
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 """name: (model type, tied embeddings)"""
 VOCABULARY = 450
@@ -24,7 +26,7 @@ VOCABULARY = 450
 
 def save_config(folder: Path, family: str) -> str:
     """A model's folder without weights: 4 heads, 2 of keys and values, so that t_g = 4 keeps each twice."""
-    kind, tied = (FAMILIES | MIXTURES)[family]
+    kind, tied = (FAMILIES | MIXTURES | OF_TRANSFORMERS)[family]
     config = AutoConfig.for_model(
         kind,
         vocab_size=VOCABULARY,

@@ -52,10 +52,10 @@ def change_rows(patch: pytest.MonkeyPatch, kind: str, change: Callable[[Any, Any
     patch.setattr(weight_layout, "row_ranges", changed)
 
 
-def know_no_norms(patch: pytest.MonkeyPatch) -> None:
+def know_no_embeddings(patch: pytest.MonkeyPatch) -> None:
     from rlhf_trainer.generation import weight_layout
 
-    patch.setattr(weight_layout, "RMSNorm", type("AnotherNorm", (), {}))
+    patch.setattr(weight_layout, "VocabParallelEmbedding", type("AnotherEmbedding", (), {}))
 
 
 MUTATIONS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
@@ -63,7 +63,7 @@ MUTATIONS: dict[Callable[[pytest.MonkeyPatch], None], str] = {
     take_shards_from_the_last: "keeps model.layers.0.self_attn.q_proj.weight elsewhere",
     leave_a_row_out: "keeps 128 rows where model.layers.0.self_attn.o_proj.weight lies, and this trainer knows 127",
     move_the_vocabulary: "does not load parameters of these names and shapes",
-    know_no_norms: "keeps model.layers.0.input_layernorm in a RMSNorm",
+    know_no_embeddings: "keeps model.embed_tokens in a VocabParallelEmbedding",
 }
 
 Pieces = list[Any]

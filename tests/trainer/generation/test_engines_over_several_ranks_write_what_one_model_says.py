@@ -16,7 +16,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.tensor_slice import TensorSlice
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import build, cut, texts
-from tests.trainer.generation.models import FAMILIES, model_of, prompts, save_config
+from tests.trainer.generation.models import FAMILIES, OF_TRANSFORMERS, model_of, prompts, save_config
 
 TOO_CLOSE = 1e-4
 SEEDS = (1, 2)
@@ -86,6 +86,10 @@ SLOW = {
             (1, 2),
         )
         for family, size in product(FAMILIES, (1, 2))
+    },
+    **{
+        f"{family} 1-2-1, t_g {size}": (family, ParallelSizes(data=1, tensor=2, generation_tensor=size), ())
+        for family, size in product(OF_TRANSFORMERS, (1, 2))
     },
     "llama 1-2-2, t_g 2": ("llama", ParallelSizes(data=2, tensor=2), ()),
 }

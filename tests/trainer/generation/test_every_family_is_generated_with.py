@@ -1,4 +1,4 @@
-"""vLLM writes and scores what the trained weights of each family say, after an update in place."""
+"""vLLM writes and scores what the trained weights of each family say, after an update in place; so with each RoPE."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf_trainer.training.loading import load_language_model
+from rlhf_trainer.training.rope import fix_rope
 from rlhf_trainer.training.sharding import shard
-from tests.trainer.families import FAMILIES, NOT_GENERATING
+from tests.trainer.families import FAMILIES, NOT_GENERATING, ROPES
 from tests.trainer.generation.conftest import RunRanks
-from tests.trainer.generation.engines import NEW_TOKENS, build
+from tests.trainer.generation.engines import MAX_TOKENS, NEW_TOKENS, build
 from tests.trainer.tiny import save_tiny
 from tests.trainer.weights import full_weights
 
@@ -36,8 +37,12 @@ def generate(first: str, second: str) -> tuple[list[Any], list[Any]]:
     )
 
 
-GENERATING = [family for family in FAMILIES if family not in NOT_GENERATING]
-SLOW = ("Llama, tied, with biases", "Llama, heads of 80", "SmolLM", "Granite", "Qwen2-MoE", "OLMoE")
+GENERATING = [family for family in (*FAMILIES, *ROPES) if family not in NOT_GENERATING]
+SLOW = (
+    *("Llama, tied, with biases", "Llama, heads of 80", "SmolLM", "Granite", "Qwen2-MoE", "OLMoE", "Gemma", "OLMo 2"),
+    *("SmolLM3", "Seed-OSS", "Ministral", "Arcee", "GLM-4", "EXAONE 4", "ERNIE 4.5"),
+    *("linear", "llama3", "yarn", "dynamic", "longrope, short"),
+)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +52,7 @@ def test_responses_are_those_of_the_weights(family: str, tmp_path: Path, vllm_ra
     first, second = (save_tiny(tmp_path / str(seed), seed=seed, config=made(family)) for seed in (1, 2))
     ((greedy, sampled),) = vllm_ranks(1, generate, first, second)
     model = AutoModelForCausalLM.from_pretrained(second, dtype=torch.float32, attn_implementation="eager").eval()
+    fix_rope(model, MAX_TOKENS)
     for responses in (greedy, sampled):
         for prompt, response in zip(PROMPTS, responses, strict=True):
             with torch.no_grad():
@@ -59,4 +65,28 @@ def test_responses_are_those_of_the_weights(family: str, tmp_path: Path, vllm_ra
 
 
 def made(family: str) -> Any:
-    return copy.deepcopy(FAMILIES[family])
+    return copy.deepcopy((FAMILIES | ROPES)[family])
+
+
+def run_beside_an_engine(folder: str) -> tuple[bool, torch.Tensor, torch.Tensor]:
+    """Whether transformers' class stays as it was; logits of a model made before the engine, and of one made after."""
+    config, tokens = AutoConfig.from_pretrained(folder), torch.tensor(PROMPTS)
+    first = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    kind = type(first.base_model)
+    before = (kind.__init__, kind.__call__, kind.__bases__)
+    engine = build(folder, [[0]])
+    with torch.no_grad():
+        logits = first(tokens).logits
+        other = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        other.load_state_dict(first.state_dict())
+        again = other(tokens).logits
+    engine.close()
+    return before == (kind.__init__, kind.__call__, kind.__bases__), logits, again
+
+
+def test_an_engine_leaves_transformers_classes_alone(tmp_path: Path, vllm_ranks: RunRanks) -> None:
+    """vLLM compiles the class of a model that it takes from transformers; models of it could no longer be made."""
+    folder = save_tiny(tmp_path, seed=1, config=made("OLMo 3"))
+    ((is_same, logits, again),) = vllm_ranks(1, run_beside_an_engine, folder)
+    assert is_same
+    torch.testing.assert_close(logits, again)

@@ -1,20 +1,49 @@
 """What takes seconds to import comes after a run's mistakes are told, and where it is needed."""
 
 import gc
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from rlhf_trainer.collector import collector_off
 
 HEAVY = {"datasets", "matplotlib", "pandas", "torch", "transformers", "vllm"}
+EXAMPLE = Path(__file__).parents[3] / "examples" / "01-helpful-ppo.yaml"
+PLACE_THE_LAST = f"""
+import sys
+from pathlib import Path
+from rlhf_api.files import load
+from rlhf_api.problems import SpecError
+from rlhf_trainer.run.placement import place_job
+jobs = load(Path(sys.argv[1]))
+try:
+    place_job(jobs[-1], (0,), jobs, Path("run"))
+except SpecError as error:
+    print(error)
+sys.exit(', '.join({HEAVY} & set(sys.modules)) or 0)
+"""
 
 
 def test_the_driver_begins_without_what_its_workers_need() -> None:
     program = f"import sys, rlhf_trainer.run.chain; sys.exit(', '.join({HEAVY} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("family", ["cohere", "llama"])
+def test_an_unknown_family_is_told_before_that(family: str, tmp_path: Path) -> None:
+    """The model of PPO is one that an earlier job of the file trains."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    text = EXAMPLE.read_text().replace("package://rlhf_examples/helpful/model", tmp_path.as_uri())
+    (tmp_path / "job.yaml").write_text(text)
+    program = [sys.executable, "-c", PLACE_THE_LAST, str(tmp_path / "job.yaml")]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    sentence = "helpful-ppo: spec.models.actor: is a cohere, whose layout in vLLM this trainer does not know"
+    assert done.stdout.startswith(sentence) == (family == "cohere")
 
 
 @pytest.mark.slow

@@ -14,19 +14,18 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import DataError
-from rlhf_trainer.generation.families import why_not_generated
+from rlhf_trainer.generation.families import GENERATED, why_not_generated
 from rlhf_trainer.hybrid_engine.layout import describe, generation_shards
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.saving import save_model
 from rlhf_trainer.training.sharding import impossible_sizes, shard
 from rlhf_trainer.training.trainer import ModelRunner
-from tests.trainer.families import FAMILIES, NOT_GENERATING, NOT_SCORING, PIPELINE, TENSOR
+from tests.trainer.families import FAMILIES, NOT_GENERATING, NOT_SCORING, PAGE, PIPELINE, TENSOR, written
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.reading import all_tokens, log_probs
 from tests.trainer.tiny import save_tiny
 
 TOKENS = torch.randint(3, 512, (3, 20), generator=torch.Generator().manual_seed(0))
-PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
 
 
 def saved(family: str, folder: Path, labels: int | None = None) -> str:
@@ -116,10 +115,11 @@ def test_each_parameter_has_a_place_in_generation(family: str) -> None:
     assert generation_shards(model, ParallelSizes(data=1), 0).keys() == {parameter.name for parameter in model}
 
 
-def test_the_page_has_a_row_for_each_family() -> None:
-    table, *_ = PAGE.partition("These families")
-    rows = dict(re.findall(r"^\| ([^|]+) \| (.+) \|$", table, re.MULTILINE))
-    for family in FAMILIES:
-        works = [family not in NOT_SCORING, family not in NOT_GENERATING, family in TENSOR, family in PIPELINE]
-        assert rows.pop(family) == " | ".join(["yes", *("yes" if each else "no" for each in works)])
-    assert set(rows) == {"model"}
+def test_the_page_has_the_table_of_these_tests() -> None:
+    """`python -m tests.trainer.families` writes it."""
+    page = PAGE.read_text()
+    assert page == written(page)
+
+
+def test_each_family_that_generates_has_a_model_here() -> None:
+    assert {config.model_type for name, config in FAMILIES.items() if name not in NOT_GENERATING} == {*GENERATED}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import CohereConfig, GPT2Config
+from transformers import CohereConfig, GPT2Config, Olmo2Config
 from typer.testing import CliRunner
 
 from rlhf_api.exit_codes import ExitCode
@@ -80,6 +80,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_tiny(folder / name, seed=1, labels=labels)
     sizes = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     save_tiny(folder / "cohere", seed=1, config=CohereConfig(**sizes, intermediate_size=64, pad_token_id=0))
+    special = {"intermediate_size": 64, "eos_token_id": 2, "pad_token_id": 0}
+    save_tiny(folder / "olmo", seed=1, config=Olmo2Config(**sizes, **special))
     save_other(folder / "other", template="{{ raise_exception('no') }}", labels=1)
     return folder
 
@@ -334,6 +336,12 @@ def test_a_model_that_cannot_be_generated_with() -> None:
     assert why_not_generated(config, on_cpu=True).startswith("has heads of size 16; on CPU vLLM generates with 32, ")
     assert not why_not_generated(config, on_cpu=False)
     assert not why_not_generated(GPT2Config(), on_cpu=True)
+
+
+def test_external_servers_get_no_modules_of_transformers(check: Check) -> None:
+    done = check("models.actor.uri=file://models/olmo", "rollout.endpoints=['http://127.0.0.1:9']")
+    sentence = "ppo: spec.models.actor: generates only in the job's own engines, and spec.rollout.endpoints"
+    assert (done.exit_code, sentence in done.stderr) == (ExitCode.SPEC, True)
 
 
 def test_the_status_of_a_job_says_what_would_end_it(tmp_path: Path, models: Path) -> None:

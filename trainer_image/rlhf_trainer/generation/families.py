@@ -3,31 +3,67 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedConfig
+if TYPE_CHECKING:  # a run reads the table before it imports transformers
+    from transformers import PreTrainedConfig
 
-GENERATED = (
-    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "granite", "gpt2"),
-    *("qwen2_moe", "qwen3_moe", "olmoe"),
+BY_VLLM = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "gpt2"),
+    *("exaone4", "qwen2_moe", "qwen3_moe", "olmoe"),
 )
-"""`model_type` of each family that can generate; tests/trainer/generation/test_every_family_is_generated_with.py."""
+"""`model_type` of each family for which vLLM has a model of its own."""
+BY_TRANSFORMERS = (
+    *("olmo2", "olmo3", "smollm3", "seed_oss", "hunyuan_v1_dense", "starcoder2", "arcee", "ministral"),
+    *("glm4", "cohere2", "ernie4_5"),
+)
+"""`model_type` of each family that vLLM's Transformers backend serves, with the modules of transformers.
+
+vLLM's own models of the last three do not fit: GLM-4 and Cohere 2 rename weights or have a norm of their own. ERNIE 4.5
+changes a rotary embedding that other models of the process share.
+"""
+GENERATED = (*BY_VLLM, *BY_TRANSFORMERS)
+"""All families that can generate; tests/trainer/generation/test_every_family_is_generated_with.py."""
 CPU_ATTENTION, HEAD_SIZES = "v1/attention/backends/cpu_attn.py", "get_supported_head_sizes"
+ROPE_FIELDS: Mapping[str, Sequence[str]] = {
+    "longrope": ("factor", "attention_factor", "short_mscale", "long_mscale"),
+    "dynamic": ("alpha", "max_trained_positions"),
+}
+"""Type of RoPE -> fields that only one of transformers and vLLM's own models reads."""
 
 
-def why_not_generated(config: PreTrainedConfig, *, on_cpu: bool) -> str:
-    """Reason why models of a config cannot generate; empty if they can, or if this vLLM does not list head sizes."""
-    if config.model_type not in GENERATED:
-        known = ", ".join(GENERATED)
-        return f"is a {config.model_type}, whose layout in vLLM this trainer does not know; it generates with {known}"
+def why_not_generated(config: PreTrainedConfig, *, on_cpu: bool, elsewhere: bool = False) -> str:
+    """Reason why models of a config cannot generate; empty if they can, or if this vLLM does not list head sizes.
+
+    elsewhere: whether external servers generate.
+    """
+    if reason := why_unknown(config.model_type) or _why_computed_otherwise(config, elsewhere=elsewhere):
+        return reason
     sizes = [size for found in literals(CPU_ATTENTION, HEAD_SIZES) for size in found] if on_cpu else []
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if sizes and size not in sizes:
         return f"has heads of size {size}; on CPU vLLM generates with {', '.join(map(str, sizes))}"
+    return ""
+
+
+def why_unknown(model_type: str) -> str:
+    """Reason why models of a type cannot generate; empty for a type of `GENERATED`."""
+    known = "" if model_type in GENERATED else ", ".join(GENERATED)
+    return known and f"is a {model_type}, whose layout in vLLM this trainer does not know; it generates with {known}"
+
+
+def _why_computed_otherwise(config: PreTrainedConfig, *, elsewhere: bool) -> str:
+    rope, is_own = getattr(config, "rope_parameters", None) or {}, config.model_type in BY_VLLM
+    kind = rope.get("rope_type", "default")
+    one_sided = [name for name in ROPE_FIELDS.get(kind, ()) if rope.get(name) is not None]
+    if one_sided if is_own else kind == "longrope":
+        return f"has RoPE of type {kind} with {', '.join(sorted(rope))}, which vLLM computes in another way"
+    if elsewhere and (kind == "longrope" or not is_own):  # a server of any length; a class that vLLM has decorated
+        return "generates only in the job's own engines, and spec.rollout.endpoints names servers"
     return ""
 
 

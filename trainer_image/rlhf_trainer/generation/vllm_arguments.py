@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.errors import ConfigError, MemoryProblem
+from rlhf_trainer.generation.families import BY_TRANSFORMERS
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, which also trains
@@ -39,6 +40,8 @@ reaches device 1, and dies. Torch's symmetric memory refuses ranks of the same d
 alone or fused, adds up in no fixed order, so a response would depend on more than its seed. It was not
 tried on several GPUs, nor was its cost measured.
 """
+BACKEND = {"model_impl": "transformers", "enforce_eager": True}
+"""Engine arguments for a family of `BY_TRANSFORMERS`; eager, because `classes_kept` leaves out vLLM's compilation."""
 STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
 """Environment variable of vLLM with the number of layers of each pipeline stage."""
 CPU_BLOCK_TOKENS = 128
@@ -116,6 +119,7 @@ def engine_arguments(
         "pipeline_parallel_size": max(len(stage_layers), 1),
         "worker_extension_cls": "rlhf_trainer.generation.vllm_extension.WorkerExtension",
         **device,
+        **(BACKEND if config.model_type in BY_TRANSFORMERS else {}),
     }
 
 

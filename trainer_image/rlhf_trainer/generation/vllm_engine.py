@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.generation.vllm_arguments import STAGE_LAYERS, engine_arguments, environment, sampling_arguments
-from rlhf_trainer.generation.vllm_patches import classes_inspected_here, groups_on, other_groups_kept
+from rlhf_trainer.generation.vllm_patches import classes_inspected_here, classes_kept, groups_on, other_groups_kept
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 Part = Literal["weights", "kv_cache"]
@@ -108,7 +108,8 @@ class GenerationEngine:
         )
         self._vllm = _import_vllm(environment(on_gpu=self._on_gpu, stage_layers=stage_layers))
         field = "spec.rollout.gpuMemoryUtilization" if self._on_gpu else "spec.data.maxResponseTokens"
-        with self._measured(), _start_of_vllm(tensor_groups, field):
+        kept = classes_kept() if "model_impl" in arguments else nullcontext()
+        with self._measured(), kept, _start_of_vllm(tensor_groups, field):
             code = {"trust_remote_code": trust_remote_code, "revision": revision, "tokenizer_revision": revision}
             self._engine = self._vllm.LLM(folder, **code, **arguments)
         if len(stage_layers) > 1:

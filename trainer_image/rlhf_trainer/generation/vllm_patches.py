@@ -67,3 +67,15 @@ def classes_inspected_here() -> Iterator[None]:
 
     with patch.object(registry, "_run_in_subprocess", lambda look: look()):  # there is no public hook
         yield
+
+
+@contextmanager
+def classes_kept() -> Iterator[None]:
+    """Make vLLM's Transformers backend leave transformers' class of the model as it is.
+
+    Unpatched it decorates the class for torch.compile, and the trainer's models of this class no longer run.
+    """
+    from vllm.model_executor.models.transformers.base import Base
+
+    with patch.object(Base, "_decorate_for_torch_compile", lambda _: None):
+        yield

@@ -10,7 +10,6 @@ import vllm
 from torch import Tensor, nn
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     QKVParallelLinear,
@@ -26,8 +25,8 @@ EXPERTS: Mapping[str, str] = {"w13_weight": "gate_up_proj", "w2_weight": "down_p
 """Name of a stack of experts' weights in vLLM -> its name in transformers; both have the same shape."""
 PLAIN = {UnquantizedMoeBackend.CPU, UnquantizedMoeBackend.TRITON}
 """vLLM's kernels that read stacks of experts as they are; on CPU the stacks are packed after each update."""
-TRANSPOSED = ("c_attn", "c_proj", "c_fc")
-"""Modules of GPT-2 whose weights are [in, out] at Hugging Face, and [out, in] in vLLM."""
+TRANSPOSED: Mapping[str, Sequence[str]] = {"GPT2LMHeadModel": ("c_attn", "c_proj", "c_fc")}
+"""Class of a model in vLLM -> its modules whose weights are [in, out] at Hugging Face, and [out, in] in vLLM."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,7 +75,6 @@ def locations_of(model: nn.Module) -> dict[str, ParameterLocation]:
 
     A tied head has no location of its own. EnvironmentProblem for a module of unknown layout.
     """
-    fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     seen: set[int] = set()
     locations: dict[str, ParameterLocation] = {}
     for path, module in model.named_modules():
@@ -89,14 +87,15 @@ def locations_of(model: nn.Module) -> dict[str, ParameterLocation]:
                 module=module, attribute=attribute, row=0, shape=shape, shard=TensorSlice.whole(shape)
             )
         if attributes and not stacks:
-            locations.update(_locations_in(module, path, attributes, fused))
+            locations.update(_locations_in(model, module, path, attributes))
     return locations
 
 
 def _locations_in(
-    module: Any, path: str, attributes: Sequence[str], fused: Mapping[str, Sequence[str]]
+    model: nn.Module, module: Any, path: str, attributes: Sequence[str]
 ) -> Iterator[tuple[str, ParameterLocation]]:
     """Yield (name, location) of the parameters in some tensors of a module; a fused module holds several in each."""
+    fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     parent, dot, leaf = path.rpartition(".")
     parts = row_ranges(module)
     names = fused.get(leaf, [leaf])
@@ -111,7 +110,7 @@ def _locations_in(
     for name, rows in zip(names, parts, strict=True):
         for attribute in attributes:
             shape, shard = _part_of(module, attribute, rows)
-            transposed = leaf in TRANSPOSED and attribute == "weight"
+            transposed = leaf in TRANSPOSED.get(type(model).__name__, ()) and attribute == "weight"
             if transposed:
                 shape, shard = shape[::-1], TensorSlice(shard.starts[::-1], shard.stops[::-1])
             location = ParameterLocation(
@@ -151,7 +150,9 @@ def row_ranges(module: Any) -> list[RowRange]:
         return [RowRange(there.org_vocab_start_index, there.org_vocab_end_index, module.org_vocab_size)]
     if isinstance(module, RowParallelLinear | ReplicatedLinear):
         return [RowRange.shard(module.output_size, 0, 1)]
-    if isinstance(module, RMSNorm | GemmaRMSNorm | LayerNorm | nn.LayerNorm | nn.Embedding):
+    own = dict(module.named_parameters(recurse=False))
+    is_norm = own.keys() <= {"weight", "bias"} and all(each.ndim == 1 for each in own.values())
+    if is_norm or isinstance(module, nn.Embedding):
         return [RowRange.shard(len(module.weight), 0, 1)]
     return []
 

@@ -116,7 +116,7 @@ class JobCheck:
         if role != "actor" or self._job.spec.algorithm.offline:
             return
         config = load_config(setting.folder, trust_remote_code=remote, revision=revision)
-        if reason := why_not_generated(config, on_cpu=self._on_cpu):
+        if reason := why_not_generated(config, on_cpu=self._on_cpu, elsewhere=self._job.generates_elsewhere):
             path = f"{self._job.name}: spec.models.{self._job.spec.models.source_field(role)}"
             raise ConfigError(f"{path}: {reason}")
 

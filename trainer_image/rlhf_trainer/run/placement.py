@@ -16,7 +16,7 @@ from rlhf_planning.machines import UnknownGpuError, slots_of
 from rlhf_planning.numbers import duration
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
-from rlhf_trainer.run.preconditions import require_possible
+from rlhf_trainer.run.preconditions import require_generating, require_possible
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import model_folder
 
@@ -40,8 +40,8 @@ class Placed(NamedTuple):
 def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], output: Path) -> Placed:
     """Return the placement of a job's models; jobs: all of the manifest, as one may make another's model.
 
-    SpecError if the placement is impossible, or a model cannot be cut into its stages and shards. EnvironmentProblem if
-    the mapper finds no placement.
+    SpecError if the placement is impossible, a model cannot be cut into its stages and shards, or the actor cannot
+    generate. EnvironmentProblem if the mapper finds no placement.
     """
     placed = _mapped(job, place(job, gpus_per_machine), jobs, output)
     by_name = {each.name: each for each in jobs}
@@ -52,6 +52,7 @@ def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], ou
         model = maker.models()[made]
         origins[role] = model, model_folder(model.uri, output)
     require_possible(job, sizes, origins)
+    require_generating(job, origins)
     return placed
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.job_spec import Model
 from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.generation.families import why_unknown
 
 CLAIM = "pvc://"
 IMPORTED_LATE = ("torch", "transformers", "datasets")
@@ -73,6 +76,18 @@ def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Ma
             problems.append(Problem(path, sentence))
     if problems:
         raise SpecError(problems)
+
+
+def require_generating(job: Job, models: Mapping[Role, tuple[Model, str]]) -> None:
+    """Raise SpecError if a job generates with a local model of an unknown family; models: as in `require_possible`."""
+    if "actor" not in models or job.spec.algorithm.offline:
+        return
+    try:
+        model_type = json.loads(Path(models["actor"][1], "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, LookupError, TypeError):  # reported by the deep check, as for a model on the hub
+        return
+    if reason := why_unknown(model_type):
+        raise SpecError([Problem(f"{job.name}: spec.models.{job.spec.models.source_field('actor')}", reason)])
 
 
 def other_vocabularies(job: Job, models: Mapping[Role, Model], folders: Mapping[Role, str]) -> set[Role]:

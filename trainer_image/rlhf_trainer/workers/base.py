@@ -28,6 +28,7 @@ from rlhf_trainer.training.distributed import device_here, sum_over_ranks
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
+from rlhf_trainer.training.rope import fix_rope
 from rlhf_trainer.training.saving import CONFIG_FOLDER, disk_errors, save_config_and_tokenizer, save_model
 from rlhf_trainer.training.sharding import ShardedModel, shard
 from rlhf_trainer.training.trainer import ModelRunner, Trainer
@@ -133,7 +134,8 @@ class WorkerSetting:
         )
 
     def _sharded(self, model: LanguageModel | Scorer, **options: bool) -> ShardedModel:
-        compile_layers = self.job.spec.training.compile
+        data, compile_layers = self.job.spec.data, self.job.spec.training.compile
+        fix_rope(inner(model), data.max_prompt_tokens + data.max_response_tokens)
         return shard(model, self.layout, compute_dtype=self.compute_dtype, compile_layers=compile_layers, **options)
 
     def _runner_options(self, model: LanguageModel | Scorer) -> dict[str, Any]:
