@@ -1,15 +1,18 @@
 """Reader and writer of manifests, which hold jobs; `--set [NAME:]path=value` changes documents before the check."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.chain import in_order
+from rlhf_api.chain import in_order, inputs_of
 from rlhf_api.job import Job
 from rlhf_api.own_code import OwnCodeError
 from rlhf_api.problems import Problem, SpecError, suggestion
+from rlhf_api.spec.algorithms import CUSTOM
 
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec")
 
@@ -23,23 +26,65 @@ def load(
     `overrides` are the arguments of `--set`. `finished`: name -> algorithm of jobs whose output may be read, too.
     Raises SpecError with every mistake, or OwnCodeError for a user's algorithm class that does not work.
     """
+    jobs, problems = read(text_or_path, overrides, finished)
+    if problems:
+        raise SpecError(problems)
+    return jobs
+
+
+def read(
+    text_or_path: str | Path, overrides: Sequence[str] = (), finished: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[Job], list[Problem]]:
+    """Return the jobs of a manifest that can be tried, some without their wrong fields, and every mistake; see `load`.
+
+    A job that reads the output of another that cannot be tried is left out, too.
+    """
     if isinstance(text_or_path, Path):
         text, source, folder = _text(text_or_path), f"{text_or_path}: ", text_or_path.parent
     else:
         text, source, folder = text_or_path, "", Path()
     documents = apply(overrides, _mappings(kubectl_yaml.read(text, source), source))
-    jobs, problems = [], []
+    jobs, problems, lost = list[Job](), list[Problem](), set[str]()
     for number, document in enumerate(documents, start=1):
+        label = _name_of(document) or f"document {number}"
         try:
             jobs.append(Job.parse(document, folder))
         except SpecError as error:
-            label = _name_of(document) or f"document {number}"
-            problems += [problem.within(f"{label}: ") for problem in error.problems]
+            rest, further = _without_mistakes(document, error, folder)
+            problems += [problem.within(f"{label}: ") for problem in [*error.problems, *further]]
+            jobs += rest
+            lost.update([label] * (not rest))
         except OwnCodeError as error:
-            raise OwnCodeError(f"{_name_of(document) or f'document {number}'}: {error}") from error
-    if problems:
-        raise SpecError(problems)
-    return in_order(jobs, finished)
+            raise OwnCodeError(f"{label}: {error}") from error
+    try:
+        ordered = in_order(jobs, {**finished, **dict.fromkeys(lost, CUSTOM)})  # a custom job's output fits anywhere
+    except SpecError as error:
+        return [], [*problems, *error.problems]
+    for job in ordered:
+        lost.update([job.name] * bool(inputs_of(job) & lost))
+    return [job for job in ordered if job.name not in lost], problems
+
+
+def _without_mistakes(document: Any, error: SpecError, folder: Path) -> tuple[list[Job], list[Problem]]:
+    """Return the job of a document without its wrong fields, or, if there is no such job, the rest's broken rules.
+
+    Rules are checked once all fields are right. A problem that names a removed field may follow from the removal.
+    """
+    rest, removed = deepcopy(document), [problem.path for problem in error.problems]
+    for path in removed:
+        node, (*above, last) = rest, path.split(".")
+        with suppress(LookupError, TypeError, ValueError):  # the field is missing, or an entry of a list
+            for part in above:
+                node = node[int(part)] if isinstance(node, list) else node[part]
+            del node[last]
+    try:
+        return [Job.parse(rest, folder)], []
+    except OwnCodeError:
+        return [], []
+    except SpecError as found:
+        pairs = [(path, path.rpartition(".")[2]) for path in removed]
+        new = [each for each in found.problems if not any(p.startswith(each.path) or q in str(each) for p, q in pairs)]
+        return _without_mistakes(rest, SpecError(new), folder)[0] if new else [], new
 
 
 def document_of(job: Job) -> dict[str, Any]:

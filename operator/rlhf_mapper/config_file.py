@@ -19,8 +19,9 @@ WORDS = tuple(name for name in Shape.model_fields if name != "name")
 SIZES = (*(name for name in WORDS if name not in ("model_type", "tie_word_embeddings")), "num_local_experts")
 MAX_SIZE = 10_000_000
 """Upper bound of each size in a config.json; a larger value is an error."""
-DECODERS = ("ForCausalLM", "ForSequenceClassification")
+DECODERS = ("ForCausalLM", "ForSequenceClassification", "GPT2LMHeadModel")
 """Suffixes of the names of those transformers architectures that the trainer supports."""
+GPT2_NAMES = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
 OTHERS = ("bart", "bert", "distilbert", "electra", "mbart", "mt5", "pegasus", "roberta", "t5", "umt5", "xlm-roberta")
 """Model types that are not decoders; checked only for a config.json that names no architecture."""
 
@@ -90,7 +91,10 @@ def read(text: str) -> dict[str, Any]:
         raise ModelConfigError(f"cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ModelConfigError("is no mapping")
-    config = {name: value for name, value in config.items() if value is not None}
+    config = {GPT2_NAMES.get(name, name): value for name, value in config.items() if value is not None}
+    if config.get("model_type") == "gpt2" and isinstance(hidden := config.get("hidden_size"), int):
+        # its MLP is two matrices of four times the width, and that of an `Architecture` three
+        config = {"intermediate_size": 8 * hidden // 3, "tie_word_embeddings": True, **config}
     _require_decoder(config)
     return config
 

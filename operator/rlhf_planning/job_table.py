@@ -67,7 +67,7 @@ def show(read: Callable[[], Sequence[JobLine]], nothing: str, *, once: bool, pas
 
 
 def table(lines: Sequence[JobLine], width: int) -> Table:
-    """Return the job table for a width in columns; below WIDE without the algorithm; long names end in an ellipsis."""
+    """Return the job table for a width in columns; a narrower one has fewer columns; long names end in an ellipsis."""
     wide = width >= WIDE
     gap = 2 if wide else 1
     grid = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
@@ -75,12 +75,14 @@ def table(lines: Sequence[JobLine], width: int) -> Table:
     if wide:
         grid.add_column("ALGORITHM", no_wrap=True)
     grid.add_column("PHASE", no_wrap=True)
-    for title in ("STEP", "REWARD/LOSS", "TOKENS/S", "LEFT", "AGE", "SAVED"):
+    titles = ("STEP", "REWARD/LOSS", "TOKENS/S", "LEFT", "AGE", "SAVED")[: None if width > WIDE * 2 // 3 else 2]
+    for title in titles:
         grid.add_column(title, no_wrap=True, justify="right")
     now = datetime.now(UTC).isoformat()
     for line in lines:
         first = [Text(line.name), Text(line.algorithm)][: 1 + wide]
-        grid.add_row(*first, Text(line.phase, style=STYLES.get(line.phase, "")), *cells(line, now))
+        phase = Text(line.phase, style=STYLES.get(line.phase, ""))
+        grid.add_row(*first, phase, *cells(line, now)[: len(titles)])
     widths = (max(len(str(cell)) for cell in (column.header, *column.cells)) for column in grid.columns[1:])
     grid.columns[0].max_width = max(width - sum(each + gap for each in widths), MIN_NAME)
     return grid

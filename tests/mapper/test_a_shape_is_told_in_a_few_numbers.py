@@ -74,3 +74,12 @@ def test_a_config_without_a_shape_gives_none(config: str) -> None:
 def test_numbers_that_cannot_be_are_refused(numbers: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelConfigError, match=sentence):
         architecture_in(Shape.model_validate({"name": "llama-2-7b", **numbers}, by_name=True), "actor")
+
+
+def test_gpt2_is_read_by_its_own_names() -> None:
+    sizes = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None, "n_positions": 1024, "vocab_size": 50257}
+    text = json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **sizes})
+    shape = shape_of(text, "actor")
+    assert (shape.layers, shape.hidden, shape.heads, shape.tied, shape.may_be_cut) == (12, 768, 12, True, False)
+    assert shape.parameters == pytest.approx(124.4e6, rel=0.01)
+    assert architecture_in(shape_in(text), "actor") == shape

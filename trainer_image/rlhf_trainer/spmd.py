@@ -28,12 +28,12 @@ from rlhf_api.spec.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_mapper.mapping import Device, DeviceMapping, MappedPool
 from rlhf_mapper.place import device_of
 from rlhf_trainer.commands.ending import ending
-from rlhf_trainer.errors import TrainerError
+from rlhf_trainer.errors import TrainerError, together
 from rlhf_trainer.fields import require_declared
 from rlhf_trainer.outputs.display import Display, LastingConsole
 from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
 from rlhf_trainer.protocols import THREE_D_PROTO
-from rlhf_trainer.run.deep_check import require_no_problems
+from rlhf_trainer.run.deep_check import problems
 from rlhf_trainer.run.evaluation import evaluation_of
 from rlhf_trainer.run.job_run import Checkpoints, Reporter, run_job
 from rlhf_trainer.run.preconditions import require_no_cluster, require_possible
@@ -173,7 +173,8 @@ def require_ready(job: Job, jobs: Sequence[Job], output: Path) -> None:
     found: list[TrainerError | None] = [None]
     if dist.get_rank() == 0:
         try:
-            require_no_problems([job], jobs, output)
+            errors = [error for _, error in problems([job], jobs, output)]
+            found = [together(errors)] if errors else found
         except TrainerError as error:
             found = [error]
     dist.broadcast_object_list(found)

@@ -65,6 +65,15 @@ def test_top_shows_each_job_in_one_line(run: Path, columns: int) -> None:
     assert "Failed" in found["helpful-rm"]
 
 
+def test_a_narrow_terminal_shows_fewer_columns_whole(run: Path) -> None:
+    with only_run_in(run):
+        shown = rlhf("top", run, columns=50)
+    assert max(map(len, shown.splitlines())) <= 50
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown, "no cell is cut"
+    assert shown.splitlines()[0].split() == ["JOB", "PHASE", "STEP", "REWARD/LOSS"]
+    assert rows(shown)["helpful-ppo"][:4] == ["Running", "7/40", "reward", "0.512"]
+
+
 def test_names_too_long_for_the_terminal_are_cut(run: Path) -> None:
     (run / "helpful-sft").rename(run / ("a-very-long-name-" * 4)[:60])
     with only_run_in(run):

@@ -95,6 +95,11 @@ IN_THE_STEP = {  # name: (source, sentence with words of a line in brackets, wor
         "actor has no method generate_sequence; did you mean generate_sequences?",
         "actor.generate_sequence(",
     ),
+    "a look at values": (
+        step("if batch['prompt_ids'].sum() > 0: pass"),
+        "the step looks at the values of 'prompt_ids', but a step is recorded before it runs, and its values are not ",
+        "if batch['prompt_ids']",
+    ),
     "a field that nobody adds": (
         step("pass") + "    def advantage(self, returns, values): return returns\n",
         "advantage.compute_advantage [returns, values] reads values; the batch holds prompt_ids, ",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from ray._private import services
 
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run import session
-from rlhf_trainer.run.session import OwnProcess, ray_session
+from rlhf_trainer.run.session import OwnProcess, _await_node, ray_session
 
 SLOW = "The current node timed out during startup. This could happen because the GCS has become overloaded."
 
@@ -36,6 +37,27 @@ def test_a_slow_start_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, capsys
     assert started(SLOW, monkeypatch=monkeypatch) == ["local", "local"]
     assert killed == [True]
     assert "Ray did not start within 30 s; it is started once more\n" in capsys.readouterr().err
+
+
+def test_the_second_start_waits_longer_for_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf_trainer.run.session.time.sleep", lambda _: None)
+    answers = [RuntimeError("no node")] * 50
+
+    def find(*_: object) -> str:
+        if answers:
+            raise answers.pop()
+        return "node"
+
+    assert _await_node(find, "address", "id") == "node"
+    answers = [RuntimeError("no node")] * 500
+    with pytest.raises(TimeoutError, match=r"^the machine is too busy; .* --address$"):
+        _await_node(find, "address", "id")
+
+
+def test_the_longer_wait_is_for_that_start_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = services.get_node
+    started(SLOW, monkeypatch=monkeypatch)
+    assert services.get_node is before
 
 
 @pytest.mark.parametrize("errors", [(SLOW, SLOW), ("no space left",), (SLOW, "no space left")])

@@ -56,7 +56,7 @@ def shown(*arguments: object) -> str:
 
 def test_the_worst_of_the_last_step_come_first(run: Path) -> None:
     text = shown(run, "--worst", 2)
-    assert text.startswith("step 3: the 2 of 4 kept responses with the lowest reward\n")
+    assert text.startswith("grpo, step 3: the 2 of 4 kept responses with the lowest reward\n")
     assert text.index("answer 0 [of 3]") < text.index("answer 1 [of 3]")
     assert "answer 2" not in text
     assert "row 0, reward 0, advantage -1, prompt_tokens 3, response_tokens 4, policy_version 2, " in text

@@ -17,9 +17,9 @@ import yaml
 from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import Problem, SpecError
-from rlhf_planning.command_line import Follow, Once, Program
+from rlhf_planning.command_line import Follow, Once, Program, print_errors
 from rlhf_trainer.commands.ending import ending
-from rlhf_trainer.errors import reason_of
+from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.run.stopping import Stopped, heeded
 from rlhf_trainer.run_folder.attempt import write_exit
 
@@ -148,11 +148,7 @@ def validate(
     from rlhf_mapper.config_file import made_from, manifest_architecture
     from rlhf_planning.checkpoint_size import in_words
 
-    jobs = jobs_of(file, sets, output)
-    if deep:
-        from rlhf_trainer.run.deep_check import require_no_problems  # torch and transformers: seconds
-
-        require_no_problems(jobs, jobs, run_folder(file, output))
+    jobs = valid_jobs(file, sets, run_folder(file, output)) if deep else jobs_of(file, sets, output)
     typer.echo("ok")
     by_name = {each.name: each for each in jobs}
     for job in jobs:
@@ -338,6 +334,23 @@ def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list
     from rlhf_trainer.run_folder.folder import load_with_finished
 
     return load_with_finished(run_folder(file, output), file, sets or [])
+
+
+def valid_jobs(file: Path, sets: Sequence[str] | None, output: Path) -> list[Job]:
+    """Return the jobs of a manifest after `deep_check`; mistakes of its fields are printed before the check begins."""
+    from rlhf_api.files import read
+    from rlhf_trainer.run_folder.folder import finished_jobs
+
+    jobs, mistakes = read(file, sets or [], {name: job.algorithm for name, job in finished_jobs(output).items()})
+    print_errors([f"error: {mistake}" for mistake in mistakes])
+    from rlhf_trainer.run.deep_check import problems  # torch and transformers: seconds
+
+    found = [error for _, error in problems(jobs, jobs, output)]
+    if mistakes:  # they are printed
+        raise SpecError(Problem(*str(error).partition(": ")[::2]) for error in found)
+    if found:
+        raise together(found)
+    return jobs
 
 
 def run_folder(file: Path, output: Path | None) -> Path:

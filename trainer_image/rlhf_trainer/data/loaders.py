@@ -135,6 +135,14 @@ class Loader:
                 found.update(own(source, 0).data)
         return found.hexdigest()
 
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Highest token id of all rows, and number of tokens of the longest prompt with its longest response."""
+        parts = (self._prompts, *self._responses)
+        token = max(max(int(each.flat.max()), ~int(each.flat.min())) for each in parts if len(each.flat))
+        longest = [self._prompts.lengths, *(self._prompts.lengths + each.lengths for each in self._responses)]
+        return token, max(int(each.max()) for each in longest)
+
     def lengths(self) -> dict[str, Tensor]:
         """Return the token counts of prompts and of responses, int64 [examples] each, by the field of their column."""
         keys = (*self.readers[0].fields()[:1], *self.reader.responses)

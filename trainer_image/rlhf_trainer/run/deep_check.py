@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import ParamSpec, TypeVar
+
+import torch
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -20,7 +24,7 @@ from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving, checkp
 from rlhf_planning.numbers import size_text
 from rlhf_trainer.data.loaders import Loader
 from rlhf_trainer.environments.of_job import try_environment
-from rlhf_trainer.errors import ConfigError, EnvironmentProblem, NoRowLeftError, TrainerError, together
+from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NoRowLeftError, TrainerError
 from rlhf_trainer.generation.families import why_not_generated
 from rlhf_trainer.outputs.opening import require_trackers
 from rlhf_trainer.rewards.judge import JudgeClient
@@ -33,8 +37,13 @@ from rlhf_trainer.run.preconditions import other_vocabularies
 from rlhf_trainer.run.resume import identities
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import JobFolder, is_written, model_folders, with_written_data
-from rlhf_trainer.training.loading import load_config, try_config
+from rlhf_trainer.training.attention import use_attention
+from rlhf_trainer.training.batching import RowCosts
+from rlhf_trainer.training.loading import has_weights, try_config, unread_tensors
+from rlhf_trainer.training.models import LanguageModel, Scorer, inner
 from rlhf_trainer.training.optimizer import learning_rate
+from rlhf_trainer.training.saving import try_saving
+from rlhf_trainer.training.sharding import layers_of
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.judge import evaluation_code
@@ -61,12 +70,6 @@ def problems(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Itera
     yield from _without_room(pending, jobs, output)
 
 
-def require_no_problems(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> None:
-    """Raise one TrainerError with all `problems`, if there are any."""
-    if found := [error for _, error in problems(pending, jobs, output)]:
-        raise together(found)
-
-
 class JobCheck:
     """Check of one job before it runs: its models, data sets, functions, services and step."""
 
@@ -78,17 +81,20 @@ class JobCheck:
         """Run all checks and return the errors, without duplicates."""
         for role in self._job.models():
             self._tried(self._try_model, role)
-        retokenized: set[Role] = set()
+        retokenized, readers = set[Role](), list[WorkerSetting]()
         if not self._found:
             folders = {role: self._origin(role).folder for role in self._job.models()}
             retokenized = self._tried(other_vocabularies, self._job, self._job.models(), folders) or set()
+            readers = list(map(self._origin, sorted(self._job.models().keys() - retokenized)))
         if retokenized:
             self._job = with_prompts(self._job)
         if self._job.generates_elsewhere and not self._found:
             self._try_endpoints()
         for check in (self._try_step, self._try_schedules, self._try_measure):
             self._tried(check)
-        if data := self._tried(self._data):
+        data = self._tried(self._data, readers)
+        self._tried(self._try_limits, readers, data.loaders if data else ())
+        if data:
             self._tried(partial(data.train.batch, 1, batch_size=1))  # in an order that may be the user's
             self._tried(self._try_tokens, retokenized, data)
             self._tried(self._try_code, data)
@@ -104,27 +110,36 @@ class JobCheck:
             return None
 
     def _try_model(self, role: Role) -> None:
-        """Build the model of a role on the meta device, and check that an actor's model can generate."""
+        """Build the model of a role on the meta device, and try what it is for: generation, training and saving."""
         setting, is_made = origin_of(self._job, role, self._jobs, self._output)
         remote, revision, scores = setting.model.trust_remote_code, setting.model.revision, role in SCORERS
-        if is_made:
-            setting.adapt(try_config(setting.folder, scores=scores, trust_remote_code=remote, revision=revision))
-        elif scores:
-            setting.scorer(may_add_head=role in self._job.trained())
-        else:
-            setting.language_model(may_initialise=self._job.spec.algorithm.name == "SFT")
-        if role != "actor" or self._job.spec.algorithm.offline:
-            return
-        config = load_config(setting.folder, trust_remote_code=remote, revision=revision)
-        if reason := why_not_generated(config, on_cpu=self._on_cpu, elsewhere=self._job.generates_elsewhere):
-            path = f"{self._job.name}: spec.models.{self._job.spec.models.source_field(role)}"
-            raise ConfigError(f"{path}: {reason}")
+        trains, is_sft = role in self._job.trained(), self._job.spec.algorithm.name == "SFT"
+        with setting.naming():
+            generates = role == "actor" and not self._job.spec.algorithm.offline
+            elsewhere = self._job.generates_elsewhere
+            if generates and (reason := why_not_generated(setting.config(), on_cpu=self._on_cpu, elsewhere=elsewhere)):
+                raise ConfigError(reason)
+            if is_made:  # the job that makes the model tries the rest
+                setting.adapt(try_config(setting.folder, scores=scores, trust_remote_code=remote, revision=revision))
+                return
+            model: LanguageModel | Scorer = (
+                setting.scorer(may_add_head=trains) if scores else setting.language_model(may_initialise=is_sft)
+            )
+            use_attention(inner(model), "SDPA", device=torch.device("cpu"), dtype=torch.float32)
+            layers_of(model)
+            RowCosts(inner(model))
+            if trains:
+                try_saving(model, setting.tokenizer(), trust_remote_code=remote)
+        place = f"{setting.path}: {setting.folder}"
+        if not has_weights(setting.folder):
+            sys.stderr.write(f"{place} has no weights; training begins with random ones\n")
+        if unread := unread_tensors(inner(model), model.weights or ()):
+            sys.stderr.write(f"{place}: {len(unread)} tensors are not read, and not saved: {', '.join(unread[:4])}\n")
 
     def _try_endpoints(self) -> None:
         """Compare the external servers' models with the actor, and have each server generate two tokens."""
         setting = self._origin("actor")
-        model, eos_token = setting.model, int(setting.tokenizer().eos_token_id)
-        config = load_config(setting.folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
+        config, eos_token = setting.config(), int(setting.tokenizer().eos_token_id)
         may_be_elsewhere = self._job.spec.resources.device == "Auto" and self._on_cpu
         on_gpu = None if may_be_elsewhere else not self._on_cpu
         self._found += servers_of(setting, config, eos_token=eos_token, on_gpu=on_gpu).problems()
@@ -172,9 +187,10 @@ class JobCheck:
             for sample in (_sample(data, loader) for loader in loaders):
                 other.encoded([prompt_of(self._job.spec, sample.columns)], [sample.response], [True])
 
-    def _data(self) -> DataWorker | None:
-        """Load the first rows of every data set, or all rows if none of the first can be trained on.
+    def _data(self, readers: Sequence[WorkerSetting]) -> DataWorker | None:
+        """Load the first rows of every data set, or all if none of them can be trained on.
 
+        All are loaded, too, if a later row may have a token or a length that a model among `readers` does not read.
         Returns None if an earlier job has still to write one of the data sets, or to write it again.
         """
         if not is_written(self._job, self._output, identities([*self._jobs.values()], self._output)):
@@ -186,10 +202,30 @@ class JobCheck:
         whole = with_written_data(self._job, self._output)
         setting = replace(self._origin(self._job.saved), job=whole)
         job = whole.model_copy(update={"spec": whole.spec.with_sources(short)})
+        data = whole.spec.data
+        tokens, longest = len(setting.tokenizer()), data.max_prompt_tokens + data.max_response_tokens
+        if any(tokens > size or longest > most for size, most in map(_limits_of, readers)):
+            return DataWorker(setting, slots=1)
         try:
             return DataWorker(replace(setting, job=job), slots=1)
         except NoRowLeftError:
             return DataWorker(setting, slots=1)
+
+    def _try_limits(self, readers: Sequence[WorkerSetting], loaders: Sequence[Loader]) -> None:
+        """Raise the error of a model among `readers` for a token that it lacks, or for a text longer than it reads."""
+        whole = self._job.spec.data.max_prompt_tokens + self._job.spec.data.max_response_tokens
+        static = {} if self._job.spec.algorithm.offline else {"spec.data": (0, whole)}
+        rows = static | {loader.path: loader.largest for loader in loaders}
+        for setting, (path, (token, tokens)) in product(readers, rows.items()):
+            size, most = _limits_of(setting)
+            if token >= size:
+                text = setting.tokenizer().convert_ids_to_tokens(token)
+                told = f"needs the token {text!r} ({token}), but the vocabulary of {setting.folder} ends at {size - 1}"
+                raise DataError(f"{self._job.name}: {path}: {told}; resize the model's embedding to the tokenizer")
+            if tokens > most:
+                what = "maxPromptTokens + maxResponseTokens is" if path in static else "its longest row is"
+                told = f"{what} {tokens}; the model {setting.folder} reads {most} tokens at most"
+                raise ConfigError(f"{self._job.name}: {path}: {told}")
 
     def _try_code(self, data: DataWorker) -> None:
         """Call the job's environment, functions, services and judges on the first row of each data set they score."""
@@ -212,6 +248,14 @@ def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tu
     source, folder = maker.models()[made], model_folders(maker, output)[made]
     model = source.model_copy(update={"lora": job.models()[role].lora})
     return WorkerSetting(job=job, role=role, model=model, folder=folder, total_steps=1), maker is not job
+
+
+def _limits_of(setting: WorkerSetting) -> tuple[int, int]:
+    """Return (size of a model's vocabulary, most tokens that it reads); scaled rotary embeddings read more."""
+    config = setting.config()
+    rope, most = getattr(config, "rope_parameters", None) or {}, getattr(config, "max_position_embeddings", None)
+    scaled = int((rope.get("original_max_position_embeddings") or 0) * (rope.get("factor") or 0))
+    return config.get_text_config().vocab_size, max(most or sys.maxsize, scaled)
 
 
 def _sample(data: DataWorker, loader: Loader) -> Sample:

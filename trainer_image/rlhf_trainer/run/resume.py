@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.chain import inputs_of
-from rlhf_api.checks.resume import LENGTHS, changes, differing_paths, identity
+from rlhf_api.checks.resume import LENGTHS, changes, differing_paths, identity, leaves
+from rlhf_api.contract import ENTRYPOINT
 from rlhf_api.files import document_of
 from rlhf_api.job import Job
+from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.checkpoint import Checkpoint
-from rlhf_trainer.run_folder.folder import INPUTS, JOB_FILE, JobFolder, finished_jobs, reading
+from rlhf_trainer.errors import DataError
+from rlhf_trainer.run_folder.folder import FILES, INPUTS, JOB_FILE, JobFolder, finished_jobs, model_folders, reading
+
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +34,16 @@ class Start:
     """Checkpoint from which the job resumes; None: the job starts from the beginning."""
     inputs: Mapping[str, str]
     """Identities of the jobs whose outputs the job reads, by name."""
+    files: str
+    """Hashes of the files, besides the data, that the job's fields name, as JSON."""
+    changed: Sequence[str]
+    """Sentences on those of the files that have changed since the job's last attempt."""
 
 
 def from_the_start(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
     """Return for every job, by name, a start without a checkpoint."""
     made = identities(jobs, output)
-    return {job.name: Start(checkpoint=None, inputs=inputs(job, made)) for job in jobs}
+    return {job.name: _start(job, output, None, inputs(job, made)) for job in jobs}
 
 
 def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
@@ -47,12 +60,12 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
         newest = folder.newest_checkpoint()
         with reading(newest.uri if newest else folder.path):
             if not (newest or folder.finished()) or json.loads(folder.saved(INPUTS, newest)) != read:
-                pending[job.name] = Start(checkpoint=None, inputs=read)
+                pending[job.name] = _start(job, output, None, read)
                 continue
             new_length, found = changed(job, folder, newest)
         problems += [problem.within(f"{job.name}: ") for problem in found]
         if new_length or not folder.finished():
-            pending[job.name] = Start(checkpoint=newest, inputs=read)
+            pending[job.name] = _start(job, output, newest, read)
     if problems:
         raise SpecError(problems)
     return pending
@@ -84,3 +97,37 @@ def changed(job: Job, folder: JobFolder, newest: Checkpoint | None) -> tuple[lis
     steps = job.total_steps_for(newest.state()["rows"])
     sentence = f"gives {steps} steps, but {newest.step} are done; {instead}"
     return new_length, [Problem("spec.training", sentence)] if steps < newest.step else []
+
+
+def _start(job: Job, output: Path, checkpoint: Checkpoint | None, made: Mapping[str, str]) -> Start:
+    """Return a start from a checkpoint; `made`: identities of the jobs whose outputs the job reads."""
+    found = [(field, file) for field, file in _files(job, output) if file.is_file()]
+    files = {f"{field}: {file}": sha256(file.read_bytes()).hexdigest() for field, file in found}
+    path = output / job.name / FILES
+    text = path.read_text() if checkpoint and path.is_file() else ""
+    before = json.loads(text) if text else files  # a kill may have left the file empty
+    differ = [name for name in sorted({*before, *files}) if before.get(name) != files.get(name)]
+    told = "is not as the last attempt read it; the next steps use what it is now"
+    changed = [f"{name} {told}" for name in differ]
+    return Start(checkpoint=checkpoint, inputs=made, files=json.dumps(files), changed=changed)
+
+
+def _files(job: Job, output: Path) -> Iterator[tuple[str, Path]]:
+    """Yield (field, file) of what turns texts into tokens, and of the user's functions."""
+    models: Mapping[Role, str] = {}
+    with suppress(DataError):  # a model that is not there is told when the job begins
+        models = model_folders(job, output)
+    for role, folder in models.items():
+        yield from ((f"spec.models.{job.spec.models.source_field(role)}", Path(folder, name)) for name in TEXT_FILES)
+    for field, value in leaves(document_of(job)):
+        if isinstance(value, str) and re.fullmatch(ENTRYPOINT, value):
+            yield from ((field, file) for file in _module_files(value.partition(":")[0].replace(".", "/")))
+
+
+def _module_files(module: str) -> list[Path]:
+    """Return the files of a module and of the modules beside it that its text names; empty without a source."""
+    places = [Path(folder, f"{module}{end}") for folder in sys.path for end in (".py", "/__init__.py")]
+    for file in filter(Path.is_file, places):
+        words = {file.stem, *re.findall(r"\w+", file.read_text(encoding="utf-8", errors="replace"))}
+        return sorted(other for other in file.parent.glob("*.py") if other.stem in words)
+    return []

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import ray
@@ -83,7 +85,17 @@ def _init_ray(address: str, options: Mapping[str, Any]) -> None:
         for process in OwnProcess.started:
             process.kill()
         sys.stderr.write("Ray did not start within 30 s; it is started once more\n")
+        services.get_node = partial(_await_node, services.get_node)  # until `started_by_us` restores it
         ray.init(address=address, **settings)
+
+
+def _await_node(find: Callable[..., object], *arguments: object) -> object:
+    """Return `find(*arguments)` as soon as it raises no RuntimeError; TimeoutError after three minutes."""
+    for _ in range(180):
+        with suppress(RuntimeError):
+            return find(*arguments)
+        time.sleep(1.0)
+    raise TimeoutError("the machine is too busy; run again when it is less so, or name a running Ray by --address")
 
 
 def how_ray_ended() -> str:
@@ -169,6 +181,7 @@ def started_by_us(reserved: socket.socket) -> Iterator[None]:
     changes[Node, "start_raylet"] = start_with_ports
     changes[utils, "get_dashboard_dependency_error"] = lambda: ImportError("this Ray has no dashboard")
     changes[services, "ConsolePopen"] = OwnProcess
+    changes[services, "get_node"] = services.get_node
     changes[worker, "listen_error_messages"] = lambda *_, **__: None
     kept = {(owner, name): getattr(owner, name) for owner, name in changes}
     for place, change in changes.items():

@@ -35,7 +35,7 @@ from rlhf_trainer.run_folder.pace import Steps
 P = ParamSpec("P")
 MADE = ("model", "data")
 """Names that the folder of a job's output may have: `model` for weights, `data` for a data set."""
-SUMMARY, METRICS, JOB_FILE, INPUTS = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json"
+SUMMARY, METRICS, JOB_FILE, INPUTS, FILES = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json", "files.json"
 MAPPING = "mapping.json"
 MAX_REASON = 300
 """Most characters of a library's error text that our error repeats."""

@@ -32,8 +32,8 @@ def show_samples(output: Path, *, job: str | None, step: int | None, count: int,
         raise SpecError([Problem(str(file), "has no responses" + (f" of step {step}" if step is not None else ""))])
     console = Console(highlight=False, soft_wrap=True)
     chosen = sorted(rows, key=lambda row: row["reward"], reverse=best)[:count]
-    order = "highest" if best else "lowest"
-    console.print(f"step {rows[0]['step']}: the {len(chosen)} of {len(rows)} kept responses with the {order} reward")
+    which = f"{file.parent.name}, step {rows[0]['step']}: the {len(chosen)} of {len(rows)} kept responses"
+    console.print(f"{which} with the {'highest' if best else 'lowest'} reward")
     for row in chosen:
         numbers, parts = {name: row.get(name) for name in NUMBERS}, row.get("reward_parts")
         numbers |= {f"reward_part/{name}": value for name, value in parts.items()} if isinstance(parts, dict) else {}

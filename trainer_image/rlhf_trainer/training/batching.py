@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from rlhf_api.spec.job_spec import Training
+from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.training.distributed import ModelMesh
 from rlhf_trainer.training.model_input import TokenBatch, prompt_keys, prompt_sizes
 from rlhf_trainer.training.models import MissingLayer
@@ -157,7 +158,9 @@ class RowCosts:
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config
         lists = (each for each in model.base_model.children() if isinstance(each, nn.ModuleList))
-        layer = next(each for layers in lists for each in layers if not isinstance(each, MissingLayer))
+        layer = next((each for layers in lists for each in layers if not isinstance(each, MissingLayer)), None)
+        if layer is None:
+            raise ConfigError(f"{model.name_or_path}: {type(model).__name__} has no list of layers in its base model")
         experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
         share = config.num_experts_per_tok / experts if experts else 1.0  # part of the experts that a token meets
         self._parameters = sum(

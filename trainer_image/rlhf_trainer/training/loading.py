@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import product
@@ -33,6 +33,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils.loading_report import LoadStateDictInfo
 
 from rlhf_trainer.errors import ConfigError, DataError
 from rlhf_trainer.stored_tensors import Layer, LocalFile, Piece, StoredTensor, TensorSource
@@ -44,10 +45,15 @@ Shape = tuple[int, ...]
 WEIGHT_FILES = "*.safetensors"
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 """Name patterns of pickled weights, which can run code when they are loaded; the trainer never loads them."""
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json", "tokenization_*.py")
+HEADS = ("score.", "value_head.", "v_head.", "reward_head.", "score_head.", "rm_head.", "classifier.")
+"""First parts of the names of trained heads: those of transformers and verl, OpenRLHF, TRL and others."""
 
 
 def load_tokenizer(folder: str, *, trust_remote_code: bool, revision: str | None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model folder; DataError without an end-of-text token."""
+    """Load the tokenizer of a model folder; DataError for a folder without one, or without an end-of-text token."""
+    if Path(folder).is_dir() and not any(list(Path(folder).glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise DataError(f"{folder}: the folder has no tokenizer (tokenizer.json)")
     with _one_sentence(folder):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code, revision=revision
@@ -66,13 +72,20 @@ def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -
 
 
 def has_weights(folder: str) -> bool:
-    """Whether a local model folder holds weights; True for a model on the hub. DataError for pickled weights only."""
+    """Whether a local model folder holds weights; True on the hub. DataError for pickled weights, and absent shards."""
     path = Path(folder)
-    if not path.is_dir() or any(path.glob(WEIGHT_FILES)):
+    if not path.is_dir() or (path / SAFE_WEIGHTS_NAME).is_file():
         return True
-    if pickled := [file for pattern in PICKLED_WEIGHTS for file in path.glob(pattern)]:
+    is_there = any(path.glob(WEIGHT_FILES))
+    for index in path.glob(SAFE_WEIGHTS_INDEX_NAME if is_there else "*.index.json"):
+        with _one_sentence(folder):
+            named = set(json.loads(index.read_text()).get("weight_map", {}).values())
+        if lacking := sorted(name for name in named if not (path / name).is_file()):
+            raise DataError(f"{index}: names files that are not in the folder: {', '.join(lacking)}")
+    pickled = [file for pattern in PICKLED_WEIGHTS for file in path.glob(pattern)]
+    if pickled and not is_there:
         raise DataError(f"{pickled[0]}: pickled weights are never opened, for they can run code; save as safetensors")
-    return False
+    return is_there
 
 
 def try_config(folder: str, *, scores: bool, trust_remote_code: bool, revision: str | None) -> LanguageModel | Scorer:
@@ -124,15 +137,18 @@ def load_scorer(
     """Make a scorer, float32 on the meta device, of a reward model or, with a head drawn from `seed`, a language model.
 
     `shard` fills the shards of a rank. label: index of the score among several outputs, of a model that is not trained.
-    Raises ConfigError, naming `path` in the manifest, for several outputs without a label, and for a language model if
-    not `may_add_head`; DataError for a folder without weights.
+    The files say which. Raises ConfigError, naming `path` in the manifest, for several outputs without a label, and for
+    a language model if not `may_add_head`; DataError for a folder without weights.
     """
     if not has_weights(folder):
         raise DataError(f"{folder}: the folder has no weights (*.safetensors)")
     config = load_config(folder, trust_remote_code=trust_remote_code, revision=revision)
-    is_classifier = any("SequenceClassification" in name for name in config.architectures or [])
-    if is_classifier:
-        _require_label(config.num_labels, label, path, f"{folder} has {config.num_labels} labels", trains=may_add_head)
+    head = _stored_head(folder, revision)
+    if head:
+        labels = config.num_labels = head.shape[0]
+        _require_label(labels, label, path, f"{folder} has {labels} labels", trains=may_add_head)
+    elif any("SequenceClassification" in name for name in config.architectures or []):
+        raise DataError(f"{folder}: the weights lack score.weight, which the class in config.json has")
     elif not may_add_head:
         raise ConfigError(
             f"{path}: {folder} is a language model without a trained score head; train a RewardModel first"
@@ -143,11 +159,27 @@ def load_scorer(
     model, weights = _unread(AutoModelForSequenceClassification, folder, config, trust_remote_code, revision)
     _require_score_head(model, path)
     drawn = set()
-    if not is_classifier:
+    if head:
+        weights["score.weight"] = head
+    else:
         model._init_weights(model.score.to_empty(device="cpu"))  # noqa: SLF001 there is no public name
         drawn = {f"score.{name}" for name, _ in model.score.named_parameters()}
     _require_all(model, weights, folder, drawn=drawn)
     return Scorer(model, weights, label=label or 0)
+
+
+def _stored_head(folder: str, revision: str | None) -> StoredTensor | None:
+    """Return the matrix [labels, hidden] of a trained head in a model's files, whatever class config.json names.
+
+    None for a language model. ConfigError for a head that is more than a matrix.
+    """
+    with _one_sentence(folder):
+        names = _stored_names(partial(cached_file, folder, revision=revision), folder)
+        found = {name: StoredTensor([Piece(file, name)]) for file, name in names if name.startswith(HEADS)}
+        shapes = [f"{name} {list(tensor.shape)}" for name, tensor in found.items()]
+    if len(found) > 1 or any(len(tensor.shape) != 2 for tensor in found.values()):
+        raise ConfigError(f"{folder}: its score head is {', '.join(shapes)}; only one matrix [labels, hidden] is read")
+    return next(iter(found.values()), None)
 
 
 def _require_label(count: int, label: int | None, path: str, found: str, *, trains: bool) -> None:
@@ -167,6 +199,8 @@ def _require_score_head(model: Any, path: str) -> None:
 
 def _made(factory: Any, folder: str, config: PreTrainedConfig, trust_remote_code: bool, revision: str | None) -> Any:
     code = {"code_revision": revision} if trust_remote_code and hasattr(config, "auto_map") else {}
+    if code:
+        factory._model_mapping._extra_content.pop(type(config), None)  # noqa: SLF001 from_config fails if it is there
     with _one_sentence(folder):
         model = factory.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code, **code)
     if computed := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
@@ -244,6 +278,15 @@ def _stored_names(find: Callable[..., Any], folder: str) -> Iterator[tuple[Local
         file = LocalFile(partial(find, file_name))
         in_file = file.names() if not names or Path(folder).is_dir() else names
         yield from ((file, name) for name in in_file)
+
+
+def unread_tensors(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
+    """Return the names of stored tensors that no parameter takes, without those that transformers ignores too."""
+    own = {*model.state_dict(), *dict(model.named_buffers())}
+    found = LoadStateDictInfo(set(), set(names) - own, set(), [], {}, set())
+    model._adjust_missing_and_unexpected_keys(found)  # noqa: SLF001 there is no public name
+    known = ("lm_head.", *HEADS) if hasattr(model, "score") else ()
+    return sorted(name for name in found.unexpected_keys if not name.startswith(known))
 
 
 def _require_all(

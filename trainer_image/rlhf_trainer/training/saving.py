@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ import torch.distributed as dist
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
-from transformers import PreTrainedTokenizerBase
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
-from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.errors import DataError, EnvironmentProblem, TrainerError
 from rlhf_trainer.storage import open_storage, storage_errors
 from rlhf_trainer.stored_tensors import (
     LocalFile,
@@ -31,8 +33,8 @@ from rlhf_trainer.stored_tensors import (
     write_tensors,
 )
 from rlhf_trainer.training.adapters import merged_weights, write_adapter
-from rlhf_trainer.training.loading import as_stored
-from rlhf_trainer.training.models import inner
+from rlhf_trainer.training.loading import as_stored, load_tokenizer, try_config
+from rlhf_trainer.training.models import LanguageModel, Scorer, inner
 from rlhf_trainer.training.sharding import ShardedModel, pieces_to_save, read_shard, trained_parameters
 
 FILE_SIZE = "5GB"
@@ -63,7 +65,7 @@ def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: 
         dist.barrier()
         if rank == 0:
             shutil.rmtree(pieces)
-            save_config_and_tokenizer(model, tokenizer, unfinished)
+            save_config_and_tokenizer(inner(model.module), tokenizer, unfinished)
     dist.barrier()
 
 
@@ -95,15 +97,30 @@ def write_weights(
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def save_config_and_tokenizer(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a Hugging Face directory without its weights: config, generation config and tokenizer."""
-    pretrained = inner(model.module)
+def try_saving(model: LanguageModel | Scorer, tokenizer: PreTrainedTokenizerBase, *, trust_remote_code: bool) -> None:
+    """Save all of a model but its weights into a temporary folder, and load it again; DataError if that fails."""
+    pretrained, options = inner(model), dict[str, Any](trust_remote_code=trust_remote_code, revision=None)
+    with TemporaryDirectory() as folder:
+        try:
+            save_config_and_tokenizer(pretrained, tokenizer, Path(folder))
+            load_tokenizer(folder, **options)
+            try_config(folder, scores=isinstance(model, Scorer), **options)
+        except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError, TrainerError) as error:
+            told = " ".join(str(error).split())[:300]
+            raise DataError(f"{pretrained.name_or_path}: cannot be saved and loaded again: {told}") from error
+
+
+def save_config_and_tokenizer(pretrained: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a Hugging Face directory without its weights: config, generation config, tokenizer and the model's code."""
     pretrained.config.architectures = [type(pretrained).__name__]
     if pretrained.config.pad_token_id is None:
         pretrained.config.pad_token_id = tokenizer.pad_token_id  # transformers needs the id to score more than one row
+    if pretrained._auto_class:  # noqa: SLF001 the class is the model folder's own
+        custom_object_save(pretrained, folder, config=pretrained.config)
     pretrained.config.save_pretrained(folder)
     if pretrained.can_generate() and pretrained.generation_config is not None:
-        pretrained.generation_config.save_pretrained(folder)
+        # save_pretrained refuses settings without effect, such as Vicuna's temperature beside `do_sample: false`
+        pretrained.generation_config.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
     tokenizer.save_pretrained(folder)
 
 

@@ -85,7 +85,7 @@ def shard(
         keep_stage(model, mesh)
     if mesh.layout.tensor > 1:
         shard_tensors(inner(model), mesh.tensor_axis)
-    layers = _layers_of(model)
+    layers = layers_of(model)
     if recompute_activations:
         wrap = partial(wrap_with_checkpoint, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
         apply_activation_checkpointing(model, checkpoint_wrapper_fn=wrap, check_fn=layers.__contains__)
@@ -101,7 +101,7 @@ def shard(
     return sharded
 
 
-def _layers_of(model: nn.Module) -> list[nn.Module]:
+def layers_of(model: nn.Module) -> list[nn.Module]:
     """Return the decoder layers of a model; ConfigError if the model's class does not name the layers' classes."""
     pretrained = inner(model)
     names = set(pretrained._no_split_modules or [])  # noqa: SLF001 there is no public name
@@ -201,6 +201,9 @@ def _fill(model: ShardedModel, weights: Mapping[str, TensorSource]) -> None:
             continue  # the parameter got its values when the model was made
         try:
             read_shard(parameter, weights[name])
+            values, _ = held_piece(parameter.detach())
+            if values.numel() and not torch.stack(values.aminmax()).isfinite().all():
+                raise ValueError("a value in the file is not finite")
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             raise DataError(f"{name} cannot be read: {' '.join(str(error).split())}") from error
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -19,13 +20,14 @@ from rlhf_api.spec.job_spec import Model, ScoringModel
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.checkpoint import UploadFolder
 from rlhf_trainer.data.uri import local_path
+from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.hub import HUB
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.ops.running import RunningMoments
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.adapters import add_adapter, initial_weights, write_adapter_config
 from rlhf_trainer.training.distributed import device_here, sum_over_ranks
-from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
+from rlhf_trainer.training.loading import load_config, load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
 from rlhf_trainer.training.rope import fix_rope
@@ -69,8 +71,26 @@ class WorkerSetting:
         is_bfloat16 = on_gpu if precision == "Auto" else precision == "BF16"
         return torch.bfloat16 if is_bfloat16 else torch.float32
 
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Put job and field of the model folder before an error of the block whose text does not begin with them."""
+        try:
+            yield
+        except TrainerError as error:
+            if str(error).startswith(f"{self.job.name}: "):
+                raise
+            field = f"spec.models.{self.job.spec.models.source_field(self.role)}: "
+            raise type(error)(f"{self.job.name}: {field * (not str(error).startswith('spec.'))}{error}") from error
+
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return load_tokenizer(self.folder, trust_remote_code=self.model.trust_remote_code, revision=self.model.revision)
+        model = self.model
+        with self.naming():
+            return load_tokenizer(self.folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
+
+    def config(self) -> PreTrainedConfig:
+        model = self.model
+        with self.naming():
+            return load_config(self.folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
 
     def actors_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the actor's tokenizer: batches hold its token ids."""
@@ -135,8 +155,9 @@ class WorkerSetting:
 
     def _sharded(self, model: LanguageModel | Scorer, **options: bool) -> ShardedModel:
         data, compile_layers = self.job.spec.data, self.job.spec.training.compile
-        fix_rope(inner(model), data.max_prompt_tokens + data.max_response_tokens)
-        return shard(model, self.layout, compute_dtype=self.compute_dtype, compile_layers=compile_layers, **options)
+        with self.naming():
+            fix_rope(inner(model), data.max_prompt_tokens + data.max_response_tokens)
+            return shard(model, self.layout, compute_dtype=self.compute_dtype, compile_layers=compile_layers, **options)
 
     def _runner_options(self, model: LanguageModel | Scorer) -> dict[str, Any]:
         training, hidden = self.job.spec.training, inner(model).config.hidden_size
@@ -171,7 +192,7 @@ class TrainedModel:
         if dist.get_rank() == 0:
             with disk_errors("the checkpoint", upload_folder.folder):
                 folder, adapter = upload_folder.folder / CONFIG_FOLDER, self.trainer.model.adapter
-                save_config_and_tokenizer(self.trainer.model, self.tokenizer, folder)
+                save_config_and_tokenizer(inner(self.trainer.model.module), self.tokenizer, folder)
                 if adapter:
                     write_adapter_config(adapter, folder)
         with self.trainer.offloader.in_use(moments=True):

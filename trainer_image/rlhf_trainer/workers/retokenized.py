@@ -12,7 +12,6 @@ from rlhf_api.spec.data import Rows
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_trainer.data.tokens import Column, Encoder, Ids
 from rlhf_trainer.errors import DataError
-from rlhf_trainer.training.loading import load_config
 from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.samples import real_rows, samples_of
@@ -25,9 +24,7 @@ class Retokenized:
         self._job, self._path = setting.job, setting.path
         self._own, self._actors = setting.tokenizer(), setting.actors_tokenizer()
         self._is_of_a_job = setting.model.uri.startswith("job://")
-        model = setting.model
-        config = load_config(setting.folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
-        self._longest = getattr(config, "max_position_embeddings", None)
+        self._longest = getattr(setting.config(), "max_position_embeddings", None)
 
     def fields(self, batch: Batch) -> Fields:
         """Return tokens int64, attention_mask, response_mask [B, T] of this rank's rows; padding rows have one token.

@@ -303,13 +303,6 @@ class RolloutWorker:
 def generating_model(setting: WorkerSetting) -> LanguageModel:
     """Return the model that generates, without memory for its weights yet; ConfigError if the job cannot use it."""
     job, model = setting.job.spec, setting.language_model()
-    max_tokens = job.data.max_prompt_tokens + job.data.max_response_tokens
-    longest = getattr(inner(model).config, "max_position_embeddings", max_tokens)
-    if longest < max_tokens:
-        raise ConfigError(
-            f"{setting.job.name}: spec.data: maxPromptTokens + maxResponseTokens is {max_tokens}; "
-            f"the model {setting.folder} reads {longest} tokens at most"
-        )
     if job.training.compile and device_here().type == "cpu":  # vLLM runs there without torch.compile
         raise ConfigError("spec.training.compile: layers cannot be compiled where responses are generated on CPU")
     return model

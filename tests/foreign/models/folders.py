@@ -1,0 +1,75 @@
+"""Model folders as people have them, made small: each function changes a folder that `save_tiny` has written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoTokenizer
+
+INDEX = "model.safetensors.index.json"
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    """Change fields of config.json; None removes one."""
+    config = {**json.loads((folder / "config.json").read_text()), **changes}
+    kept = {name: value for name, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]) -> None:
+    """Write the weights again as `change` returns them."""
+    file = folder / "model.safetensors"
+    weights = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    save_file(dict(change(weights)), file, {"format": "pt"})
+
+
+def lose_shards(folder: Path) -> None:
+    """Leave the index of weights without its files, as a download that stopped."""
+    (folder / "model.safetensors").unlink()
+    names = {"model.embed_tokens.weight": SHARDS[0], "model.norm.weight": SHARDS[1]}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def lose_pickled_shards(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    text = json.dumps({"weight_map": {"model.norm.weight": "pytorch_model-00001-of-00001.bin"}})
+    (folder / "pytorch_model.bin.index.json").write_text(text)
+
+
+def lose_tokenizer(folder: Path) -> None:
+    for file in [*folder.glob("token*"), *folder.glob("*.jinja"), *folder.glob("special*"), *folder.glob("added*")]:
+        file.unlink()
+
+
+def add_token(folder: Path, token: str) -> int:
+    """Add a special token to the tokenizer alone; return its id, which the embedding lacks."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": [token]})
+    tokenizer.save_pretrained(folder)
+    return int(tokenizer.convert_tokens_to_ids(token))
+
+
+def set_sampling(folder: Path) -> dict[str, Any]:
+    """Write the generation config of Vicuna and Llama-2-chat, which `save_pretrained` refuses; return its settings."""
+    settings = {"do_sample": False, "temperature": 0.9, "top_p": 0.6}
+    (folder / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": 2}))
+    return settings
+
+
+def add_code(folder: Path) -> None:
+    """Make the folder one with a model class of its own, in two files of which one imports the other."""
+    (folder / "configuration_mine.py").write_text(
+        "from transformers import LlamaConfig\nclass MineConfig(LlamaConfig):\n    model_type = 'mine'\n"
+    )
+    (folder / "modeling_mine.py").write_text(
+        "from transformers import LlamaForCausalLM\nfrom .configuration_mine import MineConfig\n"
+        "class MineForCausalLM(LlamaForCausalLM):\n    config_class = MineConfig\n"
+    )
+    places = {"AutoConfig": "configuration_mine.MineConfig", "AutoModelForCausalLM": "modeling_mine.MineForCausalLM"}
+    change_config(folder, model_type="mine", architectures=["MineForCausalLM"], auto_map=places)
