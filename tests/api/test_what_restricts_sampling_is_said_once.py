@@ -47,7 +47,7 @@ def test_a_new_restriction_is_in_the_log_probs_rule() -> None:
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_new_restriction_reaches_vllm(greedy: bool) -> None:
     rollout = Later(min_p=0.1, top_p=0.9, top_k=5, min_response_tokens=3)
-    found = sampling_arguments(rollout, eos_token=2, seed=1, max_tokens=8, greedy=greedy)
+    found = sampling_arguments(rollout, ends=[2], seed=1, max_tokens=8, greedy=greedy)
     expected = (1.0, -1, 0, 3) if greedy else (0.9, 5, 0.1, 3)
     assert (found["top_p"], found["top_k"], found["min_p"], found["min_tokens"]) == expected
 

@@ -34,7 +34,7 @@ def measure(rung: Rung) -> None:
             rollout=Rollout(gpu_memory_utilization=share, enforce_eager=rung.variant == "eager"),
             max_tokens=prompt + response,
             max_sequences=max(sizes),
-            eos_token=END,
+            ends=[END],
             device=device_here(),
             dtype=dtype,
             trust_remote_code=False,

@@ -23,6 +23,7 @@ def build(
     *,
     max_sequences: int = 16,
     partial: Literal["Continue", "Restart"] | None = None,
+    ends: tuple[int, ...] = (END,),
 ) -> GenerationEngine:
     engine = GenerationEngine(
         folder,
@@ -30,7 +31,7 @@ def build(
         rollout=Rollout(partial=partial),
         max_tokens=MAX_TOKENS,
         max_sequences=max_sequences,
-        eos_token=END,
+        ends=list(ends),
         device=torch.device("cpu"),
         dtype=torch.float32,
         trust_remote_code=False,

@@ -118,7 +118,7 @@ def servers(stubs: list[Stub], tmp_path: Path) -> Endpoints:
 
 
 def endpoints_of(folder: Path, *urls: str) -> Endpoints:
-    return Endpoints(job_of(folder, *urls), NEEDS, eos_token=EOS)
+    return Endpoints(job_of(folder, *urls), NEEDS, ends=[EOS])
 
 
 def job_of(folder: Path, *urls: str, **changes: Any) -> Job:

@@ -22,11 +22,11 @@ LONGEST = 6
 class PlainSampler(GeneratorStandIn):
     """Draws each response by itself, from a generator of its own seed."""
 
-    def __init__(self, *_: Any, config: PreTrainedConfig, rollout: Rollout, eos_token: int, **__: Any) -> None:
+    def __init__(self, *_: Any, config: PreTrainedConfig, rollout: Rollout, ends: Sequence[int], **__: Any) -> None:
         super().__init__()
         with torch.random.fork_rng():
             self._model = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="sdpa").eval()
-        self._temperature, self._eos_token = rollout.temperature, eos_token
+        self._temperature, self._ends = rollout.temperature, ends
         self._restarts = rollout.partial == "Restart"
         self._rows: list[Row] = []
 
@@ -51,7 +51,7 @@ class PlainSampler(GeneratorStandIn):
         """One response a prompt, in order; the shortest end first."""
         longest = min(max_tokens, LONGEST)
         self._rows = [
-            Row(prompt, None if greedy else seed, longest, self._eos_token)
+            Row(prompt, None if greedy else seed, longest, self._ends)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         while under_way := [number for number, row in enumerate(self._rows) if not row.has_ended]:
@@ -78,9 +78,9 @@ class PlainSampler(GeneratorStandIn):
 class Row:
     """A response that is written."""
 
-    def __init__(self, prompt: Sequence[int], seed: int | None, longest: int, eos_token: int) -> None:
+    def __init__(self, prompt: Sequence[int], seed: int | None, longest: int, ends: Sequence[int]) -> None:
         """Drawn from `seed`, or without one the likeliest tokens."""
-        self.prompt, self._seed, self._longest, self._eos_token = prompt, seed, longest, eos_token
+        self.prompt, self._seed, self._longest, self._ends = prompt, seed, longest, ends
         self.begin()
 
     def begin(self) -> None:
@@ -100,9 +100,9 @@ class Row:
 
     @property
     def has_ended(self) -> bool:
-        return len(self.tokens) == self._longest or self._eos_token in self.tokens
+        return len(self.tokens) == self._longest or any(end in self.tokens for end in self._ends)
 
     @property
     def response(self) -> Response:
-        finished = self.tokens[-1] == self._eos_token
+        finished = self.tokens[-1] in self._ends
         return Response(tokens=self.tokens, log_probs=self._log_probs, finished=finished, versions=self._versions)

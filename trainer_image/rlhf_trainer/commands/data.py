@@ -40,7 +40,9 @@ def print_data(jobs: Sequence[Job], output: Path, *, only: str | None) -> None:
     for job in chosen:
         setting, _ = origin_of(with_written_data(job, output), job.saved, by_name, output)
         tokenizer = setting.tokenizer()
-        for loader in DataWorker(setting, slots=1).loaders:
+        worker = DataWorker(setting, slots=1)
+        console.print(Text(f"{job.name}: {worker.ends.sentence()}"))
+        for loader in worker.loaders:
             _print_loader(console, job.name, loader, tokenizer)
 
 

@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_api.spec.data import AnyData, DataMix
 from rlhf_api.spec.data import Rows as Source
 from rlhf_api.spec.job_spec import JobSpec
+from rlhf_trainer.chat import EndTokens
 from rlhf_trainer.data.order import MAX_SOURCES, Order
 from rlhf_trainer.data.own_data import own_order
 from rlhf_trainer.data.ragged import Ragged
@@ -66,19 +67,21 @@ class Loader:
         endless: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
         ordered_by: str = "",
+        ends: EndTokens | None = None,
     ) -> None:
         """Read and tokenise all rows. `path`: field of the source in the manifest, such as "spec.data.train".
 
         spec: spec of the job; its `data` limits the rows and its `training.seed` orders them. After
         `training.total_epochs` passes over the data, if set, rows are padding, unless the loader is `endless`. A pass
         over a mix has as many rows as its data sets have together. tools: tool definitions for every prompt's chat
-        template. ordered_by: job and field of `spec.data.order`, for errors; empty: the seed orders these rows.
+        template. ordered_by: job and field of `spec.data.order`, for errors; empty: the seed orders. ends: see Reader.
         Raises DataError (see `Reader.read`).
         """
         self.path = path
         """Field of the manifest that names the data, such as `spec.data.train`."""
+        shared: dict[str, Any] = {"limits": spec.data, "ends": ends}
         self.readers = [
-            self.reader(each, tokenizer, path=place, limits=spec.data, **self._kept(each, spec, tools, ordered_by))
+            self.reader(each, tokenizer, path=place, **shared, **self._kept(each, spec, tools, ordered_by))
             for place, each in source.sources(path).items()
         ]
         """Readers, one for each data set, with the numbers of rows that were left out."""
@@ -212,7 +215,7 @@ class Loader:
         return whole.padded(width, self._pad_id)
 
     def _response_mask(self, attention_mask: Tensor, rows: Rows) -> Tensor:
-        """Return the mask [B, T] of responses: 1 on a response with its end-of-text token, 0 elsewhere."""
+        """Return the mask [B, T] of responses: 1 on a response with its end token, 0 elsewhere."""
         is_response = torch.arange(attention_mask.shape[1]) >= self._prompts.lengths[rows.examples][:, None]
         return attention_mask * is_response * rows.valid[:, None]
 
@@ -231,7 +234,7 @@ class PromptLoader(Loader):
 class CompletionLoader(Loader):
     """Loader of prompts with a response: `tokens` int64, `attention_mask`, `response_mask` [B, T], `valid` [B].
 
-    `response_mask` is 1 on the response with its end-of-text token; in a conversation, on each answer that counts in
+    `response_mask` is 1 on the response with its end token; in a conversation, on each answer that counts in
     the loss. It is 0 on every token of a row that is not valid.
     """
 

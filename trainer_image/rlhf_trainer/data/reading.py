@@ -12,6 +12,7 @@ from pydantic.alias_generators import to_camel
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.spec.data import Data, Rows
+from rlhf_trainer.chat import EndTokens
 from rlhf_trainer.data.ragged import Ragged, swapped
 from rlhf_trainer.data.tokens import Column, Encoder, Ids
 from rlhf_trainer.errors import DataError, NoRowLeftError
@@ -46,12 +47,14 @@ class Reader:
         verified: Mapping[str, str] = MappingProxyType({}),
         keeps_rows: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
+        ends: EndTokens | None = None,
     ) -> None:
         """Keep the options. path: field of the source in the manifest, such as "spec.data.train"; limits: `spec.data`.
 
         columns: further columns, which `further` returns unchanged. verified: further column -> field of the manifest
         that reads it; a row without a reference answer in it is bad. keeps_rows: whether `prompt` and `rows` can be
         called also without further columns. tools: tool definitions of every row, unless the source has a tools_key.
+        ends: tokens that end a response, by default those of the tokenizer and its template alone.
         """
         self.source, self.path, self.columns, self._verified = source, path, columns, verified
         self.dropped = 0
@@ -60,9 +63,11 @@ class Reader:
         """Number of rows left out because their prompt or a response is too short, and none exceeds the limits."""
         self.bad = 0
         """Number of rows left out because they cannot be read as a prompt with its responses."""
+        self.notes: dict[str, tuple[int, str]] = {}
+        """Sentence on what the chat template does with a kept row -> how often that is so, and the place of one row."""
         self.named: list[str] = []
         """Sentences on the first MAX_NAMED_ROWS bad rows, for error messages."""
-        self._tokenizer, self._limits, self._tools = tokenizer, limits, tools
+        self._tokenizer, self._limits, self._tools, self._ends = tokenizer, limits, tools, ends
         self._keeps_rows = bool(columns) or keeps_rows
         self._rows: list[int] = []
         """Row numbers, in the data set as opened, of the rows that are kept."""
@@ -121,6 +126,8 @@ class Reader:
         if self.bad:
             such = "; ".join(self.named)
             yield f"{self.path}: {self.bad} of {total} rows are bad and were dropped, such as {such}"
+        for note, (count, place) in self.notes.items():
+            yield f"{self.path}: {note}: {count}, such as in {place}"
 
     def fields(self) -> tuple[str, ...]:
         """Return the fields of the source that name the columns to read; the prompt's comes first."""
@@ -137,8 +144,8 @@ class Reader:
 
             same = Column(field=self.path, values=[self._tools] * len(table[columns[0]]))
             tools = column("tools_key") if self.source.tools_key else same
-            template = self._limits.chat_template
-            encoder = Encoder(column(self._prompt_key), self._tokenizer, chat_template=template, tools=tools)
+            options: dict[str, Any] = {"chat_template": self._limits.chat_template, "tools": tools, "ends": self._ends}
+            encoder = Encoder(column(self._prompt_key), self._tokenizer, **options)
             texts = self._encoded(encoder, column)
             for name in self._verified:
                 encoder.require_answers(Column(field=f"{self.path}.columns", values=table[name]), name)
@@ -169,7 +176,14 @@ class Reader:
         self.short += int((not_long & good & ~long_enough).sum())
         kept = (not_long & good & long_enough).nonzero()[:, 0]
         self._rows += (first + kept).tolist() if self._keeps_rows else []
+        self._count_notes(encoder, set(kept.tolist()), lambda row: opened.place(first + row))
         return tokens if len(kept) == len(good) else [rows.selected(kept) for rows in tokens]
+
+    def _count_notes(self, encoder: Encoder, kept: set[int], place_of: Callable[[int], str]) -> None:
+        for row, note in encoder.notes:
+            if row in kept:
+                count, place = self.notes.get(note) or (0, place_of(row))
+                self.notes[note] = count + 1, place
 
     def _leave_out(self, sentence: str) -> None:
         """Count a bad row, or raise the sentence on it as a DataError, as `onBadRow` of the manifest asks."""

@@ -2,23 +2,31 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.spec.verifiers import ANSWERS, are_answers
-from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.chat import (
+    ASSISTANT,
+    TEMPLATE,
+    BadValueError,
+    ChatMessage,
+    EndTokens,
+    Template,
+    kind_of,
+    name_of,
+    read_message,
+    read_tools,
+    require,
+    says_all,
+)
 
 ChatTemplate = Literal["Auto", "Never"]
-ChatMessage = dict[str, Any]
 Ids = list[int]
 T = TypeVar("T")
-ASSISTANT = "assistant"
-
-
-class BadValueError(Exception):
-    """Error for a data column's value of a wrong type; the text follows the row in a sentence: `holds nothing`."""
+UNLEARNED = f"an answer is not learned, as it cannot be found whole in the rendering of {TEMPLATE}"
+NO_TOOLS = f"tools are not in the prompt, as {TEMPLATE} does not write them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +54,7 @@ class Conversation(NamedTuple):
     """Token ids before the first answer that counts in the loss."""
     rest: Ids
     learned: Ids
-    """Loss mask of `rest`: 1 for each token of an answer that counts, its end-of-text token included; else 0."""
+    """Loss mask of `rest`: 1 for each token of an answer that counts, its end token included; else 0."""
 
 
 class Encoder:
@@ -54,7 +62,7 @@ class Encoder:
 
     A prompt is a text or a list of messages. Messages go through the tokenizer's chat template. So does a text, as one
     message of the user, if the tokenizer has a template and `chat_template` is "Auto". Otherwise the text is encoded as
-    it stands, without added tokens. A final answer among the messages is not part of the prompt.
+    it stands, after the tokenizer's opening tokens (BOS). A final answer among the messages is not part of the prompt.
     """
 
     def __init__(
@@ -64,46 +72,56 @@ class Encoder:
         *,
         chat_template: ChatTemplate,
         tools: Column | None = None,
+        ends: EndTokens | None = None,
     ) -> None:
-        """Read the prompts; tools: each row's tool definitions, in the form that the chat template takes."""
+        """Read the prompts; tools: each row's tool definitions; ends: by default those of the tokenizer alone."""
         self.faults: dict[int, Fault] = {}
         """Faults of the encoded rows: index of a row -> the first fault found in it."""
-        self._tokenizer = tokenizer
-        self._prompts, self._tools = prompts, tools
+        self.notes: list[tuple[int, str]] = []
+        """Index of a row, and sentence on what the chat template does with the row; an index may occur again."""
+        self._prompts, self._tokenizer, self._template = prompts, tokenizer, Template(tokenizer, ends)
         self._chats = self._each(prompts, lambda index: self._chat(index, chat_template))
+        read = self._each(tools or prompts, lambda index: read_tools(tools and tools.values[index]))
+        self._tools = [found or [] for found in read]
 
     def prompts(self) -> list[Ids]:
         """Return the token ids of each prompt, up to the start of the response; `faults` records an empty prompt."""
-        encoded = self._encoded(self._each(self._prompts, lambda index: self._text(index, None)))
-        self._each(self._prompts, lambda index: _require(bool(encoded[index]), "is empty"))
-        return encoded
+        texts = self._each(self._prompts, lambda index: self._text(index, None))
+        encoded = self._encoded(texts)
+        self._each(self._prompts, lambda index: require(bool(encoded[index]), "is empty"))
+        rows = enumerate(zip(texts, self._tools, strict=True))
+        lacking = [index for index, (text, tools) in rows if not all(name_of(tool) in (text or "") for tool in tools)]
+        self.notes += [(index, NO_TOOLS) for index in lacking]
+        pairs = zip(encoded, self._chats, strict=True)
+        return [self._template.opened(ids) if isinstance(chat, str) else ids for ids, chat in pairs]
 
     def responses(self, responses: Column, prompt_ids: Sequence[Ids]) -> list[Ids]:
-        """Return the token ids of each prompt's response, with the end-of-text token; ConfigError without such a token.
+        """Return the token ids of each prompt's response, with the token that ends it.
 
         A response is a text, a message of the assistant, or messages that end with one. With a chat template its ids
-        follow `prompt_ids` in the whole conversation, up to the last end-of-text token. Without a template, and where
-        the conversation does not start with `prompt_ids`, the text is encoded by itself. A missing end token is added.
+        follow `prompt_ids` in the whole conversation, up to the last end token. Without a template, and where
+        the conversation does not start with `prompt_ids`, the answer is encoded by itself. A missing end is added.
         """
-        end = end_of_text(self._tokenizer)
         replies = self._each(responses, lambda index: self._reply(responses.values[index], index))
-        encoded = self._encoded(self._each(responses, lambda index: self._text(index, replies[index])))
-        apart = []
-        for index, prompt in enumerate(prompt_ids):
-            if isinstance(self._chats[index], list):
-                if encoded[index][: len(prompt)] != prompt:
-                    apart.append(index)
-                encoded[index] = _up_to_last(end, encoded[index][len(prompt) :])
-        alone = [reply["content"] if (reply := replies[index]) else None for index in apart]
-        for index, ids in zip(apart, self._encoded(alone), strict=True):
-            encoded[index] = ids
-        return [ids if ids and ids[-1] == end else [*ids, end] for ids in encoded]
+        texts = self._each(responses, lambda index: self._text(index, replies[index]))
+        encoded = self._encoded(texts)
+        starts = [ids[: len(prompt)] == prompt for ids, prompt in zip(encoded, prompt_ids, strict=True)]
+        alone = self._each(responses, lambda index: self._alone(index, replies[index], texts[index], starts[index]))
+        found = []
+        for index, ids in enumerate(self._encoded(alone)):
+            is_talk, reply = isinstance(self._chats[index], list), ids if alone[index] else encoded[index]
+            if is_talk and not alone[index]:
+                reply = self._template.ends.cut(reply[len(prompt_ids[index]) :])
+            end = self._template.ends.ids[0] if is_talk else self._tokenizer.eos_token_id
+            found.append(reply if reply and reply[-1] in self._template.ends.ids else [*reply, end])
+        return found
 
     def written(self, responses: Column) -> list[Ids]:
         """Return the token ids of each prompt with its response in the tokenizer's own form.
 
         A conversation goes through the template; a text gets the tokens that the tokenizer adds to any text.
         """
+        self._each(self._prompts, lambda index: self._text(index, None))
         replies = self._each(responses, lambda index: self._reply(responses.values[index], index))
         texts = self._each(responses, lambda index: self._text(index, replies[index]))
         found = self._encoded(texts)
@@ -115,26 +133,17 @@ class Encoder:
     def conversations(self) -> list[Conversation]:
         """Return the prompts as conversations that end with an answer; all answers count in the loss.
 
-        Some templates change an earlier answer once the conversation goes on (they leave out its thoughts). Then only
-        the last answer counts.
+        Each answer before the last is found in the rendering of the last one's prompt. An answer that is not found, or
+        that lacks its thoughts there, does not count: `notes` says so.
         """
-        end, prompts = end_of_text(self._tokenizer), self.prompts()
-        values = self._prompts.values
-        self._each(self._prompts, lambda index: _require(isinstance(values[index], list), "is no conversation"))
+        prompts, values = self.prompts(), self._prompts.values
+        self._each(self._prompts, lambda index: require(isinstance(values[index], list), "is no conversation"))
         replies = self.responses(self._prompts, prompts)
-        earlier = [texts or [] for texts in self._each(self._prompts, self._earlier_answers)]
-        encoded = iter(self._encoded([text for texts in earlier for pair in texts for text in pair]))
+        masks = self._each(self._prompts, lambda index: self._earlier_mask(index, len(prompts[index])))
         found = []
-        for prompt, reply, texts in zip(prompts, replies, earlier, strict=True):
-            whole = [*prompt, *reply]
-            cuts = [cut for _ in texts for cut in (next(encoded), _up_to_last(end, next(encoded)))]
-            if any(whole[: len(cut)] != cut for cut in cuts):
-                cuts = []
-            places = [*map(len, cuts), len(prompt), len(whole)]
-            learned = [0] * len(whole)
-            for start, stop in zip(places[::2], places[1::2], strict=True):
-                learned[start:stop] = [1] * (stop - start)
-            start = places[0]
+        for prompt, reply, earlier in zip(prompts, replies, masks, strict=True):
+            whole, learned = [*prompt, *reply], [*(earlier or [0] * len(prompt)), *[1] * len(reply)]
+            start = learned.index(1)
             found.append(Conversation(whole[:start], whole[start:], learned[start:]))
         return found
 
@@ -145,7 +154,7 @@ class Encoder:
 
     def require_answers(self, column: Column, name: str) -> None:
         """Record a fault for each row that has no reference answer in the column `name`."""
-        self._each(column, lambda index: _require(are_answers(column.values[index]), _no_answer(column, index, name)))
+        self._each(column, lambda index: require(are_answers(column.values[index]), _no_answer(column, index, name)))
 
     def _each(self, column: Column, read: Callable[[int], T]) -> list[T | None]:
         """Call `read` for each row; None for a row with a fault. A new fault is recorded in `faults`."""
@@ -162,54 +171,62 @@ class Encoder:
         """Return the prompt of a row as a conversation, or as a text that is encoded as it stands."""
         prompt, has_template = self._prompts.values[index], bool(self._tokenizer.chat_template)
         if isinstance(prompt, str):
-            return [_as_message("user", prompt)] if has_template and chat_template == "Auto" else prompt
+            return [{"role": "user", "content": prompt}] if has_template and chat_template == "Auto" else prompt
         if not isinstance(prompt, list) or not prompt:
-            raise BadValueError(f"holds {_kind(prompt)}, not a text or a list of messages")
-        _require(has_template, "is a list of messages, but the tokenizer has no chat template")
-        chat = [_message(message) for message in prompt]
+            raise BadValueError(f"holds {kind_of(prompt)}, not a text or a list of messages")
+        require(has_template, "is a list of messages, but the tokenizer has no chat template")
+        chat = [read_message(message) for message in prompt]
         return chat[:-1] if chat[-1]["role"] == ASSISTANT else chat
 
     def _reply(self, response: object, index: int) -> ChatMessage:
         if isinstance(response, str):
-            return _as_message(ASSISTANT, response)
-        messages = [_message(item) for item in (response if isinstance(response, list) else [response])]
+            return {"role": ASSISTANT, "content": response}
+        messages = [read_message(item) for item in (response if isinstance(response, list) else [response])]
         is_reply = bool(messages) and messages[-1]["role"] == ASSISTANT
-        _require(is_reply, "does not end with a message of the assistant")
+        require(is_reply, "does not end with a message of the assistant")
         answers = sum(message["role"] == ASSISTANT for message in messages)
         goes_on = answers == 1 or messages[:-1] == self._chats[index]
-        _require(goes_on, f"holds {answers} messages of the assistant, and those before the last are not the prompt")
+        require(goes_on, f"holds {answers} messages of the assistant, and those before the last are not the prompt")
         return messages[-1]
 
     def _text(self, index: int, reply: ChatMessage | None) -> str:
         """Return a row's text to encode: a conversation, with a reply if given; else the prompt or the reply alone."""
-        chat = self._chats[index]
-        if isinstance(chat, list):
-            return self._rendered(index, [*chat, reply] if reply else chat, is_prompt=reply is None)
-        return str(reply["content"] if reply else chat)
+        chat, tools = self._chats[index], self._tools[index]
+        if not isinstance(chat, list):
+            return str(reply["content"] if reply else chat)
+        whole, since = ([*chat, reply], len(chat)) if reply else (chat, 0)  # templates may drop what prompts have
+        return self._template.render(whole, tools, is_prompt=reply is None, since=since)
 
-    def _earlier_answers(self, index: int) -> list[tuple[str, str]]:
-        """Return the rendered conversation up to the start and up to the end of each of its answers but the last."""
-        chat = self._chats[index]
+    def _alone(self, index: int, reply: ChatMessage | None, text: str | None, starts_with_prompt: bool) -> str:
+        """Return a last answer to encode by itself; empty if it follows its prompt, and is whole, in the row's text."""
+        chat, tools = self._chats[index], self._tools[index]
+        if not isinstance(chat, list) or not text or not reply or (starts_with_prompt and says_all(text, reply)):
+            return ""
+        place, content = self._template.answer(text, [*chat, reply], len(chat), tools), str(reply["content"])
+        if place and says_all(text[place], reply):
+            return text[place]
+        require(says_all(content, reply), f"has a last answer that {TEMPLATE} leaves out in part")
+        if self._template.render(chat, tools, is_prompt=True).rstrip().endswith("<think>"):
+            content = content.lstrip().removeprefix("<think>").removeprefix("\n")
+        return content or str(self._tokenizer.eos_token)
+
+    def _earlier_mask(self, index: int, length: int) -> Ids:
+        """Return the loss mask of a conversation's prompt of `length` tokens: 1 on each earlier answer that counts."""
+        chat, tools, mask = self._chats[index], self._tools[index], [0] * length
         assert isinstance(chat, list), "conversations go through a template"
-        places = [place for place, message in enumerate(chat) if message["role"] == ASSISTANT]
-        return [
-            (self._rendered(index, chat[:at], is_prompt=True), self._rendered(index, chat[: at + 1], is_prompt=False))
-            for at in places
-        ]
+        answers = [number for number, each in enumerate(chat) if each["role"] == ASSISTANT]
+        text = self._template.render(chat, tools, is_prompt=True)
+        places = [(self._template.answer(text, chat, number, tools), chat[number]) for number in answers]
+        kept = [place for place, each in places if place and says_all(text[place], each) and self._tokenizer.is_fast]
+        self.notes += [(index, UNLEARNED)] * (len(answers) - len(kept))
+        return self._mask(text, kept, mask) if kept else mask
 
-    def _rendered(self, index: int, chat: list[ChatMessage], *, is_prompt: bool) -> str:
-        tools = self._tools.values[index] if self._tools else None
-        try:
-            text = self._tokenizer.apply_chat_template(
-                chat, tools=tools or None, tokenize=False, add_generation_prompt=is_prompt
-            )
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-        ) as error:  # by bad tools or the template itself
-            raise BadValueError(f"is refused by the tokenizer's chat template: {error}") from error
-        return str(text)
+    def _mask(self, text: str, places: Sequence[slice], mask: Ids) -> Ids:
+        """Set the mask of a text's tokens to 1 on those that begin inside a place; white space may have no length."""
+        given = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        for number, (start, end) in enumerate(given["offset_mapping"]):
+            mask[number] = int(any(each.start <= start < each.stop and end > each.start for each in places))
+        return mask
 
     def _encoded(self, texts: Sequence[str | None]) -> list[Ids]:
         if not texts:
@@ -220,51 +237,12 @@ class Encoder:
         return ids
 
 
-def end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id of the end-of-text token; ConfigError if the tokenizer has none."""
-    end = tokenizer.eos_token_id
-    if not isinstance(end, int):
-        raise ConfigError(f"the tokenizer {tokenizer.name_or_path!r} has no end-of-text token")
-    return end
-
-
-def _up_to_last(end: int, ids: Ids) -> Ids:
-    """Return the ids up to and with the last `end` token: a model stops there, but templates add a line break."""
-    return ids[: len(ids) - ids[::-1].index(end)] if end in ids else ids
-
-
-def _as_message(role: str, text: str) -> ChatMessage:
-    return {"role": role, "content": text}
-
-
-def _message(value: object) -> ChatMessage:
-    """Return a message with its content as text, without None values, which a table adds for keys of other rows."""
-    if not isinstance(value, dict):
-        raise BadValueError(f"holds {_kind(value)}, not a text or a message")
-    message = {key: item for key, item in value.items() if item is not None}
-    content = message.get("content", "" if message.get("tool_calls") else None)
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(str(part.get("text") or "") for part in content)
-    is_message = isinstance(message.get("role"), str) and isinstance(content, str)
-    _require(is_message, "has a message whose 'role' or 'content' is not a text")
-    return {**message, "content": content}
-
-
 def _label(value: object) -> int:
     if isinstance(value, bool) or value in (0, 1):
         return int(bool(value))
-    raise BadValueError(f"holds {_kind(value)}, not true or false")
-
-
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise BadValueError(otherwise)
+    raise BadValueError(f"holds {kind_of(value)}, not true or false")
 
 
 def _no_answer(column: Column, index: int, name: str) -> str:
     value = column.values[index]
     return f"holds no {name}" if value in (None, [], "") else f"holds {value!r:.60} as {name}, expected {ANSWERS}"
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None or value == [] else f"a value of type {type(value).__name__}"

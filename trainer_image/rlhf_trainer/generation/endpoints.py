@@ -118,10 +118,10 @@ class Server:
 class Endpoints:
     """All external vLLM servers of a job: checks, transfer of weights, and generation."""
 
-    def __init__(self, job: Job, needs: Needs, *, eos_token: int) -> None:
-        """Prepare the job's servers without contacting them; eos_token: id of the token that ends a response."""
-        self._path, self._needs, self._eos_token = f"{job.name}: spec.rollout.endpoints", needs, eos_token
-        self._sampling = partial(sampling_arguments, job.spec.rollout, eos_token=eos_token)
+    def __init__(self, job: Job, needs: Needs, *, ends: list[int]) -> None:
+        """Prepare the job's servers without contacting them; ends: ids of the tokens that end a response."""
+        self._path, self._needs, self._ends = f"{job.name}: spec.rollout.endpoints", needs, ends
+        self._sampling = partial(sampling_arguments, job.spec.rollout, ends=self._ends)
         self.version = -1
         """Policy version of the servers' weights, set by the caller that loads them."""
         self._news: dict[str, str] = {}
@@ -197,7 +197,7 @@ class Endpoints:
             if unmet := self._needs.unmet_by(facts[0]):
                 return ConfigError(server.says(unmet))
             sampling = self._sampling(seed=0, max_tokens=2, greedy=True)
-            await self._ask(client, server, [self._eos_token], sampling, seconds=ANSWER_SECONDS)
+            await self._ask(client, server, [self._ends[0]], sampling, seconds=ANSWER_SECONDS)
         except LostError as error:
             return EnvironmentProblem(str(error))
         except TrainerError as error:
@@ -267,7 +267,7 @@ class Endpoints:
             if choice["finish_reason"] not in ("stop", "length"):
                 raise LostError(server.says("has given up a response"))
             tokens = list(map(int, choice["token_ids"]))
-            is_finished = tokens[-1] == self._eos_token
+            is_finished = tokens[-1] in self._ends
         except (LookupError, TypeError, ValueError):
             raise ConfigError(server.says("answers without the token ids of a response")) from None
         try:

@@ -65,8 +65,10 @@ def environment(*, on_gpu: bool, stage_layers: Sequence[int] = ()) -> dict[str, 
     return {name: value for name, value in wanted.items() if name not in os.environ} | stages
 
 
-def sampling_arguments(rollout: Rollout, *, eos_token: int, seed: int, max_tokens: int, greedy: bool) -> dict[str, Any]:
-    """Return the arguments of vLLM's `SamplingParams` for one response; they can be sent as JSON, too."""
+def sampling_arguments(
+    rollout: Rollout, *, ends: list[int], seed: int, max_tokens: int, greedy: bool
+) -> dict[str, Any]:
+    """Return the arguments of vLLM's `SamplingParams` for one response that ends with one of `ends`, also for JSON."""
     return {
         "max_tokens": max_tokens,
         "min_tokens": min(rollout.min_response_tokens, max_tokens),
@@ -74,7 +76,7 @@ def sampling_arguments(rollout: Rollout, *, eos_token: int, seed: int, max_token
         **rollout.sampling_parameters(greedy=greedy),
         "seed": seed,
         "logprobs": 0,
-        "stop_token_ids": [eos_token],
+        "stop_token_ids": ends,
         "ignore_eos": True,  # generation_config.json may name further end tokens, which the trainer does not know
         "detokenize": False,
     }

@@ -29,11 +29,11 @@ class Response:
     """Response of vLLM's engine to one prompt."""
 
     tokens: Sequence[int]
-    """Token ids of the response, with the end-of-text token if the response reached it."""
+    """Token ids of the response, with the end token if the response reached one."""
     log_probs: Sequence[float]
     """Log-probability of each token of the response under its sampling distribution."""
     finished: bool
-    """Whether the response ended with end-of-text (False: cut at the length limit)."""
+    """Whether the response ended with an end token (False: cut at the length limit)."""
     versions: Sequence[int]
     """Policy version of the weights that wrote each token of the response."""
     written: Sequence[bool] = ()
@@ -69,7 +69,7 @@ class GenerationEngine:
         rollout: Rollout,
         max_tokens: int,
         max_sequences: int,
-        eos_token: int,
+        ends: list[int],
         device: torch.device,
         dtype: torch.dtype,
         trust_remote_code: bool,
@@ -84,7 +84,7 @@ class GenerationEngine:
         layers of each of the p_g stages, or nothing for one. EnvironmentProblem without vLLM, or for an unknown layout.
         MemoryProblem when the cache does not fit. ConfigError for stages of unequal length on GPUs.
         """
-        self._rollout, self._eos_token = rollout, eos_token
+        self._rollout, self._ends = rollout, ends
         self.is_first = torch.distributed.get_rank() in {ranks[0] for ranks in tensor_groups[:: len(stage_layers) or 1]}
         """True on the first rank of an engine, False on the engine's other ranks."""
         self._device, self._on_gpu = device, device.type == "cuda"
@@ -219,8 +219,8 @@ class GenerationEngine:
         """Begin a response to a prompt, besides those being generated; `step` returns it with `number`."""
         if self._awake != {"weights", "kv_cache"}:
             raise TrainerError("the generator sleeps; load_weights and then wake_cache wake it")
-        rollout, eos_token = self._rollout, self._eos_token
-        arguments = sampling_arguments(rollout, eos_token=eos_token, seed=seed, max_tokens=max_tokens, greedy=greedy)
+        rollout, ends = self._rollout, self._ends
+        arguments = sampling_arguments(rollout, ends=ends, seed=seed, max_tokens=max_tokens, greedy=greedy)
         sampling = self._vllm.SamplingParams(**arguments)
         sampling.output_kind = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         self._add(number, _Request(prompt, sampling, []))
@@ -288,7 +288,7 @@ class GenerationEngine:
         tokens = list(output.token_ids)
         versions = [*request.versions, *[self.version] * (len(tokens) - len(request.versions))]
         log_probs = [chosen[token].logprob for token, chosen in zip(tokens, output.logprobs, strict=True)]
-        is_finished = tokens[-1] == self._eos_token
+        is_finished = tokens[-1] in self._ends
         return Response(tokens=tokens, log_probs=log_probs, finished=is_finished, versions=versions)
 
 

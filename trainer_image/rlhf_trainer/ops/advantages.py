@@ -70,7 +70,7 @@ def shape_scores(
 ) -> Float[Tensor, " B"]:
     """Return shaped scores: (scores - mean) / (std + 1e-8), limited to [-clip, clip], less the penalty.
 
-    The penalty is for responses without end-of-text (`ended` is 0). It comes after the clip, so it always counts. clip
+    The penalty is for responses without an end token (`ended` is 0). It comes after the clip, so it always counts. clip
     None limits nothing.
     """
     shaped = (scores - mean) / (std + WHITEN_EPS)

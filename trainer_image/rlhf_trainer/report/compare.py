@@ -17,7 +17,7 @@ from rlhf_trainer.report.run_record import JobRecord, Run, read_run, reading_and
 PAGE = "compare.html"
 MAX_RUNS = len(plots.SERIES)
 MAX_CHARACTERS = 300
-NO_FIGURES = ("steps", "seconds", "seed")
+NO_FIGURES = ("steps", "seconds", "seed", "end_tokens")
 
 
 class Row(NamedTuple):

@@ -45,7 +45,7 @@ OWN_FILES = (
 
 
 class UserFunction:
-    """User's function, called with (prompts, responses, whether each ended with end-of-text, **columns, **arguments).
+    """User's function, called with (prompts, responses, whether each ended by itself, **columns, **arguments).
 
     It returns a score for each response: a number, None, or named parts. A guarded process imports it at once.
     """

@@ -31,7 +31,7 @@ class Sample:
     prompt: str
     response: str
     finished: bool
-    """Whether the response ended with end-of-text."""
+    """Whether the response ended with an end token."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Values of those columns of the prompt's data row that reward functions and services get, by column."""
 

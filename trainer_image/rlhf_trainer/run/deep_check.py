@@ -139,10 +139,10 @@ class JobCheck:
     def _try_endpoints(self) -> None:
         """Compare the external servers' models with the actor, and have each server generate two tokens."""
         setting = self._origin("actor")
-        config, eos_token = setting.config(), int(setting.tokenizer().eos_token_id)
+        config = setting.config()
         may_be_elsewhere = self._job.spec.resources.device == "Auto" and self._on_cpu
         on_gpu = None if may_be_elsewhere else not self._on_cpu
-        self._found += servers_of(setting, config, eos_token=eos_token, on_gpu=on_gpu).problems()
+        self._found += servers_of(setting, config, on_gpu=on_gpu).problems()
 
     @property
     def _on_cpu(self) -> bool:

@@ -177,7 +177,8 @@ def run_job(
             checkpoints.end_step(number, state)
             report = report_of(number, began, runtime.drain(number))
             held_out = evaluation.during() if number in evaluated_steps else {}
-            reporter.step(replace(report, record={**report.record, **held_out}))
+            counts = data.counts if number == 1 else {}
+            reporter.step(replace(report, record={**report.record, **counts, **held_out}))
             checkpoints.after_record(number, state, is_last=number == total_steps, measured=held_out)
             runtime.drain()
     measured = evaluation.after()
@@ -188,7 +189,8 @@ def run_job(
         runtime.models[role].save(folder=str(folder)).result()
     runtime.drain()
     reporter.write_held_out(evaluation.held_out_rows())
-    return {"steps": total_steps, "seconds": state()["seconds"], "seed": job.spec.training.seed, **best, **measured}
+    told = {"seed": job.spec.training.seed, "end_tokens": dict(data.end_tokens)}
+    return {"steps": total_steps, "seconds": state()["seconds"], **told, **best, **measured}
 
 
 class Lookahead:

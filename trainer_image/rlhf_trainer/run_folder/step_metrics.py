@@ -36,6 +36,8 @@ reward/greedy | rlhf_reward_greedy | 1 | learning
     Mean score of the reward over the step's greedy responses (ReMax).
 reward/left_out | rlhf_responses_left_out_total | responses | learning
     Sampled responses to which some part of the reward gave no score (None); nothing is learned from them.
+data/unlearned_messages | rlhf_unlearned_messages_total | messages | -
+    Answers in training conversations that are not found whole in the chat template's rendering; only in step 1.
 cost/mean | rlhf_cost_mean | 1 | learning
     Mean score of the cost model over the step's responses; above costLimit the multiplier grows.
 lagrange/multiplier | rlhf_lagrange_multiplier | 1 | learning

@@ -35,6 +35,7 @@ from transformers.core_model_loading import (
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.loading_report import LoadStateDictInfo
 
+from rlhf_trainer.chat import EndTokens, end_tokens
 from rlhf_trainer.errors import ConfigError, DataError
 from rlhf_trainer.stored_tensors import Layer, LocalFile, Piece, StoredTensor, TensorSource
 from rlhf_trainer.tensor_slice import TensorSlice
@@ -63,6 +64,16 @@ def load_tokenizer(folder: str, *, trust_remote_code: bool, revision: str | None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def load_end_tokens(folder: str, tokenizer: PreTrainedTokenizerBase, *, revision: str | None) -> EndTokens:
+    """Return a model's end tokens; generation_config.json lists some, or else config.json, as for `generate`."""
+    find = partial(cached_file, folder, revision=revision, _raise_exceptions_for_missing_entries=False)
+    with _one_sentence(folder):
+        files = filter(None, map(find, ("generation_config.json", "config.json")))
+        listed = [json.loads(Path(file).read_text()).get("eos_token_id") for file in files]
+    first = next((each for each in listed if each is not None), [])
+    return end_tokens(tokenizer, first if isinstance(first, list) else [first])
 
 
 def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -> PreTrainedConfig:

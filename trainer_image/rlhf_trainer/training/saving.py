@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
+from rlhf_trainer.chat import end_tokens
 from rlhf_trainer.errors import DataError, EnvironmentProblem, TrainerError
 from rlhf_trainer.storage import open_storage, storage_errors
 from rlhf_trainer.stored_tensors import (
@@ -119,6 +120,9 @@ def save_config_and_tokenizer(pretrained: PreTrainedModel, tokenizer: PreTrained
         custom_object_save(pretrained, folder, config=pretrained.config)
     pretrained.config.save_pretrained(folder)
     if pretrained.can_generate() and pretrained.generation_config is not None:
+        given = pretrained.generation_config.eos_token_id
+        ends = end_tokens(tokenizer, given if isinstance(given, list) else [given]).ids
+        pretrained.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
         # save_pretrained refuses settings without effect, such as Vicuna's temperature beside `do_sample: false`
         pretrained.generation_config.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
     tokenizer.save_pretrained(folder)

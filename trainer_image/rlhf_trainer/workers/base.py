@@ -18,6 +18,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.job_spec import Model, ScoringModel
 from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_trainer.chat import EndTokens
 from rlhf_trainer.checkpoint import UploadFolder
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import TrainerError
@@ -27,7 +28,7 @@ from rlhf_trainer.ops.running import RunningMoments
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.adapters import add_adapter, initial_weights, write_adapter_config
 from rlhf_trainer.training.distributed import device_here, sum_over_ranks
-from rlhf_trainer.training.loading import load_config, load_language_model, load_scorer, load_tokenizer
+from rlhf_trainer.training.loading import load_config, load_end_tokens, load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
 from rlhf_trainer.training.rope import fix_rope
@@ -91,6 +92,11 @@ class WorkerSetting:
         model = self.model
         with self.naming():
             return load_config(self.folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
+
+    def end_tokens(self, tokenizer: PreTrainedTokenizerBase) -> EndTokens:
+        """Return the tokens that end a response of the model; tokenizer: the model's own, as `tokenizer` loads it."""
+        with self.naming():
+            return load_end_tokens(self.folder, tokenizer, revision=self.model.revision)
 
     def actors_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the actor's tokenizer: batches hold its token ids."""

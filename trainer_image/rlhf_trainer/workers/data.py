@@ -12,6 +12,8 @@ from torch import Tensor
 from rlhf_api.spec.algorithms import Algorithm
 from rlhf_api.spec.data import AnyData, DataSets
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
+from rlhf_trainer.data.tokens import UNLEARNED
+from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.of_job import try_environment
 from rlhf_trainer.errors import ConfigError, DataError, UserCodeError
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
@@ -46,6 +48,10 @@ class DataShape:
     """Sentences for the user: how many rows were dropped, and why."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Digest of each data set's rows, by the data set's field in the manifest."""
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """Counts of the training rows for the record of step 1, by name."""
+    end_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that end a response: text -> id."""
 
 
 class DataWorker:
@@ -55,10 +61,15 @@ class DataWorker:
         """`setting`: job and model whose tokenizer is used; evaluation batches are padded to a multiple of `slots`."""
         job = self._job = setting.job
         self._tokenizer, self._slots = setting.tokenizer(), slots
+        self.ends = setting.end_tokens(self._tokenizer)
+        """Tokens that end a response of the model."""
         has_tools = job.spec.rollout.tools is not None
-        if has_tools and not self._tokenizer.chat_template:
-            told = "has no chat template, which tells the model of its tools and of what they return"
-            raise ConfigError(f"{job.name}: spec.rollout.tools: the tokenizer of {setting.model.uri} {told}")
+        turns = TurnEncoder(self._tokenizer, chat_template="Auto", ends=self.ends)
+        try:
+            if has_tools:
+                turns.observation([{"role": "tool", "name": "tool", "content": "result-of-the-tool"}])
+        except DataError as error:
+            raise ConfigError(f"{job.name}: spec.rollout.tools: with {setting.model.uri} a result {error}") from error
         self._tools = try_environment(job, {"schemas": None})["schemas"] if has_tools else ()
         loader, order = LOADERS[job.spec.algorithm.data], f"{job.name}: spec.data.order"
         self.train = self._loaded(loader, job.spec.data.train, "spec.data.train", ordered_by=order)
@@ -87,7 +98,8 @@ class DataWorker:
     def _loaded(self, kind: type[Loader], source: AnyData, path: str, **options: Any) -> Loader:
         """Read and tokenise a data source; an error names the job."""
         try:
-            return kind(source, self._tokenizer, path=path, spec=self._job.spec, tools=self._tools, **options)
+            options |= {"spec": self._job.spec, "tools": self._tools, "ends": self.ends}
+            return kind(source, self._tokenizer, path=path, **options)
         except (DataError, UserCodeError) as error:
             raise type(error)(f"{self._job.name}: {error}") from error
 
@@ -100,13 +112,16 @@ class DataWorker:
             if isinstance(evaluation.data, DataSets):
                 names = [each.name for each in evaluation.data.sets]
                 sets = dict(zip(names, self.held_out.counts, strict=True))
+        unlearned = sum(reader.notes.get(UNLEARNED, (0, ""))[0] for reader in self.train.readers)
         return DataShape(
             rows=len(self.train),
             total_steps=self._job.total_steps_for(len(self.train)),
             evaluation_rows=-(-held_out // self._slots) * self._slots,
             evaluation_sets=sets,
-            facts=tuple(fact for loader in self.loaders for fact in loader.facts()),
+            facts=(self.ends.sentence(), *(fact for loader in self.loaders for fact in loader.facts())),
             digests={loader.path: loader.digest for loader in self.loaders},
+            counts={"data/unlearned_messages": float(unlearned)} if isinstance(self.train, CompletionLoader) else {},
+            end_tokens=dict(zip(self.ends.texts, self.ends.ids, strict=True)),
         )
 
     @register(DP_PROTO, adds=PromptLoader.fields, phase="data")

@@ -141,7 +141,7 @@ class Play:
         if not response.finished:
             self._end(number)
         elif self._environments:
-            self._environments.ask(number, "step", self._encoder.answer(list(response.tokens)))
+            self._environments.ask(number, "step", self._encoder.answer(response.tokens))
 
     def _take(self, number: int, answer: Any) -> None:
         """Handle the environment's answer to `reset` or `step`: end the episode, or begin the model's next turn."""
@@ -216,7 +216,8 @@ class EpisodeResponder:
             self._environments.ready()
         else:
             environments.close()
-        self._encoder = TurnEncoder(tokenizer, chat_template=setting.job.spec.data.chat_template)
+        template, ends = setting.job.spec.data.chat_template, setting.end_tokens(tokenizer)
+        self._encoder = TurnEncoder(tokenizer, chat_template=template, ends=ends)
         self._episodes: list[Episode] = []
 
     def close(self) -> None:

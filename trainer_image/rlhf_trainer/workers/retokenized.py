@@ -23,6 +23,7 @@ class Retokenized:
     def __init__(self, setting: WorkerSetting) -> None:
         self._job, self._path = setting.job, setting.path
         self._own, self._actors = setting.tokenizer(), setting.actors_tokenizer()
+        self._rules: Any = {"chat_template": self._job.spec.data.chat_template, "ends": setting.end_tokens(self._own)}
         self._is_of_a_job = setting.model.uri.startswith("job://")
         self._longest = getattr(setting.config(), "max_position_embeddings", None)
 
@@ -53,9 +54,9 @@ class Retokenized:
         }
 
     def encoded(self, prompts: list[Any], responses: list[str], finished: list[bool]) -> list[Ids]:
-        """Encode prompts with responses. For a RewardModel job's model only end-of-text follows a finished response."""
+        """Encode prompts with responses. For a RewardModel job's model one end token follows a finished response."""
         columns = [Column(field=self._path, values=values) for values in (prompts, responses)]
-        encoder = Encoder(columns[0], self._own, chat_template=self._job.spec.data.chat_template)
+        encoder = Encoder(columns[0], self._own, **self._rules)
         if self._is_of_a_job:
             starts = encoder.prompts()
             ends = encoder.responses(columns[1], starts)

@@ -169,7 +169,7 @@ def start_engine(
         rollout=job.rollout,
         max_tokens=job.data.max_prompt_tokens + job.data.max_response_tokens,
         max_sequences=max_sequences,
-        eos_token=int(tokenizer.eos_token_id),
+        ends=setting.end_tokens(tokenizer).ids,
         device=device_here(),
         dtype=setting.compute_dtype,
         trust_remote_code=setting.model.trust_remote_code,
@@ -233,7 +233,7 @@ class RolloutWorker:
         self._weights: WeightLink
         if setting.job.generates_elsewhere:
             config = inner(setting.language_model()).config
-            self._servers = servers_of(setting, config, eos_token=int(tokenizer.eos_token_id), on_gpu=on_gpu)
+            self._servers = servers_of(setting, config, on_gpu=on_gpu)
             self._weights = ServerWeights(setting, self._servers, config)
             self.generation = Generation(setting, tokenizer, self._servers)
             return

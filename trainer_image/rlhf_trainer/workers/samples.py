@@ -39,13 +39,16 @@ def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sam
     start = int(between.nonzero().max()) + 1 if between.any() else 0
     response = written & (torch.arange(len(written)) >= start)
     prompt = (batch["attention_mask"][row] > 0) & ~response
-    tokens = batch["tokens"][row]
+    tokens, finished = batch["tokens"][row], bool(batch["finished"][row])
+    answer = tokens[response].tolist()
+    if finished and answer and answer[-1] in tokenizer.added_tokens_decoder:
+        answer.pop()  # an end token; one that is not special would be text
     return Sample(
         step=batch.step,
         row=batch.start + row,
         prompt=tokenizer.decode(tokens[prompt], skip_special_tokens=True),
-        response=tokenizer.decode(tokens[response], skip_special_tokens=True),
-        finished=bool(batch["finished"][row]),
+        response=tokenizer.decode(answer, skip_special_tokens=True),
+        finished=finished,
         columns=from_bytes(batch["columns"][row]) if "columns" in batch.fields else {},
     )
 

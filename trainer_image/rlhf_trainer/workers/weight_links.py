@@ -278,7 +278,7 @@ def hybrid_engine(
     )
 
 
-def servers_of(setting: WorkerSetting, config: PreTrainedConfig, *, eos_token: int, on_gpu: bool | None) -> Endpoints:
+def servers_of(setting: WorkerSetting, config: PreTrainedConfig, *, on_gpu: bool | None) -> Endpoints:
     """Return the external servers of a job, with the requirements that its actor's configuration sets.
 
     on_gpu: None if the device is not known yet; then a weight type that depends on the device is not required.
@@ -288,7 +288,8 @@ def servers_of(setting: WorkerSetting, config: PreTrainedConfig, *, eos_token: i
     is_known = on_gpu is not None or job.spec.training.precision != "Auto"
     dtype = str(setting.dtype(on_gpu=bool(on_gpu))).removeprefix("torch.") if is_known else None
     tokens = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens
-    return Endpoints(job, Needs(shapes=shapes, dtype=dtype, tokens=tokens), eos_token=eos_token)
+    ends = setting.end_tokens(setting.tokenizer()).ids
+    return Endpoints(job, Needs(shapes=shapes, dtype=dtype, tokens=tokens), ends=ends)
 
 
 def record_sync(kind: str, received: int, seconds: float) -> None:

@@ -58,8 +58,8 @@ def spec_of(
     )
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, so that lengths are lengths of texts; it would put a token before every text if it were let."""
+def byte_tokenizer(*, opens: bool = False) -> PreTrainedTokenizerFast:
+    """One token a byte, so that lengths are lengths of texts; opens: it puts a token before every text."""
     special = ["<pad>", "</s>", "<|system|>", "<|user|>", "<|assistant|>", "<s>"]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -69,7 +69,8 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
         [], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet, show_progress=False)
     )
     start = bpe.token_to_id("<s>")
-    bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", start)])
+    if opens:
+        bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", start)])
     return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="</s>")
 
 
@@ -77,6 +78,12 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def plain() -> PreTrainedTokenizerFast:
     """A tokenizer without a chat template."""
     return byte_tokenizer()
+
+
+@pytest.fixture
+def opening() -> PreTrainedTokenizerFast:
+    """A tokenizer without a chat template that begins every text with <s>."""
+    return byte_tokenizer(opens=True)
 
 
 @pytest.fixture

@@ -92,9 +92,40 @@ def test_an_empty_response_is_the_end(plain: PreTrainedTokenizerFast, chat: PreT
 
 
 def test_a_template_without_the_end_gets_one(chat: PreTrainedTokenizerFast) -> None:
+    chat.chat_template = str(chat.chat_template).replace("</s>", "")
+    _, ids = pair_tokens("hi", "hello", chat)
+    assert chat.decode(ids) == "hello\n</s>"
+
+
+def test_a_template_may_end_turns_otherwise(chat: PreTrainedTokenizerFast) -> None:
     chat.chat_template = str(chat.chat_template).replace("</s>", "<pad>")
     _, ids = pair_tokens("hi", "hello", chat)
-    assert chat.decode(ids) == "hello<pad>\n</s>"
+    assert chat.decode(ids) == "hello<pad>"
+    assert [chat.decode(row) for row in encoder_of(["hi"], chat, "Never").prompts()] == ["hi"]
+
+
+PLAIN_TEXTS = {"Human: hi": "<s>Human: hi", "<s>hi": "<s>hi"}
+
+
+@pytest.mark.parametrize("text", PLAIN_TEXTS)
+def test_a_plain_text_begins_as_the_tokenizer_says(text: str, opening: PreTrainedTokenizerFast) -> None:
+    prompt, reply = pair_tokens(text, "hello", opening)
+    assert opening.decode(prompt) == PLAIN_TEXTS[text]
+    assert opening.decode(reply) == "hello</s>"
+    assert prompt == opening("Human: hi" if "Human" in text else "hi")["input_ids"]
+
+
+def test_messages_begin_as_the_template_says(opening: PreTrainedTokenizerFast, chat: PreTrainedTokenizerFast) -> None:
+    opening.chat_template = chat.chat_template
+    assert opening.decode(prompt_tokens("hi", opening, chat_template="Auto")).startswith("<|user|>")
+    opening.chat_template = "<s>" + str(chat.chat_template)
+    assert opening.decode(prompt_tokens("hi", opening, chat_template="Auto")).startswith("<s><|user|>")
+
+
+def test_an_empty_text_is_a_fault_with_an_opening(opening: PreTrainedTokenizerFast) -> None:
+    encoder = encoder_of([""], opening)
+    encoder.prompts()
+    assert encoder.faults == {0: Fault(field="promptKey", what="is empty")}
 
 
 def test_a_template_that_prompts_otherwise_than_it_records(chat: PreTrainedTokenizerFast) -> None:
@@ -146,13 +177,15 @@ def test_every_answer_of_a_conversation_is_learned(chat: PreTrainedTokenizerFast
     assert runs == ["hello</s>", "la la</s>"]
 
 
-def test_a_template_that_forgets_leaves_the_last_answer(chat: PreTrainedTokenizerFast) -> None:
-    """As those do that leave out the thoughts of earlier answers."""
-    forgets = "{% if message.role == 'assistant' and not loop.last %}...{% else %}{{ message.content }}{% endif %}"
-    chat.chat_template = str(chat.chat_template).replace("{{ message.content }}", forgets)
-    prompt, rest, runs = learned(TALK, chat)
-    assert prompt == "<|system|>be kind</s>\n<|user|>hi</s>\n<|assistant|>...</s>\n<|user|>sing</s>\n<|assistant|>"
-    assert (rest, runs) == ("la la</s>", ["la la</s>"])
+FORGETS = "{% if message.role == 'assistant' and not loop.last %}...{% else %}{{ message.content }}{% endif %}"
+
+
+def test_a_template_that_forgets_an_answer_is_a_fault(chat: PreTrainedTokenizerFast) -> None:
+    chat.chat_template = str(chat.chat_template).replace("{{ message.content }}", FORGETS)
+    encoder = encoder_of([TALK], chat)
+    encoder.conversations()
+    told = "has a message of role 'assistant' that the tokenizer's chat template leaves out"
+    assert encoder.faults == {0: Fault(field="promptKey", what=told)}
 
 
 def test_a_tool_that_is_none_is_a_fault_of_its_row(chat: PreTrainedTokenizerFast) -> None:
@@ -160,7 +193,7 @@ def test_a_tool_that_is_none_is_a_fault_of_its_row(chat: PreTrainedTokenizerFast
     prompts = Column(field="promptKey", values=["What is 1 + 1?"])
     encoder = Encoder(prompts, chat, chat_template="Auto", tools=tools)
     encoder.prompts()
-    assert encoder.faults[0].what.startswith("is refused by the tokenizer's chat template: ")
+    assert encoder.faults[0].what == "holds tools or tool calls that are no list of mappings"
 
 
 def test_a_tool_call_needs_no_content(chat: PreTrainedTokenizerFast) -> None:

@@ -1,0 +1,97 @@
+"""The content of each message is in the rendering, or the row is bad and says which role is missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_trainer.data.tokens import NO_TOOLS
+from rlhf_trainer.data.turns import TurnEncoder
+from rlhf_trainer.errors import DataError
+from tests.foreign.turns.encoding import asked, encoder_of, fault, learned
+from tests.foreign.turns.families import CALL, FAMILIES, TALK, TOOL_TALK, tokenizer_of
+
+TOLD = {"role": "tool", "content": "7"}
+LEFT_OUT = "has a message of role 'tool' that the tokenizer's chat template leaves out"
+TOOLS = [{"type": "function", "function": {"name": "subtract", "parameters": {}}}]
+
+
+def test_what_a_tool_says_is_not_lost() -> None:
+    """Its text is also in the answer: the place counts, not the text."""
+    assert fault(encoder_of(FAMILIES["phi"], tokenizer_of(FAMILIES["phi"]), asked(TOLD))) == LEFT_OUT
+
+
+@pytest.mark.parametrize("name", ["chatml", "thinking", "llama", "glm", "harmony"])
+@pytest.mark.parametrize("content", ["7", '{"is": "7 °C",\n "no": null}', "  7\n", "7 \u4e03 \U0001f600", "*"])
+def test_what_is_written_is_found_in_any_form(name: str, content: str) -> None:
+    tokenizer = tokenizer_of(FAMILIES[name])
+    assert fault(encoder_of(FAMILIES[name], tokenizer, asked({"role": "tool", "content": content}))) == ""
+
+
+def test_a_system_message_may_not_vanish() -> None:
+    family, tokenizer = FAMILIES["phi"], tokenizer_of(FAMILIES["phi"])
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("'system', ", "")
+    talk = [{"role": "system", "content": "It is 3+4="}, *TALK]
+    assert fault(encoder_of(family, tokenizer, talk)) == LEFT_OUT.replace("tool", "system")
+
+
+def test_a_part_of_a_content_may_not_vanish() -> None:
+    family, tokenizer = FAMILIES["chatml"], tokenizer_of(FAMILIES["chatml"])
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("m.content }}", "m.content.split('#')[0] }}")
+    talk = [{"role": "user", "content": "3+4= # and why?"}, *TALK[1:]]
+    assert fault(encoder_of(family, tokenizer, talk)) == LEFT_OUT.replace("tool", "user")
+
+
+def test_a_refusal_is_told_as_before() -> None:
+    family, tokenizer = FAMILIES["gemma"], tokenizer_of(FAMILIES["gemma"])
+    talk = [{"role": "system", "content": "x"}, *TALK]
+    assert fault(encoder_of(family, tokenizer, talk)) == "is refused by the tokenizer's chat template: no system role"
+
+
+def test_tools_that_no_template_writes_are_counted() -> None:
+    for name, notes in (("phi", [(0, NO_TOOLS)]), ("chatml", [])):
+        encoder = encoder_of(FAMILIES[name], tokenizer_of(FAMILIES[name]), TALK, TOOLS)
+        learned(encoder, tokenizer_of(FAMILIES[name]))
+        assert encoder.notes == notes
+
+
+def test_an_episode_tells_what_the_template_leaves_out() -> None:
+    encoder = TurnEncoder(tokenizer_of(FAMILIES["phi"]), chat_template="Auto")
+    with pytest.raises(DataError, match="role 'tool' that the tokenizer's chat template leaves out"):
+        encoder.observation([TOLD])
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama", "r1"])
+def test_an_episode_goes_on_with_what_a_tool_says(name: str) -> None:
+    encoder = TurnEncoder(tokenizer_of(FAMILIES[name]), chat_template="Auto")
+    assert "result" in encoder.answer([*encoder.observation([{**TOLD, "name": "add", "content": "result"}]), 0])
+
+
+LAST_QUESTION = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] "
+    "{{ (messages[0].content + ' ' if loop.last and messages[0].role == 'system' else '') + m.content }} [/INST]"
+    "{% elif m.role == 'assistant' %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
+)
+"""Template that writes a system prompt with the last question only, so it is in no conversation that has ended."""
+
+
+def test_a_system_prompt_of_the_last_question_is_there() -> None:
+    family, tokenizer = FAMILIES["mistral"], tokenizer_of(FAMILIES["mistral"])
+    tokenizer.chat_template = LAST_QUESTION
+    encoder = encoder_of(family, tokenizer, [{"role": "system", "content": "Be kind."}, *TALK])
+    assert learned(encoder, tokenizer) == ["7<|endoftext|>", "2<|endoftext|>"]
+    assert "Be kind." in str(tokenizer.decode(encoder.prompts()[0]))
+
+
+def test_a_call_is_found_where_results_need_one() -> None:
+    """Without the call the template leaves out the result."""
+    family, tokenizer = FAMILIES["chatml"], tokenizer_of(FAMILIES["chatml"])
+    needs_call = "m.role == 'tool' and messages[loop.index0 - 1].tool_calls is not defined"
+    changed = "{% if " + needs_call + " %}{% elif m.role == 'tool' %}"
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("{% if m.role == 'tool' %}", changed)
+    assert learned(encoder_of(family, tokenizer, TOOL_TALK), tokenizer)[0] == CALL
+    assert fault(encoder_of(family, tokenizer, asked(TOLD))) == LEFT_OUT
+
+
+def test_a_conversation_with_a_call_is_whole() -> None:
+    for name in ("chatml", "mistral"):
+        assert fault(encoder_of(FAMILIES[name], tokenizer_of(FAMILIES[name]), TOOL_TALK)) == ""
