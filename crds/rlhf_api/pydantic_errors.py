@@ -7,6 +7,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
 from rlhf_api.contract import FORMS, tag_of
+from rlhf_api.foreign_words import MEANT
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
 
 Models = tuple[type[BaseModel], ...]
@@ -98,11 +99,14 @@ def _models_in(annotation: Any) -> Models:
 
 def _unknown(name: str, candidates: Models, tag: str) -> str:
     others = [tag_of(model) for model in candidates if tag_of(model) != tag and name in _fields(model)]
+    place = MEANT.get(name.lower().replace("-", "_"))
+    meant = f"did you mean spec.{place}?" if place else ""
     if others:
-        return f"unknown field for {tag}; it is for {choice(others)} only"
+        sentence = f"unknown field for {tag}; it is for {choice(others)} only"
+        return "; ".join(filter(None, [sentence, meant]))
     owner = _tagged(candidates, tag)
     hint = getattr(owner, "hints", {}).get(name)
-    return f"unknown field; {hint or suggestion(name, map(str, _fields(owner)))}"
+    return f"unknown field; {hint or meant or suggestion(name, map(str, _fields(owner)))}"
 
 
 def _sentence(error: ErrorDetails) -> str:

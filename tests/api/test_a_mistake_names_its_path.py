@@ -13,6 +13,7 @@ from tests.api.cases import FUNCTION, made
 
 PPO, SFT, REWARD = "helpful-ppo", "helpful-sft", "helpful-reward"
 ACTORS = choice(name for name, each in ALGORITHMS.items() if "actor" in each.trained and name != "SFT")
+BETAS = choice(name for name, each in ALGORITHMS.items() if "beta" in each.model_fields)
 KINDS = choice([*ALGORITHMS, "Custom"])
 MINI = f"{PPO}:training.miniBatchSize=8"
 SAMPLED = (f"{PPO}:models.critic=", f"{PPO}:rollout.samplesPerPrompt=4", f"{PPO}:training.miniBatchSize=8")
@@ -72,6 +73,26 @@ MISTAKES = {
         [f"{SFT}:algorithm.SFT=1"],
         f"{SFT}: spec.algorithm.SFT",
         "unknown field; expected name",
+    ),
+    "a number of responses that YAML reads as false": (
+        [f"{PPO}:rollout={{n: 8}}"],
+        f"{PPO}: spec.rollout.false",
+        "unknown field; YAML reads n as false; did you mean samplesPerPrompt?",
+    ),
+    "a word of TRL": (
+        [f"{PPO}:rollout.num_generations=8"],
+        f"{PPO}: spec.rollout.num_generations",
+        "unknown field; did you mean spec.rollout.samplesPerPrompt?",
+    ),
+    "a word of verl at another place": (
+        [f"{PPO}:training.lr=1e-6"],
+        f"{PPO}: spec.training.lr",
+        "unknown field; did you mean spec.models.<role>.optimizer.learningRate?",
+    ),
+    "a word of TRL that another algorithm has": (
+        [f"{PPO}:algorithm.beta=0.1"],
+        f"{PPO}: spec.algorithm.beta",
+        f"unknown field for PPO; it is for {BETAS} only; did you mean spec.algorithm.kl.coefficient?",
     ),
     "an unknown algorithm": (
         [f"{SFT}:algorithm.name=SGD"],

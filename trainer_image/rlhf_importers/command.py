@@ -9,7 +9,8 @@ from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import write
 from rlhf_api.problems import SpecError, one_line, printable
 from rlhf_importers import openrlhf, trl, verl
-from rlhf_importers.shell import ConversionError
+from rlhf_importers.several_keys import as_list
+from rlhf_importers.shell import UNKNOWN, ConversionError
 from rlhf_importers.table import Draft, NoCounterpartError, Values, fill
 
 PROJECTS = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
@@ -20,12 +21,16 @@ def convert(text: str, project: str, *, source: str, algorithm: str | None = Non
     """Convert the text of another project's configuration to a draft manifest. Raises ConversionError or SpecError."""
     its, values = PROJECTS[project], Values()
     try:
-        given = values = Values(its.read(text, source))
+        found, notes = its.read(text, source)
+        texts = {key: " ".join(map(str, as_list(value))) for key, value in found.items()}
+        unsaid = {key: text.replace(UNKNOWN, "") for key, text in texts.items() if UNKNOWN in text}
+        given = values = Values({key: value for key, value in found.items() if key not in unsaid})
         if not given:
             raise NoCounterpartError(f"it has no key of {project}")
-        draft = Draft(spec={"algorithm": its.algorithm(given, algorithm)})
+        draft = Draft(spec={"algorithm": its.algorithm(given, algorithm)}, checks=notes)
         values = fill(draft, its.table_of(draft.algorithm), given)
         its.combine(draft, values)
+        draft.lost |= {key: f"only a run of the script knows its value, {text}" for key, text in unsaid.items()}
     except NoCounterpartError as why:
         raise ConversionError(f"{source}: {why}") from None
     except SpecError:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_importers import several_keys as several
-from rlhf_importers.shell import flags, words
+from rlhf_importers.shell import call, flags
 from rlhf_importers.table import Draft, NoCounterpartError, Table, table, uri_of
 
 PROGRAM = "(program)"
@@ -168,13 +168,12 @@ train.max_epochs|max_epochs=1                       to    training.totalEpochs
 """
 
 
-def read(text: str, source: str) -> dict[str, Any]:
-    """Return the flags of the last OpenRLHF program that a script calls, and the program's name under PROGRAM."""
-    script = words(text, source)
-    calls = [number for number, word in enumerate(script) if word.startswith("openrlhf.cli.train_")]
-    if not calls:
+def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the flags of the last OpenRLHF program that a script calls, its name as PROGRAM, and what was guessed."""
+    words, notes = call(text, source, r"openrlhf\.cli\.train_\w+")
+    if not words or not words[0].startswith("openrlhf.cli.train_"):
         raise NoCounterpartError("it calls no openrlhf.cli.train_... program")
-    return {PROGRAM: script[calls[-1]].rsplit(".", 1)[-1], **flags(script[calls[-1] :])}
+    return {PROGRAM: words[0].rsplit(".", 1)[-1], **flags(words)}, notes
 
 
 def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:

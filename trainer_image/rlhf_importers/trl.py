@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_importers import several_keys as several
-from rlhf_importers.shell import flags, only_document, words
+from rlhf_importers.shell import call, flags, only_document
 from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, sampling_rows, schedule, table, uri_of
 
 PROGRAM = "(program)"
-PROGRAMS = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "reward": "RewardModel"}
+PROGRAMS = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO"}
+PROGRAMS |= dict.fromkeys(("reward", "reward_modeling"), "RewardModel")
+CALLED = r"(?:\S*/)?(?:trl|(?:scripts|open_r1)/\w+\.py)"
+"""Pattern of the word by which a script calls TRL: its command, or a file of TRL or of open-r1."""
 MARKS = {
     "RLOO": ("normalize_advantages", "reward_clip_range"),
     "GRPO": ("num_generations", "max_completion_length", "reward_funcs", "epsilon", "scale_rewards"),
@@ -24,9 +28,10 @@ MARKS = {
 AGGREGATIONS = {"grpo": "SequenceMean", "dapo": "TokenMean", "dr_grpo": "FixedLength"}
 PEFT_TARGETS = ("q_proj", "v_proj")
 """Names of the layers that PEFT adapts by default in most models."""
-VERIFIERS = {
-    "accuracy_reward": {"name": "Math", "answerKey": "solution"},
+VERIFIERS: Mapping[str, dict[str, Any]] = {
+    **{name: {"name": "Math", "answerKey": "solution"} for name in ("accuracy_reward", "accuracy")},
     "think_format_reward": {"name": "Format", "tags": ["think"]},
+    "format": {"name": "Format", "tags": ["think", "answer"]},
 }
 COMMON = """
 (program)                               skip  says the algorithm
@@ -47,7 +52,9 @@ dataset_train_split=train               to    data.train.split
 dataset_test_split=test                 with  evaluation.data
 shuffle_dataset                         skip  rows are shuffled by training.seed
 dataset_num_proc dataset_streaming dataset_kwargs dataloader_*  skip  rows are read once
-chat_template_path                      lost  a chat template comes with the tokenizer
+chat_template_path chat_template        lost  a chat template comes with the tokenizer
+dataset_mixture                         lost  write its data sets into data.train.mix
+config                                  lost  its keys are not read: import that file, too
 per_device_train_batch_size=8 gradient_accumulation_steps=1 num_processes=1  with  training
 num_train_epochs=3.0 max_steps=-1       with  training
 per_device_eval_batch_size auto_find_batch_size  skip  micro-batches are packed by tokens
@@ -71,7 +78,7 @@ report_to                               with  outputs
 run_name logging_* log_* num_completions_to_print  skip  see docs/metrics.md
 push_to_hub hub_*                       lost  a job uploads nothing; its model is in the run folder
 deepspeed fsdp* ddp_* accelerator_config parallelism_config  skip  the mapper places it
-env config config_file use_vllm vllm_mode  skip  a setting of vLLM, which is in the trainer's own processes
+env config_file use_vllm vllm_mode  skip  a setting of vLLM, which is in the trainer's own processes
 remove_unused_columns local_rank        skip  the trainer reads the columns that it needs
 activation_offloading                   skip  layers are recomputed where that fits better
 eos_token pad_token pad_to_multiple_of truncation_mode  skip  the tokenizer's; nothing is cut
@@ -80,6 +87,8 @@ router_aux_loss_coef                    lost  the loss that balances experts is 
 RL = f"""
 {sampling_rows({"top_p": "", "top_k": "(top_k)", "min_p": "", "repetition_penalty": "", "generation_kwargs": ""})}
 num_generations_eval                    to    evaluation.samplesPerPrompt
+dataset_prompt_column                   to    data.train.promptKey
+system_prompt                           lost  write it into the prompts of the rows
 max_completion_length=512               to    data.maxResponseTokens
 max_prompt_length                       to    data.maxPromptTokens
 generation_batch_size steps_per_generation  with  training
@@ -144,14 +153,17 @@ def _scale(value: Any) -> bool:
     return value not in (False, "none", "false", "False")
 
 
-def read(text: str, source: str) -> dict[str, Any]:
-    """Return the keys of a TRL configuration file, or a script's flags of `trl`, with its program under PROGRAM."""
-    if called := re.search(r"\btrl\s+(\w+)", re.sub(r"#.*", "", text)):
-        return {PROGRAM: called[1], **flags(words(text, source))}
+def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys of a TRL file, or the flags of a script's call of TRL with PROGRAM, and what was guessed."""
+    if re.search(rf"(?:^|\s){CALLED}[ \t\\]", re.sub(r"#.*", "", text), re.MULTILINE):
+        words, notes = call(text, source, CALLED)
+        if not re.fullmatch(CALLED, "".join(words[:1])):
+            raise NoCounterpartError("it calls no program of TRL by its name")
+        return {PROGRAM: Path("".join(words[words[0].endswith("trl") :][:1])).stem, **flags(words)}, notes
     document = only_document(text, source)
     if not isinstance(document, dict):
         raise NoCounterpartError("it is no mapping of keys to values")
-    return {str(key): value for key, value in document.items()}
+    return {str(key): value for key, value in document.items()}, []
 
 
 def algorithm(given: Mapping[str, Any], chosen: str | None) -> dict[str, Any]:
@@ -161,8 +173,8 @@ def algorithm(given: Mapping[str, Any], chosen: str | None) -> dict[str, Any]:
             raise NoCounterpartError(f"trl {program} is no algorithm here; expected {', '.join(PROGRAMS)}")
         return {"name": PROGRAMS[program]}
     found = chosen or next((name for name, marks in MARKS.items() if any(key in given for key in marks)), None)
-    if found not in PROGRAMS.values():
-        raise NoCounterpartError(f"no key tells its trainer; say --algorithm, one of {', '.join(PROGRAMS.values())}")
+    if found not in MARKS:
+        raise NoCounterpartError(f"no key tells its trainer; say --algorithm, one of {', '.join(MARKS)}")
     return {"name": found}
 
 
@@ -260,20 +272,21 @@ def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
 
 def _reward(draft: Draft, values: Mapping[str, Any]) -> None:
     model = values["reward_model_name_or_path"]
-    parts: list[dict[str, Any]] = [{"uri": uri_of(model)}] if model else []
+    rewards: list[dict[str, Any]] = [{"uri": uri_of(model)}] if model else []
     for function in map(str, several.as_list(values["reward_funcs"])):
         module, _, name = function.rpartition(".")
-        if function == "get_soft_overlong_punishment":
-            draft.put("algorithm.rewards.overlongPenalty", {"bufferTokens": 256})
-        elif function in VERIFIERS:
-            parts.append({"verifier": VERIFIERS[function]})
-        elif module:
-            parts.append({"entrypoint": f"{module}:{name}"})
+        verifier = {"verifier": VERIFIERS[function]} if function in VERIFIERS else {}
+        rewards.append({"entrypoint": f"{module}:{name}"} if module else verifier)
+        if module:
             draft.checks.append(several.FUNCTION)
-        else:
+        elif function == "get_soft_overlong_punishment":
+            draft.put("algorithm.rewards.overlongPenalty", {"bufferTokens": 256})
+        elif not verifier:
             draft.checks.append(f"models.reward: there is no {function} here")
+    weights = values["reward_weights"] or [1.0] * len(rewards)
+    parts = [(weight, reward) for weight, reward in zip(weights, rewards, strict=False) if reward]
     if len(parts) > 1:
-        weighed = enumerate(zip(parts, values["reward_weights"] or [1.0] * len(parts), strict=False), 1)
-        draft.put("models.reward.sum", [{"name": f"part_{n}", "weight": w, "reward": part} for n, (part, w) in weighed])
+        named = enumerate(parts, 1)
+        draft.put("models.reward.sum", [{"name": f"part_{n}", "weight": w, "reward": part} for n, (w, part) in named])
     elif parts:
-        draft.put("models.reward", parts[0])
+        draft.put("models.reward", parts[0][1])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf_importers import several_keys as several
-from rlhf_importers.shell import only_document, scalar, words
+from rlhf_importers.shell import UNKNOWN, call, only_document, scalar
 from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, sampling_rows, table, uri_of
 
 ESTIMATORS: dict[Any, dict[str, Any]] = {
@@ -27,6 +27,7 @@ AGGREGATIONS = {
 }
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}." for part in ("actor", "rollout", "ref", "model"))
 KL_CTRL, OVERLONG = "algorithm.kl_ctrl.", "reward.reward_kwargs.overlong_buffer_cfg."
+BUFFER, OLD_BUFFER = "reward_kwargs.overlong_buffer_cfg.", "reward_model.overlong_buffer."
 OPTIMIZER = """
 optim.lr=RATE                         to    models.ROLE.optimizer.learningRate
 optim.weight_decay=0.01               to    models.ROLE.optimizer.weightDecay
@@ -69,7 +70,7 @@ filter_overlong_prompts truncation=error  with  data.overlong
 trust_remote_code                     to    models.actor.trustRemoteCode (flag)
 reward_fn_key                         skip  data.train.columns says which columns a reward gets
 shuffle                               skip  rows are shuffled by training.seed
-image_key video_key audio_key         skip  models read text only
+image_key video_key audio_key         lost  models read text only
 custom_cls.* sampler.* datagen.*      lost  no code of yours reads the data
 apply_chat_template_kwargs*           lost  the chat template gets no further arguments
 *                                     skip  how verl hands rows on
@@ -87,7 +88,7 @@ custom_chat_template override_config* lost  the model's own is taken
 [{ACTOR}]
 {OPTIMIZER.replace("ROLE", "actor").replace("RATE", "1e-6")}
 use_kl_loss kl_loss_coef=0.001 kl_loss_type=low_var_kl  with  algorithm.kl
-clip_ratio clip_ratio_low             to    algorithm.clipRange
+clip_ratio clip_ratio_low             to    algorithm.clipRange (below_one)
 clip_ratio_high                       to    algorithm.clipRangeHigh
 clip_ratio_c                          lost  there is no dual clip, a bound on the ratio where advantages are negative
 entropy_coeff                         to    algorithm.entropyCoefficient
@@ -136,9 +137,9 @@ reward_model.model_path|reward_model.model.path                                 
 reward_manager.name|reward_model.reward_manager                                   with  models.reward
 custom_reward_function.path|custom_reward_function.path                           with  models.reward
 custom_reward_function.name|custom_reward_function.name                           with  models.reward
-reward_kwargs.overlong_buffer_cfg.enable|reward_model.overlong_buffer.enable      with  algorithm.rewards
-reward_kwargs.overlong_buffer_cfg.len|reward_model.overlong_buffer.len            with  algorithm.rewards
-reward_kwargs.overlong_buffer_cfg.penalty_factor|reward_model.overlong_buffer.penalty_factor=1.0 with algorithm.rewards
+{BUFFER}enable|{OLD_BUFFER}enable|reward_model.{BUFFER}enable                      with  algorithm.rewards
+{BUFFER}len|{OLD_BUFFER}len|reward_model.{BUFFER}len                               with  algorithm.rewards
+{BUFFER}penalty_factor|{OLD_BUFFER}penalty_factor|reward_model.{BUFFER}penalty_factor=1.0  with algorithm.rewards
 *                                     skip  the reward lives in a pool like any model
 
 []
@@ -165,22 +166,26 @@ v1.*                                  skip  of its asynchronous modes; rollout.m
 []
 distillation.enabled                  lost  there is no distillation from a teacher's probabilities
 distillation.*                        skip  there is no teacher
+model_engine                          skip  the trainer has one engine, FSDP2
+rollout.nnodes rollout.n_gpus_per_node async_training.*  lost  rollout.maxStaleness generates ahead
 actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout skip.*  skip  set-up of verl
 ray_kwargs.* ray_init.* global_profiler.* transfer_queue.*  skip  set-up of verl and Ray
 defaults* hydra*                      skip  is Hydra's
 """
 
 
-def read(text: str, source: str) -> dict[str, Any]:
-    """Return dotted keys and values of a Hydra configuration file, or of the overrides in a script."""
-    if re.search(r"^\s*[+~]*[\w.]+=", text.replace("\\\n", "\n"), re.MULTILINE) or "main_ppo" in text:
-        pairs = (
-            word.lstrip("+").partition("=") for word in words(text, source) if re.match(r"\+{0,2}\w+[\w.]*\.\w+=", word)
-        )
-        return {key: scalar(value) for key, _, value in pairs}
+def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
+    """Return dotted keys and values of a Hydra configuration file or of a script's overrides, and what was guessed."""
+    if re.search(r"^\s*[+~]*[\w.]+=", text.replace("\\\n", "\n"), re.MULTILINE) or re.search("main_ppo|-m verl", text):
+        words, notes = call(text, source, r"[\w./]*\b(?:main_(?!gen|eval)\w+|fully_async_main)(?:\.py)?")
+        if others := [word for word in words if re.fullmatch(r"[\w./]*(?:sft_trainer|main_gen\w*|main_eval)", word)]:
+            raise NoCounterpartError(f"of verl's programs main_ppo is read, not {others[0]}")
+        notes += [f"{word.strip(UNKNOWN)}: is not read" for word in words if word.startswith(("--config", UNKNOWN))]
+        pairs = (word.lstrip("+").partition("=") for word in words if re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word))
+        return {key: scalar(value) for key, _, value in pairs}, notes
     kept = re.sub(r"(^\s*|[{,]\s*)n(?=\s*:)", r"\1'n'", text, flags=re.MULTILINE)  # kubectl's YAML takes n for no
     values = dict(_flat(only_document(kept, source), ""))
-    return {key: _resolved(value, values) for key, value in values.items()}
+    return {key: _resolved(value, values) for key, value in values.items()}, []
 
 
 def _flat(part: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -212,7 +217,7 @@ def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
 
 def table_of(_: str) -> Table:
     """Return the table of verl's keys, which is the same for all algorithms."""
-    return table(KEYS, aggregation=one_of(AGGREGATIONS))
+    return table(KEYS, aggregation=one_of(AGGREGATIONS), below_one=lambda bound: min(bound, 0.99))
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:
@@ -277,8 +282,10 @@ def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
     elif mode != "vanilla":
         draft.checks.append(f"there is no policy loss {mode} here; the usual clipped loss is used")
     if values["algorithm.rollout_correction.rollout_is"] == "token":
-        cap = values["algorithm.rollout_correction.rollout_is_threshold"]
-        draft.put("algorithm.rolloutCorrection", {"mode": "Truncate", "cap": cap})
+        low, _, cap = str(values["algorithm.rollout_correction.rollout_is_threshold"]).rpartition("_")
+        draft.put("algorithm.rolloutCorrection", {"mode": "Mask" if low else "Truncate", "cap": float(cap)})
+        if low:
+            draft.checks.append(f"rolloutCorrection leaves out weights below 1 / {cap}, not below {low}")
     if flag(values[OVERLONG + "enable"]):
         penalty = {"bufferTokens": values[OVERLONG + "len"], "coefficient": values[OVERLONG + "penalty_factor"]}
         draft.put("algorithm.rewards.overlongPenalty", penalty)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -39,6 +39,8 @@ class RestrictsSampling:
 
 class Rollout(Spec):
     """How responses are sampled."""
+
+    hints: ClassVar = {"false": "YAML reads n as false; did you mean samplesPerPrompt?"}
 
     samples_per_prompt: Count = Field(1, description="Responses sampled for each prompt.")
     temperature: float = Field(1.0, gt=0, description="Sampling temperature.")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
 from rlhf_importers.command import PROJECTS, convert
-from rlhf_importers.shell import flags, words
+from rlhf_importers.shell import ConversionError, flags
 from rlhf_importers.table import Draft
 from rlhf_importers.verl import read as read_hydra
 from rlhf_trainer.commands.cli import app
@@ -142,7 +142,8 @@ def test_each_key_is_in_exactly_one_list(name: str) -> None:
     project, text = CONFIGURATIONS[name]
     draft = draft_of(name)
     told = [*draft.mapped, *draft.not_needed, *draft.lost, *draft.unknown]
-    assert sorted(told) == sorted(PROJECTS[project].read(text, "FILE"))
+    keys, _ = PROJECTS[project].read(text, "FILE")
+    assert sorted(told) == sorted(keys)
 
 
 def test_a_verl_script_keeps_its_mathematics() -> None:
@@ -190,7 +191,7 @@ def test_a_verl_file_says_what_is_lost() -> None:
 
 
 def test_an_interpolation_of_hydra_is_the_value_that_it_names() -> None:
-    values = read_hydra("a: {b: 3}\nc: '${a.b}'\nd: '${oc.select:a.x,5}'\ne: '${.b}'\nf: '???'", "FILE")
+    values, _ = read_hydra("a: {b: 3}\nc: '${a.b}'\nd: '${oc.select:a.x,5}'\ne: '${.b}'\nf: '???'", "FILE")
     assert values == {"a.b": 3, "c": 3, "d": 5, "e": None, "f": None}
 
 
@@ -279,7 +280,7 @@ def test_the_command_writes_a_manifest_that_validate_takes(tmp_path: Path) -> No
         (
             "openrlhf",
             "python -m openrlhf.cli.train_kto --a 'b",
-            "cannot be read as a shell script: No closing quotation",
+            'line 1: cannot be read as bash: "\'b"',
         ),
         ("trl", "model_name_or_path: a/b", "say --algorithm"),
         ("trl", "trl kto --beta 1", "trl kto is no algorithm here"),
@@ -297,7 +298,52 @@ def test_what_cannot_be_imported_is_told(project: str, text: str, sentence: str,
     assert sentence in done.stderr
 
 
-def test_words_of_a_script_know_its_variables_and_arrays() -> None:
-    script = 'A=1\nexport B="x y"\nC=(\n  --c $A # no\n  # --off\n)\nrun ${C[@]} --b "$B" --d=${D_THAT_IS_NOT_SET:-7}\n'
-    assert words(script, "FILE") == ["run", "--c", "1", "--b", "x y", "--d=7"]
+def test_flags_have_no_one_or_several_values() -> None:
     assert flags(["--c", "1", "--on", "--d=7", "--e", "0.9", "0.95"]) == {"c": 1, "on": True, "d": 7, "e": [0.9, 0.95]}
+
+
+def test_weights_stay_with_their_functions_where_one_is_unknown() -> None:
+    text = "reward_funcs: [accuracy, tag_count, format]\nreward_weights: [1.0, 2.0, 3.0]\n"
+    draft = convert(text + "model_name_or_path: a/b\ndataset_name: a/c\n", "trl", source="FILE")
+    assert [part["weight"] for part in draft.get("models.reward.sum")] == [1.0, 3.0]
+    assert "models.reward: there is no tag_count here" in draft.checks
+
+
+@pytest.mark.parametrize(
+    ("command", "algorithm"),
+    [
+        ("accelerate launch --num_processes 8 trl/scripts/sft.py --model_name_or_path a/b --dataset_name a/c", "SFT"),
+        ("accelerate launch src/open_r1/grpo.py --model_name_or_path a/b --dataset_name a/c", "GRPO"),
+        ("python examples/scripts/reward_modeling.py --model_name_or_path a/b --dataset_name a/c", "RewardModel"),
+    ],
+)
+def test_a_file_of_trl_is_a_program_of_trl(command: str, algorithm: str) -> None:
+    draft = convert(command, "trl", source="FILE")
+    assert draft.algorithm == algorithm
+    assert not draft.unknown, "flags of accelerate are none of TRL's"
+
+
+def test_another_program_of_verl_is_refused() -> None:
+    with pytest.raises(ConversionError, match=r"main_ppo is read, not verl.trainer.sft_trainer"):
+        convert("torchrun -m verl.trainer.sft_trainer data.train_files=a.parquet", "verl", source="FILE")
+
+
+def test_images_are_a_loss_and_no_detail() -> None:
+    draft = convert(
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.image_key=images", "verl", source="F"
+    )
+    assert "data.image_key" in draft.lost
+
+
+def test_bounds_of_verl_that_bound_nothing_or_both_sides_are_ours() -> None:
+    given = {
+        "algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.actor.clip_ratio_low": 10,
+        "algorithm.rollout_correction.rollout_is": "token",
+        "algorithm.rollout_correction.rollout_is_threshold": "0.5_4.0",
+    }
+    options = " ".join(f"{key}={value}" for key, value in given.items())
+    draft = convert(f"python3 -m verl.trainer.main_ppo {options}", "verl", source="FILE")
+    assert draft.get("algorithm.clipRange") == 0.99
+    assert draft.get("algorithm.rolloutCorrection") == {"mode": "Mask", "cap": 4.0}
+    assert any("below 1 / 4.0, not below 0.5" in each for each in draft.checks)

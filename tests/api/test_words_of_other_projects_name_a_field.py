@@ -1,0 +1,31 @@
+"""Each word of verl, OpenRLHF or TRL that is answered with "did you mean" leads to a field that exists."""
+
+import pytest
+
+from rlhf_api.foreign_words import MEANT
+from rlhf_api.pydantic_errors import Models, _fields, _models_in
+from rlhf_api.spec.job_spec import JobSpec
+
+
+def exists(path: str) -> bool:
+    models: Models = (JobSpec,)
+    for part in path.replace("<role>", "actor").split("."):
+        fields = [_fields(model)[part] for model in models if part in _fields(model)]
+        if not fields:
+            return False
+        models = tuple(model for field in fields for model in _models_in(field.annotation))
+    return True
+
+
+@pytest.mark.parametrize("path", sorted(set(MEANT.values())))
+def test_the_field_exists(path: str) -> None:
+    assert exists(path)
+
+
+def test_a_field_that_is_gone_is_found() -> None:
+    assert not exists("rollout.samples")
+
+
+@pytest.mark.parametrize("word", ["n", "temperature", "lr", "beta", "num_generations", "max_completion_length"])
+def test_the_most_frequent_words_are_known(word: str) -> None:
+    assert word in MEANT
