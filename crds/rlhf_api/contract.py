@@ -35,6 +35,7 @@ OBJECTIVE = r"^(throughput|lowest-cost|fewest-gpus=[0-9]{1,9}(\.[0-9]{1,9})?)$"
 STORAGE_URI = r"^(file:///|s3://[^/]|gs://[^/]|pvc://[a-z0-9]).*$"
 PROJECT = r"^[^/\\#?%:]+$"
 
+CHAT_TEMPLATE, PROMPT_TEMPLATE = "^(Auto|Never|(file|package)://.+)$", r"\{\{"
 FORMS = {
     JOB_NAME: "lower-case letters, digits and '-', with a letter first and a letter or digit last",
     DNS_LABEL: "lower-case letters, digits and '-', with a letter or digit at both ends",
@@ -55,6 +56,8 @@ FORMS = {
     OBJECTIVE: "throughput, fewest-gpus=SECONDS or lowest-cost",
     STORAGE_URI: "file:///folder, s3://bucket, gs://bucket or pvc://claim",
     PROJECT: "a name without / \\ # ? % :",
+    CHAT_TEMPLATE: "Auto, Never, or file:// or package:// of a template",
+    PROMPT_TEMPLATE: "a Jinja text with {{ prompt }}",
 }
 """Pattern of a field -> words that say in an error message what the pattern expects."""
 
@@ -101,6 +104,8 @@ WITHIN_ITSELF = Check(
 ABSOLUTE = AfterValidator(_absolute)
 Uri = Annotated[str, Field(pattern=URI, max_length=1024), ONE_PACKAGE, WITHIN_ITSELF, ABSOLUTE]
 """Address of a model or of data."""
+TemplateUri = Annotated[str, Field(pattern=CHAT_TEMPLATE, max_length=1024), ONE_PACKAGE, WITHIN_ITSELF, ABSOLUTE]
+Jinja = Annotated[str, Field(pattern=PROMPT_TEMPLATE, max_length=16384)]
 StorageUri = Annotated[str, Field(pattern=STORAGE_URI, max_length=1024), WITHIN_ITSELF]
 
 

@@ -1,6 +1,6 @@
 """Status of a job: `status.json` in a run folder, and the status of the custom resource on a cluster.
 
-The trainer writes progress, metrics, checkpoint, output and lastFailure; the operator copies them and adds the rest.
+The trainer writes progress, metrics, warnings, checkpoint, output and lastFailure; the operator adds the rest.
 """
 
 from collections import Counter
@@ -251,6 +251,7 @@ class Status(Spec):
     """Room on nodes that the job holds; none for a job in one of Kueue's queues."""
     progress: Progress | None = Field(None, description="Progress of the job.")
     metrics: Listed[Metric] = Field((), max_length=100, description="Latest values of metrics.")
+    warnings: Listed[str] = Field((), max_length=8, description="Latest warnings of the steps, oldest first.")
     checkpoint: SavedState | None = Field(None, description="The newest whole checkpoint.")
     output: Output | None = Field(None, description="Result of the job; set once it has succeeded.")
     last_failure: Failure | None = Field(None, description="The most recent failure, if any.")

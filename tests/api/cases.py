@@ -173,7 +173,7 @@ RIGHT: dict[str, Case] = {
     "a judge of groups": Case("GRPO", (f"models.reward={PAIRWISE}",)),
     "a judge with a reference": Case("PPO", (f"models.reward={PAIRWISE}", "models.reward.judge.referenceKey=chosen")),
     "a verifier as reward": Case(
-        "GRPO", ("models.reward={verifier: {name: Math, answerKey: gold, extract: '#### (.+)'}}",)
+        "GRPO", ("models.reward={verifier: {name: Math, answerKey: gold, answerExtract: '#### (.+)'}}",)
     ),
     "verifiers in a sum": Case(
         "PPO",

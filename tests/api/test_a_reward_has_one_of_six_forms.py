@@ -69,8 +69,8 @@ MISTAKES = {
         "the reward is a function, and only models live in pools",
     ),
     "an extract without a group": (
-        [f"{PPO}:models.reward={{verifier: {{name: Math, extract: '####.*'}}}}"],
-        f"{PPO}: spec.models.reward.verifier.extract",
+        [f"{PPO}:models.reward={{verifier: {{name: Math, answerExtract: '####.*'}}}}"],
+        f"{PPO}: spec.models.reward.verifier.answerExtract",
         "has no group, expected one in parentheses around what is compared",
     ),
     "a pattern that is none": (

@@ -30,7 +30,7 @@ PEFT_TARGETS = ("q_proj", "v_proj")
 """Names of the layers that PEFT adapts by default in most models."""
 VERIFIERS: Mapping[str, dict[str, Any]] = {
     **{name: {"name": "Math", "answerKey": "solution"} for name in ("accuracy_reward", "accuracy")},
-    "think_format_reward": {"name": "Format", "tags": ["think"]},
+    "think_format_reward": {"name": "Regex", "pattern": r"(?s)\A<think>(?!.*<think>).*?</think>"},
     "format": {"name": "Format", "tags": ["think", "answer"]},
 }
 COMMON = """

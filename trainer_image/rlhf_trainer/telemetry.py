@@ -45,6 +45,8 @@ class Report:
     spans: list[Span] = field(default_factory=list)
     warnings: dict[str, str] = field(default_factory=dict)
     """Key of a warning -> its sentence; a key warns once a step."""
+    examples: list[str] = field(default_factory=list)
+    """Descriptions of some responses, for warnings on all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class StepReport:
     record: Mapping[str, float]
     """Measurements of the step, merged over ranks, by their names in metrics.jsonl; `step` is the step's number."""
     warnings: Sequence[str]
+    examples: Sequence[str] = ()
+    """Descriptions of up to two responses of the step."""
     spans: Sequence[Span]
     """Timed activities of every rank and of the controller in the step."""
 
@@ -107,6 +111,10 @@ class Recorder:
     def warn(self, name: str, message: str) -> None:
         """Report a problem that does not stop the run; it is shown once a step, on however many ranks it occurs."""
         self._report.warnings[name] = message
+
+    def example(self, text: str) -> None:
+        """Note the description of a response, for warnings on all responses of the step."""
+        self._report.examples.append(text)
 
     @contextmanager
     def span(self, phase: str, name: str = "", *, since: float | None = None) -> Iterator[None]:

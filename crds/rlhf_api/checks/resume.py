@@ -13,7 +13,7 @@ from rlhf_api.problems import Problem
 SCORES = "timeoutSeconds attempts concurrency tokenVariable"
 REWARDS = ("spec.models.reward", "spec.models.reward.sum.*.reward")
 FIELDS = {
-    "spec": "checkpoint outputs resources placement suspend runPolicy storage runtime",
+    "spec": "checkpoint outputs resources placement suspend runPolicy storage runtime watch",
     "spec.evaluation": "everySteps functions.*.timeoutSeconds verifiers.*.timeoutSeconds",
     "spec.training": "microBatchTokens attention compile sharePrompts maxSkippedUpdates callDeadlineSeconds",
     "spec.rollout": "keep gpuMemoryUtilization tensorParallel pipelineParallel enforceEager endpoints stream "

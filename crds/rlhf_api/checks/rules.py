@@ -4,6 +4,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import reduce
+from inspect import signature
 from typing import get_args
 
 from pydantic import BaseModel
@@ -203,6 +204,10 @@ def _sampling() -> Iterator[Rule]:
         yield Rule(path, Field(path) <= longest, message, {"longest": longest})
     measured = MAKES_DATA | Field("checkpoint.keepBest").is_given.implies(Field("evaluation.everySteps").is_given)
     yield Rule("checkpoint.keepBest", measured, "is {value}, but evaluation.everySteps is missing")
+    by_turn = algorithm(lambda each: "rewards" in signature(getattr(each, "advantage", print)).parameters)
+    plain = (Field("algorithm.rewards.normalization") == "None") & ~Field("algorithm.rewards.clip").is_given
+    message = "has a normalization or clip, which does not shape the rewards of turns that {name} learns from"
+    yield Rule("algorithm.rewards", (ENVIRONMENT & by_turn).implies(plain), message)
     mapped = (MODE == "Auto") & Field("models.actor").is_given & ~Field("models.actor.parallelism").is_given
     for size in ("tensor", "pipeline"):  # a rank's training shard lies in its generation shard (HybridFlow section 5.3)
         whole = Field(f"models.actor.parallelism.{size}").or_else(1)
@@ -215,12 +220,18 @@ def _old_log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:
     path, by_generator = "training.oldLogProbs", Field("training.oldLogProbs") == "Generator"
     read = algorithm(lambda each: issubclass(each, PolicyGradient))
     yield Rule(path, (Field(path) == "Auto") | read, "is {value}, but {name} reads none")
-    neutral = {to_camel(name): each.neutral for name, each in rollout.sampling_restrictions().items()}
-    sampled = reduce(operator.and_, (Field(f"rollout.{name}") == value for name, value in neutral.items()))
-    *words, last = (f"{name} {value:g}" for name, value in neutral.items())
-    message = f"is Generator, which gives them only with {', '.join(words)} and {last}"
-    yield Rule(path, by_generator.implies(sampled), message)
-    corrected = Field("algorithm.rolloutCorrection").is_given
+    corrected, weighs = Field("algorithm.rolloutCorrection").is_given, "weighs tokens by the generator's probabilities"
+    for field, is_set, is_weighed, what in (
+        (path, by_generator, False, "is Generator, which gives them"),
+        ("algorithm.rolloutCorrection", corrected, True, f"{weighs}, which are the model's"),
+        ("rollout.maxStaleness", STALE & read, True, f"is {{value}}, and {weighs}, which are the model's"),
+    ):
+        # weights undo minResponseTokens, which vLLM has no parameter for: it divides probabilities by 1 - p(end)
+        restrictions = rollout.sampling_restrictions().items()
+        neutral = {to_camel(name): each.neutral for name, each in restrictions if each.parameter or not is_weighed}
+        sampled = reduce(operator.and_, (Field(f"rollout.{name}") == value for name, value in neutral.items()))
+        *words, last = (f"{name} {value:g}" for name, value in neutral.items())
+        yield Rule(field, is_set.implies(sampled), f"{what} only with {', '.join(words)} and {last}")
     message = "compares them with the generator's, but training.oldLogProbs is Generator"
     yield Rule("algorithm.rolloutCorrection", by_generator.implies(~corrected), message)
 

@@ -214,6 +214,9 @@ class RewardShaping(Spec):
     normalization: Literal["None", "Running"] = "None"
     """Running: subtract the mean and divide by the standard deviation of all rewards so far."""
     clip: float | None = Field(None, gt=0, description="Largest magnitude of a reward; unset does not clip.")
+    truncated: Literal["Keep", "Mask", "Value"] = "Keep"
+    """Score of a response that was cut off: its own, none (nothing is learned from it), or truncatedValue."""
+    truncated_value: float = Field(0.0, description="Score of a response that was cut off, if truncated is Value.")
     missing_end_penalty: float = Field(0.0, ge=0)
     """Penalty that is subtracted from the reward of a response without an end token."""
     overlong_penalty: OverlongPenalty | None = None

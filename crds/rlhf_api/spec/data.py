@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag
 
-from rlhf_api.contract import Count, Identifier, Listed, Spec, Text, Uri, form_of, null_is_unset
-from rlhf_api.spec.functions import Column, EntryPoint
+from rlhf_api.contract import Count, Identifier, Jinja, Listed, Spec, TemplateUri, Text, Uri, form_of, null_is_unset
+from rlhf_api.spec.functions import Column, EntryPoint, JsonFields
 
 
 class Stored(Spec):
@@ -158,5 +158,12 @@ class Data(Spec):
     overlong: Literal["Drop", "Fail"] = Field("Drop", description="Treatment of a row that is longer than allowed.")
     on_bad_row: Literal["Drop", "Fail"] = "Drop"
     """Treatment of a row that is broken or lacks a column that the job reads."""
-    chat_template: Literal["Auto", "Never"] = "Auto"
-    """Auto applies the tokenizer's chat template where it has one."""
+    chat_template: TemplateUri = "Auto"
+    """Auto applies the tokenizer's chat template where it has one. Or the URI of a template, which is saved, too."""
+    chat_template_arguments: JsonFields[Identifier] = Field(
+        default_factory=dict, description="Arguments of the chat template, such as enable_thinking: false."
+    )
+    prompt_template: Jinja | None = None
+    """Jinja text that a prompt, or its last message, becomes, with {{ prompt }} and columns of the row."""
+    system_prompt: Annotated[str, Field(min_length=1, max_length=16384)] | None = None
+    """First message, of the role system, of each conversation that has none."""

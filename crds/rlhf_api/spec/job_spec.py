@@ -28,7 +28,7 @@ from rlhf_api.names import PoolRole, Role
 from rlhf_api.spec.algorithm_table import AnyAlgorithm
 from rlhf_api.spec.data import AnyData, Data, HeldOutData, SourceChange
 from rlhf_api.spec.functions import Function, RewardFunction, RewardService
-from rlhf_api.spec.judges import RewardJudge
+from rlhf_api.spec.judges import Judge, RewardJudge
 from rlhf_api.spec.lora import Lora
 from rlhf_api.spec.model_shape import Shape
 from rlhf_api.spec.outputs import Outputs
@@ -36,7 +36,7 @@ from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.spec.rollout import Rollout
 from rlhf_api.spec.run_policy import RunPolicy, Storage
 from rlhf_api.spec.runtime import Runtime
-from rlhf_api.spec.verifiers import RewardVerifier
+from rlhf_api.spec.verifiers import RewardVerifier, Verifier
 
 MICRO_BATCH_TOKENS = 16384
 """Default number of tokens of a forward pass; on CPU, models with hidden states of more than 64 values get fewer."""
@@ -327,6 +327,17 @@ class Evaluation(Spec):
     """Verifiers to apply to responses; RL only."""
 
 
+class Watch(Spec):
+    """Reactions to problems that raise no error."""
+
+    no_signal: Literal["Off", "Warn", "Fail"] = "Warn"
+    """Reaction to 3 steps in a row without anything to learn: all responses are cut off or get the same reward, no
+    group of responses differs in reward, or every gradient is 0.
+    """
+    changed_code: Literal["Off", "Warn", "Fail"] = "Warn"
+    """Reaction to code of your own that has changed since the job's last attempt."""
+
+
 class JobSpec(Spec):
     """Spec of one job."""
 
@@ -336,6 +347,7 @@ class JobSpec(Spec):
     rollout: Rollout = Field(Rollout(), description="Sampling of responses; RL only.")
     training: Training = Field(description="Length, batches and precision of the training.")
     evaluation: Evaluation | None = Field(None, description="Measurements on held-out data.")
+    watch: Watch = Field(Watch(), description="Reactions to problems of the run that raise no error.")
     checkpoint: Checkpoint = Field(Checkpoint(), description="Saving of checkpoints: when, how many and where.")
     outputs: Outputs = Field(Outputs(), description="Destinations of the metrics besides the run folder.")
     storage: Storage = Field(Storage(), description="Retention of the volume claim of a deleted job; on a cluster.")
@@ -362,12 +374,13 @@ class JobSpec(Spec):
 
         Verifiers of the evaluation count only if `data` is the evaluation's, or one of its data sets.
         """
-        found: dict[str, str] = {}
-        for field, part in self.models.rewards().items():
-            reader = getattr(part, "verifier", None) or getattr(part, "judge", None)
-            found |= dict.fromkeys(reader.columns if reader else (), f"spec.models.{field}")
+        return {column: field for field, reader in self.column_readers(data) for column in reader.columns}
+
+    def column_readers(self, data: AnyData) -> list[tuple[str, Verifier | Judge]]:
+        """Return the verifiers and judges that read columns of `data`, each with its field of the manifest."""
+        parts = [(f"spec.models.{field}", part) for field, part in self.models.rewards().items()]
         measured = self.evaluation.data if self.evaluation else None
         if self.evaluation and measured and any(data is each for each in (measured, *measured.sources("").values())):
-            for each in self.evaluation.verifiers:
-                found |= dict.fromkeys(each.verifier.columns, "spec.evaluation.verifiers")
-        return found
+            parts += [("spec.evaluation.verifiers", each) for each in self.evaluation.verifiers]
+        found = [(field, getattr(part, "verifier", None) or getattr(part, "judge", None)) for field, part in parts]
+        return [(field, reader) for field, reader in found if reader]

@@ -54,6 +54,8 @@ class Rollout(Spec):
         RestrictsSampling(-1, "top_k"),
     ] = -1
     """Sample from this many most likely tokens; -1 means all."""
+    min_p: Annotated[float, Field(ge=0, le=1), RestrictsSampling(0.0, "min_p")] = 0.0
+    """Sample from tokens with at least this share of the likeliest one's probability."""
     min_response_tokens: Annotated[Whole, RestrictsSampling(0)] = 0
     """No end token before this many tokens."""
     environment: EntryPoint | None = None

@@ -21,13 +21,7 @@ def _regex(pattern: str, *, groups: int = 0) -> str:
 
 
 Pattern = Annotated[Text, AfterValidator(_regex)]
-Extract = Annotated[
-    Annotated[Text, AfterValidator(partial(_regex, groups=1))] | None,
-    Field(
-        description="Regular expression with a group. The group's last match is compared instead of the whole response "
-        "and, if it matches there, instead of the whole answer. A response without a match is wrong."
-    ),
-]
+Extract = Annotated[Text, AfterValidator(partial(_regex, groups=1))] | None
 AnswerKey = Annotated[Text, Field(description="Column of the right answer, or of a list of right answers.")]
 
 
@@ -46,7 +40,12 @@ class Comparing(Verifier):
     """A verifier that compares the response with an answer in the data."""
 
     answer_key: AnswerKey = "answer"
-    extract: Extract = None
+    answer_extract: Extract = None
+    """Regular expression whose group's last match in the column is the right answer; a row without a match is bad."""
+    response_extract: Extract = None
+    """Regular expression whose group's last match after the thoughts is compared; a response without a match is wrong.
+    Unset: the text in the last <answer></answer>, or all text after the thoughts.
+    """
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -95,23 +94,27 @@ class Code(Verifier):
     name: Literal["Code"]
     """1 for Python code, or a last block of it, that passes all tests in a sandboxed process."""
     tests_key: Text = "tests"
-    """Column of the tests: Python code with assertions, or a list of such texts."""
+    """Column of the tests: assertions, pytest functions, unittest classes, HumanEval's check(candidate), inputs and
+    outputs (APPS, LiveCodeBench), or a list of these, as values or JSON text.
+    """
+    solution_key: Text | None = None
+    """Column of a right program, or of several. A row is bad if its tests fail all of the first 3."""
     seconds: float = Field(5.0, gt=0, description="Longest run time of a response's code and its tests.")
     memory_mebibytes: Count = Field(1024, description="Most memory that the code and its tests may take.")
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (self.tests_key,)
+        return (self.tests_key, *((self.solution_key,) if self.solution_key else ()))
 
 
 ANSWERS = "text, a number or a list of these"
-"""Words for the types that a column of right answers, or of tests, may hold."""
+"""Words for the types that a column of right answers may hold."""
 
 
-def are_answers(value: object) -> bool:
-    """Whether a value is an answer, or a list of answers, and not empty."""
-    values = value if isinstance(value, list) else [value]
-    return all(isinstance(each, str | int | float) and each == each and each != "" for each in values or [""])
+def are_answers(value: object, *others: type) -> bool:
+    """Whether a value is an answer, or a list of answers, and not empty; others: further types of answers."""
+    values, kinds = value if isinstance(value, list) else [value], (str, int, float, *others)
+    return all(isinstance(each, kinds) and each == each and each != "" for each in values or [""])
 
 
 VERIFIERS: Mapping[str, type[Verifier]] = {

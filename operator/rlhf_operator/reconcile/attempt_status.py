@@ -54,7 +54,8 @@ def update_progress(ctx: ReconcileContext) -> bool:
         steps = 1 if is_first or before is None else reported.progress.step - before.step
         has_advanced = steps > 0
         if steps >= 0:
-            ctx.set_status(progress=reported.progress, metrics=reported.metrics[:MAX_METRICS])
+            metrics, warnings = reported.metrics[:MAX_METRICS], reported.warnings
+            ctx.set_status(progress=reported.progress, metrics=metrics, warnings=warnings)
     if (progress := ctx.status.progress) is not None:
         # The deadline uses the operator's clock, since the pod's clock may be wrong.
         stepped = timestamp(ctx.now) if has_advanced else before.last_step_time if before else None

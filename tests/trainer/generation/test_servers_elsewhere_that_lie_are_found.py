@@ -299,6 +299,7 @@ def test_honest_servers_are_asked_as_our_own_engine_is(servers: Endpoints, stubs
         "temperature": 0.5,
         "top_p": 1.0,
         "top_k": -1,
+        "min_p": 0.0,
         "seed": 11,
         "logprobs": 0,
         "stop_token_ids": [EOS],

@@ -302,3 +302,34 @@ def test_mistakes_of_rewards_are_told_as_the_page_says(
 
 def test_there_are_such_mistakes() -> None:
     assert sum(map(is_cheap, MISTAKES.values())) >= 6
+
+
+CUT = {
+    "Keep": ([1.0, 1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0, 0.0]),
+    "Value": ([1.0, -2.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0, 0.0]),
+    "Mask": ([1.0, 0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("truncated", CUT)
+def test_a_response_that_was_cut_off_counts_as_asked(truncated: str, folder: Path) -> None:
+    """Row 1 was cut off, row 4 is padding; each response gets 1 by its own."""
+    shaping = f"algorithm.rewards={{truncated: {truncated}, truncatedValue: -2.0}}"
+    one = job_with(folder, f"models.reward={{entrypoint: '{FUNCTIONS}:sizes'}}", "data.train.columns=[size]", shaping)
+    function = job_with(folder, "models.reward={verifier: {name: Length, maximum: 1000}}", shaping)
+    scores, valid = CUT[truncated]
+    ((found, _),) = run_kept_ranks(1, score_by_column, function, folder)
+    cut_gets = {"Keep": 0.0, "Value": -2.0, "Mask": 0.0}[truncated]
+    assert (found["scores"], found["valid"]) == ([1.0, cut_gets, 1.0, 1.0, 0.0], valid)
+    ((found, report),) = run_kept_ranks(1, score_by_column, one, folder)
+    assert found["scores"] == [valid[row] * (-2.0 if scores[row] < 0 else row) for row in range(ROWS)]
+    assert report.sums["reward/left_out"] == float(truncated == "Mask")
+
+
+def test_a_model_alone_also_minds_responses_that_were_cut_off(folder: Path) -> None:
+    job = job_with(folder, "algorithm.rewards={truncated: Mask}")
+    assert model_spec(setting(job, folder, "reward"), "reward").worker_class is ScoringWorker
+    plain = run_kept_ranks(1, score, job_with(folder), folder)[0][0]
+    masked = run_kept_ranks(1, score, job, folder)[0][0]
+    assert masked[1] == 0.0
+    assert masked[0] == pytest.approx(plain[0])

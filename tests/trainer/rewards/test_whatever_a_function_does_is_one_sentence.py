@@ -84,6 +84,11 @@ def test_each_sample_gets_a_number_arguments_are_passed() -> None:
         assert made.scores([]) == []
 
 
+def test_a_function_may_be_awaited() -> None:
+    with function("lengths_later") as made:
+        assert numbers(made, samples("a", "bcd")) == [2 + 1 + 1, 2 + 3 + 1]
+
+
 def test_a_score_may_be_any_number_or_none_or_parts() -> None:
     with function("all_kinds_of_scores") as made:
         assert made.scores(samples(*"abcdefghi")) == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import ctypes
 import itertools
@@ -29,6 +30,11 @@ time.sleep(float(os.environ.get("IMPORT_TAKES", "0")))
 
 BAD = "bad"
 not_a_function = 3
+
+
+async def lengths_later(prompts: list[str], responses: list[str], finished: list[bool]) -> list[float]:
+    await asyncio.sleep(0)
+    return lengths(prompts, responses, finished)
 
 
 def lengths(prompts: list[str], responses: list[str], finished: list[bool], *, scale: float = 1.0) -> list[float]:

@@ -293,6 +293,24 @@ def data(
     print_data(jobs_of(file, sets, output), run_folder(file, output), only=job)
 
 
+@command("rlhf reward job.yaml --rows 5")
+def reward(
+    file: File,
+    job: Annotated[str | None, typer.Option(help="One of the jobs; default all with rewards.")] = None,
+    rows: Annotated[int, typer.Option(min=0, help="First rows of the data to try.")] = 20,
+    responses: Annotated[Path | None, typer.Option(help='Lines of {"row": 3, "response": "..."} to score.')] = None,
+    judges: Annotated[bool, typer.Option("--judges", help="Also ask the judges.")] = False,
+    in_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: Finished = None,
+    sets: Sets = None,
+) -> None:
+    """Score an empty response, the right answer and texts of your own by a job's rewards, without any model."""
+    from rlhf_trainer.commands.data import print_rewards  # torch and transformers: seconds
+
+    jobs, folder = jobs_of(file, sets, output), run_folder(file, output)
+    print_rewards(jobs, folder, only=job, rows=rows, texts=responses, judges=judges, in_json=in_json)
+
+
 @command("rlhf report runs/first")
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, written by `rlhf run`.")],

@@ -1,23 +1,32 @@
-"""`rlhf data`: data sets of the jobs of a manifest, as their workers read them."""
+"""`rlhf data` and `rlhf reward`: data sets of the jobs of a manifest as workers read them, and scores for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import typer
 from pydantic.alias_generators import to_camel
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec.verifiers import Code
 from rlhf_trainer.data.loaders import Loader
+from rlhf_trainer.environments.of_job import try_environment
+from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.run.deep_check import origin_of
 from rlhf_trainer.run_folder.folder import with_written_data
 from rlhf_trainer.workers.data import DataWorker
+from rlhf_trainer.workers.scoring import reward_code, terms_of
 
 EXAMPLES, BINS, MAX_BAR = 3, 8, 40
 """Numbers of example rows that are shown, of bars of a histogram, and of characters of the histogram's longest bar."""
@@ -87,3 +96,69 @@ def _runs(ids: Tensor, learned: Tensor, tokenizer: PreTrainedTokenizerBase) -> I
     for start, end in pairwise(starts):
         text = str(tokenizer.decode(ids[start:end]))
         yield (f"{OPEN}{text}{CLOSE}", "green") if learned[start] else (text, "")
+
+
+def print_rewards(
+    jobs: Sequence[Job], output: Path, *, only: str | None, rows: int, texts: Path | None, judges: bool, in_json: bool
+) -> None:
+    """Print what the rewards of each job, or of one job, give to responses; of models only tokenizers are loaded."""
+    given, by_name, found = _read_texts(texts) if texts else [], {job.name: job for job in jobs}, {}
+    for job in [job for job in jobs if only in (None, job.name) and (terms_of(job) or job.spec.rollout.environment)]:
+        setting, _ = origin_of(with_written_data(job, output), job.saved, by_name, output)
+        data = DataWorker(setting, slots=1)
+        found[job.name] = _trials(job, data, [*_responses(job, data, rows), *given], judges=judges)
+        if not in_json:
+            _print_table(job.name, data.train.facts(), found[job.name])
+    if not found:
+        raise SpecError([Problem("--job" if only else "FILE", "names no job with rewards")])
+    if in_json:
+        typer.echo(json.dumps(found, indent=2))
+
+
+def _read_texts(file: Path) -> list[tuple[int, str, str]]:
+    try:
+        entries = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        return [(int(entry["row"]), "given", str(entry["response"])) for entry in entries]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise SpecError([Problem("--responses", 'has a line unlike {"row": 3, "response": "..."}')]) from error
+
+
+def _responses(job: Job, data: DataWorker, rows: int) -> Iterator[tuple[int, str, str]]:
+    """Yield (row, kind, text): an empty response, and the right answer alone and as the chat template writes it."""
+    readers = [reader for _, reader in job.spec.column_readers(job.spec.data.train)]
+    keys = [each.solution_key if isinstance(each, Code) else next(iter(each.columns), None) for each in readers]
+    for row in range(min(rows, len(data.train))):
+        yield row, "empty", ""
+        columns = data.sample(data.train, row, "").columns
+        for answer in [columns[key] for key in keys if key and columns.get(key)][:1]:
+            text = str(answer[0] if isinstance(answer, list) else answer)
+            yield from ((row, "gold", text), (row, "gold's turn", data.turn(data.train, row, text)))
+
+
+def _trials(
+    job: Job, data: DataWorker, responses: Sequence[tuple[int, str, str]], *, judges: bool
+) -> list[dict[str, Any]]:
+    """Return the scores of responses by the rewards' code, their weighted sum, and the seconds that they took."""
+    terms, codes, found = terms_of(job), reward_code(job, ranks=1), []
+    for row, kind, text in responses:
+        if row not in range(len(data.train)):
+            raise SpecError([Problem("--responses", f"names the row {row}; there are {len(data.train)}")])
+        began, sample, trial = time.monotonic(), data.sample(data.train, row, text), dict[str, Any]()
+        for path, code in codes.items():
+            if judges or not isinstance(code, JudgeClient):
+                trial[terms[path].name] = code.scores([sample])[0].value
+        total = sum(term.weight * (trial.get(term.name) or 0.0) for term in terms.values())
+        if job.spec.rollout.environment:
+            calls = {"reset": {"prompt": sample.prompt, **sample.columns}, "step": text}
+            trial["environment"] = float(try_environment(job, calls)["step"][1])
+            total += trial["environment"]
+        seconds = round(time.monotonic() - began, 3)
+        found.append({"row": row, "kind": kind, "response": text, **trial, "total": total, "seconds": seconds})
+    return found
+
+
+def _print_table(title: str, facts: Sequence[str], trials: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(*(trials[0] if trials else ()), title=title, box=None)
+    for trial in trials:
+        table.add_row(*(Text(f"{value!s:.40}") for value in trial.values()))
+    Console(soft_wrap=True).print(*facts, table, sep="\n", markup=False)

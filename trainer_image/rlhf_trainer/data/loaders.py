@@ -31,7 +31,7 @@ from rlhf_trainer.chat import EndTokens
 from rlhf_trainer.data.order import MAX_SOURCES, Order
 from rlhf_trainer.data.own_data import own_order
 from rlhf_trainer.data.ragged import Ragged
-from rlhf_trainer.data.reading import CompletionReader, PairReader, Reader, SafetyPairReader
+from rlhf_trainer.data.reading import CompletionReader, PairReader, Reader, RowCheck, SafetyPairReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,20 +68,23 @@ class Loader:
         tools: Sequence[Mapping[str, Any]] = (),
         ordered_by: str = "",
         ends: EndTokens | None = None,
+        check: RowCheck = lambda *_: {},
     ) -> None:
         """Read and tokenise all rows. `path`: field of the source in the manifest, such as "spec.data.train".
 
         spec: spec of the job; its `data` limits the rows and its `training.seed` orders them. After
         `training.total_epochs` passes over the data, if set, rows are padding, unless the loader is `endless`. A pass
         over a mix has as many rows as its data sets have together. tools: tool definitions for every prompt's chat
-        template. ordered_by: job and field of `spec.data.order`, for errors; empty: the seed orders. ends: see Reader.
+        template. ordered_by: job and field of `spec.data.order`, for errors; empty: the seed orders these rows.
+        ends, check: see `Reader`. Instructions of `spec.data` are for rows that are not endless.
         Raises DataError (see `Reader.read`).
         """
         self.path = path
         """Field of the manifest that names the data, such as `spec.data.train`."""
-        shared: dict[str, Any] = {"limits": spec.data, "ends": ends}
+        limits = spec.data.model_copy(update={"prompt_template": None, "system_prompt": None} if endless else {})
+        options: dict[str, Any] = {"limits": limits, "ends": ends, "check": check}
         self.readers = [
-            self.reader(each, tokenizer, path=place, **shared, **self._kept(each, spec, tools, ordered_by))
+            self.reader(each, tokenizer, path=place, **options, **self._kept(each, spec, tools, ordered_by))
             for place, each in source.sources(path).items()
         ]
         """Readers, one for each data set, with the numbers of rows that were left out."""

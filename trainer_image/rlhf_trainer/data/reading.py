@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,8 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.spec.data import Data, Rows
 from rlhf_trainer.chat import EndTokens
+from rlhf_trainer.data.instructions import instructed, prompt_template
 from rlhf_trainer.data.ragged import Ragged, swapped
-from rlhf_trainer.data.tokens import Column, Encoder, Ids
+from rlhf_trainer.data.tokens import Column, Encoder, Fault, Ids
 from rlhf_trainer.errors import DataError, NoRowLeftError
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 8192
 """Rows tokenised in one call: enough to use the tokenizer's threads, few enough for memory."""
+RowCheck = Callable[[Rows, Mapping[str, Sequence[Any]]], Mapping[int, str]]
+"""Function (data set, columns that the job reads) -> index of each bad row -> the row's fault."""
 MAX_NAMED_ROWS = 3
 """Number of a source's bad rows that messages name; further bad rows are only counted."""
 
@@ -48,13 +52,15 @@ class Reader:
         keeps_rows: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
         ends: EndTokens | None = None,
+        check: RowCheck = lambda *_: {},
     ) -> None:
         """Keep the options. path: field of the source in the manifest, such as "spec.data.train"; limits: `spec.data`.
 
         columns: further columns, which `further` returns unchanged. verified: further column -> field of the manifest
         that reads it; a row without a reference answer in it is bad. keeps_rows: whether `prompt` and `rows` can be
         called also without further columns. tools: tool definitions of every row, unless the source has a tools_key.
-        ends: tokens that end a response, by default those of the tokenizer and its template alone.
+        ends: tokens that end a response, by default those of the tokenizer and its template alone. check: finds the
+        rows whose `verified` columns are of no use.
         """
         self.source, self.path, self.columns, self._verified = source, path, columns, verified
         self.dropped = 0
@@ -68,7 +74,8 @@ class Reader:
         self.named: list[str] = []
         """Sentences on the first MAX_NAMED_ROWS bad rows, for error messages."""
         self._tokenizer, self._limits, self._tools, self._ends = tokenizer, limits, tools, ends
-        self._keeps_rows = bool(columns) or keeps_rows
+        self._keeps_rows, self._check = bool(columns) or keeps_rows, check
+        self._instructed = dict.fromkeys(prompt_template(limits.prompt_template)[1], "spec.data.promptTemplate")
         self._rows: list[int] = []
         """Row numbers, in the data set as opened, of the rows that are kept."""
         self._prompt_key = "messages_key" if source.messages_key else "prompt_key"
@@ -81,7 +88,8 @@ class Reader:
         """
         from rlhf_trainer.data.source import open_rows  # imports pandas: seconds
 
-        rows = open_rows(self.source, path=self.path, keys=self.fields(), columns=self.columns, verified=self._verified)
+        columns, read = [*{**dict.fromkeys(self.columns), **self._instructed}], {**self._instructed, **self._verified}
+        rows = open_rows(self.source, path=self.path, keys=self.fields(), columns=columns, verified=read)
         for line in rows.left_out_before_limit(self.source.limit):
             self._leave_out(f"{self.path}.uri: {line} {line.problem}")
         parts = [self._kept(rows, *part) for part in self._tokenised(rows)]
@@ -135,7 +143,8 @@ class Reader:
 
     def _tokenised(self, rows: OpenedRows) -> Iterator[tuple[int, Encoder, list[list[Ids]]]]:
         """Tokenise ROWS_AT_ONCE rows at a time; yields (index of the first row, encoder, results of `_encoded`)."""
-        columns = list(dict.fromkeys([*(getattr(self.source, field) for field in self.fields()), *self._verified]))
+        keys = [getattr(self.source, field) for field in self.fields()]
+        columns = list(dict.fromkeys([*keys, *self._verified, *self._instructed]))
         for first in range(0, len(rows.table), ROWS_AT_ONCE):
             table = rows.values(columns, first, ROWS_AT_ONCE, self.path)
 
@@ -145,10 +154,15 @@ class Reader:
             same = Column(field=self.path, values=[self._tools] * len(table[columns[0]]))
             tools = column("tools_key") if self.source.tools_key else same
             options: dict[str, Any] = {"chat_template": self._limits.chat_template, "tools": tools, "ends": self._ends}
+            if self._limits.prompt_template or self._limits.system_prompt:
+                options["instruct"] = partial(instructed, self._limits, table)
             encoder = Encoder(column(self._prompt_key), self._tokenizer, **options)
             texts = self._encoded(encoder, column)
             for name in self._verified:
                 encoder.require_answers(Column(field=f"{self.path}.columns", values=table[name]), name)
+            found = self._check(self.source, table) if self._verified else {}
+            faults = {row: Fault(field=f"{self.path}.columns", what=what) for row, what in found.items()}
+            encoder.faults = {**faults, **encoder.faults}
             yield first, encoder, texts
 
     def _encoded(self, encoder: Encoder, column: Callable[[str], Column]) -> list[list[Ids]]:

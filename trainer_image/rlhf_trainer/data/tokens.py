@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -22,8 +22,9 @@ from rlhf_trainer.chat import (
     says_all,
 )
 
-ChatTemplate = Literal["Auto", "Never"]
 Ids = list[int]
+Instruct = Callable[[list[ChatMessage] | str, int], list[ChatMessage] | str]
+"""Function (prompt, index of its row) -> the prompt with the job's instructions; raises BadValueError."""
 T = TypeVar("T")
 UNLEARNED = f"an answer is not learned, as it cannot be found whole in the rendering of {TEMPLATE}"
 NO_TOOLS = f"tools are not in the prompt, as {TEMPLATE} does not write them"
@@ -61,7 +62,7 @@ class Encoder:
     """Encoder of consecutive rows; `faults` holds the fault of each bad row.
 
     A prompt is a text or a list of messages. Messages go through the tokenizer's chat template. So does a text, as one
-    message of the user, if the tokenizer has a template and `chat_template` is "Auto". Otherwise the text is encoded as
+    message of the user, if the tokenizer has a template and `chat_template` is not "Never". Else the text is encoded as
     it stands, after the tokenizer's opening tokens (BOS). A final answer among the messages is not part of the prompt.
     """
 
@@ -70,9 +71,10 @@ class Encoder:
         prompts: Column,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        chat_template: ChatTemplate,
+        chat_template: str,
         tools: Column | None = None,
         ends: EndTokens | None = None,
+        instruct: Instruct = lambda chat, _: chat,
     ) -> None:
         """Read the prompts; tools: each row's tool definitions; ends: by default those of the tokenizer alone."""
         self.faults: dict[int, Fault] = {}
@@ -80,7 +82,8 @@ class Encoder:
         self.notes: list[tuple[int, str]] = []
         """Index of a row, and sentence on what the chat template does with the row; an index may occur again."""
         self._prompts, self._tokenizer, self._template = prompts, tokenizer, Template(tokenizer, ends)
-        self._chats = self._each(prompts, lambda index: self._chat(index, chat_template))
+        self._given = self._each(prompts, lambda index: self._chat(index, chat_template))
+        self._chats = self._each(prompts, lambda index: (given := self._given[index]) and instruct(given, index))
         read = self._each(tools or prompts, lambda index: read_tools(tools and tools.values[index]))
         self._tools = [found or [] for found in read]
 
@@ -153,8 +156,9 @@ class Encoder:
         return [[label or 0] for label in found]
 
     def require_answers(self, column: Column, name: str) -> None:
-        """Record a fault for each row that has no reference answer in the column `name`."""
-        self._each(column, lambda index: require(are_answers(column.values[index]), _no_answer(column, index, name)))
+        """Record a fault for each row that has no reference answer, or mapping of tests, in the column `name`."""
+        values = column.values
+        self._each(column, lambda row: require(are_answers(values[row], dict), _no_answer(column, row, name)))
 
     def _each(self, column: Column, read: Callable[[int], T]) -> list[T | None]:
         """Call `read` for each row; None for a row with a fault. A new fault is recorded in `faults`."""
@@ -167,11 +171,11 @@ class Encoder:
                 found.append(None)
         return found
 
-    def _chat(self, index: int, chat_template: ChatTemplate) -> list[ChatMessage] | str:
+    def _chat(self, index: int, chat_template: str) -> list[ChatMessage] | str:
         """Return the prompt of a row as a conversation, or as a text that is encoded as it stands."""
         prompt, has_template = self._prompts.values[index], bool(self._tokenizer.chat_template)
         if isinstance(prompt, str):
-            return [{"role": "user", "content": prompt}] if has_template and chat_template == "Auto" else prompt
+            return [{"role": "user", "content": prompt}] if has_template and chat_template != "Never" else prompt
         if not isinstance(prompt, list) or not prompt:
             raise BadValueError(f"holds {kind_of(prompt)}, not a text or a list of messages")
         require(has_template, "is a list of messages, but the tokenizer has no chat template")
@@ -185,7 +189,7 @@ class Encoder:
         is_reply = bool(messages) and messages[-1]["role"] == ASSISTANT
         require(is_reply, "does not end with a message of the assistant")
         answers = sum(message["role"] == ASSISTANT for message in messages)
-        goes_on = answers == 1 or messages[:-1] == self._chats[index]
+        goes_on = answers == 1 or messages[:-1] == self._given[index]
         require(goes_on, f"holds {answers} messages of the assistant, and those before the last are not the prompt")
         return messages[-1]
 

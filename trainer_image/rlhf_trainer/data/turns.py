@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_trainer.chat import ANSWER, QUESTION, BadValueError, ChatMessage, EndTokens, Template, read_message
-from rlhf_trainer.data.tokens import ChatTemplate, Ids
+from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.errors import DataError
 
 
@@ -18,11 +18,11 @@ class TurnEncoder:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, chat_template: ChatTemplate, ends: EndTokens | None = None
+        self, tokenizer: PreTrainedTokenizerBase, *, chat_template: str, ends: EndTokens | None = None
     ) -> None:
         self._tokenizer, self._has_template = tokenizer, bool(tokenizer.chat_template)
         self._template = Template(tokenizer, ends)
-        self._texts_are_messages = self._has_template and chat_template == "Auto"
+        self._texts_are_messages = self._has_template and chat_template != "Never"
 
     def prompt(self, given: str | list[ChatMessage]) -> Ids:
         """Return the ids of an episode's first messages, up to the answer. DataError if the template refuses them."""

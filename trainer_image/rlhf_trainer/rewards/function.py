@@ -181,6 +181,10 @@ def _call(function: Callable[..., Any], call: Mapping[str, Any]) -> dict[str, An
     if missing := [name for name in required if name not in given]:
         return {"problem": f"needs {missing[0]}, which is no column that the data names and no argument", "index": 0}
     returned = function(call["prompts"], call["responses"], call["finished"], **given)
+    if inspect.iscoroutine(returned):
+        import asyncio  # a tenth of a second, for async functions only
+
+        returned = asyncio.run(returned)
     return _checked(returned, count=len(call["prompts"]))
 
 

@@ -261,8 +261,8 @@ def judge_in_children(
 ) -> list[float | None]:
     """Return judge(item) for each item; 0 if the judgement raises, ends its process, or exceeds the limits.
 
-    None for the items that are left at `until`, a time of the monotonic clock. The caller has a single thread, as a
-    guarded process has: children are forked, so they have the caller's imports.
+    None for the items that are left at `until`, a time of the monotonic clock. Children are forked, so they have the
+    caller's imports. The caller's other threads may only do the same.
     """
     found: list[float | None] = []
     child: _Child | None = None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import builtins
 import json
+import os
 import re
 import string
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import CodeType
 from typing import Any, Final
 
 from rlhf_api.spec.verifiers import (
@@ -28,6 +28,7 @@ from rlhf_api.spec.verifiers import (
     Verifier,
     are_answers,
 )
+from rlhf_trainer.rewards.code_tests import passed_tests, read_tests, unpacked
 from rlhf_trainer.rewards.supervision import MEBIBYTE, ChildLimits, judge_in_children, require_sandbox
 
 OPTIONS: Final = "verifier()"
@@ -37,13 +38,22 @@ JUDGING_SHARE = 0.8
 """Share of a call's time limit after which the verifier judges no further response."""
 BLOCK = re.compile(r"```[^\S\n]*\w*[^\S\n]*\n(.*?)```", re.DOTALL)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
+TAGS = "think|thinking|thought|reasoning"
+"""Tags between which a response thinks before it answers."""
+THOUGHTS = re.compile(rf"(?is)<({TAGS})>.*?</\1>|\A(?:(?!<(?:{TAGS})>).)*</(?:{TAGS})>|<(?:{TAGS})>.*\Z")
+"""Pattern of a thought: from tag to tag, up to a tag (the prompt has begun the thought), or from a tag to the end."""
+DOLLAR = re.compile(r"(?<!\\)\\\$")
+"""Pattern of a sign of currency in LaTeX, which delimits no formula."""
+ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*)</answer>")
+MAX_LANES, MAX_SOLUTIONS = 32, 3
+"""Most child processes that judge at a time, and most solutions of a row that are tried."""
 VerifierScore = float | None | dict[str, float | None]
-Judge = Callable[[str, Sequence[str]], float]
-"""Function (response, right answers to compare it with) -> score of the response."""
+Judge = Callable[[str, Any], float]
+"""Function (the assistant's turn, the row's right answers or tests) -> score; for Code the number of passed tests."""
 
 
 def score(
-    prompts: list[str],  # noqa: ARG001 so that a column may have this name
+    prompts: list[str],
     responses: list[str],
     finished: list[bool],
     /,
@@ -51,21 +61,26 @@ def score(
 ) -> list[VerifierScore]:
     """Return a score from 0 to 1 for each response; None for those that are not judged within the time limit.
 
-    given: columns by name, and under OPTIONS, no column's name, (verifier as JSON types, time limit in seconds).
+    given: columns by name, and under OPTIONS, no column's name, (verifier as JSON types, time limit in seconds, number
+    of ranks that share the CPUs).
     """
-    verifier, seconds = given.pop(OPTIONS)
+    verifier, seconds, ranks = given.pop(OPTIONS)
     until = time.monotonic() + JUDGING_SHARE * seconds
     chosen = VERIFIERS[verifier["name"]].model_validate(verifier)
-    (column,) = chosen.columns or (None,)
-    expected = [_texts(value, column) for value in given[column]] if column else [[]] * len(responses)
+    column = next(iter(chosen.columns), None)
+    expected = [expectation(chosen, value) for value in given[column]] if column else [()] * len(responses)
     places = [place for place, is_finished in enumerate(finished) if is_finished]
-    items = [(responses[place], expected[place]) for place in places]
+    items = [(_turn(chosen, prompts[place], responses[place]), expected[place]) for place in places]
     limits = USUAL_LIMITS
     if isinstance(chosen, Code):
         require_sandbox()
         limits = ChildLimits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, is_sandboxed=True)
     judge = JUDGES[type(chosen)](chosen)
-    found = judge_in_children(lambda item: judge(*item), items, limits, until=until)
+    lanes = max(1, min(MAX_LANES, len(os.sched_getaffinity(0)) // ranks))
+    parts = [items[lane::lanes] for lane in range(lanes)]
+    with ThreadPoolExecutor(lanes) as pool:
+        done = [*pool.map(lambda part: judge_in_children(lambda item: judge(*item), part, limits, until=until), parts)]
+    found = [done[place % lanes][place // lanes] for place in range(len(items))]
     scores: list[VerifierScore] = [0.0] * len(responses)
     for place, number in zip(places, found, strict=True):
         scores[place] = number
@@ -75,27 +90,50 @@ def score(
     return scores
 
 
-def _texts(value: Any, column: str) -> list[str]:
+def expectation(verifier: Verifier, value: Any) -> Sequence[Any]:
+    """Return the right answers as texts, or the tests, in a row's column; ValueError for a value without any."""
+    if isinstance(verifier, Code):
+        return read_tests(value)
     if not are_answers(value):
-        raise ValueError(f"the column {column} holds {json.dumps(value)[:80]}, expected {ANSWERS}")
-    return [str(each) for each in (value if isinstance(value, list) else [value])]
+        raise ValueError(f"the column {verifier.columns[0]} holds {json.dumps(value)[:80]}, expected {ANSWERS}")
+    texts = [str(each) for each in (value if isinstance(value, list) else [value])]
+    pattern = verifier.answer_extract if isinstance(verifier, Comparing) else None
+    found = [_last_match(pattern, text) if pattern else text for text in texts]
+    if None in found:
+        raise ValueError("holds no match of answerExtract")
+    return found
+
+
+def right_responses(verifier: Verifier, columns: Mapping[str, Any]) -> list[str]:
+    """Return responses of which one has to get the full score by a row's columns; ValueError as `expectation`."""
+    answers = expectation(verifier, columns[verifier.columns[0]])
+    if isinstance(verifier, Code):
+        known = unpacked(columns[verifier.solution_key]) if verifier.solution_key else []
+        return [str(each) for each in (known if isinstance(known, list) else [known])][:MAX_SOLUTIONS]
+    return [_as_formula(each) for each in answers] if isinstance(verifier, Math) else [*answers]
+
+
+def _turn(verifier: Verifier, prompt: str, response: str) -> str:
+    """Return the assistant's whole turn: the response, after a tag of a thought that ends the prompt."""
+    tags = "|".join(verifier.tags) if isinstance(verifier, Format) else TAGS
+    begun = None if isinstance(verifier, Length) else re.search(rf"<({tags})>\s*(</\1>\s*)?\Z", prompt)
+    return (begun[0] if begun else "") + response
 
 
 def _comparing(compare: Callable[[str, str], float], verifier: Comparing) -> Judge:
     """Return a judge that scores a response by its best comparison with any of the right answers."""
 
-    def judge(response: str, answers: Sequence[str]) -> float:
-        given = response if verifier.extract is None else _last_match(verifier.extract, response)
-        if given is None:
-            return 0.0
-        right = (_last_match(verifier.extract, answer) or answer for answer in answers)
-        return max(compare(given, answer) for answer in right)
+    def judge(turn: str, answers: Sequence[str]) -> float:
+        text = THOUGHTS.sub("", turn)
+        pattern = verifier.response_extract
+        given = _last_match(pattern, text) if pattern else [text, *ANSWER.findall(text)][-1]
+        return 0.0 if given is None else max(compare(given, answer) for answer in answers)
 
     return judge
 
 
-def _last_match(pattern: str | None, text: str) -> str | None:
-    matches = list(re.finditer(pattern, text)) if pattern else []
+def _last_match(pattern: str, text: str) -> str | None:
+    matches = list(re.finditer(pattern, text))
     return matches[-1][1] if matches else None
 
 
@@ -114,10 +152,18 @@ def _by_value(verifier: Math) -> Judge:
     from math_verify import parse, verify  # imported in the parent, not in each child
 
     def same_value(given: str, answer: str) -> float:
-        gold = parse(answer if "$" in answer or "\\boxed" in answer else f"${answer}$", parsing_timeout=None)
-        return float(verify(gold, parse(given, parsing_timeout=None), timeout_seconds=None))
+        gold = parse(_as_formula(answer), parsing_timeout=None)
+        last = DOLLAR.sub("", given[max(given.rfind("\\boxed"), 0) :])
+        return float(verify(gold, parse(last, parsing_timeout=None), timeout_seconds=None))
 
     return _comparing(same_value, verifier)
+
+
+def _as_formula(answer: str) -> str:
+    """Return a right answer as LaTeX that is marked as a formula, without signs of currency."""
+    plain = DOLLAR.sub("", answer).replace("{,}", ",")
+    is_marked = plain.count("$") > 1 or any(mark in plain for mark in ("\\boxed", "\\(", "\\["))
+    return plain if is_marked else "${}$".format(plain.replace("$", "").strip())
 
 
 def _by_schema(verifier: JSONSchema) -> Judge:
@@ -128,7 +174,7 @@ def _by_schema(verifier: JSONSchema) -> Judge:
     validator = Draft202012Validator(verifier.json_schema, registry=Registry())  # an empty registry fetches nothing
 
     def judge(response: str, _: Sequence[str]) -> float:
-        document = json.loads(_last_block(response), parse_constant=_refuse)
+        document = json.loads(_last_block(THOUGHTS.sub("", response)), parse_constant=_refuse)
         return float(validator.is_valid(document))
 
     return judge
@@ -165,38 +211,7 @@ def _by_length(verifier: Length) -> Judge:
 
 
 def _by_tests(_: Code) -> Judge:
-    return lambda response, tests: float(_passed(_last_block(response), tests))
-
-
-def _passed(code: str, tests: Sequence[str]) -> int:
-    """Return the number of tests that a response's code passes.
-
-    Tests see the names that the code defines, but built-in functions as they were. Once the code has run, nothing here
-    is looked up by a name that the code could have changed.
-    """
-    untouched, run, passed = dict(vars(builtins)), exec, 0
-    compiled = [_compiled(test) for test in tests]
-    defined: dict[str, Any] = {"__name__": "response"}
-    try:
-        run(compile(code, "response", "exec"), defined)
-    except BaseException:  # noqa: BLE001 SystemExit as well
-        return 0
-    shared = {name: value for name, value in defined.items() if name not in untouched}
-    for test in compiled:
-        try:
-            run(test, {**shared, "__builtins__": untouched})
-        except BaseException:  # noqa: BLE001
-            continue
-        passed += 1
-    return passed
-
-
-def _compiled(test: str) -> CodeType:
-    """Return the compiled code of a test; a text that is no Python becomes a test that fails."""
-    try:
-        return compile(test, "test", "exec")
-    except (SyntaxError, ValueError):
-        return compile("assert False", "test", "exec")
+    return lambda response, tests: float(passed_tests(_last_block(THOUGHTS.sub("", response)), tests))
 
 
 JUDGES: Mapping[type[Verifier], Callable[[Any], Judge]] = {

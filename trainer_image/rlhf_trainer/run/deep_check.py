@@ -184,7 +184,7 @@ class JobCheck:
         loaders = [data.train, *([data.held_out] if self._job.spec.evaluation else [])]
         for role in sorted(retokenized):
             other = Retokenized(replace(self._origin(role), actor=(actor.model, actor.folder)))
-            for sample in (_sample(data, loader) for loader in loaders):
+            for sample in (data.sample(loader, 0, RESPONSE) for loader in loaders):
                 other.encoded([prompt_of(self._job.spec, sample.columns)], [sample.response], [True])
 
     def _data(self, readers: Sequence[WorkerSetting]) -> DataWorker | None:
@@ -231,8 +231,8 @@ class JobCheck:
         """Call the job's environment, functions, services and judges on the first row of each data set they score."""
         if self._job.spec.algorithm.data != "prompts":
             return
-        first = _sample(data, data.train)
-        held_out = [_sample(data, data.held_out)] if self._job.spec.evaluation else []
+        first = data.sample(data.train, 0, RESPONSE)
+        held_out = [data.sample(data.held_out, 0, RESPONSE)] if self._job.spec.evaluation else []
         if self._job.spec.rollout.environment:
             calls = {"reset": {"prompt": first.prompt, **first.columns}, "step": RESPONSE}
             self._tried(try_environment, self._job, calls)
@@ -256,12 +256,6 @@ def _limits_of(setting: WorkerSetting) -> tuple[int, int]:
     rope, most = getattr(config, "rope_parameters", None) or {}, getattr(config, "max_position_embeddings", None)
     scaled = int((rope.get("original_max_position_embeddings") or 0) * (rope.get("factor") or 0))
     return config.get_text_config().vocab_size, max(most or sys.maxsize, scaled)
-
-
-def _sample(data: DataWorker, loader: Loader) -> Sample:
-    """Return the first row of a data set as a sample with a made-up response."""
-    prompt, columns = data.first_row(loader)
-    return Sample(step=None, row=0, prompt=prompt, response=RESPONSE, finished=True, columns=columns)
 
 
 def _call(code: UserCode, samples: Sequence[Sample]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.algorithms import ActorCritic
-from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.errors import ConfigError, react
 from rlhf_trainer.run.step_models import Handle, Rows
 from rlhf_trainer.telemetry import (
     CONTROLLER,
@@ -164,7 +164,7 @@ def run_job(
         seconds = spent + time.monotonic() - started
         return {"model": saves and saves[0], "seconds": round(seconds, 1), "evaluation": evaluation.state()}
 
-    lookahead = Lookahead(job, runtime, first_step=done + 1, total_steps=total_steps)
+    watch, lookahead = SignalWatch(job), Lookahead(job, runtime, first_step=done + 1, total_steps=total_steps)
     reporter.say(*warmup_sentences(job, total_steps))
     reporter.begin(first_step=done + 1, total_steps=total_steps)
     every = job.spec.evaluation.every_steps if job.spec.evaluation else None
@@ -175,7 +175,7 @@ def run_job(
             job.spec.algorithm.step(lookahead.batch(number), **runtime.step_models)
             runtime.send()
             checkpoints.end_step(number, state)
-            report = report_of(number, began, runtime.drain(number))
+            report = watch.look(report_of(number, began, runtime.drain(number)))
             held_out = evaluation.during() if number in evaluated_steps else {}
             counts = data.counts if number == 1 else {}
             reporter.step(replace(report, record={**report.record, **counts, **held_out}))
@@ -191,6 +191,38 @@ def run_job(
     reporter.write_held_out(evaluation.held_out_rows())
     told = {"seed": job.spec.training.seed, "end_tokens": dict(data.end_tokens)}
     return {"steps": total_steps, "seconds": state()["seconds"], **told, **best, **measured}
+
+
+class SignalWatch:
+    """Watch for steps in a row without anything to learn (`spec.watch.noSignal`)."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._steps = job, 0
+
+    def look(self, report: StepReport) -> StepReport:
+        """Return the report, with a warning after 3, 6, 12 ... steps without a signal; ConfigError if it is to fail."""
+        cause = cause_of(report.record, self._job) if self._job.trained() else ""
+        self._steps = self._steps + 1 if cause else 0
+        if self._steps % 3 or (self._steps // 3).bit_count() != 1:
+            return report
+        shown = f"; for example {' and '.join(report.examples)}" if report.examples else ""
+        sentence = f"nothing was learned in {self._steps} steps in a row: {cause}{shown}"
+        found = react(self._job.spec.watch.no_signal, f"{self._job.name}: spec.watch.noSignal", sentence)
+        return replace(report, warnings=[*report.warnings, *found])
+
+
+def cause_of(record: Mapping[str, float], job: Job) -> str:
+    """Return the likely reason why nothing can be learned from a step; empty if something can."""
+    if record.get("response_finished/mean") == 0.0:
+        return "every response was cut off (spec.data.maxResponseTokens); does the model write its end token?"
+    mean, spread = record.get("reward/mean", 0.0), record.get("reward/std")
+    if spread is not None and spread <= 1e-6 * max(1.0, abs(mean)) and job.sequences_per_step > 1:
+        form = "does the prompt ask for the form that the reward reads (spec.data.promptTemplate, responseExtract)?"
+        return f"every response got the reward {mean:.6g}; {'is the task too easy?' if mean > 0 else form}"
+    if record.get("groups/with_signal") == 0.0:
+        return "the responses to each prompt got equal rewards; take easier or harder prompts, or more samples"
+    norms = [value for name, value in record.items() if name.startswith("grad_norm/")]
+    return "every gradient is 0" if norms and not any(norms) else ""
 
 
 class Lookahead:
@@ -236,9 +268,11 @@ def report_of(number: int, began: float, reports: Sequence[Report]) -> StepRepor
     if "tokens" in record:
         record["tokens_per_second"] = record.pop("tokens") / seconds
     finite = {name: value for name, value in record.items() if math.isfinite(value)}
+    examples = [*dict.fromkeys(example for report in reports for example in report.examples)]
     warnings = {name: message for report in reports for name, message in report.warnings.items()}
     return StepReport(
         record=finite,
+        examples=examples[:2],
         warnings=[warnings[name] for name in sorted(warnings)],
         spans=[Span(CONTROLLER, f"step {number}", 0, began, began + seconds), *spans],
     )

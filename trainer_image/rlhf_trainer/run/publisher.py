@@ -52,11 +52,12 @@ class Publisher(Reporter):
 
     def step(self, report: StepReport) -> None:
         """Write the record and the warnings of a finished step, and give the report to the listeners."""
-        for warning in report.warnings:
-            message = f"step {report.record['step']:.0f}: {warning}"
+        warnings = [f"step {report.record['step']:.0f}: {warning}" for warning in report.warnings]
+        for message in warnings:
             self.folder.event(message)
             self._display.warn(f"{self._job.name} {message}")
-        self.folder.record(report.record, total_steps=self._total_steps, stage=self._job.spec.algorithm.name)
+        stage = self._job.spec.algorithm.name
+        self.folder.record(report.record, total_steps=self._total_steps, stage=stage, warnings=warnings)
         with writing(self.folder.path):
             for listener in self._listeners:
                 listener.step(report)

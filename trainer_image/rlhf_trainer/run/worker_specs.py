@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import choice
-from rlhf_api.spec.algorithms import Algorithm, PolicyGradient
+from rlhf_api.spec.algorithms import Algorithm, PolicyGradient, RewardShaping
 from rlhf_api.spec.job_spec import Model
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping
@@ -166,7 +166,9 @@ def model_spec(setting: WorkerSetting, role: Role, *, beside: Collection[str] = 
 def _class_of(job: Job, role: Role) -> type:
     if role == "rollout":
         return RolloutWorker
-    if role == "reward" and (job.spec.rollout.has_turns or not isinstance(job.spec.models.reward, Model)):
+    shaping = getattr(job.spec.algorithm, "rewards", RewardShaping())
+    is_score = isinstance(job.spec.models.reward, Model) and shaping.truncated == "Keep"
+    if role == "reward" and (job.spec.rollout.has_turns or not is_score):
         return ScoringWorker  # a reward that is more than a model
     return workers_of(type(job.spec.algorithm))[role]
 

@@ -26,7 +26,7 @@ from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Statu
 from rlhf_mapper.mapping import DeviceMapping, as_json
 from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
-from rlhf_trainer.errors import DataError, EnvironmentProblem
+from rlhf_trainer.errors import DataError, EnvironmentProblem, react
 from rlhf_trainer.hub import HUB, require_hub
 from rlhf_trainer.run_folder.attempt import STATUS, from_json, mark, own_attempt, owner, replace
 from rlhf_trainer.run_folder.lock import require_newest
@@ -37,6 +37,8 @@ MADE = ("model", "data")
 """Names that the folder of a job's output may have: `model` for weights, `data` for a data set."""
 SUMMARY, METRICS, JOB_FILE, INPUTS, FILES = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json", "files.json"
 MAPPING = "mapping.json"
+MAX_WARNINGS = 8
+"""Most warnings that the status keeps."""
 MAX_REASON = 300
 """Most characters of a library's error text that our error repeats."""
 SAVE_REQUEST = "save-now"
@@ -268,9 +270,12 @@ class JobFolder:
         last = max(self.path.glob("algorithm-from-*.py"), default=None)
         if last and last.read_text(encoding="utf-8") == text:
             return ""
+        changed = f"goes on with other code of the algorithm than before, which is {last.name}" if last else ""
+        reaction, path = self._job.spec.watch.changed_code, f"{self._job.name}: spec.watch.changedCode"
+        found = react(reaction, path, changed) if changed else []
         with writing(self.path):
             (self.path / f"algorithm-from-{first_step:06d}.py").write_text(text, encoding="utf-8")
-        return f"goes on with other code of the algorithm than before, which is {last.name}" if last else ""
+        return "".join(found)
 
     def texts_for_checkpoint(self, *, up_to: int) -> dict[str, str]:
         """Return the texts of this folder's files that belong to the checkpoint of step `up_to`, by file name."""
@@ -307,8 +312,10 @@ class JobFolder:
             file.write(f"{now()} {message}\n")
 
     @writes
-    def record(self, record: Mapping[str, float], *, total_steps: int, stage: str) -> None:
-        """Add the metrics of a step to metrics.jsonl and to the status."""
+    def record(
+        self, record: Mapping[str, float], *, total_steps: int, stage: str, warnings: Sequence[str] = ()
+    ) -> None:
+        """Add the metrics of a step to metrics.jsonl and to the status, and warnings to the status."""
         with (self.path / METRICS).open("a") as file:
             file.write(json.dumps(dict(record), allow_nan=False) + "\n")
         shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if name != "step")
@@ -323,7 +330,8 @@ class JobFolder:
             last_step_time=now(),
             pace=self._steps.pace(record),
         )
-        self._write_status(progress=progress, metrics=shown)
+        latest = (*self._status.warnings, *warnings)[-MAX_WARNINGS:]
+        self._write_status(progress=progress, metrics=shown, warnings=latest)
 
     @writes
     def write_held_out(self, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -32,6 +32,8 @@ evaluation/<measure> | rlhf_evaluation | 1 | learning
     Latest measurement on held-out data during training (spec.evaluation.everySteps).
 reward/mean | rlhf_reward_mean | 1 | learning
     Mean score of the reward over the step's responses.
+reward/std | rlhf_reward_std | 1 | learning
+    Standard deviation of the reward over the step's responses.
 reward/greedy | rlhf_reward_greedy | 1 | learning
     Mean score of the reward over the step's greedy responses (ReMax).
 reward/left_out | rlhf_responses_left_out_total | responses | learning

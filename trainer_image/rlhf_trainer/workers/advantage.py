@@ -120,6 +120,8 @@ class AdvantageWorker:
             self.reward_moments = with_step(self.reward_moments, batch["scores"], valid)
         scores = self.shaped(batch["scores"], batch["finished"], mask)
         recorder.mean("reward/mean", (batch["scores"] * valid).sum(), valid.sum())
+        counted = batch["scores"].double() * valid
+        recorder.deviation("reward/std", counted.sum(), (counted**2).sum(), valid.sum())
         if batch.fields.keys() >= set(KL_FIELDS):
             recorder.mean("kl/reference", row_sums(kl, mask).sum(), valid.sum())
         recorder.maximum("kl/coefficient", self.kl_coefficient)

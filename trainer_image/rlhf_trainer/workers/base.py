@@ -20,6 +20,7 @@ from rlhf_api.spec.job_spec import Model, ScoringModel
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.chat import EndTokens
 from rlhf_trainer.checkpoint import UploadFolder
+from rlhf_trainer.data.instructions import set_chat_template
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import TrainerError
 from rlhf_trainer.hub import HUB
@@ -84,6 +85,9 @@ class WorkerSetting:
             raise type(error)(f"{self.job.name}: {field * (not str(error).startswith('spec.'))}{error}") from error
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the model's tokenizer; with the job's chat template if it is the actor's."""
+        if self.actor is None:
+            return self.actors_tokenizer()
         model = self.model
         with self.naming():
             return load_tokenizer(self.folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
@@ -101,7 +105,9 @@ class WorkerSetting:
     def actors_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the actor's tokenizer: batches hold its token ids."""
         model, folder = self.actor or (self.model, self.folder)
-        return load_tokenizer(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
+        with self.naming():
+            found = load_tokenizer(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
+        return set_chat_template(found, self.job.spec.data, f"{self.job.name}: spec.data")
 
     def language_model(self, *, may_initialise: bool = False) -> LanguageModel:
         """Return the causal language model, without memory for its weights yet; see `load_language_model`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,13 +13,15 @@ from torch import Tensor
 from rlhf_api.spec.algorithms import Algorithm
 from rlhf_api.spec.data import AnyData, DataSets
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
-from rlhf_trainer.data.tokens import UNLEARNED
+from rlhf_trainer.data.tokens import UNLEARNED, Column, Encoder
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.of_job import try_environment
 from rlhf_trainer.errors import ConfigError, DataError, UserCodeError
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL
+from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.expectations import find_faults
 from rlhf_trainer.workers.samples import as_bytes, from_bytes
 
 LOADERS: Mapping[str, type[Loader]] = {
@@ -99,8 +102,8 @@ class DataWorker:
         """Read and tokenise a data source; an error names the job."""
         try:
             options |= {"spec": self._job.spec, "tools": self._tools, "ends": self.ends}
-            return kind(source, self._tokenizer, path=path, **options)
-        except (DataError, UserCodeError) as error:
+            return kind(source, self._tokenizer, path=path, check=partial(find_faults, self._job), **options)
+        except (ConfigError, DataError, UserCodeError) as error:
             raise type(error)(f"{self._job.name}: {error}") from error
 
     @register(ONE_TO_ALL)
@@ -154,11 +157,18 @@ class DataWorker:
         """Return further columns of held-out prompts (`Loader.columns`) as the field `columns`, uint8 [B, C]."""
         return {"columns": self._columns(self.held_out, self._held_out_rows(batch)["example"])}
 
-    def first_row(self, loader: Loader) -> tuple[str, dict[str, Any]]:
-        """Return the prompt and the further columns of a data set's first row, as reward functions get them."""
-        (ids,) = loader.ordered(slice(0, 1))["prompt_ids"]
-        (columns,) = self._columns(loader, torch.tensor([0]))
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True)), from_bytes(columns)
+    def sample(self, loader: Loader, row: int, response: str) -> Sample:
+        """Return a row (from 0) of a data set with a made-up response, as reward functions get it."""
+        rows, (columns,) = loader.ordered(slice(row, row + 1)), self._columns(loader, torch.tensor([row]))
+        prompt = str(self._tokenizer.decode(rows["prompt_ids"][rows["prompt_mask"] > 0], skip_special_tokens=True))
+        return Sample(step=None, row=row, prompt=prompt, response=response, finished=True, columns=from_bytes(columns))
+
+    def turn(self, loader: Loader, row: int, answer: str) -> str:
+        """Return an answer to a row (from 0) of a data set as the chat template writes the assistant's turn."""
+        prompts = Column(field=loader.path, values=[loader.prompts(torch.tensor([row]))[0]["prompt"]])
+        encoder = Encoder(prompts, self._tokenizer, chat_template=self._job.spec.data.chat_template, ends=self.ends)
+        (ids,) = encoder.responses(Column(field=loader.path, values=[answer]), encoder.prompts())
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     @property
     def held_out(self) -> Loader:

@@ -30,7 +30,7 @@ from rlhf_trainer.training.trainer import ModelRunner
 from rlhf_trainer.types import Batch, Fields, Marks, register
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.episodes import EpisodeResponder, ResponseEnded
-from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS
+from rlhf_trainer.workers.samples import COLUMNS, TURN_FIELDS, real_rows, sample_of
 from rlhf_trainer.workers.weight_links import (
     InPlaceWeights,
     InterruptingReceiver,
@@ -101,6 +101,9 @@ class Generation:
             recorder.maximum("policy_version", fields["policy_version"].max())
             recorder.mean("response_length/mean", fields["response_mask"].sum(), batch["valid"].sum())
             recorder.mean("response_finished/mean", (fields["finished"] * batch["valid"]).sum(), batch["valid"].sum())
+            real = real_rows(batch).tolist() if batch.start == 0 else []
+            for row in sorted({*real[:1], *real[-1:]}):
+                recorder.example(str(sample_of(batch.with_fields(fields), row, self._tokenizer)))
         return {**fields, **(self._episodes.turn_fields(fields) if self._episodes else {})}
 
     def _respond(

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_api.job import Job
+from rlhf_api.spec.algorithms import RewardShaping
 from rlhf_api.spec.functions import Function, RewardService
 from rlhf_api.spec.job_spec import Model, RewardSum, RewardTerm
 from rlhf_api.spec.judges import Judge, RewardJudge
@@ -52,6 +53,7 @@ class ScoringWorker:
         self._tokenizer, self._terms = setting.actors_tokenizer(), terms_of(setting.job)
         # at once, so that functions import their modules while the model is loaded
         self._code = reward_code(setting.job, ranks=dist.get_world_size())
+        self._shaping = getattr(setting.job.spec.algorithm, "rewards", RewardShaping())
         self._moments: dict[str, RunningMoments] = {}
         self._model = RewardWorker(setting) if len(self._code) < len(self._terms) else None
         layout = setting.layout or ParallelSizes(data=dist.get_world_size())
@@ -92,7 +94,7 @@ class ScoringWorker:
 
         A response that lacks the score of a part becomes padding, and so does an episode whose environment failed:
         valid [B] and response_mask [B, T] are 0. A job that writes rows to a file also gets reward_parts uint8 [B, C]:
-        `parts` as JSON.
+        `parts` as JSON. For responses of training that were cut off, see `rewards.truncated`.
         """
         total, valid, self.parts = torch.zeros(batch.size), batch["valid"], {}
         if "turn_rewards" in batch.fields:
@@ -105,6 +107,10 @@ class ScoringWorker:
             kept = kept * part.given
             if len(self._terms) > 1:
                 self._measure(term.name, part, batch)
+        cut = (1.0 - batch["finished"]) * batch["sampled"] * float(batch.step > 0)
+        if self._shaping.truncated == "Value":
+            total = torch.where(cut > 0, self._shaping.truncated_value, total)
+        kept = kept * (1.0 - cut) if self._shaping.truncated == "Mask" else kept
         recorder.add("reward/left_out", float(((valid - kept) * batch["sampled"]).sum()))
         fields = {"scores": total * kept, "valid": kept, "response_mask": batch["response_mask"] * kept[:, None]}
         if self._notes_parts:
@@ -213,7 +219,7 @@ def code_of(
         return ServiceClient(url=reward.url, **_limits(reward, ranks=ranks, path=path))
     seconds = reward.timeout_seconds
     if isinstance(reward, RewardVerifier):
-        options = {OPTIONS: [reward.verifier.model_dump(mode="json"), seconds]}
+        options = {OPTIONS: [reward.verifier.model_dump(mode="json"), seconds, ranks]}
         name = f"the verifier {reward.verifier.name}"
         return UserFunction(VERIFIERS, arguments=options, seconds=seconds, deadline=deadline, path=path, called=name)
     return UserFunction(reward.entrypoint, arguments=reward.arguments, seconds=seconds, deadline=deadline, path=path)

@@ -1,0 +1,89 @@
+"""Steps from which nothing can be learned: told after three in a row, with the likely cause and two responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_api.job import Job
+from rlhf_trainer.errors import ConfigError, react
+from rlhf_trainer.run.job_run import SignalWatch
+from rlhf_trainer.run_folder.folder import JobFolder
+from rlhf_trainer.telemetry import StepReport
+from tests.trainer.jobs import job
+
+LEARNS = {"reward/mean": 0.4, "reward/std": 0.5, "groups/with_signal": 0.5, "grad_norm/policy": 1.0}
+CAUSES: Mapping[str, tuple[Mapping[str, float], str]] = {
+    "no reward": ({"reward/mean": 0.0, "reward/std": 0.0}, "every response got the reward 0; does the prompt ask"),
+    "one reward": ({"reward/mean": 1.0, "reward/std": 1e-9}, "every response got the reward 1; is the task too easy?"),
+    "equal groups": ({"groups/with_signal": 0.0}, "the responses to each prompt got equal rewards; take easier"),
+    "cut responses": ({"response_finished/mean": 0.0}, "every response was cut off (spec.data.maxResponseTokens)"),
+    "no gradient": ({"grad_norm/policy": 0.0}, "every gradient is 0"),
+}
+
+
+def job_with(folder: Path, **watch: str) -> Job:
+    spec: dict[str, Any] = {
+        "algorithm": {"name": "GRPO"},
+        "models": {"actor": {"uri": "hf://a/b"}, "reward": {"verifier": {"name": "Math"}}},
+        "data": {"train": {"uri": "hf://a/b"}},
+        "rollout": {"samplesPerPrompt": 2},
+        "training": {"totalSteps": 30, "promptBatchSize": 2},
+        "watch": watch,
+    }
+    return job(folder, "one", spec)
+
+
+def report(step: int, **changes: float) -> StepReport:
+    record = {"step": step, **LEARNS, **changes}
+    return StepReport(record=record, warnings=["odd"], examples=["row 0", "row 3"], spans=())
+
+
+def warned_steps(watch: SignalWatch, changes: list[Mapping[str, float]]) -> list[int]:
+    """The steps (from 1) that warn of more than the report itself does."""
+    reports = [watch.look(report(step, **each)) for step, each in enumerate(changes, start=1)]
+    return [step for step, each in enumerate(reports, start=1) if each.warnings != ["odd"]]
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_three_steps_without_signal_are_told_with_their_cause(cause: str, tmp_path: Path) -> None:
+    changes, told = CAUSES[cause]
+    watch = SignalWatch(job_with(tmp_path))
+    found = [watch.look(report(step, **changes)).warnings for step in (1, 2, 3)]
+    assert found[:2] == [["odd"], ["odd"]]
+    assert found[2][1].startswith(f"nothing was learned in 3 steps in a row: {told}")
+    assert found[2][1].endswith("; for example row 0 and row 3")
+
+
+def test_later_warnings_become_rare_and_a_signal_starts_anew(tmp_path: Path) -> None:
+    void: Mapping[str, float] = CAUSES["no reward"][0]
+    assert warned_steps(SignalWatch(job_with(tmp_path)), [void] * 24) == [3, 6, 12, 24]
+    assert warned_steps(SignalWatch(job_with(tmp_path)), [void, void, {}, void, void, {}] * 3) == []
+    assert warned_steps(SignalWatch(job_with(tmp_path, noSignal="Off")), [void] * 24) == []
+
+
+def test_a_job_that_is_to_fail_fails(tmp_path: Path) -> None:
+    watch = SignalWatch(job_with(tmp_path, noSignal="Fail"))
+    with pytest.raises(ConfigError, match=r"^one: spec\.watch\.noSignal: nothing was learned in 3 steps in a row"):
+        warned_steps(watch, [CAUSES["no reward"][0]] * 3)
+
+
+def test_the_status_keeps_the_latest_warnings(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path, job_with(tmp_path))
+    folder.path.mkdir()
+    for step in range(1, 11):
+        folder.record({"step": float(step)}, total_steps=30, stage="GRPO", warnings=[f"step {step}: odd"])
+    status = (folder.path / "status.json").read_text()
+    assert '"step 10: odd"' in status
+    assert '"step 3: odd"' in status
+    assert '"step 2: odd"' not in status
+
+
+def test_a_reaction_warns_fails_or_is_off() -> None:
+    assert react("Off", "one: spec.watch.changedCode", "goes on with other code") == []
+    assert react("Warn", "one: spec.watch.changedCode", "goes on with other code") == ["goes on with other code"]
+    with pytest.raises(ConfigError, match=r"^one: spec\.watch\.changedCode: goes on with other code$"):
+        react("Fail", "one: spec.watch.changedCode", "goes on with other code")

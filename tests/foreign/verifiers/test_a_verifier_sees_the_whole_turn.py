@@ -1,0 +1,81 @@
+"""Turns that a template has begun, and TRL's reward for thoughts."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from rlhf_importers.trl import VERIFIERS
+from rlhf_trainer.rewards.verifiers import OPTIONS, score
+
+TURNS = {
+    "<think>\n": ("easy</think>\n<answer>4</answer>", 1.0),
+    "2 + 2?<think>": ("easy</think><answer>4</answer>", 1.0),
+    "2 + 2?<think>\n\n</think>\n\n": ("<answer>4</answer>", 1.0),
+    "2 + 2?": ("<think>easy</think><answer>4</answer>", 1.0),
+    "<think> 2 + 2?": ("easy</think><answer>4</answer>", 0.0),
+    "3?<think>\n": ("<think>easy</think><answer>4</answer>", 0.0),
+    "4?<think>\n": ("easy<answer>4</answer>", 0.0),
+}
+
+
+def scores(verifier: dict[str, object], prompts: list[str], responses: list[str]) -> list[object]:
+    return [*score(prompts, responses, [True] * len(prompts), **{OPTIONS: [verifier, 60.0, 1]})]
+
+
+def test_a_thought_that_the_prompt_begins_is_part_of_the_form() -> None:
+    responses, expected = zip(*TURNS.values(), strict=True)
+    assert scores({"name": "Format", "tags": ["think", "answer"]}, [*TURNS], [*responses]) == [*expected]
+
+
+def test_an_empty_thought_is_no_part_of_other_forms() -> None:
+    prompt, response = "2 + 2?<think>\n\n</think>\n\n", "<answer>4</answer>"
+    assert scores({"name": "Format", "tags": ["answer"]}, [prompt], [response]) == [1.0]
+    assert scores({"name": "Length", "maximum": len(response)}, [prompt], [response]) == [1.0]
+
+
+COMPLETIONS = (
+    "<think>a</think>\n\nThe answer is 4.",
+    "<think>a</think>",
+    "<think></think>",
+    "<think>a\nb</think>\nc\nd",
+    "a <think>b</think> c",
+    "\n<think>a</think> b",
+    " <think>a</think>",
+    "a\n<think>b</think>",
+    "<think>a<think>b</think>",
+    "<think>a</think><think>b</think>",
+    "<think>a</think>b</think>",
+    "<think>a",
+    "a</think>b",
+    "</think><think>",
+    "<Think>a</Think>",
+    "<think >a</think>",
+    "<think>a</think >",
+    "<thinking>a</thinking>",
+    "<think>\n\n</think>\n\n",
+    "",
+)
+
+
+def trl_think_format(completion: str) -> float:
+    """TRL's `think_format_reward` for one completion (trl/rewards/format_rewards.py, 0.20 and later)."""
+    pattern = r"^<think>(?!.*<think>)(.*?)</think>.*$"
+    return 1.0 if re.match(pattern, completion, re.DOTALL | re.MULTILINE) else 0.0
+
+
+@pytest.mark.parametrize("completion", COMPLETIONS)
+def test_an_imported_reward_for_thoughts_is_trls(completion: str) -> None:
+    (found,) = scores(VERIFIERS["think_format_reward"], ["?"], [completion])
+    assert found == trl_think_format(completion)
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_endless_judgements_go_on_side_by_side(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    endless, tests = "while True:\n    pass", "assert f(1) == 1"
+    options = {OPTIONS: [{"name": "Code", "seconds": 1.0}, 4.5, ranks], "tests": [tests] * 8}
+    found = score(["?"] * 8, [endless] * 8, [True] * 8, **options)
+    assert (found == [{"score": 0.0, "tests": 0.0}] * 8) == (ranks == 1)

@@ -1,0 +1,144 @@
+"""Tests and golds as public data sets have them: each is understood, or its row is bad before the first step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_api.job import Job
+from rlhf_trainer.rewards.code_tests import passed_tests, read_tests
+from rlhf_trainer.workers.expectations import find_faults
+from tests.trainer.jobs import job
+
+RIGHT = "def add(a, b):\n    return a + b\n"
+WRONG = "def add(a, b):\n    return 4\n"
+PROGRAM = "import sys\na, b = map(int, sys.stdin.readline().split())\nprint(a + b)\n"
+METHOD = "class Solution:\n    def add(self, a, b):\n        return a + b\n"
+UNITTEST = """
+import unittest
+from solution import add
+
+class AddTest(unittest.TestCase):
+    def test_it(self):
+        self.assertEqual(add(2, 3), 5)
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+FORMS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
+    "APPS, a program": ({"inputs": ["2 3\n"], "outputs": ["5\n"]}, (PROGRAM,)),
+    "APPS as JSON": ('{"inputs": ["2 3\\n"], "outputs": ["5 "], "fn_name": null}', (PROGRAM,)),
+    "APPS, a function": ('{"fn_name": "add", "inputs": [[2, 3]], "outputs": [[5]]}', (RIGHT, METHOD)),
+    "LiveCodeBench, a program": ('[{"input": "2 3", "output": "5", "testtype": "stdin"}]', (PROGRAM,)),
+    "LiveCodeBench, a function": ('[{"input": "2\\n3", "output": "5", "testtype": "functional"}]', (RIGHT, METHOD)),
+    "assertions as JSON": ('["assert add(2, 3) == 5", "assert add(0, 1) == 1"]', (RIGHT,)),
+    "assertions as a Python literal": ("['assert add(2, 3) == 5']", (RIGHT,)),
+    "functions of pytest": ("def test_add():\n    assert add(2, 3) == 5\n", (RIGHT,)),
+    "a class of unittest": (UNITTEST, (RIGHT,)),
+    "HumanEval's check": ("def check(candidate):\n    assert candidate(2, 3) == 5\n", (RIGHT, METHOD)),
+    "HumanEval's check, called": ("def check(candidate):\n    assert candidate(2, 3) == 5\ncheck(add)", (RIGHT,)),
+}
+CHEATS = (
+    "import unittest\nunittest.TestCase.assertEqual = lambda *_: None\ndef add(a, b):\n    return 4\n",
+    "import unittest\ndef add(a, b):\n    raise unittest.SkipTest\n",
+    "class Same:\n    def __eq__(self, _):\n        return True\n",
+    "def add(a, b):\n    import builtins\n    builtins.any = lambda _: True\n    return 4\n",
+    "import rlhf_trainer.rewards.code_tests as t\nt._words = lambda _: 0\nt._check_code = lambda *_: True\n",
+    "raise SystemExit(0)",
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_only_right_programs_pass_the_tests_of_each_form(form: str) -> None:
+    value, right = FORMS[form]
+    tests = read_tests(value)
+    assert [passed_tests(code, tests) for code in right] == [len(tests)] * len(right)
+    assert [passed_tests(code, tests) for code in ("", "pass", "x = 1", WRONG, *CHEATS)] == [0] * (4 + len(CHEATS))
+
+
+def test_a_program_reads_and_writes_a_long_text() -> None:
+    tests = read_tests({"inputs": ["1\n" * 20_000], "outputs": ["2\n" * 20_000]})
+    code = "import sys\nfor line in sys.stdin:\n    print(int(line) + 1)\nexit()"
+    assert passed_tests(code, tests) == 1
+    assert passed_tests("print(2)", tests) == 0
+
+
+UNREADABLE = {
+    "": "holds no test",
+    "eJwrSS0uUShJLS4BABcDBCY": "holds a test that checks nothing",
+    "x ==": "holds a test that is no Python: invalid syntax",
+    '{"a": 1}': "holds a mapping with a, expected inputs and as many outputs",
+    '{"inputs": ["1"], "outputs": []}': "holds a mapping with inputs, outputs, expected inputs and as many outputs",
+    "def test_add(a):\n    assert a": "holds a test function test_add with parameters, which nothing gives",
+}
+
+
+@pytest.mark.parametrize("value", UNREADABLE)
+def test_tests_that_cannot_be_read_are_named(value: str) -> None:
+    with pytest.raises(ValueError, match=r"^holds ") as caught:
+        read_tests(value)
+    assert str(caught.value).startswith(UNREADABLE[value])
+
+
+def job_with(folder: Path, verifier: Mapping[str, Any]) -> Job:
+    return job(
+        folder,
+        "one",
+        {
+            "algorithm": {"name": "GRPO"},
+            "models": {"actor": {"uri": "hf://a/b"}, "reward": {"verifier": dict(verifier)}},
+            "data": {"train": {"uri": "hf://a/b"}},
+            "rollout": {"samplesPerPrompt": 2},
+            "training": {"totalSteps": 1, "promptBatchSize": 1},
+        },
+    )
+
+
+ROWS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, list[Any]], Mapping[int, str]]] = {
+    "tests that nothing has to pass": (
+        {"name": "Code"},
+        {"tests": ["assert add(2, 3) == 5", "import math\nmath.sqrt(2)", '{"inputs": [""], "outputs": [" "]}']},
+        {1: "which an empty response fulfils", 2: "which an empty response fulfils"},
+    ),
+    "tests that cannot be read": ({"name": "Code"}, {"tests": ["x =="]}, {0: "which holds a test that is no Python"}),
+    "a solution that fails": (
+        {"name": "Code", "solutionKey": "solution"},
+        {"tests": ["assert add(2, 3) == 5"] * 3, "solution": [RIGHT, WRONG, json.dumps([WRONG, RIGHT])]},
+        {1: "which no right response fulfils for Code"},
+    ),
+    "answers that are no formulas": (
+        {"name": "Math"},
+        {"answer": ["72", "\\$36", "$18", "$$", ["?", "4"], "\\frac{1}{2}", "x^2+1"]},
+        {3: "which no right response fulfils for Math"},
+    ),
+    "answers without their mark": (
+        {"name": "Math", "answerExtract": "#### (.+)"},
+        {"answer": ["6 * 12\n#### 72", "72"]},
+        {1: "which holds no match of answerExtract"},
+    ),
+    "words that do not count": (
+        {"name": "FuzzyMatch"},
+        {"answer": ["the", "Eiffel Tower"]},
+        {0: "which an empty response fulfils"},
+    ),
+    "an answer that is a mapping": (
+        {"name": "ExactMatch"},
+        {"answer": [{"a": 1}, "pass"]},
+        {0: "which the column answer holds"},
+    ),
+    "the answer to nothing": ({"name": "ExactMatch"}, {"answer": [" ", "a"]}, {0: "which an empty response fulfils"}),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_bad_expectations_are_found_and_no_others(case: str, tmp_path: Path) -> None:
+    verifier, table, expected = ROWS[case]
+    one = job_with(tmp_path, verifier)
+    (source,) = one.spec.data.train.sources("x").values()
+    found = find_faults(one, source, table)
+    assert found.keys() == expected.keys()
+    assert all(f", {expected[row]}" in what for row, what in found.items())
