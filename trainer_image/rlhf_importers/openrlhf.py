@@ -38,7 +38,7 @@ data.max_len|max_len=2048                           with  data.maxPromptTokens a
 data.prompt_max_len|prompt_max_len                  with  data.maxPromptTokens and data.maxResponseTokens
 data.max_samples|max_samples                        to    data.train.limit (above_zero)
 data.apply_chat_template|apply_chat_template        skip  a chat template is applied where the tokenizer has one
-data.input_template|input_template data.tokenizer_chat_template  lost  a template comes with the tokenizer, or none
+data.input_template|input_template data.tokenizer_chat_template  lost  data.promptTemplate and data.chatTemplate say it
 data.prompt_probs data.dataset_probs                lost  weights are in data.train.mix, one for each data set
 train.seed|seed=42                                  to    training.seed
 train.full_determinism_enable                       skip  a run is a function of its seed

@@ -52,7 +52,7 @@ dataset_train_split=train               to    data.train.split
 dataset_test_split=test                 with  evaluation.data
 shuffle_dataset                         skip  rows are shuffled by training.seed
 dataset_num_proc dataset_streaming dataset_kwargs dataloader_*  skip  rows are read once
-chat_template_path chat_template        lost  a chat template comes with the tokenizer
+chat_template_path chat_template        lost  name a file with the template in data.chatTemplate
 dataset_mixture                         lost  write its data sets into data.train.mix
 config                                  lost  its keys are not read: import that file, too
 per_device_train_batch_size=8 gradient_accumulation_steps=1 num_processes=1  with  training
@@ -88,7 +88,7 @@ RL = f"""
 {sampling_rows({"top_p": "", "top_k": "(top_k)", "min_p": "", "repetition_penalty": "", "generation_kwargs": ""})}
 num_generations_eval                    to    evaluation.samplesPerPrompt
 dataset_prompt_column                   to    data.train.promptKey
-system_prompt                           lost  write it into the prompts of the rows
+system_prompt                           to    data.systemPrompt
 max_completion_length=512               to    data.maxResponseTokens
 max_prompt_length                       to    data.maxPromptTokens
 generation_batch_size steps_per_generation  with  training
@@ -101,7 +101,7 @@ importance_sampling_level               with  algorithm.ratio
 entropy_coef                            to    algorithm.entropyCoefficient
 reward_clip_range                       with  algorithm.rewards.clip
 normalize_advantages                    lost  RLOO's advantages are not whitened
-mask_truncated_completions              lost  algorithm.rewards.missingEndPenalty lowers rewards of unfinished responses
+mask_truncated_completions              to    algorithm.rewards.truncated (truncated)
 sync_ref_model ref_model_*              lost  the reference stays as it is
 reward_funcs reward_weights reward_model_name_or_path  with  models.reward
 vllm_gpu_memory_utilization             to    rollout.gpuMemoryUtilization
@@ -143,7 +143,8 @@ TABLES = {
 
 def table_of(name: str) -> Table:
     """Return the table of keys of the TRL program that trains by an algorithm."""
-    changes = {"aggregation": one_of(AGGREGATIONS), "scale": _scale, "top_k": lambda value: value or -1}
+    changes: dict[str, Any] = {"aggregation": one_of(AGGREGATIONS), "scale": _scale}
+    changes |= {"top_k": lambda value: value or -1, "truncated": lambda value: "Mask" if flag(value) else "Keep"}
     return table(TABLES[name], **changes)
 
 

@@ -72,7 +72,7 @@ reward_fn_key                         skip  data.train.columns says which column
 shuffle                               skip  rows are shuffled by training.seed
 image_key video_key audio_key         lost  models read text only
 custom_cls.* sampler.* datagen.*      lost  no code of yours reads the data
-apply_chat_template_kwargs*           lost  the chat template gets no further arguments
+apply_chat_template_kwargs*           lost  name them in data.chatTemplateArguments
 *                                     skip  how verl hands rows on
 
 [{MODEL}]

@@ -335,7 +335,7 @@ class Watch(Spec):
     group of responses differs in reward, or every gradient is 0.
     """
     changed_code: Literal["Off", "Warn", "Fail"] = "Warn"
-    """Reaction to code of your own that has changed since the job's last attempt."""
+    """Reaction to code of your own, a tokenizer or a template that has changed since the job's last attempt."""
 
 
 class JobSpec(Spec):

@@ -9,8 +9,9 @@ from typing import cast
 import pytest
 
 from rlhf_trainer.checkpoint import Checkpoint
+from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.run import resume
-from rlhf_trainer.run_folder.folder import FILES
+from rlhf_trainer.run_folder.folder import FILES, JobFolder
 from tests.trainer import jobs
 
 SPEC = {
@@ -72,3 +73,19 @@ def test_modules_are_found_and_not_imported(folder: Path) -> None:
     (folder / "mine_scores.py").write_text("import mine_parts\nraise SystemExit\n")
     changes(folder)
     assert "mine_parts.py" in (folder / "run" / "grpo" / FILES).read_text()
+
+
+@pytest.mark.parametrize(("reaction", "told"), [("Warn", ["a file changed"]), ("Off", [])])
+def test_a_job_says_what_is_done_about_a_change(reaction: str, told: list[str], folder: Path) -> None:
+    kept = JobFolder(folder, jobs.job(folder, "grpo", {**SPEC, "watch": {"changedCode": reaction}}))
+    kept.path.mkdir()
+    assert kept.keep_code("{}", ["a file changed"], first_step=1) == told
+    assert (kept.path / FILES).read_text() == "{}"
+
+
+def test_a_change_that_ends_the_run_is_told_at_each_attempt(folder: Path) -> None:
+    kept = JobFolder(folder, jobs.job(folder, "grpo", {**SPEC, "watch": {"changedCode": "Fail"}}))
+    kept.path.mkdir()
+    with pytest.raises(ConfigError, match=r"^grpo: spec\.watch\.changedCode: a file changed$"):
+        kept.keep_code("{}", ["a file changed"], first_step=1)
+    assert not (kept.path / FILES).exists(), "the next attempt compares with the same files"

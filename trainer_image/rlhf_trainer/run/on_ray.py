@@ -28,7 +28,7 @@ from rlhf_trainer.run.slots import COLLECTIVE_DEADLINES, Slots
 from rlhf_trainer.run.step_models import Handle, RolloutPool, connected, step_models_of
 from rlhf_trainer.run.worker_specs import agreed, data_spec, home_of, worker_specs
 from rlhf_trainer.run_folder.commands import STACKS
-from rlhf_trainer.run_folder.folder import FILES, JobFolder, add_to_summary, with_written_data
+from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, with_written_data
 from rlhf_trainer.telemetry import CONTROLLER, ENDPOINTS, Report
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.retokenized import with_prompts
@@ -53,10 +53,10 @@ def run_on_ray(
     folder, checkpoint, mapping = publisher.folder, start.checkpoint, placed.mapping
     with publisher.recording_the_end():
         folder.begin(checkpoint, inputs=start.inputs, mapping=mapping)
-        (folder.path / FILES).write_text(start.files)
-        code = folder.keep_code(first_step=1 + (checkpoint.step if checkpoint else 0))
+        first_step = 1 + (checkpoint.step if checkpoint else 0)
+        told = folder.keep_code(start.files, start.changed, first_step=first_step)
         pools = " | ".join(map(mapping.described, mapping.pools))
-        publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes, *[code] * bool(code), *start.changed)
+        publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes, *told)
         if checkpoint:
             publisher.say(f"goes on after step {checkpoint.step}, from {checkpoint.uri}")
         models = job.models()

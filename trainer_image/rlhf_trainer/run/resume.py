@@ -20,6 +20,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_trainer.checkpoint import Checkpoint
+from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.run_folder.folder import FILES, INPUTS, JOB_FILE, JobFolder, finished_jobs, model_folders, reading
 
@@ -117,6 +118,8 @@ def _files(job: Job, output: Path) -> Iterator[tuple[str, Path]]:
     models: Mapping[Role, str] = {}
     with suppress(DataError):  # a model that is not there is told when the job begins
         models = model_folders(job, output)
+        if "://" in job.spec.data.chat_template:
+            yield "spec.data.chatTemplate", local_path(job.spec.data.chat_template)
     for role, folder in models.items():
         yield from ((f"spec.models.{job.spec.models.source_field(role)}", Path(folder, name)) for name in TEXT_FILES)
     for field, value in leaves(document_of(job)):

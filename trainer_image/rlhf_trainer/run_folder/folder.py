@@ -261,21 +261,25 @@ class JobFolder:
             self.made.mkdir(exist_ok=True)
         self._write_status(texts, phase="Running", start_time=now(), checkpoint=saved)
 
-    def keep_code(self, *, first_step: int) -> str:
-        """Copy the source of a user's own algorithm to this folder; return a sentence if the last run had another."""
-        algorithm = self._job.spec.algorithm
-        if not algorithm.is_own:
-            return ""
-        text = Path(str(sys.modules[type(algorithm).__module__].__file__)).read_text(encoding="utf-8")
+    def keep_code(self, files: str, changed: Sequence[str], *, first_step: int) -> list[str]:
+        """Write the hashes of the job's files, and its own algorithm's source; return sentences on changes to warn of.
+
+        files, changed: as in `Start`. ConfigError for a change, before anything is written, if the job asks for that.
+        """
+        algorithm, text = self._job.spec.algorithm, ""
         last = max(self.path.glob("algorithm-from-*.py"), default=None)
-        if last and last.read_text(encoding="utf-8") == text:
-            return ""
-        changed = f"goes on with other code of the algorithm than before, which is {last.name}" if last else ""
-        reaction, path = self._job.spec.watch.changed_code, f"{self._job.name}: spec.watch.changedCode"
-        found = react(reaction, path, changed) if changed else []
+        before = last.read_text(encoding="utf-8") if last else ""
+        if algorithm.is_own:
+            text = Path(str(sys.modules[type(algorithm).__module__].__file__)).read_text(encoding="utf-8")
+        if last and text not in ("", before):
+            changed = [f"goes on with other code of the algorithm than before, which is {last.name}", *changed]
+        watch, path = self._job.spec.watch, f"{self._job.name}: spec.watch.changedCode"
+        told = [found for sentence in changed for found in react(watch.changed_code, path, sentence)]
         with writing(self.path):
-            (self.path / f"algorithm-from-{first_step:06d}.py").write_text(text, encoding="utf-8")
-        return "".join(found)
+            (self.path / FILES).write_text(files, encoding="utf-8")
+            if text not in ("", before):
+                (self.path / f"algorithm-from-{first_step:06d}.py").write_text(text, encoding="utf-8")
+        return told
 
     def texts_for_checkpoint(self, *, up_to: int) -> dict[str, str]:
         """Return the texts of this folder's files that belong to the checkpoint of step `up_to`, by file name."""

@@ -28,16 +28,16 @@ def find_faults(job: Job, source: Rows, table: Mapping[str, Sequence[Any]]) -> d
 
 
 def _faults(job: Job, source: Rows, table: Mapping[str, Sequence[Any]]) -> Iterator[tuple[int, str]]:
-    for field, reader in job.spec.column_readers(source):
-        if isinstance(reader, Verifier) and reader.columns:
-            verifier = reader.model_copy(update={"response_extract": None} if isinstance(reader, Comparing) else {})
-            reward = RewardVerifier.model_construct(verifier=verifier, timeout_seconds=SECONDS)
-            code = code_of(reward, ranks=1, deadline=SECONDS, path=f"{job.name}: {field}")
-            values = table[verifier.columns[0]]
-            for first in range(0, len(values), ROWS_AT_ONCE):
-                for row, why in _reasons(code, verifier, table, range(len(values))[first : first + ROWS_AT_ONCE]):
-                    yield row, f"holds {values[row]!r:.60} as {verifier.columns[0]}, which {why}"
-            code.close()
+    readers = [(field, each) for field, each in job.spec.column_readers(source) if isinstance(each, Verifier)]
+    for field, reader in [(field, each) for field, each in readers if each.columns]:
+        verifier = reader.model_copy(update={"response_extract": None} if isinstance(reader, Comparing) else {})
+        reward = RewardVerifier.model_construct(verifier=verifier, timeout_seconds=SECONDS)
+        code = code_of(reward, ranks=1, deadline=SECONDS, path=f"{job.name}: {field}")
+        values = table[verifier.columns[0]]
+        for first in range(0, len(values), ROWS_AT_ONCE):
+            for row, why in _reasons(code, verifier, table, range(len(values))[first : first + ROWS_AT_ONCE]):
+                yield row, f"holds {values[row]!r:.60} as {verifier.columns[0]}, which {why}"
+        code.close()
 
 
 def _reasons(
