@@ -1,6 +1,7 @@
 """Reader and writer of manifests, which hold jobs; `--set [NAME:]path=value` changes documents before the check."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -59,7 +60,7 @@ def read(
     try:
         ordered = in_order(jobs, {**finished, **dict.fromkeys(lost, CUSTOM)})  # a custom job's output fits anywhere
     except SpecError as error:
-        return [], [*problems, *error.problems]
+        return [], [*problems, *(error.problems if all(map(_name_of, documents)) else [])]
     for job in ordered:
         lost.update([job.name] * bool(inputs_of(job) & lost))
     return [job for job in ordered if job.name not in lost], problems
@@ -70,21 +71,32 @@ def _without_mistakes(document: Any, error: SpecError, folder: Path) -> tuple[li
 
     Rules are checked once all fields are right. A problem that names a removed field may follow from the removal.
     """
-    rest, removed = deepcopy(document), [problem.path for problem in error.problems]
-    for path in removed:
-        node, (*above, last) = rest, path.split(".")
-        with suppress(LookupError, TypeError, ValueError):  # the field is missing, or an entry of a list
-            for part in above:
-                node = node[int(part)] if isinstance(node, list) else node[part]
-            del node[last]
+    rest = _without_fields(document, [problem.path for problem in error.problems])
     try:
         return [Job.parse(rest, folder)], []
     except OwnCodeError:
         return [], []
     except SpecError as found:
-        pairs = [(path, path.rpartition(".")[2]) for path in removed]
-        new = [each for each in found.problems if not any(p.startswith(each.path) or q in str(each) for p, q in pairs)]
+        new = [each for each in found.problems if not any(_may_follow(each, known) for known in error.problems)]
         return _without_mistakes(rest, SpecError(new), folder)[0] if new else [], new
+
+
+def _without_fields(document: Any, paths: Iterable[str]) -> Any:
+    """Return a copy of a document without these fields."""
+    rest = deepcopy(document)
+    for path in paths:
+        node, (*above, last) = rest, path.split(".")
+        with suppress(LookupError, TypeError, ValueError):  # the field is missing, or an entry of a list
+            for part in above:
+                node = node[int(part)] if isinstance(node, list) else node[part]
+            del node[last]
+    return rest
+
+
+def _may_follow(new: Problem, known: Problem) -> bool:
+    """Whether a problem may be there only because the field of a known one was removed."""
+    names = {known.path.rpartition(".")[2], *re.findall(r"[a-z]+[A-Z]\w+", known.message)}
+    return new.message == "is missing" or known.path.startswith(new.path) or any(each in str(new) for each in names)
 
 
 def document_of(job: Job) -> dict[str, Any]:

@@ -690,6 +690,19 @@ WRONG: dict[str, Case] = {
         ("training.oldLogProbs=Generator", "algorithm.rolloutCorrection={cap: 2}"),
         "spec.algorithm.rolloutCorrection",
     ),
+    "weights of tokens that were not sampled from all": Case(
+        "GRPO", ("algorithm.rolloutCorrection={cap: 2}", "rollout.topK=5"), "spec.algorithm.rolloutCorrection"
+    ),
+    "stale responses that were not sampled from all tokens": Case(
+        "GRPO",
+        (APART.replace("critic, ", ""), "rollout.maxStaleness=1", "rollout.minP=0.1"),
+        "spec.rollout.maxStaleness",
+    ),
+    "rewards of turns that are not shaped": Case(
+        "PPO",
+        ("algorithm.rewards={clip: 5.0}", "rollout.environment={entrypoint: 'a.b:C'}"),
+        "spec.algorithm.rewards",
+    ),
     "a reference in a pool, which is in no manifest and for no penalty": Case(
         "GRPO",
         ("algorithm.kl.coefficient=0", "placement.mode=Manual", _pools(_pool("a", "actor, reward, reference"))),

@@ -22,6 +22,7 @@ DOCUMENT = {
     "attempts": [],
     "shapes": [],
     "reserved": [],
+    "warnings": [],
     "metrics": [{"name": "reward/mean", "value": "0.5"}],
     "output": {"uri": "file:///runs/model"},
     "lastFailure": {"reason": "OutOfMemory", "exitCode": 5, "message": "The actor did not fit."},
@@ -30,7 +31,7 @@ DOCUMENT = {
 
 def test_a_status_is_written_in_camel_case_without_what_is_unset() -> None:
     assert STATUS.document() == DOCUMENT
-    empty = ("metrics", "conditions", "attempts", "shapes", "reserved")
+    empty = ("metrics", "warnings", "conditions", "attempts", "shapes", "reserved")
     assert Status().document() == {"phase": "Pending", **{name: [] for name in empty}}
 
 

@@ -27,7 +27,7 @@ FREE = ("metadata.labels", "metadata.annotations")
 
 
 def _mappings(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    if isinstance(node, dict) and path not in FREE and not path.endswith(".arguments"):
+    if isinstance(node, dict) and path not in FREE and not path.lower().endswith("arguments"):
         yield path, node
     children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, child in children:

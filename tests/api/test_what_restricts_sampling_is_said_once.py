@@ -78,7 +78,7 @@ def test_restricted_samples_are_not_weighed(restriction: str, field: str, switch
         Job.parse(made("GRPO", (switch, f"rollout.{restriction}")))
     (problem,) = [each for each in caught.value.problems if each.path.endswith(field)]
     assert problem.message.endswith("which are the model's only with topP 1, topK -1 and minP 0")
-    assert Job.parse(made("GRPO", (f"rollout.{restriction}",)))
+    Job.parse(made("GRPO", (f"rollout.{restriction}",)))
 
 
 @pytest.mark.parametrize("shaping", ["normalization: Running", "clip: 5.0"])

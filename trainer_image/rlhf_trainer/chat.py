@@ -57,7 +57,8 @@ class EndTokens:
     def sentence(self) -> str:
         """Return the sentence that names the tokens to the user."""
         named = " or ".join(f"{text} ({token})" for token, text in zip(self.ids, self.texts, strict=True))
-        return f"a response ends with {named}" + f"; the tokenizer lacks {self.unknown}" * bool(self.unknown)
+        lacking = f"; the tokenizer lacks {self.unknown} of the model's files" if self.unknown else ""
+        return f"a response ends with {named}{lacking}"
 
     def cut(self, ids: list[int]) -> list[int]:
         """Return ids up to the last token that ends a turn, or else any end; templates write more after it."""

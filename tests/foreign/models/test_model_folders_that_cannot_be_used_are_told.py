@@ -102,7 +102,7 @@ def test_random_weights_are_told(model: Path, check: Check) -> None:
 
 
 def test_tensors_that_are_not_read_are_named(model: Path, check: Check) -> None:
-    folders.change_weights(model, lambda weights: {**weights, "mtp.0.weight": weights["model.norm.weight"]})
+    folders.change_weights(model, lambda weights: {**weights, "mtp.0.weight": weights["model.norm.weight"].clone()})
     done = check()
     assert (done.exit_code, done.stdout) == (0, "ok\n")
     assert f"sft: spec.models.actor: {model}: 1 tensors are not read, and not saved: mtp.0.weight\n" in done.stderr

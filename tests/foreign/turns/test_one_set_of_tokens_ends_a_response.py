@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from rlhf_trainer.data.tokens import Column, Encoder
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.generation.vllm_arguments import sampling_arguments
 from rlhf_trainer.training.loading import load_end_tokens
-from rlhf_trainer.training.models import LanguageModel
 from rlhf_trainer.training.saving import save_config_and_tokenizer
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers.samples import sample_of
@@ -94,7 +92,7 @@ def test_an_exported_model_stops_where_the_job_did(
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(gemma), **sizes))
     model.generation_config = GenerationConfig(eos_token_id=lists[given] if given else None)
-    save_config_and_tokenizer(cast("Any", SimpleNamespace(module=LanguageModel(model))), gemma, tmp_path)
+    save_config_and_tokenizer(model, gemma, tmp_path)
     assert json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"] == lists[saved]
 
 

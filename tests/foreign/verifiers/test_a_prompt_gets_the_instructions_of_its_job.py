@@ -9,9 +9,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_api.spec.data import Data, DataSource
+from rlhf_trainer.chat import BadValueError
 from rlhf_trainer.data.instructions import instructed, prompt_template, set_chat_template
 from rlhf_trainer.data.loaders import PromptLoader
-from rlhf_trainer.data.tokens import BadValueError
 from rlhf_trainer.errors import ConfigError
 from tests.trainer.unit.data.conftest import chat, plain, spec_of  # noqa: F401 fixtures
 

@@ -223,8 +223,10 @@ class JobCheck:
                 told = f"needs the token {text!r} ({token}), but the vocabulary of {setting.folder} ends at {size - 1}"
                 raise DataError(f"{self._job.name}: {path}: {told}; resize the model's embedding to the tokenizer")
             if tokens > most:
-                what = "maxPromptTokens + maxResponseTokens is" if path in static else "its longest row is"
-                told = f"{what} {tokens}; the model {setting.folder} reads {most} tokens at most"
+                what = (
+                    "maxPromptTokens + maxResponseTokens is" if path in static else "the length of its longest row is"
+                )
+                told = f"{what} {tokens} tokens; the model {setting.folder} reads {most} tokens at most"
                 raise ConfigError(f"{self._job.name}: {path}: {told}")
 
     def _try_code(self, data: DataWorker) -> None:

@@ -72,8 +72,8 @@ def load_end_tokens(folder: str, tokenizer: PreTrainedTokenizerBase, *, revision
     with _one_sentence(folder):
         files = filter(None, map(find, ("generation_config.json", "config.json")))
         listed = [json.loads(Path(file).read_text()).get("eos_token_id") for file in files]
-    first = next((each for each in listed if each is not None), [])
-    return end_tokens(tokenizer, first if isinstance(first, list) else [first])
+    first: Sequence[int] | int = next((each for each in listed if each is not None), ())
+    return end_tokens(tokenizer, [first] if isinstance(first, int) else first)
 
 
 def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -> PreTrainedConfig:

@@ -113,6 +113,7 @@ def try_saving(model: LanguageModel | Scorer, tokenizer: PreTrainedTokenizerBase
 
 def save_config_and_tokenizer(pretrained: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a Hugging Face directory without its weights: config, generation config, tokenizer and the model's code."""
+    folder.mkdir(parents=True, exist_ok=True)
     pretrained.config.architectures = [type(pretrained).__name__]
     if pretrained.config.pad_token_id is None:
         pretrained.config.pad_token_id = tokenizer.pad_token_id  # transformers needs the id to score more than one row

@@ -30,7 +30,7 @@ def find_faults(job: Job, source: Rows, table: Mapping[str, Sequence[Any]]) -> d
 def _faults(job: Job, source: Rows, table: Mapping[str, Sequence[Any]]) -> Iterator[tuple[int, str]]:
     readers = [(field, each) for field, each in job.spec.column_readers(source) if isinstance(each, Verifier)]
     for field, reader in [(field, each) for field, each in readers if each.columns]:
-        verifier = reader.model_copy(update={"response_extract": None} if isinstance(reader, Comparing) else {})
+        verifier: Any = reader.model_copy(update={"response_extract": None} if isinstance(reader, Comparing) else {})
         reward = RewardVerifier.model_construct(verifier=verifier, timeout_seconds=SECONDS)
         code = code_of(reward, ranks=1, deadline=SECONDS, path=f"{job.name}: {field}")
         values = table[verifier.columns[0]]
