@@ -7,7 +7,7 @@ defaults, its `step`, and its `advantage`. `algorithm_table` finds these files. 
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, NoReturn, Self, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -43,6 +43,10 @@ class _Recorded:
     def __getattr__(self, method: str) -> Callable[..., "_Recorded"]:
         self._calls.append((self._name, method))
         return lambda *_, **__: _Recorded("batch", [])
+
+    def __getitem__(self, name: str) -> NoReturn:
+        told = "and its values are not there yet; compute with them in `advantage`, or in a method of a worker"
+        raise TypeError(f"the step looks at the values of {name!r}, but a step is recorded before it runs, {told}")
 
 
 class Algorithm(Spec):

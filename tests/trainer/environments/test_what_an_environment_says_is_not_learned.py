@@ -135,7 +135,7 @@ def test_tools_need_a_chat_template(folder: Path) -> None:
     rollout = {"samplesPerPrompt": SAMPLES, "tools": [f"{HERE}:add"]}
     asked = episodes_job(folder, "GRPO", models=models, rollout=rollout)
     setting = setting_of(asked, asked.saved, {"actor": str(folder / "actor")})
-    with pytest.raises(ConfigError, match=r"grpo: spec\.rollout\.tools: the tokenizer of file://.*no chat template"):
+    with pytest.raises(ConfigError, match=r"spec\.rollout\.tools: with file://.* a result gave .* no chat template"):
         DataWorker(setting, slots=1)
 
 

@@ -95,11 +95,6 @@ IN_THE_STEP = {  # name: (source, sentence with words of a line in brackets, wor
         "actor has no method generate_sequence; did you mean generate_sequences?",
         "actor.generate_sequence(",
     ),
-    "a look at values": (
-        step("if batch['prompt_ids'].sum() > 0: pass"),
-        "the step looks at the values of 'prompt_ids', but a step is recorded before it runs, and its values are not ",
-        "if batch['prompt_ids']",
-    ),
     "a field that nobody adds": (
         step("pass") + "    def advantage(self, returns, values): return returns\n",
         "advantage.compute_advantage [returns, values] reads values; the batch holds prompt_ids, ",
@@ -140,6 +135,16 @@ def test_in_the_step(folder: Path, name: str) -> None:
     assert said.startswith(f"job: spec.algorithm.entrypoint: {sentence}")
     assert said.endswith(line_of(folder, words))
     assert raised.value.exit_code == ExitCode.USER_CODE
+
+
+def test_a_step_that_looks_at_values_is_told(folder: Path) -> None:
+    with pytest.raises(OwnCodeError) as raised:
+        own(folder, step("if batch['prompt_ids'].sum() > 0: pass"))
+    told = (
+        "the step looks at the values of 'prompt_ids', but a step is recorded before it runs, and its values are not "
+    )
+    assert told in str(raised.value)
+    assert str(raised.value).endswith(line_of(folder, "if batch['prompt_ids']"))
 
 
 MASK = torch.ones(2, 3)

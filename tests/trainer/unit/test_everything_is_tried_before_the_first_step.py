@@ -236,6 +236,7 @@ def test_a_mistake_is_told(name: str, check: Check, tmp_path: Path) -> None:
     change, code, sentence = MISTAKES[name]
     done = check(change)
     assert done.exit_code == code, done.stderr
+    assert not done.stderr.splitlines()[1:], done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {sentence.replace('{tmp}', str(tmp_path))}")
 

@@ -33,11 +33,6 @@ class ShapeFuture:
     fields: Mapping[str, Origin] = field(default_factory=dict)
     step: int = 1
 
-    def __getitem__(self, name: str) -> NoReturn:
-        """Raise TypeError: a step that looks at values cannot be recorded."""
-        told = "and its values are not there yet; compute with them in `advantage`, or in a method of a worker"
-        raise TypeError(f"the step looks at the values of {name!r}, but a step is recorded before it runs, {told}")
-
     def with_prefixed(self, **others: ShapeFuture) -> ShapeFuture:
         """Return this batch with the fields of other batches of the same rows added as `<name>_<field>`."""
         return replace(self, fields={**self.fields, **prefixed(others)})

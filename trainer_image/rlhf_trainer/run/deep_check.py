@@ -84,8 +84,9 @@ class JobCheck:
         retokenized, readers = set[Role](), list[WorkerSetting]()
         if not self._found:
             folders = {role: self._origin(role).folder for role in self._job.models()}
-            retokenized = self._tried(other_vocabularies, self._job, self._job.models(), folders) or set()
-            readers = list(map(self._origin, sorted(self._job.models().keys() - retokenized)))
+            found = self._tried(other_vocabularies, self._job, self._job.models(), folders)
+            if found is not None:
+                retokenized, readers = found, list(map(self._origin, sorted(self._job.models().keys() - found)))
         if retokenized:
             self._job = with_prompts(self._job)
         if self._job.generates_elsewhere and not self._found:
@@ -223,10 +224,8 @@ class JobCheck:
                 told = f"needs the token {text!r} ({token}), but the vocabulary of {setting.folder} ends at {size - 1}"
                 raise DataError(f"{self._job.name}: {path}: {told}; resize the model's embedding to the tokenizer")
             if tokens > most:
-                what = (
-                    "maxPromptTokens + maxResponseTokens is" if path in static else "the length of its longest row is"
-                )
-                told = f"{what} {tokens} tokens; the model {setting.folder} reads {most} tokens at most"
+                what = "maxPromptTokens + maxResponseTokens" if path in static else "the length of its longest row"
+                told = f"{what} is {tokens}; the model {setting.folder} reads {most} tokens at most"
                 raise ConfigError(f"{self._job.name}: {path}: {told}")
 
     def _try_code(self, data: DataWorker) -> None:

@@ -92,7 +92,7 @@ def test_a_row_without_what_a_verifier_reads_is_bad(tmp_path: Path, plain: PreTr
     ("answer", "told"),
     [
         (["5", None], "holds ['5', None] as answer, expected text, a number or a list of these"),
-        (["5", ["a"]], "holds ['5', ['a']] as answer, expected text, a number or a list of these"),
+        ([["a"], ["b"]], "holds [['a'], ['b']] as answer, expected text, a number or a list of these"),
         ([], "holds no answer"),
     ],
 )

@@ -38,5 +38,10 @@ def test_every_data_set_tells_what_it_dropped(tmp_path: Path) -> None:
     setting = WorkerSetting(job=job, role="actor", model=actor, folder=str(EXAMPLE_MODEL), total_steps=1)
     shape = DataWorker(setting, slots=1).describe()
     assert (shape.rows, shape.total_steps) == (4, 3), "2 epochs of 4 rows, 3 a step"
-    told = [fact.partition(" rows")[0] for fact in shape.facts]
-    assert told == ["spec.data.train: 1 of 5", "spec.evaluation.data: 3 of 7", "spec.data.pretrain: 2 of 6"]
+    end, *dropped = shape.facts
+    assert end == "a response ends with </s> (2)"
+    assert [fact.partition(" rows")[0] for fact in dropped] == [
+        "spec.data.train: 1 of 5",
+        "spec.evaluation.data: 3 of 7",
+        "spec.data.pretrain: 2 of 6",
+    ]
