@@ -40,7 +40,8 @@ def test_every_data_set_tells_what_it_dropped(tmp_path: Path) -> None:
     assert (shape.rows, shape.total_steps) == (4, 3), "2 epochs of 4 rows, 3 a step"
     end, *dropped = shape.facts
     assert end == "a response ends with </s> (2)"
-    assert [fact.partition(" rows")[0] for fact in dropped] == [
+    told = [fact.partition(" rows")[0] for fact in dropped]
+    assert told == [
         "spec.data.train: 1 of 5",
         "spec.evaluation.data: 3 of 7",
         "spec.data.pretrain: 2 of 6",
