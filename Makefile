@@ -154,7 +154,7 @@ $(MLFLOW)/installed: $(STAMP)
 		graphql-relay==3.2.0 huey==3.5.4 mako==1.4.3 sqlalchemy==2.1.9
 	@touch $@
 
-accept: cluster-programs ## Run the golden path and print what was measured as one JSON (ROWS=run,resume: some rows)
+accept: cluster-programs ## Run the golden path and print what was measured as one JSON (ROWS=run,resume: some rows; SCRIPTS=FOLDERS: scripts to import)
 	@$(BIN)/python tests/accept/accept.py
 
 lock: COMPILE = $(UV) pip compile --quiet --no-annotate --no-emit-index-url --no-emit-find-links \

@@ -379,6 +379,15 @@ def monitoring(folder: Path) -> dict[str, Any]:
     return row
 
 
+def foreign_inputs(_: Path) -> dict[str, Any]:
+    """Inputs as other people have them, with the right result for each; SCRIPTS: folders with scripts to import."""
+    command = [sys.executable, "-m", "tests.foreign", *os.environ.get("SCRIPTS", "").split()]
+    found: dict[str, Any] = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+    if found["wrong_cases"]:
+        raise FellShortError(f"wrong: {', '.join(found['wrong_cases'])}", found)
+    return found
+
+
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "run": run,
     "auto_mapping": auto_mapping,
@@ -398,6 +407,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "staleness": staleness,
     "delta": delta,
     "monitoring": monitoring,
+    "foreign_inputs": foreign_inputs,
 }
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
 
