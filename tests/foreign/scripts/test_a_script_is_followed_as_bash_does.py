@@ -102,7 +102,7 @@ def test_the_words_are_those_of_bash(case: str) -> None:
 
 
 def test_options_in_arrays_become_a_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", "/srv/me")
     draft = convert(ARRAYS, "verl", source="run.sh")
     Job.parse(draft.document())
     assert draft.algorithm == "GRPO"
@@ -111,7 +111,7 @@ def test_options_in_arrays_become_a_manifest(monkeypatch: pytest.MonkeyPatch) ->
     assert draft.get("models.actor.optimizer.learningRate") == 1e-6
     assert (draft.get("data.maxPromptTokens"), draft.get("data.maxResponseTokens")) == (1024, 2048)
     uris = [each["uri"] for each in draft.get("data.train.mix")]
-    assert uris == ["file:///home/me/sums/train.parquet", "file:///home/me/words/train.parquet"]
+    assert uris == ["file:///srv/me/sums/train.parquet", "file:///srv/me/words/train.parquet"]
     assert not draft.unknown
 
 

@@ -340,7 +340,7 @@ def import_(
         str | None, typer.Option(metavar="NAME", help="Algorithm of a TRL file that does not name its trainer.")
     ] = None,
 ) -> None:
-    """Write a manifest from another project's configuration, and report on each of its keys."""
+    """Write a manifest from another project's configuration."""
     from rlhf_importers.command import import_file
 
     for text, is_manifest in import_file(file, project, output=output, algorithm=algorithm):

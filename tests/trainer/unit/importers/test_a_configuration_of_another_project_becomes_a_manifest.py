@@ -335,7 +335,7 @@ def test_images_are_a_loss_and_no_detail() -> None:
     assert "data.image_key" in draft.lost
 
 
-def test_bounds_of_verl_that_bound_nothing_or_both_sides_are_ours() -> None:
+def test_bounds_of_verl_become_ours_on_each_side() -> None:
     given = {
         "algorithm.adv_estimator": "grpo",
         "actor_rollout_ref.actor.clip_ratio_low": 10,
