@@ -25,6 +25,8 @@ REFUSALS = (LookupError, TemplateError, TypeError, ValueError)
 """Errors that a chat template raises for messages that it does not accept."""
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message for thoughts, which some templates write apart from the content."""
+MARK = re.compile(r"mark\d+(?:call\d+)?end")
+"""Pattern of a mark in place of a message's content or of the name of a tool call."""
 
 
 class BadValueError(Exception):
@@ -76,7 +78,7 @@ class Template:
         alone, whole = (tokenizer("a", add_special_tokens=adds, verbose=False)["input_ids"] for adds in (False, True))
         starts = [start for start in range(len(whole)) if whole[start : start + len(alone)] == alone]
         self._opening: list[int] = whole[: starts[0]] if starts else []
-        self._written: dict[str, set[int] | None] = {}
+        self._written: dict[str, set[str] | None] = {}
 
     def render(self, chat: list[ChatMessage], tools: Sequence[Any], *, is_prompt: bool, since: int = 0) -> str:
         """Render a conversation; thoughts and tools may be left out.
@@ -101,26 +103,38 @@ class Template:
                 before = self.render(head, tools, is_prompt=True, since=len(head)).partition(ANSWER["content"])[0]
                 end = self.ends.pattern.search(text, len(before))
                 if end and text.startswith(before):
-                    return slice(len(before), end.end())
+                    place = slice(len(before), end.end())
+                    return None if self._holds_next(place, chat, index, tools) else place
         return None
 
     def opened(self, ids: list[int]) -> list[int]:
         """Return the ids of a plain text after the tokenizer's opening tokens (BOS); an empty text stays empty."""
         return ids if not ids or ids[: len(self._opening)] == self._opening else [*self._opening, *ids]
 
+    def _holds_next(self, place: slice, chat: list[ChatMessage], index: int, tools: Sequence[Any]) -> bool:
+        """Whether the place of an answer also holds what a tool says after it."""
+        following = chat[index + 1 :]
+        if not following or following[0]["role"] == QUESTION["role"]:
+            return False
+        marked = [*chat[: index + 1], {**following[0], "content": ANSWER["content"]}, *following[1:]]
+        with suppress(BadValueError):
+            text = self.render(marked, tools, is_prompt=True, since=index)
+            return place.start <= text.find(ANSWER["content"]) < place.stop
+        return False
+
     def _whole(self, chat: list[ChatMessage], tools: Sequence[Any], is_prompt: bool, since: int) -> str:
         """Render a conversation, also with marks instead of contents: a mark that is missing is a message left out."""
         text = self._applied(chat, tools, is_prompt)
-        marks = [each if each.get("tool_calls") else {**each, "content": f"mark{n}end"} for n, each in enumerate(chat)]
+        marks = [_marked(each, n) for n, each in enumerate(chat)]
         shape = json.dumps([marks, list(tools), is_prompt], default=str)
         if shape not in self._written:
             self._written[shape] = None  # for a template that refuses the marks
             with suppress(BadValueError):
-                found = re.findall(r"mark(\d+)end", self._applied(marks, tools, is_prompt))
-                self._written[shape] = set(map(int, found))
+                self._written[shape] = set(MARK.findall(self._applied(marks, tools, is_prompt)))
         written = self._written[shape]
-        for n, each in enumerate(chat[since:], since):
-            is_there = written is None or n in written or bool(each.get("tool_calls")) or not each["content"]
+        for each, mark in zip(chat[since:], marks[since:], strict=True):
+            is_empty = not each["content"] and not each.get("tool_calls")
+            is_there = written is None or is_empty or written.issuperset(MARK.findall(json.dumps(mark, default=str)))
             is_there &= says_all(text, each, with_thoughts=False)
             require(is_there, f"has a message of role {each['role']!r} that {TEMPLATE} leaves out")
         return text
@@ -217,6 +231,20 @@ def kind_of(value: object) -> str:
     return "nothing" if value is None or value == [] else f"a value of type {type(value).__name__}"
 
 
+def _marked(message: ChatMessage, number: int) -> ChatMessage:
+    """Return a message with marks instead of its content and the names of its calls; no content stays none."""
+    calls = [
+        _with_function(call, {**call.get("function", call), "name": f"mark{number}call{place}end"})
+        for place, call in enumerate(message.get("tool_calls", ()))
+    ]
+    content = f"mark{number}end" if message["content"] or not calls else message["content"]
+    return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+def _with_function(call: dict[str, Any], function: dict[str, Any]) -> dict[str, Any]:
+    return {**call, "function": function} if "function" in call else function
+
+
 def _letters(text: str) -> str:
     return re.sub(r"\\[nrt]|[\W_]", "", text)
 
@@ -234,4 +262,4 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     with suppress(RecursionError, ValueError):
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     changed = {**inner, "arguments": Arguments(arguments)} if isinstance(arguments, dict) else inner
-    return {**call, "function": changed} if "function" in call else changed
+    return _with_function(call, changed)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_trainer.data.tokens import NO_TOOLS
+from rlhf_trainer.data.tokens import NO_TOOLS, UNLEARNED
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.errors import DataError
 from tests.foreign.turns.encoding import asked, encoder_of, fault, learned
-from tests.foreign.turns.families import CALL, FAMILIES, TALK, TOOL_TALK, tokenizer_of
+from tests.foreign.turns.families import ADD, CALL, CALLS, FAMILIES, TALK, TOOL_TALK, tokenizer_of
 
 TOLD = {"role": "tool", "content": "7"}
 LEFT_OUT = "has a message of role 'tool' that the tokenizer's chat template leaves out"
@@ -95,3 +95,33 @@ def test_a_call_is_found_where_results_need_one() -> None:
 def test_a_conversation_with_a_call_is_whole() -> None:
     for name in ("chatml", "mistral"):
         assert fault(encoder_of(FAMILIES[name], tokenizer_of(FAMILIES[name]), TOOL_TALK)) == ""
+
+
+@pytest.mark.parametrize("content", ["", "I add."])
+def test_a_call_may_not_vanish_though_tools_name_it(content: str) -> None:
+    family, tokenizer = FAMILIES["chatml"], tokenizer_of(FAMILIES["chatml"])
+    tokenizer.chat_template = str(tokenizer.chat_template).replace(CALLS, "")
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    talk = [TALK[0], {**TOOL_TALK[1], "content": content}]
+    assert fault(encoder_of(family, tokenizer, talk, tools)) == LEFT_OUT.replace("tool", "assistant", 1)
+
+
+def test_each_of_parallel_calls_has_to_be_there() -> None:
+    family, tokenizer = FAMILIES["llama"], tokenizer_of(FAMILIES["llama"])
+    talk = [TALK[0], {**TOOL_TALK[1], "tool_calls": [ADD, ADD]}]
+    assert fault(encoder_of(family, tokenizer, talk)) == LEFT_OUT.replace("tool", "assistant", 1)
+    family, tokenizer = FAMILIES["chatml"], tokenizer_of(FAMILIES["chatml"])
+    (call,) = learned(encoder_of(family, tokenizer, talk), tokenizer)
+    assert call == CALL.replace("<|im_end|>", "\n") + CALL
+
+
+def test_what_a_tool_says_inside_an_answer_is_not_learned() -> None:
+    """Some templates write a call, what the tool says and then the text beside the call as one turn."""
+    family, tokenizer = FAMILIES["chatml"], tokenizer_of(FAMILIES["chatml"])
+    result = "{% if m.tool_calls and not loop.last %}<|{{ messages[loop.index0 + 1].content }}|>{% endif %}"
+    merged = str(tokenizer.chat_template).replace(CALLS, CALLS + result)
+    unseen = "{% if m.role == 'tool' %}{% elif m.role == 'tool' %}"
+    tokenizer.chat_template = merged.replace("{% if m.role == 'tool' %}", unseen)
+    encoder = encoder_of(family, tokenizer, TOOL_TALK)
+    assert learned(encoder, tokenizer) == ["It is 7.<|im_end|>"]
+    assert encoder.notes == [(0, UNLEARNED)]
