@@ -29,15 +29,31 @@ class AddTest(unittest.TestCase):
 if __name__ == "__main__":
     unittest.main()
 """
+FAST_PROGRAM = "a, b = open(0, 'rb').read().split()\nprint(int(a) + int(b))\n"
+MODULE = "import solution as s, math\n\ndef test_add():\n    assert math.isclose(s.add(2, 3), 5)\n"
+PYTEST_CLASS = """
+class TestAdd:
+    def setup_method(self):
+        self.sum = 5
+
+    def test_it(self):
+        assert add(2, 3) == self.sum
+"""
 FORMS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
     "APPS, a program": ({"inputs": ["2 3\n"], "outputs": ["5\n"]}, (PROGRAM,)),
+    "CodeContests": ({"input": ["2 3\n", "1 1\n"], "output": ["5\n", "2\n"]}, (PROGRAM, FAST_PROGRAM)),
+    "a number that is no integer": ({"inputs": ["2 3\n"], "outputs": ["5.00\n"]}, (PROGRAM,)),
     "APPS as JSON": ('{"inputs": ["2 3\\n"], "outputs": ["5 "], "fn_name": null}', (PROGRAM,)),
     "APPS, a function": ('{"fn_name": "add", "inputs": [[2, 3]], "outputs": [[5]]}', (RIGHT, METHOD)),
+    "a method by its name": ({"fn_name": "Solution.add", "inputs": [[2, 3]], "outputs": [5]}, (METHOD,)),
+    "arguments by name": ({"fn_name": "add", "inputs": [{"b": 3, "a": 2}], "outputs": [5]}, (RIGHT, METHOD)),
     "LiveCodeBench, a program": ('[{"input": "2 3", "output": "5", "testtype": "stdin"}]', (PROGRAM,)),
     "LiveCodeBench, a function": ('[{"input": "2\\n3", "output": "5", "testtype": "functional"}]', (RIGHT, METHOD)),
     "assertions as JSON": ('["assert add(2, 3) == 5", "assert add(0, 1) == 1"]', (RIGHT,)),
     "assertions as a Python literal": ("['assert add(2, 3) == 5']", (RIGHT,)),
     "functions of pytest": ("def test_add():\n    assert add(2, 3) == 5\n", (RIGHT,)),
+    "a module": (MODULE, (RIGHT,)),
+    "a class of pytest": (PYTEST_CLASS, (RIGHT,)),
     "a class of unittest": (UNITTEST, (RIGHT,)),
     "HumanEval's check": ("def check(candidate):\n    assert candidate(2, 3) == 5\n", (RIGHT, METHOD)),
     "HumanEval's check, called": ("def check(candidate):\n    assert candidate(2, 3) == 5\ncheck(add)", (RIGHT,)),
@@ -65,6 +81,16 @@ def test_a_program_reads_and_writes_a_long_text() -> None:
     code = "import sys\nfor line in sys.stdin:\n    print(int(line) + 1)\nexit()"
     assert passed_tests(code, tests) == 1
     assert passed_tests("print(2)", tests) == 0
+
+
+@pytest.mark.parametrize(("printed", "score"), [("0.3333334", 1), ("1/3", 0), ("0.34", 0), ("nan", 0), ("inf", 0)])
+def test_numbers_may_be_printed_with_other_digits(printed: str, score: int) -> None:
+    tests = read_tests({"inputs": ["1\n"], "outputs": ["0.33333333\n"]})
+    assert passed_tests(f"print('{printed}')", tests) == score
+
+
+def test_a_whole_number_has_to_be_exact() -> None:
+    assert passed_tests("print(1000000006)", read_tests({"inputs": [""], "outputs": ["1000000007"]})) == 0
 
 
 UNREADABLE = {

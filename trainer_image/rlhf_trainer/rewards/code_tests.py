@@ -15,7 +15,7 @@ from copy import deepcopy
 from functools import cached_property, partial
 from importlib.util import find_spec
 from operator import methodcaller
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 Test = Callable[["Program"], bool]
@@ -26,7 +26,7 @@ def read_tests(value: Any) -> list[Test]:
     """Return the tests in a row's value; ValueError with the reason if it has none that can be read.
 
     A text is Python code, or JSON or a Python literal of the other forms: a list of tests, or a mapping with inputs and
-    outputs (APPS and TACO: `inputs`, `outputs`; LiveCodeBench: `input`, `output`).
+    outputs (APPS and TACO: `inputs`, `outputs`; LiveCodeBench: `input`, `output`; CodeContests: lists of those).
     """
     value = unpacked(value)
     if isinstance(value, list | tuple):
@@ -48,27 +48,45 @@ def unpacked(value: Any, starts: tuple[str, ...] = ("[", "{")) -> Any:
 
 def _cases(cases: Mapping[str, Any]) -> list[Test]:
     name = next((cases[key] for key in ("fn_name", "func_name", "entry_point") if cases.get(key)), "")
+    is_call = bool(name) or cases.get("testtype") == "functional"
     given, wanted = unpacked(cases.get("inputs")), unpacked(cases.get("outputs"))
     if given is None or wanted is None:
-        given, wanted = [cases.get("input")], [cases.get("output")]
+        given, wanted = cases.get("input"), cases.get("output")
+        are_lists = isinstance(given, list) and isinstance(wanted, list) and len(given) == len(wanted)
+        given, wanted = (given, wanted) if are_lists and not is_call else ([given], [wanted])
     if None in (*given, *wanted) or len(given) != len(wanted):
         raise ValueError(f"holds a mapping with {', '.join(map(str, cases))[:80]}, expected inputs and as many outputs")
-    made = _call_of if name or cases.get("testtype") == "functional" else _run_of
-    return [made(name, *each) for each in zip(given, wanted, strict=True)]
+    made = partial(_call_of, str(name).rpartition(".")[2]) if is_call else _run_of
+    return [made(*each) for each in zip(given, wanted, strict=True)]
 
 
 def _call_of(name: str, given: Any, wanted: Any) -> Test:
     """Return the test of a call, of any function if `name` is empty; APPS may have the result in a list of its own."""
-    arguments = given if isinstance(given, list) else [unpacked(line, ("",)) for line in str(given).splitlines()]
+    named = given if isinstance(given, dict) else {}
+    lines = [] if named else str(given).splitlines()
+    arguments = given if isinstance(given, list) else [unpacked(line, ("",)) for line in lines]
     right = [wanted, unpacked(wanted, ("",)), *(wanted if isinstance(wanted, list) and len(wanted) == 1 else [])]
-    results = methodcaller("results", name, lambda function: function(*deepcopy(arguments)))
+    results = methodcaller("results", name, lambda function: function(*deepcopy(arguments), **deepcopy(named)))
     return lambda program: any(each in right for each in results(program))
 
 
-def _run_of(_: str, given: Any, wanted: Any) -> Test:
+def _run_of(given: Any, wanted: Any) -> Test:
     """Return the test of a program that reads standard input; the words of its lines are compared."""
     texts = ["\n".join(map(str, each)) if isinstance(each, list) else str(each) for each in (given, wanted)]
-    return lambda program: _words(program.output(texts[0])) == _words(texts[1])
+    return lambda program: _are_same(_words(program.output(texts[0])), _words(texts[1]))
+
+
+def _are_same(found: list[list[str]], wanted: list[list[str]]) -> bool:
+    pairs = [pair for lines in zip(found, wanted, strict=False) for pair in zip(*lines, strict=False)]
+    return [*map(len, found)] == [*map(len, wanted)] and all(_is_same(*pair) for pair in pairs)
+
+
+def _is_same(word: str, wanted: str) -> bool:
+    """Whether words are the same; a number in place of one with a decimal point may differ by a millionth."""
+    with suppress(ValueError):
+        if "." in wanted:
+            return abs(float(word) - float(wanted)) <= 1e-6 * max(1.0, abs(float(wanted)))
+    return word == wanted
 
 
 def _words(text: str) -> list[list[str]]:
@@ -83,13 +101,20 @@ def _runnable(text: str) -> Test:
         raise ValueError(f"holds a test that is no Python: {error}") from error
     if not any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in ast.walk(tree)):
         raise ValueError("holds a test that checks nothing")
+    modules = list[str]()
     for node in list(tree.body):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and node.args.args:
             raise ValueError(f"holds a test function {node.name} with parameters, which nothing gives")
         is_program = isinstance(node, ast.ImportFrom) and (node.level or not find_spec(str(node.module).split(".")[0]))
+        if isinstance(node, ast.Import) and (
+            gone := [each for each in node.names if not find_spec(each.name.split(".")[0])]
+        ):
+            modules += [each.asname or each.name for each in gone]
+            node.names = [each for each in node.names if each not in gone]
+            is_program = not node.names
         if is_program or ast.unparse(node).startswith(("unittest.main(", "pytest.main(")):
             tree.body.remove(node)
-    return partial(_check_code, compile(tree, "test", "exec"))
+    return partial(_check_code, compile(tree, "test", "exec"), modules)
 
 
 class Program:
@@ -139,7 +164,7 @@ class Program:
         sys.stdin, sys.stdout = io.TextIOWrapper(io.BytesIO(given.encode())), io.TextIOWrapper(written)
         printed = sys.stdout
         try:
-            self.run(exec, self._code, {"__name__": "__main__"})
+            self.run(exec, self._code, {"__name__": "__main__", "open": _open})
         except SystemExit as left:
             if left.code:
                 raise
@@ -149,10 +174,19 @@ class Program:
         return written.getvalue().decode()
 
 
-def _check_code(code: CodeType, program: Program) -> bool:
-    """Run the test, then what it defines: test functions, classes of tests, and functions of a `candidate`."""
+def _open(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+    """Open a file as the built-in function does; file number 0 is the standard input of the program."""
+    given = sys.stdin.buffer if "b" in mode else sys.stdin
+    return given if file == 0 else open(file, mode, *arguments, **options)  # noqa: PTH123 a number is no path
+
+
+def _check_code(code: CodeType, modules: Sequence[str], program: Program) -> bool:
+    """Run the test, then what it defines: test functions, classes of tests, and functions of a `candidate`.
+
+    modules: names by which the test imports the program as a module.
+    """
     before = program.names
-    names = {**before, "__builtins__": program.builtins}
+    names = {**before, **dict.fromkeys(modules, SimpleNamespace(**before)), "__builtins__": program.builtins}
     program.run(exec, code, names)
     for name, each in list(names.items()):
         if before.get(name) is each:
@@ -161,7 +195,9 @@ def _check_code(code: CodeType, program: Program) -> bool:
             program.run(unittest.defaultTestLoader.loadTestsFromTestCase(each).debug)
         elif isinstance(each, type):
             for method in filter(re.compile("test").match, dir(each)):
-                program.run(getattr(each(), method))
+                made = each()
+                program.run(getattr(made, "setup_method", lambda: None))
+                program.run(getattr(made, method))
         elif getattr(each, "__code__", code).co_varnames[:1] == ("candidate",):
             assert program.results("", each)
         elif name.startswith("test") and callable(each):
