@@ -36,6 +36,38 @@ def test_an_empty_thought_is_no_part_of_other_forms() -> None:
     assert scores({"name": "Length", "maximum": len(response)}, [prompt], [response]) == [1.0]
 
 
+ANSWERS = (
+    ("72", "<think>a<think>b</think>72</think>5", 0.0),
+    ("72", "a</think>72</think>5", 0.0),
+    ("72", "<think>a</think>72<think>b</think>", 1.0),
+    ("72", "[THINK]\\boxed{5}[/THINK]72", 1.0),
+    ("72", "[THINK]\\boxed{72}[/THINK]5", 0.0),
+    ("72", "\u25c1think\u25b7\\boxed{72}\u25c1/think\u25b7 It is 5.", 0.0),
+    ("72", "<seed:think>\\boxed{72}</seed:think>5", 0.0),
+    ("\u00a336", "\\boxed{36}", 1.0),
+    ("36", "It costs \u20ac36.", 1.0),
+    ("\\$32{,}348", "\\boxed{32348}", 1.0),
+    ("32348", "\\$32,\\!348", 1.0),
+    ("10\\,000", "\\boxed{10000}", 1.0),
+    ("10\\,000", "0", 0.0),
+    ("10 000", "\\boxed{10{,}000}", 1.0),
+    ("3 6/7", "\\boxed{\\frac{27}{7}}", 1.0),
+    ("1.5", "It is 1 1/2.", 1.0),
+    ("1e-3", "\\boxed{0.001}", 1.0),
+    ("2,000", "I get 2e3", 1.0),
+    ("36 dollars", "\\boxed{36}", 1.0),
+    ("\\text{36 dollars}", "It costs 36 dollars.", 1.0),
+    ("36 dollars", "35 dollars", 0.0),
+    ("2 3", "\\boxed{2 3}", 1.0),
+)
+
+
+def test_thoughts_and_numbers_are_read_in_many_forms() -> None:
+    golds, responses, expected = zip(*ANSWERS, strict=True)
+    options = {OPTIONS: [{"name": "Math"}, 300.0, 1], "answer": [*golds]}
+    assert score([""] * len(golds), [*responses], [True] * len(golds), **options) == [*expected]
+
+
 COMPLETIONS = (
     "<think>a</think>\n\nThe answer is 4.",
     "<think>a</think>",

@@ -105,16 +105,18 @@ def _runnable(text: str) -> Test:
     for node in list(tree.body):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and node.args.args:
             raise ValueError(f"holds a test function {node.name} with parameters, which nothing gives")
-        is_program = isinstance(node, ast.ImportFrom) and (node.level or not find_spec(str(node.module).split(".")[0]))
-        if isinstance(node, ast.Import) and (
-            gone := [each for each in node.names if not find_spec(each.name.split(".")[0])]
-        ):
+        is_program = isinstance(node, ast.ImportFrom) and (node.level or _is_missing(str(node.module)))
+        if isinstance(node, ast.Import) and (gone := [each for each in node.names if _is_missing(each.name)]):
             modules += [each.asname or each.name for each in gone]
             node.names = [each for each in node.names if each not in gone]
             is_program = not node.names
         if is_program or ast.unparse(node).startswith(("unittest.main(", "pytest.main(")):
             tree.body.remove(node)
     return partial(_check_code, compile(tree, "test", "exec"), modules)
+
+
+def _is_missing(module: str) -> bool:
+    return find_spec(module.partition(".")[0]) is None
 
 
 class Program:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from functools import partial
 from typing import Any, Final
 
@@ -40,10 +41,22 @@ BLOCK = re.compile(r"```[^\S\n]*\w*[^\S\n]*\n(.*?)```", re.DOTALL)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 TAGS = "think|thinking|thought|reasoning"
 """Tags between which a response thinks before it answers."""
-THOUGHTS = re.compile(rf"(?is)<({TAGS})>.*?</\1>|\A(?:(?!<(?:{TAGS})>).)*</(?:{TAGS})>|<(?:{TAGS})>.*\Z")
+REST = rf"(?:(?!<(?:{TAGS})>).)*</(?:{TAGS})>"
+THOUGHTS = re.compile(rf"(?is)<({TAGS})>.*?</\1>(?:{REST})?|\A{REST}|<(?:{TAGS})>.*\Z")
 """Pattern of a thought: from tag to tag, up to a tag (the prompt has begun the thought), or from a tag to the end."""
-DOLLAR = re.compile(r"(?<!\\)\\\$")
-"""Pattern of a sign of currency in LaTeX, which delimits no formula."""
+OTHER_TAGS = re.compile(r"(?:\[|◁|<)(/?)(?:THINK|think|seed:think)(?:\]|▷|>)")
+"""Pattern of the tags of thoughts that other models write: Magistral, Kimi, Seed-OSS."""
+NUMBERS: Final[Mapping[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = {
+    re.compile(r"(?<!\\)\\\$|[£€¥]"): "",
+    re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!;: ])(?=\d{3}(?!\d))"): "",
+    re.compile(r"(?<![\d.])(\d+) +(\d+)/(\d+)"): lambda match: (
+        f"{int(match[1]) * int(match[3]) + int(match[2])}/{match[3]}"
+    ),
+    re.compile(r"\d+(?:\.\d+)?[eE][-+]?\d{1,2}(?![\d.])"): lambda match: f"{Decimal(match[0]):f}",
+}
+"""Pattern -> what math-verify reads instead: signs of currency, separated thousands, 1 1/2 and 1e-3."""
+UNIT = re.compile(r"(?:\\text\{)?\s*([-+]?[\d.,]+)\s+([A-Za-z][A-Za-z ]{2,})\}?")
+"""Pattern of a number with words for its unit."""
 ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*)</answer>")
 MAX_LANES, MAX_SOLUTIONS = 32, 3
 """Most child processes that judge at a time, and most solutions of a row that are tried."""
@@ -120,11 +133,22 @@ def _turn(verifier: Verifier, prompt: str, response: str) -> str:
     return (begun[0] if begun else "") + response
 
 
+def _without_thoughts(turn: str) -> str:
+    return THOUGHTS.sub("", OTHER_TAGS.sub(r"<\1think>", turn))
+
+
+def _plain_numbers(text: str) -> str:
+    """Return a text whose numbers are written as math-verify reads them."""
+    for pattern, plain in NUMBERS.items():
+        text = pattern.sub(plain, text)
+    return text
+
+
 def _comparing(compare: Callable[[str, str], float], verifier: Comparing) -> Judge:
     """Return a judge that scores a response by its best comparison with any of the right answers."""
 
     def judge(turn: str, answers: Sequence[str]) -> float:
-        text = THOUGHTS.sub("", turn)
+        text = _without_thoughts(turn)
         pattern = verifier.response_extract
         given = _last_match(pattern, text) if pattern else [text, *ANSWER.findall(text)][-1]
         return 0.0 if given is None else max(compare(given, answer) for answer in answers)
@@ -153,7 +177,7 @@ def _by_value(verifier: Math) -> Judge:
 
     def same_value(given: str, answer: str) -> float:
         gold = parse(_as_formula(answer), parsing_timeout=None)
-        last = DOLLAR.sub("", given[max(given.rfind("\\boxed"), 0) :])
+        last = _plain_numbers(given[max(given.rfind("\\boxed"), 0) :])
         return float(verify(gold, parse(last, parsing_timeout=None), timeout_seconds=None))
 
     return _comparing(same_value, verifier)
@@ -161,7 +185,8 @@ def _by_value(verifier: Math) -> Judge:
 
 def _as_formula(answer: str) -> str:
     """Return a right answer as LaTeX that is marked as a formula, without signs of currency."""
-    plain = DOLLAR.sub("", answer).replace("{,}", ",")
+    plain = re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "", _plain_numbers(answer).strip()).replace("{,}", ",")
+    plain = UNIT.sub(r"\1\\text{ \2}", plain) if UNIT.fullmatch(plain) else plain
     is_marked = plain.count("$") > 1 or any(mark in plain for mark in ("\\boxed", "\\(", "\\["))
     return plain if is_marked else "${}$".format(plain.replace("$", "").strip())
 
@@ -174,7 +199,7 @@ def _by_schema(verifier: JSONSchema) -> Judge:
     validator = Draft202012Validator(verifier.json_schema, registry=Registry())  # an empty registry fetches nothing
 
     def judge(response: str, _: Sequence[str]) -> float:
-        document = json.loads(_last_block(THOUGHTS.sub("", response)), parse_constant=_refuse)
+        document = json.loads(_last_block(_without_thoughts(response)), parse_constant=_refuse)
         return float(validator.is_valid(document))
 
     return judge
@@ -211,7 +236,7 @@ def _by_length(verifier: Length) -> Judge:
 
 
 def _by_tests(_: Code) -> Judge:
-    return lambda response, tests: float(passed_tests(_last_block(THOUGHTS.sub("", response)), tests))
+    return lambda response, tests: float(passed_tests(_last_block(_without_thoughts(response)), tests))
 
 
 JUDGES: Mapping[type[Verifier], Callable[[Any], Judge]] = {
