@@ -29,6 +29,7 @@ TESTS |= {"=": "is like", "==": "is like", "!=": "is not like", "&&": "and", "||
 TESTS |= {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">=", "!": "not"}
 SUMS = {"&&": " and ", "||": " or ", "!": " not ", "/": "//"}
 """Words of a test, and operators of a sum, in bash -> those of Jinja."""
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 SUM = re.compile(r"/|&&|\|\||!(?!=)")
 ARITHMETIC = re.compile(r"(\$|(?<!for\s)(?<=\s))\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
 EXPANSION = re.compile(r"\$\{?([!#](?=\w))?(\w+|[@*#?$!-]|)(?:\[(\d+|[@*])\])?(:?[-=+?]|\})?")
@@ -163,7 +164,9 @@ class Script:
         if name in self._functions:
             return self._call(name, arguments)
         total = self._calculate(SUM.sub(lambda found: SUMS[found[0]], text)) if name == "let" else None
-        if name == "cd":
+        if [name, *arguments[:1]] == ["set", "--"]:
+            self._values |= _arguments(arguments[1:])
+        elif name == "cd":
             self._folder = posixpath.normpath(posixpath.join(self._folder, *arguments[-1:]))
         elif self._printed is not None:
             prints = {"echo": text, "let": total, "pwd": self._folder, "dirname": posixpath.dirname(text) or "."}
@@ -173,7 +176,7 @@ class Script:
         return total != "0" if total else {"true": True, "false": False, "cd": True}.get(name)
 
     def _call(self, name: str, arguments: list[str]) -> bool | None:
-        own = {"@": arguments, "#": [str(len(arguments))], **{str(n): [word] for n, word in enumerate(arguments, 1)}}
+        own = _arguments(arguments)
         outer = {key: self._values.get(key) for key in own}
         body = self._functions.pop(name)
         self._values |= own
@@ -191,6 +194,10 @@ class Script:
         first, second = self._statements(node.named_children)
         outcome = self._holds([first], self._printed is None and first.type != "test_command")
         return outcome if outcome == any(child.type == "||" for child in node.children) else self._run_all([second])
+
+    def _unset(self, node: Node) -> bool:
+        self._values |= {word: [] for word in self._words(node)}
+        return True
 
     def _choose(self, node: Node) -> bool | None:
         """Follow the branch of an `if` whose condition holds."""
@@ -259,13 +266,15 @@ class Script:
                 return self._glue(node, True, 1, -1)
             case "raw_string":
                 return [_text(node)[1:-1]]
+            case "ansi_c_string":
+                return [re.sub(r"\\(.)", lambda found: ESCAPES.get(found[1], found[1]), _text(node)[2:-1])]
             case "simple_expansion" | "expansion":
                 return self._variable(node, is_quoted)
             case "command_substitution":
-                outer, self._printed = (self._printed, self._folder), []
+                outer, self._printed = (self._printed, self._folder, {**self._values}), []
                 self._run_all(node.named_children)
                 text = "\n".join(self._printed).strip()
-                self._printed, self._folder = outer
+                self._printed, self._folder, self._values = outer
                 return [_unknown(node)] if UNKNOWN in text or not text else _split([text], is_quoted)
         return self._glue(node, is_quoted)
 
@@ -298,7 +307,8 @@ class Script:
             values = values if is_set else []
         if values is None or kind or not (sign or found.end() == len(found.string)):
             return [_unknown(node)]
-        return _split([" ".join(values)] if "*" in (index, name) else values, is_quoted)
+        between = "".join(self._values.get("IFS") or [" "])[:1] if is_quoted else " "
+        return _split([between.join(values)] if "*" in (index, name) else values, is_quoted)
 
     STATEMENTS: ClassVar[Mapping[str, Callable[[Script, Node], bool | None]]] = {
         **dict.fromkeys(BLOCKS, lambda self, node: self._run_all(node.named_children)),
@@ -312,12 +322,17 @@ class Script:
         "redirected_statement": _redirected,
         "negated_command": _negate,
         "test_command": _test,
+        "unset_command": _unset,
     }
     """Type of a statement -> the method that follows it; other types have no effect on the words of a command."""
 
 
 def _text(node: Node | None) -> str:
     return (node.text or b"").decode() if node else ""
+
+
+def _arguments(words: list[str]) -> dict[str, list[str] | None]:
+    return {"@": words, "#": [str(len(words))], **{str(n): [word] for n, word in enumerate(words, 1)}}
 
 
 def _unknown(node: Node) -> str:
