@@ -119,7 +119,7 @@ class Template:
         marked = [*chat[: index + 1], {**following[0], "content": ANSWER["content"]}, *following[1:]]
         with suppress(BadValueError):
             text = self.render(marked, tools, is_prompt=True, since=index)
-            return place.start <= text.find(ANSWER["content"]) < place.stop
+            return bool(place.start <= text.find(ANSWER["content"]) < place.stop)
         return False
 
     def _whole(self, chat: list[ChatMessage], tools: Sequence[Any], is_prompt: bool, since: int) -> str:
