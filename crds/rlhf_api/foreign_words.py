@@ -4,6 +4,8 @@ FIELDS = """
 algorithm.name: adv_estimator advantage_estimator
 algorithm.kl.coefficient: beta kl_coef init_kl_coef kl_loss_coef
 algorithm.clipRange: epsilon clip_ratio eps_clip
+algorithm.aggregation: loss_agg_mode loss_type
+algorithm.normalizeByStd: scale_rewards norm_adv_by_std_in_grpo
 algorithm.discount: gamma
 models.<role>.uri: model model_path model_name_or_path pretrain
 models.<role>.optimizer.learningRate: lr learning_rate actor_lr
@@ -18,6 +20,8 @@ training.promptBatchSize: train_batch_size rollout_batch_size
 training.miniBatchSize: ppo_mini_batch_size
 training.totalEpochs: epochs num_train_epochs num_episodes
 training.totalSteps: max_steps total_training_steps
+training.precision: bf16 fp16 dtype torch_dtype
+training.microBatchTokens: micro_train_batch_size per_device_train_batch_size gradient_accumulation_steps
 training.updateEpochs: ppo_epochs num_iterations max_epochs
 checkpoint.everySteps: save_freq save_steps
 resources.slotsPerNode: n_gpus_per_node

@@ -42,6 +42,15 @@ def lose_pickled_shards(folder: Path) -> None:
     (folder / "pytorch_model.bin.index.json").write_text(text)
 
 
+def empty_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / INDEX).write_text("{}")
+
+
+def rename_weights(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "model.safetensors").rename(folder / name)
+
+
 def lose_tokenizer(folder: Path) -> None:
     for file in [*folder.glob("token*"), *folder.glob("*.jinja"), *folder.glob("special*"), *folder.glob("added*")]:
         file.unlink()

@@ -79,6 +79,19 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
         folders.lose_pickled_shards,
         "{model}/pytorch_model.bin.index.json: names files that are not in the folder: pytorch_model-00001-of-",
     ),
+    "an index of nothing": (folders.empty_index, f"{{model}}/{folders.INDEX}: names no weights"),
+    "weights of another form": (
+        folders.rename_weights("model-Q4.gguf"),
+        "{model}/model-Q4.gguf: is no file of weights",
+    ),
+    "a download that stopped": (
+        folders.rename_weights("model.safetensors.incomplete"),
+        "{model}/model.safetensors.incomplete: is no file of weights that is read; expected *.safetensors",
+    ),
+    "a config that contradicts itself": (
+        lambda folder: folders.change_config(folder, layer_types=["full_attention"], model_type="qwen3"),
+        "{model}: cannot be read as a model folder: ",
+    ),
     "no tokenizer": (folders.lose_tokenizer, "{model}: the folder has no tokenizer (tokenizer.json)"),
 }
 

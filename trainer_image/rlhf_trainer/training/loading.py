@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -46,6 +47,8 @@ Shape = tuple[int, ...]
 WEIGHT_FILES = "*.safetensors"
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 """Name patterns of pickled weights, which can run code when they are loaded; the trainer never loads them."""
+OTHER_WEIGHTS = ("*.gguf", "*.h5", "*.msgpack", "*.incomplete", "*.part", "*.aria2")
+"""Name patterns of weights in other forms, and of downloads that stopped."""
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json", "tokenization_*.py")
 HEADS = ("score.", "value_head.", "v_head.", "reward_head.", "score_head.", "rm_head.", "classifier.")
 """First parts of the names of trained heads: those of transformers and verl, OpenRLHF, TRL and others."""
@@ -83,7 +86,7 @@ def load_config(folder: str, *, trust_remote_code: bool, revision: str | None) -
 
 
 def has_weights(folder: str) -> bool:
-    """Whether a local model folder holds weights; True on the hub. DataError for pickled weights, and absent shards."""
+    """Whether a local model folder holds weights; True on the hub. DataError for other forms, and absent shards."""
     path = Path(folder)
     if not path.is_dir() or (path / SAFE_WEIGHTS_NAME).is_file():
         return True
@@ -91,11 +94,14 @@ def has_weights(folder: str) -> bool:
     for index in path.glob(SAFE_WEIGHTS_INDEX_NAME if is_there else "*.index.json"):
         with _one_sentence(folder):
             named = set(json.loads(index.read_text()).get("weight_map", {}).values())
+        if not named:
+            raise DataError(f"{index}: names no weights")
         if lacking := sorted(name for name in named if not (path / name).is_file()):
             raise DataError(f"{index}: names files that are not in the folder: {', '.join(lacking)}")
-    pickled = [file for pattern in PICKLED_WEIGHTS for file in path.glob(pattern)]
-    if pickled and not is_there:
-        raise DataError(f"{pickled[0]}: pickled weights are never opened, for they can run code; save as safetensors")
+    for file in (file for pattern in (*PICKLED_WEIGHTS, *OTHER_WEIGHTS) for file in path.glob(pattern) if not is_there):
+        if any(map(file.match, OTHER_WEIGHTS)):
+            raise DataError(f"{file}: is no file of weights that is read; expected {WEIGHT_FILES}")
+        raise DataError(f"{file}: pickled weights are never opened, for they can run code; save as safetensors")
     return is_there
 
 
@@ -329,7 +335,7 @@ def _require_shape(name: str, weights: StoredTensor, shape: tuple[int, ...], fol
 def _one_sentence(folder: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
         if "trust_remote_code" in str(error):
             raise DataError(f"{folder}: brings Python code of its own, which runs only with trustRemoteCode") from error
         reason = " ".join(str(error).split())[:300]
