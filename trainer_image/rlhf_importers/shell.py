@@ -8,6 +8,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any, ClassVar
 
 import tree_sitter_bash
@@ -82,12 +83,10 @@ def call(text: str, source: str, program: str) -> tuple[list[str], list[str]]:
     """
     script, is_named = Script(source), re.compile(program).fullmatch
     script.read(text)
-    for command in [word for words in script.commands if words[0] != "echo" for word in words]:
-        if len(command.split()) > 1 and any(map(is_named, command.split())):
-            script.read(command)  # as in `bash -c "python -m ..."`
+    script.read_quoted(is_named)
     calls = [words for words in script.commands if any(map(is_named, words))]
     if not calls:
-        return [word for words in script.commands for word in words], script.notes
+        return list(chain.from_iterable(script.commands)), script.notes
     if len(calls) > 1:
         script.notes.append(f"the script starts {len(calls)} trainings; the last one is read")
     lost = [words[0] for words in script.commands if words not in calls and OPTION.match(words[0])]
@@ -125,6 +124,12 @@ class Script:
             place = f"{self.source}: line {wrong.start_point[0] + 1}"
             raise ConversionError(f"{place}: cannot be read as bash: {one_line(_text(wrong), 60)!r}")
         self._run_all([root])
+
+    def read_quoted(self, is_named: Callable[[str], object]) -> None:
+        """Follow each word of a command that is a text with a name that fits, as in `bash -c "python -m ..."`."""
+        for text in [word for words in self.commands if words[0] != "echo" for word in words]:
+            if len(text.split()) > 1 and any(map(is_named, text.split())):
+                self.read(text)
 
     def _run_all(self, nodes: Iterable[Node]) -> bool | None:
         outcome: bool | None = True
@@ -295,11 +300,9 @@ class Script:
     def _variable(self, node: Node, is_quoted: bool) -> list[str]:
         found = next(EXPANSION.finditer(_text(node)))
         kind, name, index, sign = found.groups(default="")
-        values = self._values.get("@" if name == "*" else name)
-        if values and not {"@", "*"} & {name, index}:
-            values = values[int(index or 0) :][:1]
+        values = self._values_of(name, index)
         if sign[-1:] in ("-", "=", "+"):
-            is_set = bool(values) and (values != [""] or sign[0] != ":")
+            is_set = values not in ((None, [], [""]) if ":" in sign else (None, []))
             if is_set == sign.endswith("+"):
                 words = self._glue(node, is_quoted, found.end(), -1)
                 self._values |= {name: [" ".join(words)]} if "=" in sign else {}
@@ -309,6 +312,11 @@ class Script:
             return [_unknown(node)]
         between = "".join(self._values.get("IFS") or [" "])[:1] if is_quoted else " "
         return _split([between.join(values)] if "*" in (index, name) else values, is_quoted)
+
+    def _values_of(self, name: str, index: str) -> list[str] | None:
+        """Return the values of a variable, or a list of the one at an index; None if only a run knows them."""
+        values = self._values.get("@" if name == "*" else name)
+        return values[int(index or 0) :][:1] if values and not {"@", "*"} & {name, index} else values
 
     STATEMENTS: ClassVar[Mapping[str, Callable[[Script, Node], bool | None]]] = {
         **dict.fromkeys(BLOCKS, lambda self, node: self._run_all(node.named_children)),
