@@ -274,16 +274,7 @@ def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
 def _reward(draft: Draft, values: Mapping[str, Any]) -> None:
     model = values["reward_model_name_or_path"]
     rewards: list[dict[str, Any]] = [{"uri": uri_of(model)}] if model else []
-    for function in map(str, several.as_list(values["reward_funcs"])):
-        module, _, name = function.rpartition(".")
-        verifier = {"verifier": VERIFIERS[function]} if function in VERIFIERS else {}
-        rewards.append({"entrypoint": f"{module}:{name}"} if module else verifier)
-        if module:
-            draft.checks.append(several.FUNCTION)
-        elif function == "get_soft_overlong_punishment":
-            draft.put("algorithm.rewards.overlongPenalty", {"bufferTokens": 256})
-        elif not verifier:
-            draft.checks.append(f"models.reward: there is no {function} here")
+    rewards += [_reward_of(draft, str(function)) for function in several.as_list(values["reward_funcs"])]
     weights = values["reward_weights"] or [1.0] * len(rewards)
     parts = [(weight, reward) for weight, reward in zip(weights, rewards, strict=False) if reward]
     if len(parts) > 1:
@@ -291,3 +282,18 @@ def _reward(draft: Draft, values: Mapping[str, Any]) -> None:
         draft.put("models.reward.sum", [{"name": f"part_{n}", "weight": w, "reward": part} for n, (w, part) in named])
     elif parts:
         draft.put("models.reward", parts[0][1])
+
+
+def _reward_of(draft: Draft, function: str) -> dict[str, Any]:
+    """Return the reward of a function; empty for one that is an option of the algorithm, or has no counterpart."""
+    module, _, name = function.rpartition(".")
+    if module:
+        draft.checks.append(several.FUNCTION)
+        return {"entrypoint": f"{module}:{name}"}
+    if function in VERIFIERS:
+        return {"verifier": VERIFIERS[function]}
+    if function == "get_soft_overlong_punishment":
+        draft.put("algorithm.rewards.overlongPenalty", {"bufferTokens": 256})
+    else:
+        draft.checks.append(f"models.reward: there is no {function} here")
+    return {}
