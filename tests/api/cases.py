@@ -703,6 +703,14 @@ WRONG: dict[str, Case] = {
         ("algorithm.rewards={clip: 5.0}", "rollout.environment={entrypoint: 'a.b:C'}"),
         "spec.algorithm.rewards",
     ),
+    "turns of which one is given a value": Case(
+        "PPO",
+        ("algorithm.rewards={truncated: Value}", "rollout.environment={entrypoint: 'a.b:C'}"),
+        "spec.algorithm.rewards",
+    ),
+    "a value of truncated responses that nothing reads": Case(
+        "PPO", ("algorithm.rewards={truncatedValue: -1.0}",), "spec.algorithm.rewards.truncatedValue"
+    ),
     "a reference in a pool, which is in no manifest and for no penalty": Case(
         "GRPO",
         ("algorithm.kl.coefficient=0", "placement.mode=Manual", _pools(_pool("a", "actor, reward, reference"))),

@@ -5,6 +5,7 @@ import pytest
 from rlhf_api.foreign_words import MEANT
 from rlhf_api.pydantic_errors import Models, _fields, _models_in
 from rlhf_api.spec.job_spec import JobSpec
+from rlhf_api.spec.verifiers import Math
 
 
 def exists(path: str) -> bool:
@@ -29,3 +30,8 @@ def test_a_field_that_is_gone_is_found() -> None:
 @pytest.mark.parametrize("word", ["n", "temperature", "lr", "beta", "num_generations", "max_completion_length"])
 def test_the_most_frequent_words_are_known(word: str) -> None:
     assert word in MEANT
+
+
+def test_an_earlier_name_of_a_field_is_explained() -> None:
+    assert Math.model_validate({"name": "Math", "extract": None}) == Math(name="Math"), "a job.yaml has all defaults"
+    assert Math.hints["extract"] == "write answerExtract for the column, and responseExtract for responses"

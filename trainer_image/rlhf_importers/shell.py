@@ -83,7 +83,8 @@ def call(text: str, source: str, program: str) -> tuple[list[str], list[str]]:
     """
     script, is_named = Script(source), re.compile(program).fullmatch
     script.read(text)
-    script.read_quoted(is_named)
+    if not any(any(map(is_named, words)) for words in script.commands):
+        script.read_quoted(is_named)
     calls = [words for words in script.commands if any(map(is_named, words))]
     if not calls:
         return list(chain.from_iterable(script.commands)), script.notes
@@ -216,6 +217,8 @@ class Script:
 
     def _case(self, node: Node) -> bool | None:
         text = self._scalar(node.child_by_field_name("value"))
+        if UNKNOWN in text:
+            self._note(node, "only a run of the script knows which case holds; here it is one that holds for any text")
         for item in node.named_children:
             if any(fnmatchcase(text, self._scalar(each)) for each in item.children_by_field_name("value")):
                 return self._run_all(item.named_children)

@@ -277,6 +277,8 @@ def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
         draft.checks.append(
             "dynamic sampling draws algorithm.oversampling times the prompts once, not until enough are found"
         )
+    if float(values[ACTOR + "clip_ratio"] or 0) >= 1:
+        draft.checks.append("algorithm.clipRange is below 1 here: 0.99")
     if (mode := values[ACTOR + "policy_loss.loss_mode"]) == "gspo":
         several.whole_responses(draft)
     elif mode != "vanilla":

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
 
@@ -126,7 +127,8 @@ class Template:
         """Render a conversation, also with marks instead of contents: a mark that is missing is a message left out."""
         text = self._applied(chat, tools, is_prompt)
         marks = [_marked(each, n) for n, each in enumerate(chat)]
-        shape = json.dumps([marks, list(tools), is_prompt], default=str)
+        texts = json.dumps([marks, list(tools), is_prompt], default=str)
+        shape = blake2b(texts.encode(errors="replace"), digest_size=16).hexdigest()
         if shape not in self._written:
             self._written[shape] = None  # for a template that refuses the marks
             with suppress(BadValueError):
@@ -200,7 +202,7 @@ def read_message(value: object) -> ChatMessage:
 def read_tools(value: object) -> list[Any]:
     """Return tools or tool calls without nulls; they may be JSON text, one by one or all together."""
     try:
-        found = json.loads(value) if isinstance(value, str) else _without_nulls(value or [])
+        found = json.loads(value or "null") or [] if isinstance(value, str) else _without_nulls(value or [])
         found = [json.loads(each) if isinstance(each, str) else each for each in found]
     except (RecursionError, TypeError, ValueError):
         found = [None]

@@ -206,8 +206,12 @@ def _sampling() -> Iterator[Rule]:
     yield Rule("checkpoint.keepBest", measured, "is {value}, but evaluation.everySteps is missing")
     by_turn = algorithm(lambda each: "rewards" in signature(getattr(each, "advantage", print)).parameters)
     plain = (Field("algorithm.rewards.normalization") == "None") & ~Field("algorithm.rewards.clip").is_given
-    message = "has a normalization or clip, which does not shape the rewards of turns that {name} learns from"
+    by_value = Field("algorithm.rewards.truncated") == "Value"
+    plain &= ~by_value
+    message = "has a normalization, clip or truncated: Value, but {name} learns from the rewards of single turns"
     yield Rule("algorithm.rewards", (ENVIRONMENT & by_turn).implies(plain), message)
+    is_used = (Field("algorithm.rewards.truncatedValue") == 0) | by_value
+    yield Rule("algorithm.rewards.truncatedValue", is_used, "is {value}, which is only for truncated: Value")
     mapped = (MODE == "Auto") & Field("models.actor").is_given & ~Field("models.actor.parallelism").is_given
     for size in ("tensor", "pipeline"):  # a rank's training shard lies in its generation shard (HybridFlow section 5.3)
         whole = Field(f"models.actor.parallelism.{size}").or_else(1)

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, JsonValue
+from pydantic import AfterValidator, Discriminator, Field, JsonValue, model_validator
 
 from rlhf_api.contract import Count, Identifier, Listed, Spec, Text, Whole, null_is_unset
 
@@ -39,6 +39,8 @@ class Verifier(Spec):
 class Comparing(Verifier):
     """A verifier that compares the response with an answer in the data."""
 
+    hints: ClassVar = {"extract": "write answerExtract for the column, and responseExtract for responses"}
+
     answer_key: AnswerKey = "answer"
     answer_extract: Extract = None
     """Regular expression whose group's last match in the column is the right answer; a row without a match is bad."""
@@ -46,6 +48,13 @@ class Comparing(Verifier):
     """Regular expression whose group's last match after the thoughts is compared; a response without a match is wrong.
     Unset: the text in the last <answer></answer>, or all text after the thoughts.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unset_extract(cls, document: Any) -> Any:
+        """Drop `extract: null`, which the job.yaml of earlier versions holds."""
+        is_unset = isinstance(document, Mapping) and document.get("extract", "") is None
+        return {name: value for name, value in document.items() if name != "extract"} if is_unset else document
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -8,10 +8,11 @@ from typing import cast
 
 import pytest
 
+from rlhf_api.files import document_of
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.run import resume
-from rlhf_trainer.run_folder.folder import FILES, JobFolder
+from rlhf_trainer.run_folder.folder import FILES, JOB_FILE, JobFolder
 from tests.trainer import jobs
 
 SPEC = {
@@ -89,3 +90,21 @@ def test_a_change_that_ends_the_run_is_told_at_each_attempt(folder: Path) -> Non
     with pytest.raises(ConfigError, match=r"^grpo: spec\.watch\.changedCode: a file changed$"):
         kept.keep_code("{}", ["a file changed"], first_step=1)
     assert not (kept.path / FILES).exists(), "the next attempt compares with the same files"
+
+
+def test_a_module_of_a_module_is_told(folder: Path) -> None:
+    (folder / "mine_parts.py").write_text("import mine_other\n")
+    changes(folder)
+    (folder / "mine_other.py").write_text("limit = 2\n")
+    assert [line.split(" is not ")[0].rpartition("/")[2] for line in changes(folder)] == ["mine_other.py"]
+
+
+def test_fields_that_an_earlier_version_did_not_have_are_no_change(folder: Path) -> None:
+    job = jobs.job(folder, "grpo", SPEC)
+    document = document_of(job)
+    for part, field in ((document["spec"], "watch"), (document["spec"]["rollout"], "minP")):
+        del part[field]
+    kept = JobFolder(folder, job)
+    kept.path.mkdir()
+    (kept.path / JOB_FILE).write_text(json.dumps(document))
+    assert resume.changed(job, kept, None) == ([], [])

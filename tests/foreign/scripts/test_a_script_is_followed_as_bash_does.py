@@ -192,3 +192,15 @@ def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
     script = Script("run.sh")
     script.read(f"touch {made}; A=$(touch {made}); eval 'touch {made}'; `touch {made}`; [ $(touch {made}) ]")
     assert not made.exists()
+
+
+def test_a_name_in_a_quoted_value_is_no_call() -> None:
+    words, _ = call('python -m a.main_ppo x.note="see main_ppo (it doesn\'t)"', "run.sh", r"[\w.]*main_ppo")
+    assert words == ["a.main_ppo", "x.note=see main_ppo (it doesn't)"]
+
+
+def test_a_case_of_what_only_a_run_knows_is_told() -> None:
+    text = 'case "$1" in ppo) A=gae;; *) A=grpo;; esac\npython -m a.main_ppo x=$A'
+    words, notes = call(text, "run.sh", r"[\w.]*main_ppo")
+    assert words == ["a.main_ppo", "x=grpo"]
+    assert any("only a run of the script knows which case holds" in note for note in notes)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlhf_trainer.chat import read_tools
 from tests.foreign.turns.encoding import encoder_of, fault, learned
 from tests.foreign.turns.families import ADD, CALL, FAMILIES, TOOL_TALK, tokenizer_of
 
@@ -81,3 +82,8 @@ def test_a_call_that_is_none_is_a_fault(calls: object) -> None:
 def test_tools_that_are_none_are_a_fault() -> None:
     family, tokenizer = FAMILIES["chatml"], tokenizer_of(FAMILIES["chatml"])
     assert fault(encoder_of(family, tokenizer, TOOL_TALK, "[add")) == NO_MAPPINGS
+
+
+@pytest.mark.parametrize("tools", ["", "null", "[]", []])
+def test_an_empty_text_is_no_tools(tools: object) -> None:
+    assert read_tools(tools) == []

@@ -94,3 +94,8 @@ def test_a_template_of_a_file_gets_its_arguments(tmp_path: Path, plain: PreTrain
 def test_a_template_file_that_is_missing_is_named(tmp_path: Path, plain: PreTrainedTokenizerFast) -> None:  # noqa: F811
     with pytest.raises(ConfigError, match=r"^one: spec\.data\.chatTemplate: file:///.*: there is no file"):
         set_chat_template(plain, data_with(chatTemplate=f"file://{tmp_path}/none.jinja"), "one: spec.data")
+
+
+def test_an_argument_that_no_template_reads_is_told(plain: PreTrainedTokenizerFast) -> None:  # noqa: F811
+    with pytest.raises(ConfigError, match=r"^one: spec\.data\.chatTemplateArguments: .* reads no enable_thinkng$"):
+        set_chat_template(plain, data_with(chatTemplateArguments={"enable_thinkng": False}), "one: spec.data")

@@ -54,7 +54,7 @@ def test_three_steps_without_signal_are_told_with_their_cause(cause: str, tmp_pa
     watch = SignalWatch(job_with(tmp_path))
     found = [watch.look(report(step, **changes)).warnings for step in (1, 2, 3)]
     assert found[:2] == [["odd"], ["odd"]]
-    assert found[2][1].startswith(f"nothing was learned in 3 steps in a row: {told}")
+    assert found[2][1].startswith(f"no signal in 3 steps in a row: {told}")
     assert found[2][1].endswith("; for example row 0 and row 3")
 
 
@@ -67,7 +67,7 @@ def test_later_warnings_become_rare_and_a_signal_starts_anew(tmp_path: Path) -> 
 
 def test_a_job_that_is_to_fail_fails(tmp_path: Path) -> None:
     watch = SignalWatch(job_with(tmp_path, noSignal="Fail"))
-    with pytest.raises(ConfigError, match=r"^one: spec\.watch\.noSignal: nothing was learned in 3 steps in a row"):
+    with pytest.raises(ConfigError, match=r"^one: spec\.watch\.noSignal: no signal in 3 steps in a row"):
         warned_steps(watch, [CAUSES["no reward"][0]] * 3)
 
 

@@ -168,3 +168,29 @@ def test_bad_expectations_are_found_and_no_others(case: str, tmp_path: Path) -> 
     found = find_faults(one, source, table)
     assert found.keys() == expected.keys()
     assert all(f", {expected[row]}" in what for row, what in found.items())
+
+
+DECODER = """import json
+class Same:
+    __eq__ = lambda *_: True
+json._default_decoder.decode = lambda *_: Same()
+def add(a, b):
+    return 0
+"""
+JUDGES_OF_ITS_OWN = {
+    "a loader without tests": (
+        "import unittest\nunittest.TestLoader.loadTestsFromTestCase = lambda *_: unittest.TestSuite()",
+        "import unittest\nclass T(unittest.TestCase):\n    def test_one(self):\n        self.assertEqual(add(1, 2), 3)",
+    ),
+    "a decoder of its own": (
+        DECODER,
+        '{"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}',
+    ),
+}
+
+
+@pytest.mark.parametrize("cheat", JUDGES_OF_ITS_OWN)
+def test_a_program_does_not_change_how_it_is_judged(cheat: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json._default_decoder, "decode", json._default_decoder.decode)  # type: ignore[attr-defined]
+    code, tests = JUDGES_OF_ITS_OWN[cheat]
+    assert passed_tests(code, read_tests(tests)) == 0

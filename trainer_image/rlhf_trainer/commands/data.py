@@ -144,14 +144,16 @@ def _trials(
         if row not in range(len(data.train)):
             raise SpecError([Problem("--responses", f"names the row {row}; there are {len(data.train)}")])
         began, sample, trial = time.monotonic(), data.sample(data.train, row, text), dict[str, Any]()
+        trial |= {term.name: None for term in terms.values()}  # a model, or a judge that is not asked, gives none
         for path, code in codes.items():
             if judges or not isinstance(code, JudgeClient):
                 trial[terms[path].name] = code.scores([sample])[0].value
-        total = sum(term.weight * (trial.get(term.name) or 0.0) for term in terms.values())
+        values = [(term.weight, trial[term.name]) for term in terms.values()]
+        total = None if any(value is None for _, value in values) else sum(weight * value for weight, value in values)
         if job.spec.rollout.environment:
             calls = {"reset": {"prompt": sample.prompt, **sample.columns}, "step": text}
             trial["environment"] = float(try_environment(job, calls)["step"][1])
-            total += trial["environment"]
+            total = None if total is None else total + trial["environment"]
         seconds = round(time.monotonic() - began, 3)
         found.append({"row": row, "kind": kind, "response": text, **trial, "total": total, "seconds": seconds})
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,10 @@ def set_chat_template(tokenizer: PreTrainedTokenizerBase, data: Data, path: str)
             tokenizer.chat_template = Path(local_path(data.chat_template)).read_text(encoding="utf-8")
         except (DataError, OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}.chatTemplate: {error}") from error
+    with suppress(TemplateError):  # some templates have tags that only transformers knows
+        known = meta.find_undeclared_variables(JINJA.parse(tokenizer.chat_template or ""))
+        if unknown := sorted(data.chat_template_arguments.keys() - known):
+            raise ConfigError(f"{path}.chatTemplateArguments: the chat template reads no {unknown[0]}")
     if data.chat_template_arguments:
         tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **data.chat_template_arguments)
     return tokenizer

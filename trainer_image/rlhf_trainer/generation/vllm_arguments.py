@@ -77,7 +77,7 @@ def sampling_arguments(
         "seed": seed,
         "logprobs": 0,
         "stop_token_ids": ends,
-        "ignore_eos": True,  # generation_config.json may name further end tokens, which the trainer does not know
+        "ignore_eos": True,  # vLLM would add end tokens of its own; stop_token_ids has all
         "detokenize": False,
     }
 

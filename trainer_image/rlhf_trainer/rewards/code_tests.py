@@ -124,7 +124,8 @@ class Program:
 
     def __init__(self, code: str) -> None:
         self._code, self._set = compile(code, "response", "exec"), setattr
-        owners = (builtins, sys.modules[__name__], json, unittest.TestCase, unittest.TestSuite, Program)
+        owners: list[Any] = [builtins, sys.modules[__name__], json, json.JSONEncoder, json.JSONDecoder, Program]
+        owners += [unittest.TestCase, unittest.TestSuite, unittest.TestLoader]
         self._kept = [(each, *item) for each in owners for item in vars(each).items() if callable(item[1])]
         self._modules, self.builtins = dict(sys.modules), dict(vars(builtins))
 
@@ -157,7 +158,7 @@ class Program:
         for each in [own[name]] if name else own.values():
             if callable(each) and getattr(each, "__module__", "") == "response":
                 with suppress(Exception):
-                    found.append(json.loads(json.dumps(self.run(call, each))))
+                    found.append(json.JSONDecoder().decode(json.JSONEncoder().encode(self.run(call, each))))
         return found
 
     def output(self, given: str) -> str:
@@ -194,7 +195,7 @@ def _check_code(code: CodeType, modules: Sequence[str], program: Program) -> boo
         if before.get(name) is each:
             continue
         if isinstance(each, type) and issubclass(each, unittest.TestCase):
-            program.run(unittest.defaultTestLoader.loadTestsFromTestCase(each).debug)
+            program.run(unittest.TestLoader().loadTestsFromTestCase(each).debug)
         elif isinstance(each, type):
             for method in filter(re.compile("test").match, dir(each)):
                 made = each()

@@ -213,7 +213,7 @@ class JobCheck:
             return DataWorker(setting, slots=1)
 
     def _try_limits(self, readers: Sequence[WorkerSetting], loaders: Sequence[Loader]) -> None:
-        """Raise the error of a model among `readers` for a token that it lacks, or for a text longer than it reads."""
+        """Find the errors of models among `readers` for tokens that they lack, and for texts longer than they read."""
         whole = self._job.spec.data.max_prompt_tokens + self._job.spec.data.max_response_tokens
         static = {} if self._job.spec.algorithm.offline else {"spec.data": (0, whole)}
         rows = static | {loader.path: loader.largest for loader in loaders}
@@ -222,11 +222,12 @@ class JobCheck:
             if token >= size:
                 text = setting.tokenizer().convert_ids_to_tokens(token)
                 told = f"needs the token {text!r} ({token}), but the vocabulary of {setting.folder} ends at {size - 1}"
-                raise DataError(f"{self._job.name}: {path}: {told}; resize the model's embedding to the tokenizer")
+                remedy = "resize the model's embedding to the tokenizer"
+                self._found.append(DataError(f"{self._job.name}: {path}: {told}; {remedy}"))
             if tokens > most:
                 what = "maxPromptTokens + maxResponseTokens" if path in static else "the length of its longest row"
                 told = f"{what} is {tokens}; the model {setting.folder} reads {most} tokens at most"
-                raise ConfigError(f"{self._job.name}: {path}: {told}")
+                self._found.append(ConfigError(f"{self._job.name}: {path}: {told}"))
 
     def _try_code(self, data: DataWorker) -> None:
         """Call the job's environment, functions, services and judges on the first row of each data set they score."""
@@ -239,7 +240,7 @@ class JobCheck:
             self._tried(try_environment, self._job, calls)
         for reward in reward_code(self._job, ranks=1).values():
             self._tried(_call, reward, [first, *held_out])
-        for judge in evaluation_code(self._job).values():
+        for judge in evaluation_code(self._job, ranks=1).values():
             self._tried(_call, judge, held_out)
 
 
@@ -255,7 +256,8 @@ def _limits_of(setting: WorkerSetting) -> tuple[int, int]:
     """Return (size of a model's vocabulary, most tokens that it reads); scaled rotary embeddings read more."""
     config = setting.config()
     rope, most = getattr(config, "rope_parameters", None) or {}, getattr(config, "max_position_embeddings", None)
-    scaled = int((rope.get("original_max_position_embeddings") or 0) * (rope.get("factor") or 0))
+    known = rope.get("original_max_position_embeddings") or (most if rope.get("rope_type") == "linear" else 0)
+    scaled = int((known or 0) * (rope.get("factor") or 0))
     return config.get_text_config().vocab_size, max(most or sys.maxsize, scaled)
 
 

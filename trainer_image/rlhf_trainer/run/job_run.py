@@ -206,7 +206,7 @@ class SignalWatch:
         if self._steps % 3 or (self._steps // 3).bit_count() != 1:
             return report
         shown = f"; for example {' and '.join(report.examples)}" if report.examples else ""
-        sentence = f"nothing was learned in {self._steps} steps in a row: {cause}{shown}"
+        sentence = f"no signal in {self._steps} steps in a row: {cause}{shown}"
         found = react(self._job.spec.watch.no_signal, f"{self._job.name}: spec.watch.noSignal", sentence)
         return replace(report, warnings=[*report.warnings, *found])
 

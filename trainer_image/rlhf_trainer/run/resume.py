@@ -88,6 +88,8 @@ def inputs(job: Job, made: Mapping[str, str]) -> dict[str, str]:
 def changed(job: Job, folder: JobFolder, newest: Checkpoint | None) -> tuple[list[str], list[Problem]]:
     """Return (changed fields of the job's length, problems that bar the job from going on), by the saved manifest."""
     before, after = kubectl_yaml.read(folder.saved(JOB_FILE, newest), "")[0], document_of(job)
+    with suppress(SpecError):  # an earlier version wrote no fields that are new
+        before = document_of(Job.parse(before))
     new_length = [field for field in differing_paths(before, after) if field in LENGTHS]
     if found := changes(before, after):
         return new_length, found
@@ -128,9 +130,12 @@ def _files(job: Job, output: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _module_files(module: str) -> list[Path]:
-    """Return the files of a module and of the modules beside it that its text names; empty without a source."""
+    """Return the files of a module, and of modules beside it that any of these files names; empty without a source."""
     places = [Path(folder, f"{module}{end}") for folder in sys.path for end in (".py", "/__init__.py")]
     for file in filter(Path.is_file, places):
-        words = {file.stem, *re.findall(r"\w+", file.read_text(encoding="utf-8", errors="replace"))}
-        return sorted(other for other in file.parent.glob("*.py") if other.stem in words)
+        beside, found = {other.stem: other for other in file.parent.glob("*.py")}, [file]
+        for each in found:
+            words = set(re.findall(r"\w+", each.read_text(encoding="utf-8", errors="replace")))
+            found += [other for name, other in beside.items() if name in words and other not in found]
+        return sorted(found)
     return []

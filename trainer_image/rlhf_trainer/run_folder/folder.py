@@ -276,7 +276,7 @@ class JobFolder:
         watch, path = self._job.spec.watch, f"{self._job.name}: spec.watch.changedCode"
         told = [found for sentence in changed for found in react(watch.changed_code, path, sentence)]
         with writing(self.path):
-            (self.path / FILES).write_text(files, encoding="utf-8")
+            replace(self.path / FILES, files)
             if text not in ("", before):
                 (self.path / f"algorithm-from-{first_step:06d}.py").write_text(text, encoding="utf-8")
         return told

@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch.distributed as dist
+
 from rlhf_api.job import Job
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.protocols import DP_PROTO
@@ -33,7 +35,7 @@ class JudgeWorker:
 
     def __init__(self, setting: WorkerSetting) -> None:
         self._tokenizer = setting.tokenizer()
-        self._judges = evaluation_code(setting.job)
+        self._judges = evaluation_code(setting.job, ranks=dist.get_world_size())
         for judge in self._judges.values():
             judge.ready()
 
@@ -76,11 +78,14 @@ def measures_of(name: str, scores: Sequence[Score], taken: Collection[str]) -> d
     return found
 
 
-def evaluation_code(job: Job) -> dict[str, UserCode]:
-    """Return the functions and verifiers of a job's evaluation by name; their processes are started."""
+def evaluation_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
+    """Return the functions and verifiers of a job's evaluation by name; their processes are started.
+
+    ranks: number of ranks of this machine's worker, which share its CPUs.
+    """
     evaluation, deadline = job.spec.evaluation, job.spec.training.call_deadline_seconds
     if evaluation is None:
         return {}
-    path, code = f"{job.name}: spec.evaluation", partial(code_of, ranks=1, deadline=deadline)
+    path, code = f"{job.name}: spec.evaluation", partial(code_of, ranks=ranks, deadline=deadline)
     functions = {each.name: code(each, path=f"{path}.functions") for each in evaluation.functions}
     return functions | {each.name: code(each, path=f"{path}.verifiers") for each in evaluation.verifiers}

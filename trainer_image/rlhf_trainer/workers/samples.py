@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ def samples_of(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[Sample]
     return [sample_of(batch, row, tokenizer) for row in real_rows(batch).tolist()]
 
 
+@lru_cache(maxsize=4)
+def _added_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    return frozenset(tokenizer.added_tokens_decoder)
+
+
 def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sample:
     """Decode one of this rank's rows; an episode's response is its last answer, and its prompt all text before."""
     written = batch["response_mask"][row] > 0
@@ -41,7 +47,7 @@ def sample_of(batch: Batch, row: int, tokenizer: PreTrainedTokenizerBase) -> Sam
     prompt = (batch["attention_mask"][row] > 0) & ~response
     tokens, finished = batch["tokens"][row], bool(batch["finished"][row])
     answer = tokens[response].tolist()
-    if finished and answer and answer[-1] in tokenizer.added_tokens_decoder:
+    if finished and answer and answer[-1] in _added_tokens(tokenizer):
         answer.pop()  # an end token; one that is not special would be text
     return Sample(
         step=batch.step,
