@@ -99,7 +99,7 @@ def test_a_module_of_a_module_is_told(folder: Path) -> None:
     assert [line.split(" is not ")[0].rpartition("/")[2] for line in changes(folder)] == ["mine_other.py"]
 
 
-def test_fields_that_an_earlier_version_did_not_have_are_no_change(folder: Path) -> None:
+def test_fields_that_an_earlier_version_lacks_are_no_change(folder: Path) -> None:
     job = jobs.job(folder, "grpo", SPEC)
     document = document_of(job)
     for part, field in ((document["spec"], "watch"), (document["spec"]["rollout"], "minP")):

@@ -314,7 +314,8 @@ CUT = {
 @pytest.mark.parametrize("truncated", CUT)
 def test_a_response_that_was_cut_off_counts_as_asked(truncated: str, folder: Path) -> None:
     """Row 1 was cut off, row 4 is padding; each response gets 1 by its own."""
-    shaping = f"algorithm.rewards={{truncated: {truncated}, truncatedValue: -2.0}}"
+    value = ", truncatedValue: -2.0" if truncated == "Value" else ""
+    shaping = f"algorithm.rewards={{truncated: {truncated}{value}}}"
     one = job_with(folder, f"models.reward={{entrypoint: '{FUNCTIONS}:sizes'}}", "data.train.columns=[size]", shaping)
     function = job_with(folder, "models.reward={verifier: {name: Length, maximum: 1000}}", shaping)
     scores, valid = CUT[truncated]
