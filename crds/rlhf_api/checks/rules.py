@@ -210,7 +210,7 @@ def _sampling() -> Iterator[Rule]:
     plain &= ~by_value
     message = "has a normalization, clip or truncated: Value, but {name} learns from the rewards of single turns"
     yield Rule("algorithm.rewards", (ENVIRONMENT & by_turn).implies(plain), message)
-    is_used = (Field("algorithm.rewards.truncatedValue") == 0) | by_value
+    is_used = (Field("algorithm.rewards.truncatedValue") == 0.0) | by_value
     yield Rule("algorithm.rewards.truncatedValue", is_used, "is {value}, which is only for truncated: Value")
     mapped = (MODE == "Auto") & Field("models.actor").is_given & ~Field("models.actor.parallelism").is_given
     for size in ("tensor", "pipeline"):  # a rank's training shard lies in its generation shard (HybridFlow section 5.3)
