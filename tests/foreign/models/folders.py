@@ -72,7 +72,7 @@ def set_sampling(folder: Path) -> dict[str, Any]:
 
 
 def add_code(folder: Path) -> None:
-    """Make the folder one with a model class of its own, in two files of which one imports the other."""
+    """Give the model folder its own model class, in two files; one file imports the other."""
     (folder / "configuration_mine.py").write_text(
         "from transformers import LlamaConfig\nclass MineConfig(LlamaConfig):\n    model_type = 'mine'\n"
     )

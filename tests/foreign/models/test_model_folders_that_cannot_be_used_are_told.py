@@ -122,7 +122,7 @@ def test_tensors_that_are_not_read_are_named(model: Path, check: Check) -> None:
 
 
 def test_a_token_beyond_the_vocabulary_is_told(model: Path, check: Check) -> None:
-    """It stands in a row after those that the check reads of other data sets."""
+    """The row with the token comes after the first rows, which are all that the check reads of other data sets."""
     number = folders.add_token(model, "<tool>")
     assert check().exit_code == 0, "the tokenizer may have more tokens than the data need"
     done = check(last="use <tool>")

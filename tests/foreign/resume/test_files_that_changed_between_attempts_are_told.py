@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def changes(folder: Path) -> list[str]:
-    """What is told of an attempt that begins now, from a checkpoint."""
+    """Return the sentences on changed files for an attempt that begins now, from a checkpoint."""
     output = folder / "run"
     (output / "grpo").mkdir(parents=True, exist_ok=True)
     start = resume._start(jobs.job(folder, "grpo", SPEC), output, cast("Checkpoint", object()), {})

@@ -21,7 +21,7 @@ WITH_CALLS = [name for name, family in FAMILIES.items() if family.call]
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_both_answers_of_two_turns_are_learned_or_told(name: str) -> None:
-    """Those of GPT-OSS end earlier answers with a token that ends no response."""
+    """GPT-OSS templates end earlier answers with a token that ends no response."""
     family, tokenizer = FAMILIES[name], tokenizer_of(FAMILIES[name])
     encoder = encoder_of(family, tokenizer, TALK)
     assert learned(encoder, tokenizer) == list(family.learned)

@@ -16,7 +16,7 @@ TOOLS = [{"type": "function", "function": {"name": "subtract", "parameters": {}}
 
 
 def test_what_a_tool_says_is_not_lost() -> None:
-    """Its text is also in the answer: the place counts, not the text."""
+    """The tool's text also stands in the answer, so only its place shows that the message is left out."""
     assert fault(encoder_of(FAMILIES["phi"], tokenizer_of(FAMILIES["phi"]), asked(TOLD))) == LEFT_OUT
 
 

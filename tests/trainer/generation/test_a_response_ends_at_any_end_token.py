@@ -29,7 +29,7 @@ def greedy(folder: str, engine: GenerationEngine) -> Response:
 
 
 def generate_twice(folder: str) -> tuple[Response, Response, int]:
-    """A response with one end token, one that also ends at a token of the first, and that token."""
+    """Generate with one end token, then with a second one. Return both responses and the second end token."""
     engine = build(folder, [[0]])
     whole = greedy(folder, engine)
     engine.close()

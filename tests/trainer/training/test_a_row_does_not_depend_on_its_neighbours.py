@@ -62,7 +62,7 @@ def test_a_row_alone_is_the_row_in_any_micro_batch(name: str, rows: list[int], p
 
 @pytest.mark.parametrize(("tokens", "factors"), [(16, "short_factor"), (17, "long_factor")])
 def test_factors_follow_the_longest_text_of_the_job(tokens: int, factors: str) -> None:
-    """By the definition of LongRoPE: 1 / (factor * theta ** (2 i / 32))."""
+    """The frequencies are those that LongRoPE defines: 1 / (factor * theta ** (2 i / 32))."""
     model = AutoModelForCausalLM.from_config(copy.deepcopy(ROPES["longrope, long"]))
     fix_rope(model, tokens)
     model(torch.zeros(1, 40, dtype=torch.int64))  # a long text changes nothing
@@ -73,7 +73,7 @@ def test_factors_follow_the_longest_text_of_the_job(tokens: int, factors: str) -
 @pytest.mark.parametrize(("tokens", "stretch"), [(512, 1.0), (1024, 5.0)])
 @pytest.mark.parametrize("layer", ["", "full_attention"])
 def test_dynamic_factors_follow_the_longest_text_of_the_job(tokens: int, stretch: float, layer: str) -> None:
-    """By NTK scaling of factor 4 and 512 trained tokens: theta * (4 * tokens / 512 - 3) ** (32 / 30)."""
+    """The base is NTK scaling's, with factor 4 and 512 trained tokens: theta * (4 * tokens / 512 - 3) ** (32 / 30)."""
     rope: dict[str, object] = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
     config = copy.deepcopy(ROPES["dynamic"])
     if layer:
