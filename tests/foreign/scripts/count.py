@@ -1,6 +1,6 @@
 """Count of other projects' scripts that `rlhf import` makes valid manifests of. Refusals are counted by kind.
 
-    python -m tests.foreign.scripts.count FOLDER... [--names]   # folders with copies of their repositories
+Usage: python -m tests.foreign.scripts.count FOLDER... [--names]   # folders with copies of their repositories
 
 Counted are shell scripts, YAML files with a model, and the shell blocks of pages and docstrings, if they call a program
 that is read. Nothing of them is run. `--names` adds the file of each refusal.
