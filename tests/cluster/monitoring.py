@@ -42,9 +42,14 @@ SECONDS = 1200
 STEP, RATE = 2, "30s"
 """Of what is drawn, in seconds; and what Grafana would put for $__rate_interval."""
 NOT_HERE = {
-    "rlhf_mfu_ratio": "on CPU nobody knows the peak",
-    "rlhf_groups_with_signal_ratio": "of GRPO and others with groups",
-    "rlhf_reward_part_mean": "of rewards with parts",
+    "rlhf_mfu_ratio": "the peak of a CPU is not known",
+    "rlhf_groups_with_signal_ratio": "only GRPO and others that compare groups have it",
+    "rlhf_reward_part_mean": "only rewards with parts have it",
+    "rlhf_rollout_idle_ratio": "only a rollout pool has it",
+    "rlhf_trainer_idle_ratio": "only a rollout pool has it",
+    "rlhf_queue_batches": "only a rollout pool has it",
+    "rlhf_queue_tokens": "only a rollout pool has it",
+    "rlhf_weight_sync": "only a rollout pool has it",
 }
 """Metrics whose queries give nothing in this run, and why; the tests of rules give them made-up series."""
 
