@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
@@ -23,7 +22,7 @@ from rlhf_planning.checkpoint_size import in_words
 from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
 from rlhf_planning.job_plan import networks_of, objective_of, plan_job, prices_of
 from rlhf_planning.machines import device_of, local_cluster
-from rlhf_planning.mapping_text import explain, step_price
+from rlhf_planning.mapping_text import print_plan, step_price
 from rlhf_planning.timeline import timeline_of
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem
@@ -35,8 +34,6 @@ LENGTHS = "fixed(TOKENS) or lognormal(MEAN,P99)"
 DISTRIBUTION = re.compile(r"(?P<name>fixed|lognormal)\((?P<mean>[1-9]\d*)(, *(?P<p99>[1-9]\d*))?\)")
 MERMAID = (".md", ".mmd")
 """File name endings for which `--svg` writes the step's graph as mermaid text, not as SVG."""
-COLUMNS = 100
-"""Width in characters of the printed plan when stdout is no terminal."""
 
 
 @dataclass(frozen=True)
@@ -180,12 +177,7 @@ def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
 
 
 def _explain(answer: JobPlan, svg: Path | None) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = COLUMNS
-    with console.capture() as shown:
-        explain(answer.mapping, title=answer.title, console=console, prices=answer.prices, networks=answer.networks)
-    typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
+    print_plan(answer.mapping, title=answer.title, prices=answer.prices, networks=answer.networks)
     typer.echo(f"{answer.checkpoints}\n")
     typer.echo(f"{answer.calibration}\n" if answer.calibration else "")
     if svg and isinstance(answer.mapping, DeviceMapping):
