@@ -17,7 +17,6 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping, Infeasible, as_json
 from rlhf_mapper.workload import lognormal
-from rlhf_planning.calibrate import RunCalibration, calibration_of
 from rlhf_planning.checkpoint_size import in_words
 from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
 from rlhf_planning.job_plan import networks_of, objective_of, plan_job, prices_of
@@ -26,6 +25,7 @@ from rlhf_planning.mapping_text import print_plan, step_price
 from rlhf_planning.timeline import timeline_of
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.report.calibrate import RunCalibration, calibration_of
 from rlhf_trainer.report.run_record import read_run
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import writing
