@@ -12,12 +12,13 @@ from rich.console import Console
 
 from rlhf_api.files import document_of, load
 from rlhf_api.job import Job
-from rlhf_kubectl.jobs import find_job, job_documents, parse_job, settings_of
+from rlhf_kubectl.jobs import find_job, job_documents, settings_of
 from rlhf_kubectl.kubectl import Kubectl
 from rlhf_operator.cluster import parse, raw, view
 from rlhf_operator.cluster.cache import Cache, KindName
 from rlhf_operator.cluster.resources import NODES, PODS
 from rlhf_operator.placement.map_job import MappingResult, map_job
+from rlhf_operator.reconcile.context import parse_job
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Document, ObservedJob, Snapshot
 from rlhf_planning.mapping_text import print_plan

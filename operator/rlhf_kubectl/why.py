@@ -13,7 +13,7 @@ from rlhf_kubectl.jobs import JobEvent
 from rlhf_kubectl.remedies import CONDITIONS, FAILURES
 from rlhf_operator import names
 from rlhf_operator.conditions import found
-from rlhf_operator.reconcile.context import EXPLAINING_CONDITIONS
+from rlhf_operator.reconcile.context import explaining
 from rlhf_operator.snapshot import ObservedJob, ObservedPod
 from rlhf_operator.times import parsed, since
 from rlhf_planning.numbers import duration
@@ -147,8 +147,7 @@ def _complaints(pods: Sequence[ObservedPod], condition: Condition, now: datetime
 
 def _explaining(status: Status) -> Condition | None:
     """Return the condition that explains the phase; see `phase_of`."""
-    candidates = [found(status.conditions, kind) for kind in EXPLAINING_CONDITIONS.get(status.phase, ("Training",))]
-    existing = [each for each in candidates if each]
+    existing = explaining(status, status.phase)
     awaited = "True" if status.phase == "Suspended" else "False"
     return next((each for each in existing if each.status == awaited), existing[0] if existing else None)
 

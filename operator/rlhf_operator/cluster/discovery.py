@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rlhf_operator.cluster import raw
 from rlhf_operator.cluster.cache import KindName
 from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client, NoClusterError
-from rlhf_operator.cluster.resources import CLAIMS, JOBS, NODES, OURS, PODS, PRIORITIES, RAYJOBS, Resource, workloads
+from rlhf_operator.cluster.resources import CLAIMS, JOBS, NODES, OURS, PODS, PRIORITIES, RAYJOBS, Resource
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Capability
 
@@ -27,6 +27,9 @@ class Offer(NamedTuple):
 
     capabilities: frozenset[Capability] = frozenset()
     kinds: tuple[Kind, ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(sorted(self.capabilities)) or "nothing"
 
 
 async def discover(client: Client, settings: Settings) -> Offer:
@@ -60,7 +63,8 @@ async def _serves(client: Client, resource: Resource) -> bool:
 
 async def _kueue(client: Client) -> Resource | None:
     answer = await client.find("/apis/kueue.x-k8s.io", "apis")
-    resource = workloads(raw.text(answer, "preferredVersion", "version"))
+    version = raw.text(answer, "preferredVersion", "version")
+    resource = Resource("kueue.x-k8s.io", version, "workloads", "Workload")
     return resource if answer and await _serves(client, resource) else None
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from rlhf_api import status
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.status import MappedPlacement, Measured, MeasuredPhase, Pace
-from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping, MappedPool
-from rlhf_mapper.place import generating
+from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping
+from rlhf_mapper.place import generating, pool_of
 from rlhf_operator.placement.ask_mapper import predict_placed
 from rlhf_operator.placement.capacity import capacity_for
 from rlhf_operator.placement.past import Past, lengths, models_digest
@@ -61,7 +59,7 @@ def predicted(
 def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
     """Convert a mapping of the status to a mapping of the mapper, without a prediction."""
     hosts = {role: host for role, host in PLACED_WITH.items() if role in job.models()}
-    pools = tuple(_pool(pool, hosts) for pool in current.pools)
+    pools = tuple(replace(pool_of(pool, job), gpu=pool.gpu or "", zones=pool.zones or ()) for pool in current.pools)
     rollout_pool = next((pool for pool in pools if "rollout" in pool.models), None)
     sizes: dict[Role, ParallelSizes] = {}
     for each in current.sizes:
@@ -72,14 +70,3 @@ def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
         sizes[each.role] = each.over(0, generation_pipeline=pipeline, generation_tensor=tensor)
     sizes |= {role: sizes[host] for role, host in hosts.items()}
     return DeviceMapping(device=current.device, pools=pools, sizes=sizes)
-
-
-def _pool(pool: status.MappedPool, hosts: Mapping[Role, Role]) -> MappedPool:
-    """Convert a status pool to a mapper pool. hosts: role of a model, by role of a model that is placed with it."""
-    return MappedPool(
-        name=pool.name,
-        models=(*pool.models, *(role for role, host in hosts.items() if host in pool.models)),
-        slots_per_machine=(pool.slots_per_node,) * pool.nodes,
-        gpu=pool.gpu or "",
-        zones=pool.zones or (),
-    )
