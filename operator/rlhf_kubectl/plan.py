@@ -55,7 +55,7 @@ def plan(kubectl: Kubectl, what: str) -> list[tuple[str, MappingResult]]:
     for job, each in zip(jobs, observed, strict=True):
         snapshot = _snapshot(cache, each, by_name, knows_nodes=nodes is not None)
         answers.append((job.name, map_job(job, snapshot, settings or Settings())))
-        _print_answer(console, *answers[-1])
+        _print_answer(console, job, answers[-1][1])
     for note in compress(NOTES, (nodes is None, pods is None, settings is None)):
         console.print(f"note: {note}", style="dim")
     return answers
@@ -85,10 +85,8 @@ def _snapshot(cache: Cache, job: ObservedJob, by_name: Mapping[str, ObservedJob]
     )
 
 
-def _print_answer(console: Console, name: str, result: MappingResult) -> None:
-    title = f"{name}: {result.reason}"
-    if result.answer:
-        print_plan(result.answer, title=title)
-    else:
-        console.print(title, style="bold red", markup=False)
+def _print_answer(console: Console, job: Job, result: MappingResult) -> None:
+    console.print(f"{job.name}: {result.reason}", style="bold" if result.mapping else "bold red", markup=False)
     console.print(f"  {result.message}", markup=False, soft_wrap=True)
+    if result.answer:
+        print_plan(result.answer, title=f"{job.name}, a step of {job.spec.algorithm.name}")
