@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from rlhf_api.files import read_text
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.hardware import Cluster
@@ -145,10 +146,7 @@ def _lengths(text: str, job: Job) -> tuple[float, ...]:
 
 def _past_lengths(file: str, path: str, most: int) -> tuple[float, ...]:
     """Return the lengths in tokens of a file, one per line; path: for error messages. SpecError for any other line."""
-    try:
-        lines = Path(file).read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Problem(path, f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}")]) from None
+    lines = read_text(Path(file), path).split()
     wrong = next((line for line in lines if not (line.isdecimal() and 1 <= int(line) <= most)), None)
     if wrong is not None or not lines:
         found = f"has {wrong}" if wrong else "is empty"
