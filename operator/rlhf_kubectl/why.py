@@ -175,8 +175,8 @@ def complaint(pod: ObservedPod, now: datetime) -> str:
     if pod.unschedulable:
         return f"{pod_is} has no node: {pod.unschedulable}"
     if stuck := next((each for each in pod.containers if each.waiting_reason not in ON_THEIR_WAY), None):
-        detail = f": {stuck.waiting_message}" if stuck.waiting_message else ""
-        return f"{pod_is}: its container {stuck.name} waits, {stuck.waiting_reason}{detail}"
+        why = f"{stuck.waiting_reason}: {stuck.waiting_message}".rstrip(": ")
+        return f"{pod_is}: its container {stuck.name} waits, {why}"
     if pod.phase == "Failed":
         return f"{pod_is} failed: {pod.message or pod.reason or 'nothing says why'}"
     if pod.node and not pod.ready and pod.phase == "Pending":
