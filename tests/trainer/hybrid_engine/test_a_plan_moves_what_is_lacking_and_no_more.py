@@ -40,20 +40,10 @@ def received(made: ReshardPlan, is_counted: Callable[[str], bool] = lambda name:
     return sum(move.slice.numel for name, move in gets(made) if not move.is_own and is_counted(name))
 
 
-def exchanged(made: ReshardPlan) -> list[Move]:
-    """All moves that a rank sends or receives."""
-    return [move for each in made.moves.values() for move in (*each.across, *each.within)]
-
-
-def sent(made: ReshardPlan) -> int:
-    """Elements that a rank sends to others; one for two ranks counts twice."""
-    return sum(move.slice.numel for move in exchanged(made) if move.source == made.rank)
-
-
 def trading(plans: Sequence[ReshardPlan]) -> list[list[int]]:
     """The smallest sets of ranks that exchange among themselves only."""
     group_of: dict[int, set[int]] = {}
-    for move in (move for made in plans for move in exchanged(made)):
+    for move in (move for made in plans for move in made.exchanged()):
         merged = group_of.get(move.source, {move.source}) | group_of.get(move.destination, {move.destination})
         group_of.update(dict.fromkeys(merged, merged))
     return sorted(map(list, {tuple(sorted(group)) for group in group_of.values()}))
@@ -90,7 +80,7 @@ def test_replicated_weights_cost_what_the_paper_says(sizes: ParallelSizes) -> No
 def test_without_stages_embedding_and_head_count_too() -> None:
     sizes = layout(1, 4, 2, 1, 2)
     total = sum(TensorSlice.whole(parameter.shape).numel for parameter in UNTIED if parameter.tensor_dim is not None)
-    assert {received(made) for made in colocated(UNTIED, sizes)} == {total // 4}
+    assert {made.received() for made in colocated(UNTIED, sizes)} == {total // 4}
 
 
 def test_with_stages_other_stages_ends_are_counted_apart() -> None:
@@ -115,7 +105,7 @@ def test_a_rank_receives_its_shard_but_for_what_it_holds(
         for name, part in made.wanted.items():
             own = made.held[name].intersection(part) if name in made.held else None
             lacking += part.numel - (own.numel if own else 0)
-        assert received(made) == lacking
+        assert made.received() == lacking
     assert_every_element_comes_once(model, plans)
 
 
@@ -137,7 +127,7 @@ def assert_every_element_comes_once(model: list[Parameter], plans: Sequence[Resh
             expected = torch.zeros_like(count)
             expected[made.wanted[name].within(TensorSlice.whole(shapes[name]))] = 1
             assert torch.equal(count, expected), f"{name} on rank {made.rank}"
-    assert sum(sent(made) for made in plans) == sum(received(made) for made in plans)
+    assert sum(made.sent() for made in plans) == sum(made.received() for made in plans)
 
 
 def test_equal_layouts_move_nothing() -> None:
@@ -151,7 +141,7 @@ def test_the_bytes_of_a_rank_do_not_depend_on_the_replicas() -> None:
     found = []
     for d in (1, 2, 3, 4):
         made = colocated(TIED, layout(2, 2, d, 1, 1))
-        per_replica = [tuple(received(made[4 * replica + rank]) for rank in range(4)) for replica in range(d)]
+        per_replica = [tuple(made[4 * replica + rank].received() for rank in range(4)) for replica in range(d)]
         assert len(set(per_replica)) == 1
         found.append(per_replica[0])
     assert len(set(found)) == 1
@@ -190,10 +180,10 @@ def test_a_replica_of_shards_trades_inside_itself() -> None:
 def test_what_many_hold_is_sent_by_all_of_them() -> None:
     """In a replica each rank sends what it receives, and equal sources send the same, also from node to node."""
     made = transition("HybridFlow-V", TIED, layout(1, 2, 2, 1, 1)).plans
-    assert [sent(each) for each in made] == [received(each) for each in made]
+    assert [each.sent() for each in made] == [each.received() for each in made]
     for per_node in (1, 16):
         pools = disjoint(TIED, ParallelSizes(data=4, replicas=4), ParallelSizes(data=4), per_node=per_node)
-        assert len({sent(each) for each in pools[:4]}) == 1
+        assert len({each.sent() for each in pools[:4]}) == 1
 
 
 def disjoint(
@@ -222,7 +212,7 @@ def test_generation_may_have_a_pool_of_its_own(generation: ParallelSizes, per_no
     assert_every_element_comes_once(ODD, plans)
     for rank in range(generation.world_size):
         wanted = generation_shards(ODD, generation, rank)
-        assert received(plans[8 + rank]) == sum(part.numel for part in wanted.values())
+        assert plans[8 + rank].received() == sum(part.numel for part in wanted.values())
     assert not any(move.is_own for made in plans for _, move in gets(made))
 
 
@@ -257,7 +247,7 @@ def test_the_ranks_of_a_node_share_what_enters_it() -> None:
     for made in plans_of(TIED, ParallelSizes(data=8), per_node=4):
         entered = sum(move.slice.numel for each in made.moves.values() for move in each.across)
         assert entered == 2 * total // 8  # in and out
-        assert received(made) == total * 7 // 8
+        assert made.received() == total * 7 // 8
 
 
 def counted_slices(monkeypatch: pytest.MonkeyPatch, sizes: ParallelSizes) -> tuple[int, int]:
@@ -272,7 +262,7 @@ def counted_slices(monkeypatch: pytest.MonkeyPatch, sizes: ParallelSizes) -> tup
         patch.setattr(TensorSlice, "__init__", counting)
         nodes = [rank // 8 for rank in range(sizes.world_size)]
         own = plan(UNTIED, Parties.replica(sizes, nodes, 3), 3)
-    return len(made), sum(1 for _ in exchanged(own))
+    return len(made), sum(1 for _ in own.exchanged())
 
 
 def test_what_a_rank_plans_does_not_grow_with_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
