@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rlhf_operator.cluster import raw
 from rlhf_operator.cluster.cache import KindName
 from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client, NoClusterError
-from rlhf_operator.cluster.resources import CLAIMS, JOBS, NODES, OURS, PODS, PRIORITIES, RAYJOBS, Resource
+from rlhf_operator.cluster.resources import CLAIMS, JOBS, NODES, OURS, PODS, PRIORITIES, RAYJOBS, Resource, workloads
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Capability
 
@@ -63,8 +63,7 @@ async def _serves(client: Client, resource: Resource) -> bool:
 
 async def _kueue(client: Client) -> Resource | None:
     answer = await client.find("/apis/kueue.x-k8s.io", "apis")
-    version = raw.text(answer, "preferredVersion", "version")
-    resource = Resource("kueue.x-k8s.io", version, "workloads", "Workload")
+    resource = workloads(raw.text(answer, "preferredVersion", "version"))
     return resource if answer and await _serves(client, resource) else None
 
 

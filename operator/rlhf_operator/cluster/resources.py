@@ -44,3 +44,8 @@ CREATED: Final = {(each.api_version, each.kind): each for each in (RAYJOBS, CLAI
 
 OURS: Final = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}"
 """Label selector of the objects that the operator made for jobs, and of KubeRay's pods for them."""
+
+
+def workloads(version: str) -> Resource:
+    """Return the description of Kueue's kind Workload in this version of Kueue's API, without asking the API server."""
+    return Resource("kueue.x-k8s.io", version, "workloads", "Workload")
