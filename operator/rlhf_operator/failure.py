@@ -26,7 +26,7 @@ LAST_STATUS_SECONDS: Final = 30.0
 
 
 Evidence = Callable[[Case], Cause | None]
-"""Function that looks for one kind of evidence of a failure, and returns the cause that it proves."""
+"""Function that looks for one kind of evidence of a failure; returns the proved cause, or None."""
 EVIDENCE: Final[tuple[Evidence, ...]] = (
     evidence.conclusive_exit,
     evidence.preempted_quota,

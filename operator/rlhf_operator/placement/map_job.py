@@ -45,7 +45,7 @@ class MappingResult:
     reason: MappingReason
     message: str
     answer: DeviceMapping | None = None
-    """The same placement with the mapper's prediction, for people who ask for a plan; None if there is none."""
+    """Placement as the mapper has it, with the prediction of a step; None if `mapping` is None."""
 
 
 def map_job(
