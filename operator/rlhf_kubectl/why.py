@@ -179,7 +179,7 @@ def complaint(pod: ObservedPod, now: datetime) -> str:
         return f"{pod_is}: its container {stuck.name} waits, {why}"
     if pod.phase == "Failed":
         return f"{pod_is} failed: {pod.message or pod.reason or 'nothing says why'}"
-    if pod.node and not pod.ready and pod.phase == "Pending":
+    if pod.node and pod.phase == "Pending":
         return f"{pod_is} starts on node {pod.node} since {_ago(pod.scheduled or pod.created, now)}"
     return ""
 

@@ -206,8 +206,9 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
     if prediction := mapping.prediction:
         roles = [role for pool in mapping.pools for role in pool.models]
         answer["models"] = {role: _model(mapping.sizes[role], prediction.models[role]) for role in roles}
-        predicted = asdict(prediction).items()
-        answer["predicted"] = {name: value for name, value in predicted if name not in SHOWN_ELSEWHERE}
+        answer["predicted"] = asdict(prediction)
+        for name in SHOWN_ELSEWHERE:
+            del answer["predicted"][name]
     return answer
 
 
