@@ -335,7 +335,7 @@ MUTATIONS = (
     Mutation(f"{OPERATOR}/reconcile/running.py", "CLOCK_SECONDS: Final = 2.0", "CLOCK_SECONDS: Final = 200.0", WAITS),
     Mutation(
         f"{OPERATOR}/failure.py",
-        '"Unknown": FailureClass(action="Restart", yields_to=(LOST_POD, LOST_WORKER))',
+        '"Unknown": FailureClass(action="Restart", yields_to=(disrupted_lost_pod, lost_worker))',
         '"Unknown": FailureClass(action="Restart")',
         WAITS,
     ),

@@ -41,7 +41,7 @@ def read(
     A job that reads the output of another that cannot be tried is left out, too.
     """
     if isinstance(text_or_path, Path):
-        text, source, folder = _text(text_or_path), f"{text_or_path}: ", text_or_path.parent
+        text, source, folder = read_text(text_or_path), f"{text_or_path}: ", text_or_path.parent
     else:
         text, source, folder = text_or_path, "", Path()
     documents = apply(overrides, _mappings(kubectl_yaml.read(text, source), source))
@@ -109,13 +109,14 @@ def dump(job: Job) -> str:
     return kubectl_yaml.write(document_of(job))
 
 
-def _text(path: Path) -> str:
+def read_text(file: Path, path: str = "") -> str:
+    """Return the text of a file. Raises SpecError, with `path` or else the file's, if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise SpecError([Problem(str(path), f"cannot be read: {error.strerror}")]) from None
+        raise SpecError([Problem(path or str(file), f"cannot be read: {error.strerror}")]) from None
     except UnicodeDecodeError:
-        raise SpecError([Problem(str(path), "cannot be read: it is not UTF-8 text")]) from None
+        raise SpecError([Problem(path or str(file), "cannot be read: it is not UTF-8 text")]) from None
 
 
 def _mappings(documents: list[Any], source: str) -> list[dict[str, Any]]:

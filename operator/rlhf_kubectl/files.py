@@ -17,11 +17,12 @@ from rich.progress import wrap_file
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import SpecError
-from rlhf_kubectl.jobs import parse_job, settings_of
+from rlhf_kubectl.jobs import settings_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError, require_success
 from rlhf_kubectl.why import complaint
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.resources import PODS
+from rlhf_operator.reconcile.context import parse_job
 from rlhf_operator.resources import identity
 from rlhf_operator.resources.storage import PVC, Place, run_folder
 from rlhf_operator.snapshot import ObservedJob

@@ -11,8 +11,6 @@ from pydantic import ValidationError
 from rlhf_api import kubectl_yaml
 from rlhf_api.contract import JOB_NAME
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.job import Job
-from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import suggestion
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator import names
@@ -111,10 +109,3 @@ def settings_of(kubectl: Kubectl, namespace: str) -> Settings | None:
         if not settings.namespaces or namespace in settings.namespaces:
             return settings
     return None
-
-
-def parse_job(job: ObservedJob) -> Job:
-    """Return a job of the cluster, parsed, with the defaults of unset fields. SpecError if its spec breaks a rule."""
-    metadata = {"name": job.name, "namespace": job.namespace}
-    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(job.spec)}
-    return Job.parse(document, step=job.status.step)

@@ -9,19 +9,19 @@ from itertools import compress
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from rlhf_api.files import document_of, load
 from rlhf_api.job import Job
-from rlhf_api.status import MappedPlacement
-from rlhf_kubectl.jobs import find_job, job_documents, parse_job, settings_of
+from rlhf_kubectl.jobs import find_job, job_documents, settings_of
 from rlhf_kubectl.kubectl import Kubectl
 from rlhf_operator.cluster import parse, raw, view
 from rlhf_operator.cluster.cache import Cache, KindName
 from rlhf_operator.cluster.resources import NODES, PODS
 from rlhf_operator.placement.map_job import MappingResult, map_job
+from rlhf_operator.reconcile.context import parse_job
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Document, ObservedJob, Snapshot
+from rlhf_planning.mapping_text import print_plan
 
 NOTES = (
     "you may not list nodes: spec.resources is believed",
@@ -55,7 +55,7 @@ def plan(kubectl: Kubectl, what: str) -> list[tuple[str, MappingResult]]:
     for job, each in zip(jobs, observed, strict=True):
         snapshot = _snapshot(cache, each, by_name, knows_nodes=nodes is not None)
         answers.append((job.name, map_job(job, snapshot, settings or Settings())))
-        _print_answer(console, *answers[-1])
+        _print_answer(console, job, answers[-1][1])
     for note in compress(NOTES, (nodes is None, pods is None, settings is None)):
         console.print(f"note: {note}", style="dim")
     return answers
@@ -85,25 +85,8 @@ def _snapshot(cache: Cache, job: ObservedJob, by_name: Mapping[str, ObservedJob]
     )
 
 
-def _print_answer(console: Console, name: str, answer: MappingResult) -> None:
-    console.print(f"{name}: {answer.reason}", style="bold" if answer.mapping else "bold red", markup=False)
-    console.print(f"  {answer.message}", markup=False, soft_wrap=True)
-    if answer.mapping:
-        console.print(_sizes(answer.mapping))
-
-
-def _sizes(mapping: MappedPlacement) -> Table:
-    table = Table("  model", "pool", mapping.device + "s", "p-t-d", "p_g-t_g", "offload", box=None, pad_edge=False)
-    pools = {model: pool for pool in mapping.pools for model in pool.models}
-    for each in mapping.sizes:
-        pool = pools[each.role]
-        generates = each.generation_tensor is not None
-        table.add_row(
-            f"  {each.role}",
-            pool.name,
-            f"{pool.nodes} x {pool.slots_per_node} {pool.gpu or ''}".rstrip(),
-            f"{each.pipeline}-{each.tensor}-{each.data}",
-            f"{each.generation_pipeline}-{each.generation_tensor}" if generates else "",
-            each.offload or "",
-        )
-    return table
+def _print_answer(console: Console, job: Job, result: MappingResult) -> None:
+    console.print(f"{job.name}: {result.reason}", style="bold" if result.mapping else "bold red", markup=False)
+    console.print(f"  {result.message}", markup=False, soft_wrap=True)
+    if result.answer:
+        print_plan(result.answer, title=f"{job.name}, a step of {job.spec.algorithm.name}")

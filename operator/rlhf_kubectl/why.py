@@ -13,7 +13,7 @@ from rlhf_kubectl.jobs import JobEvent
 from rlhf_kubectl.remedies import CONDITIONS, FAILURES
 from rlhf_operator import names
 from rlhf_operator.conditions import found
-from rlhf_operator.reconcile.context import EXPLAINING_CONDITIONS
+from rlhf_operator.reconcile.context import explaining
 from rlhf_operator.snapshot import ObservedJob, ObservedPod
 from rlhf_operator.times import parsed, since
 from rlhf_planning.numbers import duration
@@ -147,8 +147,7 @@ def _complaints(pods: Sequence[ObservedPod], condition: Condition, now: datetime
 
 def _explaining(status: Status) -> Condition | None:
     """Return the condition that explains the phase; see `phase_of`."""
-    candidates = [found(status.conditions, kind) for kind in EXPLAINING_CONDITIONS.get(status.phase, ("Training",))]
-    existing = [each for each in candidates if each]
+    existing = explaining(status, status.phase)
     awaited = "True" if status.phase == "Suspended" else "False"
     return next((each for each in existing if each.status == awaited), existing[0] if existing else None)
 
@@ -176,11 +175,11 @@ def complaint(pod: ObservedPod, now: datetime) -> str:
     if pod.unschedulable:
         return f"{pod_is} has no node: {pod.unschedulable}"
     if stuck := next((each for each in pod.containers if each.waiting_reason not in ON_THEIR_WAY), None):
-        detail = f": {stuck.waiting_message}" if stuck.waiting_message else ""
-        return f"{pod_is}: its container {stuck.name} waits, {stuck.waiting_reason}{detail}"
+        why = f"{stuck.waiting_reason}: {stuck.waiting_message}".rstrip(": ")
+        return f"{pod_is}: its container {stuck.name} waits, {why}"
     if pod.phase == "Failed":
         return f"{pod_is} failed: {pod.message or pod.reason or 'nothing says why'}"
-    if pod.node and not pod.ready and pod.phase == "Pending":
+    if pod.node and pod.phase == "Pending":
         return f"{pod_is} starts on node {pod.node} since {_ago(pod.scheduled or pod.created, now)}"
     return ""
 

@@ -276,8 +276,7 @@ def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]
     have = software.state_share * sum(group.gpu.memory * group.gpus for group in cluster.groups)
     if needed <= have:
         return None
-    there = " and ".join(f"{group.gpus} x {group.gpu.name}" for group in cluster.groups)
-    least = f"the states of {', '.join(states)} take at least {needed / 1e9:,.1f} GB"
+    least, there = f"the states of {', '.join(states)} take at least {needed / 1e9:,.1f} GB", _gpus_in_words(cluster)
     return Infeasible(reason=f"{least}, but {there} hold {have / 1e9:,.1f} GB", short_bytes=needed - have)
 
 

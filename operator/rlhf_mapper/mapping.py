@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
@@ -165,6 +165,10 @@ class DeviceMapping:
         return f"{pool.size} {self.device} slots ({', '.join(named)}){zones}"
 
 
+SHOWN_ELSEWHERE = ("models", "memory_limit", "works_ahead")
+"""Fields of a Prediction that the JSON of a mapping shows at another place, or not at all."""
+
+
 def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
     """Return the mapper's answer as the JSON object of `rlhf plan --json`, with the same keys in every case.
 
@@ -202,16 +206,9 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
     if prediction := mapping.prediction:
         roles = [role for pool in mapping.pools for role in pool.models]
         answer["models"] = {role: _model(mapping.sizes[role], prediction.models[role]) for role in roles}
-        answer["predicted"] = {
-            "step_seconds": prediction.step_seconds,
-            "tokens_per_second": prediction.tokens_per_second,
-            "phases": dict(prediction.phases),
-            "stages": dict(prediction.stages),
-            "gpu_memory_utilization": prediction.gpu_memory_utilization,
-            "correction": dict(prediction.correction),
-            "coefficients": prediction.coefficients,
-            "response_tokens": prediction.response_tokens,
-        }
+        answer["predicted"] = asdict(prediction)
+        for name in SHOWN_ELSEWHERE:
+            del answer["predicted"][name]
     return answer
 
 
@@ -222,9 +219,5 @@ def _model(sizes: ParallelSizes, model: ModelPrediction) -> dict[str, Any]:
         "t": sizes.tensor,
         "d": sizes.data,
         **(generation if "generation" in model.seconds else {}),
-        "micro_batch": model.micro_batch,
-        "offload": model.offload,
-        "recomputes": model.recomputes,
-        "seconds": dict(model.seconds),
-        "memory": {stage: dict(parts) for stage, parts in model.memory.items()},
+        **asdict(model),
     }

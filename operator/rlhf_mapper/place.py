@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from rlhf_api import status
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec.job_spec import Pool
 from rlhf_api.spec.parallel_sizes import Parallelism, ParallelSizes
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, MappedPool
 
@@ -33,13 +35,15 @@ def _pools(job: Job, slots: int) -> tuple[MappedPool, ...]:
     if job.spec.placement.mode != "Manual":
         slots_per_machine = (resources.slots_per_node or slots,) * resources.nodes
         return (MappedPool(name="all", models=tuple(job.models()), slots_per_machine=slots_per_machine),)
-    return tuple(
-        MappedPool(
-            name=pool.name,
-            models=(*pool.models, *(role for role in job.models() if PLACED_WITH.get(role) in pool.models)),
-            slots_per_machine=(pool.slots_per_node,) * pool.nodes,
-        )
-        for pool in job.spec.placement.pools
+    return tuple(pool_of(pool, job) for pool in job.spec.placement.pools)
+
+
+def pool_of(pool: Pool | status.MappedPool, job: Job) -> MappedPool:
+    """Return a pool of a manifest, or of a status, with the job's models that are always placed with its models."""
+    return MappedPool(
+        name=pool.name,
+        models=(*pool.models, *(role for role in job.models() if PLACED_WITH.get(role) in pool.models)),
+        slots_per_machine=(pool.slots_per_node,) * pool.nodes,
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 from rlhf_api.spec.run_policy import Action, Reason, RunPolicy
 from rlhf_api.status import Failure
 from rlhf_operator import evidence
-from rlhf_operator.evidence import CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES, STRENGTH, Case, Cause
+from rlhf_operator.evidence import Case, Cause, disrupted_lost_pod, lost_worker
 from rlhf_operator.observed_attempt import exit_code, head_can_answer
 from rlhf_operator.snapshot import ObservedPod, Snapshot
 from rlhf_operator.times import parsed, since, timestamp
@@ -25,24 +25,17 @@ LAST_STATUS_SECONDS: Final = 30.0
 """Seconds to wait for the trainer's last status once Ray has reported the end of the job."""
 
 
-class Evidence(NamedTuple):
-    """Row of the table of evidence: a function that looks for evidence, and the failure reasons that it may prove."""
-
-    reasons: tuple[Reason, ...]
-    find: Callable[[Case], Cause | None]
-
-
-LOST_POD: Final = Evidence(STRENGTH, evidence.disrupted_lost_pod)
-LOST_WORKER: Final = Evidence(("WorkerLost",), evidence.lost_worker)
-EVIDENCE: Final = (
-    Evidence(tuple(CONCLUSIVE_EXIT_CODES.values()), evidence.conclusive_exit),
-    Evidence(("Preempted",), evidence.preempted_quota),
-    Evidence(STRENGTH, evidence.disrupted_pod),
-    Evidence((*INCONCLUSIVE_EXIT_CODES.values(), "Internal", "Unknown"), evidence.unexplained_end),
-    Evidence(("Evicted",), evidence.suspended_rayjob),
-    Evidence(("HeadLost",), evidence.lost_head),
-    LOST_WORKER,
-    Evidence(("PodsRefused", "ImagePull", "SecretMissing", "ClaimMissing"), evidence.start_failure),
+Evidence = Callable[[Case], Cause | None]
+"""Function that looks for one kind of evidence of a failure; returns the proved cause, or None."""
+EVIDENCE: Final[tuple[Evidence, ...]] = (
+    evidence.conclusive_exit,
+    evidence.preempted_quota,
+    evidence.disrupted_pod,
+    evidence.unexplained_end,
+    evidence.suspended_rayjob,
+    evidence.lost_head,
+    evidence.lost_worker,
+    evidence.start_failure,
 )
 """Table of evidence, the strongest first; `reconcile.running` checks deadlines (Hang, StartupTimeout)."""
 
@@ -56,7 +49,7 @@ class FailureClass:
     is_node_fault: bool = False
     """Whether the node may be to blame for such a failure."""
     yields_to: tuple[Evidence, ...] = ()
-    """Rows of evidence; if one of them is found, its cause replaces the cause with this failure reason."""
+    """Kinds of evidence; if one of them is found, its cause replaces the cause with this failure reason."""
 
 
 CLASSES: Final[Mapping[str, FailureClass]] = {
@@ -67,21 +60,21 @@ CLASSES: Final[Mapping[str, FailureClass]] = {
     "Environment": FailureClass(action="Restart", is_node_fault=True),
     "OutOfMemory": FailureClass(action="Restart"),
     "Numerics": FailureClass(action="Restart"),
-    "Communication": FailureClass(action="Restart", is_node_fault=True, yields_to=(LOST_POD, LOST_WORKER)),
+    "Communication": FailureClass(action="Restart", is_node_fault=True, yields_to=(disrupted_lost_pod, lost_worker)),
     # The cluster did it, so it does not count against the user.
     "NodeLost": FailureClass(action="Ignore", is_node_fault=True),
     "Preempted": FailureClass(action="Ignore"),
     "Evicted": FailureClass(action="Ignore"),
     "ImagePull": FailureClass(action="Restart"),
-    "HeadLost": FailureClass(action="Restart", is_node_fault=True, yields_to=(LOST_POD,)),
-    "WorkerLost": FailureClass(action="Restart", is_node_fault=True, yields_to=(LOST_POD,)),
+    "HeadLost": FailureClass(action="Restart", is_node_fault=True, yields_to=(disrupted_lost_pod,)),
+    "WorkerLost": FailureClass(action="Restart", is_node_fault=True, yields_to=(disrupted_lost_pod,)),
     "Hang": FailureClass(action="Restart", is_node_fault=True),
     "StartupTimeout": FailureClass(action="Restart"),
     "SecretMissing": FailureClass(action="Restart"),
     "ClaimMissing": FailureClass(action="Restart"),
     "PodsRefused": FailureClass(action="Fail"),
     "Internal": FailureClass(action="Restart"),
-    "Unknown": FailureClass(action="Restart", yields_to=(LOST_POD, LOST_WORKER)),
+    "Unknown": FailureClass(action="Restart", yields_to=(disrupted_lost_pod, lost_worker)),
 }
 """Consequences of a failure by its reason."""
 
@@ -107,7 +100,7 @@ def classify(snapshot: Snapshot, now: datetime, *, ready_since: datetime | None)
 
 
 def _first(rows: Iterable[Evidence], case: Case) -> Cause | None:
-    return next((cause for row in rows if (cause := row.find(case))), None)
+    return next((cause for find in rows if (cause := find(case))), None)
 
 
 def failed(snapshot: Snapshot, now: datetime, reason: Reason, message: str, pod: ObservedPod | None = None) -> Failure:

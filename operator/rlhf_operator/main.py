@@ -25,7 +25,7 @@ from rlhf_operator import names
 from rlhf_operator.cluster.apply import Applier
 from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import ApiError, Client, NoClusterError
-from rlhf_operator.cluster.discovery import Kind, Offer, discover
+from rlhf_operator.cluster.discovery import Kind, discover
 from rlhf_operator.cluster.events import EventRecorder
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.leader_election import Elector, LostLeaseError
@@ -173,7 +173,7 @@ class _Operator:
                     raise
                 logger.warning("%s", error)
             else:
-                logger.info("the cluster offers %s", _named(self.observer.offer))
+                logger.info("besides RLHFJobs the cluster offers %s", self.observer.offer)
                 return
 
     def _enqueue(self, keys: set[Key]) -> None:
@@ -275,7 +275,7 @@ class _Operator:
                 logger.warning("cannot see what the cluster offers: %s", error)
                 continue
             if offer != self.observer.offer:
-                raise RestartAttemptError(f"the cluster offered {_named(self.observer.offer)} and now {_named(offer)}")
+                raise RestartAttemptError(f"the cluster offered {self.observer.offer} and now {offer}")
 
 
 class _NoDifferences(kopf.MultiDiffBaseStorage):
@@ -302,10 +302,6 @@ def _kopf_settings() -> kopf.OperatorSettings:
     made.queueing.idle_timeout = 1
     made.process.ultimate_exiting_timeout = 20
     return made
-
-
-def _named(offer: Offer) -> str:
-    return ", ".join(sorted(offer.capabilities)) or "nothing besides RLHFJobs"
 
 
 async def _operate(settings: Settings, kubeconfig: Path | None, ports: Ports, pause: float = 0.0) -> None:

@@ -45,10 +45,9 @@ def main(arguments: Sequence[str]) -> str | None:
 async def _offered(settings: Settings, kubeconfig: Path | None) -> str:
     client = await Client.connect(kubeconfig)
     try:
-        offer = await discover(client, settings)
+        return str(await discover(client, settings))
     finally:
         await client.close()
-    return ", ".join(sorted(offer.capabilities)) or "nothing"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from rlhf_api import kubectl_yaml
 from rlhf_api.checks.pod_template import PodRole, PodSpec, template_problems
 from rlhf_api.contract import LabelKey, LabelValue, Spec, Text
-from rlhf_api.problems import Problem, SpecError
+from rlhf_api.files import read_text
+from rlhf_api.problems import SpecError
 from rlhf_api.pydantic_errors import explain
 from rlhf_api.spec.runtime import Cpus, Memory, ObjectName, PodTemplate, Runtime, Variable
 from rlhf_mapper.hardware import Gpu, gpu_of_product
@@ -182,10 +183,7 @@ class Settings(Spec):
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read the settings from a file. Raises SpecError with every mistake."""
-        try:
-            documents = kubectl_yaml.read(file.read_text(), f"{file}: ")
-        except OSError as error:
-            raise SpecError([Problem(str(file), f"cannot be read: {error.strerror}")]) from None
+        documents = kubectl_yaml.read(read_text(file), f"{file}: ")
         try:
             return cls.model_validate(documents[0] if documents else {}, by_alias=True, by_name=False)
         except ValidationError as found:

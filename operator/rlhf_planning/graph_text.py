@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from io import StringIO
-
 from rich.console import Console
 from rich.table import Table
 
@@ -32,11 +30,11 @@ def text_of(graph: Graph, *, title: str) -> str:
     for edge in graph.edges:
         ends = f"{edge.producer} -> {edge.consumer}"
         moved.add_row(ends, edge.spread, size_text(edge.bytes), ", ".join(moved.name for moved in edge.fields))
-    console = Console(width=COLUMNS, file=StringIO(), highlight=False, color_system=None)
+    console = Console(width=COLUMNS, highlight=False, color_system=None)
     total = f"{graph.rows} rows, {size_text(graph.bytes)} read at most"
-    console.print(f"{title}: {total}", "", calls, "", moved, sep="\n", markup=False)
-    assert isinstance(console.file, StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    with console.capture() as shown:
+        console.print(f"{title}: {total}", "", calls, "", moved, sep="\n", markup=False)
+    return "\n".join(line.rstrip() for line in shown.get().splitlines())
 
 
 def mermaid_of(graph: Graph) -> str:

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
+from rlhf_api.files import read_text
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.hardware import CPU_SLOT, Cluster, FoundGpu, Gpu, NodeGroup, figures_of
@@ -84,13 +85,8 @@ def slots_of(placed: DeviceMapping, gpus_here: GpusHere) -> Cluster:
 
 
 def _read(file: Path) -> Cluster:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpecError([Problem(f"--inventory {file}", f"cannot be read: {error.strerror}")]) from None
-    except UnicodeDecodeError:
-        raise SpecError([Problem(f"--inventory {file}", "cannot be read: it is not UTF-8 text")]) from None
-    documents = [document for document in kubectl_yaml.read(text, f"{file}: ") if document is not None]
+    found = kubectl_yaml.read(read_text(file, f"--inventory {file}"), f"{file}: ")
+    documents = [document for document in found if document is not None]
     if len(documents) != 1:
         raise SpecError([Problem(f"--inventory {file}", f"has {len(documents)} documents, expected 1")])
     return cluster_of(documents[0], str(file))

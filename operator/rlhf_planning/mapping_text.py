@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
+import typer
 from rich.console import Console, ConsoleOptions
 from rich.padding import Padding
 from rich.table import Table
@@ -47,8 +48,26 @@ STAGE_COLUMNS, NUMBER_COLUMNS, MEMORY_COLUMNS = 11, 5, 64
 """Width in columns of a stage's name, of a number of bytes, and of a memory table without its bar."""
 NARROW = 78
 """Terminal width in columns below which memory tables have no bars, and the table of models is cut in two."""
+COLUMNS = 100
+"""Width in columns of a plan that is printed where stdout is no terminal."""
 WIDE = 88
 """Terminal width in columns from which on two blank columns lie between two columns of a table."""
+
+
+def print_plan(
+    mapping: DeviceMapping | Infeasible,
+    *,
+    title: str,
+    prices: Mapping[str, float] | None = None,
+    networks: Iterable[str] = (),
+) -> None:
+    """Print what `explain` says to stdout, in COLUMNS columns if that is no terminal, without trailing spaces."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = COLUMNS
+    with console.capture() as shown:
+        explain(mapping, title=title, console=console, prices=prices, networks=networks)
+    typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
 
 
 def explain(

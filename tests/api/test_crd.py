@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from helm.crd.__main__ import generated
 from rlhf_api.checks.resume import LENGTHS, MAY_CHANGE
-from rlhf_api.crd.__main__ import generated
 from rlhf_api.crd.definition import COLUMNS, definition, root
 from rlhf_api.crd.schema import merge_union
 from rlhf_api.spec.job_spec import JobSpec

@@ -11,7 +11,7 @@ import pytest
 from images import build as images
 from tests.repo.tree import ROOT
 
-SCRIPT = ROOT / "trainer_image/without_cuda.py"
+SCRIPT = ROOT / "images/without_cuda.py"
 OPERATOR = images.IMAGES["operator"]
 COPIED = ("requirements/operator.lock", "requirements/image-tools.lock", "pyproject.toml", "README.md", "LICENSE")
 USER = "int gone(void); int kept(void); int used(void) { return gone() + kept(); } int here(void) { return 7; }"

@@ -79,6 +79,13 @@ def test_a_size_that_no_pod_can_have_is_refused_with_its_path(tmp_path: Path, wr
     assert f"{config}: {told}" in str(refused.value)
 
 
+def test_settings_that_are_no_utf8_are_refused_by_name(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_bytes("trainerImage: ä".encode("utf-16"))
+    with pytest.raises(SpecError, match=r"config\.yaml: cannot be read: it is not UTF-8 text"):
+        Settings.read(config)
+
+
 @pytest.mark.parametrize(("level", "told"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
 def test_the_log_begins_at_its_level_and_a_line_of_it_is_json(
     level: str, told: int, capsys: pytest.CaptureFixture[str]

@@ -18,6 +18,7 @@ from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.utils import Backoff, on_retry_after_error
 
 from rlhf_operator.actions import Manifest
+from rlhf_operator.cluster import raw
 from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.cluster.resources import Resource
 from rlhf_operator.snapshot import Document
@@ -144,10 +145,9 @@ class Client:
             for item in page["items"] or []:
                 item.get("metadata", {}).pop("managedFields", None)
                 items.append(slim(item) if slim else item)
-            metadata = page.get("metadata") or {}
-            if not metadata.get("continue"):
-                return Listing(items=tuple(items), version=int(metadata.get("resourceVersion") or 0))
-            query["continue"] = metadata["continue"]
+            if not (rest := raw.text(page, "metadata", "continue")):
+                return Listing(items=tuple(items), version=int(raw.text(page, "metadata", "resourceVersion") or 0))
+            query["continue"] = rest
 
     async def call(
         self,

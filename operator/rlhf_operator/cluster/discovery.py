@@ -28,6 +28,9 @@ class Offer(NamedTuple):
     capabilities: frozenset[Capability] = frozenset()
     kinds: tuple[Kind, ...] = ()
 
+    def __str__(self) -> str:
+        return ", ".join(sorted(self.capabilities)) or "nothing"
+
 
 async def discover(client: Client, settings: Settings) -> Offer:
     """Ask the API server what the cluster offers. Raises NoClusterError if it has no RLHFJobs, or ApiError."""

@@ -44,6 +44,8 @@ class MappingResult:
     """Placement as in status.mapping; None if there is none: `message` then says what would help."""
     reason: MappingReason
     message: str
+    answer: DeviceMapping | None = None
+    """Placement as the mapper has it, with the prediction of a step; None if `mapping` is None."""
 
 
 def map_job(
@@ -88,6 +90,7 @@ def _mapped(job: Job, snapshot: Snapshot, settings: Settings, digest: str) -> Ma
         mapping=_status_mapping(job, answer, digest, prices_of(capacity.machines, settings)),
         reason="ManualPlacement" if is_manual else "ShapesUnknown" if why_unpredicted else "Mapped",
         message=f"{pools}{unseen}; {prediction}",
+        answer=answer,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from rlhf_api import status
@@ -11,7 +10,7 @@ from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_api.status import MappedPlacement, Measured, MeasuredPhase, Pace
 from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping, MappedPool
-from rlhf_mapper.place import generating
+from rlhf_mapper.place import generating, pool_of
 from rlhf_operator.placement.ask_mapper import predict_placed
 from rlhf_operator.placement.capacity import capacity_for
 from rlhf_operator.placement.past import Past, lengths, models_digest
@@ -61,7 +60,7 @@ def predicted(
 def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
     """Convert a mapping of the status to a mapping of the mapper, without a prediction."""
     hosts = {role: host for role, host in PLACED_WITH.items() if role in job.models()}
-    pools = tuple(_pool(pool, hosts) for pool in current.pools)
+    pools = tuple(_pool(job, pool) for pool in current.pools)
     rollout_pool = next((pool for pool in pools if "rollout" in pool.models), None)
     sizes: dict[Role, ParallelSizes] = {}
     for each in current.sizes:
@@ -74,12 +73,6 @@ def _placed(job: Job, current: MappedPlacement) -> DeviceMapping:
     return DeviceMapping(device=current.device, pools=pools, sizes=sizes)
 
 
-def _pool(pool: status.MappedPool, hosts: Mapping[Role, Role]) -> MappedPool:
-    """Convert a status pool to a mapper pool. hosts: role of a model, by role of a model that is placed with it."""
-    return MappedPool(
-        name=pool.name,
-        models=(*pool.models, *(role for role, host in hosts.items() if host in pool.models)),
-        slots_per_machine=(pool.slots_per_node,) * pool.nodes,
-        gpu=pool.gpu or "",
-        zones=pool.zones or (),
-    )
+def _pool(job: Job, pool: status.MappedPool) -> MappedPool:
+    """Convert a status pool to a mapper pool."""
+    return replace(pool_of(pool, job), gpu=pool.gpu or "", zones=pool.zones or ())

@@ -22,7 +22,7 @@ from rlhf_operator import conditions, names
 from rlhf_operator.actions import ClusterAction, Event, Plan, ReadLive
 from rlhf_operator.conditions import Truth
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import NodeRequest, ObservedRayJob, Snapshot
+from rlhf_operator.snapshot import NodeRequest, ObservedJob, ObservedRayJob, Snapshot
 from rlhf_operator.times import parsed, since, timestamp
 
 SHORTEST_REQUEUE: Final = 1.0
@@ -118,7 +118,7 @@ class ReconcileContext:
         self._add_obstacle_events()
         phase = self.status.phase
         if phase != before and phase not in PHASES_WITHOUT_EVENT:
-            messages = (each.message for each in self._explaining(phase))
+            messages = (each.message for each in explaining(self.status, phase))
             message = next(filter(None, messages), f"The job was {before} before.")
             self.add_event("Warning" if phase == "Failed" else "Normal", phase, message)
         again = min((max(wait, SHORTEST_REQUEUE) for wait in self.requeue_times), default=None)
@@ -144,12 +144,8 @@ class ReconcileContext:
         if phase == "Running" and self.holds("Stalled"):
             return "NoProgress"
         is_reached = phase in FINAL or phase == "Suspended"
-        explaining = self._explaining(phase)
-        return next((each.reason for each in explaining if each.status != "True" or is_reached), None)
-
-    def _explaining(self, phase: Phase) -> list[Condition]:
-        kinds = EXPLAINING_CONDITIONS.get(phase, ("Training",))
-        return [each for kind in kinds if (each := self.condition(kind))]
+        candidates = explaining(self.status, phase)
+        return next((each.reason for each in candidates if each.status != "True" or is_reached), None)
 
     @property
     def has_ended(self) -> bool:
@@ -234,10 +230,14 @@ class ReconcileContext:
         return parsed(each.last_transition_time) if each and each.status == status else None
 
 
+def parse_job(job: ObservedJob) -> Job:
+    """Return a job of the cluster, parsed, with the defaults of unset fields. SpecError if its spec breaks a rule."""
+    return _parsed_job(job.name, job.namespace, json.dumps(job.spec), job.status.step)
+
+
 def _job(snapshot: Snapshot) -> tuple[Job | None, str]:
-    job = snapshot.job
     try:
-        return _parsed_job(job.name, job.namespace, json.dumps(job.spec), job.status.step), ""
+        return parse_job(snapshot.job), ""
     except SpecError as error:
         return None, str(error)
     except RecursionError:
@@ -250,6 +250,12 @@ def _parsed_job(name: str, namespace: str, spec: str, step: AlgorithmFacts | Non
     metadata = {"name": name, "namespace": namespace}
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": json.loads(spec)}
     return Job.parse(document, step=step)
+
+
+def explaining(status: Status, phase: Phase) -> list[Condition]:
+    """Return the conditions of a status that explain a phase."""
+    kinds = EXPLAINING_CONDITIONS.get(phase, ("Training",))
+    return [each for kind in kinds if (each := conditions.found(status.conditions, kind))]
 
 
 def _policy(snapshot: Snapshot) -> RunPolicy:

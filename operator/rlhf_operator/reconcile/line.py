@@ -168,10 +168,9 @@ def _set_waiting(ctx: ReconcileContext, message: str) -> None:
 
 def _set_mapped(ctx: ReconcileContext, result: MappingResult) -> None:
     assert result.mapping is not None, "there is a place"
-    message = result.message or _summary(result.mapping)
     ctx.set_status(mapping=result.mapping)
-    ctx.set_condition("Mapped", "True", result.reason, message)
-    ctx.add_event("Normal", "Mapped", message)
+    ctx.set_condition("Mapped", "True", result.reason, result.message)
+    ctx.add_event("Normal", "Mapped", result.message)
 
 
 def _set_unmapped(ctx: ReconcileContext, reason: MappingReason, message: str) -> None:

@@ -55,11 +55,9 @@ def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
     ctx.set_status(next_attempt_time=None, reserved=())
     if is_clear:
         ctx.set_condition("Suspended", "True", "SuspendedByUser", "spec.suspend is true; set it to false to go on.")
-    elif ctx.snapshot.pods:
-        message = "The job saves a checkpoint and frees its slots."
-        ctx.set_condition("Suspended", "False", conditions.SUSPENDING, message)
     else:
-        message = "The slots are free; KubeRay has to let the RayJob go."
+        still_saves = "The job saves a checkpoint and frees its slots."
+        message = still_saves if ctx.snapshot.pods else "The slots are free; KubeRay has to let the RayJob go."
         ctx.set_condition("Suspended", "False", conditions.SUSPENDING, message)
 
 

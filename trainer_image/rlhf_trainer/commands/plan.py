@@ -11,22 +11,22 @@ from types import ModuleType
 from typing import Any
 
 import typer
-from rich.console import Console
 
+from rlhf_api.files import read_text
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping, Infeasible, as_json
 from rlhf_mapper.workload import lognormal
-from rlhf_planning.calibrate import RunCalibration, calibration_of
 from rlhf_planning.checkpoint_size import in_words
 from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
 from rlhf_planning.job_plan import networks_of, objective_of, plan_job, prices_of
 from rlhf_planning.machines import device_of, local_cluster
-from rlhf_planning.mapping_text import explain, step_price
+from rlhf_planning.mapping_text import print_plan, step_price
 from rlhf_planning.timeline import timeline_of
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.report.calibrate import RunCalibration, calibration_of
 from rlhf_trainer.report.run_record import read_run
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import writing
@@ -35,8 +35,6 @@ LENGTHS = "fixed(TOKENS) or lognormal(MEAN,P99)"
 DISTRIBUTION = re.compile(r"(?P<name>fixed|lognormal)\((?P<mean>[1-9]\d*)(, *(?P<p99>[1-9]\d*))?\)")
 MERMAID = (".md", ".mmd")
 """File name endings for which `--svg` writes the step's graph as mermaid text, not as SVG."""
-COLUMNS = 100
-"""Width in characters of the printed plan when stdout is no terminal."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +146,7 @@ def _lengths(text: str, job: Job) -> tuple[float, ...]:
 
 def _past_lengths(file: str, path: str, most: int) -> tuple[float, ...]:
     """Return the lengths in tokens of a file, one per line; path: for error messages. SpecError for any other line."""
-    try:
-        lines = Path(file).read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Problem(path, f"cannot be read: {getattr(error, 'strerror', None) or 'not text'}")]) from None
+    lines = read_text(Path(file), path).split()
     wrong = next((line for line in lines if not (line.isdecimal() and 1 <= int(line) <= most)), None)
     if wrong is not None or not lines:
         found = f"has {wrong}" if wrong else "is empty"
@@ -180,12 +175,7 @@ def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
 
 
 def _explain(answer: JobPlan, svg: Path | None) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = COLUMNS
-    with console.capture() as shown:
-        explain(answer.mapping, title=answer.title, console=console, prices=answer.prices, networks=answer.networks)
-    typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
+    print_plan(answer.mapping, title=answer.title, prices=answer.prices, networks=answer.networks)
     typer.echo(f"{answer.checkpoints}\n")
     typer.echo(f"{answer.calibration}\n" if answer.calibration else "")
     if svg and isinstance(answer.mapping, DeviceMapping):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -16,6 +16,7 @@ from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import Kind, Phase
 from rlhf_planning.numbers import number
+from rlhf_trainer.report.run_record import JobRecord
 
 MIN_RATIO, MAX_RATIO = 1e-4, 1e4
 """Bounds of measured over predicted seconds; a ratio beyond them comes from a damaged file, not from a slow machine."""
@@ -55,20 +56,7 @@ class RunCalibration:
         return f"corrected by {self.job}, where measured over predicted seconds were: {ratios}"
 
 
-class RecordedJob(Protocol):
-    """Data of a job in a run folder that calibration reads."""
-
-    name: str
-    records: list[dict[str, float]]
-    """Lines of metrics.jsonl in the order of the steps."""
-    mapping: Mapping[str, Any]
-    """Content of mapping.json."""
-
-    @property
-    def algorithm(self) -> str: ...
-
-
-def calibration_of(run: Path, records: Sequence[RecordedJob], job: Job, cluster: Cluster) -> RunCalibration:
+def calibration_of(run: Path, records: Sequence[JobRecord], job: Job, cluster: Cluster) -> RunCalibration:
     """Return the calibration by a run's job: one with the name, or else the algorithm, of `job`. Raises SpecError."""
     algorithm, path = job.spec.algorithm.name, f"--calibrate {run}"
     usable = [record for record in records if record.records and record.mapping.get("predicted")]
@@ -83,7 +71,7 @@ def calibration_of(run: Path, records: Sequence[RecordedJob], job: Job, cluster:
         raise SpecError([Problem(path, f"{same[0].name}{error}")]) from None
 
 
-def _calibration_of(record: RecordedJob, types: set[str]) -> RunCalibration:
+def _calibration_of(record: JobRecord, types: set[str]) -> RunCalibration:
     """Compare a job with its prediction. The text of a ValueError is to follow the job's name in a sentence."""
     try:
         mapping = MappingFile.model_validate(record.mapping)
@@ -107,7 +95,7 @@ def _calibration_of(record: RecordedJob, types: set[str]) -> RunCalibration:
     return RunCalibration(job=record.name, phases=phases, correction=correction)
 
 
-def _require_seconds(record: RecordedJob) -> None:
+def _require_seconds(record: JobRecord) -> None:
     for row in record.records:
         for name, value in row.items():
             if name.startswith("time/") and not 0 <= value < MAX_SECONDS:

@@ -1,13 +1,14 @@
-"""Command `python -m rlhf_api.crd`: write the CRD and API reference from the typed spec, and the chart's version."""
+"""Command `python -m helm.crd`: write the CRD and API reference from the typed spec, and the chart's version."""
 
 import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlhf_api.crd import definition, reference
+from helm.crd import reference
+from rlhf_api.crd import definition
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def generated() -> Mapping[Path, str]:
