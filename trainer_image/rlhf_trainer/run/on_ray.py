@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.spec.job_spec import react
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.controller.batch import BatchFuture
@@ -52,11 +53,11 @@ def run_on_ray(
     publisher = Publisher(job, JobFolder(context.output, job), context.display, context.listeners)
     folder, checkpoint, mapping = publisher.folder, start.checkpoint, placed.mapping
     with publisher.recording_the_end():
-        folder.begin(checkpoint, inputs=start.inputs, mapping=mapping)
-        first_step = 1 + (checkpoint.step if checkpoint else 0)
-        told = folder.keep_code(start.files, start.changed, first_step=first_step)
+        folder.begin(checkpoint, inputs=start.inputs, files=start.files, mapping=mapping)
+        for sentence in start.changed:
+            publisher.warn(*react(job.spec.watch.changed_code, f"{job.name}: spec.watch.changedCode", sentence))
         pools = " | ".join(map(mapping.described, mapping.pools))
-        publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes, *told)
+        publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes)
         if checkpoint:
             publisher.say(f"goes on after step {checkpoint.step}, from {checkpoint.uri}")
         models = job.models()
