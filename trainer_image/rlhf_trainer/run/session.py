@@ -130,7 +130,8 @@ class OwnProcess(subprocess.Popen[bytes]):
     """Process of our own Ray, which blocks the signals that stop a run, as do all its children.
 
     Terminals and `timeout` send the signals to a process group, service managers to every process; but a run that stops
-    needs Ray for its checkpoint.
+    needs Ray for its checkpoint. If this program is killed, a shell that waits for its end kills the process, too:
+    Ray's agents would try for a minute to reach what has ended with it.
     """
 
     started: ClassVar[list[OwnProcess]] = []
@@ -146,10 +147,19 @@ class OwnProcess(subprocess.Popen[bytes]):
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
         super().__init__(command, preexec_fn=prepare, start_new_session=True, **options)
+        self._watcher = subprocess.Popen(
+            ["/bin/sh", "-c", "read -r end; kill -KILL -- -$0", str(self.pid)],
+            stdin=subprocess.PIPE,  # its other end closes when this program ends
+            stderr=subprocess.DEVNULL,
+            preexec_fn=partial(signal.pthread_sigmask, signal.SIG_BLOCK, SIGNALS),  # noqa: PLW1509 it takes no lock
+            start_new_session=True,
+        )
         self.started.append(self)
 
     def kill(self) -> None:
-        """Kill the process and all processes that it has started."""
+        """Kill the process and all processes that it has started, and end its watcher."""
+        self._watcher.kill()
+        self._watcher.wait()
         if self.poll() is None:
             self.was_killed = True
             os.killpg(self.pid, signal.SIGKILL)
