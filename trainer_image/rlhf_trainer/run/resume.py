@@ -39,7 +39,7 @@ class Start:
     files: Mapping[str, str]
     """Hashes of the files, besides the data, that the job's fields name; keys: `field: name`, without a folder."""
     changed: Sequence[str]
-    """Sentences on those of the files that are not what they were at the checkpoint."""
+    """Sentences on the files that have changed since the checkpoint."""
 
 
 def from_the_start(jobs: Sequence[Job], output: Path) -> dict[str, Start]:

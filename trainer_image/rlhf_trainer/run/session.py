@@ -148,7 +148,7 @@ class OwnProcess(subprocess.Popen[bytes]):
 
         super().__init__(command, preexec_fn=prepare, start_new_session=True, **options)
         self._watcher = subprocess.Popen(
-            ["/bin/sh", "-c", "read -r end; kill -KILL -- -$0", str(self.pid)],
+            ["/bin/sh", "-c", "read -r end; kill -s KILL -- -$0", str(self.pid)],
             stdin=subprocess.PIPE,  # its other end closes when this program ends
             stderr=subprocess.DEVNULL,
             preexec_fn=partial(signal.pthread_sigmask, signal.SIG_BLOCK, SIGNALS),  # noqa: PLW1509 it takes no lock
