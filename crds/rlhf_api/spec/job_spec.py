@@ -1,6 +1,6 @@
 """Schema of one job's spec; `rlhf_api.checks.rules` has the rules that span several fields."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -339,11 +339,11 @@ class Watch(Spec):
     """Reaction to code of your own, a tokenizer or a template that is not what it was at the job's checkpoint."""
 
 
-def react(reaction: str, path: str, sentence: str) -> list[str]:
-    """Return a sentence to warn of, or none if the reaction of `watch` is Off; SpecError if it is Fail."""
-    if reaction == "Fail":
-        raise SpecError([Problem(path, sentence)])
-    return [sentence] if reaction == "Warn" else []
+def react(reaction: str, path: str, sentences: Sequence[str]) -> Sequence[str]:
+    """Return the sentences to warn of, none if the reaction of `watch` is Off; SpecError with all if it is Fail."""
+    if sentences and reaction == "Fail":
+        raise SpecError(Problem(path, sentence) for sentence in sentences)
+    return sentences if reaction == "Warn" else ()
 
 
 class JobSpec(Spec):

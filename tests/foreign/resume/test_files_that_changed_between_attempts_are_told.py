@@ -10,10 +10,12 @@ import pytest
 from rich.console import Console
 
 from rlhf_api.files import document_of
+from rlhf_api.problems import SpecError
 from rlhf_trainer.checkpoint import STATE, Checkpoint
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.run import resume
 from rlhf_trainer.run.publisher import Publisher
+from rlhf_trainer.run.resume import unfinished
 from rlhf_trainer.run_folder.folder import FILES, JOB_FILE, JobFolder
 from tests.trainer import jobs
 
@@ -45,8 +47,8 @@ def changes(folder: Path, run: str = "run") -> list[str]:
     start = resume._start(jobs.job(folder, "grpo", SPEC), folder / run, checkpoint, {})
     kept.begin(checkpoint, inputs={}, files=start.files)
     kept.record({"step": 1}, total_steps=9, stage="GRPO")
-    kept.checkpoints.complete(kept.checkpoints.begin(1), {STATE: "{}", **kept.texts_for_checkpoint(up_to=1)})
-    return list(start.changed)
+    kept.checkpoints.complete(kept.checkpoints.begin(1), {STATE: '{"rows": 4}', **kept.texts_for_checkpoint(up_to=1)})
+    return list(start.warnings)
 
 
 def test_nothing_is_told_of_the_first_attempt_or_the_same_files(folder: Path) -> None:
@@ -100,7 +102,23 @@ def test_a_checkpoint_of_an_earlier_version_tells_nothing(folder: Path) -> None:
         saved.unlink()
     job = jobs.job(folder, "grpo", SPEC)
     checkpoint = Checkpoint(step=1, uri=f"{folder}/run/grpo/checkpoints/step-000001")
-    assert resume._start(job, folder / "run", checkpoint, {}).changed == []
+    assert resume._start(job, folder / "run", checkpoint, {}).warnings == []
+
+
+@pytest.mark.parametrize("reaction", ["Off", "Fail"])
+def test_a_job_says_what_is_done_about_a_change(reaction: str, folder: Path) -> None:
+    changes(folder)
+    for name in ("mine_scores.py", "mine_parts.py"):
+        (folder / name).write_text((folder / name).read_text() + "more = 1\n")
+    job = jobs.job(folder, "grpo", {**SPEC, "watch": {"changedCode": reaction}})
+    if reaction == "Off":
+        assert unfinished([job], folder / "run")["grpo"].warnings == ()
+        return
+    with pytest.raises(SpecError) as raised:
+        unfinished([job], folder / "run")
+    found = [str(each).partition(" is not what")[0] for each in raised.value.problems]
+    field = "grpo: spec.watch.changedCode: spec.models.reward.entrypoint"
+    assert found == [f"{field}: mine_parts.py", f"{field}: mine_scores.py"]
 
 
 def test_a_change_is_in_the_status_and_the_events(folder: Path) -> None:

@@ -85,7 +85,8 @@ def test_the_status_keeps_the_latest_warnings(tmp_path: Path) -> None:
 
 
 def test_a_reaction_warns_fails_or_is_off() -> None:
-    assert react("Off", "one: spec.watch.changedCode", "goes on with other code") == []
-    assert react("Warn", "one: spec.watch.changedCode", "goes on with other code") == ["goes on with other code"]
+    assert react("Off", "one: spec.watch.changedCode", ["goes on with other code"]) == ()
+    assert react("Warn", "one: spec.watch.changedCode", ["goes on with other code"]) == ["goes on with other code"]
     with pytest.raises(SpecError, match=r"^one: spec\.watch\.changedCode: goes on with other code$"):
-        react("Fail", "one: spec.watch.changedCode", "goes on with other code")
+        react("Fail", "one: spec.watch.changedCode", ["goes on with other code"])
+    assert not react("Fail", "one: spec.watch.changedCode", [])

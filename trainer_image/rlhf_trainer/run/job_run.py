@@ -208,7 +208,7 @@ class SignalWatch:
             return report
         shown = f"; for example {' and '.join(report.examples)}" if report.examples else ""
         sentence = f"no signal in {self._steps} steps in a row: {cause}{shown}"
-        found = react(self._job.spec.watch.no_signal, f"{self._job.name}: spec.watch.noSignal", sentence)
+        found = react(self._job.spec.watch.no_signal, f"{self._job.name}: spec.watch.noSignal", [sentence])
         return replace(report, warnings=[*report.warnings, *found])
 
 

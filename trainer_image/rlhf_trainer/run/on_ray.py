@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.spec.job_spec import react
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.controller.batch import BatchFuture
@@ -54,8 +53,7 @@ def run_on_ray(
     folder, checkpoint, mapping = publisher.folder, start.checkpoint, placed.mapping
     with publisher.recording_the_end():
         folder.begin(checkpoint, inputs=start.inputs, files=start.files, mapping=mapping)
-        for sentence in start.changed:
-            publisher.warn(*react(job.spec.watch.changed_code, f"{job.name}: spec.watch.changedCode", sentence))
+        publisher.warn(*start.warnings)
         pools = " | ".join(map(mapping.described, mapping.pools))
         publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes)
         if checkpoint:

@@ -19,6 +19,7 @@ from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec.job_spec import react
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem
@@ -38,8 +39,8 @@ class Start:
     """Identities of the jobs whose outputs the job reads, by name."""
     files: Mapping[str, str]
     """Hashes of the files, besides the data, that the job's fields name; keys: `field: name`, without a folder."""
-    changed: Sequence[str]
-    """Sentences on the files that have changed since the checkpoint."""
+    warnings: Sequence[str] = ()
+    """Sentences on files that have changed since the checkpoint, unless `spec.watch.changedCode` is Off."""
 
 
 def from_the_start(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
@@ -52,7 +53,7 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
     """Return the start of each job that has not succeeded in this folder, by name.
 
     A job starts over if another experiment made an input. SpecError if a job was begun here with a manifest that makes
-    it another experiment.
+    it another experiment, or with other files and `spec.watch.changedCode` is Fail.
     """
     made = identities(jobs, output)
     pending: dict[str, Start] = {}
@@ -67,7 +68,10 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
             new_length, found = changed(job, folder, newest)
         problems += [problem.within(f"{job.name}: ") for problem in found]
         if new_length or not folder.finished():
-            pending[job.name] = _start(job, output, newest, read)
+            try:
+                pending[job.name] = _start(job, output, newest, read)
+            except SpecError as error:
+                problems += error.problems
     if problems:
         raise SpecError(problems)
     return pending
@@ -104,15 +108,16 @@ def changed(job: Job, folder: JobFolder, newest: Checkpoint | None) -> tuple[lis
 
 
 def _start(job: Job, output: Path, checkpoint: Checkpoint | None, made: Mapping[str, str]) -> Start:
-    """Return a start from a checkpoint; `made`: identities of the jobs whose outputs the job reads."""
+    """Return a start from a checkpoint; `made`: identities of the jobs whose outputs the job reads. SpecError."""
     found = [(f"{field}: {name}", file) for field, name, file in _files(job, output) if file.is_file()]
     files = before = {name: sha256(file.read_bytes()).hexdigest() for name, file in found}
     if checkpoint:
         with reading(checkpoint.uri), suppress(EnvironmentProblem):  # an earlier version's checkpoints lack the file
             before = dict(json.loads(checkpoint.text(FILES)))
     differ = [name for name in sorted({*before, *files}) if before.get(name) != files.get(name)]
-    told = "is not what it was at the checkpoint; the next steps use what it is now"
-    return Start(checkpoint=checkpoint, inputs=made, files=files, changed=[f"{name} {told}" for name in differ])
+    changed = [f"{name} is not what it was at the checkpoint; the next steps use what it is now" for name in differ]
+    warnings = react(job.spec.watch.changed_code, f"{job.name}: spec.watch.changedCode", changed)
+    return Start(checkpoint=checkpoint, inputs=made, files=files, warnings=warnings)
 
 
 def _files(job: Job, output: Path) -> Iterator[tuple[str, str, Path]]:

@@ -26,11 +26,14 @@ NUMBERS = ("reward", "cost", "advantage", "prompt_tokens", "response_tokens", "p
 
 def show_samples(output: Path, *, job: str | None, step: int | None, count: int, best: bool) -> None:
     """Print the kept responses with the lowest or highest rewards in a step of each job. SpecError if none was kept."""
-    files = _find_rollouts(output, job)
+    folders = [folder.path for folder in job_folders(output) if job in (None, folder.path.name)]
+    files = [file for folder in folders if (file := folder / ROLLOUTS).is_file()]
     kept = {file.parent.name: rows for file in files if (rows := read_step_rollouts(file, step))}
     if not kept:
-        what = "has no responses" + (f" of step {step}" if step is not None else "")
-        raise SpecError([Problem(str(file), what) for file in files])
+        nothing = "no rollouts were kept; see rollout.keep" if folders else f"no job {job} has begun in it"
+        raise SpecError(
+            [Problem(str(output), f"has no responses of step {step}" if files and step is not None else nothing)]
+        )
     for name, rows in kept.items():
         _print_samples(name, rows, count=count, best=best)
 
@@ -48,15 +51,6 @@ def _print_samples(name: str, rows: Sequence[Mapping[str, Any]], *, count: int, 
         console.print(Text(f"\n{', '.join(texts)}", style="bold"))
         for text in ("prompt", "response"):
             console.print(Text.assemble((f"{text}: ", "dim"), row[text]))
-
-
-def _find_rollouts(output: Path, job: str | None) -> list[Path]:
-    """Return the rollouts.jsonl of a job, by default of all jobs that have one. SpecError if there is none."""
-    folders = [folder.path for folder in job_folders(output) if job in (None, folder.path.name)]
-    if files := [file for folder in folders if (file := folder / ROLLOUTS).is_file()]:
-        return files
-    what = f"no job {job} has begun in it" if job and not folders else "no rollouts were kept; see rollout.keep"
-    raise SpecError([Problem(str(output), what)])
 
 
 def read_step_rollouts(file: Path, step: int | None) -> list[dict[str, Any]]:
