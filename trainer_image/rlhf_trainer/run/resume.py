@@ -139,8 +139,7 @@ def _files(job: Job, output: Path) -> Iterator[tuple[str, str, Path]]:
 
 def _module_files(module: str) -> list[Path]:
     """Return the files of a module, and of modules beside it that any of these files names; empty without a source."""
-    name = module.replace(".", "/")
-    places = [Path(folder, f"{name}{end}") for folder in sys.path for end in (".py", "/__init__.py")]
+    places = [Path(folder, module.replace(".", "/") + end) for folder in sys.path for end in (".py", "/__init__.py")]
     for file in filter(Path.is_file, places):
         beside, found = {other.stem: other for other in file.parent.glob("*.py")}, [file]
         for each in found:

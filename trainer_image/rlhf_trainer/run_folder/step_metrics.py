@@ -105,8 +105,7 @@ judge/unread | rlhf_judge_unread_total | answers | health
 kv_cache_used | rlhf_kv_cache_used_ratio | ratio | health
     Largest share of the generator's KV cache that was in use during the step.
 memory_bytes/<phase> | rlhf_memory_used_bytes | bytes | health
-    Most memory of a rank's GPU in use at the end of a phase's calls; on CPU, of its container if that has a limit, else
-    of the rank's process.
+    Most memory of a rank's GPU, or on CPU of its limited container or its process, at the end of a phase's calls.
 memory_used | rlhf_memory_used_ratio | ratio | health
     Largest share of a rank's GPU memory in use at the end of a phase's calls; on CPU, its container's share of its
     limit, or without a limit the process's share of the machine.
