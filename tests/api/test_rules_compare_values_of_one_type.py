@@ -82,7 +82,7 @@ def test_every_rule_of_the_crd_has_matching_types() -> None:
     assert wrong == []
 
 
-SHARE = {"type": "object", "properties": {"share": {"type": "number"}}}
+SHARE: Schema = {"type": "object", "properties": {"share": {"type": "number"}}}
 SAMPLE = {
     "properties": {**SHARE["properties"], "count": {"type": "integer"}, "parts": {"type": "array", "items": SHARE}}
 }

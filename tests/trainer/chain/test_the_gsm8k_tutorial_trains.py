@@ -47,7 +47,7 @@ def save_model(folder: Path) -> None:
     torch.manual_seed(0)
     end = int(str(tokenizer.eos_token_id))
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, max_position_embeddings=2048, eos_token_id=end,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config)
@@ -60,7 +60,7 @@ def save_model(folder: Path) -> None:
     for _ in range(60):
         logits = model(texts).logits[:, -3:-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), texts[:, -2:].flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained(folder)
