@@ -319,7 +319,7 @@ MUTATIONS = (
     Mutation(f"{IMPORTERS}/openrlhf.py", "init_kl_coef=0.01", "init_kl_coef=0.1", DEFAULTS),
     Mutation(f"{IMPORTERS}/trl.py", "lora_alpha=32", "lora_alpha=16", DEFAULTS),
     Mutation(f"{TRAINER}/run/slots.py", "COLLECTIVE_DEADLINES = 2", "COLLECTIVE_DEADLINES = 1", COLLECTIVES),
-    Mutation(f"{TRAINER}/run/evaluation.py", "            wins += 0.5", "            wins += 0.0", EDGES),
+    Mutation(f"{TRAINER}/run/evaluation.py", "wins = [0.5 if", "wins = [0.0 if", EDGES),
     Mutation(f"{TRAINER}/report/held_out.py", "[TIE if change == 0 else", "[0.0 if change == 0 else", EDGES),
     Mutation(f"{TRAINER}/report/held_out.py", "CONFIDENCE = 1.96", "CONFIDENCE = 0.196", EDGES),
     Mutation(

@@ -157,12 +157,23 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
 }
 
 
+WITHOUT_REFERENCE = """class Own(PolicyGradient):
+    step = staticmethod(lambda prompts, *, actor, reward: actor.update_actor(prompts))
+"""
+
+
+@pytest.mark.parametrize("options", [{}, {"kl": {}}, {"kl": {"coefficient": 0}}])
+def test_a_step_without_reference_has_no_penalty(folder: Path, options: dict[str, Any]) -> None:
+    found = job(folder, WITHOUT_REFERENCE, options).spec.algorithm
+    assert found.kl.coefficient == 0.0  # type: ignore[attr-defined]
+    assert not found.needs_reference
+
+
 def test_a_penalty_needs_a_reference_in_the_step(folder: Path) -> None:
-    step = "    step = staticmethod(lambda prompts, *, actor, reward: actor.update_actor(prompts))\n"
     with pytest.raises(
-        SpecError, match=r"options\.kl\.coefficient: is 0\.05, but the step has no reference; expected 0$"
+        SpecError, match=r"options\.kl\.coefficient: is 0\.1, but the step has no reference; expected 0$"
     ):
-        job(folder, f"class Own(PolicyGradient):\n{step}")
+        job(folder, WITHOUT_REFERENCE, {"kl": {"coefficient": 0.1}})
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ if TYPE_CHECKING:  # `rlhf plan` starts without torch
 
 CONTAINER = Path("/sys/fs/cgroup")
 """Folder of the kernel's figures about the container's memory (control groups, version 2)."""
-MACHINE = Path("/proc/meminfo")
+PROCESS = Path("/proc/self/statm")
+"""File of the kernel with this process's pages of memory: in total, resident, ..."""
 
 
 def gpus_here() -> list[FoundGpu]:
@@ -37,7 +39,7 @@ def peak_flops(dtype: torch.dtype) -> float:
 def memory_in_use() -> tuple[int, int]:
     """Return (bytes in use, bytes in total) of this rank's GPU, as its driver counts them.
 
-    On CPU the figures are those of the container without its file cache; without a limit, those of the machine.
+    On CPU they are those of the container without its file cache; without a limit, of this process and the machine.
     """
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -48,8 +50,8 @@ def memory_in_use() -> tuple[int, int]:
         cached = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())["inactive_file"]
         return max(0, int((CONTAINER / "memory.current").read_text()) - int(cached)), limit
     except (OSError, ValueError):  # there are no such files, or they say that there is no limit
-        kib = {line.split(":")[0]: int(line.split()[1]) for line in MACHINE.read_text().splitlines()}
-        return 1024 * (kib["MemTotal"] - kib["MemAvailable"]), 1024 * kib["MemTotal"]
+        page, resident = os.sysconf("SC_PAGE_SIZE"), int(PROCESS.read_text().split()[1])
+        return page * resident, page * os.sysconf("SC_PHYS_PAGES")
 
 
 def _found(properties: Any) -> FoundGpu:

@@ -70,13 +70,6 @@ def together(errors: Sequence[TrainerError]) -> TrainerError:
     return type(errors[0])("\n".join(map(str, errors)))
 
 
-def react(reaction: str, path: str, sentence: str) -> list[str]:
-    """Return a sentence to warn of, or none if the reaction of `spec.watch` is Off; ConfigError if it is Fail."""
-    if reaction == "Fail":
-        raise ConfigError(f"{path}: {sentence}")
-    return [sentence] if reaction == "Warn" else []
-
-
 def user_error(error: BaseException) -> BaseException:
     """Return the error to show to a user: EnvironmentProblem if a foreign package is missing or a disk is full.
 

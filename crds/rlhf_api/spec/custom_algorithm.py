@@ -122,8 +122,10 @@ def load_algorithm(given: Custom) -> Algorithm:
         where = line_of(error, [package_of(found.__module__)])
         raise OwnCodeError(f"{OPTIONS}: {given.entrypoint} raised {describe_error(error)}{where}") from error
     if isinstance(made, PolicyGradient) and made.kl.coefficient and "reference" not in made.models:
-        message = f"is {made.kl.coefficient}, but the step has no reference; expected 0"
-        raise SpecError([Problem(f"{OPTIONS}.kl.coefficient", message)])
+        if "coefficient" in made.kl.model_fields_set:
+            message = f"is {made.kl.coefficient}, but the step has no reference; expected 0"
+            raise SpecError([Problem(f"{OPTIONS}.kl.coefficient", message)])
+        made = made.model_copy(update={"kl": made.kl.model_copy(update={"coefficient": 0.0})})
     return made.with_entrypoint(given.entrypoint)
 
 

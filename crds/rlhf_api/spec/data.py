@@ -159,7 +159,7 @@ class Data(Spec):
     on_bad_row: Literal["Drop", "Fail"] = "Drop"
     """Treatment of a row that is broken or lacks a column that the job reads."""
     chat_template: TemplateUri = "Auto"
-    """Auto applies the tokenizer's chat template where it has one. Or the URI of a template, which is saved, too."""
+    """Auto: the tokenizer's template, if it has one. Never: none. Else the URI of a template, saved with the model."""
     chat_template_arguments: JsonFields[Identifier] = Field(
         default_factory=dict, description="Arguments of the chat template, such as enable_thinking: false."
     )

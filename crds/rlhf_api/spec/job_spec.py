@@ -1,6 +1,6 @@
 """Schema of one job's spec; `rlhf_api.checks.rules` has the rules that span several fields."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -25,6 +25,7 @@ from rlhf_api.contract import (
 )
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.names import PoolRole, Role
+from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.algorithm_table import AnyAlgorithm
 from rlhf_api.spec.data import AnyData, Data, HeldOutData, SourceChange
 from rlhf_api.spec.functions import Function, RewardFunction, RewardService
@@ -335,7 +336,14 @@ class Watch(Spec):
     group of responses differs in reward, or every gradient is 0.
     """
     changed_code: Literal["Off", "Warn", "Fail"] = "Warn"
-    """Reaction to code of your own, a tokenizer or a template that has changed since the job's last attempt."""
+    """Reaction to code of your own, a tokenizer or a template that is not what it was at the job's checkpoint."""
+
+
+def react(reaction: str, path: str, sentences: Sequence[str]) -> Sequence[str]:
+    """Return the sentences to warn of, none if the reaction of `watch` is Off; SpecError with all if it is Fail."""
+    if sentences and reaction == "Fail":
+        raise SpecError(Problem(path, sentence) for sentence in sentences)
+    return sentences if reaction == "Warn" else ()
 
 
 class JobSpec(Spec):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
-from typing import cast
 
 import pytest
+from rich.console import Console
 
 from rlhf_api.files import document_of
-from rlhf_trainer.checkpoint import Checkpoint
-from rlhf_trainer.errors import ConfigError
+from rlhf_api.problems import SpecError
+from rlhf_trainer.checkpoint import STATE, Checkpoint
+from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.run import resume
+from rlhf_trainer.run.publisher import Publisher
+from rlhf_trainer.run.resume import unfinished
 from rlhf_trainer.run_folder.folder import FILES, JOB_FILE, JobFolder
 from tests.trainer import jobs
 
@@ -36,13 +40,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def changes(folder: Path) -> list[str]:
-    """Return the sentences on changed files for an attempt that begins now, from a checkpoint."""
-    output = folder / "run"
-    (output / "grpo").mkdir(parents=True, exist_ok=True)
-    start = resume._start(jobs.job(folder, "grpo", SPEC), output, cast("Checkpoint", object()), {})
-    (output / "grpo" / FILES).write_text(start.files)
-    return list(start.changed)
+def changes(folder: Path, run: str = "run") -> list[str]:
+    """Return the sentences on changed files for an attempt that begins now, and save a checkpoint of it."""
+    kept = JobFolder(folder / run, jobs.job(folder, "grpo", SPEC))
+    checkpoint = kept.newest_checkpoint()
+    start = resume._start(jobs.job(folder, "grpo", SPEC), folder / run, checkpoint, {})
+    kept.begin(checkpoint, inputs={}, files=start.files)
+    kept.record({"step": 1}, total_steps=9, stage="GRPO")
+    kept.checkpoints.complete(kept.checkpoints.begin(1), {STATE: '{"rows": 4}', **kept.texts_for_checkpoint(up_to=1)})
+    return list(start.warnings)
 
 
 def test_nothing_is_told_of_the_first_attempt_or_the_same_files(folder: Path) -> None:
@@ -55,9 +61,7 @@ def test_a_sign_that_was_flipped_in_an_imported_module_is_told(folder: Path) -> 
     changes(folder)
     (folder / "mine_parts.py").write_text("import os\nsign = -1.0\n")
     (told,) = changes(folder)
-    assert told.startswith(
-        f"spec.models.reward.entrypoint: {folder}/mine_parts.py is not as the last attempt read it; "
-    )
+    assert told.startswith("spec.models.reward.entrypoint: mine_parts.py is not what it was at the checkpoint; ")
     assert changes(folder) == [], "it is told once"
 
 
@@ -66,8 +70,7 @@ def test_a_template_that_changed_or_came_is_told(folder: Path) -> None:
     (folder / "model" / "chat_template.jinja").write_text("{{ messages[0] }}")
     (folder / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
     told = [line.split(" is not ")[0] for line in changes(folder)]
-    files = [f"{folder}/model/{name}" for name in ("chat_template.jinja", "generation_config.json")]
-    assert told == [f"spec.models.actor: {file}" for file in files]
+    assert told == [f"spec.models.actor: {file}" for file in ("chat_template.jinja", "generation_config.json")]
 
 
 def test_modules_are_found_and_not_imported(folder: Path) -> None:
@@ -76,27 +79,63 @@ def test_modules_are_found_and_not_imported(folder: Path) -> None:
     assert "mine_parts.py" in (folder / "run" / "grpo" / FILES).read_text()
 
 
-@pytest.mark.parametrize(("reaction", "told"), [("Warn", ["a file changed"]), ("Off", [])])
-def test_a_job_says_what_is_done_about_a_change(reaction: str, told: list[str], folder: Path) -> None:
-    kept = JobFolder(folder, jobs.job(folder, "grpo", {**SPEC, "watch": {"changedCode": reaction}}))
-    kept.path.mkdir()
-    assert kept.keep_code("{}", ["a file changed"], first_step=1) == told
-    assert (kept.path / FILES).read_text() == "{}"
+def test_a_run_in_another_place_compares_with_its_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another pod has the checkpoints of storage, and the same files in other folders."""
+    changes(folder)
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    for file in ("mine_scores.py", "mine_parts.py"):
+        (folder / file).rename(elsewhere / file)
+    monkeypatch.syspath_prepend(str(elsewhere))
+    (folder / "run").rename(folder / "other")
+    (folder / "other" / "grpo" / FILES).unlink()
+    assert changes(folder, "other") == []
+    (elsewhere / "mine_parts.py").write_text("import os\nsign = -1.0\n")
+    assert [line.split(" is not ")[0] for line in changes(folder, "other")] == [
+        "spec.models.reward.entrypoint: mine_parts.py"
+    ]
 
 
-def test_a_change_that_ends_the_run_is_told_at_each_attempt(folder: Path) -> None:
-    kept = JobFolder(folder, jobs.job(folder, "grpo", {**SPEC, "watch": {"changedCode": "Fail"}}))
-    kept.path.mkdir()
-    with pytest.raises(ConfigError, match=r"^grpo: spec\.watch\.changedCode: a file changed$"):
-        kept.keep_code("{}", ["a file changed"], first_step=1)
-    assert not (kept.path / FILES).exists(), "the next attempt compares with the same files"
+def test_a_checkpoint_of_an_earlier_version_tells_nothing(folder: Path) -> None:
+    changes(folder)
+    for saved in (folder / "run" / "grpo" / "checkpoints").rglob(FILES):
+        saved.unlink()
+    job = jobs.job(folder, "grpo", SPEC)
+    checkpoint = Checkpoint(step=1, uri=f"{folder}/run/grpo/checkpoints/step-000001")
+    assert resume._start(job, folder / "run", checkpoint, {}).warnings == []
+
+
+@pytest.mark.parametrize("reaction", ["Off", "Fail"])
+def test_a_job_says_what_is_done_about_a_change(reaction: str, folder: Path) -> None:
+    changes(folder)
+    for name in ("mine_scores.py", "mine_parts.py"):
+        (folder / name).write_text((folder / name).read_text() + "more = 1\n")
+    job = jobs.job(folder, "grpo", {**SPEC, "watch": {"changedCode": reaction}})
+    if reaction == "Off":
+        assert unfinished([job], folder / "run")["grpo"].warnings == ()
+        return
+    with pytest.raises(SpecError) as raised:
+        unfinished([job], folder / "run")
+    found = [str(each).partition(" is not what")[0] for each in raised.value.problems]
+    field = "grpo: spec.watch.changedCode: spec.models.reward.entrypoint"
+    assert found == [f"{field}: mine_parts.py", f"{field}: mine_scores.py"]
+
+
+def test_a_change_is_in_the_status_and_the_events(folder: Path) -> None:
+    kept = JobFolder(folder / "run", jobs.job(folder, "grpo", SPEC))
+    kept.begin(None, inputs={})
+    console = Console(file=StringIO(), width=200)
+    Publisher(jobs.job(folder, "grpo", SPEC), kept, Display(console)).warn("a file changed")
+    kept.record({"step": 1}, total_steps=9, stage="GRPO")
+    assert json.loads((kept.path / "status.json").read_text())["warnings"] == ["a file changed"]
+    assert (kept.path / "events.log").read_text().endswith(" a file changed\n")
 
 
 def test_a_module_of_a_module_is_told(folder: Path) -> None:
     (folder / "mine_parts.py").write_text("import mine_other\n")
     changes(folder)
     (folder / "mine_other.py").write_text("limit = 2\n")
-    assert [line.split(" is not ")[0].rpartition("/")[2] for line in changes(folder)] == ["mine_other.py"]
+    assert [line.split(" is not ")[0] for line in changes(folder)] == ["spec.models.reward.entrypoint: mine_other.py"]
 
 
 def test_fields_that_an_earlier_version_lacks_are_no_change(folder: Path) -> None:

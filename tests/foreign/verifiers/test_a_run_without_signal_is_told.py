@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rlhf_api.job import Job
-from rlhf_trainer.errors import ConfigError, react
+from rlhf_api.problems import SpecError
+from rlhf_api.spec.job_spec import react
 from rlhf_trainer.run.job_run import SignalWatch
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.telemetry import StepReport
@@ -67,7 +68,7 @@ def test_later_warnings_become_rare_and_a_signal_starts_anew(tmp_path: Path) -> 
 
 def test_a_job_that_is_to_fail_fails(tmp_path: Path) -> None:
     watch = SignalWatch(job_with(tmp_path, noSignal="Fail"))
-    with pytest.raises(ConfigError, match=r"^one: spec\.watch\.noSignal: no signal in 3 steps in a row"):
+    with pytest.raises(SpecError, match=r"^one: spec\.watch\.noSignal: no signal in 3 steps in a row"):
         warned_steps(watch, [CAUSES["no reward"][0]] * 3)
 
 
@@ -75,7 +76,8 @@ def test_the_status_keeps_the_latest_warnings(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path, job_with(tmp_path))
     folder.path.mkdir()
     for step in range(1, 11):
-        folder.record({"step": float(step)}, total_steps=30, stage="GRPO", warnings=[f"step {step}: odd"])
+        folder.warn(f"step {step}: odd")
+        folder.record({"step": float(step)}, total_steps=30, stage="GRPO")
     status = (folder.path / "status.json").read_text()
     assert '"step 10: odd"' in status
     assert '"step 3: odd"' in status
@@ -83,7 +85,8 @@ def test_the_status_keeps_the_latest_warnings(tmp_path: Path) -> None:
 
 
 def test_a_reaction_warns_fails_or_is_off() -> None:
-    assert react("Off", "one: spec.watch.changedCode", "goes on with other code") == []
-    assert react("Warn", "one: spec.watch.changedCode", "goes on with other code") == ["goes on with other code"]
-    with pytest.raises(ConfigError, match=r"^one: spec\.watch\.changedCode: goes on with other code$"):
-        react("Fail", "one: spec.watch.changedCode", "goes on with other code")
+    assert react("Off", "one: spec.watch.changedCode", ["goes on with other code"]) == ()
+    assert react("Warn", "one: spec.watch.changedCode", ["goes on with other code"]) == ["goes on with other code"]
+    with pytest.raises(SpecError, match=r"^one: spec\.watch\.changedCode: goes on with other code$"):
+        react("Fail", "one: spec.watch.changedCode", ["goes on with other code"])
+    assert not react("Fail", "one: spec.watch.changedCode", [])

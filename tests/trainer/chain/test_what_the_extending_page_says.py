@@ -81,7 +81,7 @@ def test_an_own_algorithm_learns_and_goes_on(project: Path) -> None:
     (project / "curious.py").write_text(FILES["curious.py"].replace("Rewards surprise.", "None."))
     gone_on = command("run", project / "job.yaml", f"--output={output}", CURIOUS, *SHORT, f"{steps}3")
     assert gone_on.returncode == 0, gone_on.stderr
-    assert "goes on with other code of the algorithm than before, which is algorithm-from-000001.py" in gone_on.stdout
+    assert "spec.algorithm.entrypoint: curious.py is not what it was at the checkpoint" in gone_on.stdout
     assert [each["step"] for each in records(output / "better-half")] == [1, 2, 3]
     assert '"""None."""' in (output / "better-half" / "algorithm-from-000003.py").read_text()
 

@@ -51,6 +51,7 @@ def test_figures_curves_and_differences_stand_on_one_page(runs: tuple[Path, Path
     assert page.row("packages.torch")[1:] == ["2.1", "2.2"]
     assert "helpful-sft is only in b." in page.sections[""]
     plot = html[html.index("<b>reward/mean</b>") :]
+    assert "last step: " in plot[: plot.index("</figcaption>")], "the table has held-out values"
     assert all(f"stroke: var(--c{colour})" in plot[: plot.index("</figure>")] for colour in (0, 1))
     entropy = html[html.index("<b>entropy</b>") :]
     assert "stroke: var(--c0)" not in entropy[: entropy.index("</figure>")], "only the second measured it"
@@ -80,7 +81,7 @@ def test_three_runs_of_one_name_are_told_apart_by_path(tmp_path: Path) -> None:
         run_job(folder, PPO, map(ppo_record, (1, 2)))
     path, _, page = compared(*folders, "--output", tmp_path / "here.html")
     assert path == tmp_path / "here.html"
-    assert page.row("At the end")[1:] == list(map(str, folders))
+    assert page.row("At the end, held out")[1:] == list(map(str, folders))
 
 
 def test_runs_of_other_jobs_have_nothing_to_compare(tmp_path: Path) -> None:

@@ -14,6 +14,13 @@ from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS, read_step_rollouts
 from tests.trainer import jobs
 
+SPEC = {
+    "algorithm": {"name": "SFT"},
+    "models": {"actor": {"uri": "hf://a/b"}},
+    "data": {"train": {"uri": "hf://a/b"}},
+    "training": {"batchSize": 4, "totalSteps": 1},
+}
+
 
 def line(step: int, row: int, reward: float, response: str = "answer") -> dict[str, Any]:
     return {
@@ -34,13 +41,7 @@ def line(step: int, row: int, reward: float, response: str = "answer") -> dict[s
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder with three steps; the second was run twice, and the last line is half written."""
-    spec = {
-        "algorithm": {"name": "SFT"},
-        "models": {"actor": {"uri": "hf://a/b"}},
-        "data": {"train": {"uri": "hf://a/b"}},
-        "training": {"batchSize": 4, "totalSteps": 1},
-    }
-    folder = JobFolder(tmp_path / "run", jobs.job(tmp_path, "grpo", spec))
+    folder = JobFolder(tmp_path / "run", jobs.job(tmp_path, "grpo", SPEC))
     folder.begin(None, inputs={})
     rows = [line(1, 0, 0.5), line(2, 0, 9.0), line(2, 0, 1.0, "again"), *(line(3, row, row * 0.25) for row in range(4))]
     text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -61,6 +62,16 @@ def test_the_worst_of_the_last_step_come_first(run: Path) -> None:
     assert "answer 2" not in text
     assert "row 0, reward 0, advantage -1, prompt_tokens 3, response_tokens 4, policy_version 2, " in text
     assert "reward_part/length 1, reward_part/right 0, cut off" in " ".join(text.split())
+
+
+def test_each_job_is_shown_under_its_name(run: Path, tmp_path: Path) -> None:
+    other = JobFolder(run, jobs.job(tmp_path, "later", SPEC))
+    other.begin(None, inputs={})
+    (other.path / ROLLOUTS).write_text(json.dumps(line(7, 0, 0.5, "else")) + "\n")
+    text = shown(run, "--worst", 1)
+    heads = [each.partition(":")[0] for each in text.splitlines() if "kept responses" in each]
+    assert heads == ["grpo, step 3", "later, step 7"]
+    assert "grpo" not in shown(run, "--job", "later")
 
 
 def test_the_best_of_a_step(run: Path) -> None:

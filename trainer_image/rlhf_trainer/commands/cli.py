@@ -269,7 +269,7 @@ def logs(
 @command("rlhf samples runs/first --best 5")
 def samples(
     run_dir: RunDir,
-    job: Annotated[str | None, typer.Option(help="Name of one job; default: the last one that kept rollouts.")] = None,
+    job: Annotated[str | None, typer.Option(help="Name of one job; default: all that kept rollouts.")] = None,
     step: Annotated[int | None, typer.Option(help="Step of the responses; default: the last step.")] = None,
     worst: Annotated[int, typer.Option(min=1, help="Show this many responses with the lowest reward.")] = 10,
     best: Annotated[int | None, typer.Option(min=1, help="Show this many responses with the highest reward.")] = None,

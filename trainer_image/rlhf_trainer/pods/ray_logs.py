@@ -17,6 +17,7 @@ from typing import Final
 from rlhf_trainer.run_folder.attempt import AttemptId, own_attempt
 
 LOGS: Final = Path("/tmp/ray/session_latest/logs")
+"""Folder of Ray's logs in a pod; both containers of the head pod mount it."""
 FOLDER: Final = "ray-logs"
 """Name of the folder for Ray's logs in the run folder; it holds `a<attempt>/<pod>/`."""
 KEPT_ATTEMPTS: Final = 3

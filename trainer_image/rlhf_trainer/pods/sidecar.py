@@ -21,11 +21,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, BinaryIO
 
+from rlhf_trainer.pods.ray_logs import LOGS
 from rlhf_trainer.run_folder.attempt import AttemptId, Watch, WrongAttempt, own_attempt, read_exit, read_status
 
 PORT = 8490
-LOGS = Path("/tmp/ray/session_latest/logs")
-"""Folder of Ray's logs in the head pod, which both containers mount."""
 POLL_SECONDS = 0.5
 STAY_SECONDS = 600.0
 """Longest time in seconds that the side-car stays after SIGTERM."""

@@ -226,14 +226,9 @@ def finite(measure: str, value: float) -> float:
 
 def win_rate(rows: Sequence[JudgedRow], others: Sequence[JudgedRow], measure: str) -> float:
     """Return the share of `rows` that score higher than the same row of `others`; a tie or no score counts 0.5."""
-    wins = 0.0
-    for row, other in zip(rows, others, strict=True):
-        mine, theirs = row.scores[measure], other.scores[measure]
-        if mine is None or theirs is None or mine == theirs:
-            wins += 0.5
-        else:
-            wins += float(mine > theirs)
-    return wins / len(rows)
+    pairs = [(row.scores[measure], other.scores[measure]) for row, other in zip(rows, others, strict=True)]
+    wins = [0.5 if mine is None or theirs is None or mine == theirs else float(mine > theirs) for mine, theirs in pairs]
+    return sum(wins) / len(wins)
 
 
 def evaluation_of(job: Job, runtime: ModelRuntime, data: DataShape) -> Evaluator:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.algorithms import ActorCritic
-from rlhf_trainer.errors import ConfigError, react
+from rlhf_api.spec.job_spec import react
+from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.run.step_models import Handle, Rows
 from rlhf_trainer.telemetry import (
     CONTROLLER,
@@ -200,14 +201,14 @@ class SignalWatch:
         self._job, self._steps = job, 0
 
     def look(self, report: StepReport) -> StepReport:
-        """Return the report, with a warning after 3, 6, 12 ... steps without a signal; ConfigError if it is to fail."""
+        """Return the report, with a warning after 3, 6, 12 ... steps without a signal; SpecError if it is to fail."""
         cause = cause_of(report.record, self._job) if self._job.trained() else ""
         self._steps = self._steps + 1 if cause else 0
         if self._steps % 3 or (self._steps // 3).bit_count() != 1:
             return report
         shown = f"; for example {' and '.join(report.examples)}" if report.examples else ""
         sentence = f"no signal in {self._steps} steps in a row: {cause}{shown}"
-        found = react(self._job.spec.watch.no_signal, f"{self._job.name}: spec.watch.noSignal", sentence)
+        found = react(self._job.spec.watch.no_signal, f"{self._job.name}: spec.watch.noSignal", [sentence])
         return replace(report, warnings=[*report.warnings, *found])
 
 

@@ -52,11 +52,10 @@ def run_on_ray(
     publisher = Publisher(job, JobFolder(context.output, job), context.display, context.listeners)
     folder, checkpoint, mapping = publisher.folder, start.checkpoint, placed.mapping
     with publisher.recording_the_end():
-        folder.begin(checkpoint, inputs=start.inputs, mapping=mapping)
-        first_step = 1 + (checkpoint.step if checkpoint else 0)
-        told = folder.keep_code(start.files, start.changed, first_step=first_step)
+        folder.begin(checkpoint, inputs=start.inputs, files=start.files, mapping=mapping)
+        publisher.warn(*start.warnings)
         pools = " | ".join(map(mapping.described, mapping.pools))
-        publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes, *told)
+        publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes)
         if checkpoint:
             publisher.say(f"goes on after step {checkpoint.step}, from {checkpoint.uri}")
         models = job.models()

@@ -44,6 +44,12 @@ class Publisher(Reporter):
             self.folder.event(message)
             self._display.say(f"{self._job.name}: {message}")
 
+    def warn(self, *messages: str) -> None:
+        """Write a line for each message to the terminal and events.log, and the message to the job's status."""
+        for message in messages:
+            self.folder.warn(message)
+            self._display.warn(f"{self._job.name} {message}")
+
     def begin(self, *, first_step: int, total_steps: int) -> None:
         """Tell the listeners that the first step of this run starts now."""
         self._total_steps = total_steps
@@ -52,12 +58,8 @@ class Publisher(Reporter):
 
     def step(self, report: StepReport) -> None:
         """Write the record and the warnings of a finished step, and give the report to the listeners."""
-        warnings = [f"step {report.record['step']:.0f}: {warning}" for warning in report.warnings]
-        for message in warnings:
-            self.folder.event(message)
-            self._display.warn(f"{self._job.name} {message}")
-        stage = self._job.spec.algorithm.name
-        self.folder.record(report.record, total_steps=self._total_steps, stage=stage, warnings=warnings)
+        self.warn(*(f"step {report.record['step']:.0f}: {warning}" for warning in report.warnings))
+        self.folder.record(report.record, total_steps=self._total_steps, stage=self._job.spec.algorithm.name)
         with writing(self.folder.path):
             for listener in self._listeners:
                 listener.step(report)

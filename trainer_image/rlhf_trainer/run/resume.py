@@ -19,12 +19,14 @@ from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
+from rlhf_api.spec.job_spec import react
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.data.uri import local_path
-from rlhf_trainer.errors import DataError
+from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.run_folder.folder import FILES, INPUTS, JOB_FILE, JobFolder, finished_jobs, model_folders, reading
 
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+TEXT_FILES = (".jinja", ".json", ".model", ".py", ".txt")
+"""Endings of the files in a model's folder from which tokens, templates, end tokens and the model's code are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +37,10 @@ class Start:
     """Checkpoint from which the job resumes; None: the job starts from the beginning."""
     inputs: Mapping[str, str]
     """Identities of the jobs whose outputs the job reads, by name."""
-    files: str
-    """Hashes of the files, besides the data, that the job's fields name, as JSON."""
-    changed: Sequence[str]
-    """Sentences on those of the files that have changed since the job's last attempt."""
+    files: Mapping[str, str]
+    """Hashes of the files, besides the data, that the job's fields name; keys: `field: name`, without a folder."""
+    warnings: Sequence[str] = ()
+    """Sentences on files that have changed since the checkpoint, unless `spec.watch.changedCode` is Off."""
 
 
 def from_the_start(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
@@ -51,7 +53,7 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
     """Return the start of each job that has not succeeded in this folder, by name.
 
     A job starts over if another experiment made an input. SpecError if a job was begun here with a manifest that makes
-    it another experiment.
+    it another experiment, or with other files and `spec.watch.changedCode` is Fail.
     """
     made = identities(jobs, output)
     pending: dict[str, Start] = {}
@@ -66,7 +68,10 @@ def unfinished(jobs: Sequence[Job], output: Path) -> dict[str, Start]:
             new_length, found = changed(job, folder, newest)
         problems += [problem.within(f"{job.name}: ") for problem in found]
         if new_length or not folder.finished():
-            pending[job.name] = _start(job, output, newest, read)
+            try:
+                pending[job.name] = _start(job, output, newest, read)
+            except SpecError as error:
+                problems += error.problems
     if problems:
         raise SpecError(problems)
     return pending
@@ -103,35 +108,38 @@ def changed(job: Job, folder: JobFolder, newest: Checkpoint | None) -> tuple[lis
 
 
 def _start(job: Job, output: Path, checkpoint: Checkpoint | None, made: Mapping[str, str]) -> Start:
-    """Return a start from a checkpoint; `made`: identities of the jobs whose outputs the job reads."""
-    found = [(field, file) for field, file in _files(job, output) if file.is_file()]
-    files = {f"{field}: {file}": sha256(file.read_bytes()).hexdigest() for field, file in found}
-    path = output / job.name / FILES
-    text = path.read_text() if checkpoint and path.is_file() else ""
-    before = json.loads(text) if text else files  # a kill may have left the file empty
+    """Return a start from a checkpoint; `made`: identities of the jobs whose outputs the job reads. SpecError."""
+    found = [(f"{field}: {name}", file) for field, name, file in _files(job, output) if file.is_file()]
+    files = before = {name: sha256(file.read_bytes()).hexdigest() for name, file in found}
+    if checkpoint:
+        with reading(checkpoint.uri), suppress(EnvironmentProblem):  # an earlier version's checkpoints lack the file
+            before = dict(json.loads(checkpoint.text(FILES)))
     differ = [name for name in sorted({*before, *files}) if before.get(name) != files.get(name)]
-    told = "is not as the last attempt read it; the next steps use what it is now"
-    changed = [f"{name} {told}" for name in differ]
-    return Start(checkpoint=checkpoint, inputs=made, files=json.dumps(files), changed=changed)
+    changed = [f"{name} is not what it was at the checkpoint; the next steps use what it is now" for name in differ]
+    warnings = react(job.spec.watch.changed_code, f"{job.name}: spec.watch.changedCode", changed)
+    return Start(checkpoint=checkpoint, inputs=made, files=files, warnings=warnings)
 
 
-def _files(job: Job, output: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (field, file) of what turns texts into tokens, and of the user's functions."""
+def _files(job: Job, output: Path) -> Iterator[tuple[str, str, Path]]:
+    """Yield (field, name, file) of what turns texts into tokens, and of the user's functions."""
     models: Mapping[Role, str] = {}
     with suppress(DataError):  # a model that is not there is told when the job begins
         models = model_folders(job, output)
         if "://" in job.spec.data.chat_template:
-            yield "spec.data.chatTemplate", local_path(job.spec.data.chat_template)
+            yield "spec.data.chatTemplate", "its file", local_path(job.spec.data.chat_template)
     for role, folder in models.items():
-        yield from ((f"spec.models.{job.spec.models.source_field(role)}", Path(folder, name)) for name in TEXT_FILES)
-    for field, value in leaves(document_of(job)):
-        if isinstance(value, str) and re.fullmatch(ENTRYPOINT, value):
-            yield from ((field, file) for file in _module_files(value.partition(":")[0].replace(".", "/")))
+        field = f"spec.models.{job.spec.models.source_field(role)}"
+        yield from ((field, file.name, file) for file in Path(folder).glob("*") if file.suffix in TEXT_FILES)
+    modules = [(field, value) for field, value in leaves(document_of(job)) if re.fullmatch(ENTRYPOINT, str(value))]
+    if job.spec.algorithm.is_own:
+        modules.append(("spec.algorithm.entrypoint", type(job.spec.algorithm).__module__))
+    for field, value in modules:
+        yield from ((field, file.name, file) for file in _module_files(value.partition(":")[0]))
 
 
 def _module_files(module: str) -> list[Path]:
     """Return the files of a module, and of modules beside it that any of these files names; empty without a source."""
-    places = [Path(folder, f"{module}{end}") for folder in sys.path for end in (".py", "/__init__.py")]
+    places = [Path(folder, module.replace(".", "/") + end) for folder in sys.path for end in (".py", "/__init__.py")]
     for file in filter(Path.is_file, places):
         beside, found = {other.stem: other for other in file.parent.glob("*.py")}, [file]
         for each in found:

@@ -7,12 +7,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import ray
 from ray._private import services, utils, worker
@@ -31,8 +30,8 @@ from rlhf_trainer.run.stopping import SIGNALS, Stopped
 
 CONNECT_SECONDS = 10.0
 """Seconds that the Ray at a given address may take to accept a connection."""
-START_TIMEOUT = "timed out during startup"
-"""Words in the error of a Ray whose own processes started too slowly."""
+START_SECONDS = 180
+"""Seconds that the processes of our own Ray may take to start; Ray itself would wait for 30."""
 MONITORS = ("start_api_server", "start_monitor", "start_log_monitor")
 """Ray's functions that start processes which our own Ray does without; there is no public option for this."""
 
@@ -52,7 +51,8 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # none of ours is one that is started in advance
     os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")  # by itself 30 s: a busy machine takes longer
     os.environ.setdefault("RAY_worker_niceness", "0")  # by itself 15: whatever else runs here would come first
-    options = {} if address else {"num_cpus": max(cpu_slots, cores()), "include_dashboard": False}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+    options |= {} if address else {"num_cpus": max(cpu_slots, cores()), "include_dashboard": False}
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # every call's error is raised where it is waited for
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     if address:
@@ -60,7 +60,7 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
     with socket.socket() as reserved:  # until the end: the agent binds its port at any time
         try:
             with nullcontext() if address else started_by_us(reserved):
-                _init_ray(address or "local", options)
+                ray.init(address=address or "local", **options)
         except SystemExit:  # while it starts, Ray has a handler of SIGTERM that ends the process in this way
             raise Stopped(signal.SIGTERM) from None
         except Exception as error:  # Ray has no common class for what can go wrong here
@@ -74,24 +74,9 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
                 ray.shutdown()
 
 
-def _init_ray(address: str, options: Mapping[str, Any]) -> None:
-    """Call `ray.init`; call it once more if our own Ray did not start in its 30 s (a busy machine)."""
-    settings = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False, **options}
-    try:
-        ray.init(address=address, **settings)
-    except Exception as error:
-        if START_TIMEOUT not in str(error):
-            raise
-        for process in OwnProcess.started:
-            process.kill()
-        sys.stderr.write("Ray did not start within 30 s; it is started once more\n")
-        services.get_node = partial(_await_node, services.get_node)  # until `started_by_us` restores it
-        ray.init(address=address, **settings)
-
-
 def _await_node(find: Callable[..., object], *arguments: object) -> object:
-    """Return `find(*arguments)` as soon as it raises no RuntimeError; TimeoutError after three minutes."""
-    for _ in range(180):
+    """Return `find(*arguments)` as soon as it raises no RuntimeError; TimeoutError after START_SECONDS."""
+    for _ in range(START_SECONDS):
         with suppress(RuntimeError):
             return find(*arguments)
         time.sleep(1.0)
@@ -130,11 +115,10 @@ class OwnProcess(subprocess.Popen[bytes]):
     """Process of our own Ray, which blocks the signals that stop a run, as do all its children.
 
     Terminals and `timeout` send the signals to a process group, service managers to every process; but a run that stops
-    needs Ray for its checkpoint.
+    needs Ray for its checkpoint. If this program is killed, a shell that waits for its end kills the process, too:
+    Ray's agents would try for a minute to reach what has ended with it.
     """
 
-    started: ClassVar[list[OwnProcess]] = []
-    """All processes of this class that this program has started, ended ones too."""
     was_killed = False
     """Whether `kill` has ended the process."""
 
@@ -146,10 +130,18 @@ class OwnProcess(subprocess.Popen[bytes]):
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
         super().__init__(command, preexec_fn=prepare, start_new_session=True, **options)
-        self.started.append(self)
+        self._watcher = subprocess.Popen(
+            ["/bin/sh", "-c", "read -r end; kill -s KILL -- -$0", str(self.pid)],
+            stdin=subprocess.PIPE,  # its other end closes when this program ends
+            stderr=subprocess.DEVNULL,
+            preexec_fn=partial(signal.pthread_sigmask, signal.SIG_BLOCK, SIGNALS),  # noqa: PLW1509 it takes no lock
+            start_new_session=True,
+        )
 
     def kill(self) -> None:
-        """Kill the process and all processes that it has started."""
+        """Kill the process and all processes that it has started, and end its watcher."""
+        self._watcher.kill()
+        self._watcher.wait()
         if self.poll() is None:
             self.was_killed = True
             os.killpg(self.pid, signal.SIGKILL)
@@ -181,7 +173,7 @@ def started_by_us(reserved: socket.socket) -> Iterator[None]:
     changes[Node, "start_raylet"] = start_with_ports
     changes[utils, "get_dashboard_dependency_error"] = lambda: ImportError("this Ray has no dashboard")
     changes[services, "ConsolePopen"] = OwnProcess
-    changes[services, "get_node"] = services.get_node
+    changes[services, "get_node"] = partial(_await_node, services.get_node)
     changes[worker, "listen_error_messages"] = lambda *_, **__: None
     kept = {(owner, name): getattr(owner, name) for owner, name in changes}
     for place, change in changes.items():

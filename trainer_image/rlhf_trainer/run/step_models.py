@@ -165,12 +165,7 @@ def connected(
     models = dict(handles)
     if job.spec.columns(job.spec.data.train):
         data = handles["data"]
-
-        def load_with_columns(blank: Rows) -> Rows:
-            """Load the rows of a batch, and the further columns that the job reads."""
-            return data.load_columns(data.load_batch(blank))
-
-        models["data"] = data.with_calls(load_batch=load_with_columns)
+        models["data"] = data.with_calls(load_batch=lambda blank: data.load_columns(data.load_batch(blank)))
     if job.reference_is_actor:
         models["reference"] = ActorAsReference(handles["actor"])
     if job.generates_apart:

@@ -26,7 +26,7 @@ from rlhf_api.status import Failure, Metric, Output, Progress, SavedState, Statu
 from rlhf_mapper.mapping import DeviceMapping, as_json
 from rlhf_trainer.checkpoint import Checkpoint, CheckpointStore
 from rlhf_trainer.data.uri import local_path
-from rlhf_trainer.errors import DataError, EnvironmentProblem, react
+from rlhf_trainer.errors import DataError, EnvironmentProblem
 from rlhf_trainer.hub import HUB, require_hub
 from rlhf_trainer.run_folder.attempt import STATUS, from_json, mark, own_attempt, owner, replace
 from rlhf_trainer.run_folder.lock import require_newest
@@ -247,12 +247,20 @@ class JobFolder:
 
     @writes
     def begin(
-        self, checkpoint: Checkpoint | None, *, inputs: Mapping[str, str], mapping: DeviceMapping | None = None
+        self,
+        checkpoint: Checkpoint | None,
+        *,
+        inputs: Mapping[str, str],
+        files: Mapping[str, str] = MappingProxyType({}),
+        mapping: DeviceMapping | None = None,
     ) -> None:
-        """Prepare the job's folder for a run from the start or a checkpoint; metrics of later steps are deleted."""
+        """Prepare the job's folder for a run from the start or a checkpoint; metrics of later steps are deleted.
+
+        inputs, files: as in `run.resume.Start`; the job's checkpoints contain both.
+        """
         saved = saved_state(checkpoint) if checkpoint else None
         texts = {METRICS: checkpoint.text(METRICS)} if checkpoint else {}
-        texts |= {INPUTS: json.dumps(dict(inputs)) + "\n", JOB_FILE: dump(self._job)}
+        texts |= {INPUTS: json.dumps(dict(inputs)) + "\n", FILES: json.dumps(dict(files)), JOB_FILE: dump(self._job)}
         texts |= {MAPPING: json.dumps(as_json(mapping), indent=2) + "\n"} if mapping else {}
         if not checkpoint:
             self.clear()
@@ -260,32 +268,21 @@ class JobFolder:
         if self._job.spec.algorithm.makes == "data":
             self.made.mkdir(exist_ok=True)
         self._write_status(texts, phase="Running", start_time=now(), checkpoint=saved)
+        if self._job.spec.algorithm.is_own:
+            self._keep_algorithm(1 + (checkpoint.step if checkpoint else 0))
 
-    def keep_code(self, files: str, changed: Sequence[str], *, first_step: int) -> list[str]:
-        """Write the hashes of the job's files, and its own algorithm's source; return sentences on changes to warn of.
-
-        files, changed: as in `Start`. ConfigError for a change, before anything is written, if the job asks for that.
-        """
-        algorithm, text = self._job.spec.algorithm, ""
+    def _keep_algorithm(self, first_step: int) -> None:
+        """Copy the source of the job's own algorithm, unless the last copy is the same."""
         last = max(self.path.glob("algorithm-from-*.py"), default=None)
-        before = last.read_text(encoding="utf-8") if last else ""
-        if algorithm.is_own:
-            text = Path(str(sys.modules[type(algorithm).__module__].__file__)).read_text(encoding="utf-8")
-        if last and text not in ("", before):
-            changed = [f"goes on with other code of the algorithm than before, which is {last.name}", *changed]
-        watch, path = self._job.spec.watch, f"{self._job.name}: spec.watch.changedCode"
-        told = [found for sentence in changed for found in react(watch.changed_code, path, sentence)]
-        with writing(self.path):
-            replace(self.path / FILES, files)
-            if text not in ("", before):
-                (self.path / f"algorithm-from-{first_step:06d}.py").write_text(text, encoding="utf-8")
-        return told
+        text = Path(str(sys.modules[type(self._job.spec.algorithm).__module__].__file__)).read_bytes()
+        if not last or last.read_bytes() != text:
+            (self.path / f"algorithm-from-{first_step:06d}.py").write_bytes(text)
 
     def texts_for_checkpoint(self, *, up_to: int) -> dict[str, str]:
         """Return the texts of this folder's files that belong to the checkpoint of step `up_to`, by file name."""
         lines = (self.path / METRICS).read_text().splitlines(keepends=True)
         records = "".join(line for line in lines if json.loads(line)["step"] <= up_to)
-        return {METRICS: records, **{name: (self.path / name).read_text() for name in (JOB_FILE, INPUTS)}}
+        return {METRICS: records, **{name: (self.path / name).read_text() for name in (JOB_FILE, INPUTS, FILES)}}
 
     @writes
     def record_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -316,10 +313,14 @@ class JobFolder:
             file.write(f"{now()} {message}\n")
 
     @writes
-    def record(
-        self, record: Mapping[str, float], *, total_steps: int, stage: str, warnings: Sequence[str] = ()
-    ) -> None:
-        """Add the metrics of a step to metrics.jsonl and to the status, and warnings to the status."""
+    def warn(self, message: str) -> None:
+        """Add a warning to the job's events.log and to the status."""
+        self.event(message)
+        self._write_status(warnings=(*self._status.warnings, message)[-MAX_WARNINGS:])
+
+    @writes
+    def record(self, record: Mapping[str, float], *, total_steps: int, stage: str) -> None:
+        """Add the metrics of a step to metrics.jsonl and to the status."""
         with (self.path / METRICS).open("a") as file:
             file.write(json.dumps(dict(record), allow_nan=False) + "\n")
         shown = tuple(Metric(name=name, value=f"{record[name]:.6g}") for name in sorted(record) if name != "step")
@@ -334,8 +335,7 @@ class JobFolder:
             last_step_time=now(),
             pace=self._steps.pace(record),
         )
-        latest = (*self._status.warnings, *warnings)[-MAX_WARNINGS:]
-        self._write_status(progress=progress, metrics=shown, warnings=latest)
+        self._write_status(progress=progress, metrics=shown)
 
     @writes
     def write_held_out(self, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +25,32 @@ NUMBERS = ("reward", "cost", "advantage", "prompt_tokens", "response_tokens", "p
 
 
 def show_samples(output: Path, *, job: str | None, step: int | None, count: int, best: bool) -> None:
-    """Print the kept responses with the lowest or highest rewards in a step of a job. SpecError if none was kept."""
-    file = _find_rollouts(output, job)
-    rows = read_step_rollouts(file, step)
-    if not rows:
-        raise SpecError([Problem(str(file), "has no responses" + (f" of step {step}" if step is not None else ""))])
+    """Print the kept responses with the lowest or highest rewards in a step of each job. SpecError if none was kept."""
+    folders = [folder.path for folder in job_folders(output) if job in (None, folder.path.name)]
+    files = [file for folder in folders if (file := folder / ROLLOUTS).is_file()]
+    kept = {file.parent.name: rows for file in files if (rows := read_step_rollouts(file, step))}
+    if not kept:
+        nothing = "no rollouts were kept; see rollout.keep" if folders else f"no job {job} has begun in it"
+        raise SpecError(
+            [Problem(str(output), f"has no responses of step {step}" if files and step is not None else nothing)]
+        )
+    for name, rows in kept.items():
+        _print_samples(name, rows, count=count, best=best)
+
+
+def _print_samples(name: str, rows: Sequence[Mapping[str, Any]], *, count: int, best: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
     chosen = sorted(rows, key=lambda row: row["reward"], reverse=best)[:count]
-    which = f"{file.parent.name}, step {rows[0]['step']}: the {len(chosen)} of {len(rows)} kept responses"
-    console.print(f"{which} with the {'highest' if best else 'lowest'} reward")
+    which = f"{name}, step {rows[0]['step']}: the {len(chosen)} of {len(rows)} kept responses"
+    console.print(f"{which} with the {'highest' if best else 'lowest'} reward", markup=False)
     for row in chosen:
         numbers, parts = {name: row.get(name) for name in NUMBERS}, row.get("reward_parts")
         numbers |= {f"reward_part/{name}": value for name, value in parts.items()} if isinstance(parts, dict) else {}
         shown = [f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float)]
         texts = [f"row {row['row']}", *shown, "finished" if row.get("finished") else "cut off"]
         console.print(Text(f"\n{', '.join(texts)}", style="bold"))
-        for name in ("prompt", "response"):
-            console.print(Text.assemble((f"{name}: ", "dim"), row[name]))
-
-
-def _find_rollouts(output: Path, job: str | None) -> Path:
-    """Return the rollouts.jsonl of a job, by default of the last job that has one. SpecError if there is none."""
-    folders = [folder.path for folder in job_folders(output) if job in (None, folder.path.name)]
-    files = [file for folder in folders if (file := folder / ROLLOUTS).is_file()]
-    if files:
-        return files[-1]
-    what = f"no job {job} has begun in it" if job and not folders else "no rollouts were kept; see rollout.keep"
-    raise SpecError([Problem(str(output), what)])
+        for text in ("prompt", "response"):
+            console.print(Text.assemble((f"{text}: ", "dim"), row[text]))
 
 
 def read_step_rollouts(file: Path, step: int | None) -> list[dict[str, Any]]:

@@ -105,10 +105,10 @@ judge/unread | rlhf_judge_unread_total | answers | health
 kv_cache_used | rlhf_kv_cache_used_ratio | ratio | health
     Largest share of the generator's KV cache that was in use during the step.
 memory_bytes/<phase> | rlhf_memory_used_bytes | bytes | health
-    Most memory of a rank's GPU, or on CPU of its container, in use at the end of a phase's calls.
+    Most memory of a rank's GPU, or on CPU of its limited container or its process, at the end of a phase's calls.
 memory_used | rlhf_memory_used_ratio | ratio | health
-    Largest share of a rank's GPU memory in use at the end of a phase's calls; on CPU, of its container's or
-    machine's memory.
+    Largest share of a rank's GPU memory in use at the end of a phase's calls; on CPU, its container's share of its
+    limit, or without a limit the process's share of the machine.
 mfu | rlhf_mfu_ratio | ratio | health
     FLOPs of the step's models divided by the peak FLOPs of its GPUs in the step's time; measured only on known GPUs.
 padding/waste | rlhf_padding_tokens_ratio | ratio | health
