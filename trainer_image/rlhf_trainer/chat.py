@@ -29,7 +29,7 @@ THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of the parts of a content that are texts."""
 MAX_SHAPES = 4096
-"""Number of shapes of conversations for which a `Template` remembers what it writes of them."""
+"""Maximum number of shapes of conversations that a `Template` remembers."""
 MARK = re.compile(r"mark\d+(?:call\d+)?end")
 """Pattern of a mark in place of a message's content or of the name of a tool call."""
 

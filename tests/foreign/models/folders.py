@@ -71,14 +71,33 @@ def set_sampling(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def add_code(folder: Path) -> None:
-    """Give the model folder its own model class, in two files; one file imports the other."""
+MODELING = """\
+from transformers import LlamaForCausalLM
+from .configuration_mine import MineConfig
+
+class MineForCausalLM(LlamaForCausalLM):
+    config_class = MineConfig
+    base_model_prefix = {prefix!r}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self._modules[self.base_model_prefix] = self._modules.pop("model")
+
+    @property
+    def model(self):
+        return self._modules[self.base_model_prefix]
+"""
+
+
+def add_code(folder: Path, prefix: str = "model") -> None:
+    """Give the model folder its own model class, in two files; one file imports the other.
+
+    prefix: name of the decoder in the model with a head.
+    """
     (folder / "configuration_mine.py").write_text(
         "from transformers import LlamaConfig\nclass MineConfig(LlamaConfig):\n    model_type = 'mine'\n"
     )
-    (folder / "modeling_mine.py").write_text(
-        "from transformers import LlamaForCausalLM\nfrom .configuration_mine import MineConfig\n"
-        "class MineForCausalLM(LlamaForCausalLM):\n    config_class = MineConfig\n"
-    )
+    (folder / "modeling_mine.py").write_text(MODELING.format(prefix=prefix))
     places = {"AutoConfig": "configuration_mine.MineConfig", "AutoModelForCausalLM": "modeling_mine.MineForCausalLM"}
     change_config(folder, model_type="mine", architectures=["MineForCausalLM"], auto_map=places)
+    change_weights(folder, lambda weights: {name.replace("model.", f"{prefix}.", 1): weights[name] for name in weights})

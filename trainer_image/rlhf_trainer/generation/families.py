@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,9 +45,9 @@ def why_not_generated(
 
     elsewhere: whether external servers generate.
     """
-    has_modules = uses_modules(config, trust_remote_code=trust_remote_code)
-    unknown = "" if has_modules else why_unknown(config.model_type)
-    if reason := unknown or _why_computed_otherwise(config, is_own=not has_modules, elsewhere=elsewhere):
+    reason = why_unknown(config.model_type, getattr(config, "auto_map", None), trust_remote_code=trust_remote_code)
+    is_own = not uses_modules(config, trust_remote_code=trust_remote_code)
+    if reason := reason or _why_computed_otherwise(config, is_own=is_own, elsewhere=elsewhere):
         return reason
     sizes = [size for found in literals(CPU_ATTENTION, HEAD_SIZES) for size in found] if on_cpu else []
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -58,13 +58,17 @@ def why_not_generated(
 
 def uses_modules(config: PreTrainedConfig, *, trust_remote_code: bool) -> bool:
     """Whether vLLM's Transformers backend serves models of a config, with the modules that the trainer trains."""
-    has_own_code = trust_remote_code and OWN_CLASS in (getattr(config, "auto_map", None) or {})
-    return has_own_code or config.model_type in BY_TRANSFORMERS
+    has_own_class = trust_remote_code and OWN_CLASS in (getattr(config, "auto_map", None) or ())
+    return has_own_class or config.model_type in BY_TRANSFORMERS
 
 
-def why_unknown(model_type: str) -> str:
-    """Reason why models of a type cannot generate; empty for a type of `GENERATED`."""
-    known = "" if model_type in GENERATED else ", ".join(GENERATED)
+def why_unknown(model_type: str, auto_map: Collection[str] | None, *, trust_remote_code: bool) -> str:
+    """Reason why models of a type cannot generate; empty for a type of `GENERATED`, and for a model's own class.
+
+    auto_map: the config's names of classes in Python files of the model's folder.
+    """
+    has_own_class = trust_remote_code and OWN_CLASS in (auto_map or ())
+    known = "" if has_own_class or model_type in GENERATED else ", ".join(GENERATED)
     return known and f"is a {model_type}, whose layout in vLLM this trainer does not know; it generates with {known}"
 
 

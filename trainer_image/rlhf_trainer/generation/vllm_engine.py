@@ -23,9 +23,6 @@ from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 Part = Literal["weights", "kv_cache"]
 """Parts of the engine's memory that are freed and allocated separately, by vLLM's names."""
 
-REVISIONS = ("revision", "tokenizer_revision", "code_revision")
-"""Arguments of vLLM's engine for the revision of a model on the hub."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
@@ -114,8 +111,8 @@ class GenerationEngine:
         field = "spec.rollout.gpuMemoryUtilization" if self._on_gpu else "spec.data.maxResponseTokens"
         served = modules_served(revision) if "model_impl" in arguments else nullcontext()
         with self._measured(), served, _start_of_vllm(tensor_groups, field):
-            code = {"trust_remote_code": trust_remote_code, **dict.fromkeys(REVISIONS, revision)}
-            self._engine = self._vllm.LLM(folder, **code, **arguments)
+            revisions = dict.fromkeys(("revision", "tokenizer_revision", "code_revision"), revision)
+            self._engine = self._vllm.LLM(folder, trust_remote_code=trust_remote_code, **revisions, **arguments)
         if len(stage_layers) > 1:
             self._call("allocate_stage_input")
         self._watch_cache()

@@ -83,12 +83,12 @@ def modules_served(code_revision: str | None) -> Iterator[None]:
     def base_model(config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
         is_known = type(config) in AutoModelForCausalLM._model_mapping._extra_content  # noqa: SLF001 no public name
         code = {} if is_known or not options["trust_remote_code"] else {"code_revision": code_revision}
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options, **code).base_model
+        whole = AutoModelForCausalLM.from_config(config, **options, **code)
+        model: PreTrainedModel = whole.base_model
+        model.base_model_prefix = whole.base_model_prefix  # vLLM names the weights of files by it
         return model
 
     served = SimpleNamespace(from_config=base_model)
-    with (
-        patch.object(base, "AutoModel", served),
-        patch.object(base.Base, "_decorate_for_torch_compile", lambda _: None),
-    ):
+    undecorated = patch.object(base.Base, "_decorate_for_torch_compile", lambda _: None)
+    with patch.object(base, "AutoModel", served), undecorated:
         yield

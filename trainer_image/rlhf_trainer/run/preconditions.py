@@ -12,7 +12,7 @@ from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.job_spec import Model
 from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.generation.families import OWN_CLASS, why_unknown
+from rlhf_trainer.generation.families import why_unknown
 
 CLAIM = "pvc://"
 IMPORTED_LATE = ("torch", "transformers", "datasets")
@@ -85,12 +85,10 @@ def require_generating(job: Job, model: Model, config: Path) -> None:
     """
     try:
         found = json.loads(config.read_text(encoding="utf-8"))
-        model_type, own_classes = found["model_type"], found.get("auto_map") or {}
+        model_type, auto_map = found["model_type"], found.get("auto_map")
     except (OSError, ValueError, LookupError, TypeError):
         return
-    if model.trust_remote_code and OWN_CLASS in own_classes:
-        return
-    if reason := why_unknown(model_type):
+    if reason := why_unknown(model_type, auto_map, trust_remote_code=model.trust_remote_code):
         raise SpecError([Problem(f"{job.name}: spec.models.{job.spec.models.source_field('actor')}", reason)])
 
 
