@@ -21,12 +21,7 @@ MAX_SIZE = 10_000_000
 """Upper bound of each size in a config.json; a larger value is an error."""
 DECODERS = ("ForCausalLM", "ForSequenceClassification", "GPT2LMHeadModel")
 """Suffixes of the names of those transformers architectures that the trainer supports."""
-GPT2_NAMES = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_inner": "intermediate_size",
-}
+GPT2_NAMES = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
 OTHERS = ("bart", "bert", "distilbert", "electra", "mbart", "mt5", "pegasus", "roberta", "t5", "umt5", "xlm-roberta")
 """Model types that are not decoders; checked only for a config.json that names no architecture."""
 
@@ -98,7 +93,8 @@ def read(text: str) -> dict[str, Any]:
         raise ModelConfigError("is no mapping")
     config = {GPT2_NAMES.get(name, name): value for name, value in config.items() if value is not None}
     if config.get("model_type") == "gpt2" and isinstance(hidden := config.get("hidden_size"), int):
-        config = {"intermediate_size": 4 * hidden, "tie_word_embeddings": True, **config}
+        width = config.get("n_inner", 4 * hidden)
+        config = {"intermediate_size": width, "tie_word_embeddings": True, **config}
     _require_decoder(config)
     return config
 

@@ -58,17 +58,19 @@ def why_not_generated(
 
 def uses_modules(config: PreTrainedConfig, *, trust_remote_code: bool) -> bool:
     """Whether vLLM's Transformers backend serves models of a config, with the modules that the trainer trains."""
-    has_own_class = trust_remote_code and OWN_CLASS in (getattr(config, "auto_map", None) or ())
-    return has_own_class or config.model_type in BY_TRANSFORMERS
+    is_own = has_own_class(getattr(config, "auto_map", None), trust_remote_code=trust_remote_code)
+    return is_own or config.model_type in BY_TRANSFORMERS
+
+
+def has_own_class(auto_map: Collection[str] | None, *, trust_remote_code: bool) -> bool:
+    """Whether a model's class is in a Python file of its folder that may run; auto_map: of the model's config."""
+    return trust_remote_code and OWN_CLASS in (auto_map or ())
 
 
 def why_unknown(model_type: str, auto_map: Collection[str] | None, *, trust_remote_code: bool) -> str:
-    """Reason why models of a type cannot generate; empty for a type of `GENERATED`, and for a model's own class.
-
-    auto_map: the config's names of classes in Python files of the model's folder.
-    """
-    has_own_class = trust_remote_code and OWN_CLASS in (auto_map or ())
-    known = "" if has_own_class or model_type in GENERATED else ", ".join(GENERATED)
+    """Reason why models of a type cannot generate; empty for a type of `GENERATED`, and for a model's own class."""
+    is_own = has_own_class(auto_map, trust_remote_code=trust_remote_code)
+    known = "" if is_own or model_type in GENERATED else ", ".join(GENERATED)
     return known and f"is a {model_type}, whose layout in vLLM this trainer does not know; it generates with {known}"
 
 

@@ -15,6 +15,8 @@ from unittest.mock import patch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from rlhf_trainer.generation.families import has_own_class
+
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -82,7 +84,8 @@ def modules_served(code_revision: str | None) -> Iterator[None]:
 
     def base_model(config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
         is_known = type(config) in AutoModelForCausalLM._model_mapping._extra_content  # noqa: SLF001 no public name
-        code = {} if is_known or not options["trust_remote_code"] else {"code_revision": code_revision}
+        is_own = has_own_class(getattr(config, "auto_map", None), trust_remote_code=options["trust_remote_code"])
+        code = {"code_revision": code_revision} if is_own and not is_known else {}
         whole = AutoModelForCausalLM.from_config(config, **options, **code)
         model: PreTrainedModel = whole.base_model
         model.base_model_prefix = whole.base_model_prefix  # vLLM names the weights of files by it
