@@ -12,6 +12,7 @@ CUDA_PACKAGES := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas
 STAMP := .venv/installed
 PEERS := .venv-peers
 MLFLOW := .venv-mlflow
+TEMPLATES := .venv-trl
 TRL := 1.16.0
 TRL_WITH_PPO := 1.12.0 # the last one that has it
 UNIT := $(wildcard $(addprefix tests/,api mapper examples trainer/ops trainer/unit))
@@ -71,7 +72,7 @@ cluster-demo: ## The same chain on a real Kubernetes: chart, operator, Ray and t
 	$(BIN)/python -m tests.cluster.demo --output runs/cluster-demo $(if $(KEEP),--keep)
 
 # Groups of tests run side by side (tests/conftest.py).
-test: lint ## Lint and all tests but the slow ones and those on a real Kubernetes
+test: lint $(TEMPLATES)/installed ## Lint and all tests but the slow ones and those on a real Kubernetes
 	$(BIN)/python -m tests.cluster.build helm
 	@prepared=$$(($$(date +%s) - $(BEGAN))); \
 	trap 'echo "make test: $$(($$(date +%s) - $(BEGAN))) s, $$prepared of them for installing, lint and building"' EXIT; \
@@ -93,7 +94,7 @@ test-chaos: install ## Every fault of a run at each of its places: tests/README.
 cluster-programs: install ## Build Kubernetes and KubeRay for the tests, once (needs Go; 10 minutes or more on 2 cores)
 	$(BIN)/python -m tests.cluster.build
 
-test-full: lint cluster-programs mlflow-server ## All tests, with the long ones (builds Kueue too)
+test-full: lint cluster-programs mlflow-server $(TEMPLATES)/installed ## All tests, with the long ones (builds Kueue too)
 	$(BIN)/python -m tests.cluster.build kueue
 	$(PYTEST) -m "not gpu" --durations=20
 
@@ -142,6 +143,11 @@ $(PEERS)/installed: $(STAMP)
 	$(UV) pip install --quiet --python $(PEERS)/bin/python --no-deps --target $(PEERS)/ppo trl==$(TRL_WITH_PPO)
 	@touch $@
 
+# The chat templates of TRL, which tests read; nothing imports it.
+$(TEMPLATES)/installed: $(STAMP)
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --target $(TEMPLATES) trl==$(TRL)
+	@touch $@
+
 mlflow-server: $(MLFLOW)/installed ## Put MLflow's server, which tests of outputs.mlflow start, into .venv-mlflow
 
 # The server of the client's version and what only it needs; the rest is that of .venv, whose pyarrow is too new for its pins.
@@ -154,7 +160,7 @@ $(MLFLOW)/installed: $(STAMP)
 		graphql-relay==3.2.0 huey==3.5.4 mako==1.4.3 sqlalchemy==2.1.9
 	@touch $@
 
-accept: cluster-programs ## Run the golden path and print what was measured as one JSON (ROWS=run,resume: some rows; SCRIPTS=FOLDERS: scripts to import)
+accept: cluster-programs $(TEMPLATES)/installed ## Run the golden path and print what was measured as one JSON (ROWS=run,resume: some rows; SCRIPTS=FOLDERS: scripts to import)
 	@$(BIN)/python tests/accept/accept.py
 
 lock: COMPILE = $(UV) pip compile --quiet --no-annotate --no-emit-index-url --no-emit-find-links \

@@ -19,8 +19,13 @@ MlpMatrices = tuple[tuple[str, int], ...]
 """(name, width as a multiple of the MLP's) of each matrix of an MLP."""
 GATED: MlpMatrices = (("gate_proj", 1), ("up_proj", 1), ("down_proj", 1))
 JOINED: MlpMatrices = (("gate_up_proj", 2), ("down_proj", 1))
-MLPS = {"phi3": JOINED, "glm4": JOINED, "arcee": GATED[1:], "starcoder2": (("c_fc", 1), ("c_proj", 1))}
-"""Matrices of the MLP by model type; `GATED` for all other types."""
+MLPS = {
+    **dict.fromkeys(("phi3", "glm4"), JOINED),
+    **dict.fromkeys(("apertus", "arcee", "jais2", "nemotron"), GATED[1:]),
+    **dict.fromkeys(("gpt2", "starcoder2"), (("c_fc", 1), ("c_proj", 1))),
+    **dict.fromkeys(("nanochat", "phi"), (("fc1", 1), ("fc2", 1))),
+}
+"""Matrices of the MLP by model type; `GATED` for all other types. Of two matrices, none is a gate."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,8 +93,8 @@ def read(text: str) -> dict[str, Any]:
         raise ModelConfigError("is no mapping")
     config = {GPT2_NAMES.get(name, name): value for name, value in config.items() if value is not None}
     if config.get("model_type") == "gpt2" and isinstance(hidden := config.get("hidden_size"), int):
-        # its MLP is two matrices of four times the width, and that of an `Architecture` three
-        config = {"intermediate_size": 8 * hidden // 3, "tie_word_embeddings": True, **config}
+        width = config.get("n_inner", 4 * hidden)
+        config = {"intermediate_size": width, "tie_word_embeddings": True, **config}
     _require_decoder(config)
     return config
 

@@ -44,6 +44,7 @@ PLACES = (
     "tests/foreign",
     "tests/api/test_what_restricts_sampling_is_said_once.py",
     "tests/trainer/rewards/test_a_verifier_is_not_fooled.py",
+    "tests/trainer/generation/test_vllm_reads_and_ends_as_the_trainer.py",
 )
 
 

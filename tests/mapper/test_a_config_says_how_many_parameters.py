@@ -1,10 +1,15 @@
-"""Parameters from config.json against the published counts."""
+"""Parameters from config.json against the published counts and against models of transformers."""
 
+import json
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from rlhf_mapper.architecture import architecture_of
+from rlhf_mapper.config_file import shape_of
+from tests.trainer.families import FAMILIES
 
 
 def config(layers: int, hidden: int, heads: int, ffn: int, vocabulary: int = 32000, **more: Any) -> dict[str, Any]:
@@ -63,9 +68,35 @@ def test_a_scorer_has_one_output_instead_of_the_vocabulary() -> None:
 
 
 def test_an_mlp_without_gate_has_two_matrices() -> None:
-    families = ("llama", "glm4", "starcoder2")
-    gated, joined, plain = (architecture_of({**LLAMA_7B, "model_type": name}).layer_parameters for name in families)
-    assert gated == joined == plain + 4096 * 11008
+    gated = architecture_of(LLAMA_7B).layer_parameters
+    assert gated == architecture_of({**LLAMA_7B, "model_type": "glm4"}).layer_parameters
+    for name in ("apertus", "arcee", "gpt2", "jais2", "nanochat", "nemotron", "phi", "starcoder2"):
+        plain = architecture_of({**LLAMA_7B, "model_type": name}).layer_parameters
+        assert gated == plain + 4096 * 11008, name
+
+
+SHARED_EXPERT = "Qwen2-MoE"
+"""Has a shared expert and a layer without experts, which the mapper does not know."""
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != SHARED_EXPERT])
+def test_matrices_are_those_of_the_model(family: str) -> None:
+    """Of vectors only the norms of layers count: biases and other norms are few, as are GPT-2's learned positions."""
+    config = FAMILIES[family]
+    shape = shape_of(config.to_json_string(use_diff=False), "actor")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    matrices = sum(each.numel() for name, each in model.named_parameters() if each.ndim > 1 and ".wpe." not in name)
+    assert shape.parameters - (2 * shape.layers + 1) * shape.hidden == matrices
+
+
+def test_gpt2_has_its_published_size() -> None:
+    """124,439,808 parameters, of which 786,432 are of positions, and 102,144 biases and norms are not counted."""
+    sizes = {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "model_type": "gpt2", "n_inner": None}
+    counted = shape_of(json.dumps(sizes), "actor").parameters
+    assert counted + 1024 * 768 + 12 * (9 + 2) * 768 + 768 == 124_439_808
+    narrow = shape_of(json.dumps({**sizes, "n_inner": 1024}), "actor").parameters
+    assert counted - narrow == 12 * 2 * 768 * (3072 - 1024)
 
 
 def test_heads_are_as_wide_as_the_config_says() -> None:

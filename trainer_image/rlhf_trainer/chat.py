@@ -26,6 +26,10 @@ REFUSALS = (LookupError, TemplateError, TypeError, ValueError)
 """Errors that a chat template raises for messages that it does not accept."""
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message for thoughts, which some templates write apart from the content."""
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of the parts of a content that are texts."""
+MAX_SHAPES = 4096
+"""Maximum number of shapes of conversations that a `Template` remembers."""
 MARK = re.compile(r"mark\d+(?:call\d+)?end")
 """Pattern of a mark in place of a message's content or of the name of a tool call."""
 
@@ -76,6 +80,7 @@ class Template:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: EndTokens | None = None) -> None:
         """Keep the tokenizer. ends: tokens that end an answer, by default those of the tokenizer and its template."""
         self._tokenizer, self.ends = tokenizer, ends or end_tokens(tokenizer)
+        self._reads_parts = _reads_parts(tokenizer)
         alone, whole = (tokenizer("a", add_special_tokens=adds, verbose=False)["input_ids"] for adds in (False, True))
         starts = [start for start in range(len(whole)) if whole[start : start + len(alone)] == alone]
         self._opening: list[int] = whole[: starts[0]] if starts else []
@@ -130,6 +135,8 @@ class Template:
         texts = json.dumps([marks, list(tools), is_prompt], default=str)
         shape = blake2b(texts.encode(errors="replace"), digest_size=16).hexdigest()
         if shape not in self._written:
+            if len(self._written) == MAX_SHAPES:
+                self._written.clear()
             self._written[shape] = None  # for a template that refuses the marks
             with suppress(BadValueError):
                 self._written[shape] = set(MARK.findall(self._applied(marks, tools, is_prompt)))
@@ -143,12 +150,10 @@ class Template:
 
     def _applied(self, chat: list[ChatMessage], tools: Sequence[Any], is_prompt: bool) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(
-                chat, tools=list(tools) or None, tokenize=False, add_generation_prompt=is_prompt
-            )
+            given = list(map(_in_parts, chat)) if self._reads_parts else chat
+            return _applied(self._tokenizer, given, tools=list(tools) or None, add_generation_prompt=is_prompt)
         except REFUSALS as error:  # by bad tools or the template itself
             raise BadValueError(f"is refused by {TEMPLATE}: {error}") from error
-        return str(text)
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, listed: Sequence[object] = ()) -> EndTokens:
@@ -173,12 +178,32 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, listed: Sequence[object] = ()
 
 def _after_any_answer(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the beginning of what a chat template writes after an answer, be it the last or an earlier one."""
+    question, answer = map(_in_parts, (QUESTION, ANSWER)) if _reads_parts(tokenizer) else (QUESTION, ANSWER)
     rests = list[str]()
     with suppress(*REFUSALS):
-        for chat in ([QUESTION, ANSWER], [QUESTION, ANSWER, QUESTION]) if tokenizer.chat_template else ():
-            rests.append(str(tokenizer.apply_chat_template(chat, tokenize=False)).partition(ANSWER["content"])[2])
+        for chat in ([question, answer], [question, answer, question]) if tokenizer.chat_template else ():
+            rests.append(_applied(tokenizer, chat).partition(ANSWER["content"])[2])
     pairs = zip(*rests, strict=False) if len(rests) > 1 else ()
     return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _reads_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a chat template writes contents only if they are lists of parts, as those of some vision models."""
+    texts = {"text": QUESTION, "parts": _in_parts(QUESTION)} if tokenizer.chat_template else {}
+    written = list[str]()
+    for kind, question in texts.items():
+        with suppress(*REFUSALS):
+            written += [kind] if QUESTION["content"] in _applied(tokenizer, [question]) else []
+    return written == ["parts"]
+
+
+def _applied(tokenizer: PreTrainedTokenizerBase, chat: list[ChatMessage], **options: Any) -> str:
+    return str(tokenizer.apply_chat_template(chat, tokenize=False, **options))
+
+
+def _in_parts(message: ChatMessage) -> ChatMessage:
+    content = message["content"]
+    return {**message, "content": [{"type": "text", "text": content}] if content else content}
 
 
 def read_message(value: object) -> ChatMessage:
@@ -191,12 +216,20 @@ def read_message(value: object) -> ChatMessage:
     message: ChatMessage = _without_nulls(value)
     calls = list(map(_call, read_tools(message.pop("tool_calls", None))))
     content = message.get("content", "" if calls else None)
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(str(part.get("text") or "") for part in content)
+    if isinstance(content, list):
+        content = "".join(_text_of(part, message.get("role")) for part in content)
     require(
         {type(message.get("role")), type(content)} == {str}, "has a message whose 'role' or 'content' is not a text"
     )
     return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+def _text_of(part: object, role: object) -> str:
+    """Return the text of a part of a content; BadValueError for another part, such as an image."""
+    found = part if isinstance(part, dict) else {"type": type(part).__name__}
+    kind = found.get("type")
+    require(kind in TEXT_PARTS, f"has a message of role {role!r} with a part of type {kind!r}; only texts are read")
+    return str(found.get("text") or "")
 
 
 def read_tools(value: object) -> list[Any]:

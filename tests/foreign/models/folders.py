@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
@@ -71,14 +73,47 @@ def set_sampling(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def add_code(folder: Path) -> None:
-    """Give the model folder its own model class, in two files; one file imports the other."""
+MODELING = """\
+from torch import nn
+from transformers import LlamaForCausalLM, LlamaModel, LlamaPreTrainedModel
+from .configuration_mine import MineConfig
+
+class MineForCausalLM(LlamaForCausalLM):
+    config_class = MineConfig
+    base_model_prefix = "{prefix}"
+    _tied_weights_keys = {{"lm_head.weight": "{prefix}.embed_tokens.weight"}}
+
+    def __init__(self, config):
+        LlamaPreTrainedModel.__init__(self, config)
+        self._modules["{prefix}"] = LlamaModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @property
+    def model(self):
+        return self._modules["{prefix}"]
+"""
+"""Code of a model that names its decoder as it likes."""
+
+
+def add_code(folder: Path, prefix: str = "model") -> None:
+    """Give the model folder its own model class, in two files; one file imports the other.
+
+    prefix: name of the decoder in the model with a head.
+    """
     (folder / "configuration_mine.py").write_text(
         "from transformers import LlamaConfig\nclass MineConfig(LlamaConfig):\n    model_type = 'mine'\n"
     )
-    (folder / "modeling_mine.py").write_text(
-        "from transformers import LlamaForCausalLM\nfrom .configuration_mine import MineConfig\n"
-        "class MineForCausalLM(LlamaForCausalLM):\n    config_class = MineConfig\n"
-    )
+    (folder / "modeling_mine.py").write_text(MODELING.format(prefix=prefix))
     places = {"AutoConfig": "configuration_mine.MineConfig", "AutoModelForCausalLM": "modeling_mine.MineForCausalLM"}
     change_config(folder, model_type="mine", architectures=["MineForCausalLM"], auto_map=places)
+    change_weights(folder, lambda weights: {name.replace("model.", f"{prefix}.", 1): weights[name] for name in weights})
+
+
+def keep_modules(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """Have transformers copy the code of models to this folder, and forget what it has imported from another."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(cache))
+    cache.mkdir(exist_ok=True)
+    monkeypatch.syspath_prepend(cache)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+        monkeypatch.delitem(sys.modules, name)

@@ -13,9 +13,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlhf_trainer.errors import ConfigError, DataError
+from rlhf_trainer.generation.families import uses_modules, why_not_generated
 from rlhf_trainer.stored_tensors import read_into
 from rlhf_trainer.tensor_slice import TensorSlice
-from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer, unread_tensors
+from rlhf_trainer.training.loading import (
+    load_config,
+    load_language_model,
+    load_scorer,
+    load_tokenizer,
+    unread_tensors,
+)
 from rlhf_trainer.training.models import Scorer, inner
 from rlhf_trainer.training.saving import save_config_and_tokenizer, try_saving
 from rlhf_trainer.training.sharding import shard
@@ -106,7 +113,7 @@ def test_a_config_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
 
 
 def test_a_models_own_code_is_loaded_twice_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folders.keep_modules(monkeypatch, tmp_path / "modules")
     folder = Path(save_tiny(tmp_path / "model", seed=1))
     folders.add_code(folder)
     trusting = {**OPTIONS, "trust_remote_code": True}
@@ -116,6 +123,26 @@ def test_a_models_own_code_is_loaded_twice_and_saved(tmp_path: Path, monkeypatch
     save_config_and_tokenizer(inner(models[1]), tokenizer, saved)
     assert {"configuration_mine.py", "modeling_mine.py"} <= {file.name for file in saved.iterdir()}
     try_saving(models[0], tokenizer, trust_remote_code=True)
+
+
+def test_a_models_own_code_generates_only_if_it_may_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's backend runs it; a server elsewhere has no such code."""
+    folders.keep_modules(monkeypatch, tmp_path / "modules")
+    folder = Path(save_tiny(tmp_path / "model", seed=1))
+    folders.add_code(folder)
+    config = load_config(str(folder), trust_remote_code=True, revision=None)
+    assert why_not_generated(config, on_cpu=False, trust_remote_code=True) == ""
+    assert why_not_generated(config, on_cpu=False).startswith("is a mine, whose layout in vLLM this trainer does not")
+    told = why_not_generated(config, on_cpu=False, trust_remote_code=True, elsewhere=True)
+    assert told == "generates only in the job's own engines, and spec.rollout.endpoints names servers"
+    assert uses_modules(config, trust_remote_code=True)
+
+
+def test_an_own_class_of_a_known_family_is_not_vllms(tmp_path: Path) -> None:
+    """Its folder names a Llama's config, so vLLM would else take its own Llama."""
+    config = load_config(save_tiny(tmp_path, seed=1), trust_remote_code=False, revision=None)
+    config.auto_map = {"AutoModelForCausalLM": "modeling_mine.MineForCausalLM"}
+    assert [uses_modules(config, trust_remote_code=trusted) for trusted in (True, False)] == [True, False]
 
 
 def load_shards(folder: str) -> str:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
 import pytest
+from tokenizers import pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_trainer.data.loaders import CompletionLoader
-from rlhf_trainer.data.tokens import UNLEARNED
+from rlhf_trainer.data.tokens import UNALIGNED, UNLEARNED
+from rlhf_trainer.workers.base import WorkerSetting
+from rlhf_trainer.workers.data import DataWorker
 from tests.foreign.turns.encoding import encoder_of, fault, learned
 from tests.foreign.turns.families import FAMILIES, TALK, TOOL_TALK, tokenizer_of
+from tests.trainer import jobs
 
 THOUGHT = "<think>\nthree and four\n</think>\n\n"
 WITH_CALLS = [name for name, family in FAMILIES.items() if family.call]
@@ -72,6 +77,45 @@ def test_thoughts_of_their_own_key_are_not_lost_in_silence() -> None:
     assert fault(encoder_of(family, tokenizer, talk)) == expected
 
 
+class Slow(PreTrainedTokenizerFast):
+    """A tokenizer that gives no offsets, as those that are written in Python."""
+
+    is_fast = False
+
+
+def slow(tokenizer: PreTrainedTokenizerFast) -> Slow:
+    found = Slow(tokenizer_object=tokenizer.backend_tokenizer, eos_token=tokenizer.eos_token, bos_token="<s>")
+    found.chat_template = tokenizer.chat_template
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_offsets_are_needed_to_learn_all_answers(name: str) -> None:
+    tokenizer = slow(tokenizer_of(FAMILIES[name]))
+    encoder = encoder_of(FAMILIES[name], tokenizer, TALK)
+    assert learned(encoder, tokenizer) == list(FAMILIES[name].learned)
+
+
+def test_an_answer_that_is_joined_with_its_question_is_counted() -> None:
+    """One token has the end of the question and the beginning of the answer, so no offset tells them apart."""
+    family = replace(FAMILIES["chatml"], template=PLAIN, special=["<end>"], listed=["<end>"])
+    joined = tokenizer_of(family).backend_tokenizer
+    joined.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    trainer = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    joined.train_from_iterator(["A:7"] * 9, trainer)
+    tokenizer = Slow(tokenizer_object=joined, eos_token="<end>", chat_template=PLAIN)
+    encoder = encoder_of(family, tokenizer, TALK)
+    assert learned(encoder, tokenizer) == ["2<end>"]
+    assert encoder.notes == [(0, UNALIGNED)]
+
+
+PLAIN = (
+    "{% for m in messages %}{% if m.role == 'user' %}Q:{{ m.content }}A:{% else %}{{ m.content }}<end>{% endif %}"
+    "{% endfor %}"
+)
+"""Template with no token between a question and its answer."""
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The only folder that `datasets` may write to."""
@@ -102,3 +146,25 @@ def test_the_start_tells_how_many_answers_are_not_learned(tmp_path: Path) -> Non
 
 def test_nothing_is_told_if_all_answers_are_learned(tmp_path: Path) -> None:
     assert loader_of(tmp_path, tokenizer_of(FAMILIES["chatml"]), TALK).facts() == []
+
+
+def test_answers_of_the_pretraining_texts_are_counted_too(tmp_path: Path) -> None:
+    tokenizer_of(FAMILIES["thinking"]).save_pretrained(tmp_path / "model")
+    talk = [dict(each) for each in TALK]
+    talk[1]["content"] = THOUGHT + "7"
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "3+4="}) + "\n")
+    model = {"uri": "hf://x"}
+    spec = {
+        "algorithm": {"name": "PPO", "pretrainCoefficient": 1.0},
+        "models": {"actor": model, "critic": model, "reward": model},
+        "data": {
+            "train": {"uri": "file://prompts.jsonl"},
+            "pretrain": {"uri": "file://talks.jsonl", "messagesKey": "messages"},
+        },
+        "training": {"totalSteps": 1, "promptBatchSize": 1},
+    }
+    job = jobs.job(tmp_path, "ppo", spec)
+    folder, actor = str(tmp_path / "model"), job.models()["actor"]
+    setting = WorkerSetting(job=job, role="actor", model=actor, folder=folder, total_steps=1)
+    assert DataWorker(setting, slots=1).describe().counts == {"data/unlearned_messages": 1.0}

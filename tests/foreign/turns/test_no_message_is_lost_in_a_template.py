@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_trainer.chat import BadValueError, Template
 from rlhf_trainer.data.tokens import NO_TOOLS, UNLEARNED
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.errors import DataError
-from tests.foreign.turns.encoding import asked, encoder_of, fault, learned
+from tests.foreign.turns.encoding import asked, encoder_of, ends_of, fault, learned
 from tests.foreign.turns.families import ADD, CALL, CALLS, FAMILIES, TALK, TOOL_TALK, tokenizer_of
 
 TOLD = {"role": "tool", "content": "7"}
@@ -125,3 +126,43 @@ def test_what_a_tool_says_inside_an_answer_is_not_learned() -> None:
     encoder = encoder_of(family, tokenizer, TOOL_TALK)
     assert learned(encoder, tokenizer) == ["It is 7.<|im_end|>"]
     assert encoder.notes == [(0, UNLEARNED)]
+
+
+@pytest.mark.parametrize("kind", ["text", "input_text"])
+def test_parts_of_text_mean_the_same_as_the_text(kind: str) -> None:
+    """Arrow writes each key of any part in all of them, as nulls."""
+    family, tokenizer = FAMILIES["chatml"], tokenizer_of(FAMILIES["chatml"])
+    parts = [{"type": kind, "text": each, "image": None} for each in ("3+", "4=")]
+    found = [encoder_of(family, tokenizer, [{"role": "user", "content": each}, *TALK[1:]]) for each in ("3+4=", parts)]
+    assert found[0].conversations() == found[1].conversations() != []
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [({"type": "image_url", "image_url": {"url": "x"}}, "image_url"), ({"image": "x"}, None), ("3", "str")],
+)
+def test_a_part_that_is_no_text_is_named(part: object, kind: str | None) -> None:
+    talk = [{"role": "user", "content": [{"type": "text", "text": "3+4="}, part]}, *TALK[1:]]
+    told = f"has a message of role 'user' with a part of type {kind!r}; only texts are read"
+    assert fault(encoder_of(FAMILIES["chatml"], tokenizer_of(FAMILIES["chatml"]), talk)) == told
+
+
+def test_a_template_that_reads_only_parts_gets_them() -> None:
+    """As those of some vision models; a text would be left out, or its letters would be taken for parts."""
+    family, tokenizer = FAMILIES["phi"], tokenizer_of(FAMILIES["phi"])
+    in_parts = "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("{{ m.content }}", in_parts)
+    encoder = encoder_of(family, tokenizer, TALK)
+    assert ends_of(family, tokenizer).texts[0] == "<|end|>"
+    assert learned(encoder, tokenizer) == ["7<|end|>", "2<|end|>"]
+
+
+def test_few_shapes_of_conversations_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is forgotten is found again: a message that the template leaves out is told for each conversation."""
+    monkeypatch.setattr("rlhf_trainer.chat.MAX_SHAPES", 2)
+    template = Template(tokenizer_of(FAMILIES["phi"]))
+    for _ in range(2):
+        for length in range(1, 6):
+            with pytest.raises(BadValueError, match="role 'tool'"):
+                template.render([TALK[0]] * length + [TOLD], (), is_prompt=True)
+    assert len(template._written) <= 2

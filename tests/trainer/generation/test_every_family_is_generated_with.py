@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlhf_trainer.training.loading import load_language_model
 from rlhf_trainer.training.rope import fix_rope
 from rlhf_trainer.training.sharding import shard
+from tests.foreign.models.folders import add_code, keep_modules
 from tests.trainer.families import FAMILIES, NOT_GENERATING, ROPES
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import MAX_TOKENS, NEW_TOKENS, build
@@ -22,10 +23,12 @@ from tests.trainer.weights import full_weights
 PROMPTS = torch.randint(3, 512, (8, 12), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def generate(first: str, second: str) -> tuple[list[Any], list[Any]]:
+def generate(first: str, second: str, trust_remote_code: bool = False) -> tuple[list[Any], list[Any]]:
     """Greedy and sampled responses of an engine made for one model, with the weights of another."""
-    engine = build(first, [[0]])
-    model = load_language_model(second, seed=0, trust_remote_code=False, revision=None)
+    if trust_remote_code:
+        keep_modules(pytest.MonkeyPatch(), Path(first).parent / "modules")
+    engine = build(first, [[0]], trust_remote_code=trust_remote_code)
+    model = load_language_model(second, seed=0, trust_remote_code=trust_remote_code, revision=None)
     sharded = shard(model, compute_dtype=torch.float32, recompute_activations=False)
     holds = engine.held_shards()
     engine.load_weights(((name, holds[name], weight) for name, weight in full_weights(sharded).items()), holds)
@@ -51,7 +54,27 @@ SLOW = (
 def test_responses_are_those_of_the_weights(family: str, tmp_path: Path, vllm_ranks: RunRanks) -> None:
     first, second = (save_tiny(tmp_path / str(seed), seed=seed, config=made(family)) for seed in (1, 2))
     ((greedy, sampled),) = vllm_ranks(1, generate, first, second)
-    model = AutoModelForCausalLM.from_pretrained(second, dtype=torch.float32, attn_implementation="eager").eval()
+    require_responses_of(second, greedy, sampled)
+
+
+@pytest.mark.parametrize("prefix", ["model", "transformer"])
+def test_a_models_own_code_writes_the_responses(
+    prefix: str, tmp_path: Path, vllm_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code names no `AutoModel`, which vLLM asks for, and may give its base model a name of its own."""
+    folders = [Path(save_tiny(tmp_path / str(seed), seed=seed, config=made("Llama"))) for seed in (1, 2)]
+    for folder in folders:
+        add_code(folder, prefix)
+    ((greedy, sampled),) = vllm_ranks(1, generate, *map(str, folders), True)
+    keep_modules(monkeypatch, tmp_path / "modules")
+    require_responses_of(str(folders[1]), greedy, sampled)
+
+
+def require_responses_of(folder: str, greedy: list[Any], sampled: list[Any]) -> None:
+    """Hold the responses to what transformers makes of the folder's weights."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=True
+    ).eval()
     fix_rope(model, MAX_TOKENS)
     for responses in (greedy, sampled):
         for prompt, response in zip(PROMPTS, responses, strict=True):

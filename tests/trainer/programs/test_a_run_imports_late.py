@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,17 +34,33 @@ def test_the_driver_begins_without_what_its_workers_need() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def place_the_last(folder: Path, uri: str) -> str:
+    """What the placement says of the example's last job, whose model an earlier job trains from this one."""
+    text = EXAMPLE.read_text().replace("package://rlhf_examples/helpful/model", uri)
+    (folder / "job.yaml").write_text(text)
+    program = [sys.executable, "-c", PLACE_THE_LAST, str(folder / "job.yaml")]
+    hub = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(folder)}
+    done = subprocess.run(program, capture_output=True, text=True, check=False, env=os.environ | hub)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+UNKNOWN = "helpful-ppo: spec.models.actor: is a cohere, whose layout in vLLM this trainer does not know"
+
+
 @pytest.mark.parametrize("family", ["cohere", "llama"])
 def test_an_unknown_family_is_told_before_that(family: str, tmp_path: Path) -> None:
-    """The model of PPO is one that an earlier job of the file trains."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
-    text = EXAMPLE.read_text().replace("package://rlhf_examples/helpful/model", tmp_path.as_uri())
-    (tmp_path / "job.yaml").write_text(text)
-    program = [sys.executable, "-c", PLACE_THE_LAST, str(tmp_path / "job.yaml")]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    sentence = "helpful-ppo: spec.models.actor: is a cohere, whose layout in vLLM this trainer does not know"
-    assert done.stdout.startswith(sentence) == (family == "cohere")
+    assert place_the_last(tmp_path, tmp_path.as_uri()).startswith(UNKNOWN) == (family == "cohere")
+
+
+def test_an_unknown_family_on_the_hub_is_told_too(tmp_path: Path) -> None:
+    """Its config.json was fetched before, as no test has a network."""
+    model = tmp_path / "models--org--model"
+    for file, text in {"refs/main": "1", "snapshots/1/config.json": '{"model_type": "cohere"}'}.items():
+        (model / file).parent.mkdir(parents=True)
+        (model / file).write_text(text)
+    assert place_the_last(tmp_path, "hf://org/model").startswith(UNKNOWN)
 
 
 @pytest.mark.slow

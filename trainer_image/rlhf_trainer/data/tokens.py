@@ -27,6 +27,9 @@ Instruct = Callable[[list[ChatMessage] | str, int], list[ChatMessage] | str]
 """Function (prompt, index of its row) -> the prompt with the job's instructions; raises BadValueError."""
 T = TypeVar("T")
 UNLEARNED = f"an answer is not learned, as it cannot be found whole in the rendering of {TEMPLATE}"
+UNALIGNED = "an answer is not learned, as the tokenizer, which gives no offsets, joins its text with text beside it"
+UNLEARNED_NOTES = (UNLEARNED, UNALIGNED)
+"""Notes on answers that do not count in the loss."""
 NO_TOOLS = f"tools are not in the prompt, as {TEMPLATE} does not write them"
 
 
@@ -221,8 +224,10 @@ class Encoder:
         answers = [number for number, each in enumerate(chat) if each["role"] == ASSISTANT]
         text = self._template.render(chat, tools, is_prompt=True)
         places = [(self._template.answer(text, chat, number, tools), chat[number]) for number in answers]
-        kept = [place for place, each in places if place and says_all(text[place], each) and self._tokenizer.is_fast]
+        kept = [place for place, each in places if place and says_all(text[place], each)]
         self.notes += [(index, UNLEARNED)] * (len(answers) - len(kept))
+        if not self._tokenizer.is_fast:
+            return self._mask_without_offsets(text, kept, mask, index)
         return self._mask(text, kept, mask) if kept else mask
 
     def _mask(self, text: str, places: Sequence[slice], mask: Ids) -> Ids:
@@ -230,6 +235,17 @@ class Encoder:
         given = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         for number, (start, end) in enumerate(given["offset_mapping"]):
             mask[number] = int(any(each.start <= start < each.stop and end > each.start for each in places))
+        return mask
+
+    def _mask_without_offsets(self, text: str, places: Sequence[slice], mask: Ids, index: int) -> Ids:
+        """Set the mask as `_mask` does, by the tokens of the text before and up to the end of each place."""
+        (whole,) = self._encoded([text])
+        for place in places:
+            before, until = self._encoded([text[: place.start], text[: place.stop]])
+            if whole[: len(until)] == until and until[: len(before)] == before:
+                mask[len(before) : len(until)] = [1] * (len(until) - len(before))
+            else:
+                self.notes.append((index, UNALIGNED))
         return mask
 
     def _encoded(self, texts: Sequence[str | None]) -> list[Ids]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,8 @@ changes a rotary embedding that other models of the process share.
 """
 GENERATED = (*BY_VLLM, *BY_TRANSFORMERS)
 """All families that can generate; tests/trainer/generation/test_every_family_is_generated_with.py."""
+OWN_CLASS = "AutoModelForCausalLM"
+"""Key of a config's `auto_map` for the class of a language model in a Python file of the model's folder."""
 CPU_ATTENTION, HEAD_SIZES = "v1/attention/backends/cpu_attn.py", "get_supported_head_sizes"
 ROPE_FIELDS: Mapping[str, Sequence[str]] = {
     "longrope": ("factor", "attention_factor", "short_mscale", "long_mscale"),
@@ -36,12 +38,16 @@ ROPE_FIELDS: Mapping[str, Sequence[str]] = {
 """Type of RoPE -> fields that only one of transformers and vLLM's own models reads."""
 
 
-def why_not_generated(config: PreTrainedConfig, *, on_cpu: bool, elsewhere: bool = False) -> str:
+def why_not_generated(
+    config: PreTrainedConfig, *, on_cpu: bool, elsewhere: bool = False, trust_remote_code: bool = False
+) -> str:
     """Reason why models of a config cannot generate; empty if they can, or if this vLLM does not list head sizes.
 
     elsewhere: whether external servers generate.
     """
-    if reason := why_unknown(config.model_type) or _why_computed_otherwise(config, elsewhere=elsewhere):
+    reason = why_unknown(config.model_type, getattr(config, "auto_map", None), trust_remote_code=trust_remote_code)
+    is_own = not uses_modules(config, trust_remote_code=trust_remote_code)
+    if reason := reason or _why_computed_otherwise(config, is_own=is_own, elsewhere=elsewhere):
         return reason
     sizes = [size for found in literals(CPU_ATTENTION, HEAD_SIZES) for size in found] if on_cpu else []
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -50,14 +56,27 @@ def why_not_generated(config: PreTrainedConfig, *, on_cpu: bool, elsewhere: bool
     return ""
 
 
-def why_unknown(model_type: str) -> str:
-    """Reason why models of a type cannot generate; empty for a type of `GENERATED`."""
-    known = "" if model_type in GENERATED else ", ".join(GENERATED)
+def uses_modules(config: PreTrainedConfig, *, trust_remote_code: bool) -> bool:
+    """Whether vLLM's Transformers backend serves models of a config, with the modules that the trainer trains."""
+    is_own = has_own_class(getattr(config, "auto_map", None), trust_remote_code=trust_remote_code)
+    return is_own or config.model_type in BY_TRANSFORMERS
+
+
+def has_own_class(auto_map: Collection[str] | None, *, trust_remote_code: bool) -> bool:
+    """Whether a model's class is in a Python file of its folder that may run; auto_map: of the model's config."""
+    return trust_remote_code and OWN_CLASS in (auto_map or ())
+
+
+def why_unknown(model_type: str, auto_map: Collection[str] | None, *, trust_remote_code: bool) -> str:
+    """Reason why models of a type cannot generate; empty for a type of `GENERATED`, and for a model's own class."""
+    is_own = has_own_class(auto_map, trust_remote_code=trust_remote_code)
+    known = "" if is_own or model_type in GENERATED else ", ".join(GENERATED)
     return known and f"is a {model_type}, whose layout in vLLM this trainer does not know; it generates with {known}"
 
 
-def _why_computed_otherwise(config: PreTrainedConfig, *, elsewhere: bool) -> str:
-    rope, is_own = getattr(config, "rope_parameters", None) or {}, config.model_type in BY_VLLM
+def _why_computed_otherwise(config: PreTrainedConfig, *, is_own: bool, elsewhere: bool) -> str:
+    """Reason why vLLM would compute in another way; is_own: whether vLLM has a model of its own for the family."""
+    rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type", "default")
     one_sided = [name for name in ROPE_FIELDS.get(kind, ()) if rope.get(name) is not None]
     if one_sided if is_own else kind == "longrope":

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.errors import ConfigError, MemoryProblem
-from rlhf_trainer.generation.families import BY_TRANSFORMERS
+from rlhf_trainer.generation.families import uses_modules
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, which also trains
@@ -41,7 +41,7 @@ alone or fused, adds up in no fixed order, so a response would depend on more th
 tried on several GPUs, nor was its cost measured.
 """
 BACKEND = {"model_impl": "transformers", "enforce_eager": True}
-"""Engine arguments for a family of `BY_TRANSFORMERS`; eager, because `classes_kept` leaves out vLLM's compilation."""
+"""Engine arguments for vLLM's Transformers backend; eager, because `modules_served` leaves out vLLM's compilation."""
 STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
 """Environment variable of vLLM with the number of layers of each pipeline stage."""
 CPU_BLOCK_TOKENS = 128
@@ -92,6 +92,7 @@ def engine_arguments(
     dtype: torch.dtype,
     shards: int,
     stage_layers: Sequence[int],
+    trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's engine that follow from the job.
 
@@ -121,7 +122,7 @@ def engine_arguments(
         "pipeline_parallel_size": max(len(stage_layers), 1),
         "worker_extension_cls": "rlhf_trainer.generation.vllm_extension.WorkerExtension",
         **device,
-        **(BACKEND if config.model_type in BY_TRANSFORMERS else {}),
+        **(BACKEND if uses_modules(config, trust_remote_code=trust_remote_code) else {}),
     }
 
 

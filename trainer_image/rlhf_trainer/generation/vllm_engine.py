@@ -17,7 +17,7 @@ from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
 from rlhf_trainer.generation.vllm_arguments import STAGE_LAYERS, engine_arguments, environment, sampling_arguments
-from rlhf_trainer.generation.vllm_patches import classes_inspected_here, classes_kept, groups_on, other_groups_kept
+from rlhf_trainer.generation.vllm_patches import classes_inspected_here, groups_on, modules_served, other_groups_kept
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 
 Part = Literal["weights", "kv_cache"]
@@ -105,13 +105,14 @@ class GenerationEngine:
             dtype=dtype,
             shards=len(tensor_groups[0]),
             stage_layers=stage_layers,
+            trust_remote_code=trust_remote_code,
         )
         self._vllm = _import_vllm(environment(on_gpu=self._on_gpu, stage_layers=stage_layers))
         field = "spec.rollout.gpuMemoryUtilization" if self._on_gpu else "spec.data.maxResponseTokens"
-        kept = classes_kept() if "model_impl" in arguments else nullcontext()
-        with self._measured(), kept, _start_of_vllm(tensor_groups, field):
-            code = {"trust_remote_code": trust_remote_code, "revision": revision, "tokenizer_revision": revision}
-            self._engine = self._vllm.LLM(folder, **code, **arguments)
+        served = modules_served(revision) if "model_impl" in arguments else nullcontext()
+        with self._measured(), served, _start_of_vllm(tensor_groups, field):
+            revisions = dict.fromkeys(("revision", "tokenizer_revision", "code_revision"), revision)
+            self._engine = self._vllm.LLM(folder, trust_remote_code=trust_remote_code, **revisions, **arguments)
         if len(stage_layers) > 1:
             self._call("allocate_stage_input")
         self._watch_cache()

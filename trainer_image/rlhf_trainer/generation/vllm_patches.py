@@ -8,10 +8,14 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch.distributed as dist
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from rlhf_trainer.generation.families import has_own_class
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -70,12 +74,24 @@ def classes_inspected_here() -> Iterator[None]:
 
 
 @contextmanager
-def classes_kept() -> Iterator[None]:
-    """Make vLLM's Transformers backend leave transformers' class of the model as it is.
+def modules_served(code_revision: str | None) -> Iterator[None]:
+    """Make vLLM's Transformers backend take the base model of the language model that the trainer trains, as it is.
 
-    Unpatched it decorates the class for torch.compile, and the trainer's models of this class no longer run.
+    Unpatched it asks for an `AutoModel`, which a model's own code may lack. It also decorates the class for
+    torch.compile, and the trainer's models of this class no longer run. code_revision: of a model on the hub.
     """
-    from vllm.model_executor.models.transformers.base import Base
+    from vllm.model_executor.models.transformers import base
 
-    with patch.object(Base, "_decorate_for_torch_compile", lambda _: None):
+    def base_model(config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
+        is_known = type(config) in AutoModelForCausalLM._model_mapping._extra_content  # noqa: SLF001 no public name
+        is_own = has_own_class(getattr(config, "auto_map", None), trust_remote_code=options["trust_remote_code"])
+        code = {"code_revision": code_revision} if is_own and not is_known else {}
+        whole = AutoModelForCausalLM.from_config(config, **options, **code)
+        model: PreTrainedModel = whole.base_model
+        model.base_model_prefix = whole.base_model_prefix  # vLLM names the weights of files by it
+        return model
+
+    served = SimpleNamespace(from_config=base_model)
+    undecorated = patch.object(base.Base, "_decorate_for_torch_compile", lambda _: None)
+    with patch.object(base, "AutoModel", served), undecorated:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,9 @@ def locations_of(model: nn.Module) -> dict[str, ParameterLocation]:
     """
     seen: set[int] = set()
     locations: dict[str, ParameterLocation] = {}
-    for path, module in model.named_modules():
+    prefix = getattr(getattr(model, "model", None), "base_model_prefix", "model")  # vLLM's backend names it `model`
+    for vllm_path, module in model.named_modules():
+        path = re.sub(r"^model\b", prefix, vllm_path)
         own = dict(module.named_parameters(recurse=False))
         attributes = [name for name in own if id(own[name]) not in seen]
         seen |= set(map(id, own.values()))

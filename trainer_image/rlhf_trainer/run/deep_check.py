@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import torch
+from transformers import PreTrainedConfig
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -117,9 +118,8 @@ class JobCheck:
         trains, is_sft = role in self._job.trained(), self._job.spec.algorithm.name == "SFT"
         with setting.naming():
             generates = role == "actor" and not self._job.spec.algorithm.offline
-            elsewhere = self._job.generates_elsewhere
-            if generates and (reason := why_not_generated(setting.config(), on_cpu=self._on_cpu, elsewhere=elsewhere)):
-                raise ConfigError(reason)
+            if generates:
+                self._require_generating(setting.config(), trust_remote_code=remote)
             if is_made:  # the job that makes the model tries the rest
                 setting.adapt(try_config(setting.folder, scores=scores, trust_remote_code=remote, revision=revision))
                 return
@@ -136,6 +136,11 @@ class JobCheck:
             sys.stderr.write(f"{place} has no weights; training begins with random ones\n")
         if unread := unread_tensors(inner(model), model.weights or ()):
             sys.stderr.write(f"{place}: {len(unread)} tensors are not read, and not saved: {', '.join(unread[:4])}\n")
+
+    def _require_generating(self, config: PreTrainedConfig, *, trust_remote_code: bool) -> None:
+        places = {"on_cpu": self._on_cpu, "elsewhere": self._job.generates_elsewhere}
+        if reason := why_not_generated(config, **places, trust_remote_code=trust_remote_code):
+            raise ConfigError(reason)
 
     def _try_endpoints(self) -> None:
         """Compare the external servers' models with the actor, and have each server generate two tokens."""

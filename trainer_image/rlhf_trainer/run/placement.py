@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from rlhf_planning.numbers import duration
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.preconditions import require_generating, require_possible
-from rlhf_trainer.run.shapes import shapes_of
+from rlhf_trainer.run.shapes import config_file, shapes_of
 from rlhf_trainer.run_folder.folder import model_folder
 
 
@@ -52,7 +53,10 @@ def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], ou
         model = maker.models()[made]
         origins[role] = model, model_folder(model.uri, output)
     require_possible(job, sizes, origins)
-    require_generating(job, origins)
+    if "actor" in origins and not job.spec.algorithm.offline:
+        actor, _ = origins["actor"]
+        with suppress(TrainerError):  # a model whose files cannot be read; the deep check says so
+            require_generating(job, actor, config_file(actor.uri, actor.revision, output))
     return placed
 
 

@@ -78,15 +78,17 @@ def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Ma
         raise SpecError(problems)
 
 
-def require_generating(job: Job, models: Mapping[Role, tuple[Model, str]]) -> None:
-    """Raise SpecError if a job generates with a local model of an unknown family; models: as in `require_possible`."""
-    if "actor" not in models or job.spec.algorithm.offline:
-        return
+def require_generating(job: Job, model: Model, config: Path) -> None:
+    """Raise SpecError if a job generates with a model of an unknown family; config: config.json of the actor's model.
+
+    A file that cannot be read is left to the deep check.
+    """
     try:
-        model_type = json.loads(Path(models["actor"][1], "config.json").read_text(encoding="utf-8"))["model_type"]
-    except (OSError, ValueError, LookupError, TypeError):  # reported by the deep check, as for a model on the hub
+        found = json.loads(config.read_text(encoding="utf-8"))
+        model_type, auto_map = found["model_type"], found.get("auto_map")
+    except (OSError, ValueError, LookupError, TypeError):
         return
-    if reason := why_unknown(model_type):
+    if reason := why_unknown(model_type, auto_map, trust_remote_code=model.trust_remote_code):
         raise SpecError([Problem(f"{job.name}: spec.models.{job.spec.models.source_field('actor')}", reason)])
 
 

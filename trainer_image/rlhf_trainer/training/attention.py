@@ -35,7 +35,8 @@ def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch
     """
     if not (model._supports_attention_backend and model._supports_sdpa):  # noqa: SLF001 there are no public names
         raise ConfigError(
-            f"{model.name_or_path}: the attention of {type(model).__name__} cannot be chosen, so texts cannot be packed"
+            f"{model.name_or_path}: the attention of {type(model).__name__} cannot be chosen, so texts cannot be "
+            "packed; code of its own must attend by transformers' AttentionInterface (_supports_attention_backend)"
         )
     config: Any = model.config
     if other := set(getattr(config, "layer_types", None) or ()) - PACKED_LAYERS:

@@ -92,17 +92,22 @@ def has_weights(folder: str) -> bool:
         return True
     is_there = any(path.glob(WEIGHT_FILES))
     for index in path.glob(SAFE_WEIGHTS_INDEX_NAME if is_there else "*.index.json"):
-        with _one_sentence(folder):
-            named = set(json.loads(index.read_text()).get("weight_map", {}).values())
-        if not named:
-            raise DataError(f"{index}: names no weights")
-        if lacking := sorted(name for name in named if not (path / name).is_file()):
-            raise DataError(f"{index}: names files that are not in the folder: {', '.join(lacking)}")
+        _require_shards(index)
     for file in (file for pattern in (*PICKLED_WEIGHTS, *OTHER_WEIGHTS) for file in path.glob(pattern) if not is_there):
         if any(map(file.match, OTHER_WEIGHTS)):
             raise DataError(f"{file}: is no file of weights that is read; expected {WEIGHT_FILES}")
         raise DataError(f"{file}: pickled weights are never opened, for they can run code; save as safetensors")
     return is_there
+
+
+def _require_shards(index: Path) -> None:
+    """Raise DataError for an index of weights that names no files, or files that are absent."""
+    with _one_sentence(str(index.parent)):
+        named = set(json.loads(index.read_text()).get("weight_map", {}).values())
+    if not named:
+        raise DataError(f"{index}: names no weights")
+    if lacking := sorted(name for name in named if not (index.parent / name).is_file()):
+        raise DataError(f"{index}: names files that are not in the folder: {', '.join(lacking)}")
 
 
 def try_config(folder: str, *, scores: bool, trust_remote_code: bool, revision: str | None) -> LanguageModel | Scorer:

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf_api.spec.algorithms import Algorithm
 from rlhf_api.spec.data import AnyData, DataSets
 from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
-from rlhf_trainer.data.tokens import UNLEARNED, Column, Encoder
+from rlhf_trainer.data.tokens import UNLEARNED_NOTES, Column, Encoder
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.of_job import try_environment
 from rlhf_trainer.errors import ConfigError, DataError, UserCodeError
@@ -115,7 +115,9 @@ class DataWorker:
             if isinstance(evaluation.data, DataSets):
                 names = [each.name for each in evaluation.data.sets]
                 sets = dict(zip(names, self.held_out.counts, strict=True))
-        unlearned = sum(reader.notes.get(UNLEARNED, (0, ""))[0] for reader in self.train.readers)
+        learned = [each for each in (self.train, self._pretrain) if isinstance(each, CompletionLoader)]
+        readers = [reader for loader in learned for reader in loader.readers]
+        unlearned = sum(reader.notes.get(why, (0, ""))[0] for reader in readers for why in UNLEARNED_NOTES)
         return DataShape(
             rows=len(self.train),
             total_steps=self._job.total_steps_for(len(self.train)),
@@ -123,7 +125,7 @@ class DataWorker:
             evaluation_sets=sets,
             facts=(self.ends.sentence(), *(fact for loader in self.loaders for fact in loader.facts())),
             digests={loader.path: loader.digest for loader in self.loaders},
-            counts={"data/unlearned_messages": float(unlearned)} if isinstance(self.train, CompletionLoader) else {},
+            counts={"data/unlearned_messages": float(unlearned)} if learned else {},
             end_tokens=dict(zip(self.ends.texts, self.ends.ids, strict=True)),
         )
 
