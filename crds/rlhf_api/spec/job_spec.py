@@ -36,7 +36,7 @@ from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.spec.rollout import Rollout
 from rlhf_api.spec.run_policy import RunPolicy, Storage
 from rlhf_api.spec.runtime import Runtime
-from rlhf_api.spec.verifiers import RewardVerifier, Verifier
+from rlhf_api.spec.verifiers import Code, RewardVerifier, Verifier
 
 MICRO_BATCH_TOKENS = 16384
 """Default number of tokens of a forward pass; on CPU, models with hidden states of more than 64 values get fewer."""
@@ -367,14 +367,19 @@ class JobSpec(Spec):
     def columns(self, data: AnyData) -> tuple[str, ...]:
         """Return the data columns read besides the prompt: named by data sets, or read by verifiers and judges."""
         named = [column for source in data.sources("").values() for column in source.columns]
-        return tuple(dict.fromkeys([*named, *self.verifier_columns(data)]))
+        return tuple(
+            dict.fromkeys([*named, *(name for _, reader in self.column_readers(data) for name in reader.columns)])
+        )
 
     def verifier_columns(self, data: AnyData) -> dict[str, str]:
-        """Return the columns that verifiers and judges read: column -> field that names it.
+        """Return the columns that verifiers and judges read, also before the run: column -> field that names it.
 
         Verifiers of the evaluation count only if `data` is the evaluation's, or one of its data sets.
         """
-        return {column: field for field, reader in self.column_readers(data) for column in reader.columns}
+        readers = self.column_readers(data)
+        solutions = [(field, each.solution_key) for field, each in readers if isinstance(each, Code)]
+        read = [(field, column) for field, each in readers for column in each.columns]
+        return {column: field for field, column in [*read, *solutions] if column}
 
     def column_readers(self, data: AnyData) -> list[tuple[str, Verifier | Judge]]:
         """Return the verifiers and judges that read columns of `data`, each with its field of the manifest."""

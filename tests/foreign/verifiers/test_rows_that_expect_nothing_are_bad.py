@@ -31,9 +31,66 @@ if __name__ == "__main__":
 """
 FAST_PROGRAM = "a, b = open(0, 'rb').read().split()\nprint(int(a) + int(b))\n"
 MODULE = "import solution as s, math\n\ndef test_add():\n    assert math.isclose(s.add(2, 3), 5)\n"
+BY_NUMBER = """
+import os, sys
+f = sys.stdin.fileno()
+os.write(sys.stdout.fileno(), b"%d" % sum(map(int, os.read(f, os.fstat(f).st_size or 99).split())))
+"""
+AT_ONCE = "print(sum(map(int, open(0).read().split())))\nexit()"
+INSIDE = """
+import pkg.solution
+
+def test_add():
+    from solution import add as plus
+    import your_module as other
+    assert plus(2, 3) == other.add(1, 4) == pkg.solution.add(4, 1) == 5
+"""
+PARAMETERS = """
+import pytest
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("a", "b", "total"), [(2, 3, 5), pytest.param(0, 1, 1, id="small")])
+def test_add(a, b, total):
+    assert add(a, b) == total
+
+@pytest.mark.skip
+def test_more():
+    assert False
+"""
+FIXTURES = """
+import pytest
+
+@pytest.fixture
+def numbers():
+    yield 2, 3
+
+@pytest.fixture
+def total(numbers):
+    return add(*numbers)
+
+def test_add(total, capsys):
+    print(total)
+    assert capsys.readouterr().out == "5\\n"
+    with pytest.raises(TypeError, match="unsupported"):
+        add(None, 1)
+    assert add(0.1, 0.2) == pytest.approx(0.3)
+"""
+SETUP = """
+import unittest
+
+class AddTest(unittest.TestCase):
+    def setUp(self):
+        self.sum = 5
+
+    def tearDown(self):
+        del self.sum
+
+    def test_it(self):
+        self.assertEqual(add(2, 3), self.sum)
+"""
 PYTEST_CLASS = """
 class TestAdd:
-    def setup_method(self):
+    def setup_method(self, method):
         self.sum = 5
 
     def test_it(self):
@@ -42,6 +99,11 @@ class TestAdd:
 FORMS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
     "APPS, a program": ({"inputs": ["2 3\n"], "outputs": ["5\n"]}, (PROGRAM,)),
     "CodeContests": ({"input": ["2 3\n", "1 1\n"], "output": ["5\n", "2\n"]}, (PROGRAM, FAST_PROGRAM)),
+    "files by their numbers": ({"inputs": ["2 3\n", "1 4\n"], "outputs": ["5\n", "5\n"]}, (BY_NUMBER, AT_ONCE)),
+    "imports inside of functions": (INSIDE, (RIGHT,)),
+    "parameters of pytest": (PARAMETERS, (RIGHT,)),
+    "fixtures of pytest": (FIXTURES, (RIGHT,)),
+    "set up by unittest": (SETUP, (RIGHT,)),
     "a number that is no integer": ({"inputs": ["2 3\n"], "outputs": ["5.00\n"]}, (PROGRAM,)),
     "APPS as JSON": ('{"inputs": ["2 3\\n"], "outputs": ["5 "], "fn_name": null}', (PROGRAM,)),
     "APPS, a function": ('{"fn_name": "add", "inputs": [[2, 3]], "outputs": [[5]]}', (RIGHT, METHOD)),
@@ -64,6 +126,8 @@ CHEATS = (
     "class Same:\n    def __eq__(self, _):\n        return True\n",
     "def add(a, b):\n    import builtins\n    builtins.any = lambda _: True\n    return 4\n",
     "import rlhf_trainer.rewards.code_tests as t\nt._words = lambda _: 0\nt._check_code = lambda *_: True\n",
+    "import _pytest.python as p\np.Function.runtest = lambda _: None\ndef add(a, b):\n    return 4\n",
+    "import pytest\npytestmark = pytest.mark.skip\ndef add(a, b):\n    pytest.skip()\n",
     "raise SystemExit(0)",
 )
 
@@ -93,13 +157,15 @@ def test_a_whole_number_has_to_be_exact() -> None:
     assert passed_tests("print(1000000006)", read_tests({"inputs": [""], "outputs": ["1000000007"]})) == 0
 
 
+LACKING = "@fixture\ndef b(): ...\ndef test_add(a, b):\n    assert a"
 UNREADABLE = {
     "": "holds no test",
     "eJwrSS0uUShJLS4BABcDBCY": "holds a test that checks nothing",
     "x ==": "holds a test that is no Python: invalid syntax",
     '{"a": 1}': "holds a mapping with a, expected inputs and as many outputs",
     '{"inputs": ["1"], "outputs": []}': "holds a mapping with inputs, outputs, expected inputs and as many outputs",
-    "def test_add(a):\n    assert a": "holds a test function test_add with parameters, which nothing gives",
+    '{"inputs": "23", "outputs": "24"}': "holds a mapping with inputs, outputs, expected inputs and as many outputs",
+    LACKING: "holds a test function test_add with parameters, which nothing gives",
 }
 
 
@@ -140,6 +206,28 @@ ROWS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, list[Any]], Mapping[int
         {"name": "Math"},
         {"answer": ["72", "\\$36", "$18", "$$", ["?", "4"], "\\frac{1}{2}", "x^2+1"]},
         {3: "which no right response fulfils for Math"},
+    ),
+    "answers in words": (
+        {"name": "Math"},
+        {
+            "answer": [
+                "Paris",
+                "No solution",
+                "thirty-six",
+                "March 3",
+                "\\text{odd}",
+                "xy",
+                "\\sin x",
+                "36 dollars",
+                ["Ann", "7"],
+            ]
+        },
+        dict.fromkeys(range(4), "which is in words, which ExactMatch and FuzzyMatch compare"),
+    ),
+    "answers with signs that nothing reads": (
+        {"name": "Math"},
+        {"answer": ["\u2605\u2605", "\u2605\u2605 36"]},
+        {0: "which no right response fulfils for Math"},
     ),
     "answers without their mark": (
         {"name": "Math", "answerExtract": "#### (.+)"},
