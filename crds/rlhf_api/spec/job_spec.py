@@ -36,7 +36,7 @@ from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.spec.rollout import Rollout
 from rlhf_api.spec.run_policy import RunPolicy, Storage
 from rlhf_api.spec.runtime import Runtime
-from rlhf_api.spec.verifiers import Code, RewardVerifier, Verifier
+from rlhf_api.spec.verifiers import RewardVerifier, Verifier
 
 MICRO_BATCH_TOKENS = 16384
 """Default number of tokens of a forward pass; on CPU, models with hidden states of more than 64 values get fewer."""
@@ -376,10 +376,8 @@ class JobSpec(Spec):
 
         Verifiers of the evaluation count only if `data` is the evaluation's, or one of its data sets.
         """
-        readers = self.column_readers(data)
-        solutions = [(field, each.solution_key) for field, each in readers if isinstance(each, Code)]
-        read = [(field, column) for field, each in readers for column in each.columns]
-        return {column: field for field, column in [*read, *solutions] if column}
+        readers = [(field, each, getattr(each, "solution_key", None)) for field, each in self.column_readers(data)]
+        return {column: field for field, each, solution in readers for column in (*each.columns, solution) if column}
 
     def column_readers(self, data: AnyData) -> list[tuple[str, Verifier | Judge]]:
         """Return the verifiers and judges that read columns of `data`, each with its field of the manifest."""

@@ -105,15 +105,12 @@ def print_rewards(
 ) -> None:
     """Print what the rewards of each job, or of one job, give to responses; of models only tokenizers are loaded."""
     given, by_name, found = _read_texts(texts) if texts else [], {job.name: job for job in jobs}, {}
-    numbers = {row for row, _ in given}
-    for job in [job for job in jobs if only in (None, job.name) and (terms_of(job) or job.spec.rollout.environment)]:
+    rewarded = [job for job in jobs if terms_of(job) or job.spec.rollout.environment]
+    for job in [each for each in rewarded if only in (None, each.name)]:
         setting, _ = origin_of(with_written_data(job, output), job.saved, by_name, output)
-        data = with_first_rows(setting, max([1, rows, *(number + 1 for number in numbers)]))
+        data = with_first_rows(setting, max([1, rows, *(row + 1 for row, _ in given)]))
         tried = made_samples(job, data, rows, given)
-        if unknown := numbers - {row for row, *_ in tried}:
-            raise SpecError(
-                [Problem("--responses", f"names the row {min(unknown)}, which is bad or missing in {job.name}")]
-            )
+        _require_rows(job, tried, given)
         found[job.name] = [*_trials(job, tried, judges=judges)]
         if not in_json:
             _print_table(job.name, data.train.facts(), found[job.name])
@@ -129,6 +126,13 @@ def _read_texts(file: Path) -> list[tuple[int, str]]:
         return [(int(entry["row"]), str(entry["response"])) for entry in entries]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise SpecError([Problem("--responses", 'has a line unlike {"row": 3, "response": "..."}')]) from error
+
+
+def _require_rows(job: Job, tried: Sequence[tuple[int, str, Sample]], given: Sequence[tuple[int, str]]) -> None:
+    if unknown := {row for row, _ in given}.difference(row for row, *_ in tried):
+        raise SpecError(
+            [Problem("--responses", f"names the row {min(unknown)}, which is bad or missing in {job.name}")]
+        )
 
 
 def _trials(job: Job, tried: Sequence[tuple[int, str, Sample]], *, judges: bool) -> Iterator[dict[str, Any]]:

@@ -190,11 +190,6 @@ class Loader:
         """Return the prompts of examples as they stand in the file; see `Reader.prompt`."""
         return [reader.prompt(row) for reader, row in self._read(examples)]
 
-    def row(self, example: int) -> dict[str, Any]:
-        """Return the values of all columns of an example's row."""
-        ((reader, row),) = self._read(torch.tensor([example]))
-        return dict(reader.rows()[row])
-
     def _read(self, examples: Tensor) -> Iterator[tuple[Reader, int]]:
         """Yield for each example (reader of its data set, index of the example among the reader's rows)."""
         ends = np.cumsum(self._order.counts)

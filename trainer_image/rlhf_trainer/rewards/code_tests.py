@@ -24,7 +24,7 @@ import pytest
 Test = Callable[["Program"], bool]
 """Function (program) -> whether the program passes; it may also raise an exception."""
 JUDGING = re.compile(rf"(json|unittest|pluggy|_pytest\.(fixtures|nodes|python|raises|runner)|{re.escape(__name__)})\b")
-"""Pattern of the modules that judge a program, and that each run of its code leaves as they were."""
+"""Pattern of the modules that judge a program; each run of its code leaves them as they were."""
 LEFT_OUT = ("skip", "xfail")
 """Marks of tests that a right program need not pass."""
 NOT_NEEDED = "cacheprovider doctest faulthandler junitxml logging pastebin terminal threadexception unraisableexception"

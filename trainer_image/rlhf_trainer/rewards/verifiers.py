@@ -146,10 +146,8 @@ def right_responses(verifier: Verifier, columns: Mapping[str, Any]) -> list[str]
 
 def _turn(verifier: Verifier, prompt: str, response: str) -> str:
     """Return the assistant's whole turn: the response, after a tag of a thought that ends the prompt."""
-    if isinstance(verifier, Length):
-        return response
     own = rf"<({'|'.join(verifier.tags)})>\s*(</\1>\s*)?\Z" if isinstance(verifier, Format) else BEGUN
-    begun = re.search(own, prompt)
+    begun = None if isinstance(verifier, Length) else re.search(own, prompt)
     return (begun[0] if begun else "") + response
 
 

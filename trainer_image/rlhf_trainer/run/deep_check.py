@@ -241,12 +241,14 @@ class JobCheck:
         everything, scores = [*(sample for *_, sample in tried), *samples], dict[str, Sequence[float | None]]()
         for path, code in reward_code(self._job, ranks=1).items():
             scores[path] = self._tried(_call, code, everything) or [None] * len(everything)
-        totals: Counter[str] = Counter()
+        totals: dict[str, list[float | None]] = {}
         for place, (_, kind, _) in enumerate(tried):
-            totals[kind] += total_of(terms, {path: found[place] for path, found in scores.items()}) or 0.0
-        if "gold" in totals and max(totals["gold"], totals["gold's turn"]) <= totals["empty"]:
-            told = f"right answers get no more ({totals['gold']:g}) than empty responses ({totals['empty']:g})"
-            sys.stderr.write(f"{self._job.name}: spec.models.reward: {told}; see `rlhf reward`\n")
+            total = total_of(terms, {path: found[place] for path, found in scores.items()})
+            totals.setdefault("empty" if kind == "empty" else "gold", []).append(total)
+        empty, gold = (totals.get(kind, [None]) for kind in ("empty", "gold"))
+        if None not in (*empty, *gold) and max(map(float, gold)) <= min(map(float, empty)):
+            told = f"right answers get no more than empty responses on the first {TRIED_ROWS} rows; see `rlhf reward`"
+            sys.stderr.write(f"{self._job.name}: spec.models.reward: {told}\n")
 
 
 def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tuple[WorkerSetting, bool]:

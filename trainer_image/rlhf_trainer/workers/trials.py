@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.scoring import UserCode
 
 KEYS: dict[type[Any], str] = {Code: "solution_key", Judge: "reference_key"}
-"""Class of what reads columns -> its field that names the column of a right answer, if that is not answer_key."""
+"""Class of a reader of columns -> field that names its column of a right answer, if that is not answer_key."""
 
 
 def with_first_rows(setting: WorkerSetting, rows: int) -> DataWorker:
@@ -40,22 +40,23 @@ def made_samples(
     of the file, text).
     """
     found = list[tuple[int, str, Sample]]()
-    numbers = [number for reader in data.train.readers for number in reader.numbers]
-    for example, number in enumerate(numbers):
-        texts = [("empty", ""), *_right(job, data, example)] if example < rows else []
-        texts += [("given", text) for row, text in given if row == number]
+    numbers = [(number, reader, place) for reader in data.train.readers for place, number in enumerate(reader.numbers)]
+    for example, (number, reader, place) in enumerate(numbers):
+        texts = [("given", text) for row, text in given if row == number]
+        if example < rows:
+            answers = _right_answers(job, reader.rows()[place])
+            turns = [("gold's turn", data.turn(data.train, example, each)) for each in answers]
+            texts = [("empty", ""), *(("gold", each) for each in answers), *turns, *texts]
         for kind, text in texts:
             found.append((number, kind, replace(data.sample(data.train, example, text), row=len(found))))
     return found
 
 
-def _right(job: Job, data: DataWorker, example: int) -> Iterator[tuple[str, str]]:
-    columns = data.train.row(example)
+def _right_answers(job: Job, columns: Mapping[str, Any]) -> list[str]:
+    """Return the first right answer in a row; an empty list if there is none."""
     readers = [reader for _, reader in job.spec.column_readers(job.spec.data.train)]
-    answers = [columns.get(getattr(each, KEYS.get(type(each), "answer_key"), None) or "") for each in readers]
-    for answer in [each for each in answers if each][:1]:
-        text = str(answer[0] if isinstance(answer, list) else answer)
-        yield from (("gold", text), ("gold's turn", data.turn(data.train, example, text)))
+    found = [columns.get(getattr(each, KEYS.get(type(each), "answer_key"), None) or "") for each in readers]
+    return [str(each[0] if isinstance(each, list) else each) for each in found if each][:1]
 
 
 def try_score(code: UserCode, sample: Sample, among: Sequence[Sample]) -> float | None:
@@ -68,4 +69,4 @@ def total_of(terms: Mapping[str, RewardTerm], scores: Mapping[str, float | None]
     """Return the weighted sum of scores by field; None if a part of the reward has no score."""
     weighted = [(term.weight, scores.get(path)) for path, term in terms.items()]
     there = [weight * score for weight, score in weighted if score is not None]
-    return sum(there) if len(there) == len(weighted) else None
+    return sum(there) if there and len(there) == len(weighted) else None
