@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
 
 from rlhf_api.job import Job
+from rlhf_trainer.data.loaders import PromptLoader
 from rlhf_trainer.rewards.code_tests import passed_tests, read_tests
 from rlhf_trainer.workers.expectations import find_faults
 from tests.trainer.jobs import job
+from tests.trainer.unit.data.conftest import cache, chat, plain  # noqa: F401 fixtures
 
 RIGHT = "def add(a, b):\n    return a + b\n"
 WRONG = "def add(a, b):\n    return 4\n"
@@ -256,6 +261,20 @@ def test_bad_expectations_are_found_and_no_others(case: str, tmp_path: Path) -> 
     found = find_faults(one, source, table)
     assert found.keys() == expected.keys()
     assert all(f", {expected[row]}" in what for row, what in found.items())
+
+
+def test_a_solution_is_read_once_and_is_in_no_batch(
+    tmp_path: Path,
+    chat: PreTrainedTokenizerFast,  # noqa: F811 a fixture
+) -> None:
+    rows = [{"prompt": "?", "tests": "assert add(2, 3) == 5", "solution": each} for each in (RIGHT, WRONG, RIGHT)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one = job_with(tmp_path, {"name": "Code", "solutionKey": "solution"})
+    source = one.spec.data.train.model_copy(update={"uri": f"file://{tmp_path}/rows.jsonl"})
+    one = one.model_copy(update={"spec": one.spec.with_sources(lambda _: source)})
+    loader = PromptLoader(source, chat, path="x", spec=one.spec, check=partial(find_faults, one))
+    assert list(loader.readers[0].numbers) == [0, 2]
+    assert loader.columns(torch.arange(2)) == [{"tests": rows[0]["tests"]}] * 2
 
 
 DECODER = """import json

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -85,21 +84,11 @@ def test_no_more_rows_are_verified_than_are_shown(manifest: Path, monkeypatch: p
 
 
 def test_one_process_plays_all_episodes(manifest: Path) -> None:
-    environment = {"entrypoint": "tests.trainer.unit.data.test_a_reward_can_be_tried:Counter"}
+    environment = {"entrypoint": "tests.trainer.environments.user_environments:Forked"}
     sets = (f"--set=sums:rollout.environment={json.dumps(environment)}", "--rows=3", "--json")
     found = json.loads(run(manifest, *sets))["sums"]
     assert len({each["environment"] for each in found}) == 1
     assert found[0]["total"] == pytest.approx(0.5 + found[0]["environment"])
-
-
-class Counter:
-    """An environment whose reward is the number of the process that has forked the episode's."""
-
-    def reset(self, _: dict[str, Any]) -> None:
-        return None
-
-    def step(self, _: str) -> tuple[None, float, bool]:
-        return None, float(os.getppid()), True
 
 
 def test_a_comparing_judge_gets_the_other_responses(monkeypatch: pytest.MonkeyPatch) -> None:
