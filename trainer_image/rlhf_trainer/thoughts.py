@@ -12,8 +12,3 @@ THOUGHTS = re.compile(rf"(?s){OPENING}.*?{CLOSING}(?:{REST})?|\A{REST}|{OPENING}
 """Pattern of a thought: from tag to tag, up to a tag (the prompt has begun the thought), or from a tag to the end."""
 BEGUN = re.compile(rf"({OPENING})\s*({CLOSING}\s*)?\Z")
 """Pattern of the end of a prompt that begins a thought, of which the second group ends the thought again."""
-
-
-def without_thoughts(text: str) -> str:
-    """Return a response without its thoughts."""
-    return THOUGHTS.sub("", text)

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from rlhf_api.job import Job
 from rlhf_trainer.data.loaders import PromptLoader
 from rlhf_trainer.rewards.code_tests import passed_tests, read_tests
+from rlhf_trainer.rewards.verifiers import OPTIONS, score
 from rlhf_trainer.workers.expectations import find_faults
 from tests.trainer.jobs import job
 from tests.trainer.unit.data.conftest import cache, chat, plain  # noqa: F401 fixtures
@@ -143,6 +144,13 @@ def test_only_right_programs_pass_the_tests_of_each_form(form: str) -> None:
     tests = read_tests(value)
     assert [passed_tests(code, tests) for code in right] == [len(tests)] * len(right)
     assert [passed_tests(code, tests) for code in ("", "pass", "x = 1", WRONG, *CHEATS)] == [0] * (4 + len(CHEATS))
+
+
+def test_tests_of_each_form_are_run_in_a_sandbox() -> None:
+    rows = [(value, code) for value, right in FORMS.values() for code in (*right, WRONG)]
+    options = {OPTIONS: [{"name": "Code"}, 300.0, 1], "tests": [value for value, _ in rows]}
+    found = score(["?"] * len(rows), [code for _, code in rows], [True] * len(rows), **options)
+    assert found == [{"score": float(code != WRONG), "tests": float(code != WRONG)} for _, code in rows]
 
 
 def test_a_program_reads_and_writes_a_long_text() -> None:

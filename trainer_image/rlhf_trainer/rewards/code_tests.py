@@ -254,7 +254,8 @@ def _check_code(code: CodeType, program: Program) -> bool:
             setattr(tests, name, each)
     if any(name.startswith("test") for item in vars(tests).items() for name in _names_of_tests(*item)):
         plugin = ModuleRun(program, tests)
-        pytest.main(PYTEST_OPTIONS, plugins=[plugin])
+        with suppress(OSError):  # it ends with os.chdir, which the sandbox refuses
+            pytest.main(PYTEST_OPTIONS, plugins=[plugin])
         return plugin.has_passed
     return True
 

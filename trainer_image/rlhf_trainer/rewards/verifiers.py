@@ -32,7 +32,7 @@ from rlhf_api.spec.verifiers import (
 )
 from rlhf_trainer.rewards.code_tests import passed_tests, read_tests, unpacked
 from rlhf_trainer.rewards.supervision import MEBIBYTE, ChildLimits, judge_in_children, require_sandbox
-from rlhf_trainer.thoughts import BEGUN, without_thoughts
+from rlhf_trainer.thoughts import BEGUN, THOUGHTS
 
 OPTIONS: Final = "verifier()"
 USUAL_LIMITS = ChildLimits(seconds=5.0, memory=1024 * MEBIBYTE)
@@ -171,7 +171,7 @@ def _comparing(compare: Callable[[str, str], float], verifier: Comparing) -> Jud
     """Return a judge that scores a response by its best comparison with any of the right answers."""
 
     def judge(turn: str, answers: Sequence[str]) -> float:
-        text = without_thoughts(turn)
+        text = THOUGHTS.sub("", turn)
         pattern = verifier.response_extract
         given = _last_match(pattern, text) if pattern else [text, *ANSWER.findall(text)][-1]
         return 0.0 if given is None else max(compare(given, answer) for answer in answers)
@@ -224,7 +224,7 @@ def _by_schema(verifier: JSONSchema) -> Judge:
     validator = Draft202012Validator(verifier.json_schema, registry=Registry())  # an empty registry fetches nothing
 
     def judge(response: str, _: Sequence[str]) -> float:
-        document = json.loads(_last_block(without_thoughts(response)), parse_constant=_refuse)
+        document = json.loads(_last_block(THOUGHTS.sub("", response)), parse_constant=_refuse)
         return float(validator.is_valid(document))
 
     return judge
@@ -261,7 +261,7 @@ def _by_length(verifier: Length) -> Judge:
 
 
 def _by_tests(_: Code) -> Judge:
-    return lambda response, tests: float(passed_tests(_last_block(without_thoughts(response)), tests))
+    return lambda response, tests: float(passed_tests(_last_block(THOUGHTS.sub("", response)), tests))
 
 
 JUDGES: Mapping[type[Verifier], Callable[[Any], Judge]] = {
