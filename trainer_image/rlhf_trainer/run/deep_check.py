@@ -55,7 +55,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 FIRST_ROWS, TRIED_ROWS = 64, 2
 """Numbers of first rows of a data set that go through tokenizer and chat template, and that rewards are tried on."""
-RESPONSE, OTHER_RESPONSE = "This is a response.", "This is another response."
+RESPONSE = "This is a response."
 
 
 def problems(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Iterator[tuple[Job, TrainerError]]:
@@ -241,12 +241,11 @@ class JobCheck:
         everything, scores = [*(sample for *_, sample in tried), *samples], dict[str, Sequence[float | None]]()
         for path, code in reward_code(self._job, ranks=1).items():
             scores[path] = self._tried(_call, code, everything) or [None] * len(everything)
-        totals: dict[str, list[float | None]] = {}
+        empty, right = list[float](), list[float]()
         for place, (_, kind, _) in enumerate(tried):
             total = total_of(terms, {path: found[place] for path, found in scores.items()})
-            totals.setdefault("empty" if kind == "empty" else "gold", []).append(total)
-        empty, gold = (totals.get(kind, [None]) for kind in ("empty", "gold"))
-        if None not in (*empty, *gold) and max(map(float, gold)) <= min(map(float, empty)):
+            (empty if kind == "empty" else right).extend([] if total is None else [total])
+        if empty and right and max(right) <= min(empty):
             told = f"right answers get no more than empty responses on the first {TRIED_ROWS} rows; see `rlhf reward`"
             sys.stderr.write(f"{self._job.name}: spec.models.reward: {told}\n")
 
@@ -269,12 +268,11 @@ def _limits_of(setting: WorkerSetting) -> tuple[int, int]:
 
 
 def _call(code: UserCode, samples: Sequence[Sample]) -> list[float | None]:
-    """Return the scores of samples, each by itself; judges that compare also have another response to each prompt."""
+    """Return the scores of samples, each by itself; judges may compare it with the others of its prompt."""
     numbered = [replace(sample, row=number) for number, sample in enumerate(samples)]
-    others = [replace(each, row=len(samples), response=OTHER_RESPONSE) for each in samples]
     with closing(code):
         code.ready()
-        return [try_score(code, each, [*numbered, *others]) for each in numbered]
+        return [try_score(code, each, numbered) for each in numbered]
 
 
 def _without_room(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Iterator[tuple[Job, TrainerError]]:
