@@ -67,6 +67,8 @@ ANSWERS = (
     ("$36 million", "\\boxed{\\$36\\text{ million}}", 1.0),
     ("$36 million", "It is $36 million.", 1.0),
     ("$36 million", "\\boxed{36}", 0.0),
+    ("36", "It is 36 million.", 1.0),
+    ("36,000,000", "It is 36 million.", 1.0),
     ("$1.5 billion dollars", "1500000000", 1.0),
     ("\\text{5 thousand dollars}", "5000", 1.0),
     ("**36**", "\\boxed{36}", 1.0),

@@ -44,7 +44,9 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 CODES = r"(?:USD|EUR|GBP|INR|JPY|CNY|CHF|US(?=\\?\$)|Rs\.?)"
 SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 """Word after a number -> exponent of ten."""
-SCALE = "((?:m|b|tr)illion|thousand)"
+WORD = "((?:m|b|tr)illion|thousand)"
+SCALED = re.compile(rf"(\d[\d,]*(?:\.\d+)?)(?:\s|\\[,;! ])*(?:\\text\{{\s*{WORD}\}}|(\\text\{{\s*)?{WORD}\b)")
+"""Pattern of a number with such a word."""
 NUMBERS: Final[Mapping[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = {
     re.compile("[\u2212\u00d7\u00b7]"): lambda match: {"\u2212": "-", "\u00d7": "\\times "}.get(match[0], "\\cdot "),
     re.compile("[\u00bc-\u00be\u2150-\u215e]"): lambda match: f" {_ascii(match)}",
@@ -56,15 +58,12 @@ NUMBERS: Final[Mapping[re.Pattern[str], str | Callable[[re.Match[str]], str]]] =
     re.compile(rf"\b{CODES}\s*(?=[\\$]*\d)|(?<=\d)\s?{CODES}\b"): "",
     re.compile(r"(?<!\\)\\\$|[\u00a3\u00a5\u20a0-\u20bf]"): "",
     re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!;: ])(?=\d{3}(?!\d))"): "",
-    re.compile(
-        rf"(\d[\d,]*(?:\.\d+)?)(?:\s|\\[,;! ])*(?:\\text\{{\s*{SCALE}\}}|(\\text\{{\s*)?{SCALE}\b)"
-    ): lambda match: _scaled(match[1], match[2] or match[4]) + (match[3] or ""),
     re.compile(r"(?<![\d.])(\d+) +(\d+)/(\d+)"): lambda match: (
         f"{int(match[1]) * int(match[3]) + int(match[2])}/{match[3]}"
     ),
     re.compile(r"\d+(?:\.\d+)?[eE][-+]?\d{1,2}(?![\d.])"): lambda match: f"{Decimal(match[0]):f}",
 }
-"""Pattern -> what math-verify reads instead, such as of signs of other alphabets, bold text, and $36 million."""
+"""Pattern -> what math-verify reads instead, such as of signs of other alphabets and of bold text."""
 UNIT = re.compile(r"(?:\\text\{)?\s*([-+]?[\d.,]+)\s+((?:[A-Za-z][A-Za-z ]{2,}|[ckm]?m|ft|in)(?:\^\{[23]\})?)\}?")
 """Pattern of a number with words for its unit."""
 COMMANDS = re.compile(r"\\text\{[^{}]*\}|\\[A-Za-z]+|sqrt|infinity")
@@ -156,8 +155,9 @@ def _ascii(match: re.Match[str]) -> str:
     return unicodedata.normalize("NFKC", match[0]).replace("\u2044", "/").replace("\u2212", "-")
 
 
-def _scaled(number: str, scale: str) -> str:
-    return f"{Decimal(number.replace(',', '')).scaleb(SCALES[scale]):f}"
+def _scaled(match: re.Match[str]) -> str:
+    """Return the number that a match of SCALED means, such as 36000000 for 36 million."""
+    return f"{Decimal(match[1].replace(',', '')).scaleb(SCALES[match[2] or match[4]]):f}{match[3] or ''}"
 
 
 def _plain_numbers(text: str) -> str:
@@ -202,7 +202,8 @@ def _by_value(verifier: Math) -> Judge:
         gold = [each for each in parse(_as_formula(answer), parsing_timeout=None) if not isinstance(each, str)]
         plain = _plain_numbers(given)
         last = plain[max(plain.rfind("\\boxed"), 0) :]
-        return float(verify(gold, parse(last, parsing_timeout=None), timeout_seconds=None))
+        readings = [parse(each, parsing_timeout=None) for each in dict.fromkeys([last, SCALED.sub(_scaled, last)])]
+        return float(any(verify(gold, each, timeout_seconds=None) for each in readings))
 
     return _comparing(same_value, verifier)
 
@@ -210,7 +211,7 @@ def _by_value(verifier: Math) -> Judge:
 def _as_formula(answer: str) -> str:
     """Return a right answer as LaTeX that is marked as a formula, without signs of currency."""
     plain = re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "", _plain_numbers(answer).strip()).replace("{,}", ",")
-    plain = plain.replace("$", "").strip() if plain.count("$") == 1 else plain
+    plain = SCALED.sub(_scaled, plain.replace("$", "").strip() if plain.count("$") == 1 else plain)
     plain = UNIT.sub(r"\1\\text{ \2}", plain) if UNIT.fullmatch(plain) else plain
     is_marked = "$" in plain or any(mark in plain for mark in ("\\boxed", "\\(", "\\["))
     return plain if is_marked else "${}$".format(plain.replace("$", "").strip())
