@@ -278,9 +278,9 @@ def test_a_solution_is_read_once_and_is_in_no_batch(
     rows = [{"prompt": "?", "tests": "assert add(2, 3) == 5", "solution": each} for each in (RIGHT, WRONG, RIGHT)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     one = job_with(tmp_path, {"name": "Code", "solutionKey": "solution"})
-    source = one.spec.data.train.model_copy(update={"uri": f"file://{tmp_path}/rows.jsonl"})
-    one = one.model_copy(update={"spec": one.spec.with_sources(lambda _: source)})
-    loader = PromptLoader(source, chat, path="x", spec=one.spec, check=partial(find_faults, one))
+    spec = one.spec.with_sources(lambda each: each.model_copy(update={"uri": f"file://{tmp_path}/rows.jsonl"}))
+    check = partial(find_faults, one.model_copy(update={"spec": spec}))
+    loader = PromptLoader(spec.data.train, chat, path="x", spec=spec, check=check)
     assert list(loader.readers[0].numbers) == [0, 2]
     assert loader.columns(torch.arange(2)) == [{"tests": rows[0]["tests"]}] * 2
 

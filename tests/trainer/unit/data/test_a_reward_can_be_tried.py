@@ -77,8 +77,13 @@ def test_the_table_has_a_line_for_each_response(manifest: Path) -> None:
 def test_no_more_rows_are_verified_than_are_shown(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     more = [{"prompt": "?", "answer": "\\$7"}] * 50
     (manifest.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*ROWS, *more]))
-    tried = list[int]()
-    monkeypatch.setattr(expectations, "right_responses", lambda *given: [tried.append(1), *right_responses(*given)][1:])
+    tried = list[object]()
+
+    def noted(*given: Any) -> list[str]:
+        tried.append(given)
+        return right_responses(*given)
+
+    monkeypatch.setattr(expectations, "right_responses", noted)
     assert {each["row"] for each in json.loads(run(manifest, "--rows=2", "--json"))["sums"]} == {0}
     assert len(tried) == 1, "the plain number of row 0 is not tried"
 
