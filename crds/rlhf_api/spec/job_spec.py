@@ -375,14 +375,17 @@ class JobSpec(Spec):
     def columns(self, data: AnyData) -> tuple[str, ...]:
         """Return the data columns read besides the prompt: named by data sets, or read by verifiers and judges."""
         named = [column for source in data.sources("").values() for column in source.columns]
-        return tuple(dict.fromkeys([*named, *self.verifier_columns(data)]))
+        return tuple(
+            dict.fromkeys([*named, *(name for _, reader in self.column_readers(data) for name in reader.columns)])
+        )
 
     def verifier_columns(self, data: AnyData) -> dict[str, str]:
-        """Return the columns that verifiers and judges read: column -> field that names it.
+        """Return the columns that verifiers and judges read, also before the run: column -> field that names it.
 
         Verifiers of the evaluation count only if `data` is the evaluation's, or one of its data sets.
         """
-        return {column: field for field, reader in self.column_readers(data) for column in reader.columns}
+        readers = [(field, each, getattr(each, "solution_key", None)) for field, each in self.column_readers(data)]
+        return {column: field for field, each, solution in readers for column in (*each.columns, solution) if column}
 
     def column_readers(self, data: AnyData) -> list[tuple[str, Verifier | Judge]]:
         """Return the verifiers and judges that read columns of `data`, each with its field of the manifest."""

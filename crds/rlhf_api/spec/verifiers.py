@@ -113,7 +113,7 @@ class Code(Verifier):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (self.tests_key, *((self.solution_key,) if self.solution_key else ()))
+        return (self.tests_key,)
 
 
 ANSWERS = "text, a number or a list of these"

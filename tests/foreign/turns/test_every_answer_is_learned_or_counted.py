@@ -70,6 +70,16 @@ def test_the_thoughts_of_the_last_answer_are_learned(name: str) -> None:
     assert last == (text.removeprefix("<think>\n") if name == "r1" else text), "the prompt of R1 opens the thoughts"
 
 
+@pytest.mark.parametrize("tag", ["thinking", "seed:think"])
+def test_a_thought_that_the_prompt_opens_is_learned_once(tag: str) -> None:
+    family = FAMILIES["r1"]
+    family = replace(family, template=family.template.replace("think>", f"{tag}>"))
+    thought = THOUGHT.replace("think>", f"{tag}>")
+    tokenizer = tokenizer_of(family)
+    talk = [*TALK[:3], {"role": "assistant", "content": thought + "2"}]
+    assert learned(encoder_of(family, tokenizer, talk), tokenizer)[-1] == f"{thought[len(tag) + 3 :]}2{family.ends[0]}"
+
+
 def test_thoughts_of_their_own_key_are_not_lost_in_silence() -> None:
     family, tokenizer = FAMILIES["chatml"], tokenizer_of(FAMILIES["chatml"])
     talk = [*TALK[:3], {"role": "assistant", "content": "2", "reasoning_content": "one and one"}]

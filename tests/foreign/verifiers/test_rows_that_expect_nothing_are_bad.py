@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
 
 from rlhf_api.job import Job
+from rlhf_trainer.data.loaders import PromptLoader
 from rlhf_trainer.rewards.code_tests import passed_tests, read_tests
+from rlhf_trainer.rewards.verifiers import OPTIONS, score
 from rlhf_trainer.workers.expectations import find_faults
 from tests.trainer.jobs import job
+from tests.trainer.unit.data.conftest import cache, chat, plain  # noqa: F401 fixtures
 
 RIGHT = "def add(a, b):\n    return a + b\n"
 WRONG = "def add(a, b):\n    return 4\n"
@@ -31,9 +37,66 @@ if __name__ == "__main__":
 """
 FAST_PROGRAM = "a, b = open(0, 'rb').read().split()\nprint(int(a) + int(b))\n"
 MODULE = "import solution as s, math\n\ndef test_add():\n    assert math.isclose(s.add(2, 3), 5)\n"
+BY_NUMBER = """
+import os, sys
+f = sys.stdin.fileno()
+os.write(sys.stdout.fileno(), b"%d" % sum(map(int, os.read(f, os.fstat(f).st_size or 99).split())))
+"""
+AT_ONCE = "print(sum(map(int, open(0).read().split())))\nexit()"
+INSIDE = """
+import pkg.solution
+
+def test_add():
+    from solution import add as plus
+    import your_module as other
+    assert plus(2, 3) == other.add(1, 4) == pkg.solution.add(4, 1) == 5
+"""
+PARAMETERS = """
+import pytest
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("a", "b", "total"), [(2, 3, 5), pytest.param(0, 1, 1, id="small")])
+def test_add(a, b, total):
+    assert add(a, b) == total
+
+@pytest.mark.skip
+def test_more():
+    assert False
+"""
+FIXTURES = """
+import pytest
+
+@pytest.fixture
+def numbers():
+    yield 2, 3
+
+@pytest.fixture
+def total(numbers):
+    return add(*numbers)
+
+def test_add(total, capsys):
+    print(total)
+    assert capsys.readouterr().out == "5\\n"
+    with pytest.raises(TypeError, match="unsupported"):
+        add(None, 1)
+    assert add(0.1, 0.2) == pytest.approx(0.3)
+"""
+SETUP = """
+import unittest
+
+class AddTest(unittest.TestCase):
+    def setUp(self):
+        self.sum = 5
+
+    def tearDown(self):
+        del self.sum
+
+    def test_it(self):
+        self.assertEqual(add(2, 3), self.sum)
+"""
 PYTEST_CLASS = """
 class TestAdd:
-    def setup_method(self):
+    def setup_method(self, method):
         self.sum = 5
 
     def test_it(self):
@@ -42,6 +105,11 @@ class TestAdd:
 FORMS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
     "APPS, a program": ({"inputs": ["2 3\n"], "outputs": ["5\n"]}, (PROGRAM,)),
     "CodeContests": ({"input": ["2 3\n", "1 1\n"], "output": ["5\n", "2\n"]}, (PROGRAM, FAST_PROGRAM)),
+    "files by their numbers": ({"inputs": ["2 3\n", "1 4\n"], "outputs": ["5\n", "5\n"]}, (BY_NUMBER, AT_ONCE)),
+    "imports inside of functions": (INSIDE, (RIGHT,)),
+    "parameters of pytest": (PARAMETERS, (RIGHT,)),
+    "fixtures of pytest": (FIXTURES, (RIGHT,)),
+    "set up by unittest": (SETUP, (RIGHT,)),
     "a number that is no integer": ({"inputs": ["2 3\n"], "outputs": ["5.00\n"]}, (PROGRAM,)),
     "APPS as JSON": ('{"inputs": ["2 3\\n"], "outputs": ["5 "], "fn_name": null}', (PROGRAM,)),
     "APPS, a function": ('{"fn_name": "add", "inputs": [[2, 3]], "outputs": [[5]]}', (RIGHT, METHOD)),
@@ -64,6 +132,8 @@ CHEATS = (
     "class Same:\n    def __eq__(self, _):\n        return True\n",
     "def add(a, b):\n    import builtins\n    builtins.any = lambda _: True\n    return 4\n",
     "import rlhf_trainer.rewards.code_tests as t\nt._words = lambda _: 0\nt._check_code = lambda *_: True\n",
+    "import _pytest.python as p\np.Function.runtest = lambda _: None\ndef add(a, b):\n    return 4\n",
+    "import pytest\npytestmark = pytest.mark.skip\ndef add(a, b):\n    pytest.skip()\n",
     "raise SystemExit(0)",
 )
 
@@ -74,6 +144,13 @@ def test_only_right_programs_pass_the_tests_of_each_form(form: str) -> None:
     tests = read_tests(value)
     assert [passed_tests(code, tests) for code in right] == [len(tests)] * len(right)
     assert [passed_tests(code, tests) for code in ("", "pass", "x = 1", WRONG, *CHEATS)] == [0] * (4 + len(CHEATS))
+
+
+def test_tests_of_each_form_are_run_in_a_sandbox() -> None:
+    rows = [(value, code) for value, right in FORMS.values() for code in (*right, WRONG)]
+    options = {OPTIONS: [{"name": "Code"}, 300.0, 1], "tests": [value for value, _ in rows]}
+    found = score(["?"] * len(rows), [code for _, code in rows], [True] * len(rows), **options)
+    assert found == [{"score": float(code != WRONG), "tests": float(code != WRONG)} for _, code in rows]
 
 
 def test_a_program_reads_and_writes_a_long_text() -> None:
@@ -93,13 +170,15 @@ def test_a_whole_number_has_to_be_exact() -> None:
     assert passed_tests("print(1000000006)", read_tests({"inputs": [""], "outputs": ["1000000007"]})) == 0
 
 
+LACKING = "@fixture\ndef b(): ...\ndef test_add(a, b):\n    assert a"
 UNREADABLE = {
     "": "holds no test",
     "eJwrSS0uUShJLS4BABcDBCY": "holds a test that checks nothing",
     "x ==": "holds a test that is no Python: invalid syntax",
     '{"a": 1}': "holds a mapping with a, expected inputs and as many outputs",
     '{"inputs": ["1"], "outputs": []}': "holds a mapping with inputs, outputs, expected inputs and as many outputs",
-    "def test_add(a):\n    assert a": "holds a test function test_add with parameters, which nothing gives",
+    '{"inputs": "23", "outputs": "24"}': "holds a mapping with inputs, outputs, expected inputs and as many outputs",
+    LACKING: "holds a test function test_add with parameters, which nothing gives",
 }
 
 
@@ -141,6 +220,28 @@ ROWS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, list[Any]], Mapping[int
         {"answer": ["72", "\\$36", "$18", "$$", ["?", "4"], "\\frac{1}{2}", "x^2+1"]},
         {3: "which no right response fulfils for Math"},
     ),
+    "answers in words": (
+        {"name": "Math"},
+        {
+            "answer": [
+                "Paris",
+                "No solution",
+                "thirty-six",
+                "March 3",
+                "\\text{odd}",
+                "xy",
+                "\\sin x",
+                "36 dollars",
+                ["Ann", "7"],
+            ]
+        },
+        dict.fromkeys(range(4), "which is in words, which ExactMatch and FuzzyMatch compare"),
+    ),
+    "answers with signs that nothing reads": (
+        {"name": "Math"},
+        {"answer": ["\u2605\u2605", "\u2605\u2605 36"]},
+        {0: "which no right response fulfils for Math"},
+    ),
     "answers without their mark": (
         {"name": "Math", "answerExtract": "#### (.+)"},
         {"answer": ["6 * 12\n#### 72", "72"]},
@@ -168,6 +269,20 @@ def test_bad_expectations_are_found_and_no_others(case: str, tmp_path: Path) -> 
     found = find_faults(one, source, table)
     assert found.keys() == expected.keys()
     assert all(f", {expected[row]}" in what for row, what in found.items())
+
+
+def test_a_solution_is_read_once_and_is_in_no_batch(
+    tmp_path: Path,
+    chat: PreTrainedTokenizerFast,  # noqa: F811 a fixture
+) -> None:
+    rows = [{"prompt": "?", "tests": "assert add(2, 3) == 5", "solution": each} for each in (RIGHT, WRONG, RIGHT)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one = job_with(tmp_path, {"name": "Code", "solutionKey": "solution"})
+    spec = one.spec.with_sources(lambda each: each.model_copy(update={"uri": f"file://{tmp_path}/rows.jsonl"}))
+    check = partial(find_faults, one.model_copy(update={"spec": spec}))
+    loader = PromptLoader(spec.data.train, chat, path="x", spec=spec, check=check)
+    assert list(loader.readers[0].numbers) == [0, 2]
+    assert loader.columns(torch.arange(2)) == [{"tests": rows[0]["tests"]}] * 2
 
 
 DECODER = """import json

@@ -30,6 +30,13 @@ class Counting:
         return f" {self._turn}:{response} ", float(self._turn), self._turn == self._turns
 
 
+class Forked(Counting):
+    """Rewards a turn by the number of the process that has imported this file."""
+
+    def step(self, response: str) -> tuple[str, float, bool]:
+        return response, float(IMPORTED_BY), True
+
+
 class Asynchronous(Counting):
     """The same by coroutines."""
 

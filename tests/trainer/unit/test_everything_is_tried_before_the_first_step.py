@@ -135,6 +135,11 @@ MISTAKES: dict[str, tuple[str, ExitCode, str]] = {
         ExitCode.USER_CODE,
         f"ppo: spec.models.reward: {FUNCTIONS}:always_raises raised ZeroDivisionError: nothing to divide by",
     ),
+    "a function that raises for an empty response": (
+        f"models.reward={{entrypoint: '{FUNCTIONS}:last_letter'}}",
+        ExitCode.USER_CODE,
+        f"ppo: spec.models.reward: {FUNCTIONS}:last_letter raised IndexError: ",
+    ),
     "a function of an evaluation": (
         (
             "evaluation={data: {uri: package://rlhf_examples/helpful/heldout.jsonl}, "
@@ -239,6 +244,16 @@ def test_a_mistake_is_told(name: str, check: Check, tmp_path: Path) -> None:
     assert not done.stderr.splitlines()[1:], done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {sentence.replace('{tmp}', str(tmp_path))}")
+
+
+@pytest.mark.parametrize(("extract", "is_told"), [("(.+)", False), ("#### (.+)", True)])
+def test_answers_that_get_no_reward_are_told(extract: str, is_told: bool, check: Check, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "answer": "4"}))
+    reward = f"models.reward={{verifier: {{name: Math, responseExtract: '{extract}'}}}}"
+    done = check(reward, "data.train.uri=file://rows.jsonl")
+    assert (done.exit_code, done.stdout) == (0, "ok\n")
+    told = "ppo: spec.models.reward: right answers get no more than empty responses on the first 2 rows; see `rlhf "
+    assert [line.startswith(told) for line in done.stderr.splitlines()] == [True] * is_told
 
 
 def test_a_column_that_held_out_rows_do_not_give_is_told(check: Check, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,15 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_api.spec.verifiers import Code
 from rlhf_trainer.data.loaders import Loader
-from rlhf_trainer.environments.of_job import try_environment
+from rlhf_trainer.environments.of_job import environments_of, play
 from rlhf_trainer.rewards.judge import JudgeClient
+from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.run.deep_check import origin_of
 from rlhf_trainer.run_folder.folder import with_written_data
 from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.scoring import reward_code, terms_of
+from rlhf_trainer.workers.trials import made_samples, total_of, try_score, with_first_rows
 
 EXAMPLES, BINS, MAX_BAR = 3, 8, 40
 """Numbers of example rows that are shown, of bars of a histogram, and of characters of the histogram's longest bar."""
@@ -103,60 +105,57 @@ def print_rewards(
 ) -> None:
     """Print what the rewards of each job, or of one job, give to responses; of models only tokenizers are loaded."""
     given, by_name, found = _read_texts(texts) if texts else [], {job.name: job for job in jobs}, {}
-    for job in [job for job in jobs if only in (None, job.name) and (terms_of(job) or job.spec.rollout.environment)]:
+    for job in _with_rewards(jobs, only):
         setting, _ = origin_of(with_written_data(job, output), job.saved, by_name, output)
-        data = DataWorker(setting, slots=1)
-        found[job.name] = _trials(job, data, [*_responses(job, data, rows), *given], judges=judges)
+        data = with_first_rows(setting, max([1, rows, *(row + 1 for row, _ in given)]))
+        tried = made_samples(job, data, rows, given)
+        _require_rows(job, tried, given)
+        found[job.name] = [*_trials(job, tried, judges=judges)]
         if not in_json:
             _print_table(job.name, data.train.facts(), found[job.name])
-    if not found:
-        raise SpecError([Problem("--job" if only else "FILE", "names no job with rewards")])
     if in_json:
         typer.echo(json.dumps(found, indent=2))
 
 
-def _read_texts(file: Path) -> list[tuple[int, str, str]]:
+def _with_rewards(jobs: Sequence[Job], only: str | None) -> list[Job]:
+    rewarded = [job for job in jobs if terms_of(job) or job.spec.rollout.environment]
+    if chosen := [job for job in rewarded if only in (None, job.name)]:
+        return chosen
+    raise SpecError([Problem("--job" if only else "FILE", "names no job with rewards")])
+
+
+def _read_texts(file: Path) -> list[tuple[int, str]]:
     try:
         entries = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        return [(int(entry["row"]), "given", str(entry["response"])) for entry in entries]
+        return [(int(entry["row"]), str(entry["response"])) for entry in entries]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise SpecError([Problem("--responses", 'has a line unlike {"row": 3, "response": "..."}')]) from error
 
 
-def _responses(job: Job, data: DataWorker, rows: int) -> Iterator[tuple[int, str, str]]:
-    """Yield (row, kind, text): an empty response, and the right answer alone and as the chat template writes it."""
-    readers = [reader for _, reader in job.spec.column_readers(job.spec.data.train)]
-    keys = [each.solution_key if isinstance(each, Code) else next(iter(each.columns), None) for each in readers]
-    for row in range(min(rows, len(data.train))):
-        yield row, "empty", ""
-        columns = data.sample(data.train, row, "").columns
-        for answer in [columns[key] for key in keys if key and columns.get(key)][:1]:
-            text = str(answer[0] if isinstance(answer, list) else answer)
-            yield from ((row, "gold", text), (row, "gold's turn", data.turn(data.train, row, text)))
+def _require_rows(job: Job, tried: Sequence[tuple[int, str, Sample]], given: Sequence[tuple[int, str]]) -> None:
+    if unknown := {row for row, _ in given}.difference(row for row, *_ in tried):
+        raise SpecError(
+            [Problem("--responses", f"names the row {min(unknown)}, which is bad or missing in {job.name}")]
+        )
 
 
-def _trials(
-    job: Job, data: DataWorker, responses: Sequence[tuple[int, str, str]], *, judges: bool
-) -> list[dict[str, Any]]:
-    """Return the scores of responses by the rewards' code, their weighted sum, and the seconds that they took."""
-    terms, codes, found = terms_of(job), reward_code(job, ranks=1), []
-    for row, kind, text in responses:
-        if row not in range(len(data.train)):
-            raise SpecError([Problem("--responses", f"names the row {row}; there are {len(data.train)}")])
-        began, sample, trial = time.monotonic(), data.sample(data.train, row, text), dict[str, Any]()
-        trial |= {term.name: None for term in terms.values()}  # a model, or a judge that is not asked, gives none
-        for path, code in codes.items():
-            if judges or not isinstance(code, JudgeClient):
-                trial[terms[path].name] = code.scores([sample])[0].value
-        values = [(term.weight, trial[term.name]) for term in terms.values()]
-        total = None if any(value is None for _, value in values) else sum(weight * value for weight, value in values)
-        if job.spec.rollout.environment:
-            calls = {"reset": {"prompt": sample.prompt, **sample.columns}, "step": text}
-            trial["environment"] = float(try_environment(job, calls)["step"][1])
-            total = None if total is None else total + trial["environment"]
-        seconds = round(time.monotonic() - began, 3)
-        found.append({"row": row, "kind": kind, "response": text, **trial, "total": total, "seconds": seconds})
-    return found
+def _trials(job: Job, tried: Sequence[tuple[int, str, Sample]], *, judges: bool) -> Iterator[dict[str, Any]]:
+    """Yield the scores of each response by the rewards' code, their weighted sum, and the seconds that they took."""
+    terms = terms_of(job)
+    with ExitStack() as stack:
+        environments = stack.enter_context(closing(environments_of(job))) if job.spec.rollout.environment else None
+        codes = {path: stack.enter_context(closing(code)) for path, code in reward_code(job, ranks=1).items()}
+        asked = {path: code for path, code in codes.items() if judges or not isinstance(code, JudgeClient)}
+        for row, kind, sample in tried:
+            began, text = time.monotonic(), sample.response
+            scores = {path: try_score(code, sample, [other for *_, other in tried]) for path, code in asked.items()}
+            trial, total = {term.name: scores.get(path) for path, term in terms.items()}, total_of(terms, scores)
+            if environments:
+                calls = {"reset": {"prompt": sample.prompt, **sample.columns}, "step": text}
+                trial["environment"] = reward = float(play(job, environments, sample.row, calls)["step"][1])
+                total = None if total is None else total + reward
+            seconds = round(time.monotonic() - began, 3)
+            yield {"row": row, "kind": kind, "response": text, **trial, "total": total, "seconds": seconds}
 
 
 def _print_table(title: str, facts: Sequence[str], trials: Sequence[Mapping[str, Any]]) -> None:

@@ -84,7 +84,7 @@ class Loader:
         limits = spec.data.model_copy(update={"prompt_template": None, "system_prompt": None} if endless else {})
         options: dict[str, Any] = {"limits": limits, "ends": ends, "check": check}
         self.readers = [
-            self.reader(each, tokenizer, path=place, **options, **self._kept(each, spec, tools, ordered_by))
+            self.reader(each, tokenizer, path=place, **options, **self._further(each, spec, tools))
             for place, each in source.sources(path).items()
         ]
         """Readers, one for each data set, with the numbers of rows that were left out."""
@@ -105,14 +105,11 @@ class Loader:
         own = partial(own_order, spec.data.order, ordered_by, tables, spec.training.seed)
         return Order(counts, shares, seed, lru_cache(maxsize=MAX_SOURCES)(own))
 
-    def _kept(
-        self, source: Source, spec: JobSpec, tools: Sequence[Mapping[str, Any]], ordered_by: str
-    ) -> dict[str, Any]:
-        """Return a reader's options: whether it keeps rows and, if it reads only prompts, further columns and tools."""
-        keeps = {"keeps_rows": spec.algorithm.makes == "data" or bool(spec.data.order and ordered_by)}
+    def _further(self, source: Source, spec: JobSpec, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the further columns and tools that a reader gets as options if it reads only prompts."""
         if self.reader.responses:
-            return keeps
-        return {**keeps, "columns": spec.columns(source), "verified": spec.verifier_columns(source), "tools": tools}
+            return {}
+        return {"columns": spec.columns(source), "verified": spec.verifier_columns(source), "tools": tools}
 
     def facts(self) -> list[str]:
         """Return sentences on the rows of each data set that were left out."""

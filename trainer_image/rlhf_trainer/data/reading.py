@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -49,7 +50,6 @@ class Reader:
         limits: Data,
         columns: Sequence[str] = (),
         verified: Mapping[str, str] = MappingProxyType({}),
-        keeps_rows: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
         ends: EndTokens | None = None,
         check: RowCheck = lambda *_: {},
@@ -57,10 +57,9 @@ class Reader:
         """Keep the options. path: field of the source in the manifest, such as "spec.data.train"; limits: `spec.data`.
 
         columns: further columns, which `further` returns unchanged. verified: further column -> field of the manifest
-        that reads it; a row without a reference answer in it is bad. keeps_rows: whether `prompt` and `rows` can be
-        called also without further columns. tools: tool definitions of every row, unless the source has a tools_key.
-        ends: tokens that end a response, by default those of the tokenizer and its template alone. check: finds the
-        rows whose `verified` columns are of no use.
+        that reads it; a row without a reference answer in it is bad. tools: tool definitions of every row, unless the
+        source has a tools_key. ends: tokens that end a response, by default those of the tokenizer and its template
+        alone. check: finds the rows whose `verified` columns are of no use.
         """
         self.source, self.path, self.columns, self._verified = source, path, columns, verified
         self.dropped = 0
@@ -74,9 +73,9 @@ class Reader:
         self.named: list[str] = []
         """Sentences on the first MAX_NAMED_ROWS bad rows, for error messages."""
         self._tokenizer, self._limits, self._tools, self._ends = tokenizer, limits, tools, ends
-        self._keeps_rows, self._check = bool(columns) or keeps_rows, check
+        self._check = check
         self._instructed = dict.fromkeys(prompt_template(limits.prompt_template)[1], "spec.data.promptTemplate")
-        self._rows: list[int] = []
+        self.numbers = array("q")
         """Row numbers, in the data set as opened, of the rows that are kept."""
         self._prompt_key = "messages_key" if source.messages_key else "prompt_key"
 
@@ -88,7 +87,8 @@ class Reader:
         """
         from rlhf_trainer.data.source import open_rows  # imports pandas: seconds
 
-        columns, read = [*{**dict.fromkeys(self.columns), **self._instructed}], {**self._instructed, **self._verified}
+        read = {**self._instructed, **self._verified}
+        columns = [*dict.fromkeys([*self.columns, *read])]
         rows = open_rows(self.source, path=self.path, keys=self.fields(), columns=columns, verified=read)
         for line in rows.left_out_before_limit(self.source.limit):
             self._leave_out(f"{self.path}.uri: {line} {line.problem}")
@@ -104,25 +104,25 @@ class Reader:
 
     def rows(self) -> datasets.Dataset:
         """Return the rows of the data set that were not left out, with all columns."""
-        return self._table.select(self._rows)
+        return self._table.select(self.numbers)
 
     def further(self, row: int) -> dict[str, Any]:
         """Return the values of the further columns of a kept row (from 0), by column."""
-        return dict(self._further[self._rows[row]]) if self.columns else {}
+        return dict(self._further[self.numbers[row]]) if self.columns else {}
 
     def prompt(self, row: int) -> dict[str, Any]:
         """Return the `prompt` of a kept row (from 0), a text or messages, and its tools if there are any.
 
         A final answer among the messages is not part of the prompt.
         """
-        found = dict(self._prompts[self._rows[row]])
+        found = dict(self._prompts[self.numbers[row]])
         prompt = found.pop(getattr(self.source, self._prompt_key))
         ends_with_answer = isinstance(prompt, list) and prompt[-1]["role"] == "assistant"
         return {"prompt": prompt[:-1] if ends_with_answer else prompt, **found}
 
     def add_further_to(self, digest: hashlib.blake2b) -> None:
         """Add the further columns of all kept rows to a digest."""
-        for row in self._rows if self.columns else ():
+        for row in self.numbers if self.columns else ():
             digest.update(repr(self._further[row]).encode(errors="replace"))
 
     def facts(self, rows: int) -> Iterator[str]:
@@ -189,7 +189,7 @@ class Reader:
         self.dropped += int((~not_long).sum())
         self.short += int((not_long & good & ~long_enough).sum())
         kept = (not_long & good & long_enough).nonzero()[:, 0]
-        self._rows += (first + kept).tolist() if self._keeps_rows else []
+        self.numbers.extend((first + kept).tolist())
         self._count_notes(encoder, set(kept.tolist()), lambda row: opened.place(first + row))
         return tokens if len(kept) == len(good) else [rows.selected(kept) for rows in tokens]
 

@@ -21,6 +21,7 @@ from rlhf_trainer.chat import (
     require,
     says_all,
 )
+from rlhf_trainer.thoughts import BEGUN
 
 Ids = list[int]
 Instruct = Callable[[list[ChatMessage] | str, int], list[ChatMessage] | str]
@@ -213,8 +214,8 @@ class Encoder:
         if place and says_all(text[place], reply):
             return text[place]
         require(says_all(content, reply), f"has a last answer that {TEMPLATE} leaves out in part")
-        if self._template.render(chat, tools, is_prompt=True).rstrip().endswith("<think>"):
-            content = content.lstrip().removeprefix("<think>").removeprefix("\n")
+        if (begun := BEGUN.search(self._template.render(chat, tools, is_prompt=True))) and not begun[2]:
+            content = content.lstrip().removeprefix(begun[1]).removeprefix("\n")
         return content or str(self._tokenizer.eos_token)
 
     def _earlier_mask(self, index: int, length: int) -> Ids:

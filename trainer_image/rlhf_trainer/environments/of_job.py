@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from typing import Any
 
 from rlhf_api.job import Job
@@ -35,19 +36,23 @@ def environments_of(job: Job) -> Environments:
 
 
 def try_environment(job: Job, calls: dict[str, Any]) -> dict[str, Any]:
-    """Call a job's environment in a new episode; calls: {method: argument}. Returns the answers by method.
+    """Call a job's environment in an episode; see `play`."""
+    with closing(environments_of(job)) as environments:
+        return play(job, environments, 0, calls)
+
+
+def play(job: Job, environments: Environments, number: int, calls: dict[str, Any]) -> dict[str, Any]:
+    """Call a job's environment in the new episode `number`; calls: {method: argument}. Returns the answers by method.
 
     UserCodeError if the environment cannot be imported or fails.
     """
-    environments, found = environments_of(job), {}
-    try:
-        environments.ready()
-        environments.begin(0, seed=0)
-        for method, given in calls.items():
-            environments.ask(0, method, given)
-            ((_, found[method]),) = environments.answers(seconds=math.inf)
-            if isinstance(answer := found[method], AnswerFailure):
-                raise UserCodeError(f"{subject_of(job)} {answer.what}")
-        return found
-    finally:
-        environments.close()
+    found = dict[str, Any]()
+    environments.ready()
+    environments.begin(number, seed=0)
+    for method, given in calls.items():
+        environments.ask(number, method, given)
+        ((_, found[method]),) = environments.answers(seconds=math.inf)
+        if isinstance(answer := found[method], AnswerFailure):
+            raise UserCodeError(f"{subject_of(job)} {answer.what}")
+    environments.end(number)
+    return found

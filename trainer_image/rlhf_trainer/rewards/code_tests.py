@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import builtins
-import io
 import json
+import os
 import re
 import sys
 import unittest
@@ -13,13 +13,26 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import cached_property, partial
-from importlib.util import find_spec
 from operator import methodcaller
-from types import CodeType, SimpleNamespace
+from pathlib import Path
+from threading import Thread
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
+
+import pytest
 
 Test = Callable[["Program"], bool]
 """Function (program) -> whether the program passes; it may also raise an exception."""
+JUDGING = re.compile(rf"(json|unittest|pluggy|_pytest\.(fixtures|nodes|python|raises|runner)|{re.escape(__name__)})\b")
+"""Pattern of the modules that judge a program; each run of its code leaves them as they were."""
+LEFT_OUT = ("skip", "xfail")
+"""Marks of tests that a right program need not pass."""
+NOT_NEEDED = "cacheprovider doctest faulthandler junitxml logging pastebin terminal threadexception unraisableexception"
+PYTEST_OPTIONS = [
+    *("-c", os.devnull, "--noconftest", "--disable-plugin-autoload", "--capture=no", "--assert=plain"),
+    *("-o", "python_classes=*", "-o", "python_functions=test*", *(f"-pno:{name}" for name in NOT_NEEDED.split())),
+]
+"""Options of pytest for tests that are in memory, in a process that may write no file."""
 
 
 def read_tests(value: Any) -> list[Test]:
@@ -52,12 +65,15 @@ def _cases(cases: Mapping[str, Any]) -> list[Test]:
     given, wanted = unpacked(cases.get("inputs")), unpacked(cases.get("outputs"))
     if given is None or wanted is None:
         given, wanted = cases.get("input"), cases.get("output")
-        are_lists = isinstance(given, list) and isinstance(wanted, list) and len(given) == len(wanted)
-        given, wanted = (given, wanted) if are_lists and not is_call else ([given], [wanted])
-    if None in (*given, *wanted) or len(given) != len(wanted):
+        given, wanted = (given, wanted) if _are_cases(given, wanted) and not is_call else ([given], [wanted])
+    if not _are_cases(given, wanted) or None in (*given, *wanted):
         raise ValueError(f"holds a mapping with {', '.join(map(str, cases))[:80]}, expected inputs and as many outputs")
     made = partial(_call_of, str(name).rpartition(".")[2]) if is_call else _run_of
     return [made(*each) for each in zip(given, wanted, strict=True)]
+
+
+def _are_cases(given: Any, wanted: Any) -> bool:
+    return isinstance(given, list) and isinstance(wanted, list) and len(given) == len(wanted)
 
 
 def _call_of(name: str, given: Any, wanted: Any) -> Test:
@@ -94,29 +110,27 @@ def _words(text: str) -> list[list[str]]:
 
 
 def _runnable(text: str) -> Test:
-    """Return the test in Python code, without imports of the program and the start of a test runner."""
+    """Return the test in Python code, without the start of a test runner."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"holds a test that is no Python: {error}") from error
-    if not any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in ast.walk(tree)):
+    nodes = [*ast.walk(tree)]
+    if not any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in nodes):
         raise ValueError("holds a test that checks nothing")
-    modules = list[str]()
-    for node in list(tree.body):
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and node.args.args:
-            raise ValueError(f"holds a test function {node.name} with parameters, which nothing gives")
-        is_program = isinstance(node, ast.ImportFrom) and (node.level or _is_missing(str(node.module)))
-        if isinstance(node, ast.Import) and (gone := [each for each in node.names if _is_missing(each.name)]):
-            modules += [each.asname or each.name for each in gone]
-            node.names = [each for each in node.names if each not in gone]
-            is_program = not node.names
-        if is_program or ast.unparse(node).startswith(("unittest.main(", "pytest.main(")):
-            tree.body.remove(node)
-    return partial(_check_code, compile(tree, "test", "exec"), modules)
+    _require_parameters([node for node in nodes if isinstance(node, ast.FunctionDef)])
+    tree.body = [node for node in tree.body if not ast.unparse(node).startswith(("unittest.main(", "pytest.main("))]
+    return partial(_check_code, compile(tree, "test", "exec"))
 
 
-def _is_missing(module: str) -> bool:
-    return find_spec(module.partition(".")[0]) is None
+def _require_parameters(functions: Sequence[ast.FunctionDef]) -> None:
+    """Raise ValueError for a test function with a parameter that no fixture is, and no decorator names."""
+    decorated = [(each.name, *map(ast.unparse, each.decorator_list)) for each in functions if each.decorator_list]
+    given = {"self", "candidate", "capsys", "monkeypatch", "request", *re.findall(r"\w+", str(decorated))}
+    for each in functions:
+        names = [argument.arg for argument in (*each.args.posonlyargs, *each.args.args)]
+        if each.name.startswith("test") and not given.issuperset(names[: len(names) - len(each.args.defaults)]):
+            raise ValueError(f"holds a test function {each.name} with parameters, which nothing gives")
 
 
 class Program:
@@ -124,10 +138,11 @@ class Program:
 
     def __init__(self, code: str) -> None:
         self._code, self._set = compile(code, "response", "exec"), setattr
-        owners: list[Any] = [builtins, sys.modules[__name__], json, json.JSONEncoder, json.JSONDecoder, Program]
-        owners += [unittest.TestCase, unittest.TestSuite, unittest.TestLoader]
-        self._kept = [(each, *item) for each in owners for item in vars(each).items() if callable(item[1])]
         self._modules, self.builtins = dict(sys.modules), dict(vars(builtins))
+        modules = [each for name, each in self._modules.items() if JUDGING.match(name)]
+        classes = [value for each in modules for value in vars(each).values() if isinstance(value, type)]
+        owners = [builtins, *modules, *(each for each in classes if JUDGING.match(each.__module__))]
+        self._kept = [(each, dict(vars(each))) for each in owners]
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function that runs some of the code."""
@@ -135,8 +150,10 @@ class Program:
         try:
             return function(*arguments)
         finally:
-            for owner, name, value in kept:
-                put(owner, name, value)
+            for owner, names in kept:
+                for name, value in names.items():
+                    if owner.__dict__.get(name) is not value:
+                        put(owner, name, value)
             sys.modules.update(modules)
 
     @cached_property
@@ -162,50 +179,116 @@ class Program:
         return found
 
     def output(self, given: str) -> str:
-        """Run the code as a program with the standard input `given`; return what it prints."""
-        before, written = (sys.stdin, sys.stdout), io.BytesIO()
-        sys.stdin, sys.stdout = io.TextIOWrapper(io.BytesIO(given.encode())), io.TextIOWrapper(written)
-        printed = sys.stdout
+        """Run the code as a program with the standard input `given`; return what it prints.
+
+        Files 0 and 1 are pipes meanwhile, as fast programs read and write them by their numbers.
+        """
+        before, kept, printed = (sys.stdin, sys.stdout), (os.dup(0), os.dup(1)), bytearray()
+        (source, feed), (drain, sink) = os.pipe(), os.pipe()
+        threads = [Thread(target=_feed, args=(feed, given.encode())), Thread(target=_drain, args=(drain, printed))]
+        for each in threads:
+            each.start()
         try:
-            self.run(exec, self._code, {"__name__": "__main__", "open": _open})
-        except SystemExit as left:
-            if left.code:
-                raise
+            _replace({source: 0, sink: 1})
+            sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+            self.run(_run_program, self._code)
         finally:
             sys.stdin, sys.stdout = before
-        printed.flush()
-        return written.getvalue().decode()
+            _replace(dict(zip(kept, (0, 1), strict=True)))
+        for each in threads:
+            each.join()
+        return bytes(printed).decode()
 
 
-def _open(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-    """Open a file as the built-in function does; file number 0 is the standard input of the program."""
-    given = sys.stdin.buffer if "b" in mode else sys.stdin
-    return given if file == 0 else open(file, mode, *arguments, **options)  # noqa: PTH123 a number is no path
+def _replace(files: Mapping[int, int]) -> None:
+    """Move open files to other numbers: number -> new number."""
+    for number, new in files.items():
+        os.dup2(number, new)
+        os.close(number)
 
 
-def _check_code(code: CodeType, modules: Sequence[str], program: Program) -> bool:
-    """Run the test, then what it defines: test functions, classes of tests, and functions of a `candidate`.
+def _feed(file: int, content: bytes) -> None:
+    with suppress(BrokenPipeError), os.fdopen(file, "wb") as pipe:
+        pipe.write(content)
 
-    modules: names by which the test imports the program as a module.
-    """
-    before = program.names
-    names = {**before, **dict.fromkeys(modules, SimpleNamespace(**before)), "__builtins__": program.builtins}
+
+def _drain(file: int, content: bytearray) -> None:
+    with os.fdopen(file, "rb") as pipe:
+        content += pipe.read()
+
+
+def _run_program(code: CodeType) -> None:
+    try:
+        exec(code, {"__name__": "__main__"})
+    except SystemExit as left:
+        if left.code:
+            raise
+    sys.stdout.flush()
+
+
+def _import(defined: dict[str, Any], load: Callable[..., Any], name: str, *others: Any) -> Any:
+    """Import a module by `load`, Python's __import__; one that is not there, or lacks a name, is the program."""
+    wanted = (others[2:3] and others[2]) or ()
+    with suppress(ImportError):
+        module = load(name, *others)
+        if all(each == "*" or hasattr(module, each) for each in wanted):
+            return module
+    program = SimpleNamespace(**defined)
+    for part in () if wanted else reversed(name.split(".")[1:]):
+        program = SimpleNamespace(**defined | {part: program})
+    return program
+
+
+def _check_code(code: CodeType, program: Program) -> bool:
+    """Run the test, then what it defines: functions of a `candidate`, classes of unittest, and pytest's tests."""
+    before, tests = program.names, ModuleType("test")
+    importer = partial(_import, before, program.builtins["__import__"])
+    names = {**before, "__builtins__": {**program.builtins, "__import__": importer}}
     program.run(exec, code, names)
-    for name, each in list(names.items()):
-        if before.get(name) is each:
-            continue
+    for name, each in [item for item in names.items() if before.get(item[0]) is not item[1]]:
         if isinstance(each, type) and issubclass(each, unittest.TestCase):
             program.run(unittest.TestLoader().loadTestsFromTestCase(each).debug)
-        elif isinstance(each, type):
-            for method in filter(re.compile("test").match, dir(each)):
-                made = each()
-                program.run(getattr(made, "setup_method", lambda: None))
-                program.run(getattr(made, method))
         elif getattr(each, "__code__", code).co_varnames[:1] == ("candidate",):
             assert program.results("", each)
-        elif name.startswith("test") and callable(each):
-            program.run(each)
+        else:
+            setattr(tests, name, each)
+    if any(name.startswith("test") for item in vars(tests).items() for name in _names_of_tests(*item)):
+        plugin = ModuleRun(program, tests)
+        with suppress(OSError):  # it ends with os.chdir, which the sandbox refuses
+            pytest.main(PYTEST_OPTIONS, plugins=[plugin])
+        return plugin.has_passed
     return True
+
+
+def _names_of_tests(name: str, value: Any) -> Sequence[str]:
+    return dir(value) if isinstance(value, type) else [name] if callable(value) else []
+
+
+class ModuleRun:
+    """Plugin of pytest that runs the tests of a module that is no file; `has_passed` says whether all have passed."""
+
+    def __init__(self, program: Program, module: ModuleType) -> None:
+        self._program, self._module, self.has_passed = program, module, False
+
+    def pytest_collection(self, session: pytest.Session) -> bool:
+        """Collect and run the tests, but those that their marks leave out; an exception ends the run."""
+        made = pytest.Module.from_parent(session, path=Path(__file__), nodeid="test")
+        made.obj = self._module
+        with suppress(BaseException):
+            items = [each for each in session.genitems(made) if not any(map(each.get_closest_marker, LEFT_OUT))]
+            for item in items:
+                self._program.run(_run_item, item)
+            self.has_passed = bool(items) and not session.testsfailed
+        return True
+
+
+def _run_item(item: pytest.Item) -> None:
+    hooks = item.ihook
+    try:
+        hooks.pytest_runtest_setup(item=item)
+        hooks.pytest_runtest_call(item=item)
+    finally:
+        hooks.pytest_runtest_teardown(item=item, nextitem=None)
 
 
 def passed_tests(code: str, tests: Sequence[Test]) -> int:

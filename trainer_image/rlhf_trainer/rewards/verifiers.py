@@ -7,6 +7,7 @@ import os
 import re
 import string
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from rlhf_api.spec.verifiers import (
 )
 from rlhf_trainer.rewards.code_tests import passed_tests, read_tests, unpacked
 from rlhf_trainer.rewards.supervision import MEBIBYTE, ChildLimits, judge_in_children, require_sandbox
+from rlhf_trainer.thoughts import BEGUN, THOUGHTS
 
 OPTIONS: Final = "verifier()"
 USUAL_LIMITS = ChildLimits(seconds=5.0, memory=1024 * MEBIBYTE)
@@ -39,24 +41,34 @@ JUDGING_SHARE = 0.8
 """Share of a call's time limit after which the verifier judges no further response."""
 BLOCK = re.compile(r"```[^\S\n]*\w*[^\S\n]*\n(.*?)```", re.DOTALL)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
-TAGS = "think|thinking|thought|reasoning"
-"""Tags between which a response thinks before it answers."""
-REST = rf"(?:(?!<(?:{TAGS})>).)*</(?:{TAGS})>"
-THOUGHTS = re.compile(rf"(?is)<({TAGS})>.*?</\1>(?:{REST})?|\A{REST}|<(?:{TAGS})>.*\Z")
-"""Pattern of a thought: from tag to tag, up to a tag (the prompt has begun the thought), or from a tag to the end."""
-OTHER_TAGS = re.compile(r"(?:\[|◁|<)(/?)(?:THINK|think|seed:think)(?:\]|▷|>)")
-"""Pattern of the tags of thoughts that other models write: Magistral, Kimi, Seed-OSS."""
+CODES = r"(?:USD|EUR|GBP|INR|JPY|CNY|CHF|US(?=\\?\$)|Rs\.?)"
+SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+"""Word after a number -> exponent of ten."""
+WORD = "((?:m|b|tr)illion|thousand)"
+SCALED = re.compile(rf"(\d[\d,]*(?:\.\d+)?)(?:\s|\\[,;! ])*(?:\\text\{{\s*{WORD}\}}|(\\text\{{\s*)?{WORD}\b)")
+"""Pattern of a number with such a word."""
 NUMBERS: Final[Mapping[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = {
-    re.compile(r"(?<!\\)\\\$|[£€¥]"): "",
+    re.compile("[\u2212\u00d7\u00b7]"): lambda match: {"\u2212": "-", "\u00d7": "\\times "}.get(match[0], "\\cdot "),
+    re.compile("[\u00bc-\u00be\u2150-\u215e]"): lambda match: f" {_ascii(match)}",
+    re.compile("[\u00b2\u00b3\u00b9\u2070-\u207b]+"): lambda match: f"^{{{_ascii(match)}}}",
+    re.compile(r"\u221a *(\w+|\([^()]*\))"): r"\\sqrt{\1}",
+    re.compile(r"(?<![\w)}\]*`])(\*{1,3}|`+)(?=\S)([^*`]+)\1(?![\w(\[{*`])"): r"\2",
+    re.compile(r"\\(?:answer|ans|fbox)\{"): r"\\boxed{",
+    re.compile(r"(?<![\\A-Za-z])(pi|sin|cos|tan|log|ln|theta)(?![A-Za-z])"): r"\\\1",
+    re.compile(rf"\b{CODES}\s*(?=[\\$]*\d)|(?<=\d)\s?{CODES}\b"): "",
+    re.compile(r"(?<!\\)\\\$|[\u00a3\u00a5\u20a0-\u20bf]"): "",
     re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!;: ])(?=\d{3}(?!\d))"): "",
     re.compile(r"(?<![\d.])(\d+) +(\d+)/(\d+)"): lambda match: (
         f"{int(match[1]) * int(match[3]) + int(match[2])}/{match[3]}"
     ),
     re.compile(r"\d+(?:\.\d+)?[eE][-+]?\d{1,2}(?![\d.])"): lambda match: f"{Decimal(match[0]):f}",
 }
-"""Pattern -> what math-verify reads instead: signs of currency, separated thousands, 1 1/2 and 1e-3."""
-UNIT = re.compile(r"(?:\\text\{)?\s*([-+]?[\d.,]+)\s+([A-Za-z][A-Za-z ]{2,})\}?")
+"""Pattern -> what math-verify reads instead, such as of signs of other alphabets and of bold text."""
+UNIT = re.compile(r"(?:\\text\{)?\s*([-+]?[\d.,]+)\s+((?:[A-Za-z][A-Za-z ]{2,}|[ckm]?m|ft|in)(?:\^\{[23]\})?)\}?")
 """Pattern of a number with words for its unit."""
+COMMANDS = re.compile(r"\\text\{[^{}]*\}|\\[A-Za-z]+|sqrt|infinity")
+WORDS = re.compile(r"(?:[A-Z][a-z]{2,}\.? \d.*|\D*[A-Za-z]{4}\D*|.*\d [A-Za-z]{4}.*\d [A-Za-z]{4}.*|[A-Za-z]{3})")
+"""Pattern of an answer in words, such as dates, which no formula is; commands of LaTeX are no part of it."""
 ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*)</answer>")
 MAX_LANES, MAX_SOLUTIONS = 32, 3
 """Most child processes that judge at a time, and most solutions of a row that are tried."""
@@ -123,18 +135,29 @@ def right_responses(verifier: Verifier, columns: Mapping[str, Any]) -> list[str]
     if isinstance(verifier, Code):
         known = unpacked(columns[verifier.solution_key]) if verifier.solution_key else []
         return [str(each) for each in (known if isinstance(known, list) else [known])][:MAX_SOLUTIONS]
-    return [_as_formula(each) for each in answers] if isinstance(verifier, Math) else [*answers]
+    if not isinstance(verifier, Math):
+        return [*answers]
+    formulas = [_as_formula(each) for each in answers]
+    if all(WORDS.fullmatch(COMMANDS.sub("", each).strip("$ ")) for each in formulas):
+        raise ValueError("is in words, which ExactMatch and FuzzyMatch compare")
+    return formulas
 
 
 def _turn(verifier: Verifier, prompt: str, response: str) -> str:
     """Return the assistant's whole turn: the response, after a tag of a thought that ends the prompt."""
-    tags = "|".join(verifier.tags) if isinstance(verifier, Format) else TAGS
-    begun = None if isinstance(verifier, Length) else re.search(rf"<({tags})>\s*(</\1>\s*)?\Z", prompt)
+    own = rf"<({'|'.join(verifier.tags)})>\s*(</\1>\s*)?\Z" if isinstance(verifier, Format) else BEGUN
+    begun = None if isinstance(verifier, Length) else re.search(own, prompt)
     return (begun[0] if begun else "") + response
 
 
-def _without_thoughts(turn: str) -> str:
-    return THOUGHTS.sub("", OTHER_TAGS.sub(r"<\1think>", turn))
+def _ascii(match: re.Match[str]) -> str:
+    """Return fractions and superscripts of Unicode as digits."""
+    return unicodedata.normalize("NFKC", match[0]).replace("\u2044", "/").replace("\u2212", "-")
+
+
+def _scaled(match: re.Match[str]) -> str:
+    """Return the number that a match of SCALED means, such as 36000000 for 36 million."""
+    return f"{Decimal(match[1].replace(',', '')).scaleb(SCALES[match[2] or match[4]]):f}{match[3] or ''}"
 
 
 def _plain_numbers(text: str) -> str:
@@ -148,7 +171,7 @@ def _comparing(compare: Callable[[str, str], float], verifier: Comparing) -> Jud
     """Return a judge that scores a response by its best comparison with any of the right answers."""
 
     def judge(turn: str, answers: Sequence[str]) -> float:
-        text = _without_thoughts(turn)
+        text = THOUGHTS.sub("", turn)
         pattern = verifier.response_extract
         given = _last_match(pattern, text) if pattern else [text, *ANSWER.findall(text)][-1]
         return 0.0 if given is None else max(compare(given, answer) for answer in answers)
@@ -176,9 +199,11 @@ def _by_value(verifier: Math) -> Judge:
     from math_verify import parse, verify  # imported in the parent, not in each child
 
     def same_value(given: str, answer: str) -> float:
-        gold = parse(_as_formula(answer), parsing_timeout=None)
-        last = _plain_numbers(given[max(given.rfind("\\boxed"), 0) :])
-        return float(verify(gold, parse(last, parsing_timeout=None), timeout_seconds=None))
+        gold = [each for each in parse(_as_formula(answer), parsing_timeout=None) if not isinstance(each, str)]
+        plain = _plain_numbers(given)
+        last = plain[max(plain.rfind("\\boxed"), 0) :]
+        readings = [parse(each, parsing_timeout=None) for each in dict.fromkeys([last, SCALED.sub(_scaled, last)])]
+        return float(any(verify(gold, each, timeout_seconds=None) for each in readings))
 
     return _comparing(same_value, verifier)
 
@@ -186,8 +211,9 @@ def _by_value(verifier: Math) -> Judge:
 def _as_formula(answer: str) -> str:
     """Return a right answer as LaTeX that is marked as a formula, without signs of currency."""
     plain = re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "", _plain_numbers(answer).strip()).replace("{,}", ",")
+    plain = SCALED.sub(_scaled, plain.replace("$", "").strip() if plain.count("$") == 1 else plain)
     plain = UNIT.sub(r"\1\\text{ \2}", plain) if UNIT.fullmatch(plain) else plain
-    is_marked = plain.count("$") > 1 or any(mark in plain for mark in ("\\boxed", "\\(", "\\["))
+    is_marked = "$" in plain or any(mark in plain for mark in ("\\boxed", "\\(", "\\["))
     return plain if is_marked else "${}$".format(plain.replace("$", "").strip())
 
 
@@ -199,7 +225,7 @@ def _by_schema(verifier: JSONSchema) -> Judge:
     validator = Draft202012Validator(verifier.json_schema, registry=Registry())  # an empty registry fetches nothing
 
     def judge(response: str, _: Sequence[str]) -> float:
-        document = json.loads(_last_block(_without_thoughts(response)), parse_constant=_refuse)
+        document = json.loads(_last_block(THOUGHTS.sub("", response)), parse_constant=_refuse)
         return float(validator.is_valid(document))
 
     return judge
@@ -236,7 +262,7 @@ def _by_length(verifier: Length) -> Judge:
 
 
 def _by_tests(_: Code) -> Judge:
-    return lambda response, tests: float(passed_tests(_last_block(_without_thoughts(response)), tests))
+    return lambda response, tests: float(passed_tests(_last_block(THOUGHTS.sub("", response)), tests))
 
 
 JUDGES: Mapping[type[Verifier], Callable[[Any], Judge]] = {

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -17,7 +18,6 @@ from transformers import PreTrainedConfig
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
-from rlhf_api.spec.data import Rows
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.config_file import SCORERS, made_from
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
@@ -25,10 +25,9 @@ from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving, checkp
 from rlhf_planning.numbers import size_text
 from rlhf_trainer.data.loaders import Loader
 from rlhf_trainer.environments.of_job import try_environment
-from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, NoRowLeftError, TrainerError
+from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem, TrainerError
 from rlhf_trainer.generation.families import why_not_generated
 from rlhf_trainer.outputs.opening import require_trackers
-from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.run.evaluation import measures_of
 from rlhf_trainer.run.graph import graph_of
@@ -49,14 +48,15 @@ from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.judge import evaluation_code
 from rlhf_trainer.workers.retokenized import Retokenized, prompt_of, with_prompts
-from rlhf_trainer.workers.scoring import UserCode, reward_code
+from rlhf_trainer.workers.scoring import UserCode, reward_code, terms_of
+from rlhf_trainer.workers.trials import made_samples, total_of, try_score, with_first_rows
 from rlhf_trainer.workers.weight_links import servers_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
-FIRST_ROWS = 64
-"""Number of first rows of a data set that the check puts through tokenizer and chat template."""
-RESPONSE, OTHER_RESPONSE = "This is a response.", "This is another response."
+FIRST_ROWS, TRIED_ROWS = 64, 2
+"""Numbers of first rows of a data set that go through tokenizer and chat template, and that rewards are tried on."""
+RESPONSE = "This is a response."
 
 
 def problems(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Iterator[tuple[Job, TrainerError]]:
@@ -202,20 +202,13 @@ class JobCheck:
         if not is_written(self._job, self._output, identities([*self._jobs.values()], self._output)):
             return None
 
-        def short(source: Rows) -> Rows:
-            return source.model_copy(update={"limit": min(source.limit or FIRST_ROWS, FIRST_ROWS)})
-
         whole = with_written_data(self._job, self._output)
         setting = replace(self._origin(self._job.saved), job=whole)
-        job = whole.model_copy(update={"spec": whole.spec.with_sources(short)})
         data = whole.spec.data
         tokens, longest = len(setting.tokenizer()), data.max_prompt_tokens + data.max_response_tokens
         if any(tokens > size or longest > most for size, most in map(_limits_of, readers)):
             return DataWorker(setting, slots=1)
-        try:
-            return DataWorker(replace(setting, job=job), slots=1)
-        except NoRowLeftError:
-            return DataWorker(setting, slots=1)
+        return with_first_rows(setting, FIRST_ROWS)
 
     def _try_limits(self, readers: Sequence[WorkerSetting], loaders: Sequence[Loader]) -> None:
         """Find the errors of models among `readers` for tokens that they lack, and for texts longer than they read."""
@@ -243,10 +236,23 @@ class JobCheck:
         if self._job.spec.rollout.environment:
             calls = {"reset": {"prompt": first.prompt, **first.columns}, "step": RESPONSE}
             self._tried(try_environment, self._job, calls)
-        for reward in reward_code(self._job, ranks=1).values():
-            self._tried(_call, reward, [first, *held_out])
+        self._try_rewards([first, *held_out], data)
         for judge in evaluation_code(self._job, ranks=1).values():
             self._tried(_call, judge, held_out)
+
+    def _try_rewards(self, samples: Sequence[Sample], data: DataWorker) -> None:
+        """Score samples, and what `rlhf reward` tries on TRIED_ROWS rows; tell if empty responses get most."""
+        tried, terms = made_samples(self._job, data, TRIED_ROWS), terms_of(self._job)
+        everything, scores = [*(sample for *_, sample in tried), *samples], dict[str, Sequence[float | None]]()
+        for path, code in reward_code(self._job, ranks=1).items():
+            scores[path] = self._tried(_call, code, everything) or [None] * len(everything)
+        empty, right = list[float](), list[float]()
+        for place, (_, kind, _) in enumerate(tried):
+            total = total_of(terms, {path: found[place] for path, found in scores.items()})
+            (empty if kind == "empty" else right).extend([] if total is None else [total])
+        if empty and right and max(right) <= min(empty):
+            told = f"right answers get no more than empty responses on the first {TRIED_ROWS} rows; see `rlhf reward`"
+            sys.stderr.write(f"{self._job.name}: spec.models.reward: {told}\n")
 
 
 def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tuple[WorkerSetting, bool]:
@@ -266,16 +272,12 @@ def _limits_of(setting: WorkerSetting) -> tuple[int, int]:
     return config.get_text_config().vocab_size, max(most or sys.maxsize, scaled)
 
 
-def _call(code: UserCode, samples: Sequence[Sample]) -> None:
-    try:
+def _call(code: UserCode, samples: Sequence[Sample]) -> list[float | None]:
+    """Return the scores of samples, each by itself; judges may compare it with the others of its prompt."""
+    numbered = [replace(sample, row=number) for number, sample in enumerate(samples)]
+    with closing(code):
         code.ready()
-        for sample in samples:
-            if isinstance(code, JudgeClient):
-                code.scores([sample], among=[replace(sample, row=1, response=OTHER_RESPONSE)])
-            else:
-                code.scores([sample])
-    finally:
-        code.close()
+        return [try_score(code, each, numbered) for each in numbered]
 
 
 def _without_room(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Iterator[tuple[Job, TrainerError]]:

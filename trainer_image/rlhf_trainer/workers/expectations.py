@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import chain
 from typing import Any
 
 import torch.distributed as dist
@@ -31,41 +33,46 @@ def find_faults(job: Job, source: Rows, table: Mapping[str, Sequence[Any]]) -> d
 
 
 def _faults(job: Job, source: Rows, table: Mapping[str, Sequence[Any]]) -> Iterator[tuple[int, str]]:
-    readers = [(field, each) for field, each in job.spec.column_readers(source) if isinstance(each, Verifier)]
-    for field, reader in [(field, each) for field, each in readers if each.columns]:
+    for field, reader in job.spec.column_readers(source):
+        if not isinstance(reader, Verifier) or not reader.columns:
+            continue
         verifier: Any = reader.model_copy(update={"response_extract": None} if isinstance(reader, Comparing) else {})
-        reward = RewardVerifier.model_construct(verifier=verifier, timeout_seconds=SECONDS)
-        code = code_of(reward, ranks=1, deadline=SECONDS, path=field)
-        values = table[verifier.columns[0]]
-        for first in range(0, len(values), ROWS_AT_ONCE):
-            for row, why in _reasons(code, verifier, table, range(len(values))[first : first + ROWS_AT_ONCE]):
-                yield row, f"holds {values[row]!r:.60} as {verifier.columns[0]}, which {why}"
-        code.close()
+        reward, values = (
+            RewardVerifier.model_construct(verifier=verifier, timeout_seconds=SECONDS),
+            table[reader.columns[0]],
+        )
+        with closing(code_of(reward, ranks=1, deadline=SECONDS, path=field)) as code:
+            for first in range(0, len(values), ROWS_AT_ONCE):
+                for row, why in _reasons(code, verifier, table, range(len(values))[first : first + ROWS_AT_ONCE]):
+                    yield row, f"holds {values[row]!r:.60} as {verifier.columns[0]}, which {why}"
 
 
 def _reasons(
     code: UserCode, verifier: Verifier, table: Mapping[str, Sequence[Any]], rows: range
 ) -> Iterator[tuple[int, str]]:
     """Yield (row, why it is bad), by the scores of an empty response and of right ones."""
-    samples, right = list[Sample](), dict[int, bool]()
+    tried = dict[int, list[Sample]]()
     for row in rows:
-        columns = {name: table[name][row] for name in verifier.columns}
         try:
-            if isinstance(verifier, Math) and any(
-                map(PLAIN.fullmatch, expectation(verifier, table[verifier.answer_key][row]))
-            ):
-                continue
-            responses = ["", *right_responses(verifier, columns)]
+            tried[row] = _samples(verifier, row, {name: values[row] for name, values in table.items()})
         except (ValueError, TypeError, RecursionError) as error:
             yield row, str(error)
-            continue
-        made: dict[str, Any] = {"step": None, "row": row, "prompt": "", "finished": True, "columns": columns}
-        samples += [Sample(response=each, **made) for each in responses]
-    for sample, score in zip(samples, code.scores(samples), strict=True):
-        if sample.response:
-            right[sample.row] = right.get(sample.row) or score.value in (1.0, None)
-        elif score.value == 1.0:
-            yield sample.row, "an empty response fulfils"
-    for sample in [each for each in samples if each.response and not right[each.row]]:  # once more, without haste
-        right[sample.row] = right[sample.row] or code.scores([sample])[0].value in (1.0, None)
-    yield from ((row, f"no right response fulfils for {verifier.name}") for row, holds in right.items() if not holds)
+    scores = iter(code.scores([*chain(*tried.values())]))
+    for row, samples in tried.items():
+        empty, *others = [next(scores).value for _ in samples] or [0.0]
+        again = (code.scores([each])[0].value for each in samples[1:])  # without haste
+        if empty == 1.0:
+            yield row, "an empty response fulfils"
+        elif others and not any(value in (1.0, None) for value in chain(others, again)):
+            yield row, f"no right response fulfils for {verifier.name}"
+
+
+def _samples(verifier: Verifier, row: int, columns: Mapping[str, Any]) -> list[Sample]:
+    """Return an empty response and right ones; none for plain numbers. ValueError as `right_responses`."""
+    if isinstance(verifier, Math) and any(map(PLAIN.fullmatch, expectation(verifier, columns[verifier.answer_key]))):
+        return []
+    given = {name: columns[name] for name in verifier.columns}
+    return [
+        Sample(step=None, row=row, prompt="", response=each, finished=True, columns=given)
+        for each in ("", *right_responses(verifier, columns))
+    ]

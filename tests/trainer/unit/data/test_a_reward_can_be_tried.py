@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from rlhf_api.spec.judges import Judge, RewardJudge
 from rlhf_trainer.commands.cli import app
+from rlhf_trainer.rewards.judge import JudgeClient
+from rlhf_trainer.rewards.sample import Sample
+from rlhf_trainer.rewards.verifiers import right_responses
+from rlhf_trainer.workers import expectations
+from rlhf_trainer.workers.scoring import code_of
+from rlhf_trainer.workers.trials import try_score
 from tests.trainer.tiny import EXAMPLE_MODEL
 
-ROWS = [{"prompt": "2 + 2 =", "answer": "4"}, {"prompt": "3 + 3 =", "answer": "\\$6"}, {"prompt": "?", "answer": "$$"}]
+ROWS = [{"prompt": "2 + 2 =", "answer": "4"}, {"prompt": "?", "answer": "$$"}, {"prompt": "3 + 3 =", "answer": "\\$6"}]
 
 
 @pytest.fixture
@@ -46,31 +53,65 @@ def run(*arguments: object, code: int = 0) -> str:
 
 def test_empty_right_and_given_responses_are_scored(manifest: Path) -> None:
     given = manifest.parent / "texts.jsonl"
-    given.write_text('{"row": 1, "response": "It is 6."}\n{"row": 1, "response": "7"}\n')
+    given.write_text('{"row": 2, "response": "It is 6."}\n{"row": 2, "response": "7"}\n')
     found = json.loads(run(manifest, f"--responses={given}", "--json"))["sums"]
     scores = [tuple(each[name] for name in ("row", "kind", "response", "right", "brief", "total")) for each in found]
     assert [each for each in scores if each[1] != "gold's turn"] == [
         (0, "empty", "", 0.0, 1.0, 0.5),
         (0, "gold", "4", 1.0, 1.0, 1.5),
-        (1, "empty", "", 0.0, 1.0, 0.5),
-        (1, "gold", "\\$6", 1.0, 1.0, 1.5),
-        (1, "given", "It is 6.", 1.0, 0.0, 1.0),
-        (1, "given", "7", 0.0, 1.0, 0.5),
+        (2, "empty", "", 0.0, 1.0, 0.5),
+        (2, "gold", "\\$6", 1.0, 1.0, 1.5),
+        (2, "given", "It is 6.", 1.0, 0.0, 1.0),
+        (2, "given", "7", 0.0, 1.0, 0.5),
     ]
     assert all(each["right"] == 1.0 for each in found if each["kind"] == "gold's turn")
 
 
 def test_the_table_has_a_line_for_each_response(manifest: Path) -> None:
-    text = run(manifest, "--rows=1")
+    text = run(manifest, "--rows=2")
     assert "holds '$$' as answer, which no right response fulfils for Math" in " ".join(text.split())
     assert next(line.split()[:2] for line in text.splitlines() if "gold" in line) == ["0", "gold"]
     assert "seconds" in text
 
 
+def test_no_more_rows_are_verified_than_are_shown(manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = [{"prompt": "?", "answer": "\\$7"}] * 50
+    (manifest.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*ROWS, *more]))
+    tried = list[object]()
+
+    def noted(*given: Any) -> list[str]:
+        tried.append(given)
+        return right_responses(*given)
+
+    monkeypatch.setattr(expectations, "right_responses", noted)
+    assert {each["row"] for each in json.loads(run(manifest, "--rows=2", "--json"))["sums"]} == {0}
+    assert len(tried) == 1, "the plain number of row 0 is not tried"
+
+
+def test_one_process_plays_all_episodes(manifest: Path) -> None:
+    environment = {"entrypoint": "tests.trainer.environments.user_environments:Forked"}
+    sets = (f"--set=sums:rollout.environment={json.dumps(environment)}", "--rows=1", "--json")
+    found = json.loads(run(manifest, *sets))["sums"]
+    assert len({each["environment"] for each in found}) == 1
+    assert found[0]["total"] == pytest.approx(0.5 + found[0]["environment"])
+
+
+def test_a_comparing_judge_gets_the_other_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Judge.model_validate({"url": "http://x/v1", "model": "m", "prompt": "{response_a} or {response_b}?"})
+    client = code_of(RewardJudge(judge=judge), ranks=1, deadline=9.0, path="x")
+    monkeypatch.setattr(
+        JudgeClient, "answers", lambda _, asked, __: [float("right or" in str(each)) for each, _ in asked]
+    )
+    rows = enumerate(("right", "wrong"))
+    samples = [Sample(step=None, row=row, prompt="?", response=each, finished=True) for row, each in rows]
+    assert [try_score(client, each, samples) for each in samples] == [1.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ('{"row": 9, "response": "4"}', "--responses: names the row 9; there are 2"),
+        ('{"row": 9, "response": "4"}', "--responses: names the row 9, which is bad or missing in sums"),
+        ('{"row": 1, "response": "4"}', "--responses: names the row 1, which is bad or missing in sums"),
         ('{"row": "a", "response": "4"}', "--responses: has a line unlike "),
         ("4", "--responses: has a line unlike "),
     ],
