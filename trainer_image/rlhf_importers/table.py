@@ -241,6 +241,8 @@ def above_zero(value: Any) -> int:
     """Return a number of steps or rows above 0. OffError for 0 and less, which mean never or all."""
     if float(value) <= 0:
         raise OffError(f"{value} is none, or all; here nothing says so")
+    if float(value) < 1:
+        raise NoCounterpartError(f"{value} is a share of the run; write a number of steps")
     return int(value)
 
 

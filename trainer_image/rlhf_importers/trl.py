@@ -12,7 +12,7 @@ from rlhf_importers import several_keys as several
 from rlhf_importers.shell import call, flags, only_document
 from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
 
-PROGRAM = "(program)"
+PROGRAM, PENALTY = "(program)", "get_soft_overlong_punishment"
 PROGRAMS = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO"}
 PROGRAMS |= dict.fromkeys(("reward", "reward_modeling"), "RewardModel")
 CALLED = r"(?:\S*/)?(?:trl|(?:scripts|open_r1)/\w+\.py)"
@@ -50,7 +50,7 @@ def _scale(value: Any) -> bool:
 
 def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of a TRL file, or the flags of a script's call of TRL with PROGRAM, and what was guessed."""
-    if re.search(rf"(?:^|\s){CALLED}[ \t\\]", re.sub(r"#.*", "", text), re.MULTILINE):
+    if re.search(rf"(?:^|[\s\"']){CALLED}[ \t\\\"']", re.sub(r"#.*", "", text), re.MULTILINE):
         words, notes = call(text, source, CALLED)
         if not re.fullmatch(CALLED, "".join(words[:1])):
             raise NoCounterpartError("it calls no program of TRL by its name")
@@ -168,7 +168,7 @@ def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
 def _reward(draft: Draft, values: Mapping[str, Any]) -> None:
     model = values["reward_model_name_or_path"]
     rewards: list[dict[str, Any]] = [{"uri": uri_of(model)}] if model else []
-    rewards += [_reward_of(draft, str(function)) for function in several.as_list(values["reward_funcs"])]
+    rewards += _rewards_of(draft, [str(function) for function in several.as_list(values["reward_funcs"])])
     weights = values["reward_weights"] or [1.0] * len(rewards)
     parts = [(weight, reward) for weight, reward in zip(weights, rewards, strict=False) if reward]
     if len(parts) > 1:
@@ -176,6 +176,14 @@ def _reward(draft: Draft, values: Mapping[str, Any]) -> None:
         draft.put("models.reward.sum", [{"name": f"part_{n}", "weight": w, "reward": part} for n, (w, part) in named])
     elif parts:
         draft.put("models.reward", parts[0][1])
+
+
+def _rewards_of(draft: Draft, functions: list[str]) -> list[dict[str, Any]]:
+    rewards = [_reward_of(draft, function) for function in functions]
+    if not functions or any(rewards):
+        return rewards
+    draft.checks.append("models.reward: write the functions of these entry points: docs/rewards.md")
+    return [{} if function == PENALTY else {"entrypoint": f"rewards:{function}"} for function in functions]
 
 
 def _reward_of(draft: Draft, function: str) -> dict[str, Any]:
@@ -186,7 +194,7 @@ def _reward_of(draft: Draft, function: str) -> dict[str, Any]:
         return {"entrypoint": f"{module}:{name}"}
     if function in VERIFIERS:
         return {"verifier": VERIFIERS[function]}
-    if function == "get_soft_overlong_punishment":
+    if function == PENALTY:
         draft.put("algorithm.rewards.overlongPenalty", {"bufferTokens": 256})
     else:
         draft.checks.append(f"models.reward: there is no {function} here")

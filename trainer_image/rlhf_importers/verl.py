@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf_importers import several_keys as several
-from rlhf_importers.shell import UNKNOWN, call, only_document, scalar
+from rlhf_importers.shell import call, only_document, scalar
+from rlhf_importers.syntax import UNKNOWN
 from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, table, uri_of
 
 ESTIMATORS: dict[Any, dict[str, Any]] = {
