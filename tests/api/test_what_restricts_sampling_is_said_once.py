@@ -9,7 +9,7 @@ from rlhf_api.checks.rules import _old_log_probs
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.rollout import RestrictsSampling, Rollout
-from rlhf_importers.table import sampling_rows, table
+from rlhf_importers.table import parse
 from rlhf_trainer.generation.vllm_arguments import sampling_arguments
 from tests.api.cases import made
 
@@ -56,8 +56,9 @@ def test_a_new_restriction_reaches_vllm(greedy: bool) -> None:
 
 
 def test_a_new_restriction_is_no_longer_lost_by_importers() -> None:
-    keys = {"top_p": "", "min_p": "", "top_a": "", "repetition_penalty": ""}
-    now, later = (table(sampling_rows(keys, rollout)) for rollout in (Rollout, Later))
+    keys = ("top_p", "min_p", "top_a", "repetition_penalty")
+    text = "\n".join(f"{key}  sampling  {key}" for key in keys)
+    now, later = (parse(text, "GRPO", {}, rollout) for rollout in (Rollout, Later))
     assert now.rows["top_p"] == later.rows["top_p"] == ("to", "rollout.topP")
     assert now.rows["min_p"] == later.rows["min_p"] == ("to", "rollout.minP")
     assert now.rows["top_a"] == ("lost", "sampling has temperature, topP, topK and minP")

@@ -15,7 +15,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from rlhf_trainer.generation.families import GENERATED
-from tests.foreign.scripts.count import VALID, count
+from tests.foreign.scripts.count import FRAGMENT, VALID, count
 from tests.foreign.turns.families import FAMILIES
 
 ROOT = Path(__file__).parent.parent.parent
@@ -68,7 +68,7 @@ def row(folders: list[Path]) -> dict[str, Any]:
     scripts = {}
     for folder in folders:
         for project, kinds in count(folder).items():
-            total = sum(map(len, kinds.values()))
+            total = sum(len(names) for kind, names in kinds.items() if kind != FRAGMENT)
             scripts[f"{folder.name} {project}"] = f"{len(kinds.get(VALID, []))} of {total} valid"
     return {
         "cases": f"{sum(right.values())} of {len(right)}",

@@ -9,8 +9,9 @@ from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import write
 from rlhf_api.problems import SpecError, one_line, printable
 from rlhf_importers import openrlhf, trl, verl
+from rlhf_importers.bash import ConversionError
 from rlhf_importers.several_keys import as_list
-from rlhf_importers.shell import UNKNOWN, ConversionError
+from rlhf_importers.syntax import UNKNOWN
 from rlhf_importers.table import Draft, NoCounterpartError, Values, fill
 
 PROJECTS = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
@@ -26,7 +27,7 @@ def convert(text: str, project: str, *, source: str, algorithm: str | None = Non
         unsaid = {key: text.replace(UNKNOWN, "") for key, text in texts.items() if UNKNOWN in text}
         given = values = Values({key: value for key, value in found.items() if key not in unsaid})
         if not given:
-            raise NoCounterpartError(f"it has no key of {project}")
+            raise NoCounterpartError(f"no key of {project} is reached where it is followed")
         draft = Draft(spec={"algorithm": its.algorithm(given, algorithm)}, checks=notes)
         values = fill(draft, its.table_of(draft.algorithm), given)
         its.combine(draft, values)

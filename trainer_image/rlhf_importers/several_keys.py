@@ -44,7 +44,9 @@ def train_on(draft: Draft, sets: Sequence[dict[str, Any]]) -> None:
 def evaluate_on(draft: Draft, held_out: dict[str, Any], every: Any) -> None:
     """Set the held-out data, and the steps between two evaluations; 0 and less mean never during training."""
     draft.put("evaluation.data", held_out)
-    if every and int(every) > 0:
+    if every and 0 < float(every) < 1:
+        draft.checks.append(f"evaluation.everySteps: {every} is a share of the run; write a number of steps")
+    elif every and int(every) > 0:
         draft.put("evaluation.everySteps", int(every))
 
 

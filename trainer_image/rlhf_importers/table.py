@@ -1,15 +1,6 @@
-"""Table of another project's keys, and the conversion of a configuration by the table.
+"""Table of another project's keys, and the conversion of a configuration by it. `keys/*.txt` say what a row is.
 
-A row is `KEYS OUTCOME TEXT`. All keys below a row `[PREFIX]` begin with PREFIX. The outcomes:
-
-    to      the value goes to the field TEXT below spec; a function in brackets changes it, `= VALUE` replaces it
-    with    the value goes to TEXT together with other keys, by the project's `combine`.
-    skip    the key is not needed here; TEXT says why
-    lost    the key has no counterpart here, and training differs without it; TEXT says why
-
-`lr|learning_rate=0.1` is a key with its older name, and the project's default if ours differs. `*` in a key stands for
-any text; an exact key goes before a pattern, and an earlier pattern before a later one. `<role>` is the trained model
-of the job. A field that the algorithm lacks is left out.
+A field that the algorithm lacks is left out.
 """
 
 from __future__ import annotations
@@ -18,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,7 +20,7 @@ from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.rollout import Rollout
 from rlhf_importers.shell import scalar
 
-ROW = re.compile(r"(?P<keys>\S.*?) +(?P<outcome>to|with|skip|lost) +(?P<text>.*)")
+ROW = re.compile(r"(?P<keys>\S.*?) +(?P<outcome>to|with|sampling|skip|lost) +(?P<text>.*)")
 SECTIONS = ("algorithm", "models", "data", "rollout", "training", "evaluation", "outputs", "checkpoint", "resources")
 FILES = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
@@ -63,39 +55,47 @@ class Table:
         return self.rows.get(key) or next((self.rows[pattern] for pattern in fitting), None)
 
 
-def table(text: str, **changes: Change) -> Table:
-    """Parse the text of a table of keys; the functions that it names in brackets are in `changes` or in CHANGES."""
-    read = Table({**CHANGES, **changes})
-    prefix = ""
-    for line in filter(None, map(str.strip, text.splitlines())):
-        if line.startswith("["):
+def table(project: str, algorithm: str, **changes: Change) -> Table:
+    """Return the table of a project's keys for an algorithm; functions that it names are in `changes` or in CHANGES."""
+    text = resources.files("rlhf_importers").joinpath("keys", f"{project}.txt").read_text()
+    return parse(text, algorithm, {**CHANGES, **changes})
+
+
+def parse(text: str, algorithm: str, changes: Mapping[str, Change], rollout: type[Rollout] = Rollout) -> Table:
+    """Parse the rows of a table of keys that are for an algorithm; `rollout` says what restricts sampling."""
+    read, prefix, is_ours = Table(changes), "", True
+    for line in text.splitlines():
+        if line.startswith("@"):
+            prefix, is_ours = "", line == "@" or algorithm in line.split()
+        elif line.startswith("["):
             prefix = line.strip("[]")
-            continue
-        found = ROW.fullmatch(line)
-        assert found, f"no row of a table: {line}"
-        for each in found["keys"].split():
-            names, _, default = each.partition("=")
-            key, *older = names.split("|")
-            read.rows[prefix + key] = found["outcome"], found["text"]
-            read.newer.update(dict.fromkeys(older, prefix + key))
-            if default:
-                read.defaults[prefix + key] = scalar(default)
+        elif line and is_ours and not line.startswith("#"):
+            _read_row(read, prefix, line, rollout)
     return read
 
 
-def sampling_rows(names: Mapping[str, str], rollout: type[Rollout] = Rollout) -> str:
-    """Return table rows for keys named as vLLM's sampling parameters; names: key -> function in brackets, or empty.
+def _read_row(read: Table, prefix: str, line: str, rollout: type[Rollout]) -> None:
+    found = ROW.fullmatch(line)
+    assert found, f"no row of a table: {line}"
+    row = found["outcome"], found["text"]
+    for each in found["keys"].split():
+        names, _, default = each.partition("=")
+        key, *older = names.split("|")
+        read.rows[prefix + key] = _sampling_row(found["text"], rollout) if row[0] == "sampling" else row
+        read.newer.update(dict.fromkeys(older, prefix + key))
+        if default:
+            read.defaults[prefix + key] = scalar(default)
 
-    A key goes to the rollout field that restricts sampling by this parameter, and is lost without such a field.
-    """
+
+def _sampling_row(text: str, rollout: type[Rollout]) -> Row:
+    """Return the row of a sampling parameter of vLLM: the rollout field that restricts by it, or lost without one."""
     restrictions = rollout.sampling_restrictions().items()
     fields = {each.parameter: to_camel(name) for name, each in restrictions if each.parameter}
+    parameter, *change = text.split()
+    if parameter in fields:
+        return "to", " ".join([f"rollout.{fields[parameter]}", *change])
     *most, last = ("temperature", *fields.values())
-    lost = f"lost  sampling has {', '.join(most)} and {last}"
-    return "\n".join(
-        f"{name}  to  rollout.{fields[name]} {how}".rstrip() if name in fields else f"{name}  {lost}"
-        for name, how in names.items()
-    )
+    return "lost", f"sampling has {', '.join(most)} and {last}"
 
 
 @dataclass
@@ -241,6 +241,8 @@ def above_zero(value: Any) -> int:
     """Return a number of steps or rows above 0. OffError for 0 and less, which mean never or all."""
     if float(value) <= 0:
         raise OffError(f"{value} is none, or all; here nothing says so")
+    if float(value) < 1:
+        raise NoCounterpartError(f"{value} is a share of the run; write a number of steps")
     return int(value)
 
 

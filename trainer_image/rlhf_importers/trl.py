@@ -10,9 +10,9 @@ from typing import Any
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_importers import several_keys as several
 from rlhf_importers.shell import call, flags, only_document
-from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, sampling_rows, schedule, table, uri_of
+from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
 
-PROGRAM = "(program)"
+PROGRAM, PENALTY = "(program)", "get_soft_overlong_punishment"
 PROGRAMS = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO"}
 PROGRAMS |= dict.fromkeys(("reward", "reward_modeling"), "RewardModel")
 CALLED = r"(?:\S*/)?(?:trl|(?:scripts|open_r1)/\w+\.py)"
@@ -33,119 +33,13 @@ VERIFIERS: Mapping[str, dict[str, Any]] = {
     "think_format_reward": {"name": "Regex", "pattern": r"(?s)\A<think>(?!.*<think>).*?</think>"},
     "format": {"name": "Format", "tags": ["think", "answer"]},
 }
-COMMON = """
-(program)                               skip  says the algorithm
-model_name_or_path                      to    models.<role>.uri (uri)
-model_revision                          to    models.<role>.revision (text)
-trust_remote_code                       to    models.<role>.trustRemoteCode (flag)
-gradient_checkpointing                  to    models.<role>.gradientCheckpointing (flag)
-dtype torch_dtype                       skip  models are read in their own type; training.precision is how they compute
-bf16 fp16                               skip  training.precision: Auto is BF16 with FP32 masters on GPUs
-attn_implementation use_liger_kernel torch_compile model_init_kwargs  skip  kernels and loading are the trainer's
-tf32 gradient_checkpointing_kwargs disable_dropout padding_free       skip  kernels and loading are the trainer's
-use_peft lora_r=16 lora_alpha=32 lora_target_modules  with  models.<role>.lora
-lora_dropout use_rslora use_dora        lost  adapters are plain ones, without dropout
-lora_*                                  skip  beside an adapter the head of a reward model is trained
-load_in_* bnb_* use_bnb_*               lost  weights are not quantised
-dataset_name dataset_config datasets    with  data.train
-dataset_train_split=train               to    data.train.split
-dataset_test_split=test                 with  evaluation.data
-shuffle_dataset                         skip  rows are shuffled by training.seed
-dataset_num_proc dataset_streaming dataset_kwargs dataloader_*  skip  rows are read once
-chat_template_path chat_template        lost  name a file with the template in data.chatTemplate
-dataset_mixture                         lost  write its data sets into data.train.mix
-config                                  lost  its keys are not read: import that file, too
-per_device_train_batch_size=8 gradient_accumulation_steps=1 num_processes=1  with  training
-num_train_epochs=3.0 max_steps=-1       with  training
-per_device_eval_batch_size auto_find_batch_size  skip  micro-batches are packed by tokens
-weight_decay                            to    models.<role>.optimizer.weightDecay
-adam_beta1=0.9 adam_beta2=0.999         with  models.<role>.optimizer.betas
-adam_epsilon                            to    models.<role>.optimizer.epsilon
-max_grad_norm                           to    models.<role>.optimizer.maxGradNorm
-lr_scheduler_type=linear                with  models.<role>.optimizer.schedule
-warmup_steps warmup_ratio               with  models.<role>.optimizer.warmupSteps
-lr_scheduler_kwargs                     lost  Cosine ends at a tenth of the peak
-optim                                   skip  the optimizer is AdamW
-seed=42                                 to    training.seed
-data_seed                               skip  training.seed shuffles the rows, too
-save_steps                              to    checkpoint.everySteps (above_zero)
-save_total_limit                        to    checkpoint.keepLast
-output_dir                              skip  the run folder (--output), or checkpoint.storage
-save_* resume_from_checkpoint load_best_model_at_end  skip  checkpoints are whole; runs go on
-eval_strategy=no eval_steps do_eval     with  evaluation
-eval_* metric_for_best_model            skip  spec.evaluation says what is measured
-report_to                               with  outputs
-run_name logging_* log_* num_completions_to_print  skip  see docs/metrics.md
-push_to_hub hub_*                       lost  a job uploads nothing; its model is in the run folder
-deepspeed fsdp* ddp_* accelerator_config parallelism_config  skip  the mapper places it
-env config_file use_vllm vllm_mode  skip  a setting of vLLM, which is in the trainer's own processes
-remove_unused_columns local_rank        skip  the trainer reads the columns that it needs
-activation_offloading                   skip  layers are recomputed where that fits better
-eos_token pad_token pad_to_multiple_of truncation_mode  skip  the tokenizer's; nothing is cut
-router_aux_loss_coef                    lost  the loss that balances experts is left out
-"""
-RL = f"""
-{sampling_rows({"top_p": "", "top_k": "(top_k)", "min_p": "", "repetition_penalty": "", "generation_kwargs": ""})}
-num_generations_eval                    to    evaluation.samplesPerPrompt
-dataset_prompt_column                   to    data.train.promptKey
-system_prompt                           to    data.systemPrompt
-max_completion_length=512               to    data.maxResponseTokens
-max_prompt_length                       to    data.maxPromptTokens
-generation_batch_size steps_per_generation  with  training
-num_iterations                          to    training.updateEpochs
-temperature                             to    rollout.temperature
-epsilon                                 to    algorithm.clipRange
-epsilon_high                            to    algorithm.clipRangeHigh
-delta                                   lost  the loss is clipped on one side, as in PPO
-importance_sampling_level               with  algorithm.ratio
-entropy_coef                            to    algorithm.entropyCoefficient
-reward_clip_range                       with  algorithm.rewards.clip
-normalize_advantages                    lost  RLOO's advantages are not whitened
-mask_truncated_completions              to    algorithm.rewards.truncated (truncated)
-sync_ref_model ref_model_*              lost  the reference stays as it is
-reward_funcs reward_weights reward_model_name_or_path  with  models.reward
-vllm_gpu_memory_utilization             to    rollout.gpuMemoryUtilization
-vllm_importance_sampling_*              with  algorithm.rolloutCorrection
-vllm_*                                  skip  a setting of vLLM, which is in the trainer's own processes
-max_tool_calling_iterations             lost  responses are one turn; there are no tools
-"""
-OFFLINE = """
-max_length=1024                         with  data.maxPromptTokens and data.maxResponseTokens
-beta                                    to    algorithm.beta
-loss_type                               with  algorithm
-label_smoothing loss_weights ld_alpha f_divergence_type use_weighting  lost  DPO has its own loss only
-precompute_ref_log_probs                skip  the reference scores each batch; it may be offloaded
-packing packing_strategy eval_packing   skip  texts are always packed
-completion_only_loss                    skip  only responses are learned
-assistant_only_loss                     skip  every answer of a conversation is learned, and nothing else
-dataset_text_field                      lost  a row is a prompt with a response, or a conversation
-center_rewards_coefficient              lost  the loss is -log sigmoid of the difference
-"""
-GRPO = """
-num_generations=8                       to    rollout.samplesPerPrompt
-beta=0.0                                with  algorithm.kl
-loss_type=dapo                          to    algorithm.aggregation (aggregation)
-scale_rewards                           to    algorithm.normalizeByStd (scale)
-"""
-RLOO = """
-num_generations=2                       to    rollout.samplesPerPrompt
-beta=0.05                               with  algorithm.kl
-"""
-RATE = "learning_rate={}                      to    models.<role>.optimizer.learningRate"
-TABLES = {
-    "GRPO": COMMON + RL + GRPO + RATE.format("1e-6"),
-    "RLOO": COMMON + RL + RLOO + RATE.format("1e-6"),
-    "SFT": COMMON + OFFLINE + RATE.format("2e-5"),
-    "DPO": COMMON + OFFLINE + RATE.format("1e-6"),
-    "RewardModel": COMMON + OFFLINE + RATE.format("1e-4"),
-}
 
 
 def table_of(name: str) -> Table:
     """Return the table of keys of the TRL program that trains by an algorithm."""
     changes: dict[str, Any] = {"aggregation": one_of(AGGREGATIONS), "scale": _scale}
     changes |= {"top_k": lambda value: value or -1, "truncated": lambda value: "Mask" if flag(value) else "Keep"}
-    return table(TABLES[name], **changes)
+    return table("trl", name, **changes)
 
 
 def _scale(value: Any) -> bool:
@@ -156,7 +50,7 @@ def _scale(value: Any) -> bool:
 
 def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of a TRL file, or the flags of a script's call of TRL with PROGRAM, and what was guessed."""
-    if re.search(rf"(?:^|\s){CALLED}[ \t\\]", re.sub(r"#.*", "", text), re.MULTILINE):
+    if re.search(rf"(?:^|[\s\"']){CALLED}[ \t\\\"']", re.sub(r"#.*", "", text), re.MULTILINE):
         words, notes = call(text, source, CALLED)
         if not re.fullmatch(CALLED, "".join(words[:1])):
             raise NoCounterpartError("it calls no program of TRL by its name")
@@ -274,7 +168,7 @@ def _loss(draft: Draft, values: Mapping[str, Any]) -> None:
 def _reward(draft: Draft, values: Mapping[str, Any]) -> None:
     model = values["reward_model_name_or_path"]
     rewards: list[dict[str, Any]] = [{"uri": uri_of(model)}] if model else []
-    rewards += [_reward_of(draft, str(function)) for function in several.as_list(values["reward_funcs"])]
+    rewards += _rewards_of(draft, [str(function) for function in several.as_list(values["reward_funcs"])])
     weights = values["reward_weights"] or [1.0] * len(rewards)
     parts = [(weight, reward) for weight, reward in zip(weights, rewards, strict=False) if reward]
     if len(parts) > 1:
@@ -282,6 +176,14 @@ def _reward(draft: Draft, values: Mapping[str, Any]) -> None:
         draft.put("models.reward.sum", [{"name": f"part_{n}", "weight": w, "reward": part} for n, (w, part) in named])
     elif parts:
         draft.put("models.reward", parts[0][1])
+
+
+def _rewards_of(draft: Draft, functions: list[str]) -> list[dict[str, Any]]:
+    rewards = [_reward_of(draft, function) for function in functions]
+    if not functions or any(rewards):
+        return rewards
+    draft.checks.append("models.reward: write the functions of these entry points: docs/rewards.md")
+    return [{} if function == PENALTY else {"entrypoint": f"rewards:{function}"} for function in functions]
 
 
 def _reward_of(draft: Draft, function: str) -> dict[str, Any]:
@@ -292,7 +194,7 @@ def _reward_of(draft: Draft, function: str) -> dict[str, Any]:
         return {"entrypoint": f"{module}:{name}"}
     if function in VERIFIERS:
         return {"verifier": VERIFIERS[function]}
-    if function == "get_soft_overlong_punishment":
+    if function == PENALTY:
         draft.put("algorithm.rewards.overlongPenalty", {"bufferTokens": 256})
     else:
         draft.checks.append(f"models.reward: there is no {function} here")

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf_importers import several_keys as several
-from rlhf_importers.shell import UNKNOWN, call, only_document, scalar
-from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, sampling_rows, table, uri_of
+from rlhf_importers.shell import call, only_document, scalar
+from rlhf_importers.syntax import UNKNOWN
+from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, table, uri_of
 
 ESTIMATORS: dict[Any, dict[str, Any]] = {
     "gae": {"name": "PPO"},
@@ -27,151 +28,6 @@ AGGREGATIONS = {
 }
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}." for part in ("actor", "rollout", "ref", "model"))
 KL_CTRL, OVERLONG = "algorithm.kl_ctrl.", "reward.reward_kwargs.overlong_buffer_cfg."
-BUFFER, OLD_BUFFER = "reward_kwargs.overlong_buffer_cfg.", "reward_model.overlong_buffer."
-OPTIMIZER = """
-optim.lr=RATE                         to    models.ROLE.optimizer.learningRate
-optim.weight_decay=0.01               to    models.ROLE.optimizer.weightDecay
-optim.betas=[0.9,0.999]               to    models.ROLE.optimizer.betas
-optim.clip_grad grad_clip             to    models.ROLE.optimizer.maxGradNorm
-optim.lr_warmup_steps                 to    models.ROLE.optimizer.warmupSteps (above_zero)
-optim.lr_warmup_steps_ratio           with  models.ROLE.optimizer.warmupSteps
-optim.lr_scheduler_type optim.warmup_style  to  models.ROLE.optimizer.schedule (schedule)
-optim.optimizer                       skip  the optimizer is AdamW
-optim.*                               skip  training.totalSteps and the schedule say it
-"""
-KEYS = f"""
-*_target_                             skip  is Hydra's
-
-[algorithm.]
-adv_estimator=gae                     with  algorithm
-gamma=1.0                             to    algorithm.discount
-lam=1.0                               to    algorithm.gaeLambda
-norm_adv_by_std_in_grpo               to    algorithm.normalizeByStd
-filter_groups.enable filter_groups.max_num_gen_batches  with  algorithm.oversampling
-filter_groups.*                       skip  groups are compared by their scores
-rollout_correction.rollout_is         with  algorithm.rolloutCorrection
-rollout_correction.rollout_is_threshold=2.0  with  algorithm.rolloutCorrection
-rollout_correction.*                  lost  algorithm.rolloutCorrection has a mode and a cap, no more
-use_pf_ppo                            lost  there is no reweighting of samples (PF-PPO)
-pf_ppo.*                              skip  for use_pf_ppo
-use_kl_in_reward kl_penalty=kl kl_ctrl.kl_coef=0.001 kl_ctrl.*  with  algorithm.kl
-
-[data.]
-train_files                           with  data.train
-val_files                             with  evaluation.data
-prompt_key=prompt                     to    data.train.promptKey
-max_prompt_length=512                 to    data.maxPromptTokens
-max_response_length=512               to    data.maxResponseTokens
-train_batch_size=1024                 to    training.promptBatchSize
-train_max_samples                     to    data.train.limit (above_zero)
-val_max_samples=-1                    with  evaluation.data.limit
-seed                                  to    training.seed
-filter_overlong_prompts truncation=error  with  data.overlong
-trust_remote_code                     to    models.actor.trustRemoteCode (flag)
-reward_fn_key                         skip  data.train.columns says which columns a reward gets
-shuffle                               skip  rows are shuffled by training.seed
-image_key video_key audio_key         lost  models read text only
-custom_cls.* sampler.* datagen.*      lost  no code of yours reads the data
-apply_chat_template_kwargs*           lost  name them in data.chatTemplateArguments
-*                                     skip  how verl hands rows on
-
-[{MODEL}]
-path                                  to    models.actor.uri (uri)
-trust_remote_code                     to    models.actor.trustRemoteCode (flag)
-enable_gradient_checkpointing         to    models.actor.gradientCheckpointing (flag)
-lora.rank|actor_rollout_ref.model.lora_rank  with  models.actor.lora
-lora.alpha|actor_rollout_ref.model.lora_alpha=16  with  models.actor.lora
-target_modules=all-linear             with  models.actor.lora
-custom_chat_template override_config* lost  the model's own is taken
-*                                     skip  kernels and loading are the trainer's
-
-[{ACTOR}]
-{OPTIMIZER.replace("ROLE", "actor").replace("RATE", "1e-6")}
-use_kl_loss kl_loss_coef=0.001 kl_loss_type=low_var_kl  with  algorithm.kl
-clip_ratio clip_ratio_low             to    algorithm.clipRange (below_one)
-clip_ratio_high                       to    algorithm.clipRangeHigh
-clip_ratio_c                          lost  there is no dual clip, a bound on the ratio where advantages are negative
-entropy_coeff                         to    algorithm.entropyCoefficient
-loss_agg_mode=token-mean              to    algorithm.aggregation (aggregation)
-policy_loss.loss_mode=vanilla         with  algorithm.ratio
-ppo_mini_batch_size=256               with  training.miniBatchSize
-ppo_epochs                            to    training.updateEpochs
-ppo_max_token_len_per_gpu             to    training.microBatchTokens
-ppo_micro_batch_size* use_dynamic_bsz skip  micro-batches are packed by tokens; the mapper says what fits
-ulysses_sequence_parallel_size=1      with  models.actor
-fsdp_config.param_offload fsdp_config.optimizer_offload  with  models.actor.offload
-fsdp_config.* megatron.* strategy     skip  the mapper chooses, or models.<role>.{{parallelism, offload}} do
-*                                     skip  the trainer's own way of computing losses
-
-[{REF}]
-log_prob_*                            skip  micro-batches are packed by tokens; the mapper says what fits
-fsdp_config.param_offload             with  models.reference.offload
-*                                     skip  the mapper chooses, or models.<role>.{{parallelism, offload}} do
-
-[critic.]
-{OPTIMIZER.replace("ROLE", "critic").replace("RATE", "1e-5")}
-model.path                            to    models.critic.uri (uri)
-model.trust_remote_code               to    models.critic.trustRemoteCode (flag)
-model.enable_gradient_checkpointing   to    models.critic.gradientCheckpointing (flag)
-cliprange_value=0.5                   to    algorithm.valueClipRange
-*fsdp* megatron.* strategy            skip  the mapper chooses, or models.<role>.{{parallelism, offload}} do
-*                                     skip  as the actor's, or the trainer's own
-
-[{ROLLOUT}]
-n                                     to    rollout.samplesPerPrompt
-temperature                           to    rollout.temperature
-{sampling_rows({"top_p": "", "top_k": ""})}
-gpu_memory_utilization                to    rollout.gpuMemoryUtilization
-enforce_eager                         to    rollout.enforceEager (flag)
-tensor_model_parallel_size            skip  the mapper chooses; here it divides the training's tensor size
-val_kwargs.n=1 val_kwargs.do_sample   with  evaluation
-val_kwargs.*                          lost  evaluations sample as training does, or are greedy
-multi_turn.enable                     lost  responses are one turn; there are no tools
-multi_turn.* agent.*                  skip  responses are one turn
-log_prob_*                            skip  micro-batches are packed by tokens; the mapper says what fits
-*                                     skip  a setting of the generator, which is vLLM in the trainer's own processes
-
-[reward.]
-reward_model.enable|reward_model.enable                                           with  models.reward
-reward_model.model_path|reward_model.model.path                                   with  models.reward
-reward_manager.name|reward_model.reward_manager                                   with  models.reward
-custom_reward_function.path|custom_reward_function.path                           with  models.reward
-custom_reward_function.name|custom_reward_function.name                           with  models.reward
-{BUFFER}enable|{OLD_BUFFER}enable|reward_model.{BUFFER}enable                      with  algorithm.rewards
-{BUFFER}len|{OLD_BUFFER}len|reward_model.{BUFFER}len                               with  algorithm.rewards
-{BUFFER}penalty_factor|{OLD_BUFFER}penalty_factor|reward_model.{BUFFER}penalty_factor=1.0  with algorithm.rewards
-*                                     skip  the reward lives in a pool like any model
-
-[]
-reward_model.* reward_manager.*       skip  the reward lives in a pool like any model
-custom_reward_function.*              skip  a reward function gets columns by name
-sandbox_fusion.*                      lost  code is judged by the verifier Code, in a closed process
-
-[trainer.]
-critic_warmup                         to    algorithm.criticWarmupSteps
-total_epochs=30                       to    training.totalEpochs
-total_training_steps                  with  training.totalSteps
-nnodes                                to    resources.nodes
-n_gpus_per_node                       to    resources.slotsPerNode
-save_freq                             to    checkpoint.everySteps (above_zero)
-max_actor_ckpt_to_keep                to    checkpoint.keepLast
-test_freq                             with  evaluation.everySteps
-experiment_name                       with  metadata.name
-rollout_data_dir                      to    rollout.keep = 1.0
-logger project_name=verl_examples     with  outputs
-val_before_train balance_batch resume_*  skip  is always done
-v1.*                                  skip  of its asynchronous modes; rollout.maxStaleness generates ahead here
-*                                     skip  the run folder and the operator take care of it
-
-[]
-distillation.enabled                  lost  there is no distillation from a teacher's probabilities
-distillation.*                        skip  there is no teacher
-model_engine                          skip  the trainer has one engine, FSDP2
-rollout.nnodes rollout.n_gpus_per_node async_training.*  lost  rollout.maxStaleness generates ahead
-actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout skip.*  skip  set-up of verl
-ray_kwargs.* ray_init.* global_profiler.* transfer_queue.*  skip  set-up of verl and Ray
-defaults* hydra*                      skip  is Hydra's
-"""
 
 
 def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
@@ -217,7 +73,7 @@ def algorithm(given: Mapping[str, Any], _: str | None) -> dict[str, Any]:
 
 def table_of(_: str) -> Table:
     """Return the table of verl's keys, which is the same for all algorithms."""
-    return table(KEYS, aggregation=one_of(AGGREGATIONS), below_one=lambda bound: min(bound, 0.99))
+    return table("verl", "", aggregation=one_of(AGGREGATIONS), below_one=lambda bound: min(bound, 0.99))
 
 
 def combine(draft: Draft, values: Mapping[str, Any]) -> None:

@@ -1,9 +1,11 @@
 """Count of other projects' scripts that `rlhf import` makes valid manifests of. Refusals are counted by kind.
 
-Usage: python -m tests.foreign.scripts.count FOLDER... [--names]   # folders with copies of their repositories
+Usage: python -m tests.foreign.scripts.count FOLDER... [--names]
 
-Counted are shell scripts, YAML files with a model, and the shell blocks of pages and docstrings, if they call a program
-that is read. Nothing of them is run. `--names` adds the file of each refusal.
+A FOLDER holds a copy of a repository; nothing of it is run. `--names` adds the file of each refusal.
+
+Counted are shell scripts, YAML files, and the shell blocks of pages and docstrings, if they call a program that is
+read. A fragment is left out: it holds the word `...`, or lacks its model, its data or, in RL with TRL, a reward.
 """
 
 from __future__ import annotations
@@ -16,18 +18,24 @@ from pathlib import Path
 
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
+from rlhf_importers.bash import ConversionError
 from rlhf_importers.command import convert
-from rlhf_importers.shell import ConversionError
 
 TRAINERS = "sft|dpo|grpo|rloo|kto|reward|reward_modeling"
 PROGRAMS = {
-    "verl": r"\bmain_ppo\b",
+    "verl": r"-m\s+\S*\bmain_ppo\b|\bmain_ppo\.py\s",
     "openrlhf": r"openrlhf\.cli\.train_(?:ppo_ray|sft|rm|dpo)\b",
     "trl": rf"(?:^|\s)(?:trl\s+|\S*(?:scripts|open_r1)/)(?:{TRAINERS})\b(?![^;]*--config)|^model_name_or_path:",
 }
 """Project -> pattern of what a text of it calls or sets; a call that reads a file of options is left to the file."""
+NEEDED = {
+    "verl": (r"\bmodel\.path=", r"\btrain_files="),
+    "openrlhf": (r"model_name_or_path|pretrain\b", r"\bdata(?:set|\.\w*dataset)|prompt_data\b"),
+    "trl": (r"model_name_or_path", r"\bdataset", r"\breward|\A(?!.*\b(?:grpo|rloo)\b)"),
+}
+"""Project -> patterns that a whole example of it has."""
 BLOCK = re.compile(r"^([ \t]*)```(?:bash|sh|shell)\n(.*?)^\s*```", re.DOTALL | re.MULTILINE)
-VALID = "valid"
+VALID, FRAGMENT = "valid", "fragment"
 
 
 def texts(folder: Path) -> Iterator[tuple[str, str]]:
@@ -49,14 +57,26 @@ def project_of(text: str) -> str | None:
     return next((name for name, called in PROGRAMS.items() if re.search(called, code, re.MULTILINE)), None)
 
 
+def is_fragment(text: str, project: str) -> bool:
+    """Whether a text of a project is no whole example, which the project itself could not run."""
+    return "..." in text.split() or not all(re.search(each, text, re.DOTALL) for each in NEEDED[project])
+
+
 def outcome(name: str, text: str, project: str) -> str:
-    """Return VALID, or the kind of refusal: its first sentence without names of files, numbers and quoted text."""
+    """Return VALID, FRAGMENT, or the kind of refusal: its first sentence without files, numbers and quoted text."""
+    if is_fragment(text, project):
+        return FRAGMENT
     try:
-        Job.parse(convert(text, project, source=name).document())
-    except (ConversionError, SpecError) as error:
-        sentence = str(error).split("\n")[0].removeprefix(f"{name}: ")
-        return re.sub(r"'[^']*'|\"[^\"]*\"|\b\d[\d.,e-]*", "…", sentence)
-    return VALID
+        draft = convert(text, project, source=name)
+        Job.parse(draft.document())
+    except ConversionError as error:
+        sentence = str(error)
+    except SpecError as error:
+        untold = [why for why in draft.lost.values() if why.startswith("only a run")] if "missing" in str(error) else []
+        sentence = f"{error}".split("\n")[0] + "; a value of the script is told by a run only" * bool(untold)
+    else:
+        return VALID
+    return re.sub(r"'[^']*'|\"[^\"]*\"|\b\d[\d.,e-]*", "…", sentence.split("\n")[0].removeprefix(f"{name}: "))
 
 
 def count(folder: Path) -> dict[str, dict[str, list[str]]]:
@@ -73,15 +93,14 @@ def main(arguments: list[str]) -> None:
     for folder in (Path(each) for each in arguments if not each.startswith("--")):
         for project, outcomes in count(folder).items():
             kinds = Counter({kind: len(names) for kind, names in outcomes.items()})
-            share = kinds[VALID] / kinds.total()
-            print(f"{folder.name} {project}: {kinds[VALID]} of {kinds.total()} valid ({share:.0%})")
+            left_out, examples = kinds.pop(FRAGMENT, 0), kinds.total()
+            share = f" ({kinds[VALID] / examples:.0%})" if examples else ""
+            print(f"{folder.name} {project}: {kinds[VALID]} of {examples} valid{share}, {left_out} fragments left out")
             for kind, number in kinds.most_common():
                 if kind != VALID:
                     print(f"  {number:4d}  {kind}")
-                    print(
-                        "".join(f"          {name}\n" for name in outcomes[kind]) if "--names" in arguments else "",
-                        end="",
-                    )
+                    names = outcomes[kind] if "--names" in arguments else []
+                    print("".join(f"          {name}\n" for name in names), end="")
 
 
 if __name__ == "__main__":

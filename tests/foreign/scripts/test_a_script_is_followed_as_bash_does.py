@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from rlhf_api.job import Job
+from rlhf_importers.bash import ConversionError, Script
 from rlhf_importers.command import convert
-from rlhf_importers.shell import UNKNOWN, ConversionError, Script, call
+from rlhf_importers.shell import call
+from rlhf_importers.syntax import UNKNOWN
 
 ARRAYS = """#!/usr/bin/env bash
 set -xeuo pipefail

@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.job import Job
+from rlhf_importers.bash import ConversionError
 from rlhf_importers.command import PROJECTS, convert
-from rlhf_importers.shell import ConversionError, flags
+from rlhf_importers.shell import flags
 from rlhf_importers.table import Draft
 from rlhf_importers.verl import read as read_hydra
 from rlhf_trainer.commands.cli import app
@@ -347,3 +348,31 @@ def test_bounds_of_verl_become_ours_on_each_side() -> None:
     assert draft.get("algorithm.clipRange") == 0.99
     assert draft.get("algorithm.rolloutCorrection") == {"mode": "Mask", "cap": 4.0}
     assert any("below 1 / 4.0, not below 0.5" in each for each in draft.checks)
+
+
+def test_a_share_of_the_run_is_no_number_of_steps() -> None:
+    text = "trl grpo --model_name_or_path a/b --dataset_name a/c --reward_funcs accuracy_reward --save_steps 0.1"
+    draft = convert(f"{text} --eval_strategy steps --eval_steps 0.5", "trl", source="FILE")
+    Job.parse(draft.document())
+    assert draft.lost["save_steps"] == "0.1 is a share of the run; write a number of steps"
+    assert "evaluation.everySteps: 0.5 is a share of the run; write a number of steps" in draft.checks
+
+
+def test_a_script_within_yaml_is_read() -> None:
+    step = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=org/sft"
+    text = f"name: train\njobs:\n  - steps:\n    - run: |\n        cd /tmp\n        {step}\n"
+    assert convert(text, "verl", source="FILE").get("models.actor.uri") == "hf://org/sft"
+
+
+def test_a_program_that_is_named_by_its_address_is_read() -> None:
+    text = 'uv run "https://example.com/trl/scripts/sft.py" \\\n  --model_name_or_path a/b --dataset_name a/c'
+    draft = convert(text, "trl", source="FILE")
+    assert (draft.algorithm, draft.get("models.actor.uri")) == ("SFT", "hf://a/b")
+
+
+def test_rewards_that_are_unknown_are_to_be_written() -> None:
+    text = "trl grpo --model_name_or_path a/b --dataset_name a/c --reward_funcs mine yours --reward_weights 1 2"
+    draft = convert(text, "trl", source="FILE")
+    parts = [(each["weight"], each["reward"]) for each in draft.get("models.reward.sum")]
+    assert parts == [(1, {"entrypoint": "rewards:mine"}), (2, {"entrypoint": "rewards:yours"})]
+    assert "models.reward: write the functions of these entry points: docs/rewards.md" in draft.checks
