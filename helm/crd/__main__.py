@@ -5,8 +5,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from helm.crd import reference
-from rlhf_api.crd import definition
+from helm.crd import definition, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 

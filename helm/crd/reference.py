@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from textwrap import fill
 
-from rlhf_api.crd.definition import root
-from rlhf_api.crd.schema import Schema, as_text
+from helm.crd.definition import root
+from helm.crd.schema import Schema, as_text
 from rlhf_api.names import API_VERSION, KIND
 
 HEAD = f"""<!-- Made from crds/rlhf_api by `make generate`; do not edit. -->

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from helm.crd.definition import in_cel
+from helm.crd.schema import structural_schema
 from rlhf_api.checks import rule as one_rule
 from rlhf_api.checks import rules
 from rlhf_api.checks.rules import RULES
-from rlhf_api.crd.definition import in_cel
-from rlhf_api.crd.schema import structural_schema
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_trainer.algorithms.reinforce_pp import REINFORCEPP

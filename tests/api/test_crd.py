@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from helm.crd.__main__ import generated
+from helm.crd.definition import COLUMNS, definition, root
+from helm.crd.schema import merge_union
 from rlhf_api.checks.resume import LENGTHS, MAY_CHANGE
-from rlhf_api.crd.definition import COLUMNS, definition, root
-from rlhf_api.crd.schema import merge_union
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_api.status import Metric, Status
 

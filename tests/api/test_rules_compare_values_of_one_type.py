@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cel_expr_python import cel
 
-from rlhf_api.crd.definition import definition
+from helm.crd.definition import definition
 
 Schema = Mapping[str, Any]
 TYPES = {"boolean": "BOOL", "integer": "INT", "number": "DOUBLE", "string": "STRING"}

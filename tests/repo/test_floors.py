@@ -31,11 +31,6 @@ BREACHES = {
     "an importer imports the trainer": ("rlhf_importers/trl.py", "import rlhf_trainer.errors", "the programs stand on"),
     "the api imports torch": ("rlhf_api/names.py", "import torch", "the api, the mapper and the planning are light"),
     "names of the api import its models": ("rlhf_api/names.py", "import rlhf_api.spec.job_spec", "floors of the api"),
-    "rules of the custom resource import the whole": (
-        "rlhf_api/crd/schema.py",
-        "import rlhf_api.crd.definition",
-        "floors of the custom resource",
-    ),
     "costs import the search that asks for them": (
         "rlhf_mapper/strategy.py",
         "import rlhf_mapper.search.pruned",

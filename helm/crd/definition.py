@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from helm.crd.schema import Schema, structural_schema
 from rlhf_api import kubectl_yaml
 from rlhf_api.checks.resume import LENGTHS, MAY_CHANGE, is_prefix, may_change
 from rlhf_api.checks.rule import Rule
 from rlhf_api.checks.rules import ROLES, RULES
 from rlhf_api.contract import FORMS, JOB_NAME
-from rlhf_api.crd.schema import Schema, structural_schema
 from rlhf_api.expressions import Field, as_cel, entries, validation, without_values
 from rlhf_api.job import MAX_NAME_LENGTH
 from rlhf_api.names import GROUP, KIND, VERSION
