@@ -87,7 +87,7 @@ def test_thoughts_of_their_own_key_are_not_lost_in_silence() -> None:
     assert fault(encoder_of(family, tokenizer, talk)) == expected
 
 
-class Slow(PreTrainedTokenizerFast):
+class Slow(PreTrainedTokenizerFast):  # type: ignore[misc]  # transformers has no types
     """A tokenizer that gives no offsets, as those that are written in Python."""
 
     is_fast = False

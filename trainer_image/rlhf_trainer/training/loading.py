@@ -180,12 +180,11 @@ def load_scorer(
     torch.manual_seed(seed)
     model, weights = _unread(AutoModelForSequenceClassification, folder, config, trust_remote_code, revision)
     _require_score_head(model, path)
-    drawn = set()
+    drawn = set() if head else {f"score.{name}" for name, _ in model.score.named_parameters()}
     if head:
         weights["score.weight"] = head
     else:
         model._init_weights(model.score.to_empty(device="cpu"))  # noqa: SLF001 there is no public name
-        drawn = {f"score.{name}" for name, _ in model.score.named_parameters()}
     _require_all(model, weights, folder, drawn=drawn)
     return Scorer(model, weights, label=label or 0)
 
