@@ -142,7 +142,7 @@ class Program:
         modules = [each for name, each in self._modules.items() if JUDGING.match(name)]
         classes = [value for each in modules for value in vars(each).values() if isinstance(value, type)]
         owners = [builtins, *modules, *(each for each in classes if JUDGING.match(each.__module__))]
-        self._kept = [(each, dict(vars(each))) for each in owners]
+        self._kept = [(each, *item) for each in owners for item in vars(each).items()]
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function that runs some of the code."""
@@ -150,10 +150,9 @@ class Program:
         try:
             return function(*arguments)
         finally:
-            for owner, names in kept:
-                for name, value in names.items():
-                    if owner.__dict__.get(name) is not value:
-                        put(owner, name, value)
+            for owner, name, value in kept:
+                if owner.__dict__.get(name) is not value:
+                    put(owner, name, value)
             sys.modules.update(modules)
 
     @cached_property

@@ -42,9 +42,9 @@ def _faults(job: Job, source: Rows, table: Mapping[str, Sequence[Any]]) -> Itera
             table[reader.columns[0]],
         )
         with closing(code_of(reward, ranks=1, deadline=SECONDS, path=field)) as code:
-            for first in range(0, len(values), ROWS_AT_ONCE):
-                for row, why in _reasons(code, verifier, table, range(len(values))[first : first + ROWS_AT_ONCE]):
-                    yield row, f"holds {values[row]!r:.60} as {verifier.columns[0]}, which {why}"
+            parts = [range(len(values))[first : first + ROWS_AT_ONCE] for first in range(0, len(values), ROWS_AT_ONCE)]
+            for row, why in chain(*(_reasons(code, verifier, table, rows) for rows in parts)):
+                yield row, f"holds {values[row]!r:.60} as {verifier.columns[0]}, which {why}"
 
 
 def _reasons(
