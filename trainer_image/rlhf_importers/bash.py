@@ -54,6 +54,7 @@ class Script:
         self._functions: dict[str, Node | None] = {}
         self._locals: dict[str, list[str] | None] | None = None
         """Values that the local variables of the current function hide; None outside of functions."""
+        self._skipped: list[Node] = []
         self._folder = "."
         self._has_returned = False
         self._printed: list[str] | None = None
@@ -77,6 +78,12 @@ class Script:
         for text in [word for words in self.commands if words[0] != "echo" for word in words]:
             if len(text.split()) > 1 and any(map(is_named, text.split())):
                 self.read(text)
+
+    def read_skipped(self) -> None:
+        """Follow the branches of each `if` that were not taken; a note names the line of each."""
+        for node in self._skipped[:]:
+            self._note(node, "this is followed, though its condition does not hold")
+            self._run_all([node])
 
     def _run_all(self, nodes: Iterable[Node]) -> bool | None:
         outcome: bool | None = True
@@ -207,8 +214,11 @@ class Script:
             self._parts.values["@"] = words[words[:1] == ["--"] :]
         return True
 
-    def _shift(self, _: Node, arguments: list[str]) -> bool:
-        self._parts.values["@"] = self._parts.values["@"][int("".join(arguments) or 1) :]
+    def _shift(self, node: Node, arguments: list[str]) -> bool:
+        number, words = "".join(arguments) or "1", self._parts.values["@"]
+        if not number.isdigit():
+            words = [unknown(node)]
+        self._parts.values["@"] = words[int(number) :] if number.isdigit() and int(number) <= len(words) else words
         return True
 
     def _enter(self, node: Node, arguments: list[str]) -> bool:
@@ -217,7 +227,9 @@ class Script:
         return True
 
     def _evaluate(self, node: Node, arguments: list[str]) -> None:
-        if not self._forget(node, text := " ".join(arguments)) or UNKNOWN not in text:
+        if UNKNOWN in (text := " ".join(arguments)):
+            self._forget(node, text)
+        else:
             self.read(text)
 
     def _read(self, node: Node, arguments: list[str]) -> bool:
@@ -284,6 +296,7 @@ class Script:
             then = next((place for place, part in enumerate(parts) if part.type == "then"), 0)
             if not then or self._holds(self._statements(parts[:then])):
                 return self._run_all(parts[then:])
+            self._skipped += self._statements(parts[then:])
         return True
 
     def _case(self, node: Node) -> bool | None:

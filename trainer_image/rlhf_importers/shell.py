@@ -52,8 +52,10 @@ def call(text: str, source: str, program: str) -> tuple[list[str], list[str]]:
     script, is_named = Script(source), re.compile(program).fullmatch
     for each in _scripts_within(text, program) or [text]:
         script.read(each)
-    if not (calls := script.calls_of(is_named)):
+    if not script.calls_of(is_named):
         script.read_quoted(is_named)
+    if not (calls := script.calls_of(is_named)):
+        script.read_skipped()
         calls = script.calls_of(is_named)
     if not calls:
         return list(chain.from_iterable(script.commands)), script.notes

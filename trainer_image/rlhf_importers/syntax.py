@@ -71,7 +71,10 @@ def changed_names(text: str) -> list[str]:
 
 
 def total_of(text: str, values: Mapping[str, list[str]]) -> str | None:
-    """Return the value of a sum of bash with these variables; None if only a run knows."""
+    """Return the value of a sum of bash with these variables; None if only a run knows, or Jinja rounds otherwise."""
+    used = "".join([text, *(word for name in re.findall(r"\w+", text) for word in values.get(name, []))])
+    if re.search("[/%]", text) and "-" in used:
+        return None
     return calculate(SUM.sub(lambda found: SUMS[found[0]], text), values)
 
 

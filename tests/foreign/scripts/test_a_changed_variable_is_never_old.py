@@ -80,6 +80,7 @@ A=old; i=0; while ((i < 2)); do ((i++)); A=$i; done; run $A $i
 set -- -a; x=old; getopts a x; run $x
 cd /; run $PWD
 x=010; run $((x + 1))
+x=-7; run $((x / 2)) $((x % 2))
 """.strip().splitlines()
 PRELUDE = 'exec 3>&1 > /dev/null 2>&1; run() { printf "%s\\0" "$@" >&3; }\n'
 
@@ -118,6 +119,13 @@ def test_a_note_names_the_line_of_the_change(change: str) -> None:
 def test_words_of_an_unknown_value_are_no_options() -> None:
     words, _ = call("x=$(some_program --a=1 b.c=2)\npython -m a.main_ppo $x", "run.sh", r"[\w.]*main_ppo")
     assert words == ["a.main_ppo", f"{UNKNOWN}$(some_program --a=1 b.c=2){UNKNOWN}"]
+
+
+def test_a_call_in_a_branch_that_is_not_taken_is_told() -> None:
+    text = 'if [ "$RANK_OF_NO_RUN" == 0 ]; then\n  python -m a.main_ppo x.y=1\nfi'
+    words, notes = call(text, "run.sh", r"[\w.]*main_ppo")
+    assert words == ["a.main_ppo", "x.y=1"]
+    assert notes == ["line 2: python -m a.main_ppo x.y=1: this is followed, though its condition does not hold"]
 
 
 def test_a_file_that_is_sourced_is_told() -> None:
