@@ -69,10 +69,6 @@ class Script:
             raise ConversionError(f"{place}: cannot be read as bash: {one_line(text_of(wrong), 60)!r}")
         self._run_all([root])
 
-    def calls_of(self, is_named: Callable[[str], object]) -> list[list[str]]:
-        """Return the words of each command that has a word with a name that fits."""
-        return [words for words in self.commands if any(map(is_named, words))]
-
     def read_quoted(self, is_named: Callable[[str], object]) -> None:
         """Follow each word of a command that is a text with a name that fits, as in `bash -c "python -m ..."`."""
         for text in [word for words in self.commands if words[0] != "echo" for word in words]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -52,12 +53,7 @@ def call(text: str, source: str, program: str) -> tuple[list[str], list[str]]:
     script, is_named = Script(source), re.compile(program).fullmatch
     for each in _scripts_within(text, program) or [text]:
         script.read(each)
-    if not script.calls_of(is_named):
-        script.read_quoted(is_named)
-    if not (calls := script.calls_of(is_named)):
-        script.read_skipped()
-        calls = script.calls_of(is_named)
-    if not calls:
+    if not (calls := _calls_of(script, is_named)):
         return list(chain.from_iterable(script.commands)), script.notes
     if len(calls) > 1:
         script.notes.append(f"the script starts {len(calls)} trainings; the last one is read")
@@ -67,10 +63,20 @@ def call(text: str, source: str, program: str) -> tuple[list[str], list[str]]:
     return calls[-1][begin:], list(dict.fromkeys(script.notes))
 
 
+def _calls_of(script: Script, is_named: Callable[[str], object]) -> list[list[str]]:
+    """Return the commands with a name that fits; where none has it, those in quotes or in branches not taken."""
+    calls: list[list[str]] = []
+    for search in (lambda: None, lambda: script.read_quoted(is_named), script.read_skipped):
+        if not calls:
+            search()
+            calls = [words for words in script.commands if any(map(is_named, words))]
+    return calls
+
+
 def _scripts_within(text: str, program: str) -> list[str]:
     """Return the texts of a YAML document that call a program, such as the steps of a workflow."""
     try:
-        places = [document for document in read(text, "") if isinstance(document, dict)]
+        places: list[Any] = [document for document in read(text, "") if isinstance(document, dict)]
     except SpecError:
         return []
     found = []
