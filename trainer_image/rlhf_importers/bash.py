@@ -279,9 +279,11 @@ class Script:
         for text in texts:
             called = [name for name in functions if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", text)]
             texts += [text_of(functions.pop(name)) for name in called]
-        kept = self.notes[:]
-        self._forget(node, "\n".join(texts))
+        kept, text = self.notes[:], "\n".join(texts)
+        self._forget(node, text)
         self.notes = kept
+        if re.search(r"(?:^|[\s;])(?:shift|set)\b", text):
+            self._parts.values["@"] = [f"{UNKNOWN}$@{UNKNOWN}"]
         return self._note(node, "a loop is not followed")
 
     def _choose(self, node: Node) -> bool | None:

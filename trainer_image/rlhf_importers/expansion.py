@@ -80,7 +80,7 @@ class Expansion:
         if is_set == sign.endswith("+"):
             words = self._glue(node, is_quoted, found.end(), -1)
             self.values |= {name: [" ".join(words)]} if "=" in sign else {}
-            return words
+            return split(words, is_quoted or any(each.type.endswith("string") for each in node.named_children))
         return self._joined(values or [], name, index, is_quoted) if is_set else []
 
     def _joined(self, values: list[str], name: str, index: str, is_quoted: bool) -> list[str]:

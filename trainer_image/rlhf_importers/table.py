@@ -57,7 +57,7 @@ class Table:
 
 def table(project: str, algorithm: str, **changes: Change) -> Table:
     """Return the table of a project's keys for an algorithm; functions that it names are in `changes` or in CHANGES."""
-    text = resources.files(__package__).joinpath("keys", f"{project}.txt").read_text()
+    text = resources.files("rlhf_importers").joinpath("keys", f"{project}.txt").read_text()
     return parse(text, algorithm, {**CHANGES, **changes})
 
 

@@ -44,6 +44,7 @@ x=old; eval x=new; run $x
 f() { run $A; }; A=old; A=new f
 x=$(echo a >&2; echo b); run $x
 A='a  b'; B=$A; run "$B"
+run ${y:-a b} "${y:-a b}" ${y:-"a b"}
 """.strip().splitlines()
 UNTOLD = """
 x=1; (( x = 2 )); run $x
@@ -79,6 +80,7 @@ f() { A=new; }; A=old; for i in 1; do f; done; run $A
 A=old; i=0; while ((i < 2)); do ((i++)); A=$i; done; run $A $i
 set -- -a; x=old; getopts a x; run $x
 cd /; run $PWD
+set -- a b; for i in 1; do shift; done; run $1
 x=010; run $((x + 1))
 x=-7; run $((x / 2)) $((x % 2))
 """.strip().splitlines()
