@@ -65,8 +65,10 @@ def call(text: str, source: str, program: str) -> tuple[list[str], list[str]]:
 
 def _calls_of(script: Script, is_named: Callable[[str], object]) -> list[list[str]]:
     """Return the commands with a name that fits; where none has it, those in quotes or in branches not taken."""
+    searches: tuple[Callable[[], None], ...]
+    searches = (lambda: None, lambda: script.read_quoted(is_named), script.read_skipped)
     calls: list[list[str]] = []
-    for search in (lambda: None, lambda: script.read_quoted(is_named), script.read_skipped):
+    for search in searches:
         if not calls:
             search()
             calls = [words for words in script.commands if any(map(is_named, words))]
