@@ -1,4 +1,4 @@
-"""TRL: a configuration file (YAML) or a script for `trl grpo|rloo|sft|dpo|reward`; keys of TRL 1.9."""
+"""TRL: a configuration file (YAML) or a script for `trl grpo|rloo|sft|dpo|kto|reward`; keys of TRL 1.9."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_importers.shell import call, flags, only_document
 from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, sampling_rows, schedule, table, uri_of
 
 PROGRAM = "(program)"
-PROGRAMS = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO"}
+PROGRAMS = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "kto": "KTO"}
 PROGRAMS |= dict.fromkeys(("reward", "reward_modeling"), "RewardModel")
 CALLED = r"(?:\S*/)?(?:trl|(?:scripts|open_r1)/\w+\.py)"
 """Pattern of the word by which a script calls TRL: its command, or a file of TRL or of open-r1."""
@@ -22,6 +22,7 @@ MARKS = {
     "GRPO": ("num_generations", "max_completion_length", "reward_funcs", "epsilon", "scale_rewards"),
     "SFT": ("assistant_only_loss", "completion_only_loss", "packing", "dataset_text_field"),
     "RewardModel": ("center_rewards_coefficient",),
+    "KTO": ("desirable_weight", "undesirable_weight"),
     "DPO": ("precompute_ref_log_probs", "ld_alpha", "label_smoothing", "loss_weights", "beta"),
 }
 """Algorithm -> keys that only its TRL program has; a configuration file is for the first algorithm with such a key."""
@@ -50,7 +51,7 @@ load_in_* bnb_* use_bnb_*               lost  weights are not quantised
 dataset_name dataset_config datasets    with  data.train
 dataset_train_split=train               to    data.train.split
 dataset_test_split=test                 with  evaluation.data
-shuffle_dataset                         skip  rows are shuffled by training.seed
+shuffle_dataset train_sampling_strategy  skip  rows are shuffled by training.seed
 dataset_num_proc dataset_streaming dataset_kwargs dataloader_*  skip  rows are read once
 chat_template_path chat_template        lost  name a file with the template in data.chatTemplate
 dataset_mixture                         lost  write its data sets into data.train.mix
@@ -113,8 +114,10 @@ OFFLINE = """
 max_length=1024                         with  data.maxPromptTokens and data.maxResponseTokens
 beta                                    to    algorithm.beta
 loss_type                               with  algorithm
-label_smoothing loss_weights ld_alpha f_divergence_type use_weighting  lost  DPO has its own loss only
-precompute_ref_log_probs                skip  the reference scores each batch; it may be offloaded
+label_smoothing loss_weights ld_alpha f_divergence_type use_weighting  lost  DPO and KTO have their own loss only
+desirable_weight                        to    algorithm.desirableWeight
+undesirable_weight                      to    algorithm.undesirableWeight
+precompute_ref_*                        skip  the reference scores each batch; it may be offloaded
 packing packing_strategy eval_packing   skip  texts are always packed
 completion_only_loss                    skip  only responses are learned
 assistant_only_loss                     skip  every answer of a conversation is learned, and nothing else
@@ -137,6 +140,7 @@ TABLES = {
     "RLOO": COMMON + RL + RLOO + RATE.format("1e-6"),
     "SFT": COMMON + OFFLINE + RATE.format("2e-5"),
     "DPO": COMMON + OFFLINE + RATE.format("1e-6"),
+    "KTO": COMMON + OFFLINE + RATE.format("1e-6"),
     "RewardModel": COMMON + OFFLINE + RATE.format("1e-4"),
 }
 
@@ -193,7 +197,7 @@ def combine(draft: Draft, values: Mapping[str, Any]) -> None:
         _reward(draft, values)
         return
     several.halve(draft, "max_length", int(values["max_length"]))
-    if values["loss_type"] not in (None, "sigmoid", ["sigmoid"], "nll"):
+    if values["loss_type"] not in (None, "sigmoid", ["sigmoid"], "nll", "kto"):
         draft.checks.append(f"there is no loss {values['loss_type']} here")
 
 
@@ -239,11 +243,12 @@ def _steps(draft: Draft, values: Mapping[str, Any]) -> int | None:
 
 def _data(draft: Draft, values: Mapping[str, Any]) -> None:
     names = {"name": "subset", "split": "split"}
+    keys = {"responseKey": "completion"} if draft.algorithm == "KTO" else {}
     if sets := values["datasets"]:
-        rows = [{ours: each[theirs] for theirs, ours in names.items() if theirs in each} for each in sets]
+        rows = [keys | {ours: each[theirs] for theirs, ours in names.items() if theirs in each} for each in sets]
         several.train_on(draft, [{"uri": uri_of(each["path"])} | row for each, row in zip(sets, rows, strict=True)])
     elif name := values["dataset_name"]:
-        subset = {"subset": values["dataset_config"]} if values["dataset_config"] else {}
+        subset = keys | ({"subset": values["dataset_config"]} if values["dataset_config"] else {})
         several.train_on(draft, [{"uri": uri_of(name), **subset}])
         if values["eval_strategy"] not in ("no", False):
             held_out = {"uri": uri_of(name), **subset, "split": values["dataset_test_split"]}

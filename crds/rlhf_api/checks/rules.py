@@ -158,6 +158,9 @@ def _batches() -> Iterator[Rule]:
         given = Field(f"training.{size}").is_given
         yield Rule(f"training.{size}", used.implies(given), "is missing, {name} needs it")
         yield Rule(f"training.{size}", given.implies(used), f"is not for {{name}}; use {other}")
+    labelled = algorithm(lambda each: each.data == "labelled_completions")
+    message = "is {value}; {name} compares with the response of another row, expected at least 2"
+    yield Rule("training.batchSize", labelled.implies(Field("training.batchSize") >= 2), message)
     mini, sequences = Field("training.miniBatchSize"), Field("training.promptBatchSize") * SAMPLES
     whole = sequences % mini == 0
     message = "is {value}, which does not divide the {sequences} sequences of a step"

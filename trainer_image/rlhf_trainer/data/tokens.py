@@ -1,6 +1,6 @@
 """Encoding of prompts and responses as token ids, through the tokenizer's chat template if it applies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -27,6 +27,8 @@ Instruct = Callable[[list[ChatMessage] | str, int], list[ChatMessage] | str]
 """Function (prompt, index of its row) -> the prompt with the job's instructions; raises BadValueError."""
 T = TypeVar("T")
 UNLEARNED = f"an answer is not learned, as it cannot be found whole in the rendering of {TEMPLATE}"
+LABELS: Mapping[object, int] = {1: 1, 0: 0, "true": 1, "false": 0, "1": 1, "0": 0}
+"""Cell of a column of labels -> label; cells of a CSV file are texts."""
 NO_TOOLS = f"tools are not in the prompt, as {TEMPLATE} does not write them"
 
 
@@ -151,7 +153,7 @@ class Encoder:
         return found
 
     def labels(self, labels: Column) -> list[Ids]:
-        """Return [1] or [0] for each row of a column of labels, whose cells are true or false, or 1 or 0."""
+        """Return [1] or [0] for each row of a column of labels, whose cells are keys of `LABELS`."""
         found = self._each(labels, lambda index: _label(labels.values[index]))
         return [[label or 0] for label in found]
 
@@ -242,9 +244,10 @@ class Encoder:
 
 
 def _label(value: object) -> int:
-    if isinstance(value, bool) or value in (0, 1):
-        return int(bool(value))
-    raise BadValueError(f"holds {kind_of(value)}, not true or false")
+    name = value.strip().lower() if isinstance(value, str) else value
+    if isinstance(name, int | float | str) and name in LABELS:
+        return LABELS[name]
+    raise BadValueError(f"holds {value!r:.60}, not true or false")
 
 
 def _no_answer(column: Column, index: int, name: str) -> str:
