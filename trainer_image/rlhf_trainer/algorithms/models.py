@@ -62,7 +62,7 @@ class CostCritic(Critic[B], Protocol[B]):
 
 
 class Reference(Protocol[B]):
-    """Reference model, the actor before training: adds ref_log_probs [B, T], or KTO's ref_mismatched [B], to a batch."""
+    """Reference model, the actor before training: adds ref_log_probs [B, T], or KTO's ref_mismatched [B]."""
 
     def compute_log_prob(self, batch: B) -> B: ...
     def compute_mismatched_log_prob(self, batch: B) -> B: ...

@@ -251,7 +251,7 @@ class CompletionLoader(Loader):
     """
 
     reader = CompletionReader
-    fields = ("tokens", "attention_mask", "response_mask", "valid")
+    fields: ClassVar[tuple[str, ...]] = ("tokens", "attention_mask", "response_mask", "valid")
 
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
         return dict(zip(self.fields, self._text(0, rows), strict=False))
