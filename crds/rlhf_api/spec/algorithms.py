@@ -91,10 +91,9 @@ class Algorithm(Spec):
         if not hasattr(cls, "step"):
             return  # a base of others
         data, *models = inspect.signature(cls.step).parameters
-        if data not in get_args(RowKind):
-            raise TypeError(
-                f"the step's first parameter is {data}, expected the data's rows: {choice(get_args(RowKind))}"
-            )
+        kinds = get_args(RowKind)
+        if data not in kinds:
+            raise TypeError(f"the step's first parameter is {data}, expected the data's rows: {choice(kinds)}")
         calls: list[Call] = []
         cls.step(_Recorded("batch", []), **{name: _Recorded(name, calls) for name in models})
         cls.set_step(data, models, calls)

@@ -31,7 +31,7 @@ class HeldOut(Evaluator):
         (role,), calls = job.spec.algorithm.trained, job.spec.algorithm.calls
         method, self._measure = OFFLINE["completions" in job.spec.algorithm.data]
         self._evaluate = getattr(runtime.models[role], method)
-        self._before = [getattr(runtime.models[of], call) for of, call in calls if not call.startswith("update_")]
+        self._before = [getattr(runtime.models[of], call) for of, call in calls if call.startswith("compute_")]
 
     def measures(self) -> list[str]:
         return [self._measure]
