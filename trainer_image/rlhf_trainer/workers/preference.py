@@ -1,7 +1,4 @@
-"""DPO (arXiv:2305.18290, eq. 7): the actor learns from pairs of responses, from the data or chosen among its own.
-
-KTO (arXiv:2402.01306): it learns from responses that are labelled desirable or not.
-"""
+"""Actors that learn from pairs of responses (DPO, arXiv:2305.18290, eq. 7) or from labels (KTO, arXiv:2402.01306)."""
 
 from __future__ import annotations
 
