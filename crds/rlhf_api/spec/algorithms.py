@@ -26,7 +26,7 @@ RESPONSE_COLUMNS = frozenset({"prompt", "response", "reward", "reward_parts", "f
 PAIR_COLUMNS = frozenset({"prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"})
 CUSTOM = "Custom"
 """Name by which a manifest's `algorithm` says that its class is the user's own."""
-RowKind = Literal["prompts", "completions", "pairs", "safety_pairs", "labelled_completions"]
+RowKind = Literal["prompts", "completions", "labelled_completions", "pairs", "safety_pairs"]
 """Kind of data rows that an algorithm may read; the first parameter of its step names one."""
 OBJECTIVE_INPUTS = ("log_probs", "old_log_probs", "advantages", "mask", "token_weights")
 """Names that the parameters of an algorithm's own `objective` may have."""
