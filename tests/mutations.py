@@ -29,6 +29,7 @@ IMPORTERS, CHART = "trainer_image/rlhf_importers", "helm/rlhf-operator"
 OPS = "tests/trainer/ops"
 ADVANTAGES = f"{OPS}/test_advantages_follow_their_definition.py"
 GROUPS = f"{OPS}/test_a_response_is_compared_with_its_group.py"
+KTO = "tests/trainer/training/test_kto_follows_its_paper.py"
 LOSSES = f"{OPS}/test_losses_are_shares_of_a_global_mean.py"
 KL = f"{OPS}/test_the_kl_estimators_estimate_the_divergence.py"
 RATES = "tests/trainer/training/test_optimizer_steps_use_the_rate_of_their_schedule.py"
@@ -133,6 +134,15 @@ MUTATIONS = (
         f"{OPS}/test_tokens_and_responses_weigh_as_the_aggregation_says.py",
     ),
     Mutation(f"{TRAINER}/algorithms/grpo.py", "    if normalize_by_std:", "    if not normalize_by_std:", GROUPS),
+    Mutation(f"{TRAINER}/algorithms/kto.py", "(2.0 * desirable - 1.0)", "(1.0 - 2.0 * desirable)", KTO),
+    Mutation(f"{TRAINER}/algorithms/kto.py", "self.undesirable_weight * (", "self.desirable_weight * (", KTO),
+    Mutation(f"{TRAINER}/workers/preference.py", "max(total / rows, 0.0)", "total / rows", KTO),
+    Mutation(
+        f"{TRAINER}/data/loaders.py",
+        "rows.batch.roll(-shift)",
+        "rows.batch",
+        "tests/trainer/unit/data/test_a_batch_holds_what_the_model_sees.py",
+    ),
     Mutation(f"{TRAINER}/algorithms/rloo.py", "(count - 1).clamp", "count.clamp", GROUPS),
     Mutation(
         f"{API}/spec/algorithms.py", "return (gain - multiplier * cost)", "return (gain + multiplier * cost)", SAFE

@@ -644,6 +644,7 @@ WRONG: dict[str, Case] = {
     "rows for RL": Case("PPO", ("training.batchSize=8",), "spec.training.batchSize"),
     "prompts for SFT": Case("SFT", ("training.promptBatchSize=8",), "spec.training.promptBatchSize"),
     "SFT without rows": Case("SFT", ("training.batchSize=",), "spec.training.batchSize"),
+    "one response with a label": Case("KTO", ("training.batchSize=1",), "spec.training.batchSize"),
     "mini-batches for SFT": Case("SFT", ("training.miniBatchSize=8",), "spec.training.miniBatchSize"),
     "update epochs for SFT": Case("SFT", ("training.updateEpochs=2",), "spec.training.updateEpochs"),
     "sampling for a reward model": Case("RewardModel", ("rollout.temperature=0.5",), "spec.rollout"),

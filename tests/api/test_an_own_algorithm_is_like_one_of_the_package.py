@@ -136,7 +136,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     ),
     "rows that no data give": (
         CLASS + "step = staticmethod(lambda rows: None)\n",
-        "TypeError: the step's first parameter is rows, expected the data's rows: prompts, completions, pairs or",
+        "TypeError: the step's first parameter is rows, expected the data's rows: prompts, completions, ",
         "2",
     ),
     "no advantage": (

@@ -14,12 +14,11 @@ import pyarrow.parquet as pq
 
 from rlhf_api.files import load
 from rlhf_api.spec.data import DataSource
-from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
+from rlhf_trainer.data.loaders import LOADERS
 from rlhf_trainer.training.loading import load_tokenizer
 from tests.fuzz.commands import EXAMPLES, MODEL, Case, ended
 from tests.fuzz.damage import as_json, damaged, encoded, garbled, odd, torn
 
-LOADERS: tuple[type[Loader], ...] = (PromptLoader, CompletionLoader, PairLoader, SafetyPairLoader)
 ROWS = [
     {"prompt": f"{number}?", "response": "one", "chosen": "two", "rejected": "three", "a": True, "b": False}
     for number in range(4)
@@ -38,10 +37,11 @@ def rows(folder: Path) -> Case:
         datasets.config.HF_DATASETS_CACHE = cache
         file = _write(dice, folder)
         keys: dict[str, Any] = {"prompt_key": "prompt", "chosen_safe_key": "a", "rejected_safe_key": "b"}
+        keys["label_key"] = "a"
         if dice.random() < 0.1:
             keys["prompt_key"] = dice.choice(("a", "missing", "promp\u0301t", "response"))
         source = DataSource(uri=f"file://{file}", **keys)
-        kind = dice.choice(LOADERS)
+        kind = dice.choice([*LOADERS.values()])
         try:
             how = ended(lambda: kind(source, tokenizer, path="spec.data.train", spec=SPEC).batch(1, batch_size=3), PATH)
         finally:

@@ -26,6 +26,7 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "RewardModel": ("RewardModel", {}),
     "CostModel": ("CostModel", {}),
     "DPO": ("DPO", {}),
+    "KTO": ("KTO", {}),
     "OnlineDPO": ("OnlineDPO", {"rollout": {"samplesPerPrompt": 2}, "training": {"miniBatchSize": 32}}),
     "PPO": ("PPO", {"training": MINI | {"updateEpochs": 2}}),
     "PPO-ptx": ("PPO", PTX | {"training": MINI}),
@@ -49,6 +50,7 @@ WORK: dict[str, dict[str, Row]] = {
     "RewardModel": {"reward": (0, 0, 0, 128, 1)},
     "CostModel": {"cost": (0, 0, 0, 128, 1)},
     "DPO": {"actor": (0, 0, 0, 128, 1), "reference": (0, 0, 128, 0, 0)},
+    "KTO": {"actor": (0, 0, 64, 64, 1), "reference": (0, 0, 128, 0, 0)},
     "PPO": {
         "actor": (64, 1, 64, 128, 8),
         "critic": (0, 0, 64, 128, 8),
@@ -116,7 +118,7 @@ def of_the_graph(one: Job) -> dict[str, Row]:
     return found
 
 
-@pytest.mark.parametrize("name", CRITIC_FREE)
+@pytest.mark.parametrize("name", ["KTO", *CRITIC_FREE])
 def test_without_a_critic_the_work_is_the_trainers_calls(name: str) -> None:
     samples = {"rollout": {"samplesPerPrompt": 4}} if ALGORITHMS[name].comparing == {} else {}
     one = job_of(name, **samples)

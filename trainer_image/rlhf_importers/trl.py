@@ -1,4 +1,4 @@
-"""TRL: a configuration file (YAML) or a script for `trl grpo|rloo|sft|dpo|reward`; keys of TRL 1.9."""
+"""TRL: a configuration file (YAML) or a script for `trl grpo|rloo|sft|dpo|kto|reward`; keys of TRL 1.9."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from rlhf_importers.shell import call, flags, only_document
 from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
 
 PROGRAM, PENALTY = "(program)", "get_soft_overlong_punishment"
-PROGRAMS = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO"}
+PROGRAMS = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "kto": "KTO"}
 PROGRAMS |= dict.fromkeys(("reward", "reward_modeling"), "RewardModel")
 CALLED = r"(?:\S*/)?(?:trl|(?:scripts|open_r1)/\w+\.py)"
 """Pattern of the word by which a script calls TRL: its command, or a file of TRL or of open-r1."""
+PROCESSES = re.compile(r"--num_processes[ =](\d+)")
+"""Option of accelerate, in front of the program's name."""
 MARKS = {
     "RLOO": ("normalize_advantages", "reward_clip_range"),
     "GRPO": ("num_generations", "max_completion_length", "reward_funcs", "epsilon", "scale_rewards"),
     "SFT": ("assistant_only_loss", "completion_only_loss", "packing", "dataset_text_field"),
     "RewardModel": ("center_rewards_coefficient",),
+    "KTO": ("desirable_weight", "undesirable_weight"),
     "DPO": ("precompute_ref_log_probs", "ld_alpha", "label_smoothing", "loss_weights", "beta"),
 }
 """Algorithm -> keys that only its TRL program has; a configuration file is for the first algorithm with such a key."""
@@ -54,7 +57,8 @@ def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
         words, notes = call(text, source, CALLED)
         if not re.fullmatch(CALLED, "".join(words[:1])):
             raise NoCounterpartError("it calls no program of TRL by its name")
-        return {PROGRAM: Path("".join(words[words[0].endswith("trl") :][:1])).stem, **flags(words)}, notes
+        launcher = {"num_processes": int(found[1])} if (found := PROCESSES.search(text)) else {}
+        return {PROGRAM: Path("".join(words[words[0].endswith("trl") :][:1])).stem, **launcher, **flags(words)}, notes
     document = only_document(text, source)
     if not isinstance(document, dict):
         raise NoCounterpartError("it is no mapping of keys to values")
@@ -87,7 +91,7 @@ def combine(draft: Draft, values: Mapping[str, Any]) -> None:
         _reward(draft, values)
         return
     several.halve(draft, "max_length", int(values["max_length"]))
-    if values["loss_type"] not in (None, "sigmoid", ["sigmoid"], "nll"):
+    if values["loss_type"] not in (None, "sigmoid", ["sigmoid"], "nll", "kto"):
         draft.checks.append(f"there is no loss {values['loss_type']} here")
 
 
@@ -133,11 +137,12 @@ def _steps(draft: Draft, values: Mapping[str, Any]) -> int | None:
 
 def _data(draft: Draft, values: Mapping[str, Any]) -> None:
     names = {"name": "subset", "split": "split"}
+    keys = {"responseKey": "completion"} if draft.algorithm == "KTO" else {}
     if sets := values["datasets"]:
-        rows = [{ours: each[theirs] for theirs, ours in names.items() if theirs in each} for each in sets]
+        rows = [keys | {ours: each[theirs] for theirs, ours in names.items() if theirs in each} for each in sets]
         several.train_on(draft, [{"uri": uri_of(each["path"])} | row for each, row in zip(sets, rows, strict=True)])
     elif name := values["dataset_name"]:
-        subset = {"subset": values["dataset_config"]} if values["dataset_config"] else {}
+        subset = keys | ({"subset": values["dataset_config"]} if values["dataset_config"] else {})
         several.train_on(draft, [{"uri": uri_of(name), **subset}])
         if values["eval_strategy"] not in ("no", False):
             held_out = {"uri": uri_of(name), **subset, "split": values["dataset_test_split"]}

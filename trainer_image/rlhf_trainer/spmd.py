@@ -1,7 +1,5 @@
 """Offline jobs as plain SPMD programs: `torchrun --nproc-per-node N -m rlhf_trainer.spmd PROGRAM FILE`.
 
-PROGRAM is sft, reward_model, cost_model or dpo.
-
 Every rank runs the algorithm on its own rows, without Ray and without a controller. There are no checkpoints: a run
 that was stopped starts from the beginning (`rlhf run` resumes).
 """
@@ -54,7 +52,7 @@ from rlhf_trainer.training import distributed
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.types import Batch, Transfer, transfers_of
 
-PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel", "cost_model": "CostModel", "dpo": "DPO"}
+PROGRAMS = {"sft": "SFT", "reward_model": "RewardModel", "cost_model": "CostModel", "dpo": "DPO", "kto": "KTO"}
 
 
 class RankValues:

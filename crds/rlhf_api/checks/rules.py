@@ -158,14 +158,15 @@ def _batches() -> Iterator[Rule]:
         given = Field(f"training.{size}").is_given
         yield Rule(f"training.{size}", used.implies(given), "is missing, {name} needs it")
         yield Rule(f"training.{size}", given.implies(used), f"is not for {{name}}; use {other}")
+    several = algorithm(lambda each: each.data == "labelled_completions").implies(Field("training.batchSize") >= 2)
+    yield Rule("training.batchSize", several, "is {value}; {name} reads other rows' responses, expected at least 2")
     mini, sequences = Field("training.miniBatchSize"), Field("training.promptBatchSize") * SAMPLES
     whole = sequences % mini == 0
     message = "is {value}, which does not divide the {sequences} sequences of a step"
     message += " (promptBatchSize times samplesPerPrompt)"
     yield Rule("training.miniBatchSize", whole, message, {"sequences": sequences})
-    pairs = algorithm(lambda each: each.chooses_pairs)
     message = "is {value}; {name} makes a pair of the {samples} responses to a prompt, expected a multiple of that"
-    in_pairs = (whole & pairs).implies(mini % SAMPLES == 0)
+    in_pairs = (whole & algorithm(lambda each: each.chooses_pairs)).implies(mini % SAMPLES == 0)
     yield Rule("training.miniBatchSize", in_pairs, message, {"samples": SAMPLES})
 
 
@@ -205,9 +206,8 @@ def _sampling() -> Iterator[Rule]:
     measured = MAKES_DATA | Field("checkpoint.keepBest").is_given.implies(Field("evaluation.everySteps").is_given)
     yield Rule("checkpoint.keepBest", measured, "is {value}, but evaluation.everySteps is missing")
     by_turn = algorithm(lambda each: "rewards" in signature(getattr(each, "advantage", print)).parameters)
-    plain = (Field("algorithm.rewards.normalization") == "None") & ~Field("algorithm.rewards.clip").is_given
     by_value = Field("algorithm.rewards.truncated") == "Value"
-    plain &= ~by_value
+    plain = (Field("algorithm.rewards.normalization") == "None") & ~Field("algorithm.rewards.clip").is_given & ~by_value
     message = "has a normalization, clip or truncated: Value, but {name} learns from the rewards of single turns"
     yield Rule("algorithm.rewards", (ENVIRONMENT & by_turn).implies(plain), message)
     is_used = (Field("algorithm.rewards.truncatedValue") == 0.0) | by_value

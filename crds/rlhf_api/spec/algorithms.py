@@ -26,8 +26,8 @@ RESPONSE_COLUMNS = frozenset({"prompt", "response", "reward", "reward_parts", "f
 PAIR_COLUMNS = frozenset({"prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"})
 CUSTOM = "Custom"
 """Name by which a manifest's `algorithm` says that its class is the user's own."""
-ROWS = ("prompts", "completions", "pairs", "safety_pairs")
-"""Kinds of data rows that an algorithm may read; the first parameter of its step names one of them."""
+RowKind = Literal["prompts", "completions", "labelled_completions", "pairs", "safety_pairs"]
+"""Kind of data rows that an algorithm may read; the first parameter of its step names one."""
 OBJECTIVE_INPUTS = ("log_probs", "old_log_probs", "advantages", "mask", "token_weights")
 """Names that the parameters of an algorithm's own `objective` may have."""
 Call = tuple[str, str]
@@ -64,7 +64,7 @@ class Algorithm(Spec):
     """Parameter of the step -> the algorithm's own worker class; other parameters get the trainer's workers."""
 
     data: ClassVar[str]
-    """Kind of the data's rows: prompts, completions, pairs or safety_pairs."""
+    """Kind of the data's rows: a `RowKind`."""
     models: ClassVar[list[str]]
     """Parameters of the step after the first: models, and workers such as `advantage`."""
     calls: ClassVar[tuple[Call, ...]]
@@ -91,8 +91,9 @@ class Algorithm(Spec):
         if not hasattr(cls, "step"):
             return  # a base of others
         data, *models = inspect.signature(cls.step).parameters
-        if data not in ROWS:
-            raise TypeError(f"the step's first parameter is {data}, expected the data's rows: {choice(ROWS)}")
+        kinds = get_args(RowKind)
+        if data not in kinds:
+            raise TypeError(f"the step's first parameter is {data}, expected the data's rows: {choice(kinds)}")
         calls: list[Call] = []
         cls.step(_Recorded("batch", []), **{name: _Recorded(name, calls) for name in models})
         cls.set_step(data, models, calls)
@@ -154,7 +155,10 @@ class Algorithm(Spec):
 
 
 class Preference(Algorithm):
-    """Base of algorithms whose actor learns from pairs of responses."""
+    """Base of algorithms whose actor learns from pairs of responses, or from responses with a label."""
+
+    losses: ClassVar[Callable[..., Any]]
+    """Loss of each response with a label, [B]: a pure method of log_ratios, desirable and reference_point, all [B]."""
 
     beta: float = Field(0.1, gt=0, description="Strength (beta) by which the loss keeps the actor near the reference.")
 

@@ -15,7 +15,7 @@ from rlhf_api.names import PlacedRole
 from rlhf_api.own_code import OwnCodeError, defined_at, describe_error, line_of, package_of
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_api.pydantic_errors import explain
-from rlhf_api.spec.algorithms import CUSTOM, ActorCritic, Algorithm, PolicyGradient
+from rlhf_api.spec.algorithms import CUSTOM, ActorCritic, Algorithm, PolicyGradient, RowKind
 from rlhf_api.spec.functions import MAX_DEPTH, JsonFields
 
 GROUP = "rlhf.algorithms"
@@ -53,7 +53,7 @@ class AlgorithmFacts(Spec):
     """Properties of an own algorithm's class, as a pod with the job's image reads them."""
 
     base: Literal["ActorCritic", "PolicyGradient", "Algorithm"] = Field(description="Base class of the algorithm.")
-    data: Literal["prompts", "completions", "pairs", "safety_pairs"] = Field(description="Kind of the data's rows.")
+    data: RowKind = Field(description="Kind of the data's rows.")
     models: Listed[Identifier] = Field(max_length=16, description="Parameters of the step after the first one.")
     calls: Listed[str] = Field(max_length=64, description="Calls in the step, in order, such as actor.update_actor.")
     holds: Listed[str] = Field((), max_length=16, description="Names of the class's properties that are true.")

@@ -22,7 +22,7 @@ class Rows(Spec):
     """Base of data sets: the names of the columns of their rows."""
 
     prompt_key: Text = Field("prompt", description="Column of the prompt.")
-    response_key: Text = Field("chosen", description="Column of the response, for SFT.")
+    response_key: Text = Field("chosen", description="Column of the response, for SFT and KTO.")
     chosen_key: Text = Field("chosen", description="Column of the better response of a pair.")
     rejected_key: Text = Field("rejected", description="Column of the worse response of a pair.")
     chosen_safe_key: Text = "chosen_safe"
@@ -31,9 +31,10 @@ class Rows(Spec):
     """Column that says whether the worse response is safe, for CostModel."""
     better_key: Text | None = None
     """Column of 0 or 1: 1 where rejectedKey names the better response. Unset: chosenKey always names the better one."""
+    label_key: Text = Field("label", description="Column that says whether the response is desirable, for KTO.")
     messages_key: Text | None = None
-    """Column of conversations, instead of promptKey and responseKey. SFT learns each answer of the assistant; RL and
-    pairs take everything before the last answer as the prompt.
+    """Column of conversations, instead of promptKey and responseKey. SFT and KTO learn each answer of the assistant; RL
+    and pairs take everything before the last answer as the prompt.
     """
     tools_key: Text | None = Field(None, description="Column of tools, which the chat template gets.")
     columns: Listed[Column] = Field((), max_length=64)

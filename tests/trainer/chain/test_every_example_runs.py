@@ -34,6 +34,7 @@ OF = {
     "CostModel": {"loss/cost_model", "accuracy/pairs", "accuracy/safety"},
     "DPO": {"loss/dpo", "accuracy/pairs", "margin/pairs"},
     "GRPO": POLICY | {"groups/with_signal"},
+    "KTO": {"loss/kto", "kl/mismatched", "implicit_reward/desirable", "implicit_reward/undesirable"},
     "OnlineDPO": ALWAYS | {"loss/dpo", "margin/pairs", "groups/with_signal"},
     "PPO": POLICY | {"loss/value"},
     "ReMax": POLICY | {"reward/greedy"},

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rlhf_api.exit_codes import ExitCode
-from tests.trainer.report.conftest import PPO, RM, SFT, finish, page_of, ppo_record, report, run_job, sample
+from rlhf_api.files import load
+from tests.trainer.report.conftest import PPO, RM, ROOT, SFT, finish, page_of, ppo_record, report, run_job, sample
 
 Chain = Callable[[list[dict[str, Any]]], Path]
 
@@ -45,6 +46,13 @@ def test_a_job_that_has_just_begun(tmp_path: Path) -> None:
     assert "No step has been measured yet" in page.sections["helpful-sft"]
     assert "Nothing was measured on held-out data" in page.sections[""]
     assert "Not recorded" in page.sections["environment"]
+
+
+@pytest.mark.parametrize("example", ["10-helpful-dpo", "kto-helpful"])
+def test_a_job_that_generates_nothing_promises_no_samples(example: str, tmp_path: Path) -> None:
+    (job,) = load(ROOT / "examples" / f"{example}.yaml", finished={SFT.name: "SFT"})
+    run_job(tmp_path, job, [])
+    assert "No samples yet" not in page_of(tmp_path).sections[job.name]
 
 
 def test_a_single_step(tmp_path: Path) -> None:

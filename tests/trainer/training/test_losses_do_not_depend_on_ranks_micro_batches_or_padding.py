@@ -24,7 +24,7 @@ from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.critic import CriticWorker
 from rlhf_trainer.workers.generating_actor import GeneratingActor
-from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PreferenceActorWorker
+from rlhf_trainer.workers.preference import LabelledActorWorker, OnlinePreferenceActorWorker, PreferenceActorWorker
 from rlhf_trainer.workers.reward import CostTrainer, RewardTrainer
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from tests.trainer.families import FAMILIES as MODELS
@@ -94,6 +94,17 @@ def pairs(extra: int) -> dict[str, Tensor]:
     }
 
 
+def labelled(extra: int) -> dict[str, Tensor]:
+    """Responses with labels; the last one is padding of a short batch."""
+    pair = pairs(extra)
+    return {
+        **sequences(1, extra),
+        "valid": pair["valid"],
+        "desirable": pair["chosen_safe"],
+        "reference_point": torch.full((ROWS,), 0.5),
+    }
+
+
 PPO = {"name": "PPO", "entropyCoefficient": 0.01, "kl": {"applyTo": "Loss", "coefficient": 0.1}}
 DAPO = {
     "name": "GRPO",
@@ -113,6 +124,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "RewardModel": {"algorithm": {"name": "RewardModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "CostModel": {"algorithm": {"name": "CostModel"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "DPO": {"algorithm": {"name": "DPO"}, "training": {"totalSteps": 4, "batchSize": ROWS}},
+    "KTO": {"algorithm": {"name": "KTO", "undesirableWeight": 2.0}, "training": {"totalSteps": 4, "batchSize": ROWS}},
     "OnlineDPO": {"algorithm": {"name": "OnlineDPO"}, **GROUPS},
     "PPO-ptx": {"algorithm": {**PPO, "pretrainCoefficient": 2.0}, "training": {**RL, "promptBatchSize": ROWS}},
     "SafeRLHF": {"algorithm": {"name": "SafeRLHF"}, "training": {**RL, "promptBatchSize": ROWS}},
@@ -131,6 +143,7 @@ CASES: dict[str, tuple[str, Role, type, str]] = {
     "RLOO actor": ("RLOO", "actor", ActorWorker, "update_actor"),
     "cost model": ("CostModel", "cost", CostTrainer, "update_cost"),
     "DPO actor": ("DPO", "actor", PreferenceActorWorker, "update_actor"),
+    "KTO actor": ("KTO", "actor", LabelledActorWorker, "update_actor"),
     "online DPO actor": ("OnlineDPO", "actor", OnlinePreferenceActorWorker, "update_actor"),
     "PPO-ptx actor": ("PPO-ptx", "actor", ActorWorker, "update_actor"),
     "PPO-ptx report": ("PPO-ptx", "actor", ActorWorker, "compute_loss"),
@@ -179,6 +192,7 @@ def update(
     setting = WorkerSetting(job=made, role=role, model=made.models()[role], folder=folder, total_steps=4, layout=layout)
     worker = worker_class(setting, **arguments)
     fields = pairs(extra) if name in ("RewardModel", "CostModel", "DPO", "OnlineDPO") else sequences(1, extra)
+    fields = labelled(extra) if name == "KTO" else fields
     if algorithm == "PPO-ptx":
         text = sequences(7, 2 * extra)
         names = ("tokens", "attention_mask", "response_mask")

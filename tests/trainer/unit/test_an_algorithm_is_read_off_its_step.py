@@ -19,6 +19,7 @@ from rlhf_trainer.algorithms.models import Actor, Advantage, B, Reward
         ("RewardModel", "pairs", ("reward",), (), True),
         ("CostModel", "safety_pairs", ("cost",), (), True),
         ("DPO", "pairs", ("actor",), ("reference",), True),
+        ("KTO", "labelled_completions", ("actor",), ("reference",), True),
         ("OnlineDPO", "prompts", ("actor",), ("reference", "reward"), False),
         ("PPO", "prompts", ("actor", "critic"), ("reference", "reward"), False),
         ("SafeRLHF", "prompts", ("actor", "critic"), ("reference", "reward", "cost"), False),

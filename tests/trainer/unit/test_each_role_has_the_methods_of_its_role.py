@@ -27,10 +27,10 @@ from rlhf_trainer.workers.reward import RewardWorker
 from tests.mapper.planned_jobs import job_of
 
 SAVED = {"save", "begin_checkpoint", "end_checkpoint", "counters", "set_counters", "restore"}
-OWN_REFERENCE = {"compute_ref_log_prob", "compute_ref_pair_log_prob"}
+OWN_REFERENCE = {"compute_ref_log_prob", "compute_ref_pair_log_prob", "compute_ref_mismatched_log_prob"}
 GENERATES = SAVED | OWN_REFERENCE | {"generate_sequences", "compute_log_prob", "span_pools", "send_weights"}
 CRITIC = SAVED | {"compute_values", "update_critic"}
-REFERENCE = {"compute_log_prob", "compute_pair_log_prob"}
+REFERENCE = {"compute_log_prob", "compute_pair_log_prob", "compute_mismatched_log_prob"}
 ADVANTAGE = {"compute_advantage", "counters", "set_counters"}
 RL = {
     "actor": GENERATES | {"update_actor", "compute_loss"},
@@ -44,6 +44,10 @@ METHODS: Mapping[str, Mapping[str, set[str]]] = {
     "RewardModel": {"reward": SAVED | {"update_reward", "evaluate_pairs"}},
     "CostModel": {"cost": SAVED | {"update_cost", "evaluate_pairs"}},
     "DPO": {"actor": SAVED | OWN_REFERENCE | {"update_actor", "evaluate_pairs"}, "reference": REFERENCE},
+    "KTO": {
+        "actor": SAVED | OWN_REFERENCE | {"compute_reference_point", "update_actor", "evaluate_completions"},
+        "reference": REFERENCE,
+    },
     "OnlineDPO": {
         "actor": GENERATES | {"update_actor"},
         "reference": REFERENCE,

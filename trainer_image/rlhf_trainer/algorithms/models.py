@@ -62,9 +62,10 @@ class CostCritic(Critic[B], Protocol[B]):
 
 
 class Reference(Protocol[B]):
-    """Reference model, the actor before training: adds ref_log_probs [B, T] of the tokens to a batch."""
+    """Reference model, the actor before training: adds ref_log_probs [B, T], or KTO's ref_mismatched [B]."""
 
     def compute_log_prob(self, batch: B) -> B: ...
+    def compute_mismatched_log_prob(self, batch: B) -> B: ...
 
 
 class PairReference(Protocol[B]):
@@ -119,6 +120,13 @@ class PreferenceActor(Protocol[B_contra]):
     """An actor that learns from given pairs of a chosen and a rejected response."""
 
     def update_actor(self, batch: B_contra) -> Any: ...
+
+
+class LabelledActor(Protocol[B]):
+    """An actor that learns from responses with a label; it also adds reference_point [B], KTO's z0, to a batch."""
+
+    def compute_reference_point(self, batch: B) -> B: ...
+    def update_actor(self, batch: B) -> Any: ...
 
 
 class RewardInTraining(Protocol[B_contra]):

@@ -31,7 +31,7 @@ from rlhf_trainer.chat import EndTokens
 from rlhf_trainer.data.order import MAX_SOURCES, Order
 from rlhf_trainer.data.own_data import own_order
 from rlhf_trainer.data.ragged import Ragged
-from rlhf_trainer.data.reading import CompletionReader, PairReader, Reader, RowCheck, SafetyPairReader
+from rlhf_trainer.data.reading import CompletionReader, LabelledReader, PairReader, Reader, RowCheck, SafetyPairReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,8 @@ class Rows:
 
     examples: Tensor
     """Index of the example in each row of the rank, int64 [B]."""
+    numbers: Tensor
+    """Number of each row of the rank in the whole batch, from 0: int64 [B]."""
     valid: Tensor
     """Mask of the rank's rows, float32 [B]: 0 on padding rows, else 1."""
     batch: Tensor
@@ -56,6 +58,8 @@ class Loader:
     """Class of the loader's readers; each data set has one reader."""
     fields: ClassVar[tuple[str, ...]]
     """Names of the tensors of a step's batch; the method `batch` also returns `row`."""
+    labels: ClassVar[tuple[str, ...]] = ()
+    """Names of the tensors among `fields` that hold the reader's labels, float32 [B], 1 or 0."""
 
     def __init__(
         self,
@@ -201,23 +205,28 @@ class Loader:
         """Return the tensors of some rows of a batch; examples int64 [B] and valid bool [B] cover the whole batch."""
         assert rows is None or 0 <= rows.start <= rows.stop <= len(examples), f"{rows} of {len(examples)} rows"
         numbers = torch.arange(len(examples))[rows or slice(None)]
-        chosen = Rows(examples=examples[numbers], valid=valid[numbers].float(), batch=examples)
-        return {**self._tensors(chosen), "valid": chosen.valid, "row": numbers}
+        chosen = Rows(examples=examples[numbers], numbers=numbers, valid=valid[numbers].float(), batch=examples)
+        named = zip(self.labels, self._labels, strict=True)
+        labels = {name: label.selected(chosen.examples).flat.float() for name, label in named}
+        return {**self._tensors(chosen), **labels, "valid": chosen.valid, "row": numbers}
 
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
-        """Return a subclass's tensors of some rows, without `valid` and `row`."""
+        """Return a subclass's tensors of some rows, without labels, `valid` and `row`."""
         raise NotImplementedError
 
-    def _whole(self, response: int, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return (ids, attention mask) [B, T] of prompts with response number `response`; T: longest in the batch."""
-        width = max(int((self._prompts.lengths + each.lengths)[rows.batch].max()) for each in self._responses)
-        whole = self._responses[response].selected(rows.examples).after(self._prompts.selected(rows.examples))
-        return whole.padded(width, self._pad_id)
+    def _text(self, response: int, rows: Rows, *, shift: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (tokens, attention mask, response mask) [B, T] of prompts with a response; T: longest in the batch.
 
-    def _response_mask(self, attention_mask: Tensor, rows: Rows) -> Tensor:
-        """Return the mask [B, T] of responses: 1 on a response with its end token, 0 elsewhere."""
-        is_response = torch.arange(attention_mask.shape[1]) >= self._prompts.lengths[rows.examples][:, None]
-        return attention_mask * is_response * rows.valid[:, None]
+        response: its number; shift: how many rows further in the batch its row is, where the last is before the first.
+        The response mask is 1 on a response with its end token, 0 elsewhere.
+        """
+        others = rows.batch.roll(-shift)
+        width = max(int((self._prompts.lengths[rows.batch] + each.lengths[others]).max()) for each in self._responses)
+        prompts = self._prompts.selected(rows.examples)
+        whole = self._responses[response].selected(others[rows.numbers]).after(prompts)
+        marked, mask = whole.padded(width, self._pad_id)
+        is_learned = (torch.arange(width) >= prompts.lengths[:, None]) * (marked >= 0)
+        return torch.where(marked < 0, ~marked, marked), mask, mask * is_learned * rows.valid[:, None]
 
 
 class PromptLoader(Loader):
@@ -239,13 +248,32 @@ class CompletionLoader(Loader):
     """
 
     reader = CompletionReader
-    fields = ("tokens", "attention_mask", "response_mask", "valid")
+    fields: ClassVar[tuple[str, ...]] = ("tokens", "attention_mask", "response_mask", "valid")
 
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
-        marked, attention_mask = self._whole(0, rows)
-        mask = self._response_mask(attention_mask, rows) * (marked >= 0)
-        tokens = torch.where(marked < 0, ~marked, marked)
-        return {"tokens": tokens, "attention_mask": attention_mask, "response_mask": mask}
+        return dict(zip(self.fields, self._text(0, rows), strict=False))
+
+
+class LabelledLoader(CompletionLoader):
+    """Loader of responses with a label: `desirable` [B], 1 or 0, and a CompletionLoader's tensors.
+
+    Also the tensors `mismatched`, such a text too: the row's prompt with the response of the batch's next row.
+    """
+
+    reader = LabelledReader
+    mismatched = ("mismatched_tokens", "mismatched_mask", "mismatched_response_mask")
+    labels = ("desirable",)
+    fields = (*CompletionLoader.fields, *mismatched, *labels)
+
+    def _tensors(self, rows: Rows) -> dict[str, Tensor]:
+        mismatched = dict(zip(self.mismatched, self._text(0, rows, shift=1), strict=True))
+        return {**super()._tensors(rows), **mismatched}
+
+    def facts(self) -> list[str]:
+        """Return the base class's sentences, and the number of desirable rows."""
+        count = int(self._labels[0].flat.sum())
+        missing = "" if 0 < count < len(self) else "; without rows of both labels the loss only pushes all rows one way"
+        return [*super().facts(), f"{self.path}: {count} of {len(self)} rows are desirable{missing}"]
 
 
 class PairLoader(Loader):
@@ -263,20 +291,22 @@ class PairLoader(Loader):
     )
 
     def _tensors(self, rows: Rows) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for response, side in enumerate(("chosen", "rejected")):
-            tokens, mask = self._whole(response, rows)
-            found |= {f"{side}_tokens": tokens, f"{side}_mask": mask}
-            found[f"{side}_response_mask"] = self._response_mask(mask, rows)
-        return found
+        return dict(zip(self.fields, (*self._text(0, rows), *self._text(1, rows)), strict=False))
 
 
 class SafetyPairLoader(PairLoader):
     """Loader of pairs as in PairLoader, with safety labels: `chosen_safe`, `rejected_safe` [B], 1 (safe) or 0."""
 
     reader = SafetyPairReader
-    fields = (*PairLoader.fields, "chosen_safe", "rejected_safe")
+    labels = ("chosen_safe", "rejected_safe")
+    fields = (*PairLoader.fields, *labels)
 
-    def _tensors(self, rows: Rows) -> dict[str, Tensor]:
-        chosen_safe, rejected_safe = (label.selected(rows.examples).flat.float() for label in self._labels)
-        return {**super()._tensors(rows), "chosen_safe": chosen_safe, "rejected_safe": rejected_safe}
+
+LOADERS: Mapping[str, type[Loader]] = {
+    "prompts": PromptLoader,
+    "completions": CompletionLoader,
+    "labelled_completions": LabelledLoader,
+    "pairs": PairLoader,
+    "safety_pairs": SafetyPairLoader,
+}
+"""Kind of rows, as in `data` of an algorithm -> class that loads rows of this kind."""

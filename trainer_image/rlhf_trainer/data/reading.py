@@ -251,7 +251,14 @@ class CompletionReader(Reader):
         return [
             [talk.prompt for talk in found],
             [[token if is_learned else ~token for token, is_learned in row] for row in marked],
+            *[encoder.labels(column(key)) for key in self.labels],
         ]
+
+
+class LabelledReader(CompletionReader):
+    """Reader of prompts with a response, and of labels that say whether the response is desirable."""
+
+    labels = ("label_key",)
 
 
 class PairReader(Reader):

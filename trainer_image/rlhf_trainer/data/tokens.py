@@ -1,6 +1,6 @@
 """Encoding of prompts and responses as token ids, through the tokenizer's chat template if it applies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -31,6 +31,8 @@ UNLEARNED = f"an answer is not learned, as it cannot be found whole in the rende
 UNALIGNED = "an answer is not learned, as the tokenizer, which gives no offsets, joins its text with text beside it"
 UNLEARNED_NOTES = (UNLEARNED, UNALIGNED)
 """Notes on answers that do not count in the loss."""
+LABELS: Mapping[object, int] = {1: 1, 0: 0, "true": 1, "false": 0, "1": 1, "0": 0}
+"""Cell of a column of labels -> label; cells of a CSV file are texts."""
 NO_TOOLS = f"tools are not in the prompt, as {TEMPLATE} does not write them"
 
 
@@ -155,7 +157,7 @@ class Encoder:
         return found
 
     def labels(self, labels: Column) -> list[Ids]:
-        """Return [1] or [0] for each row of a column of labels, whose cells are true or false, or 1 or 0."""
+        """Return [1] or [0] for each row of a column of labels, whose cells are keys of `LABELS`."""
         found = self._each(labels, lambda index: _label(labels.values[index]))
         return [[label or 0] for label in found]
 
@@ -259,9 +261,10 @@ class Encoder:
 
 
 def _label(value: object) -> int:
-    if isinstance(value, bool) or value in (0, 1):
-        return int(bool(value))
-    raise BadValueError(f"holds {kind_of(value)}, not true or false")
+    name = value.strip().lower() if isinstance(value, str) else value
+    if isinstance(name, int | float | str) and name in LABELS:
+        return LABELS[name]
+    raise BadValueError(f"holds {value!r:.60}, not true or false")
 
 
 def _no_answer(column: Column, index: int, name: str) -> str:

@@ -19,6 +19,7 @@ from rlhf_trainer.telemetry import StepReport
 SHOWN = {
     "loss/sft": ("loss", ".3f"),
     "loss/reward_model": ("loss", ".3f"),
+    "loss/kto": ("loss", ".3f"),
     "accuracy/pairs": ("accuracy", ".2f"),
     "reward/mean": ("reward", ".2f"),
     "kl/reference": ("kl", ".3f"),

@@ -15,6 +15,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_mapper.calibration import compare_phases
 from rlhf_planning.numbers import between, duration, number, shortened, step_list
 from rlhf_trainer.report import held_out, metrics
@@ -23,7 +24,7 @@ from rlhf_trainer.report.step_timeline import step_timeline
 from rlhf_trainer.run_folder.rollouts import NUMBERS
 
 REPORT, ROLLOUTS = "report.html", "rollouts.html"
-OFFLINE = ("SFT", "RewardModel")
+OFFLINE = [name for name, algorithm in ALGORITHMS.items() if algorithm.offline]
 TRAINING_FACTS = (("promptBatchSize", "prompts a step"), ("batchSize", "rows a step"), ("seed", "seed"))
 """Fields of spec.training that the page shows, each with its heading."""
 MAX_EVENTS = 500

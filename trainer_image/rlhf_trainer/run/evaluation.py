@@ -20,7 +20,7 @@ FIRST_DRAW, SECOND_DRAW = 0, -1
 """Step numbers of the batches of an evaluation; the responses of the two draws have different seeds."""
 
 OFFLINE = {True: ("evaluate_completions", "loss"), False: ("evaluate_pairs", "pair_accuracy")}
-"""Evaluation of offline jobs: whether completions are learned (SFT) -> (method that measures, name of the measure)."""
+"""Evaluation of offline jobs: whether rows have one response -> (method that measures, name of the measure)."""
 
 
 class HeldOut(Evaluator):
@@ -28,10 +28,10 @@ class HeldOut(Evaluator):
 
     def __init__(self, runtime: ModelRuntime, data: DataShape, *, job: Job) -> None:
         self._runtime, self._rows = runtime, data.evaluation_rows
-        (role,), frozen = job.spec.algorithm.trained, job.spec.algorithm.frozen
-        method, self._measure = OFFLINE[job.spec.algorithm.name == "SFT"]
+        (role,), calls = job.spec.algorithm.trained, job.spec.algorithm.calls
+        method, self._measure = OFFLINE["completions" in job.spec.algorithm.data]
         self._evaluate = getattr(runtime.models[role], method)
-        self._reference = runtime.models["reference"] if "reference" in frozen else None
+        self._before = [getattr(runtime.models[of], call) for of, call in calls if call.startswith("compute_")]
 
     def measures(self) -> list[str]:
         return [self._measure]
@@ -44,8 +44,8 @@ class HeldOut(Evaluator):
 
     def _mean(self) -> float:
         batch = self._runtime.models["data"].load_evaluation(self._runtime.blank(FIRST_DRAW, self._rows))
-        if self._reference:
-            batch = self._reference.compute_pair_log_prob(batch)
+        for call in self._before:
+            batch = call(batch)
         parts = self._evaluate(batch).result()
         self._runtime.drain()
         return finite(self._measure, sum(total for total, _ in parts) / sum(weight for _, weight in parts))
@@ -180,7 +180,7 @@ def measures_of(job: Job) -> list[str]:
     if asked is None:
         return []
     if job.spec.algorithm.offline:
-        return [OFFLINE[job.spec.algorithm.name == "SFT"][1]]
+        return [OFFLINE["completions" in job.spec.algorithm.data][1]]
     scores = ["reward", *(["cost"] if "cost" in job.models() else [])]
     scores += [*(function.name for function in asked.functions), *(verifier.name for verifier in asked.verifiers)]
     passes = [f"{measure}_pass_at_{k}" for measure in verified(job) for k in sizes_of(asked.samples_per_prompt)]

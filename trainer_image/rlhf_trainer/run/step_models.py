@@ -30,19 +30,6 @@ class LeftOut:
         vars(self).update(dict.fromkeys(methods, lambda batch, **_: batch))
 
 
-class ActorAsReference:
-    """Reference model that is the actor without its adapter."""
-
-    def __init__(self, actor: Handle) -> None:
-        self._actor = actor
-
-    def compute_log_prob(self, batch: Rows) -> Rows:
-        return self._actor.compute_ref_log_prob(batch)
-
-    def compute_pair_log_prob(self, batch: Rows) -> Rows:
-        return self._actor.compute_ref_pair_log_prob(batch)
-
-
 class RolloutPool:
     """Processes that generate responses outside of the actor's pool; the loss of one ends the attempt.
 
@@ -167,7 +154,9 @@ def connected(
         data = handles["data"]
         models["data"] = data.with_calls(load_batch=lambda blank: data.load_columns(data.load_batch(blank)))
     if job.reference_is_actor:
-        models["reference"] = ActorAsReference(handles["actor"])
+        actor, calls = handles["actor"], (call for model, call in job.spec.algorithm.calls if model == "reference")
+        without_adapter = {call: getattr(actor, call.replace("compute_", "compute_ref_", 1)) for call in calls}
+        models["reference"] = actor.with_calls(**without_adapter)
     if job.generates_apart:
         is_partial = job.spec.rollout.partial is not None
         apart = ApartRollout(handles["actor"], handles["rollout"], pool or RolloutPool(), interrupts=is_partial)

@@ -25,6 +25,7 @@ from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS
 from rlhf_trainer.telemetry import ENDPOINTS
+from rlhf_trainer.workers import preference
 from rlhf_trainer.workers.actor import ActorWorker
 from rlhf_trainer.workers.advantage import AdvantageWorker
 from rlhf_trainer.workers.base import WorkerSetting
@@ -32,7 +33,6 @@ from rlhf_trainer.workers.critic import CriticWorker
 from rlhf_trainer.workers.data import DataShape, DataWorker
 from rlhf_trainer.workers.generating_actor import GeneratorWorker
 from rlhf_trainer.workers.judge import JudgeWorker
-from rlhf_trainer.workers.preference import OnlinePreferenceActorWorker, PairChooser, PreferenceActorWorker
 from rlhf_trainer.workers.reference import ReferenceWorker
 from rlhf_trainer.workers.responses import ResponseWriter, RolloutKeeper
 from rlhf_trainer.workers.reward import CostTrainer, CostWorker, RewardTrainer, RewardWorker
@@ -43,9 +43,10 @@ from rlhf_trainer.workers.supervised import SupervisedActorWorker
 WORKERS: Mapping[object, type] = {
     models.Actor: ActorWorker,
     models.SupervisedActor: SupervisedActorWorker,
-    models.PreferenceActor: PreferenceActorWorker,
+    models.PreferenceActor: preference.PreferenceActorWorker,
+    models.LabelledActor: preference.LabelledActorWorker,
     models.Generator: GeneratorWorker,
-    models.OnlinePreferenceActor: OnlinePreferenceActorWorker,
+    models.OnlinePreferenceActor: preference.OnlinePreferenceActorWorker,
     models.Critic: CriticWorker,
     models.CostCritic: CriticWorker,
     models.Reference: ReferenceWorker,
@@ -54,7 +55,7 @@ WORKERS: Mapping[object, type] = {
     models.RewardInTraining: RewardTrainer,
     models.Cost: CostWorker,
     models.CostInTraining: CostTrainer,
-    models.Pairs: PairChooser,
+    models.Pairs: preference.PairChooser,
     models.Responses: ResponseWriter,
 }
 ADVANTAGES = (models.Advantage, models.CriticsAdvantage)

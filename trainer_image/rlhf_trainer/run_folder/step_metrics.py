@@ -54,6 +54,12 @@ accuracy/safety | rlhf_safety_accuracy_ratio | ratio | learning
     Share of the step's responses whose cost has the sign of their safety label: below 0 for a safe one.
 margin/pairs | rlhf_pair_margin | 1 | learning
     Chosen response's implicit reward minus the rejected response's, mean over the step's pairs (DPO).
+margin/labels | rlhf_label_margin | 1 | learning
+    Mean implicit reward of the step's desirable responses minus that of its undesirable ones (KTO).
+implicit_reward/<label> | rlhf_implicit_reward | 1 | learning
+    Mean over the step's desirable or undesirable responses of beta times the log-ratio to the reference (KTO).
+kl/mismatched | rlhf_kl_mismatched_nats | nats per response | learning
+    KTO's reference point z0: KL divergence from the reference, estimated on responses to other prompts; at least 0.
 loss/<objective> | rlhf_loss | 1 | learning
     Mean loss over the step's updates; in nats for sft, pretrain and the losses on pairs.
 skipped_updates | rlhf_skipped_updates_total | updates | health

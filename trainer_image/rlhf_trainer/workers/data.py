@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf_api.spec.algorithms import Algorithm
 from rlhf_api.spec.data import AnyData, DataSets
-from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
+from rlhf_trainer.data.loaders import LOADERS, CompletionLoader, Loader, PromptLoader
 from rlhf_trainer.data.tokens import UNLEARNED_NOTES, Column, Encoder
 from rlhf_trainer.data.turns import TurnEncoder
 from rlhf_trainer.environments.of_job import try_environment
@@ -24,13 +24,6 @@ from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.expectations import find_faults
 from rlhf_trainer.workers.samples import as_bytes, from_bytes
 
-LOADERS: Mapping[str, type[Loader]] = {
-    "prompts": PromptLoader,
-    "completions": CompletionLoader,
-    "pairs": PairLoader,
-    "safety_pairs": SafetyPairLoader,
-}
-"""Kind of rows, as in `data` of an algorithm -> class that loads rows of this kind."""
 PRETRAIN_FIELDS = ("pretrain_tokens", "pretrain_attention_mask", "pretrain_response_mask")
 """Fields of the actor's pretraining texts (PPO-ptx), a text for each row: int64 and two masks [B, T]."""
 

@@ -1,4 +1,4 @@
-"""DPO (arXiv:2305.18290, eq. 7): the actor learns from pairs of responses, from the data or chosen among its own."""
+"""Actors that learn from pairs of responses (DPO, arXiv:2305.18290, eq. 7) or from labels (KTO, arXiv:2402.01306)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor, inf
 
 from rlhf_api.job import Job
 from rlhf_api.spec.algorithms import Preference
-from rlhf_trainer.data.loaders import PairLoader
+from rlhf_trainer.data.loaders import LabelledLoader, PairLoader
 from rlhf_trainer.ops.advantages import SIGNAL
 from rlhf_trainer.ops.losses import pair_loss
-from rlhf_trainer.ops.masks import row_sums
+from rlhf_trainer.ops.masks import keep, masked_sum, row_sums
 from rlhf_trainer.protocols import DP_PROTO, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
@@ -18,20 +18,19 @@ from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Batch, Fields, concatenate, register
-from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, both_texts, side_log_probs
+from rlhf_trainer.workers.base import TEXT_FIELDS, both_texts, log_probs_by, side_log_probs, text_of
 from rlhf_trainer.workers.generating_actor import GeneratingActor
 from rlhf_trainer.workers.reference import ActorWithReference
 from rlhf_trainer.workers.rollout import PROMPT_FIELDS, ROLLOUT_FIELDS
 
 CHOICE_FIELDS = (*TEXT_FIELDS, "finished", "scores", "valid")
 UPDATE_FIELDS = (*PairLoader.fields, "ref_chosen", "ref_rejected")
+MISMATCHED_FIELDS = (*LabelledLoader.mismatched, "ref_mismatched", "valid")
+LABELLED_FIELDS = (*TEXT_FIELDS, "valid", "desirable", "ref_log_probs", "reference_point")
 
 
 class PreferenceActorWorker(ActorWithReference):
     """One rank of an actor that learns from the data's pairs of a chosen and a rejected response."""
-
-    def __init__(self, setting: WorkerSetting) -> None:
-        super().__init__(setting, setting.trainer(setting.language_model()))
 
     @register(THREE_D_PROTO, reads=UPDATE_FIELDS, phase="update")
     def update_actor(self, batch: Batch) -> None:
@@ -46,6 +45,53 @@ class PreferenceActorWorker(ActorWithReference):
             side_log_probs(self.trainer, batch, side) - batch[f"ref_{side}"] for side in ("chosen", "rejected")
         )
         return float(((chosen > rejected) * batch["valid"]).sum()), float(batch["valid"].sum())
+
+
+class LabelledActorWorker(ActorWithReference):
+    """One rank of an actor that learns from responses with a label."""
+
+    @register(THREE_D_PROTO, reads=MISMATCHED_FIELDS, adds=("reference_point",), phase="scoring")
+    def compute_reference_point(self, batch: Batch) -> Fields:
+        """Return reference_point float32 [B]: on all rows, the mean log-ratio of mismatched texts, at least 0."""
+        ratios = side_log_probs(self.trainer, batch, "mismatched") - batch["ref_mismatched"]
+        total, rows = self.trainer.mesh.sum([masked_sum(ratios, batch["valid"]), batch["valid"].sum()])
+        return {"reference_point": torch.full((batch.size,), max(total / rows, 0.0))}
+
+    @register(THREE_D_PROTO, reads=LABELLED_FIELDS, phase="update")
+    def update_actor(self, batch: Batch) -> None:
+        """Make one optimizer step on a batch of responses with labels."""
+        rows, good = self.trainer.mesh.sum([batch["valid"].sum(), (batch["valid"] * batch["desirable"]).sum()])
+        recorder.add("tokens", float(batch["attention_mask"].sum()))
+        recorder.mean("kl/mismatched", (batch["reference_point"] * batch["valid"]).sum(), batch["valid"].sum())
+
+        def loss(found: Likelihood, micro: Fields) -> Tensor:
+            rewards, losses = self._rewards_and_losses(found.log_probs, micro)
+            labels = (("desirable", micro["desirable"], good), ("undesirable", 1 - micro["desirable"], good - rows))
+            for label, chosen, divisor in labels:
+                total, here = (rewards * chosen).sum(), (micro["valid"] * chosen).sum()
+                recorder.mean(f"implicit_reward/{label}", total, here)
+                if 0 < good < rows:  # the divisor of undesirable ones is negative, so the parts add up to the margin
+                    recorder.mean("margin/labels", total / divisor, here / rows)
+            recorder.mean("loss/kto", losses.detach().sum(), micro["valid"].sum())
+            return losses.sum() / rows
+
+        fields = {name: batch[name] for name in LABELLED_FIELDS}
+        norm = self.trainer.update(fields, lambda micro: [text_of(micro)], loss, step=batch.step)
+        recorder.maximum("grad_norm/kto", norm)
+
+    @register(THREE_D_PROTO, reads=LABELLED_FIELDS)
+    def evaluate_completions(self, batch: Batch) -> tuple[float, float]:
+        """Return (sum of the losses, number of rows) of a rank."""
+        _, losses = self._rewards_and_losses(log_probs_by(self.trainer, batch), batch.fields)
+        return float(losses.sum()), float(batch["valid"].sum())
+
+    def _rewards_and_losses(self, log_probs: Tensor, rows: Fields) -> tuple[Tensor, Tensor]:
+        """Return (implicit rewards without gradient, losses) [B], 0 on padding; log_probs: [B, T], of responses."""
+        algorithm, valid = self.setting.job.spec.algorithm, rows["valid"]
+        assert isinstance(algorithm, Preference)
+        ratios = row_sums(log_probs - rows["ref_log_probs"], rows["response_mask"])
+        losses = algorithm.losses(ratios, rows["desirable"], rows["reference_point"])
+        return keep(algorithm.beta * ratios.detach(), valid), keep(losses, valid)
 
 
 class OnlinePreferenceActorWorker(GeneratingActor):

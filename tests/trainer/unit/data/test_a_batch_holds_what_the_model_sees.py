@@ -12,7 +12,14 @@ from transformers import PreTrainedTokenizerFast
 
 from rlhf_api.spec.data import DataSource
 from rlhf_api.spec.job_spec import JobSpec
-from rlhf_trainer.data.loaders import CompletionLoader, Loader, PairLoader, PromptLoader, SafetyPairLoader
+from rlhf_trainer.data.loaders import (
+    CompletionLoader,
+    LabelledLoader,
+    Loader,
+    PairLoader,
+    PromptLoader,
+    SafetyPairLoader,
+)
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.workers.data import DataWorker
 from tests.api.cases import made
@@ -107,8 +114,69 @@ def test_a_pair_says_which_response_is_safe(write: Write, plain: PreTrainedToken
     rows[0]["rejected_safe"] = "no"
     loader = SafetyPairLoader(write(rows), plain, path="spec.data.train", spec=SPEC)
     assert loader.readers[0].named[0].startswith("spec.data.train.rejectedSafeKey: ")
-    assert loader.readers[0].named[0].endswith("/rows.jsonl, line 1 holds a value of type str, not true or false")
+    assert loader.readers[0].named[0].endswith("/rows.jsonl, line 1 holds 'no', not true or false")
     assert loader.ordered()["chosen_safe"].tolist() == [0]
+
+
+def labelled(write: Write, tokenizer: PreTrainedTokenizerFast, rows: Sequence[Mapping[str, object]]) -> LabelledLoader:
+    source = write(rows).model_copy(update={"response_key": "completion"})
+    return LabelledLoader(source, tokenizer, path="spec.data.train", spec=SPEC)
+
+
+def test_a_prompt_is_also_read_with_the_next_response(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    """The last row gets the first one's response, and so does the row before padding."""
+    rows = [
+        {"prompt": "a", "completion": "b", "label": True},
+        {"prompt": "cd", "completion": "ee", "label": False},
+        {"prompt": "f", "completion": "", "label": True},
+    ]
+    loader = labelled(write, plain, rows)
+    batch = loader.ordered(slice(0, 4))
+    assert batch["desirable"].tolist() == [1, 0, 1, 1]
+    a, b, c, d, e, f = ids_of(plain, "abcdef")
+    assert batch["tokens"].tolist()[:3] == [[a, b, END, PAD, PAD], [c, d, e, e, END], [f, END, PAD, PAD, PAD]]
+    assert batch["mismatched_tokens"].tolist()[:3] == [[a, e, e, END], [c, d, END, PAD], [f, b, END, PAD]]
+    assert batch["mismatched_mask"].sum(1).tolist() == [4, 3, 3, 3]
+    assert batch["mismatched_response_mask"].tolist() == [[0, 1, 1, 1], [0, 0, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
+    halves = [loader.ordered(slice(0, 2)), loader.ordered(slice(2, 4))]
+    assert torch.equal(halves[1]["tokens"][0], batch["tokens"][2]), "a rank's rows are those of the whole batch"
+    whole, *parts = (loader.batch(1, batch_size=3, rows=each) for each in (None, slice(0, 1), slice(1, 3)))
+    for name in LabelledLoader.fields:
+        assert torch.equal(torch.cat([part[name] for part in parts]), whole[name]), name
+
+
+def test_a_label_may_be_a_truth_a_number_or_a_text(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    texts = ["true", "False", " TRUE", "0", "1"]
+    loader = labelled(write, plain, [{"prompt": "a", "completion": "b", "label": each} for each in texts])
+    assert loader.ordered()["desirable"].tolist() == [1, 0, 1, 0, 1]
+    assert loader.facts() == ["spec.data.train: 3 of 5 rows are desirable"]
+    loader = labelled(write, plain, [{"prompt": "a", "completion": "b", "label": each} for each in (1, 0, 2, None)])
+    assert loader.ordered()["desirable"].tolist() == [1, 0]
+    assert [fact.rpartition("line ")[2] for fact in loader.readers[0].named] == [
+        "3 holds 2, not true or false",
+        "4 holds None, not true or false",
+    ]
+    assert loader.readers[0].named[0].startswith("spec.data.train.labelKey: ")
+
+
+def test_rows_of_one_label_alone_are_told(write: Write, plain: PreTrainedTokenizerFast) -> None:
+    loader = labelled(write, plain, [{"prompt": "a", "completion": "b", "label": False}] * 2)
+    alone = "; without rows of both labels the loss only pushes all rows one way"
+    assert loader.facts() == [f"spec.data.train: 0 of 2 rows are desirable{alone}"]
+
+
+def test_labelled_rows_may_be_messages(write: Write, chat: PreTrainedTokenizerFast) -> None:
+    """As TRL writes them: the prompt and the completion are lists, and also as one conversation."""
+    one, other = ([{"role": role, "content": text}] for role, text in (("user", "abc"), ("assistant", "d")))
+    rows = [{"prompt": one, "completion": other, "label": True, "messages": [*one, *other]}] * 2
+    batch = labelled(write, chat, rows).ordered()
+    source = write(rows).model_copy(update={"messages_key": "messages"})
+    talk = LabelledLoader(source, chat, path="spec.data.train", spec=SPEC).ordered()
+    for found in (batch, talk):
+        assert chat.decode(found["tokens"][0]) == "<|user|>abc</s>\n<|assistant|>d</s>"
+        assert torch.equal(found["mismatched_tokens"], found["tokens"])
+        assert torch.equal(found["mismatched_response_mask"], batch["response_mask"])
+        assert found["desirable"].tolist() == [1, 1]
 
 
 def test_a_column_may_say_which_response_is_better(write: Write, plain: PreTrainedTokenizerFast) -> None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.spec.data import DataSource
-from rlhf_trainer.workers.data import LOADERS
+from rlhf_trainer.data.loaders import LOADERS
 
 MANIFESTS = {path.stem: path for path in (Path(__file__).parents[4] / "examples" / "data").glob("*.yaml")}
 DIALOGUE = "\n\nHuman: What is up?\n\nAssistant:"

@@ -284,7 +284,7 @@ def test_the_command_writes_a_manifest_that_validate_takes(tmp_path: Path) -> No
             'line 1: cannot be read as bash: "\'b"',
         ),
         ("trl", "model_name_or_path: a/b", "say --algorithm"),
-        ("trl", "trl kto --beta 1", "trl kto is no algorithm here"),
+        ("trl", "trl bco --beta 1", "trl bco is no algorithm here"),
         ("trl", "reward_funcs: [accuracy_reward]", "the manifest is not valid yet:"),
         ("trl", "reward_funcs: [a]\nmax_steps: .inf", "max_steps: inf is not what trl takes"),
         ("openrlhf", "openrlhf.cli.train_ppo_ray --data.max_len abc", ": data.max_len: 'abc' is not what"),

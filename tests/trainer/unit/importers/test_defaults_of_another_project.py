@@ -53,6 +53,7 @@ LEAST = {
     ),
     "TRL SFT with LoRA": ("trl", "trl sft --model_name_or_path org/base --dataset_name org/texts --use_peft"),
     "TRL DPO": ("trl", "trl dpo --model_name_or_path org/base --dataset_name org/pairs"),
+    "TRL KTO": ("trl", "trl kto --model_name_or_path org/base --dataset_name org/rows --desirable_weight 1.5"),
     "TRL RewardModel": ("trl", "trl reward --model_name_or_path org/base --dataset_name org/pairs"),
 }
 
@@ -145,6 +146,13 @@ MEANS = {
         models.actor.uri=hf://org/base data.train.uri=hf://org/pairs data.train.split=train
         data.maxPromptTokens=512 data.maxResponseTokens=512 training.seed=42 training.batchSize=8
         training.totalEpochs=3
+    """,
+    "TRL KTO": """
+        algorithm.name=KTO algorithm.desirableWeight=1.5 models.actor.optimizer.learningRate=1e-06
+        models.actor.optimizer.betas.0=0.9 models.actor.optimizer.betas.1=0.999
+        models.actor.optimizer.schedule=Cosine models.actor.uri=hf://org/base data.train.uri=hf://org/rows
+        data.train.split=train data.train.responseKey=completion data.maxPromptTokens=512
+        data.maxResponseTokens=512 training.seed=42 training.batchSize=8 training.totalEpochs=3
     """,
     "TRL RewardModel": """
         algorithm.name=RewardModel models.reward.optimizer.learningRate=0.0001
