@@ -121,9 +121,7 @@ def test_the_page_about_mapping_names_every_gpu_of_the_table() -> None:
 
 
 def test_a_floor_that_is_gone_is_found() -> None:
-    drawing = (
-        "    rlhf_api      the contract\n      spec/ gone   two\n        data gone    in\n        rules   not in"
-    )
+    drawing = "    rlhf_api      the contract\n      spec/ gone   two\n        data gone    in\n        rules   not in"
     gone = ["a.md:2: there is no rlhf_api/gone", "a.md:3: there is no rlhf_api/spec/gone"]
     assert no_floors(list(lines("a.md", drawing))) == [*gone, "a.md:4: there is no rlhf_api/spec/rules"]
 
