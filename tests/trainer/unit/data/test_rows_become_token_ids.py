@@ -224,7 +224,7 @@ FAULTS: dict[str, tuple[object, object, str]] = {
     "a picture": (
         [{"role": "user", "content": [{"type": "image", "url": "x"}]}],
         "x",
-        "promptKey has a message whose 'role' or 'content' is not a text",
+        "promptKey has a message of role 'user' with a part of type 'image'; only texts are read",
     ),
     "a conversation that the template refuses": (
         [{"role": "nobody", "content": "a"}],
