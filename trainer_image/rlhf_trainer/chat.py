@@ -23,6 +23,8 @@ TEMPLATE = "the tokenizer's chat template"
 QUESTION = {"role": "user", "content": "question"}
 ANSWER = {"role": ASSISTANT, "content": "answer-of-the-model"}
 """Made-up messages that show how a template ends an answer; no template writes the answer's text by itself."""
+PROMPT_ROLES = ("system", "developer", "tool")
+"""Roles whose contents are given to a template in the form that it reads of the user."""
 REFUSALS = (LookupError, TemplateError, TypeError, ValueError)
 """Errors that a chat template raises for messages that it does not accept."""
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -81,7 +83,7 @@ class Template:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: EndTokens | None = None) -> None:
         """Keep the tokenizer. ends: tokens that end an answer, by default those of the tokenizer and its template."""
         self._tokenizer, self.ends = tokenizer, ends or end_tokens(tokenizer)
-        self._reads_parts = _reads_parts(tokenizer)
+        self._in_parts = _roles_in_parts(tokenizer)
         alone, whole = (tokenizer("a", add_special_tokens=adds, verbose=False)["input_ids"] for adds in (False, True))
         starts = [start for start in range(len(whole)) if whole[start : start + len(alone)] == alone]
         self._opening: list[int] = whole[: starts[0]] if starts else []
@@ -151,7 +153,7 @@ class Template:
 
     def _applied(self, chat: list[ChatMessage], tools: Sequence[Any], is_prompt: bool) -> str:
         try:
-            given = list(map(_in_parts, chat)) if self._reads_parts else chat
+            given = [_in_parts(each) if each["role"] in self._in_parts else each for each in chat]
             return _applied(self._tokenizer, given, tools=list(tools) or None, add_generation_prompt=is_prompt)
         except REFUSALS as error:  # by bad tools or the template itself
             raise BadValueError(f"is refused by {TEMPLATE}: {error}") from error
@@ -179,7 +181,8 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, listed: Sequence[object] = ()
 
 def _after_any_answer(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the beginning of what a chat template writes after an answer, be it the last or an earlier one."""
-    question, answer = map(_in_parts, (QUESTION, ANSWER)) if _reads_parts(tokenizer) else (QUESTION, ANSWER)
+    roles = _roles_in_parts(tokenizer)
+    question, answer = (_in_parts(each) if each["role"] in roles else each for each in (QUESTION, ANSWER))
     rests = list[str]()
     with suppress(*REFUSALS):
         for chat in ([question, answer], [question, answer, question]) if tokenizer.chat_template else ():
@@ -188,18 +191,34 @@ def _after_any_answer(tokenizer: PreTrainedTokenizerBase) -> str:
     return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _reads_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a chat template writes contents only if they are lists of parts, as those of some vision models."""
-    texts = {"text": QUESTION, "parts": _in_parts(QUESTION)} if tokenizer.chat_template else {}
-    written = list[str]()
-    for kind, question in texts.items():
-        with suppress(*REFUSALS):
-            written += [kind] if QUESTION["content"] in _applied(tokenizer, [question]) else []
-    return written == ["parts"]
+def _roles_in_parts(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """Return the roles whose contents a chat template writes only as lists of parts, as some vision models do."""
+    chat: list[ChatMessage] = []
+    found = set[str]()
+    for message in (QUESTION, ANSWER) if tokenizer.chat_template else ():
+        forms = (message, _in_parts(message))
+        written = [form for form in forms if _is_written(tokenizer, [*chat, form])]
+        if written == [forms[1]]:
+            found |= {message["role"], *(PROMPT_ROLES if message is QUESTION else ())}
+        chat.append((written or forms)[0])
+    return found
+
+
+def _is_written(tokenizer: PreTrainedTokenizerBase, chat: list[ChatMessage]) -> bool:
+    """Whether a chat template writes the text of the last message, and not the list of its parts."""
+    with suppress(*REFUSALS):
+        text = _applied(tokenizer, chat)
+        return _text_in(chat[-1]) in text and "'type'" not in text
+    return False
 
 
 def _applied(tokenizer: PreTrainedTokenizerBase, chat: list[ChatMessage], **options: Any) -> str:
     return str(tokenizer.apply_chat_template(chat, tokenize=False, **options))
+
+
+def _text_in(message: ChatMessage) -> str:
+    content = message["content"]
+    return str(content[0]["text"] if isinstance(content, list) else content)
 
 
 def _in_parts(message: ChatMessage) -> ChatMessage:

@@ -221,6 +221,8 @@ class Loader:
         The response mask is 1 on a response with its end token, 0 elsewhere.
         """
         others = rows.batch.roll(-shift)
+        if shift and bool((others == rows.batch).all()):  # one row alone, whose batch is padded by itself
+            others = (others + shift) % len(self)
         width = max(int((self._prompts.lengths[rows.batch] + each.lengths[others]).max()) for each in self._responses)
         prompts = self._prompts.selected(rows.examples)
         whole = self._responses[response].selected(others[rows.numbers]).after(prompts)
@@ -272,7 +274,8 @@ class LabelledLoader(CompletionLoader):
     def facts(self) -> list[str]:
         """Return the base class's sentences, and the number of desirable rows."""
         count = int(self._labels[0].flat.sum())
-        missing = "" if 0 < count < len(self) else "; without rows of both labels the loss only pushes all rows one way"
+        has_both = 0 < count < len(self) or self.path != "spec.data.train"
+        missing = "" if has_both else "; without rows of both labels the loss only pushes all rows one way"
         return [*super().facts(), f"{self.path}: {count} of {len(self)} rows are desirable{missing}"]
 
 

@@ -112,12 +112,22 @@ def _start(job: Job, output: Path, checkpoint: Checkpoint | None, made: Mapping[
     found = [(f"{field}: {name}", file) for field, name, file in _files(job, output) if file.is_file()]
     files = before = {name: sha256(file.read_bytes()).hexdigest() for name, file in found}
     if checkpoint:
-        with reading(checkpoint.uri), suppress(EnvironmentProblem):  # an earlier version's checkpoints lack the file
-            before = dict(json.loads(checkpoint.text(FILES)))
+        before = _saved_files(checkpoint) or files
     differ = [name for name in sorted({*before, *files}) if before.get(name) != files.get(name)]
     changed = [f"{name} is not what it was at the checkpoint; the next steps use what it is now" for name in differ]
     warnings = react(job.spec.watch.changed_code, f"{job.name}: spec.watch.changedCode", changed)
     return Start(checkpoint=checkpoint, inputs=made, files=files, warnings=warnings)
+
+
+def _saved_files(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return files.json of a checkpoint; empty for one of an earlier version, which has no such file."""
+    try:
+        with reading(checkpoint.uri):
+            return dict(json.loads(checkpoint.text(FILES)))
+    except EnvironmentProblem as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return {}
+        raise
 
 
 def _files(job: Job, output: Path) -> Iterator[tuple[str, str, Path]]:
@@ -129,6 +139,8 @@ def _files(job: Job, output: Path) -> Iterator[tuple[str, str, Path]]:
             yield "spec.data.chatTemplate", "its file", local_path(job.spec.data.chat_template)
     for role, folder in models.items():
         field = f"spec.models.{job.spec.models.source_field(role)}"
+        if job.models()[role].uri.startswith(("job://", "hf://")):  # an output of a job has an identity of its own
+            continue
         yield from ((field, file.name, file) for file in Path(folder).glob("*") if file.suffix in TEXT_FILES)
     modules = [(field, value) for field, value in leaves(document_of(job)) if re.fullmatch(ENTRYPOINT, str(value))]
     if job.spec.algorithm.is_own:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import ray
 from ray._private import services, utils, worker
@@ -75,10 +76,15 @@ def ray_session(address: str | None, *, cpu_slots: int) -> Iterator[None]:
 
 
 def _await_node(find: Callable[..., object], *arguments: object) -> object:
-    """Return `find(*arguments)` as soon as it raises no RuntimeError; TimeoutError after START_SECONDS."""
+    """Return `find(*arguments)` as soon as it raises no RuntimeError.
+
+    Raises ChildProcessError if a process of this Ray has ended, TimeoutError after START_SECONDS.
+    """
     for _ in range(START_SECONDS):
         with suppress(RuntimeError):
             return find(*arguments)
+        if ended := [process for process in OwnProcess.started if process.poll() is not None]:
+            raise ChildProcessError(f"its {Path(str(ended[0].args[0])).name} ended with code {ended[0].returncode}")
         time.sleep(1.0)
     raise TimeoutError("the machine is too busy; run again when it is less so, or name a running Ray by --address")
 
@@ -119,6 +125,8 @@ class OwnProcess(subprocess.Popen[bytes]):
     Ray's agents would try for a minute to reach what has ended with it.
     """
 
+    started: ClassVar[list[OwnProcess]] = []
+    """Processes of the Ray that starts, or started last."""
     was_killed = False
     """Whether `kill` has ended the process."""
 
@@ -130,6 +138,7 @@ class OwnProcess(subprocess.Popen[bytes]):
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
         super().__init__(command, preexec_fn=prepare, start_new_session=True, **options)
+        self.started.append(self)
         self._watcher = subprocess.Popen(
             ["/bin/sh", "-c", "read -r end; kill -s KILL -- -$0", str(self.pid)],
             stdin=subprocess.PIPE,  # its other end closes when this program ends
@@ -159,6 +168,7 @@ def started_by_us(reserved: socket.socket) -> Iterator[None]:
     keeps the port of the agent that is used.
     """
     start_raylet = Node.start_raylet
+    OwnProcess.started.clear()
 
     def start_with_ports(node: Any, *arguments: Any, **options: Any) -> None:
         node._ray_params.runtime_env_agent_port = port  # noqa: SLF001
