@@ -296,9 +296,9 @@ MUTATIONS = (
         "tests/operator/test_work_queue.py",
     ),
     Mutation(
-        f"{MAPPER}/hardware.py",
-        '"h100", 80, 989.4,',
-        '"h100", 80, 1978.8,',
+        f"{MAPPER}/gpus.yaml",
+        "[h100,              80,  989.4,",
+        "[h100,              80, 1978.8,",
         "tests/mapper/test_a_product_name_is_a_row_of_the_gpu_table.py",
     ),
     Mutation(

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from rlhf_api.tables import read_table
+
 GB = 1e9
 """Vendors' gigabyte, as memory, bandwidths and prices are quoted."""
 GIGABIT = 1e9 / 8
@@ -92,40 +94,11 @@ CPU_SLOT = Gpu(
     source="one worker process on one core of a server CPU; rough, to be calibrated by a run",
 )
 
-# PCIe and NVL cards are taken to be without NVLink bridges, which join two or four of them: their link is PCIe. A row's
-# network is that of a usual node: a network card for each GPU in SXM and OAM machines (DGX A100, H100, B200 and B300,
-# Azure's ND MI300X v5), and what eight GPUs share in others (AWS g6e.48xlarge 400 Gb/s; g4dn, g5 and g6 100 Gb/s).
+_Row = tuple[str, float, float, float, float, float, float, str, float]
+"""Row of gpus.yaml: the arguments of `Gpu.row` after the name."""
 GPUS: Mapping[str, Gpu] = {
-    gpu.name: gpu
-    for gpu in (
-        Gpu.row("a100-40g", "a100", 40, 312, 19.5, 1555, 600, 32, "NVIDIA A100 datasheet, SXM4 40GB", 200),
-        Gpu.row("a100-80g", "a100", 80, 312, 19.5, 2039, 600, 32, "NVIDIA A100 datasheet, SXM4 80GB", 200),
-        Gpu.row("a100-pcie-40g", "a100 pcie", 40, 312, 19.5, 1555, 64, 32, "NVIDIA A100 datasheet, PCIe 40GB"),
-        Gpu.row("a100-pcie-80g", "a100 pcie", 80, 312, 19.5, 1935, 64, 32, "NVIDIA A100 datasheet, PCIe 80GB"),
-        Gpu.row("a800-80g", "a800", 80, 312, 19.5, 2039, 400, 32, "estimate: an A100 with less NVLink", 200),
-        Gpu.row("a800-pcie-40g", "a800 pcie", 40, 312, 19.5, 1555, 64, 32, "estimate: as the A100 PCIe"),
-        Gpu.row("a800-pcie-80g", "a800 pcie", 80, 312, 19.5, 1935, 64, 32, "as the A100 PCIe; Lenovo LP1813"),
-        Gpu.row("h100-80g", "h100", 80, 989.4, 66.9, 3350, 900, 64, "NVIDIA H100 datasheet, SXM5", 400),
-        Gpu.row("h100-pcie-80g", "h100 pcie", 80, 756, 51, 2000, 128, 64, "NVIDIA H100 datasheet, PCIe"),
-        Gpu.row("h100-nvl-94g", "h100 nvl", 94, 835.5, 60, 3900, 128, 64, "NVIDIA H100 datasheet, NVL"),
-        Gpu.row("h800-80g", "h800", 80, 989.4, 66.9, 3350, 400, 64, "estimate: an H100 with less NVLink", 400),
-        Gpu.row("h800-pcie-80g", "h800 pcie", 80, 756, 51, 2000, 128, 64, "estimate: as the H100 PCIe"),
-        Gpu.row("h20-96g", "h20", 96, 148, 44, 4000, 900, 64, "estimate: resellers; no datasheet", 400),
-        Gpu.row("h200-141g", "h200", 141, 989.4, 66.9, 4800, 900, 64, "NVIDIA H200 datasheet, SXM5", 400),
-        Gpu.row("h200-nvl-141g", "h200 nvl", 141, 835.5, 60, 4800, 128, 64, "NVIDIA H200 datasheet, NVL"),
-        Gpu.row("b200-180g", "b200", 180, 2250, 75, 7700, 1800, 64, "NVIDIA DGX B200 datasheet", 400),
-        Gpu.row("b300-288g", "b300", 288, 2250, 75, 8000, 1800, 64, "NVIDIA HGX B300, 1 of 8 GPUs", 800),
-        Gpu.row("gb200-186g", "gb200", 186, 2500, 80, 8000, 1800, 225, "NVIDIA GB200 NVL72, 1 of 72", 400),
-        Gpu.row("l4-24g", "l4", 24, 121, 30.3, 300, 64, 32, "NVIDIA L4 datasheet; no NVLink", 12.5),
-        Gpu.row("l40-48g", "l40", 48, 181, 90.5, 864, 64, 32, "NVIDIA L40 datasheet; no NVLink"),
-        Gpu.row("l40s-48g", "l40s", 48, 362, 91.6, 864, 64, 32, "NVIDIA L40S datasheet; no NVLink"),
-        Gpu.row("a10-24g", "a10", 24, 125, 31.2, 600, 64, 32, "NVIDIA A10 datasheet; no NVLink", 12.5),
-        Gpu.row("a10g-24g", "a10g", 24, 70, 35, 600, 64, 32, "A10G datasheet of AWS; no NVLink", 12.5),
-        Gpu.row("t4-16g", "t4", 16, 65, 8.1, 320, 32, 16, "NVIDIA T4 datasheet; fp16, PCIe 3.0", 12.5),
-        Gpu.row("rtx-4090-24g", "geforce rtx 4090", 24, 165.2, 82.6, 1008, 64, 32, "NVIDIA Ada whitepaper", 12.5),
-        Gpu.row("mi300x-192g", "mi300x", 192, 1307.4, 163.4, 5300, 896, 64, "AMD MI300X datasheet; 7 links", 400),
-        CPU_SLOT,
-    )
+    **{name: Gpu.row(name, *row) for name, row in read_table(__package__, "gpus.yaml", dict[str, _Row]).items()},
+    CPU_SLOT.name: CPU_SLOT,
 }
 
 

@@ -16,8 +16,8 @@ from rlhf_trainer.algorithms.models import B, LabelledActor, Reference, Tensor
 class KTO(Preference):
     paper = "arXiv:2402.01306"
     name: Annotated[Literal["KTO"], Field(description="The actor learns from responses with a label, good or bad.")]
-    desirable_weight: Annotated[float, Field(ge=0, description="Weight of the loss of desirable responses.")] = 1.0
-    undesirable_weight: Annotated[float, Field(ge=0, description="Weight of the loss of undesirable responses.")] = 1.0
+    desirable_weight: Annotated[float, Field(gt=0, description="Weight of the loss of desirable responses.")] = 1.0
+    undesirable_weight: Annotated[float, Field(gt=0, description="Weight of the loss of undesirable responses.")] = 1.0
 
     @staticmethod
     def step(labelled_completions: B, *, actor: LabelledActor[B], reference: Reference[B]) -> None:
