@@ -12,6 +12,7 @@ from rich.console import Console
 from rlhf_api.files import document_of
 from rlhf_api.problems import SpecError
 from rlhf_trainer.checkpoint import STATE, Checkpoint
+from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.run import resume
 from rlhf_trainer.run.publisher import Publisher
@@ -96,13 +97,28 @@ def test_a_run_in_another_place_compares_with_its_checkpoint(folder: Path, monke
     ]
 
 
+def test_the_output_of_another_job_is_no_change(folder: Path) -> None:
+    """It is not there when the chain begins, and comes before the job does."""
+    job = jobs.job(folder, "grpo", SPEC)
+    actor = job.spec.models.actor.model_copy(update={"uri": "job://sft"})
+    models = job.spec.models.model_copy(update={"actor": actor})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"models": models})})
+    before = resume._start(job, folder / "run", None, {}).files
+    (folder / "run" / "sft" / "model").mkdir(parents=True)
+    (folder / "run" / "sft" / "model" / "config.json").write_text("{}")
+    assert resume._start(job, folder / "run", None, {}).files == before
+
+
 def test_a_checkpoint_of_an_earlier_version_tells_nothing(folder: Path) -> None:
     changes(folder)
-    for saved in (folder / "run" / "grpo" / "checkpoints").rglob(FILES):
-        saved.unlink()
-    job = jobs.job(folder, "grpo", SPEC)
-    checkpoint = Checkpoint(step=1, uri=f"{folder}/run/grpo/checkpoints/step-000001")
-    assert resume._start(job, folder / "run", checkpoint, {}).warnings == []
+    (found,) = (folder / "run" / "grpo" / "checkpoints").rglob(FILES)
+    found.unlink()
+    (folder / "mine_parts.py").write_text("import os\nsign = -1.0\n")
+    checkpoint = Checkpoint(step=1, uri=str(found.parent))
+    assert resume._start(jobs.job(folder, "grpo", SPEC), folder / "run", checkpoint, {}).warnings == []
+    found.mkdir()
+    with pytest.raises(EnvironmentProblem):
+        resume._start(jobs.job(folder, "grpo", SPEC), folder / "run", checkpoint, {})
 
 
 @pytest.mark.parametrize("reaction", ["Off", "Fail"])

@@ -157,6 +157,17 @@ def test_a_template_that_reads_only_parts_gets_them() -> None:
     assert learned(encoder, tokenizer) == ["7<|end|>", "2<|end|>"]
 
 
+def test_parts_are_given_only_where_the_template_reads_them() -> None:
+    """A template that reads parts of the user and texts of the assistant; a list of parts would be learned as text."""
+    family, tokenizer = FAMILIES["phi"], tokenizer_of(FAMILIES["phi"])
+    of_user = (
+        "{% if m.role == 'user' %}{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}"
+    )
+    of_user += "{% endfor %}{% else %}{{ m.content }}{% endif %}"
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("{{ m.content }}", of_user)
+    assert learned(encoder_of(family, tokenizer, TALK), tokenizer) == ["7<|end|>", "2<|end|>"]
+
+
 def test_few_shapes_of_conversations_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is forgotten is found again: a message that the template leaves out is told for each conversation."""
     monkeypatch.setattr("rlhf_trainer.chat.MAX_SHAPES", 2)

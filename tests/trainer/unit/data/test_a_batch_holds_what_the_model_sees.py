@@ -145,6 +145,17 @@ def test_a_prompt_is_also_read_with_the_next_response(write: Write, plain: PreTr
         assert torch.equal(torch.cat([part[name] for part in parts]), whole[name]), name
 
 
+def test_a_row_alone_in_its_batch_is_read_with_a_response_of_another(
+    write: Write, plain: PreTrainedTokenizerFast
+) -> None:
+    rows = [{"prompt": "a", "completion": each, "label": True} for each in "bcd"]
+    source = write(rows).model_copy(update={"response_key": "completion"})
+    spec = spec_of(100, 100, total_epochs=1)
+    last = LabelledLoader(source, plain, path="spec.data.train", spec=spec).batch(2, batch_size=2)
+    assert last["valid"].tolist() == [1, 0]
+    assert last["mismatched_tokens"][0].tolist() != last["tokens"][0].tolist()
+
+
 def test_a_label_may_be_a_truth_a_number_or_a_text(write: Write, plain: PreTrainedTokenizerFast) -> None:
     texts = ["true", "False", " TRUE", "0", "1"]
     loader = labelled(write, plain, [{"prompt": "a", "completion": "b", "label": each} for each in texts])
