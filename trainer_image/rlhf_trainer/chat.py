@@ -272,8 +272,8 @@ def name_of(tool: Mapping[str, Any]) -> str:
 def says_all(text: str, message: ChatMessage, *, with_thoughts: bool = True) -> bool:
     """Whether a text holds a message's content and names of calls, but for white space and JSON's escapes."""
     content = message["content"] or ""
-    said = [content, *map(message.get, THOUGHT_KEYS)] if with_thoughts else [re.split(CLOSING, content)[-1]]
-    parts = [str(part) for part in (*said, *map(name_of, message.get("tool_calls", ()))) if part]
+    texts = [content, *map(message.get, THOUGHT_KEYS)] if with_thoughts else [re.split(CLOSING, content)[-1]]
+    parts = [str(part) for part in (*texts, *map(name_of, message.get("tool_calls", ()))) if part]
     return all(part.strip() in text or _letters(part) in _letters(text) for part in parts)
 
 

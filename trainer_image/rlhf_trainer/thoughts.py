@@ -11,4 +11,4 @@ REST = rf"(?:(?!{OPENING}).)*{CLOSING}"
 THOUGHTS = re.compile(rf"(?s){OPENING}.*?{CLOSING}(?:{REST})?|\A{REST}|{OPENING}.*\Z")
 """Pattern of a thought: from tag to tag, up to a tag (the prompt has begun the thought), or from a tag to the end."""
 BEGUN = re.compile(rf"({OPENING})\s*({CLOSING}\s*)?\Z")
-"""Pattern of the end of a prompt that begins a thought, of which the second group ends the thought again."""
+"""Pattern of the end of a prompt that begins a thought, whose second group is there if the thought also ends."""
