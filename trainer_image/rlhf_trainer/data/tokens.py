@@ -241,7 +241,7 @@ class Encoder:
         return mask
 
     def _mask_without_offsets(self, text: str, places: Sequence[slice], mask: Ids, index: int) -> Ids:
-        """Set the mask as `_mask` does, without offsets: the text before a place and the text up to its end are encoded."""
+        """Set the mask as `_mask` does, without offsets: the texts up to where a place begins and ends are encoded."""
         (whole,) = self._encoded([text])
         for place in places:
             before, until = self._encoded([text[: place.start], text[: place.stop]])
