@@ -92,9 +92,8 @@ def _run_of(given: Any, wanted: Any) -> Test:
     return lambda program: _are_same(_words(program.output(texts[0])), _words(texts[1]))
 
 
-def _are_same(found: list[list[str]], wanted: list[list[str]]) -> bool:
-    pairs = [pair for lines in zip(found, wanted, strict=False) for pair in zip(*lines, strict=False)]
-    return [*map(len, found)] == [*map(len, wanted)] and all(_is_same(*pair) for pair in pairs)
+def _are_same(found: list[str], wanted: list[str]) -> bool:
+    return len(found) == len(wanted) and all(map(_is_same, found, wanted))
 
 
 def _is_same(word: str, wanted: str) -> bool:
@@ -105,8 +104,9 @@ def _is_same(word: str, wanted: str) -> bool:
     return word == wanted
 
 
-def _words(text: str) -> list[list[str]]:
-    return [line.split() for line in text.splitlines() if line.strip()]
+def _words(text: str) -> list[str]:
+    """Return the words of a text, with a line break after those of each line."""
+    return [word for line in text.splitlines() if line.strip() for word in (*line.split(), "\n")]
 
 
 def _runnable(text: str) -> Test:
@@ -251,12 +251,12 @@ def _check_code(code: CodeType, program: Program) -> bool:
             assert program.results("", each)
         else:
             setattr(tests, name, each)
-    if any(name.startswith("test") for item in vars(tests).items() for name in _names_of_tests(*item)):
-        plugin = ModuleRun(program, tests)
-        with suppress(OSError):  # it ends with os.chdir, which the sandbox refuses
-            pytest.main(PYTEST_OPTIONS, plugins=[plugin])
-        return plugin.has_passed
-    return True
+    if not any(name.startswith("test") for item in vars(tests).items() for name in _names_of_tests(*item)):
+        return True
+    plugin = ModuleRun(program, tests)
+    with suppress(OSError):  # it ends with os.chdir, which the sandbox refuses
+        pytest.main(PYTEST_OPTIONS, plugins=[plugin])
+    return plugin.has_passed
 
 
 def _names_of_tests(name: str, value: Any) -> Sequence[str]:

@@ -8,15 +8,14 @@ from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.spec.job_spec import RewardTerm
+from rlhf_api.spec.verifiers import Code
 from rlhf_trainer.errors import NoRowLeftError
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
+from rlhf_trainer.rewards.verifiers import right_programs
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.scoring import UserCode
-
-KEYS = ("answer_key", "solution_key", "reference_key")
-"""Fields of verifiers and judges that name a column of right answers."""
 
 
 def with_first_rows(setting: WorkerSetting, rows: int) -> DataWorker:
@@ -53,8 +52,10 @@ def made_samples(
 def _right_answers(job: Job, columns: Mapping[str, Any]) -> list[str]:
     """Return the first right answer in a row; an empty list if there is none."""
     readers = [reader for _, reader in job.spec.column_readers(job.spec.data.train)]
-    found = [columns.get(getattr(each, key, None) or "") for each in readers for key in KEYS]
-    return [str(each[0] if isinstance(each, list) else each) for each in found if each][:1]
+    keys = [getattr(each, key, None) or "" for each in readers for key in ("answer_key", "reference_key")]
+    programs = [right_programs(each, columns) for each in readers if isinstance(each, Code)]
+    found = [each for each in (*map(columns.get, keys), *programs) if each]
+    return [str(each[0] if isinstance(each, list) else each) for each in found][:1]
 
 
 def try_score(code: UserCode, sample: Sample, among: Sequence[Sample]) -> float | None:
