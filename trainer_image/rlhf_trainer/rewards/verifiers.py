@@ -133,19 +133,14 @@ def right_responses(verifier: Verifier, columns: Mapping[str, Any]) -> list[str]
     """Return responses of which one has to get the full score by a row's columns; ValueError as `expectation`."""
     answers = expectation(verifier, columns[verifier.columns[0]])
     if isinstance(verifier, Code):
-        return right_programs(verifier, columns)
+        known = unpacked(columns[verifier.solution_key]) if verifier.solution_key else []
+        return [str(each) for each in (known if isinstance(known, list) else [known])][:MAX_SOLUTIONS]
     if not isinstance(verifier, Math):
         return [*answers]
     formulas = [_as_formula(each) for each in answers]
     if all(WORDS.fullmatch(COMMANDS.sub("", each).strip("$ ")) for each in formulas):
         raise ValueError("is in words, which ExactMatch and FuzzyMatch compare")
     return formulas
-
-
-def right_programs(verifier: Code, columns: Mapping[str, Any]) -> list[str]:
-    """Return the first programs in a row's column of solutions: one, or a list of them, as a value or as JSON text."""
-    known = unpacked(columns[verifier.solution_key]) if verifier.solution_key else []
-    return [str(each) for each in (known if isinstance(known, list) else [known])][:MAX_SOLUTIONS]
 
 
 def _turn(verifier: Verifier, prompt: str, response: str) -> str:

@@ -8,14 +8,16 @@ from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.spec.job_spec import RewardTerm
-from rlhf_api.spec.verifiers import Code
 from rlhf_trainer.errors import NoRowLeftError
+from rlhf_trainer.rewards.code_tests import unpacked
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
-from rlhf_trainer.rewards.verifiers import right_programs
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.scoring import UserCode
+
+KEYS: Mapping[str, tuple[str, ...]] = {"answer_key": (), "solution_key": ("[",), "reference_key": ()}
+"""Field of verifiers and judges that names a column of right answers -> start of its texts that are lists in JSON."""
 
 
 def with_first_rows(setting: WorkerSetting, rows: int) -> DataWorker:
@@ -52,10 +54,9 @@ def made_samples(
 def _right_answers(job: Job, columns: Mapping[str, Any]) -> list[str]:
     """Return the first right answer in a row; an empty list if there is none."""
     readers = [reader for _, reader in job.spec.column_readers(job.spec.data.train)]
-    keys = [getattr(each, key, None) or "" for each in readers for key in ("answer_key", "reference_key")]
-    programs = [right_programs(each, columns) for each in readers if isinstance(each, Code)]
-    found = [each for each in (*map(columns.get, keys), *programs) if each]
-    return [str(each[0] if isinstance(each, list) else each) for each in found][:1]
+    values = [(columns.get(getattr(each, key, None) or ""), lists) for each in readers for key, lists in KEYS.items()]
+    found = [unpacked(*value) for value in values]
+    return [str(each[0] if isinstance(each, list) else each) for each in found if each][:1]
 
 
 def try_score(code: UserCode, sample: Sample, among: Sequence[Sample]) -> float | None:
