@@ -27,7 +27,10 @@ JUDGING = re.compile(rf"(json|unittest|pluggy|_pytest\.(fixtures|nodes|python|ra
 """Pattern of the modules that judge a program; each run of its code leaves them as they were."""
 LEFT_OUT = ("skip", "xfail")
 """Marks of tests that a right program need not pass."""
-NOT_NEEDED = "cacheprovider doctest faulthandler junitxml logging pastebin terminal threadexception unraisableexception"
+NOT_NEEDED = (
+    "cacheprovider doctest faulthandler junitxml legacypath logging pastebin terminal "
+    "threadexception unraisableexception"
+)
 PYTEST_OPTIONS = [
     *("-c", os.devnull, "--noconftest", "--disable-plugin-autoload", "--capture=no", "--assert=plain"),
     *("-o", "python_classes=*", "-o", "python_functions=test*", *(f"-pno:{name}" for name in NOT_NEEDED.split())),
@@ -143,6 +146,7 @@ class Program:
         classes = [value for each in modules for value in vars(each).values() if isinstance(value, type)]
         owners = [builtins, *modules, *(each for each in classes if JUDGING.match(each.__module__))]
         self._kept = [(each, *item) for each in owners for item in vars(each).items()]
+        self._names = {each: {*vars(each)} for each in owners if isinstance(each, type)}
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function that runs some of the code."""
@@ -153,6 +157,8 @@ class Program:
             for owner, name, value in kept:
                 if owner.__dict__.get(name) is not value:
                     put(owner, name, value)
+            for added in ((each, name) for each, names in self._names.items() for name in vars(each).keys() - names):
+                delattr(*added)
             sys.modules.update(modules)
 
     @cached_property
