@@ -27,7 +27,10 @@ JUDGING = re.compile(rf"(json|unittest|pluggy|_pytest\.(fixtures|nodes|python|ra
 """Pattern of the modules that judge a program; each run of its code leaves them as they were."""
 LEFT_OUT = ("skip", "xfail")
 """Marks of tests that a right program need not pass."""
-NOT_NEEDED = "cacheprovider doctest faulthandler junitxml logging pastebin terminal threadexception unraisableexception"
+NOT_NEEDED = (
+    "cacheprovider doctest faulthandler junitxml legacypath logging pastebin terminal "
+    "threadexception unraisableexception"
+)
 PYTEST_OPTIONS = [
     *("-c", os.devnull, "--noconftest", "--disable-plugin-autoload", "--capture=no", "--assert=plain"),
     *("-o", "python_classes=*", "-o", "python_functions=test*", *(f"-pno:{name}" for name in NOT_NEEDED.split())),
@@ -92,9 +95,8 @@ def _run_of(given: Any, wanted: Any) -> Test:
     return lambda program: _are_same(_words(program.output(texts[0])), _words(texts[1]))
 
 
-def _are_same(found: list[list[str]], wanted: list[list[str]]) -> bool:
-    pairs = [pair for lines in zip(found, wanted, strict=False) for pair in zip(*lines, strict=False)]
-    return [*map(len, found)] == [*map(len, wanted)] and all(_is_same(*pair) for pair in pairs)
+def _are_same(found: list[str], wanted: list[str]) -> bool:
+    return len(found) == len(wanted) and all(map(_is_same, found, wanted))
 
 
 def _is_same(word: str, wanted: str) -> bool:
@@ -105,8 +107,9 @@ def _is_same(word: str, wanted: str) -> bool:
     return word == wanted
 
 
-def _words(text: str) -> list[list[str]]:
-    return [line.split() for line in text.splitlines() if line.strip()]
+def _words(text: str) -> list[str]:
+    """Return the words of a text, with a line break after those of each line."""
+    return [word for line in text.splitlines() if line.strip() for word in (*line.split(), "\n")]
 
 
 def _runnable(text: str) -> Test:
@@ -143,6 +146,7 @@ class Program:
         classes = [value for each in modules for value in vars(each).values() if isinstance(value, type)]
         owners = [builtins, *modules, *(each for each in classes if JUDGING.match(each.__module__))]
         self._kept = [(each, *item) for each in owners for item in vars(each).items()]
+        self._names = {each: {*vars(each)} for each in owners if isinstance(each, type)}
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function that runs some of the code."""
@@ -153,6 +157,8 @@ class Program:
             for owner, name, value in kept:
                 if owner.__dict__.get(name) is not value:
                     put(owner, name, value)
+            for added in ((each, name) for each, names in self._names.items() for name in vars(each).keys() - names):
+                delattr(*added)
             sys.modules.update(modules)
 
     @cached_property
@@ -251,12 +257,12 @@ def _check_code(code: CodeType, program: Program) -> bool:
             assert program.results("", each)
         else:
             setattr(tests, name, each)
-    if any(name.startswith("test") for item in vars(tests).items() for name in _names_of_tests(*item)):
-        plugin = ModuleRun(program, tests)
-        with suppress(OSError):  # it ends with os.chdir, which the sandbox refuses
-            pytest.main(PYTEST_OPTIONS, plugins=[plugin])
-        return plugin.has_passed
-    return True
+    if not any(name.startswith("test") for item in vars(tests).items() for name in _names_of_tests(*item)):
+        return True
+    plugin = ModuleRun(program, tests)
+    with suppress(OSError):  # it ends with os.chdir, which the sandbox refuses
+        pytest.main(PYTEST_OPTIONS, plugins=[plugin])
+    return plugin.has_passed
 
 
 def _names_of_tests(name: str, value: Any) -> Sequence[str]:

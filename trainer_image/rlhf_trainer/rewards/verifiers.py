@@ -39,7 +39,7 @@ USUAL_LIMITS = ChildLimits(seconds=5.0, memory=1024 * MEBIBYTE)
 """Limits of one judgement by any verifier but Code, against regular expressions and formulas that never end."""
 JUDGING_SHARE = 0.8
 """Share of a call's time limit after which the verifier judges no further response."""
-BLOCK = re.compile(r"```[^\S\n]*\w*[^\S\n]*\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"```[^\S\n]*(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 CODES = r"(?:USD|EUR|GBP|INR|JPY|CNY|CHF|US(?=\\?\$)|Rs\.?)"
 SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -225,7 +225,7 @@ def _by_schema(verifier: JSONSchema) -> Judge:
     validator = Draft202012Validator(verifier.json_schema, registry=Registry())  # an empty registry fetches nothing
 
     def judge(response: str, _: Sequence[str]) -> float:
-        document = json.loads(_last_block(THOUGHTS.sub("", response)), parse_constant=_refuse)
+        document = json.loads(_last_block(response, "json"), parse_constant=_refuse)
         return float(validator.is_valid(document))
 
     return judge
@@ -235,9 +235,11 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _last_block(response: str) -> str:
-    blocks = BLOCK.findall(response)
-    return str(blocks[-1]) if blocks else response
+def _last_block(response: str, *languages: str) -> str:
+    """Return the last fenced block after the thoughts: one of the languages if there is one; all text without any."""
+    text = THOUGHTS.sub("", response)
+    blocks = BLOCK.findall(text)
+    return str([text, *(each for _, each in blocks), *(each for mark, each in blocks if mark.lower() in languages)][-1])
 
 
 def _by_regex(verifier: Regex) -> Judge:
@@ -262,7 +264,7 @@ def _by_length(verifier: Length) -> Judge:
 
 
 def _by_tests(_: Code) -> Judge:
-    return lambda response, tests: float(passed_tests(_last_block(THOUGHTS.sub("", response)), tests))
+    return lambda response, tests: float(passed_tests(_last_block(response, "python", "py", "python3"), tests))
 
 
 JUDGES: Mapping[type[Verifier], Callable[[Any], Judge]] = {

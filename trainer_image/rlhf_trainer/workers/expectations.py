@@ -37,10 +37,8 @@ def _faults(job: Job, source: Rows, table: Mapping[str, Sequence[Any]]) -> Itera
         if not isinstance(reader, Verifier) or not reader.columns:
             continue
         verifier: Any = reader.model_copy(update={"response_extract": None} if isinstance(reader, Comparing) else {})
-        reward, values = (
-            RewardVerifier.model_construct(verifier=verifier, timeout_seconds=SECONDS),
-            table[reader.columns[0]],
-        )
+        reward = RewardVerifier.model_construct(verifier=verifier, timeout_seconds=SECONDS)
+        values = table[reader.columns[0]]
         with closing(code_of(reward, ranks=1, deadline=SECONDS, path=field)) as code:
             parts = [range(len(values))[first : first + ROWS_AT_ONCE] for first in range(0, len(values), ROWS_AT_ONCE)]
             for row, why in chain(*(_reasons(code, verifier, table, rows) for rows in parts)):

@@ -9,14 +9,15 @@ from typing import Any
 from rlhf_api.job import Job
 from rlhf_api.spec.job_spec import RewardTerm
 from rlhf_trainer.errors import NoRowLeftError
+from rlhf_trainer.rewards.code_tests import unpacked
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.scoring import UserCode
 
-KEYS = ("answer_key", "solution_key", "reference_key")
-"""Fields of verifiers and judges that name a column of right answers."""
+KEYS: Mapping[str, tuple[str, ...]] = {"answer_key": (), "solution_key": ("[",), "reference_key": ()}
+"""Field of verifiers and judges that names a column of right answers -> start of its texts that are lists in JSON."""
 
 
 def with_first_rows(setting: WorkerSetting, rows: int) -> DataWorker:
@@ -53,7 +54,8 @@ def made_samples(
 def _right_answers(job: Job, columns: Mapping[str, Any]) -> list[str]:
     """Return the first right answer in a row; an empty list if there is none."""
     readers = [reader for _, reader in job.spec.column_readers(job.spec.data.train)]
-    found = [columns.get(getattr(each, key, None) or "") for each in readers for key in KEYS]
+    values = [(columns.get(getattr(each, key, None) or ""), lists) for each in readers for key, lists in KEYS.items()]
+    found = [unpacked(*value) for value in values]
     return [str(each[0] if isinstance(each, list) else each) for each in found if each][:1]
 
 

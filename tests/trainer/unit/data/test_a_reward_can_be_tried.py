@@ -67,6 +67,15 @@ def test_empty_right_and_given_responses_are_scored(manifest: Path) -> None:
     assert all(each["right"] == 1.0 for each in found if each["kind"] == "gold's turn")
 
 
+def test_a_solution_in_a_list_as_json_text_is_right(manifest: Path) -> None:
+    right = "def add(a, b):\n    return a + b\n"
+    row = {"prompt": "?", "tests": "assert add(2, 3) == 5", "solutions": json.dumps([right, "pass"])}
+    (manifest.parent / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    reward = {"verifier": {"name": "Code", "solutionKey": "solutions"}}
+    (_, gold, _) = json.loads(run(manifest, f"--set=sums:models.reward={json.dumps(reward)}", "--json"))["sums"]
+    assert (gold["kind"], gold["response"], gold["total"]) == ("gold", right, 1.0)
+
+
 def test_the_table_has_a_line_for_each_response(manifest: Path) -> None:
     text = run(manifest, "--rows=2")
     assert "holds '$$' as answer, which no right response fulfils for Math" in " ".join(text.split())
