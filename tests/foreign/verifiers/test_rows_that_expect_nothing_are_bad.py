@@ -102,6 +102,34 @@ class TestAdd:
     def test_it(self):
         assert add(2, 3) == self.sum
 """
+LEFT_OUT = """
+import unittest
+import pytest
+
+@pytest.mark.skipif(True, reason="it needs a network")
+def test_slow():
+    assert False
+
+class AddTest(unittest.TestCase):
+    @unittest.skip("it needs a network")
+    def test_slow(self):
+        self.fail()
+
+    def test_it(self):
+        self.assertEqual(add(2, 3), 5)
+
+def test_add():
+    assert add(2, 3) == 5
+"""
+PATCHED = """
+from unittest.mock import patch
+
+@patch("math.floor", return_value=5)
+def test_add(floor):
+    import math
+    assert add(2, 3) == math.floor(4.5)
+"""
+IN_A_CLASS = "class TestOuter:\n    class TestInner:\n        def test_add(self):\n            assert add(2, 3) == 5\n"
 FORMS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
     "APPS, a program": ({"inputs": ["2 3\n"], "outputs": ["5\n"]}, (PROGRAM,)),
     "CodeContests": ({"input": ["2 3\n", "1 1\n"], "output": ["5\n", "2\n"]}, (PROGRAM, FAST_PROGRAM)),
@@ -123,6 +151,9 @@ FORMS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
     "a module": (MODULE, (RIGHT,)),
     "a class of pytest": (PYTEST_CLASS, (RIGHT,)),
     "a class of unittest": (UNITTEST, (RIGHT,)),
+    "tests that are left out": (LEFT_OUT, (RIGHT,)),
+    "a function that is patched": (PATCHED, (RIGHT,)),
+    "a class in a class": (IN_A_CLASS, (RIGHT,)),
     "HumanEval's check": ("def check(candidate):\n    assert candidate(2, 3) == 5\n", (RIGHT, METHOD)),
     "HumanEval's check, called": ("def check(candidate):\n    assert candidate(2, 3) == 5\ncheck(add)", (RIGHT,)),
 }
@@ -135,6 +166,9 @@ CHEATS = (
     "import _pytest.python as p\np.Function.runtest = lambda _: None\ndef add(a, b):\n    return 4\n",
     "import _pytest.python as p\np.Function.obj = property(lambda _: lambda: None)\ndef add(a, b):\n    return 4\n",
     "import pytest\npytestmark = pytest.mark.skip\ndef add(a, b):\n    pytest.skip()\n",
+    "import pytest\npytest.main = lambda _, plugins: setattr(plugins[0], 'has_passed', True)\nadd = max\n",
+    "import _pytest.main as m\nm.Session.genitems = lambda *_: []\ndef add(a, b):\n    return 4\n",
+    "import math\nmath.isclose = lambda *_: True\ndef add(a, b):\n    return 4\n",
     "raise SystemExit(0)",
 )
 
@@ -180,6 +214,10 @@ UNREADABLE = {
     '{"inputs": ["1"], "outputs": []}': "holds a mapping with inputs, outputs, expected inputs and as many outputs",
     '{"inputs": "23", "outputs": "24"}': "holds a mapping with inputs, outputs, expected inputs and as many outputs",
     LACKING: "holds a test function test_add with parameters, which nothing gives",
+    f"@pytest.mark.skipif(a, reason='a b')\ndef test_one(): ...\n{LACKING}": (
+        "holds a test function test_add with parameters, which nothing gives"
+    ),
+    "async def test_add():\n    assert add(2, 3) == 5": "holds an asynchronous test, which nothing runs",
 }
 
 

@@ -20,13 +20,14 @@ from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from _pytest.skipping import evaluate_skip_marks
 
 Test = Callable[["Program"], bool]
 """Function (program) -> whether the program passes; it may also raise an exception."""
-JUDGING = re.compile(rf"(json|unittest|pluggy|_pytest\.(fixtures|nodes|python|raises|runner)|{re.escape(__name__)})\b")
+JUDGING = re.compile(rf"(json|math|re|unittest|pluggy|pytest|_pytest|{re.escape(__name__)})(\.|\Z)")
 """Pattern of the modules that judge a program; each run of its code leaves them as they were."""
-LEFT_OUT = ("skip", "xfail")
-"""Marks of tests that a right program need not pass."""
+SKIPPED = "__unittest_skip__"
+"""Attribute of what unittest's decorators skip."""
 NOT_NEEDED = (
     "cacheprovider doctest faulthandler junitxml legacypath logging pastebin terminal "
     "threadexception unraisableexception"
@@ -121,18 +122,27 @@ def _runnable(text: str) -> Test:
     nodes = [*ast.walk(tree)]
     if not any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in nodes):
         raise ValueError("holds a test that checks nothing")
-    _require_parameters([node for node in nodes if isinstance(node, ast.FunctionDef)])
+    _require_parameters([node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)])
+    if any(isinstance(node, ast.AsyncFunctionDef) and node.name.startswith("test") for node in tree.body):
+        raise ValueError("holds an asynchronous test, which nothing runs")
     tree.body = [node for node in tree.body if not ast.unparse(node).startswith(("unittest.main(", "pytest.main("))]
     return partial(_check_code, compile(tree, "test", "exec"))
 
 
-def _require_parameters(functions: Sequence[ast.FunctionDef]) -> None:
-    """Raise ValueError for a test function with a parameter that no fixture is, and no decorator names."""
-    decorated = [(each.name, *map(ast.unparse, each.decorator_list)) for each in functions if each.decorator_list]
-    given = {"self", "candidate", "capsys", "monkeypatch", "request", *re.findall(r"\w+", str(decorated))}
-    for each in functions:
-        names = [argument.arg for argument in (*each.args.posonlyargs, *each.args.args)]
-        if each.name.startswith("test") and not given.issuperset(names[: len(names) - len(each.args.defaults)]):
+def _require_parameters(defined: Sequence[ast.FunctionDef | ast.ClassDef]) -> None:
+    """Raise ValueError for a test function with a parameter that pytest, a fixture or a decorator does not give."""
+    decorators = {each: [*map(ast.unparse, each.decorator_list)] for each in defined}
+    given = {"self", "candidate", "capsys", "monkeypatch", "request"}
+    for each, texts in decorators.items():
+        given |= {each.name} if "fixture" in str(texts) else set()
+        names = [call.args[0] for call in each.decorator_list if isinstance(call, ast.Call) and call.args]
+        given |= set(re.findall(r"\w+", " ".join(map(ast.unparse, names))) if "parametrize" in str(texts) else ())
+    for each in defined:
+        if isinstance(each, ast.ClassDef) or "patch" in str(decorators[each]) or not each.name.startswith("test"):
+            continue
+        names_of_parameters = [argument.arg for argument in (*each.args.posonlyargs, *each.args.args)]
+        required = names_of_parameters[: len(names_of_parameters) - len(each.args.defaults)]
+        if not given.issuperset(required):
             raise ValueError(f"holds a test function {each.name} with parameters, which nothing gives")
 
 
@@ -252,17 +262,24 @@ def _check_code(code: CodeType, program: Program) -> bool:
     program.run(exec, code, names)
     for name, each in [item for item in names.items() if before.get(item[0]) is not item[1]]:
         if isinstance(each, type) and issubclass(each, unittest.TestCase):
-            program.run(unittest.TestLoader().loadTestsFromTestCase(each).debug)
+            program.run(_run_unittest, each)
         elif getattr(each, "__code__", code).co_varnames[:1] == ("candidate",):
             assert program.results("", each)
         else:
             setattr(tests, name, each)
-    if not any(name.startswith("test") for item in vars(tests).items() for name in _names_of_tests(*item)):
+    if not any(name.lower().startswith("test") for item in vars(tests).items() for name in _names_of_tests(*item)):
         return True
     plugin = ModuleRun(program, tests)
     with suppress(OSError):  # it ends with os.chdir, which the sandbox refuses
         pytest.main(PYTEST_OPTIONS, plugins=[plugin])
     return plugin.has_passed
+
+
+def _run_unittest(case: type[unittest.TestCase]) -> None:
+    """Run the tests of a class, but those that a decorator skips; an exception ends the run."""
+    names = unittest.TestLoader().getTestCaseNames(case)
+    kept = [name for name in names if not any(getattr(each, SKIPPED, False) for each in (case, getattr(case, name)))]
+    unittest.TestSuite(map(case, kept)).debug()
 
 
 def _names_of_tests(name: str, value: Any) -> Sequence[str]:
@@ -280,11 +297,16 @@ class ModuleRun:
         made = pytest.Module.from_parent(session, path=Path(__file__), nodeid="test")
         made.obj = self._module
         with suppress(BaseException):
-            items = [each for each in session.genitems(made) if not any(map(each.get_closest_marker, LEFT_OUT))]
+            items = [each for each in session.genitems(made) if not _is_left_out(each)]
             for item in items:
                 self._program.run(_run_item, item)
             self.has_passed = bool(items) and not session.testsfailed
         return True
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    """Whether the marks of a test say that a right program need not pass it."""
+    return item.get_closest_marker("xfail") is not None or evaluate_skip_marks(item) is not None
 
 
 def _run_item(item: pytest.Item) -> None:

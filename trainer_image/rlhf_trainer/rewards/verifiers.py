@@ -45,7 +45,7 @@ CODES = r"(?:USD|EUR|GBP|INR|JPY|CNY|CHF|US(?=\\?\$)|Rs\.?)"
 SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 """Word after a number -> exponent of ten."""
 WORD = "((?:m|b|tr)illion|thousand)"
-SCALED = re.compile(rf"(\d[\d,]*(?:\.\d+)?)(?:\s|\\[,;! ])*(?:\\text\{{\s*{WORD}\}}|(\\text\{{\s*)?{WORD}\b)")
+SCALED = re.compile(rf"(?<![\d,])(\d[\d,]*(?:\.\d+)?)(?:\s|\\[,;! ])*(?:\\text\{{\s*{WORD}\}}|(\\text\{{\s*)?{WORD}\b)")
 """Pattern of a number with such a word."""
 NUMBERS: Final[Mapping[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = {
     re.compile("[\u2212\u00d7\u00b7]"): lambda match: {"\u2212": "-", "\u00d7": "\\times "}.get(match[0], "\\cdot "),
@@ -63,12 +63,12 @@ NUMBERS: Final[Mapping[re.Pattern[str], str | Callable[[re.Match[str]], str]]] =
     ),
     re.compile(r"\d+(?:\.\d+)?[eE][-+]?\d{1,2}(?![\d.])"): lambda match: f"{Decimal(match[0]):f}",
 }
-"""Pattern -> what math-verify reads instead, such as of signs of other alphabets and of bold text."""
+"""Pattern -> text that math-verify reads instead, for signs of other alphabets and for bold text."""
 UNIT = re.compile(r"(?:\\text\{)?\s*([-+]?[\d.,]+)\s+((?:[A-Za-z][A-Za-z ]{2,}|[ckm]?m|ft|in)(?:\^\{[23]\})?)\}?")
 """Pattern of a number with words for its unit."""
 COMMANDS = re.compile(r"\\text\{[^{}]*\}|\\[A-Za-z]+|sqrt|infinity")
 WORDS = re.compile(r"(?:[A-Z][a-z]{2,}\.? \d.*|\D*[A-Za-z]{4}\D*|.*\d [A-Za-z]{4}.*\d [A-Za-z]{4}.*|[A-Za-z]{3})")
-"""Pattern of an answer in words, such as dates, which no formula is; commands of LaTeX are no part of it."""
+"""Pattern of an answer in words, such as a date, but for commands of LaTeX."""
 ANSWER = re.compile(r"(?is)<answer>((?:(?!<answer>).)*)</answer>")
 MAX_LANES, MAX_SOLUTIONS = 32, 3
 """Most child processes that judge at a time, and most solutions of a row that are tried."""

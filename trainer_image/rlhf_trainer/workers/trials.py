@@ -56,7 +56,7 @@ def _right_answers(job: Job, columns: Mapping[str, Any]) -> list[str]:
     readers = [reader for _, reader in job.spec.column_readers(job.spec.data.train)]
     values = [(columns.get(getattr(each, key, None) or ""), lists) for each in readers for key, lists in KEYS.items()]
     found = [unpacked(*value) for value in values]
-    return [str(each[0] if isinstance(each, list) else each) for each in found if each][:1]
+    return [str(each[0] if isinstance(each, list) else each) for each in found if each not in (None, "", [])][:1]
 
 
 def try_score(code: UserCode, sample: Sample, among: Sequence[Sample]) -> float | None:
@@ -69,4 +69,4 @@ def total_of(terms: Mapping[str, RewardTerm], scores: Mapping[str, float | None]
     """Return the weighted sum of scores by field; None if a part of the reward has no score."""
     weighted = [(term.weight, scores.get(path)) for path, term in terms.items()]
     there = [weight * score for weight, score in weighted if score is not None]
-    return sum(there) if there and len(there) == len(weighted) else None
+    return sum(there, 0.0) if len(there) == len(weighted) else None
