@@ -25,7 +25,6 @@ x=old; (x=new); run $x
 x=old; (x=new; run $x)
 x=old; x=new | cat; run $x
 x=old; x=new & run $x
-x=old; y=$(x=new; echo $x); run $x $y
 x=old; { x=new; }; run $x
 f() ( x=new ); x=old; f; run $x
 f() { x=new; return; x=newer; }; x=old; f; run $x
@@ -40,10 +39,9 @@ A=old; while [[ $# -gt 0 ]]; do A=$1; shift; done; run $A
 set -- a b; shift; run $1 $# "$@"
 set -- a b; set -- c; run ${2-none} $1
 f() { run ${1-none}; }; set -- a; f
-x=old; eval x=new; run $x
 f() { run $A; }; A=old; A=new f
-x=$(echo a >&2; echo b); run $x
 A='a  b'; B=$A; run "$B"
+f() { local A=$A; A+=new; run $A; }; A=old; f
 run ${y:-a b} "${y:-a b}" ${y:-"a b"}
 """.strip().splitlines()
 UNTOLD = """
@@ -83,6 +81,15 @@ cd /; run $PWD
 set -- a b; for i in 1; do shift; done; run $1
 x=010; run $((x + 1))
 x=-7; run $((x / 2)) $((x % 2))
+x=old; y=$(x=new; echo $x); run $x $y
+x=old; eval x=new; run $x
+x=$(echo a >&2; echo b); run $x
+A=(x y); B="[$(IFS=,; echo "${A[*]}")]"; run $B "${A[*]}"
+f() { echo "--$1 2"; }; run $(f a)
+D=$(some_probe 2>/dev/null && echo npu || echo gpu); run $D
+set -- a b; for i in 1; do shift; done; run $#
+set -- a b; for i in 1; do shift; done; run ${2:-c}
+D=$(pwd | tr / x); run $D
 """.strip().splitlines()
 PRELUDE = 'exec 3>&1 > /dev/null 2>&1; run() { printf "%s\\0" "$@" >&3; }\n'
 
