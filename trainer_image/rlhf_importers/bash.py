@@ -137,6 +137,9 @@ class Script:
         name, *arguments = self._state.words(node) or ["true"]
         if name in self._state.functions:
             return self._call(node, name, arguments)
+        if name == "((":
+            total = self._state.total(node, " ".join(arguments))
+            return None if total is None else total != "0"
         if name in self.BUILTINS:
             return self.BUILTINS[name](self, node, arguments)
         if name in SETTERS or [name, *arguments[:1]] == ["printf", "-v"]:
@@ -157,10 +160,6 @@ class Script:
         self._state.functions.setdefault(name, body)
         self._has_returned = False
         return outcome
-
-    def _compute(self, node: Node, arguments: list[str]) -> bool | None:
-        total = self._state.total(node, " ".join(arguments))
-        return None if total is None else total != "0"
 
     def _return(self, _: Node, arguments: list[str]) -> bool | None:
         self._has_returned = len(self._state.values.maps) > 1
@@ -280,7 +279,6 @@ class Script:
     BUILTINS: ClassVar[Mapping[str, Callable[[Script, Node, list[str]], bool | None]]] = {
         **dict.fromkeys(("cd", "pushd", "popd"), _enter),
         **dict.fromkeys((".", "source"), lambda self, node, _: self._state.note(node, "the file is not read")),
-        "((": _compute,
         "return": _return,
         "set": _set_arguments,
         "shift": _shift,

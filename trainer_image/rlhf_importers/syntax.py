@@ -32,11 +32,11 @@ CHANGED = re.compile(
 )
 """Commands that set the variables that they name, and assignments in bash and in sums."""
 BRACES = re.compile(r"(?<![$\\])\{[^{}\s]*(?:,|\.\.)")
+QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 EXPANSION = re.compile(r"\$\{?([!#](?=\w))?(\w+|[@*#?$!-]|)(?:\[(\d+|[@*])\])?(:?[-=+?]|\})?")
 WORD = re.compile(rf"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|[^\s{UNKNOWN}])+")
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 VARIABLE = ("simple_expansion", "expansion", "command_substitution")
-QUOTED = ("string", "raw_string", "ansi_c_string", *VARIABLE)
 NO_WORDS = ("comment", "file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment")
 
 
@@ -84,11 +84,8 @@ def below(folder: str, *places: str) -> str:
 
 
 def _has_braces(node: Node) -> bool:
-    """Whether a word has a list in braces outside of its quotes and variables, which bash makes several words of."""
-    text = text_of(node)
-    for child in [node, *node.named_children]:
-        text = text.replace(text_of(child), "") if child.type in QUOTED else text
-    return bool(BRACES.search(text))
+    """Whether a word has a list in braces outside of quotes, which bash makes several words of."""
+    return bool(BRACES.search(QUOTED.sub("", text_of(node))))
 
 
 def _split(words: list[str], is_quoted: bool) -> list[str]:
