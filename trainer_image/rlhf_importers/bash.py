@@ -115,14 +115,11 @@ class Script:
         return True
 
     def _declare(self, node: Node) -> bool:
-        """Follow `export`, `local` and the like; what `-n`, `-i`, `-l` or `-u` names is unknown from here on."""
+        """Follow `export`, `local` and the like."""
         options = " ".join(text_of(each) for each in node.named_children if each.type == "word")
         is_global = text_of(node.children[0]) in ("export", "readonly")
         if re.search(r"-\w*[nilu]", options) and not is_global:
-            words = [word for each in node.named_children for word in self._state.expand(each)]
-            names = self._state.forget(node, re.sub(r"\W+", "= ", f"{words} "))
-            self._state.references |= set(names)
-            return True
+            return self._refer(node)
         scope = None if is_global or "g" in options else self._state.values.maps[0]
         for each in node.named_children:
             if each.type == "variable_assignment":
@@ -131,6 +128,12 @@ class Script:
                 scope.setdefault(text_of(each), [])
             elif each.type not in ("variable_name", "word"):
                 self._state.forget(each, " ".join(self._state.expand(each)))
+        return True
+
+    def _refer(self, node: Node) -> bool:
+        """Make all variables that `declare -n`, `-i`, `-l` or `-u` names unknown from here on."""
+        words = [word for each in node.named_children for word in self._state.expand(each)]
+        self._state.references |= set(self._state.forget(node, re.sub(r"\W+", "= ", f"{words} ")))
         return True
 
     def _command(self, node: Node) -> bool | None:

@@ -78,9 +78,18 @@ def calculate(text: str, values: Mapping[str, list[str]]) -> str | None:
 
 def below(folder: str, *places: str) -> str:
     """Return the folder that `cd` with these words leads to from a folder; empty if only a run knows."""
-    path = posixpath.join(folder, *places)
-    is_known = len(places) == 1 and places[0][:1] not in ("", "-", "+") and UNKNOWN not in path
-    return posixpath.normpath(path) if is_known else ""
+    names = [place for place in places if not place.startswith("-")]
+    path = posixpath.join(folder, *names)
+    return posixpath.normpath(path) if len(names) == 1 and UNKNOWN not in path else ""
+
+
+def _commands(node: Node) -> list[Node]:
+    """Return the statements of `$(A)` or `$(A && B)`, without the redirections of A."""
+    parts = node.named_children
+    if [part.type for part in parts] == ["list"] and "||" not in text_of(node):
+        first, *_, last = parts[0].named_children
+        parts = [first.named_children[0] if first.type == "redirected_statement" else first, last]
+    return parts
 
 
 def _has_braces(node: Node) -> bool:
@@ -188,19 +197,15 @@ class State:
 
     def _substitution(self, node: Node) -> str:
         """Return the value of a sum or the folder that `pwd`, `cd X && pwd` or `dirname X` prints; else no text."""
-        parts = node.named_children
-        if [part.type for part in parts] == ["list"] and "||" not in text_of(node):
-            first, last = parts[0].named_children
-            parts = [first.named_children[0] if first.type == "redirected_statement" else first, last]
         folder = "".join(self.values["."])
-        match [self.words(part) if part.type == "command" else [] for part in parts]:
+        match [self.words(each) if each.type == "command" else [] for each in _commands(node)]:
             case [["((", text]]:
                 return self.total(node, text) or ""
-            case [["pwd"]]:
+            case [["pwd", *_]]:
                 return folder
-            case [["cd", *places], ["pwd"]]:
+            case [["cd", *places], ["pwd", *_]]:
                 return below(folder, *places)
-            case [["dirname", place]] if UNKNOWN not in place:
+            case [["dirname", place] | ["dirname", "--", place]] if UNKNOWN not in place:
                 return posixpath.dirname(place) or "."
         return ""
 
@@ -234,11 +239,11 @@ class State:
         """Return the values of a variable, or a list of the one at an index; None if nobody sets it."""
         if name in ("@", "*") and "@" not in self.values:
             self.notes.append("the script's own arguments are not known")
-        is_argument = name in ("@", "*", "#") or (name.isdigit() and name != "0")
-        values = self.values.get("@", []) if is_argument else self.values.get(name)
+        key = "@" if re.fullmatch(r"[@*#]|[1-9]\d*", name) else name
+        values = self.values.get(key, [] if name in ("@", "*", "#") else None)
         if values is None or {"@", "*"} & {name, index}:
             return values
-        place = None if name == "#" else int(name) - 1 if is_argument else int(index or 0)
+        place = len(values) if name == "#" else int(index or 0) if key == name else int(name) - 1
         if UNKNOWN in "".join(values[:place]):
             return [f"{UNKNOWN}${{{name}}}{UNKNOWN}"]
-        return [str(len(values))] if place is None else values[place:][:1] or (None if is_argument else [])
+        return [str(place)] if name == "#" else values[place:][:1]

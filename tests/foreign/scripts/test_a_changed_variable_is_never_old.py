@@ -39,6 +39,7 @@ A=old; while [[ $# -gt 0 ]]; do A=$1; shift; done; run $A
 set -- a b; shift; run $1 $# "$@"
 set -- a b; set -- c; run ${2-none} $1
 f() { run ${1-none}; }; set -- a; f
+set -- a; run x${2}y ${3:-z}
 f() { run $A; }; A=old; A=new f
 A='a  b'; B=$A; run "$B"
 f() { local A=$A; A+=new; run $A; }; A=old; f

@@ -70,6 +70,10 @@ WORDS = {
     "a function that calls itself": ('f() { A+=(x); f; }; A=(); f; run "${A[@]}"', ["x"]),
     "a flag that is a program": ("U=true; if $U && ! false; then A=1; else A=2; fi; run $A", ["1"]),
     "a choice by what nobody sets": ('A=0; if [ -z "$NOT_SET" ] && [ -n "$A" ]; then A=1; fi; run $A', ["1"]),
+    "the folder of the script in full": (
+        'D=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &> /dev/null && pwd -P); run $D',
+        ["x/y"],
+    ),
     "what a function adds": ('f() { A+=("$1=$2"); }; A=(); f a 1; f b 2; run "${A[@]}"', ["a=1", "b=2"]),
     "a variable over two lines": ('read -r -d "" X <<EOF\n  a \\\n --b 1\nEOF\nrun $X', ["a", "--b", "1"]),
     "a choice by the value of a variable": (
