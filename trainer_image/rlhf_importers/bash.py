@@ -62,7 +62,7 @@ class Script:
         """Follow each word of a command that is a text with a name that fits, as in `bash -c "python -m ..."`."""
         for text in [word for words in self.commands if words[0] != "echo" for word in words]:
             if len(text.split()) > 1 and any(map(is_named, text.split())):
-                self.read(text)
+                self.read(re.sub(rf"{UNKNOWN}([^{UNKNOWN}$`][^{UNKNOWN}]*){UNKNOWN}", r"$(\1)", text))
 
     def read_skipped(self) -> None:
         """Follow the branches of each `if` that were not taken; a note names the line of each."""

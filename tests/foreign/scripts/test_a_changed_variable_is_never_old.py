@@ -141,3 +141,9 @@ def test_a_call_in_a_branch_that_is_not_taken_is_told() -> None:
 def test_a_file_that_is_sourced_is_told() -> None:
     _, notes = call("source my.env\npython -m a.main_ppo", "run.sh", r"[\w.]*main_ppo")
     assert notes == ["line 1: source my.env: the file is not read"]
+
+
+@pytest.mark.parametrize("start", ["eval", "bash -c"])
+def test_an_unknown_value_within_quotes_stays_one(start: str) -> None:
+    words, _ = call(f'read x\n{start} "python -m a.main_ppo a.b=$x"', "run.sh", r"[\w.]*main_ppo")
+    assert words == ["a.main_ppo", f"a.b={UNKNOWN}$(x of line 1){UNKNOWN}"]
