@@ -54,7 +54,7 @@ def call(text: str, source: str, program: str) -> tuple[list[str], list[str]]:
     for each in _scripts_within(text, program) or [text]:
         script.read(each)
     if not (calls := _calls_of(script, is_named)):
-        return list(chain.from_iterable(script.commands)), script.notes
+        return list(chain.from_iterable(script.commands)), list(dict.fromkeys(script.notes))
     if len(calls) > 1:
         script.notes.append(f"the script starts {len(calls)} trainings; the last one is read")
     lost = [words[0] for words in script.commands if words not in calls and OPTION.match(words[0])]
@@ -65,14 +65,13 @@ def call(text: str, source: str, program: str) -> tuple[list[str], list[str]]:
 
 def _calls_of(script: Script, is_named: Callable[[str], object]) -> list[list[str]]:
     """Return the commands with a name that fits; where none has it, those in quotes or in branches not taken."""
-    searches: tuple[Callable[[], None], ...]
-    searches = (lambda: None, lambda: script.read_quoted(is_named), script.read_skipped)
-    calls: list[list[str]] = []
+    searches: tuple[Callable[[], object], ...] = (list, lambda: script.read_quoted(is_named), script.read_skipped)
     for search in searches:
-        if not calls:
-            search()
-            calls = [words for words in script.commands if any(map(is_named, words))]
-    return calls
+        search()
+        calls = [words for words in script.commands if any(map(is_named, words))]
+        if calls:
+            return calls
+    return []
 
 
 def _scripts_within(text: str, program: str) -> list[str]:

@@ -25,7 +25,6 @@ x=old; (x=new); run $x
 x=old; (x=new; run $x)
 x=old; x=new | cat; run $x
 x=old; x=new & run $x
-x=old; y=$(x=new; echo $x); run $x $y
 x=old; { x=new; }; run $x
 f() ( x=new ); x=old; f; run $x
 f() { x=new; return; x=newer; }; x=old; f; run $x
@@ -40,10 +39,10 @@ A=old; while [[ $# -gt 0 ]]; do A=$1; shift; done; run $A
 set -- a b; shift; run $1 $# "$@"
 set -- a b; set -- c; run ${2-none} $1
 f() { run ${1-none}; }; set -- a; f
-x=old; eval x=new; run $x
+set -- a; run x${2}y ${3:-z}
 f() { run $A; }; A=old; A=new f
-x=$(echo a >&2; echo b); run $x
 A='a  b'; B=$A; run "$B"
+f() { local A=$A; A+=new; run $A; }; A=old; f
 run ${y:-a b} "${y:-a b}" ${y:-"a b"}
 """.strip().splitlines()
 UNTOLD = """
@@ -83,6 +82,15 @@ cd /; run $PWD
 set -- a b; for i in 1; do shift; done; run $1
 x=010; run $((x + 1))
 x=-7; run $((x / 2)) $((x % 2))
+x=old; y=$(x=new; echo $x); run $x $y
+x=old; eval x=new; run $x
+x=$(echo a >&2; echo b); run $x
+A=(x y); B="[$(IFS=,; echo "${A[*]}")]"; run $B "${A[*]}"
+f() { echo "--$1 2"; }; run $(f a)
+D=$(some_probe 2>/dev/null && echo npu || echo gpu); run $D
+set -- a b; for i in 1; do shift; done; run $#
+set -- a b; for i in 1; do shift; done; run ${2:-c}
+D=$(pwd | tr / x); run $D
 """.strip().splitlines()
 PRELUDE = 'exec 3>&1 > /dev/null 2>&1; run() { printf "%s\\0" "$@" >&3; }\n'
 
@@ -133,3 +141,9 @@ def test_a_call_in_a_branch_that_is_not_taken_is_told() -> None:
 def test_a_file_that_is_sourced_is_told() -> None:
     _, notes = call("source my.env\npython -m a.main_ppo", "run.sh", r"[\w.]*main_ppo")
     assert notes == ["line 1: source my.env: the file is not read"]
+
+
+@pytest.mark.parametrize("start", ["eval", "bash -c"])
+def test_an_unknown_value_within_quotes_stays_one(start: str) -> None:
+    words, _ = call(f'read x\n{start} "python -m a.main_ppo a.b=$x"', "run.sh", r"[\w.]*main_ppo")
+    assert words == ["a.main_ppo", f"a.b={UNKNOWN}$(x of line 1){UNKNOWN}"]

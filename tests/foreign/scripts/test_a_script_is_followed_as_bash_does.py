@@ -55,7 +55,6 @@ WORDS = {
         'A=(x "y z"); run "${A[@]}" "${A[*]}" "${A[1]}" $#',
         ["x", "y z", "x y z", "y z", "0"],
     ),
-    "an array joined by commas": ("""A=(x y); B="[$(IFS=,; echo "${A[*]}")]"; run $B "${A[*]}" """, ["[x,y]", "x y"]),
     "an array that is taken back": ('A=(x); unset A; run "${A[@]}" ${A:-none}', ["none"]),
     "arguments that the script sets": ('set -e; set -- a "b c"; run "$@" $# $1', ["a", "b c", "2", "a"]),
     "escapes": (r"A=(x y); IFS=$'\n'; run $'a\tb' $'it\'s' " + '"${A[*]}"', ["a\tb", "it's", "x\ny"]),
@@ -68,10 +67,13 @@ WORDS = {
     "a comment within a line": ("run a `# no option` b", ["a", "b"]),
     "a line of Windows": ("run a \\\r\n  b\r\n", ["a", "b"]),
     "the folder of the script": ('D="$(dirname "$0")"; W=$(cd "$D/.." && pwd); run $W/x $D', ["x/x", "x/y"]),
-    "what a function prints": ('f() { echo "--$1 2"; }; run $(f a)', ["--a", "2"]),
     "a function that calls itself": ('f() { A+=(x); f; }; A=(); f; run "${A[@]}"', ["x"]),
     "a flag that is a program": ("U=true; if $U && ! false; then A=1; else A=2; fi; run $A", ["1"]),
     "a choice by what nobody sets": ('A=0; if [ -z "$NOT_SET" ] && [ -n "$A" ]; then A=1; fi; run $A', ["1"]),
+    "the folder of the script in full": (
+        'D=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &> /dev/null && pwd -P); run $D',
+        ["x/y"],
+    ),
     "what a function adds": ('f() { A+=("$1=$2"); }; A=(); f a 1; f b 2; run "${A[@]}"', ["a=1", "b=2"]),
     "a variable over two lines": ('read -r -d "" X <<EOF\n  a \\\n --b 1\nEOF\nrun $X', ["a", "--b", "1"]),
     "a choice by the value of a variable": (
@@ -86,7 +88,6 @@ WORDS = {
     "a choice by a number": ('A=2; [ "$A" -gt 1 ] && B=big || B=small; run $B', ["big"]),
     "a choice by a sum": ("A=2; if ((A % 2 != 0)); then B=odd; else B=even; fi; run $B", ["even"]),
     "an argument that nobody gave": ('if [[ ${1} != "slurm" ]]; then run a; fi', ["a"]),
-    "a program that is not run": ("D=$(some_probe 2>/dev/null && echo npu || echo gpu); run $D", ["gpu"]),
     "what redirects": ("run a > log 2>&1 | tee b", ["a"]),
     "what is set for one command": ("A=1 B=2 run a", ["a"]),
     "a command in a variable": ('L=(uv run); C="a b"; "${L[@]}" $C', ["a", "b"]),
@@ -206,3 +207,20 @@ def test_a_case_of_what_only_a_run_knows_is_told() -> None:
     words, notes = call(text, "run.sh", r"[\w.]*main_ppo")
     assert words == ["a.main_ppo", "x=grpo"]
     assert any("only a run of the script knows which case holds" in note for note in notes)
+
+
+@pytest.mark.parametrize("word", ['"$@"', "$@", "$*", "${@}"])
+def test_arguments_of_the_script_are_told(word: str) -> None:
+    words, notes = call(f"python -m a.main_ppo x=1 {word}", "run.sh", r"[\w.]*main_ppo")
+    assert words == ["a.main_ppo", "x=1"]
+    assert notes == ["the script's own arguments are not known"]
+
+
+def test_arguments_that_the_script_sets_have_no_note() -> None:
+    text = 'set -- x=1\nf() { python -m a.main_ppo "$@"; }\nf "$@"'
+    assert call(text, "run.sh", r"[\w.]*main_ppo") == (["a.main_ppo", "x=1"], [])
+
+
+def test_what_eval_runs_is_read() -> None:
+    words, _ = call("eval 'python -m a.main_ppo x.y=1'", "run.sh", r"[\w.]*main_ppo")
+    assert words == ["a.main_ppo", "x.y=1"]
