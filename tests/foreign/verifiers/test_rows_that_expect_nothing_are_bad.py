@@ -166,7 +166,7 @@ CHEATS = (
     "import _pytest.python as p\np.Function.runtest = lambda _: None\ndef add(a, b):\n    return 4\n",
     "import _pytest.python as p\np.Function.obj = property(lambda _: lambda: None)\ndef add(a, b):\n    return 4\n",
     "import pytest\npytestmark = pytest.mark.skip\ndef add(a, b):\n    pytest.skip()\n",
-    "import pytest\npytest.main = lambda _, plugins: setattr(plugins[0], 'has_passed', True)\nadd = max\n",
+    "import pytest\npytest.main = lambda _, plugins: setattr(plugins[0], 'has_passed', True)\nadd = min\n",
     "import _pytest.main as m\nm.Session.genitems = lambda *_: []\ndef add(a, b):\n    return 4\n",
     "import math\nmath.isclose = lambda *_: True\ndef add(a, b):\n    return 4\n",
     "raise SystemExit(0)",

@@ -12,7 +12,7 @@ import unittest
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from operator import methodcaller
 from pathlib import Path
 from threading import Thread
@@ -146,17 +146,26 @@ def _require_parameters(defined: Sequence[ast.FunctionDef | ast.ClassDef]) -> No
             raise ValueError(f"holds a test function {each.name} with parameters, which nothing gives")
 
 
+@cache
+def _judges() -> tuple[tuple[tuple[Any, str, Any], ...], tuple[tuple[type, frozenset[str]], ...]]:
+    """Return what judges a program: (module or class, name, value) of each attribute, and (class, names) of each class.
+
+    It is read once, before the first program runs.
+    """
+    modules = [each for name, each in sys.modules.items() if JUDGING.match(name)]
+    found = [value for each in modules for value in vars(each).values() if isinstance(value, type)]
+    classes = [each for each in dict.fromkeys(found) if JUDGING.match(each.__module__)]
+    kept = [(each, *item) for each in (builtins, *modules, *classes) for item in vars(each).items()]
+    return tuple(kept), tuple((each, frozenset(vars(each))) for each in classes)
+
+
 class Program:
     """A response's code. Each run puts back what the code may replace to be judged in another way."""
 
     def __init__(self, code: str) -> None:
         self._code, self._set = compile(code, "response", "exec"), setattr
         self._modules, self.builtins = dict(sys.modules), dict(vars(builtins))
-        modules = [each for name, each in self._modules.items() if JUDGING.match(name)]
-        classes = [value for each in modules for value in vars(each).values() if isinstance(value, type)]
-        owners = [builtins, *modules, *(each for each in classes if JUDGING.match(each.__module__))]
-        self._kept = [(each, *item) for each in owners for item in vars(each).items()]
-        self._names = {each: {*vars(each)} for each in owners if isinstance(each, type)}
+        self._kept, self._names = _judges()
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function that runs some of the code."""
@@ -167,7 +176,7 @@ class Program:
             for owner, name, value in kept:
                 if owner.__dict__.get(name) is not value:
                     put(owner, name, value)
-            for added in ((each, name) for each, names in self._names.items() for name in vars(each).keys() - names):
+            for added in ((each, name) for each, names in self._names for name in vars(each).keys() - names):
                 delattr(*added)
             sys.modules.update(modules)
 
