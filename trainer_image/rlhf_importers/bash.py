@@ -24,6 +24,8 @@ PLACES = re.compile(r"\w+(?:\[|\+?=\((?:.*\s)?\[[^]\s]*\]\+?=)", re.DOTALL)
 BLOCKS = ("program", "compound_statement", "subshell", "pipeline", "redirected_statement", "variable_assignments")
 LOOPS = ("while_statement", "for_statement", "c_style_for_statement")
 SETTERS = ("read", "mapfile", "readarray", "getopts", "let", "eval")
+SECRET = re.compile("(?i)key|token|secret|password|credential")
+"""Pattern of the names of environment variables whose values stay out of manifests."""
 
 
 class ConversionError(Exception):
@@ -44,7 +46,7 @@ class Script:
         self.source = source
         self.commands: list[list[str]] = []
         self.notes: list[str] = []
-        known = {name: [value] for name, value in os.environ.items()}
+        known = {name: [value] for name, value in os.environ.items() if not SECRET.search(name)}
         self._state = State(ChainMap(known | {"0": [source], "BASH_SOURCE": [source], ".": ["."]}), self.notes)
         self._skipped: list[Node] = []
         self._has_returned = False

@@ -100,6 +100,7 @@ def test_a_run_in_another_place_compares_with_its_checkpoint(folder: Path, monke
 def test_the_output_of_another_job_is_no_change(folder: Path) -> None:
     """It is not there when the chain begins, and comes before the job does."""
     job = jobs.job(folder, "grpo", SPEC)
+    assert job.spec.models.actor
     actor = job.spec.models.actor.model_copy(update={"uri": "job://sft"})
     models = job.spec.models.model_copy(update={"actor": actor})
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"models": models})})

@@ -108,6 +108,12 @@ def test_the_words_are_those_of_bash(case: str) -> None:
     assert words_of(text) == expected
 
 
+def test_a_secret_of_the_environment_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t")
+    draft = convert(f"{ARRAYS} trainer.experiment_name=$WANDB_API_KEY", "verl", source="run.sh")
+    assert "s3cr3t" not in str(draft.document())
+
+
 def test_options_in_arrays_become_a_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/srv/me")
     draft = convert(ARRAYS, "verl", source="run.sh")

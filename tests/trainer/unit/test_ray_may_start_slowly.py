@@ -9,7 +9,7 @@ from ray._private import services
 
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run import session
-from rlhf_trainer.run.session import ray_session
+from rlhf_trainer.run.session import OwnProcess, ray_session
 
 
 def started(failures: int, monkeypatch: pytest.MonkeyPatch) -> list[object]:
@@ -37,6 +37,23 @@ def test_a_slow_start_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_start_without_an_end_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EnvironmentProblem, match=r"^Ray cannot start: the machine is too busy; .* --address$"):
         started(500, monkeypatch)
+
+
+def test_a_process_that_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        OwnProcess(["/bin/false"], preexec_fn=lambda: None).wait()
+        services.get_node("address", "id")
+
+    def find(*_: object) -> None:
+        raise RuntimeError("no node")
+
+    monkeypatch.setattr(services, "get_node", find)
+    monkeypatch.setattr(session, "ray", SimpleNamespace(init=init))
+    with (
+        pytest.raises(EnvironmentProblem, match=r"^Ray cannot start: its false ended with code 1$"),
+        ray_session(None, cpu_slots=1),
+    ):
+        pass
 
 
 def test_what_fails_otherwise_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def _await_node(find: Callable[..., object], *arguments: object) -> object:
         with suppress(RuntimeError):
             return find(*arguments)
         if ended := [process for process in OwnProcess.started if process.poll() is not None]:
-            raise ChildProcessError(f"its {Path(str(ended[0].args[0])).name} ended with code {ended[0].returncode}")
+            raise ChildProcessError(f"its {ended[0].program} ended with code {ended[0].returncode}")
         time.sleep(1.0)
     raise TimeoutError("the machine is too busy; run again when it is less so, or name a running Ray by --address")
 
@@ -138,6 +138,7 @@ class OwnProcess(subprocess.Popen[bytes]):
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
         super().__init__(command, preexec_fn=prepare, start_new_session=True, **options)
+        self.program = Path(command[0]).name
         self.started.append(self)
         self._watcher = subprocess.Popen(
             ["/bin/sh", "-c", "read -r end; kill -s KILL -- -$0", str(self.pid)],
