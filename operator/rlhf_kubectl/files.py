@@ -1,7 +1,5 @@
 """Files of a job's claim, copied or shown by a pod that mounts the claim read-only and is deleted afterwards."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tarfile

@@ -1,7 +1,5 @@
 """RLHFJobs of a cluster, their pods and events, and the operator's settings, as the API server has them now."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Calls of the program kubectl, which reaches the cluster with its user's credentials and rights."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

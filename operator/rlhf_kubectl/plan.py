@@ -1,7 +1,5 @@
 """Mapping that the operator would choose for a job on this cluster, computed on the user's machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Remedies for each reason of a condition and of a failure; docs/jobs.md says more about the same reasons."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """Sentences on what a job waits for, since when, and what to do; for a failed job on what failed. Pure, without I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Final, cast

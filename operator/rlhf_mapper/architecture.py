@@ -1,7 +1,5 @@
 """Shape of a decoder model from its config.json, and the numbers of parameters that follow from it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

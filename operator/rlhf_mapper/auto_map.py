@@ -1,7 +1,5 @@
 """The auto-mapper: Algorithm 1 of HybridFlow over all placements of a job's models in pools, and all pool sizes."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import Counter

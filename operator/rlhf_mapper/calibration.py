@@ -1,7 +1,5 @@
 """Comparison of measured phases with predicted ones, and the correction for later predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Generic, NamedTuple, TypeVar

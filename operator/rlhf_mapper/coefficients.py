@@ -1,7 +1,5 @@
 """Coefficients of the simulators: shares of hardware peaks that kernels and links reach, and overheads of software."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Literal
 

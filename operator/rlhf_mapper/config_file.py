@@ -1,7 +1,5 @@
 """Architecture of a model from a config.json or a manifest. A model trained from another job's model has its shape."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

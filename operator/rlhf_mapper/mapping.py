@@ -1,7 +1,5 @@
 """Answer of the mapper: pools, parallel sizes of each model, and the prediction. `as_json` returns it as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby

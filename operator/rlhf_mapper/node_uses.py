@@ -1,7 +1,5 @@
 """Ways to use a node group: how many GPUs of each node, of which zones and in which order of the nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, combinations, cycle, islice, zip_longest

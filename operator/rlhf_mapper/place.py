@@ -1,7 +1,5 @@
 """Placement of a job's models without a search: pools as the manifest names them, or one pool for all models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """Seconds of a pool's stages by number of GPUs: states take memory first, then strategies must fit beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Prediction of a mapping, model by model, and the reasons why other placements are slower."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

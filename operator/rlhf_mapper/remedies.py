@@ -1,7 +1,5 @@
 """Remedies for a job that fits nowhere: larger GPUs, host memory, recomputed layers, another batch."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import replace

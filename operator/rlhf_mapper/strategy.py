@@ -1,7 +1,5 @@
 """Algorithm 2 of HybridFlow: the parallel sizes of one model on every number of GPUs at once, by simulation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Work of each model in a step: the sequences that it generates, reads and trains on, and their lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

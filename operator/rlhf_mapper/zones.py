@@ -4,8 +4,6 @@ Ranks lie tensor first, then pipeline, then data. If a model's replica takes r n
 replica i // r. The link carries rings of data ranks with nodes in both zones, and hand-overs between stages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product

@@ -1,7 +1,5 @@
 """The Plan that `reconcile.decide` returns: the status to write, then the actions, in this order."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias

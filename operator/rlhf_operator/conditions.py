@@ -1,7 +1,5 @@
 """The conditions of a job, and the phase that follows from them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal

@@ -1,7 +1,5 @@
 """Evidence of failures in a snapshot: one function for each source of evidence. `failure` ranks them in a table."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

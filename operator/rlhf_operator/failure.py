@@ -1,7 +1,5 @@
 """The table of failures: evidence in a snapshot, the class (reason) that it proves, and the action that follows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime

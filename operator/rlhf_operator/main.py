@@ -1,7 +1,5 @@
 """Program of the operator: starts settings, metrics, probes, leader election and kopf, and ends them in order."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

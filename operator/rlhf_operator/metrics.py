@@ -3,8 +3,6 @@
 Only the leader has series of jobs, made from the cache at each scrape; so a sum over the replicas counts a job once.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Names of the objects that the operator makes, and folders and ports in pods that the trainer uses too."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final

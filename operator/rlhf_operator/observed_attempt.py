@@ -1,7 +1,5 @@
 """The current attempt as a snapshot shows it: its pods, their nodes, and the end of the trainer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from typing import Final

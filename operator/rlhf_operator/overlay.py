@@ -1,7 +1,5 @@
 """Overlays of pod templates, merged as Kubernetes merges patches; and the overlay that avoids nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 

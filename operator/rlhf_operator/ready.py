@@ -1,7 +1,5 @@
 """`python -m rlhf_operator.ready`: whether an installed operator works; the pod of `helm test` runs it."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

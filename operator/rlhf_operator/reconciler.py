@@ -1,7 +1,5 @@
 """Reconciler, which runs in the leader only: events become keys of a queue, and each key is one reconcile pass."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

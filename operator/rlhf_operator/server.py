@@ -1,7 +1,5 @@
 """HTTP servers: /metrics, over TLS if there is a certificate; on another port the probes, without TLS."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import ssl

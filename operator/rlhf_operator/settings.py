@@ -1,7 +1,5 @@
 """Settings of the installed operator: one YAML file, which the chart writes from its values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path

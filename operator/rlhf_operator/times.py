@@ -1,7 +1,5 @@
 """Times as a status writes them, and the clock that gives the time."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime

@@ -1,7 +1,5 @@
 """A work queue like that of client-go: a key is with at most one worker, and never in the queue twice."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Bytes of a job's checkpoints and of its saved model, by the shapes of its models; 0 where a shape is not known."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rlhf_api.job import Job

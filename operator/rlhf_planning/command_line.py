@@ -1,7 +1,5 @@
 """Class with which the programs `rlhf` and `kubectl rlhf` each declare their commands, and options that both have."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence

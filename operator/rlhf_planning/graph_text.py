@@ -1,7 +1,5 @@
 """Texts of the graph of a step: tables of 100 columns, and a mermaid flowchart."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.table import Table
 

@@ -1,7 +1,5 @@
 """Device mapping of a job on a cluster: the pools of the manifest, or the best mapping for an objective."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

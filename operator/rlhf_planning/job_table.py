@@ -1,7 +1,5 @@
 """Table of jobs for `rlhf top` and `kubectl rlhf top`."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

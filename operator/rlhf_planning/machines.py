@@ -1,7 +1,5 @@
 """Cluster of a plan: the one that the command line describes, or this machine."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Fields that the mapper fills into a manifest on GPUs; a value that the manifest sets is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from rlhf_api.job import Job

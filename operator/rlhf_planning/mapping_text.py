@@ -1,7 +1,5 @@
 """Text of a mapping and of the reasons for it, for 60 columns or more, with colours or without."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

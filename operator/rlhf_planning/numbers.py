@@ -1,7 +1,5 @@
 """Formats of numbers, durations and texts for people."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Graph of a step: the calls of an algorithm's listing, and the fields that move between them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Predicted timeline of a step, also as a chart: a bar for each phase of each model, between the stages' barriers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`rlhf import`: conversion of another project's configuration into a manifest with the outcome of each key."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

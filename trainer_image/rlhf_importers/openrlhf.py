@@ -1,7 +1,5 @@
 """OpenRLHF: a shell script that calls openrlhf.cli.train_{ppo_ray, sft, rm, dpo}; flags of 0.11, and those of 0.9."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

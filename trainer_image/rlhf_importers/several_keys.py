@@ -1,7 +1,5 @@
 """Conversions that need several keys of a configuration at once; shared by the `combine` functions of the projects."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

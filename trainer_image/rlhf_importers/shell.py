@@ -1,7 +1,5 @@
 """Shell scripts and YAML of other projects: the words of a script's call of a program, flags and values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from itertools import chain

@@ -3,8 +3,6 @@
 A field that the algorithm lacks is left out.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """TRL: a configuration file (YAML) or a script for `trl grpo|rloo|sft|dpo|kto|reward`; keys of TRL 1.9."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """verl: a Hydra configuration (YAML) or a script with overrides of verl.trainer.main_ppo; keys of v0.4 to v0.9."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Chat templates: messages in one form, their rendering, and the tokens that begin a text or end a response."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

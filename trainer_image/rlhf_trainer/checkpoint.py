@@ -5,8 +5,6 @@ A checkpoint is a folder `step-000010/`, and is whole only if it has all files l
 written last and lists every other file with its size, so an unfinished checkpoint never counts as whole.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """Switches Python's garbage collector off during long imports and freezes the imported objects."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Type and shape of each field of a batch; workers' results are checked by it, and step graphs count bytes by it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum

@@ -1,7 +1,5 @@
 """Checks that the Hugging Face Hub has the models and data sets that a manifest names."""
 
-from __future__ import annotations
-
 import logging
 import time
 from functools import cache

@@ -1,7 +1,5 @@
 """Imports and calls user code in this process. Reward functions and environments run in their own processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module

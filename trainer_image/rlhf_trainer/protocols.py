@@ -5,8 +5,6 @@ Table 3 follow from how each axis of a layout places a batch: split, broadcast o
 arXiv:2110.15032; torch's DTensor says Shard, Replicate, Partial).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum

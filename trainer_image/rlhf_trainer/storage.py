@@ -1,7 +1,5 @@
 """Addresses of folders, on this machine or in an object store (by fsspec)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Tensors of safetensors files, read and written in parts: whole tensors of a model, or the pieces that ranks wrote."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

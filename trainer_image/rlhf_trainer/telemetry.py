@@ -1,7 +1,5 @@
 """Measurements of each process (weighted means, deviations, maxima, sums, time spans), and their merge."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Comparison of an edited job with its earlier version: only the same experiment may go on from its checkpoint."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -4,8 +4,6 @@
 manifest, which may leave sizes unset.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

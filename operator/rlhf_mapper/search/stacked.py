@@ -1,7 +1,5 @@
 """Many stage tables in a few arrays, with seconds as ranks, so that lookups of many boxes are single numpy calls."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

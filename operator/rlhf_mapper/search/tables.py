@@ -1,7 +1,5 @@
 """Input of a search (placements of models in pools, and their stage costs), and its result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol

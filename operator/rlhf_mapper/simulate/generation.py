@@ -4,8 +4,6 @@ Generation is prefill, then decode steps bound by memory bandwidth. A step decod
 holds, and at the end those that still run. The transition is that of HybridFlow, section 5 and Table 2.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

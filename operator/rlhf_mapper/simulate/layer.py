@@ -4,8 +4,6 @@ The figures are those of transformers' own modules, where each operation is a ke
 counts them on the meta device, and `tests/real_size/test_the_mapper_knows_what_a_step_holds.py` compares both.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from rlhf_mapper.architecture import Architecture

@@ -1,7 +1,5 @@
 """Arrays of layouts p-t-d and bandwidths of their parallel groups: ranks lie tensor first, then pipeline, then data."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

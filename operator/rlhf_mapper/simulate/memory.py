@@ -1,7 +1,5 @@
 """Memory of a GPU in bytes: states of its models, and the bytes that a phase adds at its fullest moment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce

@@ -1,7 +1,5 @@
 """Scoring while the longest responses are generated (`rollout.stream`; RLHFuse, arXiv:2409.13221, section 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 After llm-analysis (github:cli99/llm-analysis), which HybridFlow cites for its simulators (section 6).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Seconds of training and of forward passes (inference) with the parallel sizes p-t-d."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

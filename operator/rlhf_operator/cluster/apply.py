@@ -1,7 +1,5 @@
 """Application of plans to the cluster: each step may be repeated, and none is done for a job that has changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final
 

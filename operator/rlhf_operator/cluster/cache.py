@@ -4,8 +4,6 @@ Entries are small values, never whole objects. A later version is never replaced
 never comes back, in whatever order lists, watches and answers to writes arrive.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace

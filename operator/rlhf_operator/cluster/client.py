@@ -1,7 +1,5 @@
 """JSON client of the API server: the Kubernetes client with renewed credentials, retries and a limit of requests."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

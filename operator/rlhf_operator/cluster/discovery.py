@@ -1,7 +1,5 @@
 """Discovery of the kinds that the cluster offers and this service account may list."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from rlhf_operator.cluster import raw

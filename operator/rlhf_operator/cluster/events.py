@@ -1,7 +1,5 @@
 """Kubernetes events about jobs and nodes (events.k8s.io/v1); an event that comes again soon becomes a series."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import uuid

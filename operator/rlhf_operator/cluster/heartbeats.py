@@ -1,7 +1,5 @@
 """Heartbeats: the trainer's progress, read from the head pods over HTTP, so that no pod needs credentials."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -5,8 +5,6 @@ for the duration stated in it. The holder stops writing earlier: at a deadline, 
 renewal. The times in the Lease are for people. docs/adr/0011 says why the client library's own election is not used.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """Snapshots of a job for one pass: from the cache, or by live reads if the next step cannot be undone."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -1,7 +1,5 @@
 """Parsers of Kubernetes objects into the operator's own values; no content of an object makes them fail."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta

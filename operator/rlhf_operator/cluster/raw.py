@@ -1,7 +1,5 @@
 """Readers of values in untrusted JSON: a missing value, or one of another type, counts as empty and is no error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple

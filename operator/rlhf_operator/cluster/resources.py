@@ -1,7 +1,5 @@
 """The kinds of Kubernetes objects that the operator reads and writes, and their paths in the API."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 from rlhf_api.names import GROUP, KIND, VERSION

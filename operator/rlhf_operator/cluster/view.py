@@ -1,7 +1,5 @@
 """Facts about one job from the cache: its pods and input jobs, and the room on nodes that other pods and jobs hold."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """Requests to the mapper: the best mapping onto a job's machines, or a prediction for the manifest's pools."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress

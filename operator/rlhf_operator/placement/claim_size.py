@@ -1,7 +1,5 @@
 """Size of the claim for a job's run folder, as far as the shapes of the job's models are known."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

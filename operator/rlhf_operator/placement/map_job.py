@@ -4,8 +4,6 @@ Inputs are the snapshot and each config.json of an installed package. The status
 pods of the job have read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Measurements of attempts as the mapper uses them: corrections of predictions, and lengths of responses."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Comparison of the measured steps of an attempt with the prediction of its placement."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from rlhf_api import status

@@ -1,7 +1,5 @@
 """Shapes of a job's models: from the manifest, an installed package, or a pod of the job that has read them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Nodes that worker pods may go to, by the rules of the scheduler."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from rlhf_api.checks.pod_template import NodeTerm, PodSpec, Requirement

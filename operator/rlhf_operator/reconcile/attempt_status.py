@@ -1,7 +1,5 @@
 """Status of the running attempt: progress, checkpoint and conditions, as they were observed."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from rlhf_api.status import SavedState, Status

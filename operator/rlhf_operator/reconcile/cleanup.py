@@ -1,7 +1,5 @@
 """Deletion of RayJobs and pods of ended attempts, and the owner of the claim that may outlive the job."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from rlhf_api.names import KIND

@@ -1,7 +1,5 @@
 """One reconcile pass over one job: its snapshot, and the status, actions and events that it has decided on so far."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ An action that cannot be undone requires live reads. The status names an action 
 be killed at any moment.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from rlhf_operator.actions import Plan

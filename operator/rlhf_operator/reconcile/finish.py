@@ -1,7 +1,5 @@
 """End of an attempt, and of the job."""
 
-from __future__ import annotations
-
 import zlib
 from datetime import timedelta
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """Checks before a job may begin: spec, input jobs and named claims."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from rlhf_api import chain

@@ -4,8 +4,6 @@ The statuses of all jobs decide a job's position in line, and the room that it h
 queue of Kueue is in no line. No job is in a line if the operator may not read nodes.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Decisions before the first attempt, between two attempts, and during a suspension."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from rlhf_api.job import Job

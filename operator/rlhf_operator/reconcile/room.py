@@ -1,7 +1,5 @@
 """Trial placement of an attempt's pods on the nodes, by their requests, affinities and tolerations."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An attempt that is under way: updates its status, and decides whether it has succeeded, failed or hangs."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Reading of a custom algorithm and of model shapes by a pod of the job, because the operator cannot read them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import suppress

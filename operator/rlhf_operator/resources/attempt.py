@@ -1,7 +1,5 @@
 """Manifests of an attempt, including its RayJob with the head pod; pure functions."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping

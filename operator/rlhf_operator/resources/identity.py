@@ -1,7 +1,5 @@
 """Identity of objects and pods: labels, owners, users and rights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rlhf_api.names import API_VERSION, KIND

@@ -1,7 +1,5 @@
 """job.yaml for the trainer in the pods: with the mapping as a manual placement, and local folders as inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

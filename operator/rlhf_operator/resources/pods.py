@@ -1,7 +1,5 @@
 """Parts that the pods of a job share: image, environment variables, volumes, and the preStop hook of Ray's pods."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

@@ -3,8 +3,6 @@
 The pod has no credential of Kubernetes. Its termination message holds the answer, which the operator reads.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Worker pods: one group for each zone of each pool; all hosts of a group start together or not at all."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from fractions import Fraction

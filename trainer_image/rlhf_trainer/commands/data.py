@@ -1,7 +1,5 @@
 """`rlhf data` and `rlhf reward`: data sets of the jobs of a manifest as workers read them, and scores for them."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """End of a command of `rlhf`: an error becomes a sentence on stderr and the exit code of its kind."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Callable

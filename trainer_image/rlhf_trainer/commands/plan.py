@@ -1,7 +1,5 @@
 """`rlhf plan`: placement and parallel sizes of the models of a manifest, and the predicted step."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

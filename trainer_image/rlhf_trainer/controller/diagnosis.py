@@ -1,7 +1,5 @@
 """Search for the ranks that make a run hang: every rank is asked what it does, and all stacks go to one file."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import traceback

@@ -1,7 +1,5 @@
 """Dispatch of a call: the rows and fields for each rank, and the result of the call from the ranks' outputs."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

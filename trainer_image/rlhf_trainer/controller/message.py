@@ -3,8 +3,6 @@
 Ray's failures become TrainerErrors.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

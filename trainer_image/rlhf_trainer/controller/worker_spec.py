@@ -1,7 +1,5 @@
 """Recipe of a worker: its class and the arguments from which every rank of a pool builds it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Instructions of a job (`data.promptTemplate`, `data.systemPrompt`), and its chat template."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial

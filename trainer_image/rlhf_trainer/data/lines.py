@@ -1,7 +1,5 @@
 """Lines of JSON and CSV files: which are rows, their line numbers, and copies of files without bad and empty lines."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

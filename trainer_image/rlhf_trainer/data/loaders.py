@@ -11,8 +11,6 @@ positions (s - 1) * B to s * B - 1:
 Several data sets are mixed in exact shares (`order`).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The order is a pure function of seed and position, so a resumed run gets the same rows as an uninterrupted one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Encoding of an environment's messages as token ids to append to an answer's ids, which are not encoded anew."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase

@@ -5,8 +5,6 @@ it imports the user's modules once, and forks a process for each episode, with a
 crashes or hangs ends alone, and the content of a module is in memory once.
 """
 
-from __future__ import annotations
-
 import asyncio  # imported before the forks: tens of milliseconds in each episode
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Games with the interface of Gymnasium, whose observations and actions are texts."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Environment of a job: built from the job's manifest, and called once before the run as a test."""
 
-from __future__ import annotations
-
 import math
 from contextlib import closing
 from typing import Any

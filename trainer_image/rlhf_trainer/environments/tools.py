@@ -1,7 +1,5 @@
 """Tools: an environment that calls functions of the user's for the model, and returns their results to it."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

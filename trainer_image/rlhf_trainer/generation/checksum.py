@@ -1,7 +1,5 @@
 """A checksum of a parameter that can be added up from its slices, on any ranks and in any order."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -3,8 +3,6 @@
 A server that cannot be reached is lost until it is found again; its requests go to the other servers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections import Counter

@@ -4,8 +4,6 @@ While the engine starts, vLLM's own loader is given probe tensors, whose element
 one decoder layer and all parameters outside of the layers. Nothing is packed yet, and no forward pass is needed.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """Environment variables and engine arguments of vLLM, made without an import of vLLM."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """vLLM in this process: this rank's part of an engine that gets the actor's weights and a seed per response."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

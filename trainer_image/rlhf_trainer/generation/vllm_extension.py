@@ -5,8 +5,6 @@ read. On CPU vLLM packs its linear layers and keeps no plain weight. There one m
 the rank's shard, which is filled and packed again. vLLM has no sleep mode on CPU, so its memory is freed by hand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import prod

@@ -1,7 +1,5 @@
 """Patches of vLLM: groups on given ranks, an end that leaves other groups, model classes inspected in this process."""
 
-from __future__ import annotations
-
 import glob
 import os
 import secrets

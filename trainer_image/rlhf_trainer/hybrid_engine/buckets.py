@@ -3,8 +3,6 @@
 All ranks of the world cut their transfers (`Move`) into buckets in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

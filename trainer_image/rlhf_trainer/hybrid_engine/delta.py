@@ -4,8 +4,6 @@ A message has a bit for each element, then the new values. A small update change
 Elements are compared by their bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -4,8 +4,6 @@ pack 1 | pack 2 | deliver 1 | pack 3 | deliver 2 | ...   pack: cast and copy a b
        [ 1 is sent ]        [ 2 is sent ] ...            asynchronous all_to_all of all ranks (two with deltas)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

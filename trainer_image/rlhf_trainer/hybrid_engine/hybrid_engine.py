@@ -1,7 +1,5 @@
 """The 3D-HybridEngine of one actor: it reshards training weights into a generator, in the same pool or another."""
 
-from __future__ import annotations
-
 import socket
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence

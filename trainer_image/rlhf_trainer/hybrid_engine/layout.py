@@ -3,8 +3,6 @@
 A model is a list of `Parameter`s under the names and shapes of Hugging Face; the code is the same for all models.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

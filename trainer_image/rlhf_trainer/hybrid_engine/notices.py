@@ -1,7 +1,5 @@
 """Messages between the ranks of a training and a generating pool; the sender never waits for a reader."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore

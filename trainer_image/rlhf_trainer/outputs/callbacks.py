@@ -1,7 +1,5 @@
 """Callbacks: classes of a user that receive the steps of a job as trackers do."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path

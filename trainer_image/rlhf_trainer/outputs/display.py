@@ -1,7 +1,5 @@
 """Display of a run without a terminal: one line a step, and a table at the end."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence

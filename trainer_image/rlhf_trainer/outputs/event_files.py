@@ -1,7 +1,5 @@
 """TensorBoard event files: a folder a job, with every metric of metrics.jsonl as a scalar."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

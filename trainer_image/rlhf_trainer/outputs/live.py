@@ -1,7 +1,5 @@
 """Display of a run in a terminal: the chain with a bar a job, and the metrics of the current job over its steps."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

@@ -1,7 +1,5 @@
 """Port on which Prometheus reads the metrics of the job that runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

@@ -3,8 +3,6 @@
 Its client reads MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import string

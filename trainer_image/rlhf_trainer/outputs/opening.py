@@ -3,8 +3,6 @@
 The module of an output is imported only if the output is requested.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Timeline of a job's steps in Chrome's trace format: a process a pool, a thread a rank, and the controller."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trackers of a job: a thread sends the lines of metrics.jsonl to each tracker's service."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Runs in Weights & Biases; WANDB_API_KEY holds the key, WANDB_BASE_URL the address of a private server."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@
 program uses the standard library only: it must be done long before the kubelet kills the pod.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import socket

@@ -11,8 +11,6 @@ JSON list of [URI, revision or null]; for each of them the list in FILE has one 
 The program reads no weight and needs no torch.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import suppress

@@ -5,8 +5,6 @@ stdout and to a file of the run folder, which stays when the pod is gone. It als
 uses the standard library only and runs in 64 MiB. After SIGTERM it stays until the trainer has saved its checkpoint.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal

@@ -1,7 +1,5 @@
 """Bars of work over the time of a step, drawn by matplotlib: for the page of a run and for the picture of a plan."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Calibration of a plan by a run: measured over predicted times, and the correction that follows from them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Page `compare.html`: runs side by side, each job beside the jobs of the same name in the other runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Evaluation on held-out data before and after training: means with confidence intervals, and responses."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

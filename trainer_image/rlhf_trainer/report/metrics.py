@@ -1,7 +1,5 @@
 """Plots of the metrics of a job over its steps, with their meanings, and of where the time went."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Pages `report.html` about a run and `rollouts.html` with responses that it learned from; they need no network."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

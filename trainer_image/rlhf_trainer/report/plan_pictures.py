@@ -1,7 +1,5 @@
 """Pictures of a plan as SVG: the predicted timeline of a step, and the graph of its calls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """Small plots as inline SVG; colours are the page's CSS variables, so a plot follows light and dark."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

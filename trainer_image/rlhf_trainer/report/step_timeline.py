@@ -1,7 +1,5 @@
 """Timeline of one traced step: work of the ranks of each pool during the step, also their work for other steps."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tests of code in the forms of public data sets, and the run of a program through them."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import json

@@ -1,7 +1,5 @@
 """Requests to an HTTP service: many at a time, each with retries, and limits on the answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

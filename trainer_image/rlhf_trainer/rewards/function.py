@@ -3,8 +3,6 @@
 `UserFunction` is the trainer's end. A guarded process runs this module (`python -m`), so imports at its top are quick.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

@@ -4,8 +4,6 @@ The forms of verdicts, [[7]] and [[A]], and the two questions on each pair, one 
 (Zheng et al., arXiv:2306.05685).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """A finished response for reward and evaluation functions, and its score."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

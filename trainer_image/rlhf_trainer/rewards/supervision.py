@@ -7,8 +7,6 @@ even an endless loop in C. Each of these processes imports this module, so its o
 JSON values, each after its length in bytes (4, big-endian).
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

@@ -1,7 +1,5 @@
 """The verifiers of `reward: {verifier: ...}` as one reward function; `rlhf_api.spec.verifiers` has their options."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Runs the jobs of a manifest in dependency order, on one Ray, into one run folder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Checkpoints of a job: when they are written, by which workers, and how a job is restored."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

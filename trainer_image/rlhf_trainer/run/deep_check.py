@@ -1,7 +1,5 @@
 """Trial of what jobs need, before any of them trains: models, data, the user's functions, and room on the disk."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections import Counter

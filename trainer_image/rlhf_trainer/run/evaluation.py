@@ -1,7 +1,5 @@
 """Evaluation on held-out data: a loss, the pair accuracy, or responses before and after training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict

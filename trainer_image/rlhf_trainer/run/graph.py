@@ -1,7 +1,5 @@
 """Graph of a job's step: the calls of the algorithm's listing, each on the pool of its worker."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args

@@ -1,7 +1,5 @@
 """Cores and GPUs of this machine, and environment.json, which describes a run's machine without names or paths."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

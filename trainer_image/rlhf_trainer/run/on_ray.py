@@ -1,7 +1,5 @@
 """Runs a job on Ray: starts the workers of `worker_specs` on their pools, connects the models and takes the steps."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """Placement of a job's models by the mapper, checked before anything starts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path

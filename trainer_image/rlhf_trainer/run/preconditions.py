@@ -1,7 +1,5 @@
 """Preconditions of a job; each function raises the error of a broken one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec

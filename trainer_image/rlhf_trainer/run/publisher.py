@@ -1,7 +1,5 @@
 """Publisher of a run: every sentence and every step goes to the terminal, the run folder and the outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass

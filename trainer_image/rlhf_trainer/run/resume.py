@@ -1,7 +1,5 @@
 """Resumption in a run folder: the unfinished jobs, and the checkpoint of each."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

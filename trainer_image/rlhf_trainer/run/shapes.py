@@ -1,7 +1,5 @@
 """The shapes of a job's models, from the manifest or config.json: no weight is loaded, and no torch needed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Slots of a run (GPUs or CPU workers): pools, and a process in each slot, which the next job may take over."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """SIGINT, SIGTERM and SIGHUP: a run stops after the step it is in, with a checkpoint; a second one stops it at once."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

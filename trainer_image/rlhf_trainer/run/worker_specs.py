@@ -4,8 +4,6 @@ WORKERS gives the worker class by the protocol of a step's parameter; `workers` 
 hold all else that a job chooses. From them follow the fields that each method reads and adds (`WorkerSpec.transfers`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

@@ -8,8 +8,6 @@ differs.
 The module imports the standard library only, for the side-car's sake.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

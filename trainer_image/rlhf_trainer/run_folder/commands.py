@@ -1,7 +1,5 @@
 """Commands `rlhf checkpoints`, `save-now`, `logs` and `top` about run folders, during a run or after it."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Export of a checkpoint's model as a Hugging Face directory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Lock of a run folder for one run at a time; on a cluster an older attempt stops before it writes more."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import socket

@@ -1,7 +1,5 @@
 """Pace of a process: medians of its latest steps, for comparison with a prediction."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 from statistics import median

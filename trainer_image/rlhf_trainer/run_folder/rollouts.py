@@ -1,7 +1,5 @@
 """Kept training responses of a job (rollouts.jsonl), and `rlhf samples`, which shows some of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The metrics port, the report, the dashboards and docs/metrics.md take names, units and meanings from here.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 from rlhf_api.tables import read_table

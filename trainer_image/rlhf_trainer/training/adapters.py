@@ -5,8 +5,6 @@ sharding cuts them with W, and W keeps its name. The new head of a scorer is tra
 A PEFT directory has adapter_config.json and adapter_model.safetensors.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Causal attention inside the documents of a packed row, as functions that transformers' models call."""
 
-from __future__ import annotations
-
 from inspect import signature
 from itertools import groupby
 from typing import Any

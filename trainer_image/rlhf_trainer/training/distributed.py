@@ -1,7 +1,5 @@
 """torch.distributed: joining a world, a few collectives, and the process groups of a model's p-t-d axes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Models on the meta device, and a record of how their weights are drawn, so that a rank keeps only its shards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any

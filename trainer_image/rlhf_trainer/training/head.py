@@ -1,7 +1,5 @@
 """Log-probabilities and entropies from hidden states, fused with the head: no rank holds the logits of all tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Tokenizer, config and weights of a model folder; this module locates weights, `shard` reads them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

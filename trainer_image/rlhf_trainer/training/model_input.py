@@ -1,7 +1,5 @@
 """Input of a model for a micro-batch: packed texts, made on the host, so no shape is read from the device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """Transformers models as the trainer uses them: a causal language model, and a scorer with one value for each token."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass

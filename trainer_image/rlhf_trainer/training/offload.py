@@ -1,7 +1,5 @@
 """Offload of a model's shards and its optimizer's moments to host memory while the model is not in use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """One optimizer step on shards: learning rate, AdamW, gradient clipping, and when gradients are reduced."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Forward and backward passes over micro-batches: on the whole model, or on one stage of a pipeline."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Rotary embeddings whose factors transformers chooses by the longest text of each forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

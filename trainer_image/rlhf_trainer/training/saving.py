@@ -1,7 +1,5 @@
 """Saving a sharded model as a Hugging Face directory, and a trainer's state as a checkpoint."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping

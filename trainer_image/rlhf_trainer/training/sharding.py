@@ -1,7 +1,5 @@
 """Sharding of a transformers model over p-t-d ranks (pipelining, DTensor, FSDP2), and filling of each rank's shards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch

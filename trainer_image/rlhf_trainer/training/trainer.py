@@ -1,7 +1,5 @@
 """Forward passes and optimizer steps of one sharded model on this rank."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Actor of policy-gradient RL: it learns from the advantages of its responses by the clipped loss."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ The algorithm's file defines the function `advantage`. This module computes the 
 that needs all ranks or lasts longer than a step.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Mapping

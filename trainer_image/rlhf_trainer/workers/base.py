@@ -1,7 +1,5 @@
 """Setting from which every worker is built, and the base class of workers that train a model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

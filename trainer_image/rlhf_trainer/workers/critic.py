@@ -1,7 +1,5 @@
 """The critic: a value for each response token, trained on the returns by PPO's clipped value loss."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """The data loader as a worker: every rank reads the whole data set and returns only its rows of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

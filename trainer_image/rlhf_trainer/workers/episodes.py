@@ -4,8 +4,6 @@ The tokens of a turn are kept as they are, and never decoded and encoded again. 
 episode: the engine gets each answer of an environment at once, beside all other prompts that it works on.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

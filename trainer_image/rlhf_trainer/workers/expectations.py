@@ -1,7 +1,5 @@
 """Check of the columns that verifiers read: a row is bad if an empty response is right by it, or a right one is not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Base class of RL actors, without a loss: it generates responses, computes log-probabilities and sends weights."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

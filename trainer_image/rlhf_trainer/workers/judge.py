@@ -1,7 +1,5 @@
 """Worker that decodes an evaluation's responses and collects their rewards and scores by functions and verifiers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial

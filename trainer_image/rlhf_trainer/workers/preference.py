@@ -1,7 +1,5 @@
 """Actors that learn from pairs of responses (DPO, arXiv:2305.18290, eq. 7) or from labels (KTO, arXiv:2402.01306)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, inf
 

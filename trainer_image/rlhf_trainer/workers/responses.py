@@ -3,8 +3,6 @@
 The first rank writes a file. No text passes through the controller.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Responses in the tokens of a model with another tokenizer than the actor's: decoded, put into a template, encoded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The reward and the cost model: they score whole responses in RL, and are trained on pairs of responses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Generation of responses on a rank, and the worker of the role `rollout`."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

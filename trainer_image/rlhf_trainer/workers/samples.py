@@ -1,7 +1,5 @@
 """The responses of a batch as texts, for reward functions, services and evaluation functions."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping, Sequence

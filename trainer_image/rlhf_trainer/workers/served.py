@@ -3,8 +3,6 @@
 vllm serve MODEL --worker-extension-cls rlhf_trainer.workers.served.ServedWorker ...
 """
 
-from __future__ import annotations
-
 import secrets
 import socket
 import time

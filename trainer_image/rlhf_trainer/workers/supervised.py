@@ -1,7 +1,5 @@
 """Supervised fine-tuning of the actor: next-token loss on the completions only."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from rlhf_trainer.ops.losses import sft_loss

@@ -1,7 +1,5 @@
 """Trial of a job's rewards on made-up responses to the first rows of its own data, without any model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -12,8 +12,6 @@ With `rollout.partial` the actor announces each exchange in the store of the gro
 tokens. So an exchange is made in the middle of responses or, on a rank without unfinished responses, by `receive`.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json
