@@ -181,6 +181,11 @@ def test_only_right_programs_pass_the_tests_of_each_form(form: str) -> None:
     assert [passed_tests(code, tests) for code in ("", "pass", "x = 1", WRONG, *CHEATS)] == [0] * (4 + len(CHEATS))
 
 
+def test_options_of_pytest_in_the_environment_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-v --no-such-option")
+    assert passed_tests(RIGHT, read_tests(FORMS["functions of pytest"][0])) == 1
+
+
 def test_tests_of_each_form_are_run_in_a_sandbox() -> None:
     rows = [(value, code) for value, right in FORMS.values() for code in (*right, WRONG)]
     options = {OPTIONS: [{"name": "Code"}, 300.0, 1], "tests": [value for value, _ in rows]}
