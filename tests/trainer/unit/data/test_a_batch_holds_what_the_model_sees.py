@@ -145,9 +145,7 @@ def test_a_prompt_is_also_read_with_the_next_response(write: Write, plain: PreTr
         assert torch.equal(torch.cat([part[name] for part in parts]), whole[name]), name
 
 
-def test_a_row_alone_in_its_batch_is_read_with_a_response_of_another(
-    write: Write, plain: PreTrainedTokenizerFast
-) -> None:
+def test_a_lone_row_is_read_with_a_response_of_another(write: Write, plain: PreTrainedTokenizerFast) -> None:
     rows = [{"prompt": "a", "completion": each, "label": True} for each in "bcd"]
     source = write(rows).model_copy(update={"response_key": "completion"})
     spec = spec_of(100, 100, total_epochs=1)
