@@ -17,6 +17,7 @@ from xml.etree import ElementTree as ET
 from rlhf_trainer.generation.families import GENERATED
 from tests.foreign.scripts.count import FRAGMENT, VALID, count
 from tests.foreign.turns.families import FAMILIES
+from tests.foreign.turns.test_each_template_of_trl_is_taken_or_refused import EXPECTED
 
 ROOT = Path(__file__).parent.parent.parent
 CASES = {
@@ -74,7 +75,7 @@ def row(folders: list[Path]) -> dict[str, Any]:
         "cases": f"{sum(right.values())} of {len(right)}",
         "wrong_cases": [kind for kind, is_right in right.items() if not is_right],
         "inputs": f"{sum(each[True] for each in found.values())} of {sum(map(Counter.total, found.values()))}",
-        "templates": len(FAMILIES),
+        "templates": f"{len(FAMILIES)} made by hand, {len(EXPECTED)} of TRL",
         "scripts": scripts or "give folders with copies of other projects",
         "families": len(GENERATED),
     }
