@@ -16,7 +16,7 @@ from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.rewards.verifiers import right_responses
 from rlhf_trainer.workers import expectations
 from rlhf_trainer.workers.scoring import code_of
-from rlhf_trainer.workers.trials import try_score
+from rlhf_trainer.workers.trials import total_of, try_score
 from tests.trainer.tiny import EXAMPLE_MODEL
 
 ROWS = [{"prompt": "2 + 2 =", "answer": "4"}, {"prompt": "?", "answer": "$$"}, {"prompt": "3 + 3 =", "answer": "\\$6"}]
@@ -74,6 +74,16 @@ def test_a_solution_in_a_list_as_json_text_is_right(manifest: Path) -> None:
     reward = {"verifier": {"name": "Code", "solutionKey": "solutions"}}
     (_, gold, _) = json.loads(run(manifest, f"--set=sums:models.reward={json.dumps(reward)}", "--json"))["sums"]
     assert (gold["kind"], gold["response"], gold["total"]) == ("gold", right, 1.0)
+
+
+def test_the_right_answer_may_be_zero(manifest: Path) -> None:
+    (manifest.parent / "rows.jsonl").write_text(json.dumps({"prompt": "1-1=", "answer": 0}) + "\n")
+    trials = json.loads(run(manifest, "--json"))["sums"]
+    assert [(each["kind"], each["response"]) for each in trials][:2] == [("empty", ""), ("gold", "0")]
+
+
+def test_a_job_without_terms_has_its_environments_reward_alone() -> None:
+    assert total_of({}, {}) == 0.0
 
 
 def test_the_table_has_a_line_for_each_response(manifest: Path) -> None:
