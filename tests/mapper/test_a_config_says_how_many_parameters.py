@@ -81,7 +81,7 @@ SHARED_EXPERT = "Qwen2-MoE"
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != SHARED_EXPERT])
 def test_matrices_are_those_of_the_model(family: str) -> None:
-    """Of vectors only the norms of layers count: biases and other norms are few, as are GPT-2's learned positions."""
+    """Vectors count only as norms of layers: biases, other norms and GPT-2's learned positions are few."""
     config = FAMILIES[family]
     shape = shape_of(config.to_json_string(use_diff=False), "actor")
     with torch.device("meta"):

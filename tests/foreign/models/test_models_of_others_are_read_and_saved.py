@@ -139,7 +139,7 @@ def test_a_models_own_code_generates_only_if_it_may_run(tmp_path: Path, monkeypa
 
 
 def test_an_own_class_of_a_known_family_is_not_vllms(tmp_path: Path) -> None:
-    """Its folder names a Llama's config, so vLLM would else take its own Llama."""
+    """The folder of the model names a Llama's config, so vLLM could take its own Llama."""
     config = load_config(save_tiny(tmp_path, seed=1), trust_remote_code=False, revision=None)
     config.auto_map = {"AutoModelForCausalLM": "modeling_mine.MineForCausalLM"}
     assert [uses_modules(config, trust_remote_code=trusted) for trusted in (True, False)] == [True, False]

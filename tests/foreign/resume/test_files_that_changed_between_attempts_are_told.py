@@ -81,7 +81,7 @@ def test_modules_are_found_and_not_imported(folder: Path) -> None:
 
 
 def test_a_run_in_another_place_compares_with_its_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another pod has the checkpoints of storage, and the same files in other folders."""
+    """A run on another pod has the checkpoints of storage, and the same files in other folders."""
     changes(folder)
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
@@ -98,7 +98,7 @@ def test_a_run_in_another_place_compares_with_its_checkpoint(folder: Path, monke
 
 
 def test_the_output_of_another_job_is_no_change(folder: Path) -> None:
-    """It is not there when the chain begins, and comes before the job does."""
+    """The model of an earlier job is made after the chain begins, and before the later job does."""
     job = jobs.job(folder, "grpo", SPEC)
     assert job.spec.models.actor
     actor = job.spec.models.actor.model_copy(update={"uri": "job://sft"})

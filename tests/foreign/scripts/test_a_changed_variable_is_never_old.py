@@ -1,4 +1,4 @@
-"""Whatever changes a variable in bash is followed, or makes it unknown: beside the real bash, no value is old."""
+"""Statements that change a variable in bash are followed, or make the variable unknown, beside the real bash."""
 
 from __future__ import annotations
 

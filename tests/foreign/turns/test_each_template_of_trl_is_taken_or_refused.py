@@ -139,7 +139,7 @@ def family_of(name: str) -> Family:
 
 
 def outcome(name: str, kind: str) -> str:
-    """What becomes of a conversation; each learned text is the whole answer with its end, and nothing of others."""
+    """Outcome of a conversation; each learned text is a whole answer with its end, without text of other messages."""
     family, (talk, tools) = family_of(name), TALKS[kind]
     tokenizer = tokenizer_of(family)
     encoder = encoder_of(family, tokenizer, talk, tools)

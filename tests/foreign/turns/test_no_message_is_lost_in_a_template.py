@@ -148,7 +148,7 @@ def test_a_part_that_is_no_text_is_named(part: object, kind: str | None) -> None
 
 
 def test_a_template_that_reads_only_parts_gets_them() -> None:
-    """As those of some vision models; a text would be left out, or its letters would be taken for parts."""
+    """Templates of some vision models leave a text out, or take its letters for parts."""
     family, tokenizer = FAMILIES["phi"], tokenizer_of(FAMILIES["phi"])
     in_parts = "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
     tokenizer.chat_template = str(tokenizer.chat_template).replace("{{ m.content }}", in_parts)
@@ -169,7 +169,7 @@ def test_parts_are_given_only_where_the_template_reads_them() -> None:
 
 
 def test_few_shapes_of_conversations_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is forgotten is found again: a message that the template leaves out is told for each conversation."""
+    """A forgotten shape is tried again: a message that the template leaves out is named for each conversation."""
     monkeypatch.setattr("rlhf_trainer.chat.MAX_SHAPES", 2)
     template = Template(tokenizer_of(FAMILIES["phi"]))
     for _ in range(2):

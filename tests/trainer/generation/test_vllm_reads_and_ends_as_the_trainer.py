@@ -61,7 +61,7 @@ def turned_by_vllm(shape: Shape) -> Tensor:
 
 
 def answers() -> tuple[dict[str, list[int]], dict[str, set[int]], dict[str, Tensor]]:
-    """What vLLM's functions say of each family's prompt and ends, and of the positions in each shape."""
+    """Answers of vLLM's functions: prompt and ends of each family, and positions in each shape."""
     turned = {name: turned_by_vllm(shape) for name, shape in SHAPES.items()}
     return {name: prompt_of(name) for name in FAMILIES}, {name: stops_of(name) for name in FAMILIES}, turned
 

@@ -35,7 +35,7 @@ def test_the_driver_begins_without_what_its_workers_need() -> None:
 
 
 def place_the_last(folder: Path, uri: str) -> str:
-    """What the placement says of the example's last job, whose model an earlier job trains from this one."""
+    """Return the error of placing the example's last job, whose model an earlier job trains from this one."""
     text = EXAMPLE.read_text().replace("package://rlhf_examples/helpful/model", uri)
     (folder / "job.yaml").write_text(text)
     program = [sys.executable, "-c", PLACE_THE_LAST, str(folder / "job.yaml")]
@@ -55,7 +55,7 @@ def test_an_unknown_family_is_told_before_that(family: str, tmp_path: Path) -> N
 
 
 def test_an_unknown_family_on_the_hub_is_told_too(tmp_path: Path) -> None:
-    """Its config.json was fetched before, as no test has a network."""
+    """The model's config.json was fetched before, as no test has a network."""
     model = tmp_path / "models--org--model"
     for file, text in {"refs/main": "1", "snapshots/1/config.json": '{"model_type": "cohere"}'}.items():
         (model / file).parent.mkdir(parents=True)

@@ -42,7 +42,7 @@ def test_the_loss_is_that_of_the_paper() -> None:
 
 
 def steps(folder: str, shifts: Sequence[float], other: Sequence[float], updates: int) -> tuple[Report, list[float]]:
-    """What the first of some updates measures, and the held-out loss around them; the last of four rows is padding.
+    """Return the measures of the first of some updates, and the held-out losses; the last of four rows is padding.
 
     shifts, other: log-ratios to the reference of the rows' own responses, and of the mismatched ones, to begin with.
     """

@@ -1,4 +1,4 @@
-"""A process of our own Ray ends with the program that started it, also if that is killed, and so do its children."""
+"""Processes of our own Ray, and their children, end with the program that started them, even if it is killed."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_rows_of_one_label_alone_are_told(write: Write, plain: PreTrainedTokeniz
 
 
 def test_labelled_rows_may_be_messages(write: Write, chat: PreTrainedTokenizerFast) -> None:
-    """As TRL writes them: the prompt and the completion are lists, and also as one conversation."""
+    """TRL writes the prompt and the completion as lists of messages, or both as one conversation."""
     one, other = ([{"role": role, "content": text}] for role, text in (("user", "abc"), ("assistant", "d")))
     rows = [{"prompt": one, "completion": other, "label": True, "messages": [*one, *other]}] * 2
     batch = labelled(write, chat, rows).ordered()
