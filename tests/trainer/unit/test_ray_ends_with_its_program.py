@@ -1,4 +1,4 @@
-"""Processes of our own Ray, and their children, end with the program that started them, even if it is killed."""
+"""Processes of our own Ray, and their children, end with the program that started Ray, even by a kill."""
 
 from __future__ import annotations
 
