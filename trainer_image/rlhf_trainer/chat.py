@@ -203,10 +203,9 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase) -> set[str]:
 
 
 def _is_written(tokenizer: PreTrainedTokenizerBase, chat: list[ChatMessage]) -> bool:
-    """Whether a chat template writes the text of the last message, and not the list of its parts."""
+    """Whether a chat template writes the text of the last message, whose content may be in parts."""
     with suppress(*REFUSALS):
-        text = _applied(tokenizer, chat)
-        return _text_in(chat[-1]) in text and "'type'" not in text
+        return _text_in(chat[-1]) in _applied(tokenizer, chat)
     return False
 
 
