@@ -44,9 +44,9 @@ DISRUPTIONS: Final[Mapping[str, Reason]] = {
     "TerminationByKubelet": "Evicted",
 }
 """Failure reason by the reason of a pod's condition DisruptionTarget."""
-STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfMemory")
+STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfStorage", "OutOfMemory")
 """Failure reasons of disrupted pods, the strongest evidence first."""
-PULL_SECONDS: Final = 300.0  # for which the kubelet may try to pull an image
+PULL_SECONDS: Final = 300.0  # for which the kubelet may try to pull an image or to make a container
 MISSING_SECONDS: Final = 60.0
 """Seconds in which a missing Secret or claim, or a refusal of pods, may be mended before the attempt fails."""
 QUOTA: Final = "exceeded quota"  # in the API server's words about a pod
@@ -54,6 +54,10 @@ OVER_QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
 OF_QUOTA = re.compile(r"^(requests\.|limits\.|count/)")
 """Pattern of a quota's prefix: requests., limits. or count/. Requests serve as a lower bound of limits."""
 PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+MISCONFIGURED = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+"""Reasons of a container that waits because the kubelet cannot make it from its pod."""
+OVER_STORAGE = re.compile(r"exceed\w* (the total limit|the limit|its local ephemeral storage limit)")
+"""Pattern in the kubelet's message about a pod that was evicted for a storage limit of its own."""
 CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
 
@@ -80,6 +84,11 @@ def _has_disruption(disruption: str) -> Callable[[ObservedPod, Case], bool]:
 
 
 POD_SIGNS: Final = (
+    PodSign(
+        "OutOfStorage",
+        lambda pod, _: pod.reason == "Evicted" and OVER_STORAGE.search(pod.message) is not None,
+        "pod {pod.name} used more of its node's disk than its limit: {pod.message}",
+    ),
     *(
         PodSign(
             reason,
@@ -241,12 +250,12 @@ def is_taken_up(rayjob: ObservedRayJob) -> bool:
 
 
 def _refusal(rayjob: ObservedRayJob, snapshot: Snapshot) -> Cause | None:
-    """Return the cause PodsRefused if a RayJob's pods are refused for good; None if they may still be accepted."""
+    """Return why a RayJob's pods are refused; None while a quota is full, which other pods may leave."""
     message = f"pods cannot be made: {rayjob.refused}"
     if QUOTA not in rayjob.refused:
         return ("PodsRefused", message, None) if rayjob.refused else None
     lacks = _never_enough(rayjob.refused, _total_requests(snapshot))
-    return ("PodsRefused", f"{message}; the whole job needs more {lacks} than that", None) if lacks else None
+    return ("QuotaTooSmall", f"{message}; the whole job needs more {lacks} than that", None) if lacks else None
 
 
 def _problems(pod: ObservedPod) -> Iterator[tuple[float, Cause]]:
@@ -258,6 +267,8 @@ def _problems(pod: ObservedPod) -> Iterator[tuple[float, Cause]]:
         is_missing = "not found" in each.waiting_message or "couldn't find key" in each.waiting_message
         if each.waiting_reason == "CreateContainerConfigError" and is_missing:
             yield MISSING_SECONDS, ("SecretMissing", message, pod)
+        elif each.waiting_reason in MISCONFIGURED:
+            yield PULL_SECONDS, ("ContainerRefused", message, pod)
     if claim := CLAIM.search(pod.unschedulable):
         message = f"there is no PersistentVolumeClaim {claim[1]}, which pod {pod.name} needs"
         yield MISSING_SECONDS, ("ClaimMissing", message, pod)

@@ -57,6 +57,7 @@ CLASSES: Final[Mapping[str, FailureClass]] = {
     "Spec": FailureClass(action="Fail"),
     "Environment": FailureClass(action="Restart", is_node_fault=True),
     "OutOfMemory": FailureClass(action="Restart"),
+    "OutOfStorage": FailureClass(action="Restart"),
     "Numerics": FailureClass(action="Restart"),
     "Communication": FailureClass(action="Restart", is_node_fault=True, yields_to=(disrupted_lost_pod, lost_worker)),
     # The cluster did it, so it does not count against the user.
@@ -70,7 +71,9 @@ CLASSES: Final[Mapping[str, FailureClass]] = {
     "StartupTimeout": FailureClass(action="Restart"),
     "SecretMissing": FailureClass(action="Restart"),
     "ClaimMissing": FailureClass(action="Restart"),
-    "PodsRefused": FailureClass(action="Fail"),
+    "ContainerRefused": FailureClass(action="Restart"),
+    "PodsRefused": FailureClass(action="Restart"),
+    "QuotaTooSmall": FailureClass(action="Fail"),
     "Internal": FailureClass(action="Restart"),
     "Unknown": FailureClass(action="Restart", yields_to=(disrupted_lost_pod, lost_worker)),
 }

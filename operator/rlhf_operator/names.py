@@ -55,6 +55,11 @@ NETWORKS: Final = ("karpenter.k8s.aws/instance-network-bandwidth", "eks.amazonaw
 """Node labels of Karpenter and EKS with the node's network bandwidth in Mb/s."""
 
 
+def is_gpu_resource(resource: str) -> bool:
+    """Whether a resource is GPUs or slices of GPUs, by its name: nvidia.com/gpu, nvidia.com/mig-1g.5gb."""
+    return resource.endswith("/gpu") or "/mig-" in resource
+
+
 def gpu_label(labels: Mapping[str, str]) -> str:
     """Return the label in which a node names its GPU product; empty if it has no such label."""
     return next((label for label in GPU_PRODUCTS if label in labels), "")

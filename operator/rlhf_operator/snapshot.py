@@ -248,7 +248,9 @@ class Snapshot:
     refused: Refusal | None = None
     """Refusal of an object in the job's last pass, by the API server or because another owner has it; None if none."""
     complaint: str = ""
-    """Newest warning event about an object of the job that lacks pods; empty if the pass read only the cache."""
+    """Newest warning event about a pod of the job that does not start, or about an object of the job that lacks pods;
+    empty if the pass read only the cache.
+    """
     watching_since: datetime
     """Begin of the operator's watch: absence and silence before this time prove nothing."""
     fresh: bool = False

@@ -72,6 +72,7 @@ class World:
     trainer: Trainer | None = None
     pace: Pace | None = None
     others: tuple[Attempt, ...] = ()
+    complaint: str = ""
     saved_step: int = 0
     saved_at: datetime = START
     beat: Heartbeat | None = None
@@ -118,6 +119,7 @@ class World:
             quota=self.seen_quota,
             heartbeat=self.beat,
             measured=self.others if fresh else (),
+            complaint=self.complaint if fresh else "",
             nodes=self.nodes,
             capabilities=self.capabilities | ({"kueue"} if self.has_kueue else set()),
             watching_since=self.watching_since,

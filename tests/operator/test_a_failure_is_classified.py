@@ -82,6 +82,11 @@ def evicted(world: World, pod: str) -> None:
     world.change(pod, phase="Failed", ready=False, reason="Evicted", message="low on ephemeral-storage")
 
 
+def out_of_storage(world: World, pod: str) -> None:
+    says = 'Usage of EmptyDir volume "ray" exceeds the limit "1Gi". '
+    world.change(pod, phase="Failed", ready=False, reason="Evicted", message=says, disruption="TerminationByKubelet")
+
+
 def unknown(world: World, pod: str) -> None:
     world.change(pod, phase="Unknown", ready=False)
 
@@ -91,6 +96,7 @@ LOSSES = [
     (ended, "HeadLost", "WorkerLost"),
     (out_of_memory, "OutOfMemory", "OutOfMemory"),
     (evicted, "Evicted", "Evicted"),
+    (out_of_storage, "OutOfStorage", "OutOfStorage"),
     (unknown, "NodeLost", "NodeLost"),
     (disrupted("PreemptionByScheduler"), "Preempted", "Preempted"),
     (disrupted("DeletionByTaintManager"), "NodeLost", "NodeLost"),

@@ -10,6 +10,7 @@ import pytest
 
 from rlhf_operator.cluster import parse
 from rlhf_operator.evidence import MISSING_SECONDS, NODE_SECONDS, PULL_SECONDS
+from rlhf_operator.reconcile.attempt_status import SLOW_START_SECONDS
 from rlhf_operator.reconcile.running import UNSCHEDULABLE_SECONDS
 from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedRayJob
 from tests.operator.running_jobs import NODES
@@ -55,7 +56,16 @@ def test_a_refusal_is_told_at_once_and_in_every_place(why: str) -> None:
     assert len([each for each in world.events if each.reason == told]) == 1
 
 
-@pytest.mark.parametrize("why", [LIMIT, SMALL, FEW, LOW])
+def test_a_refusal_that_may_be_mended_is_tried_again() -> None:
+    world = refused(LIMIT)
+    world.wait(MISSING_SECONDS)
+    world.settle()
+    assert (world.phase, world.status.reason, world.status.failed_attempts) == ("Restarting", "PodsRefused", 1)
+    assert world.status.last_failure
+    assert LIMIT in world.status.last_failure.message
+
+
+@pytest.mark.parametrize("why", [SMALL, FEW, LOW])
 def test_what_is_refused_for_ever_fails_the_job(why: str) -> None:
     world = refused(why)
     world.wait(MISSING_SECONDS - 1)
@@ -63,11 +73,11 @@ def test_what_is_refused_for_ever_fails_the_job(why: str) -> None:
     assert world.phase == "Provisioning"
     world.wait(1)
     world.settle()
-    assert (world.phase, world.status.reason) == ("Failed", "PodsRefused")
+    assert (world.phase, world.status.reason) == ("Failed", "QuotaTooSmall")
     assert world.made == ["job-a1"]
     of_quota = {SMALL: "limits.memory", FEW: "count/pods", LOW: "requests.cpu"}
     told = message(world, "Failed")
-    assert told.endswith(f"the whole job needs more {of_quota[why]} than that" if why in of_quota else why)
+    assert told.endswith(f"the whole job needs more {of_quota[why]} than that")
 
 
 @pytest.mark.parametrize("why", [FULL, "exceeded quota: q", "exceeded quota: q, requested: x, used: y, limited: z"])
@@ -111,6 +121,8 @@ def container(why: str, says: str) -> ObservedContainer:
         ({"containers": (container("CreateContainerConfigError", 'secret "x" not found'),)}, 60.0, "SecretMissing"),
         ({"containers": (container("ErrImagePull", "not found"),)}, PULL_SECONDS, "ImagePull"),
         ({"unschedulable": 'persistentvolumeclaim "c" not found'}, MISSING_SECONDS, "ClaimMissing"),
+        ({"containers": (container("CreateContainerError", "no device"),)}, PULL_SECONDS, "ContainerRefused"),
+        ({"containers": (container("RunContainerError", "no such file"),)}, PULL_SECONDS, "ContainerRefused"),
     ],
 )
 @pytest.mark.parametrize("node_is_behind", [0, 600])
@@ -130,6 +142,20 @@ def test_what_keeps_a_pod_is_looked_at_when_its_time_is_over(
     world.settle()
     assert world.status.last_failure
     assert world.status.last_failure.reason == told
+
+
+@pytest.mark.parametrize("waits", ["ContainerCreating", "PodInitializing"])
+def test_containers_that_wait_are_told_with_the_event(waits: str) -> None:
+    world = begun()
+    world.make_pods()
+    world.complaint = "MountVolume.SetUp failed for volume data: timed out"
+    world.change(world.head().name, ready=False, scheduled=world.now, containers=(container(waits, ""),))
+    world.settle()
+    assert reason(world, "ClusterReady") == "PodsPending"
+    world.wait(SLOW_START_SECONDS)
+    world.settle()
+    assert reason(world, "ClusterReady") == "ContainersWaiting"
+    assert message(world, "ClusterReady").endswith(f"waits ({waits}): {world.complaint}")
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from rlhf_api.contract import WHOLE, Count, Listed, Name, Spec, Text, Whole
 
 ExitReason = Literal["UserCode", "Data", "Spec", "Environment", "OutOfMemory", "Numerics", "Communication"]
 """Reason of a failure that follows from the trainer's exit code."""
-PodReason = Literal["NodeLost", "Preempted", "Evicted", "ImagePull", "HeadLost", "WorkerLost"]
+PodReason = Literal["NodeLost", "Preempted", "Evicted", "OutOfStorage", "ImagePull", "HeadLost", "WorkerLost"]
 """Reason of a failure that the state of a pod shows."""
-StartReason = Literal["SecretMissing", "ClaimMissing", "PodsRefused"]
+StartReason = Literal["SecretMissing", "ClaimMissing", "ContainerRefused", "PodsRefused", "QuotaTooSmall"]
 """Reason of a failure that keeps an attempt's containers from starting."""
 Reason = Literal[ExitReason, PodReason, "Hang", "StartupTimeout", StartReason, "Internal", "Unknown"]
 """Reason of an attempt's failure; docs/jobs.md says of each what it means and what to do."""

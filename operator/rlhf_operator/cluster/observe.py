@@ -135,10 +135,10 @@ class Observer:
             await self._heartbeats.read(*head)
 
     async def _complaint(self, snapshot: Snapshot) -> str:
-        """Return the newest warning about objects of the job that should have pods but have none; else empty."""
+        """Return the newest warning about objects of the job that lack pods, or about its pods that do not start."""
         warnings = [
             parse.complaint(each)
-            for kind, name in _without_pods(snapshot).items()
+            for kind, name in _not_started(snapshot).items()
             for each in (await self._warnings(snapshot.job.namespace, kind)).items
             if re.fullmatch(name, raw.text(each, "regarding", "name"))
         ]
@@ -204,13 +204,16 @@ class Observer:
                 yield name, replace(entry.value, owned=entry.owner == job.uid)
 
 
-def _without_pods(snapshot: Snapshot) -> dict[str, str]:
-    """Return name patterns by kind, for objects of the job that should have pods by now but have none."""
+def _not_started(snapshot: Snapshot) -> dict[str, str]:
+    """Return name patterns by kind, for objects of the job that have no pods, and for pods with waiting containers."""
     job, rayjob = snapshot.job, snapshot.current_rayjob()
     mapped = conditions.found(job.status.conditions, "Mapped")
     if mapped is not None and mapped.reason in conditions.READING and not snapshot.readers:
         return {"Job": f"{job.name}-shapes-.*"}
     is_starting = rayjob is not None and rayjob.deployment_status == "Initializing" and not rayjob.deleting
-    if rayjob is None or not is_starting or any(pod.attempt == rayjob.attempt for pod in snapshot.pods):
+    if rayjob is None or not is_starting:
         return {}
+    if pods := [pod for pod in snapshot.pods if pod.attempt == rayjob.attempt]:
+        waiting = [re.escape(pod.name) for pod in pods if pod.node and not pod.ready]
+        return {"Pod": "|".join(waiting)} if waiting else {}
     return {"RayJob": rayjob.name, "RayCluster": f"{rayjob.name}-[a-z0-9]+"}

@@ -13,7 +13,7 @@ from rlhf_api.quantities import amount, times
 from rlhf_mapper.hardware import CPU_SLOT, GIGABIT, MAX_GROUPS, Cluster, NodeGroup, merged
 from rlhf_mapper.mapping import Device
 from rlhf_operator import names
-from rlhf_operator.placement.suitable import suitable
+from rlhf_operator.placement.suitable import obstacle, suitable
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
@@ -112,7 +112,7 @@ def capacity_for(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:
         device: Device = "GPU" if resources.device == "GPU" else "CPU"
         return Capacity(device=device, machines=(requested,), nodes_known=False)
     nodes = _gpu_nodes(job, snapshot, settings)
-    if resources.device == "CPU" or (resources.device == "Auto" and not any(each.gpus for each in nodes)):
+    if resources.device == "CPU" or (resources.device == "Auto" and not has_gpus(job, snapshot, settings)):
         machines = [MachineGroup(product="", count=1, slots=slots)] * len(nodes)
         return Capacity(device="CPU", machines=_grouped(machines), nodes_known=True)
     return _gpu_capacity(nodes, job, settings)
@@ -134,6 +134,29 @@ def _gpu_capacity(nodes: Sequence[_GpuNode], job: Job, settings: Settings) -> Ca
             for node, of_node in zip(unshared, parts, strict=True)
         ),
     )
+
+
+def has_gpus(job: Job, snapshot: Snapshot, settings: Settings) -> bool:
+    """Whether nodes that match a job have GPUs, free or not."""
+    return any(each.gpus for each in _gpu_nodes(job, snapshot, settings))
+
+
+def unusable_gpus(job: Job, snapshot: Snapshot, settings: Settings) -> str:
+    """Return which nodes have GPUs that a job cannot use, by the reason; empty if there is no such node."""
+    pod, resource = settings.pod_of(job.spec.runtime, names.WORKER), settings.gpu_resource_of(job.spec.runtime)
+    reasons = Counter[str]()
+    for node in snapshot.nodes or ():
+        others = sorted(each for each in node.room if names.is_gpu_resource(each) and node.room[each])
+        label = names.gpu_label(node.labels)
+        if resource in others:
+            reason = obstacle(node, pod, resource)
+        elif others:
+            reason = f"with {' and '.join(others)} instead of {resource}, which spec.runtime.gpuResourceName can name"
+        else:
+            reason = f"without {resource} (is its device plugin up?), though labelled {label}" * bool(label)
+        reasons[reason] += bool(reason)
+    found = [f"{counted(number, 'node')} {reason}" for reason, number in sorted((+reasons).items())]
+    return "; ".join(found)
 
 
 def nodes_too_small(job: Job, snapshot: Snapshot, settings: Settings) -> Capacity:

@@ -18,20 +18,34 @@ from rlhf_api.spec.custom_algorithm import Custom
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper.mapping import DeviceMapping, Prediction
 from rlhf_operator.placement.ask_mapper import NoPlaceError, PodRequest, have_room, map_auto, map_manual, with_resources
-from rlhf_operator.placement.capacity import capacity_for, prices_of
+from rlhf_operator.placement.capacity import Capacity, capacity_for, has_gpus, prices_of, unusable_gpus
 from rlhf_operator.placement.review import predicted
-from rlhf_operator.placement.shapes import UnknownShapeError, origins_of
+from rlhf_operator.placement.shapes import UnknownShapeError, origins_of, shapes_of
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
 
 MappingReason = Literal[
-    "Mapped", "ManualPlacement", "ShapesUnknown", "NoFeasiblePlacement", "InvalidPlacement", "MapperError"
+    "Mapped",
+    "ManualPlacement",
+    "ShapesUnknown",
+    "GPUNodesUnusable",
+    "NoFeasiblePlacement",
+    "InvalidPlacement",
+    "MapperError",
 ]
 HASH_FORMAT = 1
 """Version of the fields that `input_hash` covers; after a change the next attempt of every job is mapped anew."""
 MIN_SLOWDOWN = 1.15
 """Smallest ratio of predicted step seconds, current to another placement, for which a new attempt is worthwhile."""
+
+
+MAX_CPU_PARAMETERS = 100e6
+"""Most parameters of all models of a job with `device: Auto` that runs on CPU slots because no node has GPUs."""
+
+
+class GpuNodesUnusableError(NoPlaceError):
+    """The cluster has GPUs, and a job can use none of them; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +73,8 @@ def map_job(
         job = with_resources(job, max_nodes=min(nodes, resources.max_nodes))
     try:
         return _mapped(job, snapshot, settings, digest)
+    except GpuNodesUnusableError as error:
+        return MappingResult(mapping=None, reason="GPUNodesUnusable", message=str(error))
     except NoPlaceError as error:
         return MappingResult(mapping=None, reason="NoFeasiblePlacement", message=str(error))
     except UnknownShapeError as error:
@@ -75,21 +91,42 @@ def _mapped(job: Job, snapshot: Snapshot, settings: Settings, digest: str) -> Ma
     capacity = capacity_for(job, snapshot, settings)
     if not capacity.nodes_known and job.spec.resources.device == "Auto":
         raise NoPlaceError("the operator may not read nodes: write spec.resources.device, CPU or GPU")
+    _require_gpus(job, capacity, snapshot, settings)
     is_manual = job.spec.placement.mode == "Manual"
     answer, why_unpredicted = (map_manual if is_manual else map_auto)(job, capacity, snapshot, settings)
     pools = "; ".join(f"pool {pool.name}: {answer.described(pool)}" for pool in answer.pools) + capacity.note
     unseen = "" if capacity.nodes_known else "; the nodes are not known, spec.resources was believed"
+    if capacity.device == "CPU" and job.spec.resources.device == "Auto":
+        unseen = "; on CPU slots, as no node has GPUs"
     prediction = f"not predicted: {why_unpredicted}"
     if not why_unpredicted:
         assert answer.prediction, "the mapper was asked"
         corrected = " (corrected by measured steps)" * bool(answer.prediction.correction)
         prediction = f"a step is predicted to take {answer.prediction.step_seconds:.3g} s{corrected}"
+        if answer.prediction.step_seconds > (deadline := job.spec.run_policy.progress_deadline_seconds):
+            raise NoPlaceError(f"{prediction}, longer than spec.runPolicy.progressDeadlineSeconds, {deadline} s")
     return MappingResult(
         mapping=_status_mapping(job, answer, digest, prices_of(capacity.machines, settings)),
         reason="ManualPlacement" if is_manual else "ShapesUnknown" if why_unpredicted else "Mapped",
         message=f"{pools}{unseen}; {prediction}",
         answer=answer,
     )
+
+
+def _require_gpus(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> None:
+    """Raise NoPlaceError if a job should have GPUs, and no node has GPUs that it can use."""
+    asked = job.spec.resources.device
+    if asked == "CPU" or not capacity.nodes_known or has_gpus(job, snapshot, settings):
+        return
+    if unusable := unusable_gpus(job, snapshot, settings):
+        raise GpuNodesUnusableError(f"no node with GPUs is usable: {unusable}; or set spec.resources.device to CPU")
+    total = sum(shapes_of(job, snapshot).parameters.values())
+    if asked == "Auto" and total > MAX_CPU_PARAMETERS:
+        raise NoPlaceError(
+            f"no node has GPUs, and the models have {total / 1e6:,.0f} million parameters in all; "
+            f"device Auto takes CPU slots for up to {MAX_CPU_PARAMETERS / 1e6:.0f} million; add nodes with GPUs, "
+            "or set spec.resources.device to CPU"
+        )
 
 
 def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mapping[str, float]) -> MappedPlacement:

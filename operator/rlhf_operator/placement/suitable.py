@@ -19,16 +19,26 @@ def suitable(job: Job, snapshot: Snapshot, settings: Settings) -> list[ObservedN
 
 def suits(node: ObservedNode, pod: PodSpec, resource: str = "") -> bool:
     """Whether a pod may go to a node. resource: GPU resource of the pod, whose taint worker pods tolerate."""
-    if not (node.ready and node.schedulable and pod.node_selector.items() <= dict(node.labels).items()):
-        return False
+    return not obstacle(node, pod, resource)
+
+
+def obstacle(node: ObservedNode, pod: PodSpec, resource: str = "") -> str:
+    """Return what keeps a pod from a node, with what would help; empty if the pod may go there."""
+    if not node.ready:
+        return "not ready"
+    if not node.schedulable:
+        return "cordoned"
+    if not pod.node_selector.items() <= dict(node.labels).items():
+        return "without a label that nodeSelector of the worker's template asks for"
     required = pod.affinity.node_affinity.required
     if required and not any(_matches(node, term) for term in required.node_selector_terms):
-        return False
-    return all(
+        return "left out by nodeAffinity of the worker's template"
+    for key, value, effect in node.taints:
         # Worker pods that ask for GPUs tolerate the taint that keeps others off these nodes.
-        effect not in REPELS or key == resource or _tolerated(pod, key, value, effect)
-        for key, value, effect in node.taints
-    )
+        if effect in REPELS and key != resource and not _tolerated(pod, key, value, effect):
+            taint = f"{key}{'=' * bool(value)}{value}:{effect}"
+            return f"tainted {taint}, which spec.runtime.worker.template or worker.template of the chart can tolerate"
+    return ""
 
 
 def _matches(node: ObservedNode, term: NodeTerm) -> bool:

@@ -1,5 +1,6 @@
 """Status of the running attempt: progress, checkpoint and conditions, as they were observed."""
 
+from itertools import chain
 from typing import Final
 
 from rlhf_api.status import SavedState, Status
@@ -20,6 +21,8 @@ PATIENCE_SECONDS: Final = 5.0
 """Seconds that KubeRay may take to create the pods of a RayJob; it usually takes less."""
 LOOK_AGAIN_SECONDS: Final = 30.0
 """Seconds between two checks of why there are no pods."""
+SLOW_START_SECONDS: Final = 60.0
+"""Seconds after which containers that still wait are reported with the pod's events."""
 SILENCE_SECONDS: Final = 60.0
 """Seconds without a heartbeat until Training becomes Unknown; four reading intervals if these are longer."""
 
@@ -150,8 +153,8 @@ def set_cluster_ready(ctx: ReconcileContext) -> None:
         ctx.set_condition("ClusterReady", "True", "AllPodsReady", f"{len(pods)} pods are ready.")
         return
     problem = None if is_whole else _why_pods_are_missing(ctx)
-    problems = filter(None, (problem, *map(start_problem, pods)))
-    reason, message = next(problems, ("PodsPending", f"{expected + 1} pods are to be ready."))
+    problems = chain((problem,), map(start_problem, pods), (_slow_start(ctx, pod) for pod in pods))
+    reason, message = next(filter(None, problems), ("PodsPending", f"{expected + 1} pods are to be ready."))
     ctx.set_condition("ClusterReady", "False", reason, message)
 
 
@@ -181,6 +184,19 @@ def refusal(why: str) -> tuple[str, str]:
     return "PodsRefused", f"Pods cannot be made: {why}"
 
 
+def _slow_start(ctx: ReconcileContext, pod: ObservedPod) -> tuple[str, str] | None:
+    """Return (reason, sentence) of a pod whose containers have waited for long, with its newest warning event."""
+    waiting = next((each for each in pod.containers if each.waiting_reason), None)
+    if waiting is None or not pod.node:
+        return None
+    if ctx.must_wait(SLOW_START_SECONDS - ctx.age(max(pod.scheduled or pod.created, ctx.snapshot.watching_since))):
+        return None
+    ctx.require_live("it is not known why a pod does not start")
+    ctx.requeue_after(LOOK_AGAIN_SECONDS)
+    why = ctx.snapshot.complaint or waiting.waiting_message or "no event says why"
+    return "ContainersWaiting", f"pod {pod.name}: container {waiting.name} waits ({waiting.waiting_reason}): {why}"
+
+
 def start_problem(pod: ObservedPod) -> tuple[str, str] | None:
     """Return (reason, sentence) of a known problem that keeps a pod from starting; None without a problem."""
     if pod.unschedulable:
@@ -188,7 +204,7 @@ def start_problem(pod: ObservedPod) -> tuple[str, str] | None:
     for each in pod.containers:
         if each.waiting_reason in evidence.PULLING:
             return "ImagePull", f"pod {pod.name}: {each.waiting_message or each.waiting_reason}"
-        if each.waiting_reason == "CreateContainerConfigError":
+        if each.waiting_reason in evidence.MISCONFIGURED:
             return "ConfigError", f"pod {pod.name}: {each.waiting_message or each.waiting_reason}"
     return None
 

@@ -119,7 +119,7 @@ def test_without_kuberay_it_is_said_and_no_pods_are_left(rlhf_server: Cluster, n
 
 def test_a_quota_too_small_for_all_pods_fails_the_job(told: dict[str, Jobs]) -> None:
     status = told["full-quota"].wait_for("full-quota", "Failed")
-    assert (status["reason"], len(status["attempts"])) == ("PodsRefused", 1)
+    assert (status["reason"], len(status["attempts"])) == ("QuotaTooSmall", 1)
     assert "the whole job needs more pods than that" in status["lastFailure"]["message"]
 
 
