@@ -264,8 +264,8 @@ MUTATIONS = (
     ),
     Mutation(
         f"{OPERATOR}/evidence.py",
-        '("Preempted", "NodeLost", "Evicted", "OutOfMemory")',
-        '("OutOfMemory", "Evicted", "NodeLost", "Preempted")',
+        '("Preempted", "NodeLost", "Evicted", "OutOfStorage", "OutOfMemory")',
+        '("OutOfMemory", "OutOfStorage", "Evicted", "NodeLost", "Preempted")',
         EVIDENCE,
     ),
     Mutation(
@@ -351,6 +351,12 @@ MUTATIONS = (
     ),
     Mutation(f"{OPERATOR}/failure.py", "AVOIDED_SECONDS: Final = 3600.0", "AVOIDED_SECONDS: Final = 360.0", WAITS),
     Mutation(f"{OPERATOR}/evidence.py", "NODE_SECONDS: Final = 60.0", "NODE_SECONDS: Final = 6.0", WAITS),
+    Mutation(
+        f"{OPERATOR}/reconcile/cleanup.py",
+        "GIVE_UP_SECONDS: Final = 120.0",
+        "GIVE_UP_SECONDS: Final = 150.0",
+        "tests/operator/test_an_attempt_follows_a_failure.py",
+    ),
     Mutation(f"{OPERATOR}/failure.py", "EVIDENCE_SECONDS: Final = 60.0", "EVIDENCE_SECONDS: Final = 6.0", WAITS),
     Mutation(
         f"{OPERATOR}/failure.py", "LAST_STATUS_SECONDS: Final = 30.0", "LAST_STATUS_SECONDS: Final = 300.0", WAITS

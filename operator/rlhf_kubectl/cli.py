@@ -128,7 +128,7 @@ def suspend(job: JobName, namespace: Namespace = None, context: Context = None) 
 
 @command("kubectl rlhf resume helpful-ppo")
 def resume(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
-    """Have a suspended job go on from its checkpoint."""
+    """Have a suspended job go on, from its checkpoint if it has one."""
     _set_suspend(Kubectl(context, namespace), job, suspended=False)
 
 
@@ -143,8 +143,9 @@ def _set_suspend(kubectl: Kubectl, name: str, *, suspended: bool) -> None:
     kubectl.run(
         "patch", "rlhfjobs.rlhf.hybridflow.io", name, f"--namespace={job.namespace}", "--type=merge", f"--patch={patch}"
     )
-    where = " from its checkpoint" if job.status.checkpoint else ""
-    then = "its pods, if it has any, save a checkpoint and end" if suspended else f"it goes on{where}"
+    then = f"it goes on{' from its checkpoint' if job.status.checkpoint else ''}"
+    if suspended:
+        then = "its pods, if it has any, end; a trainer that has made steps saves a checkpoint first"
     typer.echo(f"{name}: {then}; kubectl rlhf why {name} says how far that is")
 
 

@@ -132,7 +132,12 @@ def _waiting(
     if (warned := [each for each in events if each.is_warning]) and warned[-1].note not in condition.message:
         last = warned[-1]
         yield f"The latest warning, {_ago(parsed(last.time), now)} ago, about {last.about}: {last.note}"
-    yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name)
+    yield CONDITIONS.get((condition.type, condition.reason), "").format(job=name, start=_start(status))
+
+
+def _start(status: Status) -> str:
+    """Return where the next attempt of a job begins, for the end of a sentence."""
+    return f"after step {status.checkpoint.step}" if status.checkpoint else "from the start, as no checkpoint is there"
 
 
 def _complaints(pods: Sequence[ObservedPod], condition: Condition, now: datetime) -> Iterator[str]:

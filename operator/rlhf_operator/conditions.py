@@ -16,6 +16,7 @@ READING_SHAPES = "ReadingShapes"
 READING = (READING_SHAPES, "PodsRefused", "QuotaExceeded")
 """Reasons of the condition Mapped=False while a pod reads the shapes of models, or while that pod cannot be made."""
 WAITING = "WaitingForRoom"  # reason of QuotaReserved=False of a job that waits in line for room
+SLOW_START = "ContainersWaiting"  # reason of ClusterReady=False while containers wait for longer than is usual
 KEPT = "Kept"  # reason of ClusterReady=False while the pods of a failed attempt stay for debugging
 LONGEST_MESSAGE = 1024
 

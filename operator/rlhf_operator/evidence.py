@@ -1,6 +1,7 @@
 """Evidence of failures in a snapshot: one function for each source of evidence. `failure` ranks them in a table."""
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,17 +48,27 @@ DISRUPTIONS: Final[Mapping[str, Reason]] = {
 STRENGTH: Final[tuple[Reason, ...]] = ("Preempted", "NodeLost", "Evicted", "OutOfStorage", "OutOfMemory")
 """Failure reasons of disrupted pods, the strongest evidence first."""
 PULL_SECONDS: Final = 300.0  # for which the kubelet may try to pull an image or to make a container
-MISSING_SECONDS: Final = 60.0
-"""Seconds in which a missing Secret or claim, or a refusal of pods, may be mended before the attempt fails."""
+QUOTA_SECONDS: Final = 60.0  # for which a quota may be smaller than the job
+START_SECONDS: Final[Mapping[Reason, float]] = {
+    "ImagePull": PULL_SECONDS,
+    "ContainerRefused": PULL_SECONDS,
+    "QuotaTooSmall": QUOTA_SECONDS,
+}
+"""Table of the start problems that do not heal: seconds until the attempt fails, by failure reason."""
+AWAITED: Final[tuple[Reason, ...]] = ("PodsRefused", "SecretMissing", "ClaimMissing")
+"""Start problems that heal as soon as somebody creates or allows what is missing, until the startup deadline."""
 QUOTA: Final = "exceeded quota"  # in the API server's words about a pod
 OVER_QUOTA = re.compile(r"requested: (\S+), used: \S+, limited: (\S+)")
 OF_QUOTA = re.compile(r"^(requests\.|limits\.|count/)")
 """Pattern of a quota's prefix: requests., limits. or count/. Requests serve as a lower bound of limits."""
-PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
-MISCONFIGURED = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-"""Reasons of a container that waits because the kubelet cannot make it from its pod."""
-OVER_STORAGE = re.compile(r"exceed\w* (the total limit|the limit|its local ephemeral storage limit)")
-"""Pattern in the kubelet's message about a pod that was evicted for a storage limit of its own."""
+PULLING = re.compile("Image|^RegistryUnavailable|^SignatureValidation")
+"""Pattern of the reasons of a container that waits because the kubelet has no image for it."""
+CREATING = re.compile("^(Create|Run)Container|^P(re|ost)StartHookError")
+"""Pattern of the reasons of a container that waits because the kubelet cannot make or run it."""
+OVER_STORAGE = re.compile(r"exceed\w* (the|its) .*limit|consumption of ephemeral-storage")
+"""Pattern in the kubelet's message about a pod that was evicted for its own use of the node's disk."""
+OVER_MEMORY = re.compile("consumption of memory")
+"""Pattern in the kubelet's message about a pod that was evicted for memory beyond its request."""
 CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 
 
@@ -83,12 +94,13 @@ def _has_disruption(disruption: str) -> Callable[[ObservedPod, Case], bool]:
     return lambda pod, _: pod.disruption == disruption
 
 
+def _is_evicted_for(use: re.Pattern[str]) -> Callable[[ObservedPod, Case], bool]:
+    return lambda pod, _: pod.reason == "Evicted" and use.search(pod.message) is not None
+
+
 POD_SIGNS: Final = (
-    PodSign(
-        "OutOfStorage",
-        lambda pod, _: pod.reason == "Evicted" and OVER_STORAGE.search(pod.message) is not None,
-        "pod {pod.name} used more of its node's disk than its limit: {pod.message}",
-    ),
+    PodSign("OutOfStorage", _is_evicted_for(OVER_STORAGE), "pod {pod.name} used too much disk: {pod.message}"),
+    PodSign("OutOfMemory", _is_evicted_for(OVER_MEMORY), "pod {pod.name} used too much memory: {pod.message}"),
     *(
         PodSign(
             reason,
@@ -221,7 +233,7 @@ def lost_worker(case: Case) -> Cause | None:
 
 
 def start_failure(case: Case) -> Cause | None:
-    """Find a problem that has kept a pod from starting for longer than its grace period."""
+    """Find a problem that does not heal and has kept a pod from starting for longer than its grace period."""
     return next((cause for left, cause in start_problems(case.snapshot, case.now) if left <= 0), None)
 
 
@@ -230,18 +242,17 @@ def seconds_until_failure(snapshot: Snapshot, now: datetime) -> float | None:
     pods = attempt.current_pods(snapshot)
     silences = (silence for pod in pods if (silence := node_silence(pod, snapshot, now)) is not None)
     lefts = (*(left for left, _ in start_problems(snapshot, now)), *(NODE_SECONDS - each for each in silences))
-    return min((left for left in lefts if left > 0), default=None)
+    return min((left for left in lefts if 0 < left < math.inf), default=None)
 
 
 def start_problems(snapshot: Snapshot, now: datetime) -> Iterator[tuple[float, Cause]]:
-    """Yield (seconds left of the grace period, cause) of each problem that keeps a pod from starting."""
-    if rayjob := snapshot.current_rayjob():
+    """Yield (seconds until the attempt fails, cause) of each problem that keeps a pod from starting."""
+    if (rayjob := snapshot.current_rayjob()) and (cause := _refusal(rayjob, snapshot)):
         waited = _waited(max(rayjob.created, rayjob.started or rayjob.created), snapshot, now)
-        if cause := _refusal(rayjob, snapshot):
-            yield MISSING_SECONDS - waited, cause
+        yield START_SECONDS.get(cause[0], math.inf) - waited, cause
     for pod in attempt.current_pods(snapshot):
         waited = _waited(max(pod.created, pod.not_ready_since or pod.created), snapshot, now)
-        yield from ((limit - waited, cause) for limit, cause in _problems(pod))
+        yield from ((START_SECONDS.get(cause[0], math.inf) - waited, cause) for cause in problems_of(pod))
 
 
 def is_taken_up(rayjob: ObservedRayJob) -> bool:
@@ -258,20 +269,19 @@ def _refusal(rayjob: ObservedRayJob, snapshot: Snapshot) -> Cause | None:
     return ("QuotaTooSmall", f"{message}; the whole job needs more {lacks} than that", None) if lacks else None
 
 
-def _problems(pod: ObservedPod) -> Iterator[tuple[float, Cause]]:
-    """Yield (grace period in seconds, cause) of each problem that keeps a pod from starting."""
+def problems_of(pod: ObservedPod) -> Iterator[Cause]:
+    """Yield the known problems that keep a pod from starting, besides a lack of room."""
     for each in pod.containers:
         message = f"container {each.name} of pod {pod.name}: {each.waiting_message or each.waiting_reason}"
-        if each.waiting_reason in PULLING:
-            yield PULL_SECONDS, ("ImagePull", message, pod)
         is_missing = "not found" in each.waiting_message or "couldn't find key" in each.waiting_message
         if each.waiting_reason == "CreateContainerConfigError" and is_missing:
-            yield MISSING_SECONDS, ("SecretMissing", message, pod)
-        elif each.waiting_reason in MISCONFIGURED:
-            yield PULL_SECONDS, ("ContainerRefused", message, pod)
+            yield "SecretMissing", message, pod
+        elif CREATING.search(each.waiting_reason):
+            yield "ContainerRefused", message, pod
+        elif PULLING.search(each.waiting_reason):
+            yield "ImagePull", message, pod
     if claim := CLAIM.search(pod.unschedulable):
-        message = f"there is no PersistentVolumeClaim {claim[1]}, which pod {pod.name} needs"
-        yield MISSING_SECONDS, ("ClaimMissing", message, pod)
+        yield "ClaimMissing", f"there is no PersistentVolumeClaim {claim[1]}, which pod {pod.name} needs", pod
 
 
 def _never_enough(refused: str, together: Mapping[str, int]) -> str:
@@ -299,10 +309,9 @@ def _total_requests(snapshot: Snapshot) -> Counter[str]:
 
 
 def node_silence(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> float | None:
-    """Seconds for which a pod's node has been silent; None if node or pod is ready, or the node is unknown."""
-    if (node := attempt.node_of(pod, snapshot)) is None or node.ready or pod.ready:
-        return None
-    return _waited(pod.not_ready_since or pod.created, snapshot, now)
+    """Seconds for which a pod's node has been silent; None if node or pod is ready, or nothing tells."""
+    begun = attempt.silent_since(pod, snapshot)
+    return None if begun is None or pod.ready else _waited(begun, snapshot, now)
 
 
 def _waited(begun: datetime, snapshot: Snapshot, now: datetime) -> float:

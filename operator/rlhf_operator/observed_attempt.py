@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Collection
+from datetime import datetime
 from typing import Final
 
 from rlhf_operator import names
-from rlhf_operator.snapshot import ObservedNode, ObservedPod, ObservedRayJob, Snapshot
+from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedPod, ObservedRayJob, Snapshot
 
 OWN_CONTAINERS: Final = frozenset({names.HEAD_CONTAINER, names.WORKER_CONTAINER})
 EXIT_CODE: Final = re.compile(r"exit code:? (-?\d{1,9})\b")
@@ -46,9 +47,23 @@ def named_pod(snapshot: Snapshot) -> ObservedPod | None:
     return next((pod for pod in current_pods(snapshot) if named and named in (pod.name, pod.node)), None)
 
 
+def waiting_container(snapshot: Snapshot) -> tuple[ObservedPod, ObservedContainer] | None:
+    """Return the first (pod, container) of the current attempt that waits on its node; the head pod comes first."""
+    pods = sorted(current_pods(snapshot), key=lambda pod: (pod.role != names.CONTROLLER, pod.name))
+    waiting = ((pod, each) for pod in pods if pod.node for each in pod.containers if each.waiting_reason)
+    return next(waiting, None)
+
+
 def node_of(pod: ObservedPod, snapshot: Snapshot) -> ObservedNode | None:
     """Return the node of a pod; None if the node is unknown or gone."""
     return next((node for node in snapshot.nodes or () if node.name == pod.node), None)
+
+
+def silent_since(pod: ObservedPod, snapshot: Snapshot) -> datetime | None:
+    """Return the time since which a pod's node has not been ready; None if it is ready, or nothing tells."""
+    if (node := node_of(pod, snapshot)) is None:
+        return pod.silent_since
+    return None if node.ready else node.not_ready_since or pod.not_ready_since or pod.created
 
 
 def node_is_gone(pod: ObservedPod, snapshot: Snapshot) -> bool:

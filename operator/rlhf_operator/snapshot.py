@@ -112,6 +112,8 @@ class ObservedPod:
     scheduled: datetime | None = None
     created: datetime
     not_ready_since: datetime | None = None
+    silent_since: datetime | None = None
+    """Time at which the control plane declared a running pod not ready, because the kubelet of its node is silent."""
     deleting_since: datetime | None = None
     grace_seconds: int = 30
     requests: Mapping[str, int] = field(default_factory=dict)
@@ -134,6 +136,8 @@ class ObservedNode:
 
     name: str
     ready: bool
+    not_ready_since: datetime | None = None
+    """Time at which the node ceased to be ready; None if it is ready, or does not say."""
     schedulable: bool
     labels: Mapping[str, str]
     taints: tuple[tuple[str, str, str], ...] = ()
@@ -248,7 +252,7 @@ class Snapshot:
     refused: Refusal | None = None
     """Refusal of an object in the job's last pass, by the API server or because another owner has it; None if none."""
     complaint: str = ""
-    """Newest warning event about a pod of the job that does not start, or about an object of the job that lacks pods;
+    """Newest event about a pod of the job that waits to start, or warning about an object of the job that lacks pods;
     empty if the pass read only the cache.
     """
     watching_since: datetime

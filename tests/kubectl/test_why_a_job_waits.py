@@ -90,7 +90,7 @@ def said(of: Status, *pods: ObservedPod, events: tuple[JobEvent, ...] = (), **fi
 
 @pytest.mark.parametrize(("kind", "truth", "reason"), TO_DO, ids=" ".join)
 def test_every_reason_with_a_remedy_says_it(kind: str, truth: str, reason: str) -> None:
-    remedy = CONDITIONS[kind, reason].format(job="ppo")
+    remedy = CONDITIONS[kind, reason].format(job="ppo", start="from the start, as no checkpoint is there")
     told = said(status(condition(kind, truth, reason)))
     assert remedy in told
     assert "The message of it." in told
@@ -152,6 +152,13 @@ def test_pods_that_hinder_are_named() -> None:
     assert "Worker pod w-3 starts on node n since 1 min 30 s." in told
     assert "Worker pod w-4 was told to end 20 s ago and is still there." in told
     assert "w-5" not in told
+
+
+def test_a_suspended_job_says_where_it_goes_on() -> None:
+    suspended = condition("Suspended", "True", "SuspendedByUser")
+    assert "has it go on from the start, as no checkpoint is there." in said(status(suspended))
+    saved = SavedState(step=40, uri="pvc://c/p", time=BEFORE)
+    assert "kubectl rlhf resume ppo has it go on after step 40." in said(status(suspended, checkpoint=saved))
 
 
 def test_the_latest_warning_is_told() -> None:

@@ -320,12 +320,16 @@ class World:
 
     def _is_dead(self, pod: ObservedPod) -> bool:
         """Whether no kubelet will end a pod; where nodes are not known, one would have done so long ago."""
+        if pod.silent_since is not None:
+            return True
         if self.nodes is not None or pod.deleting_since is None:
             return not self._runs_on_a_live_node(pod)
         return (self.now - pod.deleting_since).total_seconds() >= pod.grace_seconds + 300
 
     def _runs_on_a_live_node(self, pod: ObservedPod) -> bool:
-        return self.nodes is None or any(node.name == pod.node and node.ready for node in self.nodes)
+        if self.nodes is None or pod.silent_since is not None:
+            return pod.silent_since is None
+        return any(node.name == pod.node and node.ready for node in self.nodes)
 
     def _pod(self, rayjob: ObservedRayJob, role: str) -> None:
         uid = self._uid()
@@ -383,6 +387,12 @@ class World:
         if 0 < exit_code <= 8:
             self.trainer.phase = "Failed"
 
+    def save_and_end(self, step: int) -> None:
+        """The trainer ends its step and saves it, as it is told by SIGTERM."""
+        assert self.trainer
+        self.trainer.step = self.saved_step = step
+        self.trainer.stepped = self.saved_at = self.now
+
     def ray_tells(self) -> None:
         """KubeRay has noticed that the Ray job is over."""
         rayjob, trainer = self.live, self.trainer
@@ -403,7 +413,7 @@ class World:
 
     def _listen(self) -> None:
         """The operator reads /status.json of the head pod, if there is one that answers."""
-        rayjob, trainer = self.live, self.trainer
+        rayjob, trainer = self.rayjobs.get(f"job-a{self.status.attempt}"), self.trainer
         heads = [pod for pod in self.pods.values() if pod.role == names.CONTROLLER and pod.phase == "Running"]
         if rayjob is None or not heads or not self.is_reachable or not self._runs_on_a_live_node(heads[0]):
             return

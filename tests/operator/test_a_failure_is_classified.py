@@ -82,9 +82,19 @@ def evicted(world: World, pod: str) -> None:
     world.change(pod, phase="Failed", ready=False, reason="Evicted", message="low on ephemeral-storage")
 
 
-def out_of_storage(world: World, pod: str) -> None:
-    says = 'Usage of EmptyDir volume "ray" exceeds the limit "1Gi". '
-    world.change(pod, phase="Failed", ready=False, reason="Evicted", message=says, disruption="TerminationByKubelet")
+def evicted_by_kubelet(says: str) -> Callable[[World, str], None]:
+    """The kubelet's words are those of Kubernetes 1.33."""
+    fields = {"phase": "Failed", "ready": False, "reason": "Evicted", "disruption": "TerminationByKubelet"}
+    return lambda world, pod: world.change(pod, message=says, **fields)
+
+
+LOW = "The node was low on resource: {0}. Container x was using 9Gi, request is 4Gi, has larger consumption of {0}. "
+OVER_STORAGE = (
+    'Usage of EmptyDir volume "ray" exceeds the limit "1Gi". ',
+    'Container ray-worker exceeded its local ephemeral storage limit "1Gi". ',
+    "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
+    LOW.format("ephemeral-storage"),
+)
 
 
 def unknown(world: World, pod: str) -> None:
@@ -96,7 +106,9 @@ LOSSES = [
     (ended, "HeadLost", "WorkerLost"),
     (out_of_memory, "OutOfMemory", "OutOfMemory"),
     (evicted, "Evicted", "Evicted"),
-    (out_of_storage, "OutOfStorage", "OutOfStorage"),
+    *((evicted_by_kubelet(says), "OutOfStorage", "OutOfStorage") for says in OVER_STORAGE),
+    (evicted_by_kubelet(LOW.format("memory")), "OutOfMemory", "OutOfMemory"),
+    (evicted_by_kubelet("The node was low on resource: memory. "), "Evicted", "Evicted"),
     (unknown, "NodeLost", "NodeLost"),
     (disrupted("PreemptionByScheduler"), "Preempted", "Preempted"),
     (disrupted("DeletionByTaintManager"), "NodeLost", "NodeLost"),
@@ -198,11 +210,9 @@ def test_a_node_that_was_removed_is_lost_at_once() -> None:
         ),
         (ObservedContainer(name="ray-head", waiting_reason="ErrImagePull"), 300, "ImagePull"),
         (
-            ObservedContainer(
-                name="ray-head", waiting_reason="CreateContainerConfigError", waiting_message='secret "hf" not found'
-            ),
-            60,
-            "SecretMissing",
+            ObservedContainer(name="ray-head", waiting_reason="CreateContainerError", waiting_message="no such device"),
+            300,
+            "ContainerRefused",
         ),
     ],
 )
@@ -228,7 +238,8 @@ def test_a_claim_that_is_missing_for_a_pod_is_named() -> None:
     world.settle()
     world.make_pods()
     world.change(world.head().name, unschedulable='persistentvolumeclaim "models" not found')
-    world.wait(61)
+    world.settle()
+    world.wait(1800)
     world.settle()
     assert failed(world).reason == "ClaimMissing"
     assert "models" in failed(world).message

@@ -329,6 +329,12 @@ def test_suspension_saves_frees_and_goes_on_as_another_attempt() -> None:
     world.edit(suspend=True)
     world.settle()
     assert (world.phase, world.live) == ("Suspending", None)
+    world.restart_operator()
+    world.save_and_end(13)
+    world.settle()
+    assert (world.status.progress and world.status.progress.step, world.status.attempts[-1].last_step) == (13, 13)
+    assert world.status.checkpoint
+    assert world.status.checkpoint.step == 13
     world.collect()
     world.collect()
     world.settle()
@@ -338,7 +344,7 @@ def test_suspension_saves_frees_and_goes_on_as_another_attempt() -> None:
     world.run_to(20)
     assert (world.phase, world.made) == ("Running", ["job-a1", "job-a2"])
     assert [each.outcome for each in world.status.attempts] == ["Suspended", "Running"]
-    assert (world.status.failed_attempts, world.status.attempts[1].first_step) == (0, 10)
+    assert (world.status.failed_attempts, world.status.attempts[1].first_step) == (0, 13)
 
 
 def test_a_job_that_is_suspended_from_the_start_makes_nothing() -> None:
@@ -409,6 +415,6 @@ def test_manifests_come_from_the_attempt_in_the_status() -> None:
     world = World()
     plan = decide(world.observe(fresh=True), world.now, world.settings)
     assert plan.status.attempt == 1
-    assert plan.status.attempts[-1].outcome == "Running"
+    assert plan.status.attempts[-1].outcome == "Starting"
     kinds = [each.manifest["kind"] for each in plan.actions if isinstance(each, Create)]
     assert kinds == ["PersistentVolumeClaim", "ConfigMap", "RayJob"]

@@ -107,6 +107,11 @@ def test_what_the_server_refused_was_told_when_it_was() -> None:
     plan = decide(replace(world.observe(fresh=True), refused=refused), world.now, world.settings)
     assert plan.status.phase == "Pending"
     assert "CreateRefused" not in [each.reason for each in plan.events]
+    told = next(each.message for each in plan.status.conditions if each.type == "ClusterReady")
+    assert (told, plan.status.attempts[-1].outcome) == (
+        "RayJob job-a1 is not made: see condition Accepted.",
+        "Starting",
+    )
 
 
 def test_checkpoints_in_a_folder_of_a_pod_are_not_accepted() -> None:

@@ -270,8 +270,8 @@ def test_all_attempts_share_a_deadline_without_the_queue() -> None:
     ("node", "seconds", "is_forced"),
     [
         (None, 0, True),
-        (ObservedNode(name="node-0", ready=False, schedulable=True, labels={}), 300, False),
-        (ObservedNode(name="node-0", ready=False, schedulable=True, labels={}), 331, True),
+        (ObservedNode(name="node-0", ready=False, not_ready_since=START, schedulable=True, labels={}), 119, False),
+        (ObservedNode(name="node-0", ready=False, not_ready_since=START, schedulable=True, labels={}), 121, True),
         (ObservedNode(name="node-0", ready=True, schedulable=True, labels={}), 10_000, False),
         (
             ObservedNode(
@@ -299,6 +299,75 @@ def test_a_pod_is_forced_only_when_no_kubelet_will_end_it(
     world.wait(seconds)
     world.settle()
     assert (doomed.name not in world.pods) == is_forced
+
+
+@pytest.mark.parametrize("nodes_are_readable", [True, False])
+def test_two_minutes_after_a_node_was_lost_the_job_goes_on_elsewhere(nodes_are_readable: bool) -> None:
+    world = running(nodes=NODES if nodes_are_readable else None)
+    lost, begun = world.head().node, world.now
+    silent = replace(NODES[0], name=lost, ready=False, not_ready_since=begun)
+    if nodes_are_readable:
+        world.nodes = (silent, *(each for each in NODES if each.name != lost))
+    for pod in [each.name for each in world.pods.values() if each.node == lost]:
+        world.change(pod, ready=False, not_ready_since=begun, silent_since=begun)
+    world.wait(60)
+    world.settle()
+    world.collect()
+    world.settle()
+    assert failed(world).reason == "NodeLost"
+    training = next(each for each in world.status.conditions if each.type == "Training")
+    assert training.message.endswith(f"is gone or given up, 120 s after {lost} ceased to be ready.")
+    plan = world.operate()
+    assert plan is not None
+    assert plan.requeue_after is not None
+    assert plan.requeue_after <= 60
+    world.wait(59)
+    world.settle()
+    assert {pod.node for pod in world.pods.values()} == {lost}
+    world.wait(1)
+    world.settle()
+    assert {each.kind for each in world.events if each.reason == "PodGivenUp"} == {"Warning"}
+    world.run_to(15)
+    assert (world.phase, world.made) == ("Running", ["job-a1", "job-a2"])
+    assert lost not in {pod.node for pod in world.pods.values()} or not nodes_are_readable
+    assert (world.now - begun).total_seconds() == 120
+
+
+def test_failures_of_the_cluster_are_told_with_their_rate() -> None:
+    world = running(spec={**SFT, "runPolicy": {"backoffLimit": 0}})
+    for number in range(1, 5):
+        world.change(world.worker().name, phase="Failed", ready=False, disruption="EvictionByEvictionAPI")
+        world.settle()
+        told = f"; {number} of the last {number} attempts failed within an hour, uncounted"
+        assert failed(world).message.endswith(told) == (number > 1)
+        assert world.events[-1].message.endswith(failed(world).message)
+        world.start_again()
+        world.run_to(1)
+    assert (world.phase, world.status.failed_attempts) == ("Running", 0)
+
+
+def refuse_container(world: World) -> None:
+    """The kubelet cannot make a container of the next attempt, in which nothing has run."""
+    world.make_pods()
+    waiting = ObservedContainer(name=names.HEAD_CONTAINER, waiting_reason="CreateContainerError")
+    world.change(world.head().name, containers=(waiting,))
+    world.wait(evidence.PULL_SECONDS)
+    world.settle()
+
+
+def test_where_nothing_ran_only_a_second_time_in_a_row_counts() -> None:
+    world = World(spec={**SFT, "runPolicy": {"backoffLimit": 1}})
+    world.settle()
+    counts = []
+    for _ in range(2):
+        refuse_container(world)
+        counts.append(world.status.failed_attempts)
+        world.start_again()
+    world.run_to(5)
+    out_of_memory(world, world.worker().name)
+    world.settle()
+    assert (failed(world).reason, world.phase) == ("OutOfMemory", "Failed")
+    assert [*counts, world.status.failed_attempts] == [0, 1, 2]
 
 
 def test_a_clock_that_is_set_back_does_not_stop_a_job() -> None:

@@ -114,6 +114,16 @@ def test_a_pod_tells_why_it_ended() -> None:
     assert (worker.exit_code, worker.ended_reason) == (137, "OOMKilled")
 
 
+@pytest.mark.parametrize(("reason", "silent"), [({}, True), ({"reason": "ContainersNotReady"}, False)])
+def test_a_kubelet_gives_a_reason_the_control_plane_none(reason: dict[str, str], silent: bool) -> None:
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-31T12:01:00Z", **reason}
+    since = datetime(2026, 1, 31, 12, 1, tzinfo=UTC)
+    assert parse.pod(pod(phase="Running", conditions=[unready])).silent_since == (since if silent else None)
+    assert parse.pod(pod(phase="Failed", conditions=[unready])).silent_since is None
+    node = parse.node({"metadata": {"name": "n"}, "status": {"conditions": [unready]}})
+    assert (node.ready, node.not_ready_since) == (False, since)
+
+
 @pytest.mark.parametrize(("role", "kept"), [(names.READER, "m" * 4096), (names.WORKER, "")])
 def test_the_last_words_of_a_reader_are_kept_and_no_others(role: str, kept: str) -> None:
     ended = {"exitCode": 0, "reason": "Completed", "message": "m" * 5000}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlhf_operator.cluster import parse
-from rlhf_operator.evidence import MISSING_SECONDS, NODE_SECONDS, PULL_SECONDS
+from rlhf_operator.evidence import NODE_SECONDS, PULL_SECONDS, QUOTA_SECONDS
 from rlhf_operator.reconcile.attempt_status import SLOW_START_SECONDS
 from rlhf_operator.reconcile.running import UNSCHEDULABLE_SECONDS
 from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedRayJob
@@ -56,19 +57,52 @@ def test_a_refusal_is_told_at_once_and_in_every_place(why: str) -> None:
     assert len([each for each in world.events if each.reason == told]) == 1
 
 
-def test_a_refusal_that_may_be_mended_is_tried_again() -> None:
-    world = refused(LIMIT)
-    world.wait(MISSING_SECONDS)
+def without_secret(world: World) -> None:
+    world.make_pods()
+    world.change(world.head().name, containers=(container("CreateContainerConfigError", 'secret "x" not found'),))
+
+
+def without_claim(world: World) -> None:
+    world.make_pods()
+    world.change(world.head().name, unschedulable='persistentvolumeclaim "c" not found')
+
+
+def without_account(world: World) -> None:
+    change(world, deployment_status="Initializing", refused='serviceaccount "nobody" not found')
+
+
+@pytest.mark.parametrize(
+    ("lack", "told"),
+    [(without_secret, "SecretMissing"), (without_claim, "ClaimMissing"), (without_account, "PodsRefused")],
+)
+@pytest.mark.parametrize("comes", [True, False])
+def test_what_may_still_come_is_awaited_until_the_deadline(
+    lack: Callable[[World], None], told: str, comes: bool
+) -> None:
+    world = begun(startupDeadlineSeconds=1200)
+    lack(world)
     world.settle()
-    assert (world.phase, world.status.reason, world.status.failed_attempts) == ("Restarting", "PodsRefused", 1)
-    assert world.status.last_failure
-    assert LIMIT in world.status.last_failure.message
+    assert (world.phase, world.status.reason, reason(world, "ClusterReady")) == ("Provisioning", told, told)
+    assert message(world, "ClusterReady").endswith("; the attempt waits until 2026-01-31T12:20:00Z")
+    world.wait(1199)
+    world.settle()
+    assert (world.phase, world.made) == ("Provisioning", ["job-a1"])
+    if comes:
+        change(world, refused="")
+        for pod in list(world.pods):
+            world.change(pod, containers=(), unschedulable="")
+        world.run_to(3)
+        assert (world.phase, world.made, world.status.failed_attempts) == ("Running", ["job-a1"], 0)
+        return
+    world.wait(1)
+    world.settle()
+    assert (world.phase, world.status.reason, world.status.failed_attempts) == ("Restarting", told, 1)
 
 
 @pytest.mark.parametrize("why", [SMALL, FEW, LOW])
 def test_what_is_refused_for_ever_fails_the_job(why: str) -> None:
     world = refused(why)
-    world.wait(MISSING_SECONDS - 1)
+    world.wait(QUOTA_SECONDS - 1)
     world.settle()
     assert world.phase == "Provisioning"
     world.wait(1)
@@ -81,15 +115,22 @@ def test_what_is_refused_for_ever_fails_the_job(why: str) -> None:
 
 
 @pytest.mark.parametrize("why", [FULL, "exceeded quota: q", "exceeded quota: q, requested: x, used: y, limited: z"])
-def test_a_quota_that_may_have_room_later_is_waited_for(why: str) -> None:
-    world = refused(why)
-    world.wait(10 * MISSING_SECONDS)
-    world.settle()
-    assert world.phase == "Provisioning"
-    change(world, refused="")
+def test_a_full_quota_holds_no_pods_for_longer_than_two_minutes(why: str) -> None:
+    world = begun()
     world.make_pods()
+    del world.pods[world.worker().name]
+    change(world, refused=why)
+    world.wait(UNSCHEDULABLE_SECONDS - 1)
     world.settle()
-    assert reason(world, "ClusterReady") == "PodsPending"
+    assert (world.phase, reason(world, "ClusterReady")) == ("Provisioning", "QuotaExceeded")
+    world.wait(1)
+    world.settle()
+    assert (world.phase, world.live, world.status.reserved) == ("Queued", None, ())
+    assert why in message(world, "QuotaReserved")
+    world.start_again()
+    world.run_to(3)
+    assert [each.outcome for each in world.status.attempts] == ["Withdrawn", "Running"]
+    assert (world.phase, world.status.failed_attempts) == ("Running", 0)
 
 
 def test_without_kuberay_no_deadline_runs() -> None:
@@ -118,9 +159,8 @@ def container(why: str, says: str) -> ObservedContainer:
 @pytest.mark.parametrize(
     ("fields", "limit", "told"),
     [
-        ({"containers": (container("CreateContainerConfigError", 'secret "x" not found'),)}, 60.0, "SecretMissing"),
         ({"containers": (container("ErrImagePull", "not found"),)}, PULL_SECONDS, "ImagePull"),
-        ({"unschedulable": 'persistentvolumeclaim "c" not found'}, MISSING_SECONDS, "ClaimMissing"),
+        ({"containers": (container("CreateContainerConfigError", "runs as root"),)}, PULL_SECONDS, "ContainerRefused"),
         ({"containers": (container("CreateContainerError", "no device"),)}, PULL_SECONDS, "ContainerRefused"),
         ({"containers": (container("RunContainerError", "no such file"),)}, PULL_SECONDS, "ContainerRefused"),
     ],
@@ -155,7 +195,8 @@ def test_containers_that_wait_are_told_with_the_event(waits: str) -> None:
     world.wait(SLOW_START_SECONDS)
     world.settle()
     assert reason(world, "ClusterReady") == "ContainersWaiting"
-    assert message(world, "ClusterReady").endswith(f"waits ({waits}): {world.complaint}")
+    told = message(world, "ClusterReady")
+    assert f"waits ({waits}): {world.complaint}; the attempt waits until 2026-01-31T12:30:00Z" in told
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from rlhf_operator import conditions, names
+from rlhf_operator import conditions, names, observed_attempt
 from rlhf_operator.cluster import parse, raw, view
 from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client
@@ -135,19 +135,23 @@ class Observer:
             await self._heartbeats.read(*head)
 
     async def _complaint(self, snapshot: Snapshot) -> str:
-        """Return the newest warning about objects of the job that lack pods, or about its pods that do not start."""
-        warnings = [
+        """Return the newest event about a pod that does not start, or warning about objects that lack pods."""
+        if waiting := observed_attempt.waiting_container(snapshot):
+            about = {f"regarding.kind=Pod,regarding.name={waiting[0].name}": waiting[0].name}
+        else:
+            about = {f"type=Warning,regarding.kind={kind}": name for kind, name in _without_pods(snapshot).items()}
+        events = [
             parse.complaint(each)
-            for kind, name in _not_started(snapshot).items()
-            for each in (await self._warnings(snapshot.job.namespace, kind)).items
+            for fields, name in about.items()
+            for each in (await self._events(snapshot.job.namespace, fields)).items
             if re.fullmatch(name, raw.text(each, "regarding", "name"))
         ]
-        return max(warnings, default=("", ""))[1]
+        return max(events, default=("", ""))[1]
 
-    async def _warnings(self, namespace: str, kind: str) -> Listing:
-        """Return the events of type Warning about objects of a kind; none if the operator may not read events."""
+    async def _events(self, namespace: str, fields: str) -> Listing:
+        """Return the events that a field selector chooses; none if the operator may not read events."""
         try:
-            return await self._client.list(EVENTS, namespace, fields=f"type=Warning,regarding.kind={kind}")
+            return await self._client.list(EVENTS, namespace, fields=fields)
         except ApiError as error:
             if error.status != FORBIDDEN:
                 raise
@@ -204,16 +208,13 @@ class Observer:
                 yield name, replace(entry.value, owned=entry.owner == job.uid)
 
 
-def _not_started(snapshot: Snapshot) -> dict[str, str]:
-    """Return name patterns by kind, for objects of the job that have no pods, and for pods with waiting containers."""
+def _without_pods(snapshot: Snapshot) -> dict[str, str]:
+    """Return name patterns by kind, for objects of the job that should have pods by now but have none."""
     job, rayjob = snapshot.job, snapshot.current_rayjob()
     mapped = conditions.found(job.status.conditions, "Mapped")
     if mapped is not None and mapped.reason in conditions.READING and not snapshot.readers:
         return {"Job": f"{job.name}-shapes-.*"}
     is_starting = rayjob is not None and rayjob.deployment_status == "Initializing" and not rayjob.deleting
-    if rayjob is None or not is_starting:
+    if rayjob is None or not is_starting or any(pod.attempt == rayjob.attempt for pod in snapshot.pods):
         return {}
-    if pods := [pod for pod in snapshot.pods if pod.attempt == rayjob.attempt]:
-        waiting = [re.escape(pod.name) for pod in pods if pod.node and not pod.ready]
-        return {"Pod": "|".join(waiting)} if waiting else {}
     return {"RayJob": rayjob.name, "RayCluster": f"{rayjob.name}-[a-z0-9]+"}

@@ -160,12 +160,18 @@ def pod(document: Document) -> ObservedPod:
         scheduled=raw.time(scheduled, "lastTransitionTime") if scheduled.get("status") == "True" else None,
         created=raw.time(document, "metadata", "creationTimestamp") or raw.LONG_AGO,
         not_ready_since=raw.time(ready, "lastTransitionTime") if ready.get("status") != "True" else None,
+        silent_since=raw.time(ready, "lastTransitionTime") if _is_silent(ready, phase) else None,
         # Kubernetes writes when the grace period will be over.
         deleting_since=deletion - timedelta(seconds=grace) if deletion else None,
         grace_seconds=grace,
         requests={} if phase in ("Succeeded", "Failed") else dict(requests_of(_requesting_fields(document))),
         containers=tuple(_containers(document)),
     )
+
+
+def _is_silent(ready: Document, phase: str) -> bool:
+    """Whether the control plane wrote a pod's condition Ready=False for a silent node: a kubelet gives a reason."""
+    return phase == "Running" and ready.get("status") == "False" and not raw.text(ready, "reason")
 
 
 def slim_pod(document: Document) -> Document:
@@ -213,10 +219,11 @@ def _containers(document: Document) -> Iterator[ObservedContainer]:
 
 
 def node(document: Document) -> ObservedNode:
-    taints = raw.entries(document, "spec", "taints")
+    taints, ready = raw.entries(document, "spec", "taints"), raw.find_condition(document, "Ready")
     return ObservedNode(
         name=raw.text(document, "metadata", "name"),
-        ready=raw.find_condition(document, "Ready").get("status") == "True",
+        ready=ready.get("status") == "True",
+        not_ready_since=raw.time(ready, "lastTransitionTime") if ready.get("status") != "True" else None,
         schedulable=raw.at(document, "spec", "unschedulable") is not True,
         labels=raw.texts(document, "metadata", "labels"),
         taints=tuple((raw.text(each, "key"), raw.text(each, "value"), raw.text(each, "effect")) for each in taints),

@@ -4,7 +4,7 @@ from itertools import chain
 from typing import Final
 
 from rlhf_api.status import SavedState, Status
-from rlhf_operator import evidence, names, observed_attempt
+from rlhf_operator import conditions, evidence, names, observed_attempt
 from rlhf_operator.reconcile import cleanup
 from rlhf_operator.reconcile.context import BEFORE_AN_ATTEMPT, ReconcileContext
 from rlhf_operator.reconcile.room import held_by
@@ -32,7 +32,7 @@ def record_start(ctx: ReconcileContext) -> None:
     rayjob = ctx.snapshot.current_rayjob()
     if rayjob is not None and ctx.status.ray_job_name != rayjob.name:
         ctx.set_status(ray_job_name=rayjob.name)
-        ctx.set_record(start_time=timestamp(rayjob.created))
+        ctx.set_record(start_time=timestamp(rayjob.created), outcome="Running")
     head = observed_attempt.head_of(ctx.snapshot)
     if head is not None and ctx.status.head_pod is None:
         ctx.set_status(head_pod=head.name)
@@ -63,6 +63,12 @@ def update_progress(ctx: ReconcileContext) -> bool:
         ctx.set_status(progress=progress.model_copy(update={"last_step_time": stepped}))
     _update_checkpoint(ctx, reported.checkpoint, is_first=is_first)
     return has_advanced
+
+
+def update_last_words(ctx: ReconcileContext) -> None:
+    """Copy progress and checkpoint of an attempt that has ended while its pods still save and end."""
+    if ctx.record is not None and ctx.record.first_step is not None and update_progress(ctx) and ctx.status.progress:
+        ctx.set_record(last_step=ctx.status.progress.step)
 
 
 def _set_first_step(ctx: ReconcileContext, reported: Status) -> None:
@@ -153,8 +159,8 @@ def set_cluster_ready(ctx: ReconcileContext) -> None:
         ctx.set_condition("ClusterReady", "True", "AllPodsReady", f"{len(pods)} pods are ready.")
         return
     problem = None if is_whole else _why_pods_are_missing(ctx)
-    problems = chain((problem,), map(start_problem, pods), (_slow_start(ctx, pod) for pod in pods))
-    reason, message = next(filter(None, problems), ("PodsPending", f"{expected + 1} pods are to be ready."))
+    problem = next(filter(None, (problem, *map(start_problem, pods))), None) or _slow_start(ctx)
+    reason, message = problem or ("PodsPending", f"{expected + 1} pods are to be ready.")
     ctx.set_condition("ClusterReady", "False", reason, message)
 
 
@@ -184,29 +190,23 @@ def refusal(why: str) -> tuple[str, str]:
     return "PodsRefused", f"Pods cannot be made: {why}"
 
 
-def _slow_start(ctx: ReconcileContext, pod: ObservedPod) -> tuple[str, str] | None:
-    """Return (reason, sentence) of a pod whose containers have waited for long, with its newest warning event."""
-    waiting = next((each for each in pod.containers if each.waiting_reason), None)
-    if waiting is None or not pod.node:
+def _slow_start(ctx: ReconcileContext) -> tuple[str, str] | None:
+    """Return (reason, sentence) of a pod whose containers have waited for long, with its newest event."""
+    if (found := observed_attempt.waiting_container(ctx.snapshot)) is None:
         return None
+    pod, waiting = found
     if ctx.must_wait(SLOW_START_SECONDS - ctx.age(max(pod.scheduled or pod.created, ctx.snapshot.watching_since))):
         return None
     ctx.require_live("it is not known why a pod does not start")
     ctx.requeue_after(LOOK_AGAIN_SECONDS)
     why = ctx.snapshot.complaint or waiting.waiting_message or "no event says why"
-    return "ContainersWaiting", f"pod {pod.name}: container {waiting.name} waits ({waiting.waiting_reason}): {why}"
+    return conditions.SLOW_START, f"pod {pod.name}: container {waiting.name} waits ({waiting.waiting_reason}): {why}"
 
 
 def start_problem(pod: ObservedPod) -> tuple[str, str] | None:
     """Return (reason, sentence) of a known problem that keeps a pod from starting; None without a problem."""
-    if pod.unschedulable:
-        return "Unschedulable", f"pod {pod.name}: {pod.unschedulable}"
-    for each in pod.containers:
-        if each.waiting_reason in evidence.PULLING:
-            return "ImagePull", f"pod {pod.name}: {each.waiting_message or each.waiting_reason}"
-        if each.waiting_reason in evidence.MISCONFIGURED:
-            return "ConfigError", f"pod {pod.name}: {each.waiting_message or each.waiting_reason}"
-    return None
+    without_room = (("Unschedulable", f"pod {pod.name}: {pod.unschedulable}"),) if pod.unschedulable else ()
+    return next(chain((cause[:2] for cause in evidence.problems_of(pod)), without_room), None)
 
 
 def set_training(ctx: ReconcileContext) -> None:

@@ -9,8 +9,14 @@ from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.resources import storage
 from rlhf_operator.snapshot import ObservedPod
 
+GIVE_UP_SECONDS: Final = 120.0
+"""Seconds for which a node may be not ready before pods that are to end there are deleted by force.
+
+Such a pod may still run. It cannot harm the next attempt: that has a Ray cluster of its own, and owns the run folder
+(`rlhf_trainer.run_folder.lock`), so that an older attempt writes no more.
+"""
 FORCE_SECONDS: Final = 300.0
-"""Seconds beyond its grace period after which a pod on a silent node counts as dead and is deleted by force."""
+"""Seconds beyond its grace period after which a pod counts as dead where nothing tells whether its node is ready."""
 LOOK_AGAIN_SECONDS: Final = 30.0
 """Seconds after which the owner of a claim is set again if the API server refused the change."""
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
@@ -25,6 +31,8 @@ def clear(ctx: ReconcileContext) -> bool:
         if wait is not None and wait <= 0:
             ctx.require_live(f"pod {pod.name} is deleted by force")
             ctx.actions.append(Delete(kind="Pod", name=pod.name, uid=pod.uid))
+            why = f"node {pod.node} is gone, out of service, or not ready for {GIVE_UP_SECONDS:.0f} s"
+            ctx.add_event("Warning", "PodGivenUp", f"Pod {pod.name} is deleted by force: {why}.")
         if wait is not None:
             ctx.requeue_after(max(wait, FORCE_SECONDS / 10))
     return not ctx.snapshot.pods and not any(each.owned for each in ctx.snapshot.rayjobs)
@@ -70,7 +78,8 @@ def _until_forced(ctx: ReconcileContext, pod: ObservedPod) -> float | None:
     is_off = node is not None and any(key == OUT_OF_SERVICE for key, _, _ in node.taints)
     if is_off or observed_attempt.node_is_gone(pod, ctx.snapshot):
         return 0.0
-    is_silent = not node.ready if node is not None else pod.phase == "Unknown" or bool(pod.disruption)
-    if not is_silent:
+    if (begun := observed_attempt.silent_since(pod, ctx.snapshot)) is not None:
+        return GIVE_UP_SECONDS - ctx.age(max(begun, ctx.snapshot.watching_since))
+    if node is not None or not (pod.phase == "Unknown" or pod.disruption):
         return None
     return pod.grace_seconds + FORCE_SECONDS - ctx.age(max(pod.deleting_since, ctx.snapshot.watching_since))

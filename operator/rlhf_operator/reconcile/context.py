@@ -51,8 +51,8 @@ FAILURE_LIMITS: Final = ("BackoffLimitExceeded", "FailureRule")
 PHASES_WITHOUT_EVENT: Final = frozenset({"Pending", "Mapping"})
 """Phases that no event reports: the events of the conditions in BEFORE_AN_ATTEMPT report the reasons instead."""
 INPUT_NOT_READY: Final = "InputNotReady"
-NO_WARNINGS: Final = frozenset({INPUT_NOT_READY, conditions.READING_SHAPES})
-"""Reasons of conditions that need no action by the user: the job waits for an input job, or for its reader pod."""
+NO_WARNINGS: Final = frozenset({INPUT_NOT_READY, conditions.READING_SHAPES, conditions.SLOW_START})
+"""Reasons of conditions that may need no action by the user: the job waits for an input job, a pod or an image."""
 ON_ITS_WAY: Final = frozenset({"Starting", "Queued", "PodsPending", conditions.KEPT, "Ended"})
 """Reasons of the condition ClusterReady=False that need no event of their own."""
 
@@ -158,14 +158,19 @@ class ReconcileContext:
 
     @property
     def outcome(self) -> str | None:
-        """Outcome of the current attempt, Running until it ends; None without an attempt."""
+        """Outcome of the current attempt; None without an attempt."""
         return self.record.outcome if self.record else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the status names an attempt that has not ended, even if its RayJob is not there yet."""
+        return self.outcome in ("Starting", "Running")
 
     @property
     def is_under_way(self) -> bool:
         """Whether an attempt has begun and not ended; one whose RayJob was never seen has not begun."""
         was_seen = self.snapshot.current_rayjob() is not None or self.status.ray_job_name is not None
-        return was_seen and self.outcome == "Running"
+        return was_seen and self.is_open
 
     def set_status(self, **changes: Any) -> None:
         """Change fields of the new status."""

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.status import Failure, Output
-from rlhf_operator import conditions
+from rlhf_operator import conditions, evidence
 from rlhf_operator.actions import Delete
 from rlhf_operator.failure import CLASSES, action_on
 from rlhf_operator.reconcile import attempt_status, cleanup
@@ -17,6 +17,9 @@ from rlhf_operator.times import parsed, timestamp
 
 UNQUEUED: Final = frozenset({attempt_status.NOT_QUEUED[0], attempt_status.IGNORED[0]})
 """Reasons of the condition QuotaReserved=True for which Kueue has granted no quota."""
+RATE_SECONDS: Final = 3600.0
+"""Seconds in which failures that do not count are told together."""
+SUSPENDS: Final = "The pods end and free their slots; a trainer that has made steps saves a checkpoint first."
 MAX_BACKOFF_SECONDS: Final = 300.0
 """Most seconds between two attempts."""
 
@@ -46,7 +49,7 @@ def succeed(ctx: ReconcileContext) -> None:
 def fail(ctx: ReconcileContext, reason: str, message: str) -> None:
     """Mark the job as failed for good."""
     ctx.require_live(f"the job fails: {reason}")
-    if ctx.outcome == "Running":
+    if ctx.is_open:
         _end_attempt(ctx, "Failed")
         ctx.set_record(message=conditions.shortened(message))
     ctx.set_status(completion_time=timestamp(ctx.now), next_attempt_time=None, reserved=())
@@ -63,9 +66,8 @@ def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:
     """End a failed attempt, and restart or fail the job by its failure rules, else by the failure's reason."""
     ctx.require_live(f"attempt {ctx.status.attempt} has failed: {failure.reason}")
     action, rule = action_on(failure, ctx.policy)
-    is_counted = action != "Ignore"
+    is_counted = action != "Ignore" and not _is_first_without_start(ctx, failure)
     count = (ctx.status.failed_attempts or 0) + is_counted
-    what = f"Attempt {ctx.status.attempt} failed ({failure.reason}): {failure.message}"
     _end_attempt(ctx, "Failed")
     ctx.set_record(
         counted=is_counted,
@@ -75,7 +77,9 @@ def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:
         node=failure.node,
         micro_batch_tokens=_too_large(ctx, failure),
     )
-    ctx.set_status(last_failure=failure.model_copy(update={"rule": rule}), failed_attempts=count)
+    said = f"{failure.message}{_rate(ctx)}"
+    what = f"Attempt {ctx.status.attempt} failed ({failure.reason}): {said}"
+    ctx.set_status(last_failure=failure.model_copy(update={"rule": rule, "message": said}), failed_attempts=count)
     ctx.add_event("Warning", failure.reason, what)
     if failure.node and CLASSES[failure.reason].is_node_fault and ctx.snapshot.nodes is not None:
         job = f"RLHFJob {ctx.snapshot.job.namespace}/{ctx.snapshot.job.name}"
@@ -90,6 +94,20 @@ def fail_attempt(ctx: ReconcileContext, failure: Failure) -> None:
             ctx.set_status(mapping=None, reserved=())
         cleanup.delete_rayjobs(ctx, but=None)
         _pause(ctx)
+
+
+def _is_first_without_start(ctx: ReconcileContext, failure: Failure) -> bool:
+    """Whether nothing ran in a failed attempt because of a start problem, unlike in the failed attempt before it."""
+    ended = [each.reason for each in ctx.status.attempts if each.outcome == "Failed"]
+    is_first = not ended or ended[-1] not in evidence.START_SECONDS
+    return failure.reason in evidence.START_SECONDS and ctx.condition_since("ClusterReady") is None and is_first
+
+
+def _rate(ctx: ReconcileContext) -> str:
+    """Return how many attempts failed within an hour uncounted, for the end of a message; empty for less than two."""
+    ends = [parsed(each.end_time) for each in ctx.status.attempts if each.outcome == "Failed" and not each.counted]
+    number = sum(ctx.age(each) < RATE_SECONDS for each in ends)
+    return f"; {number} of the last {len(ctx.status.attempts)} attempts failed within an hour, uncounted" * (number > 1)
 
 
 def withdraw(ctx: ReconcileContext, why: str) -> None:
@@ -140,7 +158,7 @@ def suspend(ctx: ReconcileContext) -> None:
     _end_attempt(ctx, "Suspended")
     ctx.set_status(next_attempt_time=None)
     ctx.set_condition("Training", "False", "Suspended", "No attempt is running.")
-    ctx.set_condition("Suspended", "False", conditions.SUSPENDING, "The job saves a checkpoint and frees its slots.")
+    ctx.set_condition("Suspended", "False", conditions.SUSPENDING, SUSPENDS)
     cleanup.delete_rayjobs(ctx, but=None)
 
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from rlhf_api.job import Job
 from rlhf_api.status import Attempt, MappedPlacement
-from rlhf_operator import conditions, failure, names
+from rlhf_operator import conditions, failure, names, observed_attempt
 from rlhf_operator.actions import Create
 from rlhf_operator.placement.claim_size import claim_size
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, inputs, line, shapes
@@ -20,6 +20,8 @@ MAX_BACKOFF_AHEAD: Final = 2 * finish.MAX_BACKOFF_SECONDS
 def prepare(ctx: ReconcileContext) -> None:
     """Start the next attempt once nothing stands in its way; else name the obstacle in a condition."""
     is_clear = cleanup.clear(ctx)
+    if not is_clear:
+        attempt_status.update_last_words(ctx)
     if ctx.snapshot.job.spec.get("suspend") is True:
         _stay_suspended(ctx, is_clear=is_clear)
         return
@@ -44,18 +46,20 @@ def _wait_for_end(ctx: ReconcileContext) -> None:
     if ctx.status.attempt is not None and ctx.outcome != "Withdrawn":
         pods = ", ".join(sorted(pod.name for pod in ctx.snapshot.pods)[:3])
         left = f"{pods} of the last attempt" if pods else "the RayJob of the last attempt, which KubeRay has to let go,"
-        ctx.set_condition("Training", "False", conditions.RESTARTING, f"Waits until {left} is gone.")
+        lost = {pod.node for pod in ctx.snapshot.pods if observed_attempt.silent_since(pod, ctx.snapshot)}
+        silent = ", ".join(sorted(lost))
+        end = f" or given up, {cleanup.GIVE_UP_SECONDS:.0f} s after {silent} ceased to be ready" if silent else ""
+        ctx.set_condition("Training", "False", conditions.RESTARTING, f"Waits until {left} is gone{end}.")
 
 
 def _stay_suspended(ctx: ReconcileContext, *, is_clear: bool) -> None:
-    if ctx.outcome == "Running":  # the status names an attempt whose RayJob was never created
+    if ctx.is_open:  # the status names an attempt whose RayJob was never created
         finish.suspend(ctx)
     ctx.set_status(next_attempt_time=None, reserved=())
     if is_clear:
         ctx.set_condition("Suspended", "True", "SuspendedByUser", "spec.suspend is true; set it to false to go on.")
     else:
-        still_saves = "The job saves a checkpoint and frees its slots."
-        message = still_saves if ctx.snapshot.pods else "The slots are free; KubeRay has to let the RayJob go."
+        message = finish.SUSPENDS if ctx.snapshot.pods else "The slots are free; KubeRay has to let the RayJob go."
         ctx.set_condition("Suspended", "False", conditions.SUSPENDING, message)
 
 
@@ -93,7 +97,7 @@ def _set_quota(ctx: ReconcileContext, number: int, queue: str | None, *, was_wit
 
 def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: tuple[str, ...]) -> None:
     """Name the next attempt in the status and create its RayJob; it is the named attempt if that was never created."""
-    named = ctx.record if ctx.outcome == "Running" else None
+    named = ctx.record if ctx.is_open else None
     number = named.attempt if named else (ctx.status.attempt or 0) + 1
     if inputs.conflict(ctx, names.rayjob_name(job.name, number)):
         ctx.set_status(reserved=())
@@ -102,7 +106,7 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
     was_withdrawn = ctx.outcome == "Withdrawn"
     queue = ctx.snapshot.job.labels.get(names.QUEUE) or None
     start = named.start_time if named else timestamp(ctx.now)
-    ctx.begin_record(Attempt(attempt=number, start_time=start, slots=mapping.slots))
+    ctx.begin_record(Attempt(attempt=number, start_time=start, slots=mapping.slots, outcome="Starting"))
     shapes.forget_problems(ctx)
     ctx.set_status(
         start_time=ctx.status.start_time or start,
@@ -113,7 +117,9 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
         queue=queue,
     )
     _set_quota(ctx, number, queue, was_withdrawn=was_withdrawn)
-    ctx.set_condition("ClusterReady", "False", "Starting", f"RayJob {names.rayjob_name(job.name, number)} is made.")
+    rayjob = names.rayjob_name(job.name, number)
+    is_made = "is not made: see condition Accepted" if ctx.snapshot.refused else "is made"
+    ctx.set_condition("ClusterReady", "False", "Starting", f"RayJob {rayjob} {is_made}.")
     ctx.set_condition("Training", "False", "NotStarted", f"Attempt {number} has not begun to train.")
     if (refused := ctx.snapshot.refused) is not None:
         ctx.set_condition("Accepted", "False", refused.reason, refused.message)

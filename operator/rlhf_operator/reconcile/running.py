@@ -2,11 +2,11 @@
 
 import re
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from rlhf_api.status import Failure
-from rlhf_operator import evidence, failure, observed_attempt
+from rlhf_operator import conditions, evidence, failure, observed_attempt
 from rlhf_operator.placement.map_job import better
 from rlhf_operator.placement.review import measure_pace
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, line
@@ -52,6 +52,7 @@ def _go_on(ctx: ReconcileContext) -> None:
     if (soon := evidence.seconds_until_failure(ctx.snapshot, ctx.now)) is not None:
         ctx.requeue_after(soon)
     attempt_status.set_cluster_ready(ctx)
+    _name_deadline(ctx)
     attempt_status.set_training(ctx)
     left = finish.fail_if_too_late(ctx, finish.active_seconds(ctx))
     if left is None or ctx.must_wait(left):
@@ -137,7 +138,12 @@ def _waiting_pods(ctx: ReconcileContext) -> list[ObservedPod]:
 
 
 def _is_pushed_out(ctx: ReconcileContext) -> str:
-    """Return why an attempt must give its room back, because a pod has found no node for too long; else empty."""
+    """Return why an attempt must give its room back, because a pod has had no node or no quota for too long."""
+    rayjob = ctx.snapshot.current_rayjob()
+    if rayjob and evidence.QUOTA in rayjob.refused and ctx.condition_since("ClusterReady") is None:
+        waited = ctx.age(_latest(ctx, rayjob.created, rayjob.started, ctx.condition_since("QuotaReserved")))
+        if not ctx.must_wait(UNSCHEDULABLE_SECONDS - waited):
+            return f"for {UNSCHEDULABLE_SECONDS:.0f} s a quota had no room for all of its pods: {rayjob.refused}"
     pods = _waiting_pods(ctx) if ctx.snapshot.in_line else []
     if not pods:
         return ""
@@ -157,9 +163,19 @@ def _starts_too_slowly(ctx: ReconcileContext) -> Failure | None:
         return None
     message = f"no sign of training for {limit} s, spec.runPolicy.startupDeadlineSeconds"
     cluster = ctx.condition("ClusterReady")
-    if cluster is not None and cluster.status != "True" and cluster.message:
-        message = f"{message}; {cluster.message}"
-    return failure.failed(ctx.snapshot, ctx.now, "StartupTimeout", message)
+    if cluster is None or cluster.status == "True":
+        return failure.failed(ctx.snapshot, ctx.now, "StartupTimeout", message)
+    reason = next((each for each in evidence.AWAITED if each == cluster.reason), "StartupTimeout")
+    return failure.failed(ctx.snapshot, ctx.now, reason, f"{message}; {cluster.message}")
+
+
+def _name_deadline(ctx: ReconcileContext) -> None:
+    """Add the startup deadline to the condition of an attempt whose pods wait for something that may still come."""
+    ready = ctx.condition("ClusterReady")
+    if ready is not None and ready.reason in (*evidence.AWAITED, conditions.SLOW_START):
+        until = timestamp(_began(ctx) + timedelta(seconds=ctx.policy.startup_deadline_seconds))
+        message = f"{ready.message}; the attempt waits until {until}"
+        ctx.set_condition("ClusterReady", ready.status, ready.reason, message)
 
 
 def _hangs(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:

@@ -37,6 +37,14 @@ CASES = {
     "reader": Case("PodsRefused", 'serviceaccount "nobody" not found', READ, condition="Mapped"),
 }
 
+ENFORCED = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "privileged"}}}
+LATE = {
+    "account": ("POST", "/api/v1/namespaces/{}/serviceaccounts", {"metadata": {"name": "nobody"}}),
+    "limits": ("DELETE", "/api/v1/namespaces/{}/limitranges/limits", None),
+    "security": ("PATCH", "/api/v1/namespaces/{}", ENFORCED),
+}
+"""Requests by which a platform team mends the namespace of a case: (method, path, body)."""
+
 
 @contextmanager
 def namespaces(server: Cluster, number: int) -> Iterator[list[str]]:
@@ -115,6 +123,17 @@ def test_without_kuberay_it_is_said_and_no_pods_are_left(rlhf_server: Cluster, n
             lives.jobs.patch("new", {"spec": {"runPolicy": {"startupDeadlineSeconds": 600}}})
         assert lives.through("new")["attempt"] == 1
         lives.through("deleted")
+
+
+def test_the_same_attempt_goes_on_when_the_namespace_is_mended(told: dict[str, Jobs]) -> None:
+    """KubeRay tries again after about as long as it has tried so far."""
+    for case, (method, path, body) in LATE.items():
+        assert "; the attempt waits until 20" in told[case].condition(case, "ClusterReady")["message"]
+        told[case].server.expect(method, path.format(told[case].namespace), body)
+    for case in LATE:
+        told[case].wait_for_pods(case, 1)
+        status = told[case].status(case)
+        assert (status["attempt"], status["failedAttempts"]) == (1, 0)
 
 
 def test_a_quota_too_small_for_all_pods_fails_the_job(told: dict[str, Jobs]) -> None:
