@@ -128,7 +128,7 @@ def suspend(job: JobName, namespace: Namespace = None, context: Context = None) 
 
 @command("kubectl rlhf resume helpful-ppo")
 def resume(job: JobName, namespace: Namespace = None, context: Context = None) -> None:
-    """Have a suspended job go on, from its checkpoint if it has one."""
+    """Have a suspended job go on."""
     _set_suspend(Kubectl(context, namespace), job, suspended=False)
 
 

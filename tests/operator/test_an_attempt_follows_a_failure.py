@@ -302,7 +302,7 @@ def test_a_pod_is_forced_only_when_no_kubelet_will_end_it(
 
 
 @pytest.mark.parametrize("nodes_are_readable", [True, False])
-def test_two_minutes_after_a_node_was_lost_the_job_goes_on_elsewhere(nodes_are_readable: bool) -> None:
+def test_two_minutes_after_a_lost_node_it_goes_on_elsewhere(nodes_are_readable: bool) -> None:
     world = running(nodes=NODES if nodes_are_readable else None)
     lost, begun = world.head().node, world.now
     silent = replace(NODES[0], name=lost, ready=False, not_ready_since=begun)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Failure
 from rlhf_operator import conditions, evidence, failure, observed_attempt
 from rlhf_operator.placement.map_job import better
@@ -165,7 +166,7 @@ def _starts_too_slowly(ctx: ReconcileContext) -> Failure | None:
     cluster = ctx.condition("ClusterReady")
     if cluster is None or cluster.status == "True":
         return failure.failed(ctx.snapshot, ctx.now, "StartupTimeout", message)
-    reason = next((each for each in evidence.AWAITED if each == cluster.reason), "StartupTimeout")
+    reason: Reason = next((each for each in evidence.AWAITED if each == cluster.reason), "StartupTimeout")
     return failure.failed(ctx.snapshot, ctx.now, reason, f"{message}; {cluster.message}")
 
 
