@@ -48,9 +48,10 @@ def named_pod(snapshot: Snapshot) -> ObservedPod | None:
 
 
 def waiting_container(snapshot: Snapshot) -> tuple[ObservedPod, ObservedContainer] | None:
-    """Return the first (pod, container) of the current attempt that waits on its node; the head pod comes first."""
+    """Return the first (pod, container) that waits on its node: of the current attempt's head, workers, or a reader."""
     pods = sorted(current_pods(snapshot), key=lambda pod: (pod.role != names.CONTROLLER, pod.name))
-    waiting = ((pod, each) for pod in pods if pod.node for each in pod.containers if each.waiting_reason)
+    every = (*pods, *snapshot.readers)
+    waiting = ((pod, each) for pod in every if pod.node for each in pod.containers if each.waiting_reason)
     return next(waiting, None)
 
 

@@ -249,6 +249,19 @@ def test_what_keeps_the_pod_from_reading_is_told() -> None:
     assert f'pod {pod}: secret "hub" not found' in message(world, "Mapped")
 
 
+def test_a_pod_that_is_slow_to_start_is_told_with_its_event() -> None:
+    world = reading()
+    (pod,) = world.readers
+    waiting = ObservedContainer(name=names.READER, waiting_reason="ContainerCreating")
+    world.readers[pod] = replace(world.readers[pod], containers=(waiting,))
+    world.complaint = "MountVolume.SetUp failed for volume hub: timed out"
+    world.settle()
+    assert world.complaint not in message(world, "Mapped")
+    world.wait(60)
+    world.settle()
+    assert message(world, "Mapped").endswith(f"waits (ContainerCreating): {world.complaint}")
+
+
 def test_a_reader_that_is_refused_is_told() -> None:
     world = World(spec={**SFT, "models": {"actor": {"uri": HUB}}})
     refused = Refusal(reason="CreateRefused", message="Job job-shapes was refused: exceeded quota")

@@ -159,7 +159,7 @@ def set_cluster_ready(ctx: ReconcileContext) -> None:
         ctx.set_condition("ClusterReady", "True", "AllPodsReady", f"{len(pods)} pods are ready.")
         return
     problem = None if is_whole else _why_pods_are_missing(ctx)
-    problem = next(filter(None, (problem, *map(start_problem, pods))), None) or _slow_start(ctx)
+    problem = next(filter(None, (problem, *map(start_problem, pods))), None) or slow_start(ctx)
     reason, message = problem or ("PodsPending", f"{expected + 1} pods are to be ready.")
     ctx.set_condition("ClusterReady", "False", reason, message)
 
@@ -190,7 +190,7 @@ def refusal(why: str) -> tuple[str, str]:
     return "PodsRefused", f"Pods cannot be made: {why}"
 
 
-def _slow_start(ctx: ReconcileContext) -> tuple[str, str] | None:
+def slow_start(ctx: ReconcileContext) -> tuple[str, str] | None:
     """Return (reason, sentence) of a pod whose containers have waited for long, with its newest event."""
     if (found := observed_attempt.waiting_container(ctx.snapshot)) is None:
         return None

@@ -80,7 +80,7 @@ def _ended_reader(ctx: ReconcileContext, job: Job, request: reader.ReadRequest, 
         else:
             ctx.requeue_after(attempt_status.PATIENCE_SECONDS)
         message = ctx.snapshot.refused.message if ctx.snapshot.refused else message
-    elif problem := attempt_status.start_problem(pods[0]):
+    elif problem := attempt_status.start_problem(pods[0]) or attempt_status.slow_start(ctx):
         message = f"{message} {problem[1]}"
     ctx.set_condition("Mapped", "False", reason, message)
     ctx.requeue_after(LOOK_AGAIN_SECONDS)
