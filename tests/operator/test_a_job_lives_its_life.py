@@ -112,7 +112,7 @@ def test_progress_is_written_only_when_it_changes() -> None:
     assert world.writes == writes + 1
 
 
-def test_a_step_is_no_event_and_a_checkpoint_is_one() -> None:
+def test_neither_a_step_nor_a_checkpoint_is_an_event() -> None:
     world = World()
     world.run_to(9)
     events = len(world.events)
@@ -120,7 +120,7 @@ def test_a_step_is_no_event_and_a_checkpoint_is_one() -> None:
     world.settle()
     world.train(5)
     world.settle()
-    assert [each.reason for each in world.events[events:]] == ["Checkpoint"]
+    assert len(world.events) == events
     assert world.status.checkpoint
     assert world.status.checkpoint.uri == "pvc://job-output/job/checkpoints/10"
 
