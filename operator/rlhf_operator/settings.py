@@ -91,7 +91,7 @@ class Settings(Spec):
     """Whether the operator may list nodes; if not, spec.resources alone determines the size of a job."""
     trainer_image: str = f"rlhf-trainer:{version('rlhf-operator')}"
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
-    image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(strict=False)] = ()
+    image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(strict=False, max_length=16)] = ()
     service_account_name: ObjectName | None = None
     env: Annotated[tuple[Variable, ...], Field(strict=False)] = ()
     """Variables of all jobs' containers; a job's own variable of the same name wins."""
