@@ -14,7 +14,7 @@ from rlhf_api.status import Condition
 from rlhf_kubectl.jobs import find_job, job_documents, settings_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator.cluster import parse, raw, view
-from rlhf_operator.cluster.cache import Cache
+from rlhf_operator.cluster.cache import Cache, KindName
 from rlhf_operator.cluster.resources import NODES, PODS
 from rlhf_operator.conditions import found
 from rlhf_operator.placement.map_job import MappingResult, map_job
@@ -61,7 +61,8 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
 def _cache(**listed: Sequence[Document] | None) -> Cache:
     """Return the operator's cache with the objects of each kind that could be listed."""
     cache = Cache()
-    for kind in ("jobs", "nodes", "pods"):
+    kinds: tuple[KindName, ...] = ("jobs", "nodes", "pods")
+    for kind in kinds:
         for document in listed[kind] or ():
             cache.put(kind, document)
     return cache
