@@ -243,6 +243,8 @@ class Status(Spec):
     ray_job_name: str | None = Field(None, description="Name of the current attempt's RayJob.")
     head_pod: str | None = None
     """Head pod of the current attempt; `kubectl logs POD -c driver-log` shows its log."""
+    image: str | None = Field(None, description="Image of the current attempt's pods.")
+    image_pull_secrets: Listed[str] = Field((), max_length=16, description="Names of the Secrets for that image.")
     queue: str | None = Field(None, description="Kueue's queue of the job, from the job's label.")
     shapes: Listed[ReadShape] = Field((), max_length=16)
     """Shapes of the models whose config.json a pod of the job has read."""

@@ -15,7 +15,7 @@ from typer._completion_classes import completion_init
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import SpecError
-from rlhf_kubectl.jobs import events_of, find_job, head_of, line_of, list_jobs, pods_of
+from rlhf_kubectl.jobs import find_job, head_of, line_of, list_jobs, pods_of, seen_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator import names
 from rlhf_planning.command_line import Follow, Once, Program, print_errors
@@ -87,8 +87,8 @@ def why(job: JobName, namespace: Namespace = None, context: Context = None) -> N
 
     kubectl = Kubectl(context, namespace)
     found = find_job(kubectl, job)
-    pods = pods_of(kubectl, found)
-    for sentence in sentences(found, pods, events_of(kubectl, found, pods), datetime.now(UTC)):
+    pods, events, unseen = seen_of(kubectl, found)
+    for sentence in (*sentences(found, pods, events, datetime.now(UTC)), *unseen):
         typer.echo(sentence)
 
 
@@ -171,8 +171,7 @@ def plan(
     """Say where the models of a job would live on the nodes that this cluster has now."""
     from rlhf_kubectl.plan import plan as tell  # the mapper: half a second that the others do not need
 
-    answers = tell(Kubectl(context, namespace), what)
-    if without := [name for name, answer in answers if answer.mapping is None]:
+    if without := tell(Kubectl(context, namespace), what):
         raise KubectlError(f"there is no place for {', '.join(without)}")
 
 

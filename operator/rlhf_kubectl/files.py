@@ -5,7 +5,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -14,8 +14,6 @@ from rich.console import Console
 from rich.progress import wrap_file
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.problems import SpecError
-from rlhf_kubectl.jobs import settings_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError, require_success
 from rlhf_kubectl.why import complaint
 from rlhf_operator.cluster import parse, raw
@@ -69,14 +67,10 @@ def show(kubectl: Kubectl, job: ObservedJob, file: str, image: str | None) -> No
 @contextmanager
 def claim_pod(kubectl: Kubectl, job: ObservedJob, claim: str, image: str | None) -> Iterator[str]:
     """Run a pod that mounts the claim during the block, and yield the pod's name."""
-    used = image
+    used = image or job.status.image
     if not used:
-        with suppress(SpecError):
-            used = parse_job(job).spec.runtime.image
-        settings = None if used else settings_of(kubectl, job.namespace)
-        used = settings.trainer_image if settings else used
-    if not used:
-        raise KubectlError("the image of the job's pods is not known here: name one with sh and tar by --image")
+        lacks = f"no attempt of {job.name} has its image in the status (status.image)"
+        raise KubectlError(f"{lacks}: name an image with sh and tar by --image")
     pods = PODS.path(job.namespace)
     pod = raw.text(kubectl.create(pods, manifest(job, claim, used)), "metadata", "name")
     try:
@@ -89,6 +83,8 @@ def claim_pod(kubectl: Kubectl, job: ObservedJob, claim: str, image: str | None)
 
 def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
     """Return the manifest of a pod that mounts the claim and only sleeps, without a service account token."""
+    runtime = parse_job(job).spec.runtime
+    secrets = job.status.image_pull_secrets or runtime.image_pull_secrets
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -98,7 +94,7 @@ def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
             "ownerReferences": [identity.owner(job)],
         },
         "spec": {
-            **identity.pod_security(parse_job(job).spec.runtime),
+            **identity.pod_security(runtime.model_copy(update={"image_pull_secrets": secrets})),
             "restartPolicy": "Never",
             "activeDeadlineSeconds": MAX_POD_SECONDS,
             "containers": [

@@ -63,9 +63,9 @@ def find_job(kubectl: Kubectl, name: str) -> ObservedJob:
 
 
 def pods_of(kubectl: Kubectl, job: ObservedJob) -> list[ObservedPod]:
-    """Return the pods of a job; none if the user may not see them."""
+    """Return the pods of a job. KubectlError if the user may not list pods."""
     selector = f"?labelSelector={names.MANAGED_BY}%3D{names.OPERATOR},{names.JOB_UID}%3D{job.uid}"
-    return [parse.pod(each) for each in kubectl.items(PODS.path(job.namespace) + selector) or []]
+    return [parse.pod(each) for each in kubectl.get(PODS.path(job.namespace) + selector).get("items") or []]
 
 
 def head_of(job: ObservedJob, pods: Sequence[ObservedPod]) -> ObservedPod | None:
@@ -75,14 +75,28 @@ def head_of(job: ObservedJob, pods: Sequence[ObservedPod]) -> ObservedPod | None
 
 
 def events_of(kubectl: Kubectl, job: ObservedJob, pods: Sequence[ObservedPod]) -> list[JobEvent]:
-    """Return the events about a job and its pods, the oldest first."""
+    """Return the events about a job and its pods, the oldest first. KubectlError if the user may not list events."""
     events, uids = [], {job.uid, *(pod.uid for pod in pods)}
-    for each in kubectl.items(EVENTS.path(job.namespace)) or []:
+    for each in kubectl.get(EVENTS.path(job.namespace)).get("items") or []:
         if raw.text(each, "regarding", "uid") in uids:
             time, note = parse.complaint(each)
             is_warning, about = raw.text(each, "type") == "Warning", raw.text(each, "regarding", "name")
             events.append(JobEvent(time, is_warning, note, about))
     return sorted(events, key=lambda each: each.time)
+
+
+def seen_of(kubectl: Kubectl, job: ObservedJob) -> tuple[list[ObservedPod], list[JobEvent], list[str]]:
+    """Return (pods of a job, events about them, sentences on which of both the user may not list)."""
+    pods, events, refused = list[ObservedPod](), list[JobEvent](), []
+    try:
+        pods = pods_of(kubectl, job)
+    except KubectlError as error:
+        refused.append(f"Its pods are not known here: {error}.")
+    try:
+        events = events_of(kubectl, job, pods)
+    except KubectlError as error:
+        refused.append(f"Its events are not known here: {error}.")
+    return pods, events, refused
 
 
 def line_of(job: ObservedJob, *, everywhere: bool) -> JobLine:

@@ -10,11 +10,13 @@ from rich.console import Console
 
 from rlhf_api.files import document_of, load
 from rlhf_api.job import Job
+from rlhf_api.status import Condition
 from rlhf_kubectl.jobs import find_job, job_documents, settings_of
-from rlhf_kubectl.kubectl import Kubectl
+from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator.cluster import parse, raw, view
 from rlhf_operator.cluster.cache import Cache, KindName
 from rlhf_operator.cluster.resources import NODES, PODS
+from rlhf_operator.conditions import found
 from rlhf_operator.placement.map_job import MappingResult, map_job
 from rlhf_operator.reconcile.context import parse_job
 from rlhf_operator.settings import Settings
@@ -24,39 +26,79 @@ from rlhf_planning.mapping_text import print_plan
 NOTES = (
     "you may not list nodes: spec.resources is believed",
     "you may not list the pods of all namespaces: nodes are taken to be free",
-    "the operator's settings cannot be read: those of a plain installation count",
+    "you may not list the ConfigMaps of all namespaces, with the operator's settings: those of a plain chart count",
 )
 """Notes on the plan's assumptions if the user may not read the nodes, the pods or the operator's settings."""
 
 
-def plan(kubectl: Kubectl, what: str) -> list[tuple[str, MappingResult]]:
-    """Print and return the mapper's answer for each job of a file, or for a job of the cluster as if it were new.
+def plan(kubectl: Kubectl, what: str) -> list[str]:
+    """Print the mapper's answer for each job of a file, or for a job of the cluster; return jobs without a place.
 
-    Raises SpecError for a wrong file or spec, KubectlError if there is no such job.
+    A user who may not list nodes gets the operator's answer for a job of the cluster. Raises SpecError for a wrong
+    file or spec, KubectlError if there is no such job, or no answer without nodes.
     """
-    cache, settings = Cache(), settings_of(kubectl, kubectl.namespace)
-    documents, nodes, pods = job_documents(kubectl), kubectl.items(NODES.path()), kubectl.items(PODS.path())
-    found: dict[KindName, Sequence[Document] | None] = {"jobs": documents, "nodes": nodes, "pods": pods}
-    for kind, listed in found.items():
-        for document in listed or ():
-            cache.put(kind, document)
+    nodes, console = kubectl.items(NODES.path()), Console(highlight=False)
+    if nodes is None and (mapped := _operators_answer(kubectl, what)):
+        return _print_operators_answer(console, what, mapped)
+    settings, pods = settings_of(kubectl, kubectl.namespace), kubectl.items(PODS.path())
+    cache = _cache(jobs=job_documents(kubectl), nodes=nodes, pods=pods)
     existing = {job.value.name: job.value for _, job in cache.jobs}
-    if Path(what).is_file():
-        finished = {name: raw.text(job.spec, "algorithm", "name") for name, job in existing.items()}
-        jobs = load(Path(what), finished=finished)
-        observed = [_observe(job, kubectl.namespace, existing.get(job.name)) for job in jobs]
-    else:
-        observed = [find_job(kubectl, what)]
-        jobs = [parse_job(observed[0])]
-    by_name = {**existing, **{each.name: each for each in observed}}
-    answers, console = [], Console(highlight=False)
-    for job, each in zip(jobs, observed, strict=True):
-        snapshot = _snapshot(cache, each, by_name, knows_nodes=nodes is not None)
-        answers.append((job.name, map_job(job, snapshot, settings or Settings())))
-        _print_answer(console, job, answers[-1][1])
+    observed = _jobs_to_plan(kubectl, what, existing)
+    if nodes is None:
+        _require_device(kubectl, [job for job, _ in observed])
+    by_name = existing | {each.name: each for _, each in observed}
+    used, without = settings or Settings(), list[str]()
+    knows_nodes = nodes is not None and used.read_nodes
+    for job, each in observed:
+        snapshot = _snapshot(cache, each, by_name, knows_nodes=knows_nodes)
+        if not _has_place(console, job, map_job(job, snapshot, used)):
+            without.append(job.name)
     for note in compress(NOTES, (nodes is None, pods is None, settings is None)):
         console.print(f"note: {note}", style="dim")
-    return answers
+    return without
+
+
+def _cache(**listed: Sequence[Document] | None) -> Cache:
+    """Return the operator's cache with the objects of each kind that could be listed."""
+    cache = Cache()
+    kinds: tuple[KindName, ...] = ("jobs", "nodes", "pods")
+    for kind in kinds:
+        for document in listed[kind] or ():
+            cache.put(kind, document)
+    return cache
+
+
+def _operators_answer(kubectl: Kubectl, what: str) -> Condition | None:
+    """Return the condition Mapped of a job of the cluster; None for a file, or before the job was mapped."""
+    return None if Path(what).is_file() else found(find_job(kubectl, what).status.conditions, "Mapped")
+
+
+def _print_operators_answer(console: Console, name: str, mapped: Condition) -> list[str]:
+    has_place = mapped.status == "True"
+    _print_answer(console, name, mapped.reason, mapped.message, has_place=has_place)
+    when = mapped.last_transition_time
+    console.print(f"note: you may not list nodes; this is the operator's answer of {when}", style="dim")
+    return [] if has_place else [name]
+
+
+def _jobs_to_plan(kubectl: Kubectl, what: str, existing: Mapping[str, ObservedJob]) -> list[tuple[Job, ObservedJob]]:
+    """Return the jobs of a file, or the job of the cluster, each as the operator would see it."""
+    if not Path(what).is_file():
+        job = find_job(kubectl, what)
+        return [(parse_job(job), job)]
+    finished = {name: raw.text(job.spec, "algorithm", "name") for name, job in existing.items()}
+    jobs = load(Path(what), finished=finished)
+    return [(job, _observe(job, kubectl.namespace, existing.get(job.name))) for job in jobs]
+
+
+def _require_device(kubectl: Kubectl, jobs: Sequence[Job]) -> None:
+    """Raise KubectlError, with the API server's words on nodes, if a job leaves its device to the mapper."""
+    if job := next((each for each in jobs if each.spec.resources.device == "Auto"), None):
+        try:
+            kubectl.get(NODES.path())
+        except KubectlError as error:
+            way = f"write spec.resources.device of {job.name}, CPU or GPU; or `rlhf plan` with --nodes"
+            raise KubectlError(f"no plan without nodes: {error}; {way}", reason=error.reason) from None
 
 
 def _observe(job: Job, namespace: str, namesake: ObservedJob | None) -> ObservedJob:
@@ -83,8 +125,15 @@ def _snapshot(cache: Cache, job: ObservedJob, by_name: Mapping[str, ObservedJob]
     )
 
 
-def _print_answer(console: Console, job: Job, result: MappingResult) -> None:
-    console.print(f"{job.name}: {result.reason}", style="bold" if result.mapping else "bold red", markup=False)
-    console.print(f"  {result.message}", markup=False, soft_wrap=True)
+def _has_place(console: Console, job: Job, result: MappingResult) -> bool:
+    """Print the mapper's answer for a job, and return whether it is a place."""
+    has_place = result.mapping is not None
+    _print_answer(console, job.name, result.reason, result.message, has_place=has_place)
     if result.answer:
         print_plan(result.answer, title=f"{job.name}, a step of {job.spec.algorithm.name}")
+    return has_place
+
+
+def _print_answer(console: Console, name: str, reason: str, message: str, *, has_place: bool) -> None:
+    console.print(f"{name}: {reason}", style="bold" if has_place else "bold red", markup=False)
+    console.print(f"  {message}", markup=False, soft_wrap=True)

@@ -49,7 +49,7 @@ ClusterAction: TypeAlias = ReadLive | Create | Delete | SetOwner
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Kubernetes event about the job or a node; written once for a change, never for each training step."""
+    """Kubernetes event about the job or a node; written once for a change, never for each step or checkpoint."""
 
     kind: Literal["Normal", "Warning"]
     reason: str

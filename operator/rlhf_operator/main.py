@@ -137,6 +137,7 @@ class _Operator:
             version=version("rlhf-operator"),
             jobs=lambda: [entry.value for _, entry in self.cache.jobs],
             queue_depth=lambda: self.reconciler.queue_depth,
+            failed_passes=lambda: self.reconciler.failed_passes,
             leads=lambda: self.reconciler.leads and may_write(),  # a stopped process does not know yet
             now=client.clock.now,
         )

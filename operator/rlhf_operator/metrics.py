@@ -81,6 +81,7 @@ class Account:
     """GPUs of the mapping times seconds, by phase; phases in which the job waits for pods count too."""
     cost: float | None = None
     """Price of the GPU time in phases with pods; None if the job's GPUs have no price."""
+    failed_passes: int = 0
 
     def add(self, seconds: float) -> None:
         """Add seconds during which the job was in its last observed state."""
@@ -240,6 +241,12 @@ JOB_METRICS = (
         _checkpoint_interval,
     ),
     JobMetric(
+        "rlhf_job_failed_passes",
+        "passes",
+        "Passes over the job that have failed or were given up since the last one that worked.",
+        lambda account: _value(account.failed_passes),
+    ),
+    JobMetric(
         "rlhf_job_condition",
         "1",
         "1 for each current condition of the job's status.",
@@ -276,12 +283,20 @@ JOB_METRICS = (
 class JobCollector(Collector):
     """Collector of the metrics of all jobs that exist at a scrape."""
 
-    def __init__(self, jobs: Callable[[], Iterable[ObservedJob]], now: Callable[[], datetime]) -> None:
-        self._jobs, self._now = jobs, now
+    def __init__(
+        self,
+        jobs: Callable[[], Iterable[ObservedJob]],
+        failed_passes: Callable[[], Mapping[tuple[str, str], int]],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._jobs, self._failed_passes, self._now = jobs, failed_passes, now
         self._accounts: dict[str, Account] = {}
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         self._accounts = look(self._accounts, self._jobs(), self._now())
+        failed = self._failed_passes()
+        for account in self._accounts.values():
+            account.failed_passes = failed.get((account.job.namespace, account.job.name), 0)
         for metric in JOB_METRICS:
             made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             family = made(metric.name, metric.meaning, labels=(*JOB_LABELS, *metric.own_labels))
@@ -300,10 +315,11 @@ class OperatorMetrics:
         version: str,
         jobs: Callable[[], Iterable[ObservedJob]],
         queue_depth: Callable[[], int],
+        failed_passes: Callable[[], Mapping[tuple[str, str], int]],
         leads: Callable[[], bool],
         now: Callable[[], datetime],
     ) -> None:
-        """Create the metrics; the functions `jobs`, `queue_depth` and `leads` are called at each scrape."""
+        """Create the metrics, whose functions are called at each scrape; failed_passes: by (namespace, name)."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._passes = RECONCILE_TOTAL.instrument(Counter, self.registry)
@@ -312,7 +328,7 @@ class OperatorMetrics:
         QUEUE_DEPTH.instrument(Gauge, self.registry).set_function(lambda: float(queue_depth()))
         LEADER.instrument(Gauge, self.registry).set_function(lambda: float(leads()))
         BUILD_INFO.instrument(Gauge, self.registry).labels(version).set(1)
-        self.registry.register(JobCollector(lambda: jobs() if leads() else (), now))
+        self.registry.register(JobCollector(lambda: jobs() if leads() else (), failed_passes, now))
 
     def reconciled(self, result: Result, seconds: float) -> None:
         """Count a finished reconcile pass over a job, with the duration of the pass in seconds."""

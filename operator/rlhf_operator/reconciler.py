@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -70,6 +70,11 @@ class Reconciler:
     def queue_depth(self) -> int:
         """Number of jobs that wait for a pass now."""
         return len(self._queue)
+
+    @property
+    def failed_passes(self) -> Mapping[Key, int]:
+        """Number of passes over each job that have failed or were given up since the last one that worked."""
+        return self._queue.failures
 
     def unready(self) -> str | None:
         """Return why this replica cannot work, in a sentence; None if it can."""

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.checks.pod_template import PodRole, PodSpec, template_problems
@@ -18,19 +18,22 @@ from rlhf_mapper.hardware import Gpu, gpu_of_product
 from rlhf_mapper.inventory import GigabitsPerSecond, GpuType, NodeFigures
 from rlhf_operator.overlay import merged
 
+AS_TEXT = BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)
+"""Validator that turns a number into text: YAML reads a quantity without a unit and quotes, such as 4, as a number."""
+
 
 class Pod(Spec):
     """Default CPUs and memory of a pod, and a pod template over which a job's own template is laid."""
 
-    cpu: Cpus
-    memory: Memory
+    cpu: Annotated[Cpus, AS_TEXT]
+    memory: Annotated[Memory, AS_TEXT]
     template: PodTemplate = Field(default_factory=dict)
 
 
 class ClaimDefaults(Spec):
     """Claim that is made for a job whose checkpoint.storage is no pvc://."""
 
-    size: Memory = "50Gi"
+    size: Annotated[Memory, AS_TEXT] = "50Gi"
     """Smallest size of the claim; a job whose checkpoints need more space gets a larger claim."""
     storage_class_name: str | None = None
     """Storage class of the claim; None: the cluster's default class."""
@@ -88,7 +91,7 @@ class Settings(Spec):
     """Whether the operator may list nodes; if not, spec.resources alone determines the size of a job."""
     trainer_image: str = f"rlhf-trainer:{version('rlhf-operator')}"
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
-    image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(strict=False)] = ()
+    image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(strict=False, max_length=16)] = ()
     service_account_name: ObjectName | None = None
     env: Annotated[tuple[Variable, ...], Field(strict=False)] = ()
     """Variables of all jobs' containers; a job's own variable of the same name wins."""
@@ -105,7 +108,7 @@ class Settings(Spec):
     controller: Pod = Pod(cpu="4", memory="16Gi")
     worker: Pod = Pod(cpu="8", memory="64Gi")
     """Size of a worker pod with one slot; a pod with n slots has n times as much."""
-    shared_memory: Memory = "16Gi"
+    shared_memory: Annotated[Memory, AS_TEXT] = "16Gi"
     """Size of /dev/shm in a worker pod if the manifest sets none; at most half of the pod's memory."""
     grace_period_seconds: Annotated[int, Field(ge=30)] = 300
     """Seconds that pods may take to save a checkpoint and end once they are deleted."""

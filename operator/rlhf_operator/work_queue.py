@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
 K = TypeVar("K")
@@ -29,6 +30,11 @@ class WorkQueue(Generic[K]):
     def __len__(self) -> int:
         """Number of keys that wait for a worker now."""
         return len(self._dirty)
+
+    @property
+    def failures(self) -> Mapping[K, int]:
+        """Number of times that each key has failed since it last succeeded, if it has."""
+        return self._failures
 
     def knows(self, key: K) -> bool:
         """Whether a key waits, now or for a set time, or is with a worker."""

@@ -22,9 +22,18 @@ SLIPS: dict[str, tuple[Values, str]] = {
     "a number as text": ({"replicaCount": "two"}, "'/replicaCount': got string, want integer"),
     "a word that is none": ({"image": {"pullPolicy": "Sometimes"}}, "'/image/pullPolicy': value must be one of"),
     "a quantity": ({"trainer": {"sharedMemory": "16 GB"}}, "'/trainer/sharedMemory': '16 GB' does not match"),
-    "a number that is a quantity": (
-        {"trainer": {"worker": {"cpu": 8}}},
-        "'/trainer/worker/cpu': got number, want string",
+    "a quantity that is neither text nor number": (
+        {"trainer": {"worker": {"cpu": True}}},
+        "'/trainer/worker/cpu': got boolean, want number or string",
+    ),
+    "no CPU": ({"trainer": {"worker": {"cpu": 0}}}, "'/trainer/worker/cpu': minimum"),
+    "a page that is no URL": (
+        {"monitoring": {"alerts": {"runbookUrl": "docs/runbooks.md"}}},
+        "'/monitoring/alerts/runbookUrl': 'docs/runbooks.md' does not match",
+    ),
+    "a registry that is a URL": (
+        {"image": {"registry": "https://a.example"}},
+        "'/image/registry': 'https://a.example'",
     ),
     "too short a time": ({"trainer": {"gracePeriodSeconds": 5}}, "'/trainer/gracePeriodSeconds': minimum"),
     "a namespace": ({"watchNamespaces": ["Team A"]}, "'/watchNamespaces/0': 'Team A' does not match"),

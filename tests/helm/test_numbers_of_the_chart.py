@@ -26,6 +26,12 @@ ALERTS = {
     "RLHFCheckpointTooOld": ("2 1", "15m"),
     "RLHFJobRestarting": ("1h 1m 3", None),
     "RLHFQueueStuck": ("14400", "5m"),
+    "RLHFJobFailed": ("1 10m 1m 1h 1", None),
+    "RLHFJobUnmapped": ("1", "1h"),
+    "RLHFJobUnschedulable": ("15m 1m 1 1", "1h"),
+    "RLHFJobProvisioning": ("1", "1h"),
+    "RLHFPodsDoNotEnd": ("1", "{{ add (int $.Values.trainer.gracePeriodSeconds) 900 }}s"),
+    "RLHFPassesFail": ("10", "10m"),
     "RLHFKubeRayAway": ("1", "2m"),
     "RLHFOperatorNoLeader": ("1", "2m"),
 }
@@ -57,7 +63,7 @@ def rules() -> dict[str, tuple[str, str | None]]:
         name, _, rest = part.partition("\n")
         condition, _, after = rest.partition("labels: {severity")
         assert after
-        held = re.search(r"^ +for: (\w+)$", condition, re.MULTILINE)
+        held = re.search(r"^ +for: (.+)$", condition, re.MULTILINE)
         found[name] = condition.partition(" for: ")[0], held[1] if held else None
     return found
 

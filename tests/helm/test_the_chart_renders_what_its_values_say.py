@@ -169,11 +169,37 @@ def test_the_pod_starts_anew_only_when_its_settings_change(helm: Helm) -> None:
     [
         ({}, f"rlhf-operator:{version('rlhf-operator')}"),
         ({"repository": "a/b", "tag": "c"}, "a/b:c"),
+        ({"registry": "r.example:5000/x", "tag": "c"}, "r.example:5000/x/rlhf-operator:c"),
         ({"repository": "a/b", "tag": "c", "digest": "sha256:" + "0" * 64}, "a/b@sha256:" + "0" * 64),
     ],
 )
 def test_the_image_is_named_by_tag_or_digest(helm: Helm, image: Values, expected: str) -> None:
     assert container(helm, {"image": image})["image"] == expected
+
+
+@pytest.mark.parametrize(
+    ("trainer", "expected"),
+    [
+        ({}, f"r.example/x/rlhf-trainer:{version('rlhf-operator')}"),
+        ({"image": "other.example/a:b"}, "other.example/a:b"),
+    ],
+    ids=["default", "named"],
+)
+def test_one_registry_is_that_of_both_images(helm: Helm, trainer: Values, expected: str) -> None:
+    manifests = helm.template({"image": {"registry": "r.example/x"}, "trainer": trainer})
+    config = yaml.safe_load(the(manifests, "ConfigMap")["data"]["config.yaml"])
+    assert config["trainerImage"] == expected
+    assert the(manifests, "Pod")["spec"]["containers"][0]["image"].startswith("r.example/x/rlhf-operator:")
+
+
+def test_few_old_replica_sets_are_kept(helm: Helm) -> None:
+    assert the(helm.template(), "Deployment")["spec"]["revisionHistoryLimit"] == 3
+
+
+def test_every_hook_is_deleted_once_it_has_done_its_work(helm: Helm) -> None:
+    notes = [each["metadata"].get("annotations", {}) for each in helm.template(ALL_ON)]
+    policies = [each["helm.sh/hook-delete-policy"] for each in notes if "helm.sh/hook" in each]
+    assert policies == ["before-hook-creation,hook-succeeded"] * 2
 
 
 def test_two_operators_never_run_without_an_election(helm: Helm) -> None:

@@ -107,6 +107,28 @@ def test_every_setting_can_be_changed(helm: Helm, tmp_path: Path) -> None:
     assert not [name for name in defaults if found[name] == defaults[name]]
 
 
+def test_a_quantity_may_be_a_number(helm: Helm, tmp_path: Path) -> None:
+    size, storage = {"cpu": 4, "memory": 16 * 2**30}, {"size": 10**12}
+    numbers = {"controller": size, "worker": {"cpu": 0.5}, "sharedMemory": 2**30, "storage": storage}
+    found = read(helm, tmp_path, {"trainer": numbers})
+    assert (found["controller"]["cpu"], found["controller"]["memory"]) == ("4", "17179869184")
+    assert (found["worker"]["cpu"], found["sharedMemory"]) == ("0.5", "1073741824")
+    assert found["storage"]["size"] == "1000000000000"
+
+
+@pytest.mark.parametrize(("written", "taken"), [("4", "4"), ("0.5", "0.5"), ("'4'", "4")])
+def test_a_settings_file_may_have_numbers(tmp_path: Path, written: str, taken: str) -> None:
+    """Without the chart, nobody quotes them."""
+    (tmp_path / "config.yaml").write_text(f"worker: {{cpu: {written}, memory: 1073741824}}")
+    assert Settings.read(tmp_path / "config.yaml").worker.cpu == taken
+
+
+def test_a_settings_file_with_true_for_cpus_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("worker: {cpu: true, memory: 1Gi}")
+    with pytest.raises(SpecError, match=r"worker\.cpu: "):
+        Settings.read(tmp_path / "config.yaml")
+
+
 def test_every_setting_stands_in_the_file(helm: Helm) -> None:
     """A new field of the operator's settings needs a value in the chart."""
     written = yaml.safe_load(config(helm, OTHER))

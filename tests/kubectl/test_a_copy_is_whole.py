@@ -32,6 +32,8 @@ if words[0] == "exec":
         time.sleep(60)
     sys.stdout.buffer.write(out[: answers["bytes"]] if inside[0] == "tar" else out)
 elif words[0] in ("create", "delete"):
+    if words[0] == "create":
+        (folder / "created.json").write_text(sys.stdin.read())
     print(json.dumps({{"metadata": {{"name": "ppo-files-x"}}}}))
 elif words[0] == "get":
     found = answers["pod"] if "/pods/" in words[-1] else answers["job"]
@@ -63,10 +65,10 @@ class Played:
         job = {"metadata": {"name": "ppo", "namespace": "team", "uid": "u"}, "spec": spec, "status": status}
         self.answers: dict[str, Any] = {"claim": str(claim), "bytes": WHOLE, "pod": READY, "job": job}
 
-    def fetch(self, to: str = "model") -> tuple[int, str]:
+    def fetch(self, to: str = "model", image: str = "busybox") -> tuple[int, str]:
         """(exit code, what was said) of the command."""
         (self.folder / "answers.json").write_text(json.dumps(self.answers))
-        words = ["fetch", "ppo", str(self.folder / to), "--image", "busybox", "-n", "team"]
+        words = ["fetch", "ppo", str(self.folder / to), *(["--image", image] if image else []), "-n", "team"]
         done = CliRunner().invoke(app, words)
         return done.exit_code, done.output
 
@@ -93,6 +95,22 @@ def test_a_copy_is_the_same_and_the_pod_is_gone(played: Played) -> None:
         assert (here / name).read_bytes() == (claim / name).read_bytes()
     assert "2 files, 102 kB" in said
     assert played.calls[-1].startswith("delete --raw /api/v1/namespaces/team/pods/ppo-files-x")
+
+
+def test_the_pod_has_the_image_of_the_jobs_pods_and_its_secrets(played: Played) -> None:
+    """The status has both: a user of the job may have no right to read the operator's settings."""
+    played.answers["job"]["status"] |= {"image": "r.example/rlhf-trainer:1", "imagePullSecrets": ["registry"]}
+    assert played.fetch(image="")[0] == 0
+    pod = json.loads((played.folder / "created.json").read_text())["spec"]
+    assert pod["containers"][0]["image"] == "r.example/rlhf-trainer:1"
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_without_an_image_in_the_status_it_is_asked_for(played: Played) -> None:
+    code, said = played.fetch(image="")
+    assert code == 4
+    assert "no attempt of ppo has its image in the status (status.image): name an image" in said.replace("\n", " ")
+    assert not any(call.startswith("create") for call in played.calls)
 
 
 @pytest.mark.parametrize("sent", [0, 700, 60_000])

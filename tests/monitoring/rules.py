@@ -12,7 +12,7 @@ import yaml
 
 from tests.cluster.capabilities import required
 from tests.cluster.processes import output_of
-from tests.helm.rendering import Helm, the
+from tests.helm.rendering import Helm, Values, the
 from tests.repo.tree import ROOT
 
 ALERTS = {"monitoring": {"alerts": {"enabled": True}}}
@@ -24,9 +24,14 @@ Series = Mapping[str, str]
 """A series in Prometheus' notation -> its values, one a minute."""
 
 
-def alerts(helm: Helm) -> dict[str, dict[str, Any]]:
-    """The alerting rules that the chart renders, by name."""
-    groups = the(helm.template(ALERTS), "PrometheusRule")["spec"]["groups"]
+def alerts(helm: Helm, **values: str) -> dict[str, dict[str, Any]]:
+    """The alerting rules that the chart renders, by name; values: more of monitoring.alerts."""
+    return alerts_of(helm, {"monitoring": {"alerts": {"enabled": True, **values}}})
+
+
+def alerts_of(helm: Helm, values: Values) -> dict[str, dict[str, Any]]:
+    """The alerting rules that the chart renders for some values, by name."""
+    groups = the(helm.template(values), "PrometheusRule")["spec"]["groups"]
     return {rule["alert"]: rule for group in groups for rule in group["rules"]}
 
 

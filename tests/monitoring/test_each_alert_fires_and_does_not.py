@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.helm.rendering import Helm
-from tests.monitoring.rules import Series, alerts, file_of_tests, input_of, promtool
+from tests.monitoring.rules import ALERTS, Series, alerts, alerts_of, file_of_tests, input_of, promtool
 from tests.repo.tree import ROOT
 
 TOLD = 'namespace="team",name="ppo",pod="operator-a"'
@@ -16,6 +16,17 @@ OLD = {
     f"rlhf_job_step_seconds{{{TOLD}}}": "60x200",
 }
 """A running job; its checkpoint may be 22 minutes old."""
+
+
+def phase(name: str) -> str:
+    """The series of a phase of the job."""
+    return f'rlhf_job_phase{{{TOLD},phase="{name}"}}'
+
+
+def condition(kind: str, status: str, reason: str) -> str:
+    """The series of a condition of the job."""
+    return f'rlhf_job_condition{{{TOLD},condition="{kind}",status="{status}",reason="{reason}"}}'
+
 
 CASES: dict[str, tuple[Series, Series]] = {
     "RLHFJobStalled": (
@@ -54,6 +65,24 @@ CASES: dict[str, tuple[Series, Series]] = {
         {f"rlhf_job_queue_seconds{{{TOLD}}}": "9000+60x200"},
         {f"rlhf_job_queue_seconds{{{TOLD}}}": "0+60x200"},
     ),
+    "RLHFJobFailed": (
+        {condition("Failed", "True", "UserCode"): "_x190 1x10", phase("Failed"): "0x189 1x11"},
+        {condition("Failed", "True", "UserCode"): "_x100 1x100", phase("Failed"): "0x99 1x101"},
+    ),
+    "RLHFJobUnmapped": ({phase("Mapping"): "1x200"}, {phase("Mapping"): "0x150 1x50"}),
+    "RLHFJobUnschedulable": (
+        {condition("ClusterReady", "False", "Unschedulable"): "1x200", phase("Provisioning"): "1x200"},
+        {condition("ClusterReady", "False", "Unschedulable"): "1x200", phase("Provisioning"): "0x150 1x50"},
+    ),
+    "RLHFJobProvisioning": (
+        {condition("ClusterReady", "False", "PodsPending"): "1x200", phase("Provisioning"): "1x200"},
+        {condition("ClusterReady", "False", "Unschedulable"): "1x200", phase("Provisioning"): "1x200"},
+    ),
+    "RLHFPodsDoNotEnd": ({phase("Suspending"): "0x170 1x30"}, {phase("Suspending"): "0x185 1x15"}),
+    "RLHFPassesFail": (
+        {f"rlhf_job_failed_passes{{{TOLD}}}": "0+1x200"},
+        {f"rlhf_job_failed_passes{{{TOLD}}}": "0+1x12 " * 15},
+    ),
     "RLHFKubeRayAway": (
         {f'rlhf_job_condition{{{TOLD},condition="ClusterReady",status="False",reason="KubeRayAway"}}': "1x200"},
         {f'rlhf_job_condition{{{TOLD},condition="ClusterReady",status="False",reason="PodsPending"}}': "1x200"},
@@ -73,10 +102,42 @@ MORE = {
         "RLHFKubeRayAway",
         {f'rlhf_job_condition{{{TOLD},condition="Accepted",status="False",reason="KubeRayMissing"}}': "1x200"},
     ),
+    "a job that fails before it is scraped": (
+        "RLHFJobFailed",
+        {condition("Failed", "True", "InvalidInput"): "_x190 1x10", phase("Failed"): "_x190 1x10"},
+    ),
+    "attempts that are withdrawn again and again": (
+        "RLHFJobUnschedulable",
+        {
+            condition("ClusterReady", "False", "Unschedulable"): "1x1 _x8 " * 20,
+            condition("QuotaReserved", "False", "Withdrawn"): "_x1 1x8 " * 20,
+            phase("Provisioning"): "1x1 0x8 " * 20,
+            phase("Queued"): "0x1 1x8 " * 20,
+        },
+    ),
+    "an attempt whose pods stay": ("RLHFPodsDoNotEnd", {phase("Restarting"): "1x200"}),
     "skipped in the first step": ("RLHFUpdatesSkipped", {f"rlhf_skipped_updates_total{{{OWN}}}": "_x195 2x5"}),
     "no operator is scraped": ("RLHFOperatorNoLeader", {"up": "1x200"}),
 }
 QUIET = {
+    "a job that failed long ago, after the leader changed": (
+        "RLHFJobFailed",
+        {
+            condition("Failed", "True", "UserCode"): "1x135 _x65",
+            condition("Failed", "True", "UserCode").replace("-a", "-b"): "_x140 1x60",
+            phase("Failed"): "1x135 _x65",
+            phase("Failed").replace("-a", "-b"): "_x140 1x60",
+        },
+    ),
+    "pods that wait for an autoscaler's nodes": (
+        "RLHFJobUnschedulable",
+        {condition("ClusterReady", "False", "Unschedulable"): "1x200", phase("WaitingForNodes"): "1x200"},
+    ),
+    "pods that wait for nodes and are none that start": (
+        "RLHFJobProvisioning",
+        {phase("WaitingForNodes"): "1x200", phase("Provisioning"): "0x200"},
+    ),
+    "pods that save a checkpoint as long as they may": ("RLHFPodsDoNotEnd", {phase("Suspending"): "0x181 1x19"}),
     "a suspended job": (
         "RLHFCheckpointTooOld",
         {
@@ -139,7 +200,18 @@ def test_each_alert_has_its_section_in_the_runbooks(helm: Helm) -> None:
     }
     found = alerts(helm)
     assert sections == set(found)
-    assert {name: rule["annotations"]["runbook"] for name, rule in found.items()} == {
-        name: f"docs/runbooks.md#{name.lower()}" for name in found
-    }
     assert {rule["labels"]["severity"] for rule in found.values()} == {"warning", "critical"}
+
+
+def test_each_alert_links_to_its_section_on_the_users_site(helm: Helm) -> None:
+    page = "https://docs.example.com/rlhf/runbooks.html"
+    linked = alerts(helm, runbookUrl=page)
+    assert {name: rule["annotations"].pop("runbook_url") for name, rule in linked.items()} == {
+        name: f"{page}#{name.lower()}" for name in linked
+    }
+    assert linked == alerts(helm), "without a page there is no link"
+
+
+def test_pods_may_take_the_grace_period_of_the_chart_to_end(helm: Helm) -> None:
+    values = {**ALERTS, "trainer": {"gracePeriodSeconds": 3600}}
+    assert alerts_of(helm, values)["RLHFPodsDoNotEnd"]["for"] == "4500s"

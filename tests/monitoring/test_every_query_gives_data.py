@@ -107,6 +107,7 @@ def test_promtool_finds_no_fault_with_what_the_operator_exports() -> None:
         version="1.2.3",
         jobs=lambda: [job("full", WHOLE), job("waiting", QUEUED)],
         queue_depth=lambda: 0,
+        failed_passes=dict,
         leads=lambda: True,
         now=lambda: next(moments),
     )

@@ -10,6 +10,7 @@ import pytest
 from rlhf_operator import conditions, names
 from rlhf_operator.actions import Create, Delete, ReadLive, SetOwner
 from rlhf_operator.reconcile.decide import decide
+from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedClaim, ObservedInput, ObservedRayJob, Refusal
 from tests.operator.fake_trainer import START
 from tests.operator.simulated import SFT, World
@@ -112,7 +113,7 @@ def test_progress_is_written_only_when_it_changes() -> None:
     assert world.writes == writes + 1
 
 
-def test_a_step_is_no_event_and_a_checkpoint_is_one() -> None:
+def test_neither_a_step_nor_a_checkpoint_is_an_event() -> None:
     world = World()
     world.run_to(9)
     events = len(world.events)
@@ -120,9 +121,15 @@ def test_a_step_is_no_event_and_a_checkpoint_is_one() -> None:
     world.settle()
     world.train(5)
     world.settle()
-    assert [each.reason for each in world.events[events:]] == ["Checkpoint"]
+    assert len(world.events) == events
     assert world.status.checkpoint
     assert world.status.checkpoint.uri == "pvc://job-output/job/checkpoints/10"
+
+
+def test_the_status_names_the_image_of_the_pods_and_its_secrets() -> None:
+    world = World(settings=Settings(trainer_image="r.example/t:1", image_pull_secrets=("registry",)))
+    world.run_to(1)
+    assert (world.status.image, world.status.image_pull_secrets) == ("r.example/t:1", ("registry",))
 
 
 def test_a_job_with_a_queue_waits_for_its_quota() -> None:

@@ -67,9 +67,20 @@ def job(name: str, status: Mapping[str, Any] | None = None, spec: Mapping[str, A
     )
 
 
-def metrics_of(jobs: Iterable[ObservedJob] = (), *, leads: bool = True, depth: int = 0) -> OperatorMetrics:
+def metrics_of(
+    jobs: Iterable[ObservedJob] = (),
+    *,
+    leads: bool = True,
+    depth: int = 0,
+    failed: Mapping[tuple[str, str], int] | None = None,
+) -> OperatorMetrics:
     return OperatorMetrics(
-        version="1.2.3", jobs=lambda: jobs, queue_depth=lambda: depth, leads=lambda: leads, now=lambda: NOW
+        version="1.2.3",
+        jobs=lambda: jobs,
+        queue_depth=lambda: depth,
+        failed_passes=lambda: failed or {},
+        leads=lambda: leads,
+        now=lambda: NOW,
     )
 
 
@@ -135,6 +146,11 @@ def test_the_port_serves_what_the_engine_reported() -> None:
     assert duration[f"{RECONCILE}_sum", None] == pytest.approx(0.24)
     assert duration[f"{RECONCILE}_bucket", "0.1"] == 2
     assert values(families["process_resident_memory_bytes"])[()] > 1e6
+
+
+def test_a_job_shows_how_many_passes_over_it_have_failed() -> None:
+    families = scraped(metrics_of([job("one"), job("two")], failed={("team", "two"): 11, ("team", "gone"): 3}))
+    assert values(families["rlhf_job_failed_passes"]) == {("one", "team"): 0, ("two", "team"): 11}
 
 
 def test_a_running_job_shows_its_status() -> None:
@@ -264,7 +280,12 @@ def test_nothing_in_a_job_breaks_the_scrape_of_the_others() -> None:
 def test_only_the_leader_tells_of_jobs() -> None:
     leads = True
     metrics = OperatorMetrics(
-        version="1", jobs=lambda: [job("full", WHOLE)], queue_depth=lambda: 0, leads=lambda: leads, now=lambda: NOW
+        version="1",
+        jobs=lambda: [job("full", WHOLE)],
+        queue_depth=lambda: 0,
+        failed_passes=dict,
+        leads=lambda: leads,
+        now=lambda: NOW,
     )
     assert values(scraped(metrics)["rlhf_job_info"])
     leads = False

@@ -363,12 +363,14 @@ def test_whose_passes_fail_is_known_until_one_succeeds() -> None:
     world = World("a", "b")
     world.failures["a"] = [ApiError(403, "no"), RuntimeError("a bug")]
 
-    async def test(_: Reconciler) -> None:
+    async def test(engine: Reconciler) -> None:
         await until(lambda: world.results.count("error") == 1)
         since = world.failing["n", "a"]
         await until(lambda: world.results.count("error") == 2)
         assert world.failing == {("n", "a"): since}
+        assert engine.failed_passes == {("n", "a"): 2}
         await until(lambda: not world.failing)
+        assert engine.failed_passes == {}
         assert sorted(world.applied) == ["a", "b"]
 
     run(world, nothing_to_do, test)

@@ -39,10 +39,22 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 
+{{/* A name of an image that this chart knows by itself, in the registry of all of them. */}}
+{{- define "rlhf-operator.inRegistry" -}}
+{{- $root := first . }}
+{{- with $root.Values.image.registry }}{{ . }}/{{ end }}{{ last . }}
+{{- end }}
+
 {{- define "rlhf-operator.image" -}}
 {{- with .Values.image }}
-{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ default $.Chart.AppVersion .tag }}{{ end }}
+{{- include "rlhf-operator.inRegistry" (list $ .repository) }}
+{{- if .digest }}@{{ .digest }}{{ else }}:{{ default $.Chart.AppVersion .tag }}{{ end }}
 {{- end }}
+{{- end }}
+
+{{/* A quantity as text. It may be a number, which helm has as a float: printed, 16 GiB would be 1.7179869184e+10. */}}
+{{- define "rlhf-operator.quantity" -}}
+{{- kindIs "string" . | ternary . (toJson .) | quote }}
 {{- end }}
 
 {{/* Nodes belong to no namespace: a Role cannot allow them. */}}

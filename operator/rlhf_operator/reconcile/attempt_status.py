@@ -94,8 +94,6 @@ def _update_checkpoint(ctx: ReconcileContext, saved: SavedState | None, *, is_fi
     if ctx.job is not None and inside != path:  # outside of the pod, the run folder is on its claim (pvc://)
         saved = saved.model_copy(update={"uri": storage.run_folder(ctx.job).below(inside)})
     ctx.set_status(checkpoint=saved)
-    if before is None or saved.step > before.step:
-        ctx.add_event("Normal", "Checkpoint", f"Step {saved.step} is saved at {saved.uri}.")
 
 
 def is_queued(ctx: ReconcileContext) -> bool:

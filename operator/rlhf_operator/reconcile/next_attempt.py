@@ -10,7 +10,7 @@ from rlhf_operator.placement.claim_size import claim_size
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, inputs, line, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.resources.attempt import attempt_manifests
-from rlhf_operator.resources.pods import AttemptPods
+from rlhf_operator.resources.pods import AttemptPods, image_of
 from rlhf_operator.times import parsed, timestamp
 
 MAX_BACKOFF_AHEAD: Final = 2 * finish.MAX_BACKOFF_SECONDS
@@ -114,6 +114,8 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
         next_attempt_time=None,
         ray_job_name=None,
         head_pod=None,
+        image=image_of(job, ctx.settings)["image"],
+        image_pull_secrets=ctx.settings.runtime_of(job.spec.runtime).image_pull_secrets,
         queue=queue,
     )
     _set_quota(ctx, number, queue, was_withdrawn=was_withdrawn)

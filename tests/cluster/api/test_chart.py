@@ -52,18 +52,6 @@ def release(api_server: Cluster) -> Iterator[str]:
     api_server.drop_namespace(namespace)
 
 
-@pytest.fixture(scope="module")
-def namespaced_release(api_server: Cluster) -> Iterator[str]:
-    """Namespace of a release that runs the jobs of that namespace only."""
-    namespace = "chart-test-one"
-    api_server.make_namespace(namespace)
-    options = ("--set", "replicaCount=0,rbac.aggregate=false", "--set", f"watchNamespaces={{{namespace}}}")
-    chart.helm_upgrade(api_server, namespace, "--skip-crds", "--set", "crds.enabled=false", *options)
-    yield namespace
-    chart.uninstall(api_server, namespace=namespace)
-    api_server.drop_namespace(namespace)
-
-
 def rules(server: Cluster, namespace: str, account_in: str) -> dict[tuple[str, str], set[str]]:
     """What the server says that the operator may do in a namespace, but for what every account may."""
     token = server.token(account_in, chart.RELEASE)
@@ -175,18 +163,9 @@ def test_a_cluster_wide_operator_may_do_its_work_and_no_more(api_server: Cluster
     assert rules(api_server, release, release) == {**NEEDED, **NODES, **LEASES}
 
 
-def test_a_namespaced_operator_may_do_nothing_elsewhere(api_server: Cluster, namespaced_release: str) -> None:
-    assert rules(api_server, namespaced_release, namespaced_release) == {**NEEDED, **LEASES}
-    assert rules(api_server, "default", namespaced_release) == {}
-
-
-@pytest.mark.parametrize("name", ["release", "namespaced_release"])
-def test_the_operator_starts_with_these_rights(
-    api_server: Cluster, name: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    account_in = request.getfixturevalue(name)
-    leases = f"/apis/coordination.k8s.io/v1/namespaces/{account_in}/leases/{chart.RELEASE}"
-    with operator(api_server, account_in, tmp_path) as address:
+def test_the_operator_starts_with_these_rights(api_server: Cluster, release: str, tmp_path: Path) -> None:
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{release}/leases/{chart.RELEASE}"
+    with operator(api_server, release, tmp_path) as address:
         api_server.until(lambda: api_server.request("GET", leases)[0] == 200, 30, "the operator leads")
         assert 'code="403"' not in answers(f"{address}/metrics")
     assert '"status": 403' not in (tmp_path / "operator.log").read_text()

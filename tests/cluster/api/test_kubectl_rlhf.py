@@ -1,14 +1,16 @@
 """`kubectl rlhf` on a real API server, with the operator; pods and trainers are played."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rlhf_api import kubectl_yaml
+from tests.cluster import chart
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import fresh_namespace
-from tests.cluster.lifecycle import example
+from tests.cluster.lifecycle import SECONDS, example
 from tests.cluster.plugin import kubectl, rlhf, told
 from tests.cluster.settings import ROOT
 from tests.cluster.stage import Lives, small_job, stage
@@ -112,6 +114,104 @@ def test_a_mistake_is_one_sentence(lives: Lives, words: tuple[object, ...], code
     assert line.startswith("error: ")
     assert sentence in line
     assert not done.stdout
+
+
+@pytest.fixture(scope="module")
+def people(lives: Lives) -> Iterator[dict[str, Path]]:
+    """The kubeconfigs of two users of the namespace: one has the cluster's role view, one its role edit."""
+    server, namespace = lives.jobs.server, lives.jobs.namespace
+    chart.helm_upgrade(server, namespace, "--set", "crds.enabled=false,replicaCount=0")  # roles are all of it
+    found = {}
+    for role in ("view", "edit"):
+        server.kubectl("create", "serviceaccount", role, "-n", namespace)
+        account = f"--serviceaccount={namespace}:{role}"
+        server.kubectl("create", "rolebinding", role, f"--clusterrole={role}", account, "-n", namespace)
+        found[role] = server.kubeconfig(server.token(namespace, role))
+        may = ("auth", "can-i", "list", "rlhfjobs", "-n", namespace, f"--kubeconfig={found[role]}")
+        server.until(lambda: "yes" in kubectl(server, *may).stdout, SECONDS, f"{role} has the chart's rights")  # noqa: B023
+    yield found
+    chart.uninstall(server, namespace=namespace)
+
+
+def as_user(lives: Lives, config: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run a command with the rights of a user."""
+    return rlhf(lives.jobs.server, *words, "-n", lives.jobs.namespace, KUBECONFIG=str(config))
+
+
+@pytest.mark.parametrize("role", ["view", "edit"])
+@pytest.mark.parametrize("words", [("top",), ("why", BROKEN), ("why", READER), ("plan", PLAYED)], ids=str)
+def test_a_user_of_one_namespace_sees_all_of_a_job(
+    lives: Lives, people: dict[str, Path], role: str, words: tuple[str, ...]
+) -> None:
+    done = as_user(lives, people[role], *words)
+    assert done.returncode == 0, done.stderr
+    assert "not known here" not in done.stdout
+    assert done.stdout.split("\nnote:")[0].split()[:2] == ask(lives, *words).split()[:2]
+
+
+@pytest.mark.parametrize("role", ["view", "edit"])
+def test_who_may_not_list_nodes_gets_the_operators_plan(lives: Lives, people: dict[str, Path], role: str) -> None:
+    shown = as_user(lives, people[role], "plan", PLAYED).stdout
+    assert lives.jobs.condition(PLAYED, "Mapped")["message"] in shown
+    assert "note: you may not list nodes; this is the operator's answer of" in shown
+
+
+@pytest.mark.parametrize("device", ["CPU", "Auto"])
+def test_the_plan_of_a_file_needs_nodes_or_a_device(
+    lives: Lives, people: dict[str, Path], tmp_path: Path, device: str
+) -> None:
+    job = small_job("new", lives.jobs.namespace)
+    job["spec"]["resources"]["device"] = device
+    (tmp_path / "job.yaml").write_text(kubectl_yaml.write(job))
+    done = as_user(lives, people["edit"], "plan", tmp_path / "job.yaml")
+    if device == "CPU":
+        assert (done.returncode, done.stdout[:11]) == (0, "new: Mapped"), done.stderr
+        assert "note: you may not list nodes: spec.resources is believed" in done.stdout
+    else:
+        assert done.returncode == 4
+        (line,) = done.stderr.splitlines()
+        whose = f'User "system:serviceaccount:{lives.jobs.namespace}:edit" cannot list resource "nodes"'
+        assert whose in line
+        assert "write spec.resources.device of new, CPU or GPU" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        (("suspend", PLAYED), 'cannot patch resource "rlhfjobs"'),
+        (("save-now", PLAYED), 'cannot create resource "pods/exec"'),
+        (("logs", BROKEN), 'cannot create resource "pods"'),
+        (("top", "-A"), 'cannot list resource "rlhfjobs"'),
+    ],
+    ids=str,
+)
+def test_a_right_that_is_missing_is_named_in_a_sentence(
+    lives: Lives, people: dict[str, Path], words: tuple[str, ...], right: str
+) -> None:
+    done = as_user(lives, people["view"], *words)
+    assert done.returncode == 4
+    (line,) = done.stderr.splitlines()
+    assert f'User "system:serviceaccount:{lives.jobs.namespace}:view" {right}' in line
+
+
+@pytest.mark.parametrize("words", [("save-now", PLAYED), ("logs", PLAYED), ("logs", BROKEN)], ids=str)
+def test_the_role_edit_is_enough(lives: Lives, people: dict[str, Path], words: tuple[str, ...]) -> None:
+    """The API server refuses nothing; a kubelet, which would run a command, is not here."""
+    done = as_user(lives, people["edit"], *words)
+    assert "forbidden" not in done.stderr
+    assert "--image" not in done.stderr
+    if words == ("logs", BROKEN):
+        assert done.stderr.startswith(f"pod {BROKEN}-files-")
+
+
+def test_an_editor_suspends_and_resumes(lives: Lives, people: dict[str, Path]) -> None:
+    attempt = lives.jobs.status(PLAYED)["attempt"]
+    for command in ("suspend", "resume"):
+        done = as_user(lives, people["edit"], command, PLAYED)
+        assert done.returncode == 0, done.stderr
+        if command == "suspend":
+            lives.jobs.wait_for(PLAYED, "Suspended")
+    lives.train(PLAYED, attempt + 1)
 
 
 def test_who_may_not_look_is_told_so(lives: Lives) -> None:

@@ -18,6 +18,7 @@ from tests.cluster import chart, golden_path
 from tests.cluster.client import Cluster
 from tests.cluster.credentials import make_authority, sign
 from tests.cluster.golden_path import SFT
+from tests.cluster.processes import output_of
 from tests.cluster.settings import ROOT
 
 MODEL = ROOT / "examples" / "rlhf_examples" / "helpful" / "model"
@@ -61,9 +62,13 @@ def pki(pods_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.mark.usefixtures("pki")
 def test_helm_test_passes(pods_cluster: Cluster) -> None:
-    said = pods_cluster.helm("test", chart.RELEASE, "--namespace", chart.NAMESPACE, "--logs", "--timeout", "120s")
+    own = ["--namespace", chart.NAMESPACE, "--timeout", "120s"]
+    helm = [pods_cluster.programs / "helm", "test", chart.RELEASE, *own]
+    said = output_of("sh", "-c", '"$@" 2>&1', "sh", *helm, environment=pods_cluster.environment())
     assert "/readyz: ok\n" in said
     assert "the API server knows RLHFJobs; besides them the cluster offers: kuberay, nodes" in said
+    pods = pods_cluster.items(f"/api/v1/namespaces/{chart.NAMESPACE}/pods")
+    assert not [each for each in pods if each["metadata"]["name"].endswith("-ready")], "it has done its work"
 
 
 def test_a_scrape_over_tls_needs_a_certificate(pods_cluster: Cluster, pki: Path) -> None:
