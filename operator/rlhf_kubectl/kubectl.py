@@ -19,6 +19,8 @@ SERVER_ERROR: Final = re.compile(r"^(?:Error from server|error from server) \((?
 COMMAND_ENDED: Final = re.compile(r"command terminated with exit code")
 """Pattern of the line that kubectl adds to stderr after a program that it ran in a pod has failed."""
 MAX_MESSAGE: Final = 1000
+MANAGER: Final = "rlhf-submit"
+"""Field manager of what `rlhf submit` applies."""
 
 
 class KubectlError(Exception):
@@ -71,6 +73,11 @@ class Kubectl:
     def create(self, path: str, manifest: Mapping[str, Any]) -> Document:
         """Create an object, and return it as the server has it."""
         return self._document("create", "--raw", path, "--filename=-", text=json.dumps(manifest))
+
+    def apply(self, manifest: Mapping[str, Any], *options: str) -> Document:
+        """Apply an object by server-side apply in the namespace, and return it as the server has it."""
+        words = ("--server-side", f"--field-manager={MANAGER}", f"--namespace={self.namespace}", "--output=json")
+        return self._document("apply", *words, *options, "--filename=-", text=json.dumps(manifest))
 
     def delete(self, path: str) -> None:
         self.run("delete", "--raw", path, TIMEOUT)

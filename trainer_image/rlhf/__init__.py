@@ -16,6 +16,7 @@ from rlhf_api.job import Job
 from rlhf_api.own_code import OwnCodeError
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.algorithms import ActorCritic, Algorithm, PolicyGradient, Preference
+from rlhf_kubectl.follow import ClusterJob
 from rlhf_trainer.algorithms.models import (
     Actor,
     Advantage,
@@ -56,6 +57,7 @@ __all__ = [
     "Algorithm",
     "B",
     "Batch",
+    "ClusterJob",
     "Critic",
     "CriticsAdvantage",
     "Job",
@@ -80,6 +82,7 @@ __all__ = [
     "register",
     "run",
     "sample_and_learn",
+    "submit",
 ]
 
 Manifest: TypeAlias = str | PathLike[str] | Job | Mapping[str, Any] | Sequence[Job | Mapping[str, Any]]
@@ -139,6 +142,21 @@ def plan(
     jobs = load_with_finished(folder, _source(manifest), sets)
     cluster = requested_cluster(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu, inventory=None)
     return documents_of(plans_of(jobs, jobs, folder, cluster))
+
+
+def submit(
+    manifest: Manifest, job: str | None = None, *, namespace: str | None = None, context: str | None = None
+) -> ClusterJob:
+    """Submit the jobs of a manifest, or the one named `job`, as `rlhf submit` does; return a handle of the last one.
+
+    namespace, context: as for kubectl, whose current ones are the default. Raises SpecError, OwnCodeError or
+    TrainerError for a mistake, and an error with an `exit_code` for what the cluster refuses.
+    """
+    from rlhf_kubectl.kubectl import Kubectl
+    from rlhf_kubectl.submit import submit as submit_jobs
+
+    names = submit_jobs(Kubectl(context, namespace), _source(manifest), job)
+    return ClusterJob(names[-1], namespace=namespace, context=context)
 
 
 def load_run(folder: str | PathLike[str]) -> Run:
