@@ -18,6 +18,8 @@ SERVER_ERROR: Final = re.compile(r"^(?:Error from server|error from server) \((?
 """Pattern of the prefix that kubectl puts before an error of the API server."""
 COMMAND_ENDED: Final = re.compile(r"command terminated with exit code")
 """Pattern of the line that kubectl adds to stderr after a program that it ran in a pod has failed."""
+NO_CONTEXT: Final = "localhost:8080"
+"""Address that kubectl tries if its configuration has no current context."""
 MAX_MESSAGE: Final = 1000
 MANAGER: Final = "rlhf-submit"
 """Field manager of what `rlhf submit` applies."""
@@ -126,7 +128,9 @@ def require_success(code: int, stderr: bytes) -> None:
         if refused := SERVER_ERROR.match(line):
             words = f"the cluster refuses: {line[refused.end() :]}"
             raise KubectlError(one_line(words, MAX_MESSAGE), reason=refused["reason"])
-    raise KubectlError(f"kubectl: {_words(lines[-1].removeprefix('error: ').encode())}")
+    told = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
+    hint = "; choose a cluster by kubectl config use-context" if NO_CONTEXT in told else ""
+    raise KubectlError(f"kubectl: {_words(told.encode())}{hint}")
 
 
 def _words(output: bytes) -> str:

@@ -33,30 +33,27 @@ def own_files(document: Document, folders: Sequence[Path]) -> dict[str, str]:
     """
     spec = {part: value for part, value in document["spec"].items() if part != "runtime"}
     variables = document["spec"].get("runtime", {}).get("env") or ()
-    modules = {text.partition(":")[0] for _, text in strings_in(spec) if re.match(ENTRYPOINT, text)}
-    if not modules or any(each["name"] == VARIABLE for each in variables):
+    named = {text.partition(":")[0] for _, text in strings_in(spec) if re.match(ENTRYPOINT, text)}
+    if not named or any(each["name"] == VARIABLE for each in variables):
         return {}
     finder, installed = ModuleFinder([str(folder.resolve()) for folder in folders]), packages_distributions()
-    for module in sorted(modules):
-        with suppress(ImportError):  # it is in the image
-            if package_of(module) not in installed:
-                _import(finder, module)
-    files = {name: Path(each.__file__) for name, each in finder.modules.items() if each.__file__}
-    found = {
-        f"{name.replace('.', '/')}{'/__init__' * (file.stem == '__init__')}.py": file for name, file in files.items()
-    }
+    modules = sorted(name for name in named if package_of(name) not in installed)
+    for module in modules:
+        with suppress(ImportError, SyntaxError):  # it is in the image, or told below
+            finder.import_hook(module)
+    unread = {*modules, *finder.badmodules} - finder.modules.keys()
+    files = [folder / f"{name.replace('.', '/')}.py" for name in unread for folder in folders]
+    if wrong := [str(file) for file in files if file.is_file()]:
+        raise SpecError([Problem(file, "is no Python that can be read") for file in wrong])
+    found = dict[str, Path]()
+    for name, each in finder.modules.items():
+        if file := getattr(each, "__file__", None):
+            is_package = Path(file).stem == "__init__"
+            found[f"{name.replace('.', '/')}{'/__init__' * is_package}.py"] = Path(file)
     if (size := sum(file.stat().st_size for file in found.values())) > MAX_BYTES:
         told = f"its own code has {size:,} bytes, and a ConfigMap holds {MAX_BYTES:,}; put the code into the image"
         raise SpecError([Problem(f"{document['metadata']['name']}: spec", told)])
     return {path: found[path].read_text(encoding="utf-8") for path in sorted(found)}
-
-
-def _import(finder: ModuleFinder, module: str) -> None:
-    """Have the finder read a module and what it imports, without running them."""
-    try:
-        finder.import_hook(module)
-    except SyntaxError as error:
-        raise SpecError([Problem(f"{error.filename}:{error.lineno}", f"is no Python: {error.msg}")]) from None
 
 
 def config_map(job: str, files: Mapping[str, str]) -> dict[str, Any]:

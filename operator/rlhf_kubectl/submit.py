@@ -60,8 +60,8 @@ def _try_here(jobs: Sequence[Job], documents: Mapping[str, Document]) -> None:
     try:
         (check,) = entry_points(group="rlhf.checks")
         errors = list(check.load()([*triable.values()])) if triable else []
-    except ModuleNotFoundError as error:
-        typer.echo(f"note: models, data and code are not tried here: {error.name} is not installed")
+    except ModuleNotFoundError as lack:
+        typer.echo(f"note: models, data and code are not tried here: {lack.name} is not installed")
         return
     mistakes = []
     for error in errors:
