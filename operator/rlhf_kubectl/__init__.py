@@ -1,1 +1,1 @@
-"""`kubectl rlhf` and `rlhf submit`: commands about the RLHFJobs of a cluster, run through kubectl by its user's rights."""
+"""`kubectl rlhf` and `rlhf submit`: commands about the RLHFJobs of a cluster, run through kubectl."""

@@ -22,6 +22,8 @@ from rlhf_planning.job_table import REFRESH_SECONDS
 
 CODES: Final = {each.name.title().replace("_", ""): each for each in ExitCode} | {"InvalidInput": ExitCode.SPEC}
 """Reason of a failure -> exit code that says the same; other reasons are causes of the cluster."""
+LOGGING_PHASES: Final = ("Initializing", "Running")
+"""Phases in which the head pod has a log."""
 LOG: Final = f"--container={names.LOG_CONTAINER}"
 
 
@@ -94,8 +96,9 @@ def _wait(kubectl: Kubectl, name: str, *, logs: bool) -> int:
             for each in why(job, pods, events_of(kubectl, job, pods), datetime.now(UTC)):
                 typer.echo(each)
             return exit_code_of(job.status)
-        if job and logs:
-            _print_log(kubectl, job, logged)
+        if job and logs and job.status.phase in LOGGING_PHASES and (job.status.attempt or 0) not in logged:
+            logged.add(job.status.attempt or 0)
+            _print_log(kubectl, job)
         time.sleep(REFRESH_SECONDS)
 
 
@@ -111,19 +114,13 @@ def _look_at(kubectl: Kubectl, name: str) -> tuple[str, ObservedJob | None]:
     return f"{name} is {job.status.phase}{f': {condition.message}' if condition else ''}", job
 
 
-def _print_log(kubectl: Kubectl, job: ObservedJob, logged: set[int]) -> None:
-    """Print the log of the current attempt's head pod until it ends, unless the attempt is among `logged`."""
-    attempt = job.status.attempt or 0
+def _print_log(kubectl: Kubectl, job: ObservedJob) -> None:
+    """Print the log of the current attempt's head pod until it ends."""
     try:
-        head = None if attempt in logged else head_of(job, pods_of(kubectl, job))
-        if head is None:
-            return
-        kubectl.stream("logs", head.name, f"--namespace={job.namespace}", LOG, "--follow")
+        if head := head_of(job, pods_of(kubectl, job)):
+            kubectl.stream("logs", head.name, f"--namespace={job.namespace}", LOG, "--follow")
     except KubectlError as error:
-        if error.reason == "BadRequest":  # the container has not started
-            return
         typer.echo(f"the log broke off: {error}; `kubectl rlhf logs {job.name}` shows all of it")
-    logged.add(attempt)
 
 
 def exit_code_of(status: Status) -> int:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 import rlhf_kubectl.submit
 from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
-from rlhf_kubectl.own_files import MAX_BYTES
+from rlhf_kubectl.submit import MAX_BYTES
 from rlhf_kubectl.submit_commands import declare
 from rlhf_planning.command_line import Program
 from rlhf_trainer.commands.ending import ending
@@ -102,7 +102,8 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     cluster = Played(tmp_path)
-    check = SimpleNamespace(load=lambda: lambda jobs: cluster.errors)
+    trial = SimpleNamespace(problems=lambda: cluster.errors)
+    check = SimpleNamespace(load=lambda: lambda job, jobs, folder, elsewhere: trial)
     monkeypatch.setattr(rlhf_kubectl.submit, "entry_points", lambda group: [check])
     yield cluster
     for name in ("mine", "words"):

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -68,14 +67,6 @@ def problems(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Itera
     for job in pending:
         yield from ((job, error) for error in JobCheck(job, by_name, output).problems())
     yield from _without_room(pending, jobs, output)
-
-
-def problems_elsewhere(jobs: Sequence[Job]) -> Iterator[TrainerError]:
-    """Yield each error that would end one of the jobs on a cluster, whose devices and disks are not looked at."""
-    by_name = {job.name: job for job in jobs}
-    with TemporaryDirectory() as folder:
-        for job in jobs:
-            yield from JobCheck(job, by_name, Path(folder), elsewhere=True).problems()
 
 
 class JobCheck:
