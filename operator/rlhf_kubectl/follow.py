@@ -124,7 +124,7 @@ def _print_log(kubectl: Kubectl, job: ObservedJob) -> None:
 
 
 def exit_code_of(status: Status) -> int:
-    """Return the trainer's exit code of a job that has ended, or the one that says the same as its reason."""
+    """Return the exit code of a job that has ended: the trainer's or, without it, the code of the failure's reason."""
     failed, failure = found(status.conditions, "Failed"), final_failure(status)
     if status.phase == "Succeeded":
         return ExitCode.OK

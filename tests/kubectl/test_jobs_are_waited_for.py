@@ -23,14 +23,14 @@ HEAD = pod("head", role=names.CONTROLLER, phase="Running")
 
 
 def failed(reason: str, code: int | None = None, *, last: str | None = None) -> Status:
-    """That of a job which failed for this reason; last: reason of its last failed attempt, if it is another."""
+    """Status of a failed job; last: reason of the last failed attempt, if it differs from the job's."""
     failure = Failure(reason=last or reason, exit_code=code, message="said", attempt=1, time=BEFORE)
     return status(condition("Failed", "True", reason), last_failure=failure, attempt=1, completion_time=BEFORE)
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What kubectl finds, look by look: a status, or an error; and what it streams."""
+    """Queue of what kubectl finds, look by look: a status or an error; its streams are printed."""
     looks: list[Any] = []
 
     def find(_: Kubectl, name: str) -> Any:
