@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+import rlhf
 import rlhf_kubectl.submit
 from rlhf_api import kubectl_yaml
 from rlhf_api.exit_codes import ExitCode
@@ -27,9 +28,12 @@ objects = json.loads(store.read_text()) if store.exists() else {{}}
 if error := objects.get("error", {{}}).get(words[0]):
     sys.exit(error)
 if words[0] == "get":
-    print(json.dumps({{"items": [each for key, each in objects.items() if key.startswith("RLHFJob/")]}}))
+    listed = {{"items": [each for key, each in objects.items() if key.startswith("RLHFJob/")]}}
+    print(json.dumps(objects.get("RLHFJob/" + words[2].rpartition("/")[2], listed)))
 elif words[0] == "apply":
     made = json.load(sys.stdin)
+    if made["metadata"].get("namespace", "team") != "team":
+        sys.exit("error: the namespace from the provided object does not match")
     key = made["kind"] + "/" + made["metadata"]["name"]
     old = objects.get(key, {{"metadata": {{"generation": 0}}, "spec": None}})
     changed = made.get("spec") != old.get("spec")
@@ -149,6 +153,15 @@ def test_code_that_the_pods_have_is_left_alone(played: Played) -> None:
     assert (done.exit_code, played.code) == (0, [])
     reward = {"actor": SPEC["models"]["actor"], "reward": {"entrypoint": "typer.main:run"}}
     assert (played.submit({**JOB, "metadata": {"name": "b"}}, models=reward).exit_code, played.code) == (0, [])
+
+
+def test_python_submits_too(played: Played) -> None:
+    played.submit({**JOB, "metadata": {"name": "other"}})
+    jobs = rlhf.load(played.folder / "job.yaml")
+    handle = rlhf.submit(jobs, namespace="team")
+    assert handle.name == "other"
+    played.change(**{"RLHFJob/other": {**played.objects["RLHFJob/other"], "status": {"phase": "Running"}}})
+    assert handle.status().phase == "Running"
 
 
 def test_what_cannot_be_tried_here_is_told(played: Played) -> None:

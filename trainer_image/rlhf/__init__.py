@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.files import dump
 from rlhf_api.files import load as load_manifest
 from rlhf_api.job import Job
 from rlhf_api.own_code import OwnCodeError
@@ -172,7 +171,15 @@ def _source(manifest: Manifest) -> Path | str:
     if isinstance(manifest, str | PathLike):
         return Path(manifest)
     jobs = [manifest] if isinstance(manifest, Job | Mapping) else manifest
-    return "---\n".join(dump(job) if isinstance(job, Job) else kubectl_yaml.write(dict(job)) for job in jobs)
+    return "---\n".join(kubectl_yaml.write(_document(job)) for job in jobs)
+
+
+def _document(job: Job | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job as a manifest's document; a namespace that was not given is kubectl's current one."""
+    if not isinstance(job, Job):
+        return dict(job)
+    given = {} if "namespace" in job.metadata.model_fields_set else {"metadata": {"namespace"}}
+    return job.model_dump(mode="json", by_alias=True, exclude=given)
 
 
 def _folder(manifest: Manifest, output: str | PathLike[str] | None) -> Path:
