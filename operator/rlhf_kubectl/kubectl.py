@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, Final
 
 from rlhf_api.contract import DNS_LABEL
@@ -128,7 +129,10 @@ def require_success(code: int, stderr: bytes) -> None:
         if refused := SERVER_ERROR.match(line):
             words = f"the cluster refuses: {line[refused.end() :]}"
             raise KubectlError(one_line(words, MAX_MESSAGE), reason=refused["reason"])
-    told = next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix("error: ")
+    begins = (place for place, line in enumerate(lines) if line.startswith("error: ") or " is invalid: " in line)
+    first = next(begins, len(lines) - 1)
+    fields = takewhile(lambda line: line.startswith(("- ", "* ")), lines[first + 1 :])
+    told = " ".join([lines[first].removeprefix("error: "), *fields])
     hint = "; choose a cluster by kubectl config use-context" if NO_CONTEXT in told else ""
     raise KubectlError(f"kubectl: {_words(told.encode())}{hint}")
 

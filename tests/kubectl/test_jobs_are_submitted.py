@@ -209,7 +209,13 @@ INVALID = 'The RLHFJob "ppo" is invalid: spec.models.actor: Invalid value: uri c
             'the cluster refuses: User "dev" cannot',
         ),
         ("apply", INVALID, 2, "ppo is there already, Pending: kubectl: The RLHFJob"),
-        ("apply", "error: Apply failed with 1 conflict: .spec.x\nPlease review", 2, "failed with 1 conflict: .spec.x"),
+        (
+            "apply",
+            'The RLHFJob "ppo" is invalid: \n* spec.a: no\n* spec.b: no',
+            2,
+            "is invalid: * spec.a: no * spec.b: no",
+        ),
+        ("apply", "error: 2 conflicts: by x:\n- .spec.a\n- .spec.b\nReview", 2, "by x: - .spec.a - .spec.b; give"),
     ],
 )
 def test_a_refusal_is_one_sentence(played: Played, verb: str, error: str, code: int, sentence: str) -> None:
