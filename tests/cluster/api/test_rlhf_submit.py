@@ -92,7 +92,8 @@ def test_a_job_is_followed_to_its_end(lives: Lives, tmp_path: Path) -> None:
 def test_a_failed_job_gives_its_exit_code(lives: Lives, tmp_path: Path) -> None:
     file = manifest(tmp_path, "broken")
     assert submit(lives, file)[0] == 0
-    refused = submit(lives, manifest(tmp_path, "broken", training={"totalSteps": 1, "batchSize": 64}))
+    other = {"actor": {"uri": "package://rlhf_examples/helpful/other", "optimizer": {"learningRate": 1e-3}}}
+    refused = submit(lives, manifest(tmp_path, "broken", models=other))
     assert (refused[0], refused[2].count("\n")) == (2, 1), refused
     assert "error: broken is there already" in refused[2]
     assert "give this job another name" in refused[2]
