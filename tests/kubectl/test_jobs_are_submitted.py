@@ -20,7 +20,7 @@ from rlhf_planning.command_line import Program
 from rlhf_trainer.commands.ending import ending
 from rlhf_trainer.errors import DataError, EnvironmentProblem, TrainerError
 
-PLAYED = """#!{python}
+PLAYED = """#!{python} -IS
 import json, sys
 from pathlib import Path
 words, store = sys.argv[1:], Path({store!r})
