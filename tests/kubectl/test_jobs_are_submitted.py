@@ -109,6 +109,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
     trial = SimpleNamespace(problems=lambda: cluster.errors)
     check = SimpleNamespace(load=lambda: lambda job, jobs, folder, elsewhere: trial)
     monkeypatch.setattr(rlhf_kubectl.submit, "entry_points", lambda group: [check])
+    monkeypatch.setattr(rlhf_kubectl.submit, "packages_distributions", lambda: {"typer": ["typer"]})
     yield cluster
     for name in ("mine", "words"):
         sys.modules.pop(name, None)
