@@ -75,6 +75,15 @@ def own_files(document: Document, folders: Sequence[Path]) -> dict[str, str]:
     named = {text.partition(":")[0] for _, text in strings_in(spec) if re.match(ENTRYPOINT, text)}
     if not named or any(each["name"] == VARIABLE for each in variables):
         return {}
+    files = _read_modules(named, folders)
+    if (size := sum(len(text.encode()) for text in files.values())) > MAX_BYTES:
+        told = f"its own code has {size:,} bytes, and a ConfigMap holds {MAX_BYTES:,}; put the code into the image"
+        raise SpecError([Problem(f"{document['metadata']['name']}: spec", told)])
+    return files
+
+
+def _read_modules(named: Collection[str], folders: Sequence[Path]) -> dict[str, str]:
+    """Return path -> text of modules in the folders and of their imports. SpecError for a file that is no Python."""
     finder, installed = ModuleFinder([str(folder.resolve()) for folder in folders]), packages_distributions()
     modules = sorted(name for name in named if package_of(name) not in installed)
     for module in modules:
@@ -89,9 +98,6 @@ def own_files(document: Document, folders: Sequence[Path]) -> dict[str, str]:
         if file := getattr(each, "__file__", None):
             path = name.replace(".", "/") + "/__init__" * (Path(file).stem == "__init__")
             files[f"{path}.py"] = Path(file).read_text(encoding="utf-8")
-    if (size := sum(len(text.encode()) for text in files.values())) > MAX_BYTES:
-        told = f"its own code has {size:,} bytes, and a ConfigMap holds {MAX_BYTES:,}; put the code into the image"
-        raise SpecError([Problem(f"{document['metadata']['name']}: spec", told)])
     return files
 
 
