@@ -1,7 +1,7 @@
 """Reader and writer of manifests, which hold jobs; `--set [NAME:]path=value` changes documents before the check."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -107,6 +107,19 @@ def document_of(job: Job) -> dict[str, Any]:
 def dump(job: Job) -> str:
     """Return the resolved job, defaults included, as YAML that `load` reads back."""
     return kubectl_yaml.write(document_of(job))
+
+
+def strings_in(document: object) -> Iterator[tuple[str, str]]:
+    """Yield (path, text) of each string in a part of a manifest; the arguments of functions are left out."""
+    waiting = [("", document)]
+    while waiting:
+        path, found = waiting.pop()
+        if isinstance(found, str):
+            yield path.removeprefix("."), found
+        elif isinstance(found, Mapping):
+            waiting += [(f"{path}.{name}", part) for name, part in found.items() if name != "arguments"]
+        elif isinstance(found, list | tuple):
+            waiting += [(f"{path}.{place}", part) for place, part in enumerate(found)]
 
 
 def read_text(file: Path, path: str = "") -> str:

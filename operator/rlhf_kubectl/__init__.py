@@ -1,1 +1,1 @@
-"""`kubectl rlhf`: commands about the RLHFJobs of a cluster, run through kubectl with the rights of its user."""
+"""`kubectl rlhf` and `rlhf submit`: commands about the RLHFJobs of a cluster, run through kubectl."""

@@ -15,10 +15,10 @@ from typer._completion_classes import completion_init
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import SpecError
-from rlhf_kubectl.jobs import find_job, head_of, line_of, list_jobs, pods_of, seen_of
+from rlhf_kubectl.jobs import ENDED_PHASES, find_job, head_of, line_of, list_jobs, pods_of, seen_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator import names
-from rlhf_planning.command_line import Follow, Once, Program, print_errors
+from rlhf_planning.command_line import Context, Follow, Namespace, Once, Program, print_errors
 from rlhf_planning.job_table import show
 from rlhf_planning.numbers import size_text
 
@@ -33,16 +33,11 @@ def job_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of an RLHFJob.", autocompletion=job_names)]
-Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Namespace of the job; default: that of the current context.")
-]
-Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig; default: the current one.")]
 Image = Annotated[
     str | None, typer.Option("--image", help="Image, with sh and tar, of the claim's reader pod; default: the job's.")
 ]
 FILES, NO_FILES = ":0", ":4"
 """Directive to kubectl after the completions: FILES lets the shell add file names, NO_FILES does not."""
-ENDED_PHASES = ("Succeeded", "Failed")
 
 
 def exit_code_of(work: Callable[[], None], _debug: bool) -> int:
@@ -102,22 +97,9 @@ def logs(
     context: Context = None,
 ) -> None:
     """Show the trainer's log of the running attempt, or of an earlier attempt from the job's claim."""
-    kubectl = Kubectl(context, namespace)
-    found = find_job(kubectl, job)
-    latest = found.status.attempt
-    if latest is None or (attempt or 0) > latest:
-        had = f"has had {latest or 'no'} attempt{'s' * (latest != 1)}"
-        raise KubectlError(f"{job} {had}; kubectl rlhf why {job} says what it waits for", ExitCode.SPEC)
-    head, wanted = head_of(found, pods_of(kubectl, found)), attempt or latest
-    log, where = f"driver-a{wanted}.log", (f"--namespace={found.namespace}", f"--container={names.LOG_CONTAINER}")
-    if head and wanted == latest:
-        kubectl.stream("logs", head.name, *where, *(["--follow"] if follow else []))
-    elif head:
-        kubectl.stream("exec", head.name, *where, "--", "cat", f"{names.OUTPUT_FOLDER}/{log}")
-    else:
-        from rlhf_kubectl.files import show as show_file
+    from rlhf_kubectl.follow import ClusterJob
 
-        show_file(kubectl, found, log, image)
+    ClusterJob(job, namespace=namespace, context=context).logs(attempt, follow=follow, image=image)
 
 
 @command("kubectl rlhf suspend helpful-ppo")
@@ -184,10 +166,9 @@ def fetch(
     context: Context = None,
 ) -> None:
     """Copy the output of a job off its claim, by a pod that mounts the claim and is deleted afterwards."""
-    from rlhf_kubectl.files import fetch as copy
+    from rlhf_kubectl.follow import ClusterJob
 
-    kubectl = Kubectl(context, namespace)
-    files, size = copy(kubectl, find_job(kubectl, job), folder, image)
+    files, size = ClusterJob(job, namespace=namespace, context=context).fetch(folder, image)
     typer.echo(f"{folder}: {files} files, {size_text(size)}")
 
 

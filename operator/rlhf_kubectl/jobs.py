@@ -19,6 +19,7 @@ from rlhf_operator.snapshot import Document, ObservedJob, ObservedPod
 from rlhf_planning.job_table import JobLine
 
 NO_RLHFJOBS = "this cluster knows no RLHFJobs: install the operator's chart (helm/rlhf-operator)"
+ENDED_PHASES = ("Succeeded", "Failed")
 CONFIG = "config.yaml"
 SELECTOR = "?labelSelector=app.kubernetes.io/name%3Drlhf-operator"
 

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, Final
 
 from rlhf_api.contract import DNS_LABEL
@@ -18,7 +19,11 @@ SERVER_ERROR: Final = re.compile(r"^(?:Error from server|error from server) \((?
 """Pattern of the prefix that kubectl puts before an error of the API server."""
 COMMAND_ENDED: Final = re.compile(r"command terminated with exit code")
 """Pattern of the line that kubectl adds to stderr after a program that it ran in a pod has failed."""
+NO_CONTEXT: Final = "localhost:8080"
+"""Address that kubectl tries if its configuration has no current context."""
 MAX_MESSAGE: Final = 1000
+MANAGER: Final = "rlhf-submit"
+"""Field manager of what `rlhf submit` applies."""
 
 
 class KubectlError(Exception):
@@ -72,6 +77,11 @@ class Kubectl:
         """Create an object, and return it as the server has it."""
         return self._document("create", "--raw", path, "--filename=-", text=json.dumps(manifest))
 
+    def apply(self, manifest: Mapping[str, Any], *options: str) -> Document:
+        """Apply an object by server-side apply in the namespace, and return it as the server has it."""
+        words = ("--server-side", f"--field-manager={MANAGER}", f"--namespace={self.namespace}", "--output=json")
+        return self._document("apply", *words, *options, "--filename=-", text=json.dumps(manifest))
+
     def delete(self, path: str) -> None:
         self.run("delete", "--raw", path, TIMEOUT)
 
@@ -119,7 +129,12 @@ def require_success(code: int, stderr: bytes) -> None:
         if refused := SERVER_ERROR.match(line):
             words = f"the cluster refuses: {line[refused.end() :]}"
             raise KubectlError(one_line(words, MAX_MESSAGE), reason=refused["reason"])
-    raise KubectlError(f"kubectl: {_words(lines[-1].removeprefix('error: ').encode())}")
+    begins = (place for place, line in enumerate(lines) if line.startswith("error: ") or " is invalid: " in line)
+    first = next(begins, len(lines) - 1)
+    fields = takewhile(lambda line: line.startswith(("- ", "* ")), lines[first + 1 :])
+    told = " ".join([lines[first].removeprefix("error: "), *fields])
+    hint = "; choose a cluster by kubectl config use-context" if NO_CONTEXT in told else ""
+    raise KubectlError(f"kubectl: {_words(told.encode())}{hint}")
 
 
 def _words(output: bytes) -> str:

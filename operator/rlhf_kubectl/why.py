@@ -7,7 +7,7 @@ from typing import Final, cast
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Condition, Failure, Status
-from rlhf_kubectl.jobs import JobEvent
+from rlhf_kubectl.jobs import ENDED_PHASES, JobEvent
 from rlhf_kubectl.remedies import CONDITIONS, FAILURES
 from rlhf_operator import names
 from rlhf_operator.conditions import found
@@ -52,15 +52,14 @@ def _sentences(
             yield from _running(name, status, now)
         case _:
             yield from _waiting(name, status, pods, events, now)
-    if status.phase not in ("Succeeded", "Failed") and (status.observed_generation or 0) < job.generation:
+    if status.phase not in ENDED_PHASES and (status.observed_generation or 0) < job.generation:
         yield "The operator has not acted on the latest change of the spec yet"
 
 
 def _failed(job: ObservedJob, now: datetime) -> Iterator[str]:
     name, status = job.name, job.status
     failed, when = found(status.conditions, "Failed"), _ago(parsed(status.completion_time), now)
-    is_of_attempt = failed is None or failed.reason in (*FAILURES, "BackoffLimitExceeded", "FailureRule")
-    failure = status.last_failure if is_of_attempt else None
+    failure = final_failure(status)
     if failed:
         yield f"{name} failed {when} ago ({failed.reason})"
         yield "" if failure else failed.message
@@ -77,6 +76,13 @@ def _failed(job: ObservedJob, now: datetime) -> Iterator[str]:
         yield f"Its pods were kept. {CONDITIONS['ClusterReady', 'Kept']}"
     saved = f"; it goes on from step {status.checkpoint.step}" if status.checkpoint else ""
     yield f"When that is put right, delete the job and create it again with this name{saved}"
+
+
+def final_failure(status: Status) -> Failure | None:
+    """Return the failure of an attempt with which the job failed; None if it failed for another reason."""
+    failed = found(status.conditions, "Failed")
+    is_of_attempt = failed is None or failed.reason in (*FAILURES, "BackoffLimitExceeded", "FailureRule")
+    return status.last_failure if is_of_attempt else None
 
 
 def _failure(name: str, failure: Failure, now: datetime) -> Iterator[str]:
@@ -117,7 +123,7 @@ def _running(name: str, status: Status, now: datetime) -> Iterator[str]:
 def _waiting(
     name: str, status: Status, pods: Sequence[ObservedPod], events: Sequence[JobEvent], now: datetime
 ) -> Iterator[str]:
-    condition = _explaining(status)
+    condition = explaining_condition(status)
     if condition is None:
         yield f"{name} is {status.phase}"
         return
@@ -148,7 +154,7 @@ def _complaints(pods: Sequence[ObservedPod], condition: Condition, now: datetime
         yield f"{len(complaints) - MAX_PODS} more of its pods are not ready"
 
 
-def _explaining(status: Status) -> Condition | None:
+def explaining_condition(status: Status) -> Condition | None:
     """Return the condition that explains the phase; see `phase_of`."""
     existing = explaining(status, status.phase)
     awaited = "True" if status.phase == "Suspended" else "False"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
 
+from rlhf_api.files import strings_in
 from rlhf_api.quantities import amount
 from rlhf_api.status import Attempt, Status
 from rlhf_operator import names
@@ -321,22 +322,10 @@ def requests_of(pod: Document) -> Counter[str]:
 def inputs_of(spec: Document) -> set[str]:
     """Return the names of the jobs that a spec's models and data come from (job://), even if the spec is wrong."""
     read = [spec.get(part) for part in ("models", "data", "evaluation")]
-    return {uri.removeprefix("job://") for uri in _uris(read, "job://")}
+    return {uri.removeprefix("job://") for _, uri in strings_in(read) if uri.startswith("job://")}
 
 
 def claims_named(spec: Document) -> set[str]:
     """Return the names of the claims that a spec names (pvc://claim/...); the operator makes none of them."""
     parts = [part for field, part in spec.items() if field != "runtime"]
-    return {uri.removeprefix("pvc://").split("/")[0] for uri in _uris(parts, "pvc://")}
-
-
-def _uris(value: object, scheme: str) -> Iterator[str]:
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, str) and found.startswith(scheme):
-            yield found
-        elif isinstance(found, Mapping):
-            waiting += [part for name, part in found.items() if name != "arguments"]  # those of a function are its own
-        elif isinstance(found, list | tuple):
-            waiting += found
+    return {uri.removeprefix("pvc://").split("/")[0] for _, uri in strings_in(parts) if uri.startswith("pvc://")}

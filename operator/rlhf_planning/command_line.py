@@ -13,6 +13,10 @@ P = ParamSpec("P")
 ExitCodeOf = Callable[[Callable[[], None], bool], int]
 """Function that runs work, prints its error (with a traceback if the flag is set) and returns an exit code."""
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Namespace of the jobs; default: that of the current context.")
+]
+Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig; default: the current one.")]
 Once = Annotated[bool, typer.Option("--once", help="Print the table once, as is done where stdout is no terminal.")]
 READER_GONE = 141
 """Exit code of a command whose output's reader closed the pipe, as `| head` does: shells report it for SIGPIPE."""

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlhf_api import kubectl_yaml
-from rlhf_api.files import dump
 from rlhf_api.files import load as load_manifest
 from rlhf_api.job import Job
 from rlhf_api.own_code import OwnCodeError
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.algorithms import ActorCritic, Algorithm, PolicyGradient, Preference
+from rlhf_kubectl.follow import ClusterJob
 from rlhf_trainer.algorithms.models import (
     Actor,
     Advantage,
@@ -56,6 +56,7 @@ __all__ = [
     "Algorithm",
     "B",
     "Batch",
+    "ClusterJob",
     "Critic",
     "CriticsAdvantage",
     "Job",
@@ -80,6 +81,7 @@ __all__ = [
     "register",
     "run",
     "sample_and_learn",
+    "submit",
 ]
 
 Manifest: TypeAlias = str | PathLike[str] | Job | Mapping[str, Any] | Sequence[Job | Mapping[str, Any]]
@@ -141,6 +143,21 @@ def plan(
     return documents_of(plans_of(jobs, jobs, folder, cluster))
 
 
+def submit(
+    manifest: Manifest, job: str | None = None, *, namespace: str | None = None, context: str | None = None
+) -> ClusterJob:
+    """Submit the jobs of a manifest, or the one named `job`, as `rlhf submit` does; return a handle of the last one.
+
+    namespace, context: as for kubectl, whose current ones are the default. Raises SpecError, OwnCodeError or
+    TrainerError for a mistake, and an error with an `exit_code` for what the cluster refuses.
+    """
+    from rlhf_kubectl.kubectl import Kubectl
+    from rlhf_kubectl.submit import submit as submit_jobs
+
+    names = submit_jobs(Kubectl(context, namespace), _source(manifest), job)
+    return ClusterJob(names[-1], namespace=namespace, context=context)
+
+
 def load_run(folder: str | PathLike[str]) -> Run:
     """Read a run folder, also of an unfinished run: `run["job"].metrics()` is a pandas DataFrame.
 
@@ -154,7 +171,15 @@ def _source(manifest: Manifest) -> Path | str:
     if isinstance(manifest, str | PathLike):
         return Path(manifest)
     jobs = [manifest] if isinstance(manifest, Job | Mapping) else manifest
-    return "---\n".join(dump(job) if isinstance(job, Job) else kubectl_yaml.write(dict(job)) for job in jobs)
+    return "---\n".join(kubectl_yaml.write(_document(job)) for job in jobs)
+
+
+def _document(job: Job | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job as a manifest's document; a namespace that was not given is kubectl's current one."""
+    if not isinstance(job, Job):
+        return dict(job)
+    given = {} if "namespace" in job.metadata.model_fields_set else {"metadata": {"namespace"}}
+    return job.model_dump(mode="json", by_alias=True, exclude=given)
 
 
 def _folder(manifest: Manifest, output: str | PathLike[str] | None) -> Path:

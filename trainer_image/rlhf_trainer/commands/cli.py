@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -345,6 +346,10 @@ def import_(
 
     for text, is_manifest in import_file(file, project, output=output, algorithm=algorithm):
         typer.echo(text, nl=not is_manifest, err=not is_manifest)
+
+
+for each in entry_points(group="rlhf.commands"):
+    each.load()(program)
 
 
 def jobs_of(file: Path, sets: Sequence[str] | None, output: Path | None) -> list[Job]:

@@ -72,8 +72,9 @@ def problems(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> Itera
 class JobCheck:
     """Check of one job before it runs: its models, data sets, functions, services and step."""
 
-    def __init__(self, job: Job, jobs: Mapping[str, Job], output: Path) -> None:
-        self._job, self._jobs, self._output = job, jobs, output
+    def __init__(self, job: Job, jobs: Mapping[str, Job], output: Path, *, elsewhere: bool = False) -> None:
+        """Make the check; elsewhere: whether the job is to run on other machines, which may have GPUs."""
+        self._job, self._jobs, self._output, self._elsewhere = job, jobs, output, elsewhere
         self._found: list[TrainerError] = []
 
     def problems(self) -> list[TrainerError]:
@@ -151,7 +152,7 @@ class JobCheck:
     @property
     def _on_cpu(self) -> bool:
         device = self._job.spec.resources.device
-        return device == "CPU" or (device == "Auto" and not gpu_count())
+        return device == "CPU" or (device == "Auto" and not self._elsewhere and not gpu_count())
 
     def _try_step(self) -> None:
         """Record the step of a user's own algorithm, which raises the errors of its calls."""

@@ -1,0 +1,196 @@
+"""Jobs of a manifest, given to a cluster with the Python files beside the manifest that they name."""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import entry_points, packages_distributions
+from itertools import product
+from modulefinder import ModuleFinder
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import typer
+
+from rlhf_api import kubectl_yaml
+from rlhf_api.chain import SCHEME, inputs_of
+from rlhf_api.checks.pod_template import CONTAINERS
+from rlhf_api.contract import ENTRYPOINT
+from rlhf_api.exit_codes import ExitCode
+from rlhf_api.files import load, read_text, strings_in
+from rlhf_api.job import Job
+from rlhf_api.own_code import package_of
+from rlhf_api.problems import Problem, SpecError
+from rlhf_kubectl.jobs import ENDED_PHASES, job_documents
+from rlhf_kubectl.kubectl import Kubectl, KubectlError
+from rlhf_operator import names
+from rlhf_operator.cluster import parse, raw
+from rlhf_operator.overlay import merged
+from rlhf_operator.resources import identity
+from rlhf_operator.snapshot import Document, ObservedJob
+
+READ_PARTS: Final = ("models", "data", "evaluation", "rollout")
+"""Parts of a spec that name what a job reads."""
+ON_THE_CLUSTER: Final = ("pvc://", "file://", "http://", "https://")
+"""Schemes of what pods may have and this machine not, or another thing of that name."""
+FOLDER: Final = "/code"
+"""Folder of the job's own code in the pods, which is on their PYTHONPATH."""
+VARIABLE: Final = "PYTHONPATH"
+MAX_BYTES: Final = 1 << 20
+"""Most bytes that the API server takes as the data of a ConfigMap."""
+
+
+def submit(kubectl: Kubectl, manifest: Path | str, only: str | None = None) -> list[str]:
+    """Check the jobs of a manifest, or the one named `only`, apply each with its own code, and print what was done.
+
+    manifest: a file, or its text. Returns the jobs' names, each after the jobs that it reads. Raises SpecError,
+    OwnCodeError or KubectlError for mistakes before anything is changed, and KubectlError if the cluster refuses.
+    """
+    existing = {raw.text(each, "metadata", "name"): each for each in job_documents(kubectl)}
+    finished = {name: raw.text(each, "spec", "algorithm", "name") for name, each in existing.items()}
+    jobs = load(manifest, finished=finished)
+    chosen = [job for job in jobs if only in (None, job.name)]
+    if not chosen:
+        raise SpecError([Problem("JOB", f"is {only}; the manifest has {', '.join(job.name for job in jobs)}")])
+    text, folders = manifest, [Path()]
+    if isinstance(manifest, Path):
+        text, folders = read_text(manifest), [*dict.fromkeys([manifest.parent, *folders])]
+    documents = {each["metadata"]["name"]: each for each in kubectl_yaml.read(str(text), "") if each}
+    files = {job.name: own_files(documents[job.name], folders) for job in chosen}
+    _try_here(jobs, documents, files)
+    for name, code in files.items():
+        typer.echo(f"{name}: {_apply(kubectl, documents[name], code, existing.get(name))}")
+    return [*files]
+
+
+def own_files(document: Document, folders: Sequence[Path]) -> dict[str, str]:
+    """Return path -> text of the Python files that a job's pods need: modules that the job names, and their imports.
+
+    folders: where modules are searched, in this order. Installed packages are left to the image, and so is everything
+    if the job sets PYTHONPATH. Raises SpecError for too many bytes, or a file that is no Python.
+    """
+    spec = {part: value for part, value in document["spec"].items() if part != "runtime"}
+    variables = document["spec"].get("runtime", {}).get("env") or ()
+    named = {text.partition(":")[0] for _, text in strings_in(spec) if re.match(ENTRYPOINT, text)}
+    if not named or any(each["name"] == VARIABLE for each in variables):
+        return {}
+    files = _read_modules(named, folders)
+    if (size := sum(len(text.encode()) for text in files.values())) > MAX_BYTES:
+        told = f"its own code has {size:,} bytes, and a ConfigMap holds {MAX_BYTES:,}; put the code into the image"
+        raise SpecError([Problem(f"{document['metadata']['name']}: spec", told)])
+    return files
+
+
+def _read_modules(named: Collection[str], folders: Sequence[Path]) -> dict[str, str]:
+    """Return path -> text of modules in the folders and of their imports. SpecError for a file that is no Python."""
+    finder, installed = ModuleFinder([str(folder.resolve()) for folder in folders]), packages_distributions()
+    modules = sorted(name for name in named if package_of(name) not in installed)
+    for module in modules:
+        with suppress(ImportError, SyntaxError):  # it is in the image, or told below
+            finder.import_hook(module)
+    unread = {*modules, *finder.badmodules} - finder.modules.keys()
+    beside = [folder / f"{name.replace('.', '/')}.py" for name in unread for folder in folders]
+    if wrong := [str(file) for file in beside if file.is_file()]:
+        raise SpecError([Problem(file, "is no Python that can be read") for file in wrong])
+    files = dict[str, str]()
+    for name, each in sorted(finder.modules.items()):
+        if file := getattr(each, "__file__", None):
+            path = name.replace(".", "/") + "/__init__" * (Path(file).stem == "__init__")
+            files[f"{path}.py"] = Path(file).read_text(encoding="utf-8")
+    return files
+
+
+def _try_here(jobs: Sequence[Job], documents: Mapping[str, Document], chosen: Collection[str]) -> None:
+    """Try the chosen jobs on this machine, and print what cannot be tried here. Raises the mistakes of all of them."""
+    triable = dict[str, Job]()
+    for job in jobs:
+        missing = [f"{SCHEME}{name}" for name in inputs_of(job) - triable.keys()]
+        elsewhere = [*missing, *_on_the_cluster(job.name, documents[job.name]["spec"])]
+        triable |= {} if elsewhere else {job.name: job}
+        if elsewhere and job.name in chosen:
+            typer.echo(f"note: {job.name} is not tried here: {elsewhere[0]} is looked for on the cluster")
+    mistakes = []
+    for error in _problems(triable, chosen):
+        if error.exit_code == ExitCode.ENVIRONMENT or "cannot be reached" in str(error):
+            typer.echo(f"note: on this machine {error}")
+        else:
+            mistakes.append(error)
+    if mistakes:
+        raise KubectlError("\n".join(map(str, mistakes)), mistakes[0].exit_code)
+
+
+def _problems(jobs: Mapping[str, Job], chosen: Collection[str]) -> Iterator[Any]:
+    """Yield what the trainer's check finds wrong with chosen jobs; nothing where its packages are not installed."""
+    tried = [job for job in jobs.values() if job.name in chosen]
+    try:
+        checks = [each.load() for each in entry_points(group="rlhf.checks") if tried]
+    except ModuleNotFoundError as error:
+        typer.echo(f"note: models, data and code are not tried here: {error.name} is not installed")
+        return
+    with TemporaryDirectory() as folder:
+        for check, job in product(checks, tried):
+            yield from check(job, jobs, Path(folder), elsewhere=True).problems()
+
+
+def _on_the_cluster(job: str, spec: Document) -> list[str]:
+    """Return the URIs that a job reads and that pods look for. SpecError for files beside the manifest."""
+    uris = list(strings_in({part: spec.get(part) for part in READ_PARTS}))
+    why = "is beside the manifest, where no pod finds it; use hf://, pvc:// or a folder of the image"
+    beside = [each for each in uris if each[1].startswith("file://") and not each[1].startswith("file:///")]
+    if beside:
+        raise SpecError([Problem(f"{job}: spec.{path}", f"{uri} {why}") for path, uri in beside])
+    return [uri for _, uri in uris if uri.startswith(ON_THE_CLUSTER)]
+
+
+def _apply(kubectl: Kubectl, document: Document, files: Mapping[str, str], before: Document | None) -> str:
+    """Apply a job and the ConfigMap of its files; return what was done as a part of a sentence.
+
+    before: the job of this name that the cluster has. If it has ended, nothing is applied.
+    """
+    code = names.by_content(f"{document['metadata']['name']}-code", json.dumps(files))
+    wanted = _with_files(document, code, files) if files else document
+    job = parse.job(before) if before else None
+    has_ended = job is not None and (job.deleting or job.status.phase in ENDED_PHASES)
+    try:
+        made = parse.job(kubectl.apply(wanted, *["--dry-run=server"] * has_ended))
+    except KubectlError as error:
+        if job is None or error.reason == "Forbidden":
+            raise
+        raise _taken(job, str(error)) from None
+    is_same = job is not None and (made.generation, made.labels) == (job.generation, job.labels)
+    if job and has_ended and not (is_same and not job.deleting):
+        raise _taken(job, "it is being deleted" if job.deleting else "it has ended, and is not run again")
+    if files:
+        _apply_code(kubectl, made, code, files)
+    if is_same:
+        return f"is there already as it is here, {made.status.phase}; nothing was changed"
+    told = f"; its code is in ConfigMap {code}: {', '.join(files)}" if files else ""
+    return f"{'changed' if job else 'created'} in namespace {made.namespace}{told}"
+
+
+def _apply_code(kubectl: Kubectl, job: ObservedJob, name: str, files: Mapping[str, str]) -> None:
+    """Apply the ConfigMap of a job's own files, which goes when the job goes."""
+    metadata = {"name": name, "labels": {names.JOB_NAME: job.name}, "ownerReferences": [identity.owner(job)]}
+    data = {_key_of(path): text for path, text in files.items()}
+    kubectl.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, "data": data})
+
+
+def _with_files(document: Document, code: str, files: Mapping[str, str]) -> dict[str, Any]:
+    """Return a job's document whose pods have the files of the ConfigMap `code` in FOLDER."""
+    items = [{"key": _key_of(path), "path": path} for path in files]
+    volume = {"name": "own-code", "configMap": {"name": code, "items": items}}
+    runtime: dict[str, Any] = {"env": [{"name": VARIABLE, "value": FOLDER}]}
+    for role, containers in CONTAINERS.items():
+        container = {"name": containers[0], "volumeMounts": [{"name": volume["name"], "mountPath": FOLDER}]}
+        runtime[role] = {"template": {"spec": {"volumes": [volume], "containers": [container]}}}
+    return dict(merged(document, {"spec": {"runtime": runtime}}))
+
+
+def _key_of(path: str) -> str:
+    return path.replace("/", ".")  # no two modules get the same key
+
+
+def _taken(job: ObservedJob, why: str) -> KubectlError:
+    remedy = f"give this job another name, or `kubectl delete rlhf {job.name}` and submit it again"
+    return KubectlError(f"{job.name} is there already, {job.status.phase}: {why}; {remedy}", ExitCode.SPEC)

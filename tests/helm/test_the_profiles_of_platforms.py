@@ -1,0 +1,44 @@
+"""The values that `rlhf profile` prints are taken by the chart and by the operator, and each fits its platform."""
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rlhf_kubectl.submit_commands import declare
+from rlhf_operator.settings import Settings
+from rlhf_planning.command_line import Program
+from rlhf_trainer.commands.ending import ending
+from tests.helm.rendering import Helm, the
+
+PLATFORMS = ("aks", "eks", "gke", "kind", "openshift")
+
+
+def printed(platform: str) -> tuple[int, str, str]:
+    program = Program("rlhf", "", lambda work, debug: ending(work, debug=debug)[0])
+    declare(program)
+    done = CliRunner().invoke(program.app, ["profile", platform])
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_profile_is_valid(helm: Helm, platform: str) -> None:
+    code, text, _ = printed(platform)
+    values = yaml.safe_load(text)
+    assert code == 0
+    assert "# Source: https://" in text
+    helm.lint(values)
+    config = the(helm.template(values), "ConfigMap")["data"]["config.yaml"]
+    settings = Settings.model_validate(yaml.safe_load(config), by_alias=True, by_name=False)
+    assert settings.storage.access_mode == ("ReadWriteOnce" if platform == "kind" else "ReadWriteMany")
+    tolerates = "nvidia.com/gpu" in yaml.safe_dump(settings.worker.template)
+    assert tolerates == (platform != "kind")
+
+
+def test_openshift_chooses_the_operators_user(helm: Helm) -> None:
+    values = yaml.safe_load(printed("openshift")[1])
+    pod = the(helm.template(values), "Deployment")["spec"]["template"]["spec"]
+    assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod["securityContext"].keys()
+
+
+def test_another_platform_is_one_sentence() -> None:
+    assert printed("gek") == (2, "", "error: PLATFORM: is gek; did you mean gke?\n")
