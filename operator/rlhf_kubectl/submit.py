@@ -151,22 +151,35 @@ def _apply(kubectl: Kubectl, document: Document, files: Mapping[str, str], befor
     code = names.by_content(f"{document['metadata']['name']}-code", json.dumps(files))
     wanted = _with_files(document, code, files) if files else document
     job = parse.job(before) if before else None
-    has_ended = job is not None and (job.deleting or job.status.phase in ENDED_PHASES)
-    try:
-        made = parse.job(kubectl.apply(wanted, *["--dry-run=server"] * has_ended))
-    except KubectlError as error:
-        if job is None or error.reason == "Forbidden":
-            raise
-        raise _taken(job, str(error)) from None
-    is_same = job is not None and (made.generation, made.labels) == (job.generation, job.labels)
-    if job and has_ended and not (is_same and not job.deleting):
-        raise _taken(job, "it is being deleted" if job.deleting else "it has ended, and is not run again")
+    made = _apply_job(kubectl, wanted, job)
+    is_same = job is not None and _is_same(made, job)
     if files:
         _apply_code(kubectl, made, code, files)
     if is_same:
         return f"is there already as it is here, {made.status.phase}; nothing was changed"
     told = f"; its code is in ConfigMap {code}: {', '.join(files)}" if files else ""
     return f"{'changed' if job else 'created'} in namespace {made.namespace}{told}"
+
+
+def _apply_job(kubectl: Kubectl, wanted: Document, job: ObservedJob | None) -> ObservedJob:
+    """Apply a job; job: what the cluster has of this name. KubectlError if that is refused, or is over and differs."""
+    is_over = job is not None and (job.deleting or job.status.phase in ENDED_PHASES)
+    try:
+        made = parse.job(kubectl.apply(wanted, *["--dry-run=server"] * is_over))
+    except KubectlError as error:
+        if job is None or error.reason == "Forbidden":
+            raise
+        raise _taken(job, str(error)) from None
+    if job and job.deleting:
+        raise _taken(job, "it is being deleted")
+    if job and is_over and not _is_same(made, job):
+        raise _taken(job, "it has ended, and is not run again")
+    return made
+
+
+def _is_same(made: ObservedJob, job: ObservedJob) -> bool:
+    """Whether applying a job has changed nothing."""
+    return (made.generation, made.labels) == (job.generation, job.labels)
 
 
 def _apply_code(kubectl: Kubectl, job: ObservedJob, name: str, files: Mapping[str, str]) -> None:
