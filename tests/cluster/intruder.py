@@ -26,7 +26,7 @@ SECONDS_A_PORT: Final = 2
 THREADS: Final = 16
 LET_IN: Final = "let in"
 HELLO: Final = struct.pack("<BIBI", 0, 0x3C85F7CE, 13, 12345)
-"""What a client of torch's store says first (TCPStoreLibUvBackend.cpp); the store repeats the number at the end."""
+"""Greeting of a client to torch's store (TCPStoreLibUvBackend.cpp); the store repeats the number at the end."""
 METHODS: Final = (
     "NodeInfoGcsService/GetAllNodeInfo",
     "NodeManagerService/GetNodeStats",

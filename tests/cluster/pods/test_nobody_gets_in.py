@@ -27,7 +27,7 @@ OPEN = {
 
 @pytest.fixture(scope="module")
 def attacked(pods_cluster: Cluster) -> Attack:
-    """What the intruders were told; the job has trained on after that."""
+    """Answers to the intruders; the job has trained on after them."""
     chart.install(pods_cluster, SHARED)
     return attack.attacked(pods_cluster)
 

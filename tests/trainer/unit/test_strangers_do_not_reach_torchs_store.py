@@ -21,7 +21,7 @@ OWN, STRANGER, RANK = "127.0.0.1", "127.0.0.3", "127.0.0.2"
 """Addresses of the loopback interface stand in for machines."""
 SECONDS = timedelta(seconds=10)
 HELLO = struct.pack("<BIBI", 0, 0x3C85F7CE, 13, 12345)
-"""What a client of torch's store says first; the store repeats the number at the end."""
+"""Greeting of a client to torch's store; the store repeats the number at the end."""
 LISTENS = "0A"
 """State of a socket in /proc/net/tcp."""
 
