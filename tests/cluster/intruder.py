@@ -30,7 +30,7 @@ HELLO: Final = struct.pack("<BIBI", 0, 0x3C85F7CE, 13, 12345)
 METHODS: Final = (
     "NodeInfoGcsService/GetAllNodeInfo",
     "NodeManagerService/GetNodeStats",
-    "ObjectManagerService/FreeObjects",
+    "ObjectManagerService/Pull",
     "CoreWorkerService/GetCoreWorkerStats",
     "RayletDriver/ClusterInfo",
     "LogService/ListLogs",
