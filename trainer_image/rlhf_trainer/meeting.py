@@ -14,8 +14,7 @@ from functools import partial
 LOOPBACK = "127.0.0.1"
 LOOPBACK_NETWORK = 0x7F000000  # 127.0.0.0/8, from which proxies in the pod connect
 SO_ATTACH_REUSEPORT_CBPF = 51
-LOAD, AND, UNLESS_EQUAL, RETURN = 0x20, 0x54, 0x15, 0x06
-"""Instructions of the kernel's packet filter (linux/bpf_common.h)."""
+LOAD, AND, UNLESS_EQUAL, RETURN = 0x20, 0x54, 0x15, 0x06  # the kernel's packet filter (linux/bpf_common.h)
 SOURCE = 0xFFF00000 + 12  # place of the source address in a packet of IPv4, as a filter counts (SKF_NET_OFF)
 LISTENER, DECOY = (RETURN, 0, 0, 0), (RETURN, 0, 0, 1)
 
@@ -32,7 +31,7 @@ class Meeting:
     def listen(self) -> int:
         """Listen at this address alone, to these machines and to proxies in the pod; return the file descriptor."""
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
-        listen = partial(socket.create_server, (self.address, self.port), family=family, reuse_port=True)
+        listen = partial(socket.create_server, (self.address, self.port), family=family, reuse_port=bool(self.machines))
         listener = listen()
         if self.machines:
             decoy = listen()

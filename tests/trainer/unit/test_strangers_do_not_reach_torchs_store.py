@@ -107,8 +107,8 @@ HERE, THERE = "10.0.0.1", "10.0.0.2"
 @pytest.mark.parametrize(
     ("own", "other", "beyond_ray", "expected"),
     [
-        ([HERE, HERE], [], False, Meeting(address=LOOPBACK, port=29500, machines=[HERE])),
-        ([HERE], [HERE], False, Meeting(address=LOOPBACK, port=29500, machines=[HERE])),
+        ([HERE, HERE], [], False, Meeting(address=LOOPBACK, port=29500)),
+        ([HERE], [HERE], False, Meeting(address=LOOPBACK, port=29500)),
         ([HERE, THERE], [], False, Meeting(address=HERE, port=29500, machines=[HERE, THERE])),
         ([HERE], [THERE], False, Meeting(address=HERE, port=29500, machines=[HERE, THERE])),
         ([HERE], [], True, Meeting(address=HERE, port=29500, machines=[])),
@@ -135,7 +135,7 @@ def world_of_one_machine() -> tuple[set[str], list[str]]:
     """Addresses at which a rank listens whose world is on one machine; gloo's interfaces here and in wider groups."""
     dist.destroy_process_group()
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", distributed.INTERFACE: "eth7"}
-    distributed.start("CPU", 10, Meeting(address=LOOPBACK, port=free_port(LOOPBACK), machines=[HERE]))
+    distributed.start("CPU", 10, Meeting(address=LOOPBACK, port=free_port(LOOPBACK)))
     dist.new_group([0])
     found, seen = listening(), [os.environ[distributed.INTERFACE]]
     with patch.dict(

@@ -214,7 +214,8 @@ class WorkerGroup:
         ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=self._deadline)
         ranks = [] if beyond_ray else [rank for group in (self, *others) for rank in group._ranks]  # noqa: SLF001
         machines = {*get([each.source_address.remote(address) for each in ranks], deadline=self._deadline)}
-        address = LOOPBACK if machines == {address} else address
+        if machines == {address}:
+            return Meeting(address=LOOPBACK, port=port)
         return Meeting(address=address, port=port, machines=sorted(machines))
 
     def _join(self) -> None:
