@@ -39,6 +39,7 @@ from rlhf_trainer.controller.slot_process import Outcome
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
+from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.run.session import ray_session
 from rlhf_trainer.run.worker_specs import workers_of
 from rlhf_trainer.telemetry import Report
@@ -144,7 +145,7 @@ def shape(name: str, rows: int, tokens: int) -> list[int]:
     return [rows] if FIELDS[name].width is Width.ONE else [rows, tokens]
 
 
-def rank_here() -> int:
+def rank_here(_: Meeting | None = None) -> int:
     """The rank of a worker; no process group is needed."""
     return int(os.environ["RANK"])
 
@@ -190,6 +191,7 @@ class Worker:
     def __init__(self) -> None:
         self.run = Method(lambda given: [Outcome(each.number, None, Report()) for each in given[0]])
         self.rendezvous = Method(lambda _: ("localhost", 1))
+        self.source_address = Method(lambda _: "localhost")
         self.join = self.build = Method(lambda _: 0)
 
 

@@ -202,6 +202,13 @@ def suspended_rayjob(case: Case) -> Cause | None:
     return "Evicted", message.rstrip(": "), None
 
 
+def refused_run_folder(case: Case) -> Cause | None:
+    """Find a pod whose user may not write to the run folder on the job's claim."""
+    found = (each for pod in attempt.current_pods(case.snapshot) for each in pod.containers)
+    failed = next((each for each in found if each.name == names.FOLDER_CONTAINER and each.exit_code), None)
+    return ("Environment", failed.last_words.strip() or "no run folder could be made", None) if failed else None
+
+
 def lost_head(case: Case) -> Cause | None:
     """Find a head pod that is gone or has ended, or a RayJob that somebody else than the operator deleted."""
     head, rayjob, status = attempt.head_of(case.snapshot), case.snapshot.current_rayjob(), case.snapshot.job.status

@@ -31,6 +31,7 @@ EVIDENCE: Final[tuple[Evidence, ...]] = (
     evidence.disrupted_pod,
     evidence.unexplained_end,
     evidence.suspended_rayjob,
+    evidence.refused_run_folder,
     evidence.lost_head,
     evidence.lost_worker,
     evidence.start_failure,

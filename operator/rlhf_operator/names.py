@@ -23,10 +23,12 @@ QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 """Label of Kueue with a priority class; a job passes this label and QUEUE on to its RayJobs."""
 
 HEAD_CONTAINER, WORKER_CONTAINER, LOG_CONTAINER = "ray-head", "ray-worker", "driver-log"
+FOLDER_CONTAINER: Final = "run-folder"  # makes the run folder on the claim of checkpoint.storage, and ends
 
 # Folders in the pods.
 JOB_FOLDER: Final = "/rlhf/job"  # the ConfigMap with job.yaml
 OUTPUT_FOLDER: Final = "/rlhf/output"  # the claim with the run folder
+WHOLE_CLAIM: Final = "/rlhf/claim"  # the claim of checkpoint.storage, in FOLDER_CONTAINER alone
 INPUTS_FOLDER: Final = "/rlhf/inputs"  # the claims of the input jobs, read-only, by the input job's name
 CLAIMS_FOLDER: Final = "/rlhf/claims"  # the claims of pvc:// URIs, by the claim's name
 

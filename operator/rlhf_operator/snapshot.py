@@ -86,7 +86,7 @@ class ObservedContainer:
     ended_reason: str = ""
     """Reason why the container has ended: OOMKilled, Error, Completed."""
     last_words: str = ""
-    """Termination message of the container, for a reader pod only."""
+    """Termination message of the container, of a reader pod or the container that makes the run folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

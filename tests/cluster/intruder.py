@@ -1,21 +1,44 @@
-"""What runs in an intruder's pod: knocks at the doors of a job's head pod, without any credential.
+"""Program of an intruder's pod: knocks at the doors of a job's pods, without any credential.
 
-`python intruder.py ADDRESS COMMAND` prints, as JSON, what each door says; LET_IN where it does what the intruder wants,
-which is to run COMMAND as the job where that can be had.
+`python intruder.py ADDRESS COMMAND PORTS` prints, as JSON, what each door of the head pod says; LET_IN where it does
+what the intruder wants, which is to run COMMAND as the job where that can be had. PORTS is a JSON of {pod: [address,
+ports]}; each of these ports is tried in every way that is known here, and then gets garbage.
 """
 
+import http.client
 import json
+import os
+import socket
+import struct
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any, Final
 
 SECONDS: Final = 10
 PATIENCE: Final = 6
 """Seconds for the network to learn who the pod is."""
+SECONDS_A_PORT: Final = 2
+THREADS: Final = 16
 LET_IN: Final = "let in"
+HELLO: Final = struct.pack("<BIBI", 0, 0x3C85F7CE, 13, 12345)
+"""Greeting of a client to torch's store (TCPStoreLibUvBackend.cpp); the store repeats the number at the end."""
+METHODS: Final = (
+    "NodeInfoGcsService/GetAllNodeInfo",
+    "NodeManagerService/GetNodeStats",
+    "ObjectManagerService/Pull",
+    "CoreWorkerService/GetCoreWorkerStats",
+    "RayletDriver/ClusterInfo",
+    "LogService/ListLogs",
+    "ReporterService/GetTraceback",
+)
+"""A method of each of Ray's servers."""
+CLOSED, SILENT = "closed", "silent"
+"""Answers of a port that cannot be connected to, and of one that takes bytes and says nothing."""
 KEPT_OUT: Final = ("UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 """Codes of gRPC for who has no token and for who reaches nobody; any other is an answer."""
 
@@ -65,19 +88,84 @@ def connect(channel: Any) -> object:
     return stub.Init(ray_client_pb2.InitRequest(), timeout=SECONDS)
 
 
-def main(address: str, command: str) -> None:
+def answer_of(address: str, port: int) -> str:
+    """Return what a port says to a pod without a credential: the first of these that holds.
+
+    Why it cannot be connected to; `store` and its keys; gRPC's code; HTTP's status; SILENT if it only takes bytes.
+    """
+    try:
+        socket.create_connection((address, port), timeout=SECONDS_A_PORT).close()
+    except OSError as error:
+        return f"{CLOSED}: {error}"
+    said = keys(address, port) or code(address, port) or status(address, port) or SILENT
+    with socket.create_connection((address, port), timeout=SECONDS_A_PORT) as connection:
+        connection.sendall(os.urandom(4096))
+    return said
+
+
+def keys(address: str, port: int) -> str:
+    """Add a key to torch's store, and return the keys that it lists; empty if there is no store."""
+    with socket.create_connection((address, port), timeout=SECONDS_A_PORT) as connection:
+        try:
+            connection.sendall(HELLO)
+            if connection.recv(4) != HELLO[-4:]:
+                return ""
+        except OSError:
+            return ""
+    from torch._C._distributed_c10d import TCPStore
+
+    patience = timedelta(seconds=SECONDS_A_PORT)
+    store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=patience)
+    store.add("notices/offers", 1)
+    return f"store {', '.join(store.list_keys())}"
+
+
+def code(address: str, port: int) -> str:
+    """Return the code of gRPC that a server of Ray gives to a call without a token; empty without gRPC."""
+    import grpc
+
+    found = ""
+    with grpc.insecure_channel(f"{address}:{port}") as channel:
+        for method in METHODS:
+            try:
+                channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=SECONDS_A_PORT)
+            except grpc.RpcError as error:
+                found = str(error.code().name)
+            else:
+                return LET_IN
+            if found != "UNIMPLEMENTED":  # as of servers that have no such method
+                break
+    return "" if found in ("UNAVAILABLE", "DEADLINE_EXCEEDED") else found
+
+
+def status(address: str, port: int) -> str:
+    """Status of HTTP for the root; empty without HTTP."""
+    try:
+        with urllib.request.urlopen(f"http://{address}:{port}/", timeout=SECONDS_A_PORT) as found:
+            return str(found.status)
+    except urllib.error.HTTPError as error:
+        return str(error.code)
+    except (OSError, ValueError, http.client.HTTPException):
+        return ""
+
+
+def main(address: str, command: str, ports: str) -> None:
     """Knock at all doors."""
-    status = urllib.request.Request(f"http://{address}:8490/status.json")
+    own_status = urllib.request.Request(f"http://{address}:8490/status.json")
     end = time.monotonic() + PATIENCE
-    while asked(status) != LET_IN and time.monotonic() < end:
+    while asked(own_status) != LET_IN and time.monotonic() < end:
         time.sleep(0.2)
     doors = {
         "dashboard": post(f"http://{address}:8265/api/jobs/", command),
         "agent": post(f"http://{address}:52365/api/job_agent/jobs/", command),
         "client": called(f"{address}:10001", connect),
         "gcs": called(f"{address}:6379", join),
-        "status": asked(status),
+        "status": asked(own_status),
     }
+    places = [(f"{pod} {port}", at, port) for pod, (at, each) in json.loads(ports).items() for port in each]
+    with ThreadPoolExecutor(THREADS) as threads:
+        answers = threads.map(lambda place: answer_of(*place[1:]), places)
+        doors |= {name: answer for (name, _, _), answer in zip(places, answers, strict=True)}
     print(json.dumps(doors))
 
 

@@ -33,7 +33,7 @@ class Helm:
     """A helm that keeps nothing in the home and knows no cluster."""
 
     def __init__(self, program: Path, folder: Path) -> None:
-        self._program = program
+        self.program = program
         self._environment = {f"HELM_{kind}_HOME": str(folder / kind) for kind in ("CACHE", "CONFIG", "DATA")}
         self._environment["KUBECONFIG"] = str(folder / "none")
         self._rendered: dict[str, list[Manifest]] = {}
@@ -42,7 +42,7 @@ class Helm:
         """What helm prints; FailedError with its complaint."""
         given = ["--values", "-"] if values else []
         text = json.dumps(values) if values else None
-        return output_of(self._program, *arguments, *given, text=text, environment=self._environment)
+        return output_of(self.program, *arguments, *given, text=text, environment=self._environment)
 
     def lint(self, values: Values | None = None) -> str:
         """Have the chart checked; warnings are errors."""

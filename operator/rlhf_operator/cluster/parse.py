@@ -207,14 +207,16 @@ def _containers(document: Document) -> Iterator[ObservedContainer]:
             # A container that waits to be started again has ended before.
             state = "lastState" if raw.mapping(each, "state", "waiting") else "state"
             ended = raw.mapping(each, "state", "terminated") or raw.mapping(each, state, "terminated")
+            name = raw.text(each, "name")
+            speaks = is_reader or name == names.FOLDER_CONTAINER
             yield ObservedContainer(
-                name=raw.text(each, "name"),
+                name=name,
                 running=bool(raw.mapping(each, "state", "running")),
                 waiting_reason=raw.text(each, "state", "waiting", "reason"),
                 waiting_message=raw.text(each, "state", "waiting", "message"),
                 exit_code=raw.number(ended, "exitCode"),
                 ended_reason=raw.text(ended, "reason"),
-                last_words=raw.text(ended, "message")[:MAX_TERMINATION_MESSAGE] if is_reader else "",
+                last_words=raw.text(ended, "message")[:MAX_TERMINATION_MESSAGE] if speaks else "",
             )
 
 

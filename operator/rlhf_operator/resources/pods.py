@@ -64,6 +64,7 @@ class AttemptPods:
                 "restartPolicy": "Never",
                 "terminationGracePeriodSeconds": self.settings.grace_period_seconds,
                 **identity.pod_security(self.settings.runtime_of(self.job.spec.runtime)),
+                **storage.make_run_folder(self.mounts, image_of(self.job, self.settings)),
                 **pod,
             },
         }

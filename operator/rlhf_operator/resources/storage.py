@@ -17,6 +17,17 @@ from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedInput, ObservedJob, claims_named, inputs_of
 
 PVC = "pvc://"
+MAKE_FOLDER = """
+umask "$(printf %o $((0777 & ~0$(stat -c %a "$1"))))"
+said=$(mkdir -p "$1/$2" 2>&1) && said=$(stat -c 'owner %u:%g, mode %a' "$1/$2") && test -w "$1/$2" && exit
+echo "spec.checkpoint.storage: user $(id -u):$(id -g) may not write to folder $2 of claim $3 ($said);" \
+    "give the folder to this user, or the claim a volume that follows fsGroup"
+exit 1
+"""
+"""Shell script that makes a folder ($2) of a claim ($3) mounted at $1, with the permissions of the claim's root.
+
+The kubelet would make the folder of a subPath as root, if it may at all (NFS with root_squash).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +94,24 @@ def mounts(job: Job, inputs: Mapping[str, ObservedInput]) -> tuple[Mount, ...]:
         Mount(place=run_folder(job), folder=names.OUTPUT_FOLDER, read_only=False),
         *(Mount(place=Place(claim=claim, path=""), folder=folder, read_only=True) for folder, claim in sorted(read)),
     )
+
+
+def make_run_folder(mounted: tuple[Mount, ...], image: Mapping[str, str]) -> dict[str, Any]:
+    """Return the pod field with the container that makes the run folder; empty if that is a whole claim.
+
+    It alone sees the whole claim: the mounts of other containers begin at the folder. image: of the job's containers.
+    """
+    place = next(each.place for each in mounted if each.folder == names.OUTPUT_FOLDER)
+    container = {
+        "name": names.FOLDER_CONTAINER,
+        **image,
+        "command": ["sh", "-c", MAKE_FOLDER, "sh", names.WHOLE_CLAIM, place.path, place.claim],
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}},
+        "securityContext": identity.container_security(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": _volumes(mounted)[place.claim], "mountPath": names.WHOLE_CLAIM}],
+    }
+    return {"initContainers": [container]} if place.path else {}
 
 
 def volumes(mounted: tuple[Mount, ...]) -> list[dict[str, Any]]:

@@ -1,33 +1,71 @@
-"""A job on real pods is attacked while it trains: from another namespace, and from a pod that wears its label."""
+"""A job on real pods is attacked while it trains: at every port of its pods, from pods with and without its label.
+
+Nothing of the network stops a pod with the label: so it is where nobody enforces NetworkPolicies.
+"""
 
 import pytest
 
-from tests.cluster import attack, chart
-from tests.cluster.attack import ELSEWHERE, WITHIN, Answers
+from tests.cluster import attack, chart, intruder
+from tests.cluster.attack import BESIDE, ELSEWHERE, SHARED, WITHIN, Attack
 from tests.cluster.client import Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+REFUSED = ("401", "UNAUTHENTICATED")
+OPEN = {
+    ("dashboard.py", "200"): "the page of Ray's dashboard without any data, and metrics of the dashboard",
+    ("ray::DashboardAgent", "200"): "Ray's metrics of the pod",
+    (
+        "ray::SlotProcess",
+        intruder.SILENT,
+    ): "gloo ignores what no rank sends; nobody reads the socket beside torch's store",
+    ("rlhf", "200"): "the trainer's metrics",
+    ("rlhf_trainer.pods.sidecar", "404"): "/status.json",
+}
+"""Answers of programs to a pod without a token that no NetworkPolicy stops: none has secrets, and none takes orders."""
 
 
 @pytest.fixture(scope="module")
-def heard(pods_cluster: Cluster) -> dict[str, Answers]:
-    """What the intruders were told."""
-    chart.install(pods_cluster)
+def attacked(pods_cluster: Cluster) -> Attack:
+    """Answers to the intruders; the job has trained on after them."""
+    chart.install(pods_cluster, SHARED)
     return attack.attacked(pods_cluster)
 
 
-def test_no_door_is_open(heard: dict[str, Answers]) -> None:
-    assert attack.open_doors(heard) == []
+def test_no_door_is_open(attacked: Attack) -> None:
+    assert attack.open_doors(attacked.heard) == []
 
 
-def test_the_network_of_the_job_is_closed_to_other_pods(heard: dict[str, Answers]) -> None:
-    assert heard[ELSEWHERE].pop("secrets") == "403"
-    assert all("refused" in said for said in heard[ELSEWHERE].values()), heard
+@pytest.mark.parametrize("who", [BESIDE, ELSEWHERE])
+def test_the_network_of_the_job_is_closed_to_other_pods(attacked: Attack, who: str) -> None:
+    heard = dict(attacked.heard[who])
+    assert heard.pop("secrets") == "403"
+    closed = (intruder.CLOSED, "<urlopen error", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+    assert [door for door, said in heard.items() if not said.startswith(closed)] == []
+    assert len(heard) > len(attacked.programs) > 40
+
+
+def test_what_answers_without_a_policy_is_known(attacked: Attack) -> None:
+    heard = {name: (program, attacked.heard[WITHIN][name]) for name, program in attacked.programs.items()}
+    answers = {name: found for name, found in heard.items() if not found[1].startswith((intruder.CLOSED, *REFUSED))}
+    assert {name: found for name, found in answers.items() if found not in OPEN} == {}
+    assert set(answers.values()) == OPEN.keys()
+
+
+def test_a_world_of_one_pod_is_closed_without_a_policy(attacked: Attack) -> None:
+    slots = [name for name, program in attacked.programs.items() if program == "ray::SlotProcess"]
+    heard = {name: attacked.heard[WITHIN][name] for name in slots if name.startswith("writers")}
+    assert sorted(said for said in heard.values() if not said.startswith(intruder.CLOSED)) == [
+        "UNAUTHENTICATED",
+        intruder.SILENT,  # gloo of the group with the other pool
+    ]
 
 
 @pytest.mark.parametrize("door", ["dashboard", "agent"])
-def test_ray_asks_a_pod_that_gets_past_it_for_the_token(heard: dict[str, Answers], door: str) -> None:
-    assert heard[WITHIN][door].startswith("401")
+def test_ray_asks_a_pod_that_gets_past_it_for_the_token(attacked: Attack, door: str) -> None:
+    assert attacked.heard[WITHIN][door].startswith("401")
 
 
 @pytest.mark.parametrize("door", ["client", "gcs"])
-def test_so_do_its_servers_for_drivers_and_workers(heard: dict[str, Answers], door: str) -> None:
-    assert heard[WITHIN][door].startswith("UNAUTHENTICATED")
+def test_so_do_its_servers_for_drivers_and_workers(attacked: Attack, door: str) -> None:
+    assert attacked.heard[WITHIN][door].startswith("UNAUTHENTICATED")

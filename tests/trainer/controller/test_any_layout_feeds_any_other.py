@@ -18,6 +18,7 @@ from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import Width
+from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.protocols import (
     ALL_TO_ALL,
     DP_PROTO,
@@ -60,7 +61,7 @@ BACKWARDS = TransferProtocol(
 )
 
 
-def rank_here() -> int:
+def rank_here(_: Meeting | None = None) -> int:
     """No collective is needed here, so there is no process group."""
     return int(os.environ["RANK"])
 

@@ -132,6 +132,12 @@ class SlotProcess:
             free.bind(("", 0))
             return ray.util.get_node_ip_address(), free.getsockname()[1]
 
+    def source_address(self, machine: str) -> str:
+        """Return the address from which this machine connects to another one; nothing is sent."""
+        with socket.socket(socket.AF_INET6 if ":" in machine else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((machine, 1))
+            return str(probe.getsockname()[0])
+
     def join(self, environment: Mapping[str, str], start: Callable[[], int]) -> tuple[int, str]:
         """Set torchrun's environment variables and call `start`, which starts torch.distributed and returns the rank.
 

@@ -28,6 +28,7 @@ from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import INSPECTION, OUTLETS, CallRequest, Outcome, SlotProcess
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError
+from rlhf_trainer.meeting import LOOPBACK, Meeting
 from rlhf_trainer.telemetry import CONTROLLER, Recorder, Report
 from rlhf_trainer.types import Transfer, transfers_of
 
@@ -159,7 +160,7 @@ class WorkerGroup:
         self,
         pool: ResourcePool,
         *,
-        start: Callable[[], int],
+        start: Callable[[Meeting], int],
         environment: Mapping[str, str],
         log: CallLog,
         deadline: float,
@@ -167,7 +168,7 @@ class WorkerGroup:
     ) -> None:
         """Start the processes; `build` joins them by torchrun's environment variables.
 
-        start: initialises torch.distributed from the environment. deadline: a wait for calls fails if none ends for so
+        start: initialises torch.distributed at a meeting. deadline: a wait for calls fails if none ends for so
         many seconds. layout: parallel sizes over the pool's slots; None: all are data-parallel ranks.
         """
         self.name = pool.name
@@ -208,23 +209,25 @@ class WorkerGroup:
         for handle in self._ranks:
             handle.prepare.remote(imports)
 
-    def rendezvous(self) -> tuple[str, int]:
-        """Return the address of the first rank's machine and a free port on it."""
+    def rendezvous(self, *others: Self, beyond_ray: bool = False) -> Meeting:
+        """Return where the ranks of these groups meet, at this one's first; beyond_ray: with processes outside Ray."""
         ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=self._deadline)
-        return address, port
+        ranks = [] if beyond_ray else [rank for group in (self, *others) for rank in group._ranks]  # noqa: SLF001
+        machines = {*get([each.source_address.remote(address) for each in ranks], deadline=self._deadline)}
+        if machines == {address}:
+            return Meeting(address=LOOPBACK, port=port)
+        return Meeting(address=address, port=port, machines=sorted(machines))
 
     def _join(self) -> None:
         pool = self._pool
-        address, port = self.rendezvous()
+        start = partial(self._start, self.rendezvous())
         for rank, (handle, (_, local_rank)) in enumerate(zip(self._ranks, pool.slots(), strict=True)):
             variables = {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(pool.size),
                 "LOCAL_RANK": "0" if pool.device == "GPU" else str(local_rank),  # Ray shows a process only its own GPU
-                "MASTER_ADDR": address,
-                "MASTER_PORT": str(port),
             }
-            self._building.append(handle.join.remote(variables, self._start))
+            self._building.append(handle.join.remote(variables, start))
 
     def build(self, workers: Mapping[str, WorkerSpec]) -> dict[str, ModelHandle]:
         """Have every rank join torch.distributed and then build the workers, in order; return their handles at once."""

@@ -16,6 +16,7 @@ from rlhf_trainer.hybrid_engine.exchange import Exchange, ReshardStats, Shard
 from rlhf_trainer.hybrid_engine.layout import describe
 from rlhf_trainer.hybrid_engine.notices import Notices
 from rlhf_trainer.hybrid_engine.reshard_plan import Parties, plan
+from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.adapters import with_adapters
@@ -30,10 +31,8 @@ BUCKET_BYTES = 16 * 2**20, 512 * 2**20
 class Span:
     """Description of a process group that spans two pools: first the training ranks, then the generating ranks."""
 
-    address: str
-    """Address of the machine of the group's first rank."""
-    port: int
-    """Free port on the machine of the group's first rank."""
+    meeting: Meeting
+    """Address at which the ranks of the group meet, on the machine of the first one."""
     hosts: Sequence[str]
     """Host of each rank of the group; ranks with the same host are on one node."""
     training: ParallelSizes
@@ -94,7 +93,7 @@ class HybridEngine:
         else:
             rank = dist.get_rank() + (0 if model else span.training.world_size + span.before)
             parties = span.parties
-            self.group, store = join_group(span.address, span.port, rank, len(span.hosts), span.timeout_seconds)
+            self.group, store = join_group(span.meeting, rank, len(span.hosts), span.timeout_seconds)
             self.notices = Notices(store, rank, parties.destinations)
         self._plan = plan(parameters, parties, rank)
         self._exchange = Exchange(

@@ -178,7 +178,7 @@ class RayRuntime:
         group = self._groups[name]
 
         def join() -> None:
-            self._span_pools(group.hosts, self._placed.sizes["rollout"])
+            self._span_pools(group.hosts, self._placed.sizes["rollout"], group)
 
         def rebuild() -> None:
             group.build(specs[name])
@@ -198,13 +198,14 @@ class RayRuntime:
             hosts = [host for host, ranks in servers for _ in range(ranks)]
             self._span_pools(hosts, ParallelSizes(data=len(servers), tensor=servers[0][1]))
 
-    def _span_pools(self, hosts: Sequence[str], generation: ParallelSizes) -> None:
-        """Join the actor's ranks and the generating ranks (on `hosts`) in one torch.distributed group."""
+    def _span_pools(self, hosts: Sequence[str], generation: ParallelSizes, *pool: WorkerGroup) -> None:
+        """Join the actor's ranks and the generating ranks (on `hosts`) in one torch.distributed group.
+
+        pool: the pool that generates; none if servers outside Ray do.
+        """
         group = self._groups[self._home]
-        address, port = group.rendezvous()
         span = Span(
-            address=address,
-            port=port,
+            meeting=group.rendezvous(*pool, beyond_ray=not pool),
             hosts=[*group.hosts, *hosts],
             training=self._placed.sizes["actor"],
             generation=generation,

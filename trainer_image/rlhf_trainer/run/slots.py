@@ -14,6 +14,7 @@ from rlhf_trainer.controller.diagnosis import diagnose
 from rlhf_trainer.controller.resource_pool import BesidePool, ResourcePool, threads_of
 from rlhf_trainer.controller.worker_group import CallLog, WorkerGroup
 from rlhf_trainer.errors import CommunicationError, TrainerError
+from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.run.session import how_ray_ended
 from rlhf_trainer.run_folder.attempt import own_attempt
 
@@ -147,11 +148,11 @@ def import_workers_and_data() -> None:
     import_workers()
 
 
-def join(device: Device, timeout_seconds: float) -> int:
+def join(device: Device, timeout_seconds: float, meeting: Meeting) -> int:
     """Start torch.distributed on a rank and return the rank; the controller can name this function without torch."""
     from rlhf_trainer.training import distributed
 
-    return distributed.start(device, timeout_seconds)
+    return distributed.start(device, timeout_seconds, meeting)
 
 
 def threads_told(pools: Sequence[ResourcePool]) -> list[dict[str, str]]:

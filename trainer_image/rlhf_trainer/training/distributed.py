@@ -14,31 +14,53 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from rlhf_api.spec.parallel_sizes import Axis, ParallelSizes
+from rlhf_trainer.meeting import LOOPBACK, Meeting
 
 _timeout: timedelta | None = None
 """Time limit of a collective, an argument of each new process group; None before `start`."""
 Device = Literal["CPU", "GPU"]
+INTERFACE, OTHER_INTERFACE = "GLOO_SOCKET_IFNAME", "RLHF_OTHER_GLOO_SOCKET_IFNAME"
+"""Variables with gloo's interface, and with its interface for groups beyond this machine if the world is on it."""
 
 
-def start(device: Device, timeout_seconds: float) -> int:
-    """Join the world of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT by NCCL or gloo; returns the rank."""
+def start(device: Device, timeout_seconds: float, meeting: Meeting | None = None) -> int:
+    """Join the world of RANK, WORLD_SIZE and LOCAL_RANK by NCCL or gloo; returns the rank.
+
+    meeting: where the ranks meet; None: at torchrun's MASTER_ADDR and MASTER_PORT. Gloo's groups of a world on one
+    machine are on its loopback interface.
+    """
     if device == "GPU":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     global _timeout  # noqa: PLW0603 one value for the process, like torch's default group
     _timeout = timedelta(seconds=timeout_seconds)
-    dist.init_process_group("nccl" if device == "GPU" else "gloo", timeout=_timeout)
-    return dist.get_rank()
+    backend = "nccl" if device == "GPU" else "gloo"
+    if meeting is None:
+        dist.init_process_group(backend, timeout=_timeout)
+        return dist.get_rank()
+    if meeting.address == LOOPBACK:
+        os.environ |= {OTHER_INTERFACE: os.environ.get(INTERFACE, ""), INTERFACE: "lo"}
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = open_store(meeting, rank, size, _timeout)
+    dist.init_process_group(backend, timeout=_timeout, store=store, rank=rank, world_size=size)
+    return rank
 
 
-def join_group(
-    address: str, port: int, rank: int, size: int, timeout_seconds: float
-) -> tuple[dist.ProcessGroup, TCPStore]:
+def open_store(meeting: Meeting, rank: int, size: int, timeout: timedelta) -> TCPStore:
+    """Open the store of a group, which rank 0 serves where the ranks meet."""
+    listener = meeting.listen() if rank == 0 else None
+    place = meeting.address, meeting.port, size, rank == 0
+    return TCPStore(*place, timeout=timeout, wait_for_workers=False, master_listen_fd=listener)
+
+
+def join_group(meeting: Meeting, rank: int, size: int, timeout_seconds: float) -> tuple[dist.ProcessGroup, TCPStore]:
     """Join a process group over the ranks of several torch worlds; returns the group and its store on rank 0's machine.
 
     Torch's collectives take the group as `group`, but a rank's number in the group is not its number in its world.
     """
     timeout = timedelta(seconds=timeout_seconds)
-    there = TCPStore(address, port, size, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
+    there = open_store(meeting, rank, size, timeout)
+    if meeting.address != LOOPBACK and OTHER_INTERFACE in os.environ:
+        os.environ[INTERFACE] = os.environ[OTHER_INTERFACE]
     make = _dist2._BACKENDS[dist.get_backend()]  # noqa: SLF001 `new_group` would read torchrun's variables
     return make(there, rank, size, timeout, device_here()), there
 

@@ -20,6 +20,7 @@ from rlhf_trainer.generation.self_check import layout_checked
 from rlhf_trainer.generation.vllm_extension import WorkerExtension
 from rlhf_trainer.generation.weight_layout import locations_of
 from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
+from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.workers.weight_links import PoolExchange
 
@@ -61,7 +62,7 @@ class ServedWorker(WorkerExtension):
             config=AutoConfig.for_model(**config),
             dtype=self.vllm_config.model_config.dtype,
             trust_remote_code=False,
-            span=Span(**{**span, **sizes}),
+            span=Span(**{**span, **sizes, "meeting": Meeting(**span["meeting"])}),
             sends_changes=sends_changes,
         )
         self._has_weights = False
