@@ -19,6 +19,7 @@ NEEDED = {
     ("", "configmaps"): {"get", "create"},
     ("", "persistentvolumeclaims"): LOOK | {"create", "patch"},  # patch: spec.storage.retain
     ("networking.k8s.io", "networkpolicies"): {"get", "create"},
+    ("policy", "poddisruptionbudgets"): {"get", "create"},
     ("events.k8s.io", "events"): {"list", "create", "patch"},  # list: why no pods are made
     ("kueue.x-k8s.io", "workloads"): WATCH,
 }

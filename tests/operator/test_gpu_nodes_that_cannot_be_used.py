@@ -21,7 +21,7 @@ PPO = "helpful-ppo"
             {"taints": (("dedicated", "gpu", "NoSchedule"),)},
             "1 node tainted dedicated=gpu:NoSchedule, which spec.runtime.worker.template",
         ),
-        ({"schedulable": False}, "1 node cordoned"),
+        ({"schedulable": False}, "1 node cordoned, which kubectl uncordon ends"),
         ({"ready": False}, "1 node not ready"),
         (
             {"gpus": 0},
@@ -34,7 +34,8 @@ PPO = "helpful-ppo"
 )
 def test_gpus_out_of_reach_are_named(device: str, other: dict[str, Any], message: str) -> None:
     job = changed(PPO, {"resources.device": device})
-    answer = map_job(job, snapshot(job, [node("cpu"), node("n", **{"gpus": 8, "product": A100} | other)]), SETTINGS)
+    fields: dict[str, Any] = {"gpus": 8, "product": A100} | other
+    answer = map_job(job, snapshot(job, [node("cpu"), node("n", **fields)]), SETTINGS)
     assert answer.mapping is None
     assert answer.reason == "GPUNodesUnusable"
     assert answer.message.startswith(f"no node with GPUs is usable: {message}")

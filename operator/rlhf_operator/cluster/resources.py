@@ -34,10 +34,13 @@ CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeCl
 READERS: Final = Resource("batch", "v1", "jobs", "Job")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+BUDGETS: Final = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
-CREATED: Final = {(each.api_version, each.kind): each for each in (RAYJOBS, CLAIMS, CONFIG_MAPS, POLICIES, READERS)}
+CREATED: Final = {
+    (each.api_version, each.kind): each for each in (RAYJOBS, CLAIMS, CONFIG_MAPS, POLICIES, BUDGETS, READERS)
+}
 """Kinds that a plan may create, by (apiVersion, kind)."""
 
 OURS: Final = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}"

@@ -33,6 +33,7 @@ EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = Mappin
         "Pending": ("Accepted", "InputsReady"),
         "Mapping": ("Mapped",),
         "Queued": ("QuotaReserved",),
+        "WaitingForNodes": ("QuotaReserved",),
         "Provisioning": ("ClusterReady",),
         "Suspending": ("Suspended",),
         "Suspended": ("Suspended",),
@@ -160,6 +161,11 @@ class ReconcileContext:
     def outcome(self) -> str | None:
         """Outcome of the current attempt, Running until it ends; None without an attempt."""
         return self.record.outcome if self.record else None
+
+    @property
+    def coming_nodes(self) -> tuple[str, ...]:
+        """Names of the nodes that do not exist yet on which the job holds room, until all of its pods have nodes."""
+        return tuple(each.node for each in self.status.reserved if names.group_of(each.node))
 
     @property
     def is_under_way(self) -> bool:

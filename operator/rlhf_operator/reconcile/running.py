@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from rlhf_api.status import Failure
-from rlhf_operator import evidence, failure, observed_attempt
+from rlhf_operator import evidence, failure, names, observed_attempt
 from rlhf_operator.placement.map_job import better
 from rlhf_operator.placement.review import measure_pace
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, line
@@ -137,14 +137,21 @@ def _waiting_pods(ctx: ReconcileContext) -> list[ObservedPod]:
 
 
 def _is_pushed_out(ctx: ReconcileContext) -> str:
-    """Return why an attempt must give its room back, because a pod has found no node for too long; else empty."""
+    """Return why an attempt must give its room back, because a pod has found no node for too long; else empty.
+
+    Where node groups are to add nodes, the pods wait as long as these groups may take.
+    """
     pods = _waiting_pods(ctx) if ctx.snapshot.in_line else []
     if not pods:
         return ""
     waited = max(ctx.age(_latest(ctx, each.created)) for each in pods)
-    if ctx.must_wait(UNSCHEDULABLE_SECONDS - waited):
+    groups = sorted({names.group_of(each) for each in ctx.coming_nodes})
+    known = filter(None, map(ctx.settings.group, groups))
+    limit = max((float(each.deadline_seconds) for each in known), default=UNSCHEDULABLE_SECONDS)
+    if ctx.must_wait(limit - waited):
         return ""
-    return f"for {UNSCHEDULABLE_SECONDS:.0f} s no node took pod {pods[0].name}: {pods[0].unschedulable}"
+    lacking = f"node group {' and '.join(groups)} has not added all nodes, and " * bool(groups)
+    return f"for {limit:.0f} s {lacking}no node took pod {pods[0].name}: {pods[0].unschedulable}"
 
 
 def _starts_too_slowly(ctx: ReconcileContext) -> Failure | None:

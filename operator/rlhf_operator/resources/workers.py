@@ -132,18 +132,27 @@ def _affinity(pods: AttemptPods, part: _Part) -> dict[str, Any]:
 
 
 def _products(pods: AttemptPods, gpu: str, nodes: Sequence[ObservedNode]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the required node labels of each product of a GPU type: its name, and details if any node has them."""
+    """Yield the required node labels of each product of a GPU type: its name, and details if any node has them.
+
+    Of a group that may add nodes these are the labels by which an autoscaler knows it, whatever nodes report later.
+    """
     used = [detail for detail in names.GPU_DETAILS if any(detail in node.labels for node in nodes)]
     products: dict[tuple[str, ...], set[str]] = {}
+    groups: set[str] = set()
     for node in nodes:
         label = names.gpu_label(node.labels)
         known = pods.settings.gpu_of(names.gpu_product(node.labels, pods.gpu_resource))
-        if known and known.name == gpu:
+        if known and known.name == gpu and node.group:
+            groups |= {node.group} - {names.group_of(each) for each in pods.avoided}
+        elif known and known.name == gpu:
             values = [node.labels.get(detail, "") for detail in used]
             products.setdefault((label, *values), set()).add(node.labels[label])
     for (label, *values), found in sorted(products.items()):
         details = (_label_is(detail, value) for detail, value in zip(used, values, strict=True))
         yield [{"key": label, "operator": "In", "values": sorted(found)}, *details]
+    for each in pods.settings.node_groups:
+        if each.name in groups:
+            yield [_label_is(label, value) for label, value in sorted(each.match_labels.items())]
 
 
 def _label_is(key: str, value: str) -> dict[str, Any]:
