@@ -25,7 +25,7 @@ PPO = "helpful-ppo"
         ({"ready": False}, "1 node not ready"),
         (
             {"gpus": 0},
-            "1 node without nvidia.com/gpu (is its device plugin up?), though labelled nvidia.com/gpu.product",
+            "1 node without nvidia.com/gpu, though labelled nvidia.com/gpu.product (is its device plugin up, or has it",
         ),
         ({"resource": "amd.com/gpu"}, "1 node with amd.com/gpu instead of nvidia.com/gpu, which spec.runtime."),
         ({"resource": "nvidia.com/mig-1g.5gb"}, "1 node with nvidia.com/mig-1g.5gb instead of nvidia.com/gpu"),

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_operator import names
+from rlhf_operator.cluster import parse
 from rlhf_operator.placement.map_job import map_job
 from rlhf_operator.placement.node_groups import with_coming_nodes
 from rlhf_operator.settings import Settings
@@ -214,6 +215,15 @@ def test_entries_of_the_last_release_are_valid() -> None:
     old = {"matchLabels": POOL, "interNodeGbps": 100, "intraNodeGBps": 600, "pricePerGpuHour": 2}
     assert with_coming_nodes([], settings(old)) == ()
     assert settings(old).node_figures(POOL).price_per_gpu_hour == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "message"), [("Pending", "admission check prov is pending: 2 nodes are asked for"), ("Ready", "reserved")]
+)
+def test_a_check_of_kueue_that_adds_nodes_is_told(state: str, message: str) -> None:
+    reserved = {"type": "QuotaReserved", "status": "True", "message": "reserved"}
+    check = {"name": "prov", "state": state, "message": "2 nodes are asked for"}
+    assert parse.quota({"status": {"conditions": [reserved], "admissionChecks": [check]}}).message == message
 
 
 def test_a_job_in_the_cluster_begins_once_a_group_is_named() -> None:
