@@ -27,28 +27,21 @@ def lives(rlhf_server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
             assert "Traceback" not in process.log()
 
 
-@pytest.fixture(scope="module")
-def autoscaler(lives: Lives) -> Iterator[Autoscaler]:
-    """Only the group of GPUs works."""
-    groups = {"a100": (ON, {"nvidia.com/gpu": "8"}, 2)}
-    with Autoscaler(lives.jobs.server, lives.jobs.namespace, groups) as running:
-        yield running
-
-
-def test_a_gpu_job_begins_on_nodes_that_its_pods_call_for(lives: Lives, autoscaler: Autoscaler) -> None:
-    job, server = small_job("grows", lives.jobs.namespace), lives.jobs.server
+def test_a_gpu_job_begins_on_nodes_that_its_pods_call_for(lives: Lives) -> None:
+    job, server, namespace = small_job("grows", lives.jobs.namespace), lives.jobs.server, lives.jobs.namespace
     job["spec"]["resources"] = {"device": "GPU", "nodes": 2, "slotsPerNode": 8}
     lives.apply(job)
     waiting = lives.jobs.wait_for("grows", "WaitingForNodes")
     assert {each["node"] for each in waiting["reserved"]} >= {"a100/00001", "a100/00002"}
-    pods = lives.jobs.wait_for_pods("grows", 1, 3)
-    assert {pod["spec"]["nodeName"] for pod in pods} >= set(autoscaler.added["a100"])
-    lives.train("grows")
-    path = f"{PODS.format(lives.jobs.namespace)}/{pods[0]['metadata']['name']}/eviction"
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pods[0]["metadata"]["name"]}}
-    code, answer = server.request("POST", path, eviction)
-    assert (code, answer["reason"]) == (429, "TooManyRequests"), "a drain waits"
-    final = lives.succeed("grows")
+    with Autoscaler(server, namespace, {"a100": (ON, {"nvidia.com/gpu": "8"}, 2)}) as autoscaler:
+        pods = lives.jobs.wait_for_pods("grows", 1, 3)
+        assert {pod["spec"]["nodeName"] for pod in pods} >= set(autoscaler.added["a100"])
+        lives.train("grows")
+        name = pods[0]["metadata"]["name"]
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+        code, answer = server.request("POST", f"{PODS.format(namespace)}/{name}/eviction", eviction)
+        assert (code, answer["reason"]) == (429, "TooManyRequests"), "a drain waits"
+        final = lives.succeed("grows")
     assert [each["outcome"] for each in final["attempts"]] == ["Succeeded"]
 
 
