@@ -243,6 +243,8 @@ class Snapshot:
     """Nodes of the cluster and those that node groups may still add; None if the operator may not list nodes, so that
     it relies on spec.resources.
     """
+    claimable_gpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Number of GPUs that pods can have only by resource claims (DRA), by node and driver; none is planned on."""
     priorities: Mapping[str, int] = field(default_factory=dict)
     """Priority of pods by PriorityClass; the key "" stands for pods without one."""
     taken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

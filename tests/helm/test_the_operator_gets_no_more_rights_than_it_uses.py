@@ -24,7 +24,11 @@ NEEDED = {
     ("kueue.x-k8s.io", "workloads"): WATCH,
 }
 """(API group, resource) -> verbs, in each namespace with jobs."""
-NODES = {("", "nodes"): WATCH, ("scheduling.k8s.io", "priorityclasses"): WATCH}
+NODES = {
+    ("", "nodes"): WATCH,
+    ("scheduling.k8s.io", "priorityclasses"): WATCH,
+    ("resource.k8s.io", "resourceslices"): WATCH,
+}
 LEASES = {("coordination.k8s.io", "leases"): {"get", "create", "update"}}
 """In the namespace of the release."""
 CLUSTER_ROLE = f"{NAMESPACE}:{RELEASE}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rlhf_api.job import Job
+from rlhf_operator.cluster import view
+from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.placement.map_job import map_job
 from tests.operator.rendered import A100, SETTINGS, changed, node, snapshot
 
@@ -25,7 +28,7 @@ PPO = "helpful-ppo"
         ({"ready": False}, "1 node not ready"),
         (
             {"gpus": 0},
-            "1 node without nvidia.com/gpu, though labelled nvidia.com/gpu.product (is its device plugin up, or has it",
+            "1 node without nvidia.com/gpu (is its device plugin up?), though labelled nvidia.com/gpu.product",
         ),
         ({"resource": "amd.com/gpu"}, "1 node with amd.com/gpu instead of nvidia.com/gpu, which spec.runtime."),
         ({"resource": "nvidia.com/mig-1g.5gb"}, "1 node with nvidia.com/mig-1g.5gb instead of nvidia.com/gpu"),
@@ -40,6 +43,22 @@ def test_gpus_out_of_reach_are_named(device: str, other: dict[str, Any], message
     assert answer.reason == "GPUNodesUnusable"
     assert answer.message.startswith(f"no node with GPUs is usable: {message}")
     assert answer.message.endswith("; or set spec.resources.device to CPU")
+
+
+def test_gpus_for_resource_claims_are_named() -> None:
+    cache = Cache()
+    for number in range(2):
+        metadata = {"name": f"slice-{number}", "uid": f"{number}"}
+        devices = [{"name": f"gpu-{place}"} for place in range(4)]
+        spec = {"nodeName": "dra", "driver": "gpu.nvidia.com", "devices": devices}
+        cache.put("slices", {"metadata": metadata, "spec": spec})
+    found = view.claimable_gpus(cache)
+    assert found == {"dra": {"gpu.nvidia.com": 8}}
+    job = changed(PPO, {"resources.device": "Auto"})
+    seen = replace(snapshot(job, [node("cpu"), node("dra")]), claimable_gpus=found)
+    answer = map_job(job, seen, SETTINGS)
+    assert answer.reason == "GPUNodesUnusable"
+    assert "1 node with GPUs for resource claims only (DRA, gpu.nvidia.com), on which no job is" in answer.message
 
 
 def test_a_job_that_asks_for_cpu_slots_gets_them() -> None:

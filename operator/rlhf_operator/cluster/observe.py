@@ -175,6 +175,7 @@ class Observer:
             measured=tuple(view.measured_attempts(self._cache, job)) if fresh else (),
             nodes=nodes,
             priorities=self._priorities(),
+            claimable_gpus=view.claimable_gpus(self._cache),
             taken=taken,
             held_by_jobs=by_jobs,
             line=tuple(self._line(job)),

@@ -229,6 +229,15 @@ def priority(document: Document) -> tuple[int, bool]:
     return raw.number(document, "value") or 0, raw.at(document, "globalDefault") is True
 
 
+def device_slice(document: Document) -> tuple[str, str, int]:
+    """Return (node, driver, number of devices) of a ResourceSlice (DRA)."""
+    return (
+        raw.text(document, "spec", "nodeName"),
+        raw.text(document, "spec", "driver"),
+        len(raw.entries(document, "spec", "devices")),
+    )
+
+
 def claim(document: Document) -> ObservedClaim:
     size = raw.text(document, "status", "capacity", "storage")
     size = size or raw.text(document, "spec", "resources", "requests", "storage")

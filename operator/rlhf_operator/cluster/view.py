@@ -28,6 +28,16 @@ def nodes_of(cache: Cache, settings: Settings) -> tuple[ObservedNode, ...]:
     return with_coming_nodes((entry.value for _, entry in cache.nodes), settings)
 
 
+def claimable_gpus(cache: Cache) -> Held:
+    """Return the number of GPUs that pods can have only by resource claims (DRA), by node and driver."""
+    found: Held = {}
+    for _, entry in cache.slices:
+        node, driver, devices = entry.value
+        if driver.startswith("gpu."):  # as all vendors name it: gpu.nvidia.com
+            found.setdefault(node, Counter())[driver] += devices
+    return found
+
+
 def held_by_others(cache: Cache, job: ObservedJob, settings: Settings) -> tuple[Held, Held]:
     """Return (amounts by node taken by others than this job, of these the amounts that other RLHFJobs will free).
 
