@@ -1,7 +1,7 @@
 """Facts about one job from the cache: its pods and input jobs, and the room on nodes that other pods and jobs hold."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from rlhf_api.status import Attempt
@@ -51,12 +51,17 @@ def held_by_others(cache: Cache, job: ObservedJob, settings: Settings) -> tuple[
         for held in (taken, by_jobs):
             held[node] = held.get(node, Counter()) + amount
     usable = [each for each in nodes_of(cache, settings) if each.ready and each.schedulable] if missing else []
-    room = {each.name: each.room for each in usable}
     for node, amount in missing.items():
-        group = settings.group(names.group_of(node))
-        own = [each.name for each in usable if group and group.match_labels.items() <= each.labels.items()]
-        _move_surplus(node, amount, {**{name: room[name] for name in own}, **room}, taken, by_jobs)
+        _move_surplus(node, amount, _room_near(node, usable, settings), taken, by_jobs)
     return taken, by_jobs
+
+
+def _room_near(node: str, usable: Sequence[ObservedNode], settings: Settings) -> Held:
+    """Return the allocatable amounts of usable nodes; those in the group of a coming node come first."""
+    group = settings.group(names.group_of(node))
+    labels = group.match_labels if group else {}
+    ordered = sorted(usable, key=lambda each: not labels.items() <= each.labels.items())
+    return {each.name: each.room for each in ordered}
 
 
 def _kept(cache: Cache) -> Iterator[ObservedPod]:

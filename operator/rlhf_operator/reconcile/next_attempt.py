@@ -96,6 +96,15 @@ def _set_quota(ctx: ReconcileContext, number: int, queue: str | None, *, was_wit
         ctx.set_condition("QuotaReserved", "True", *attempt_status.NOT_QUEUED)
 
 
+def _report_avoided(ctx: ReconcileContext, number: int, avoided: tuple[str, ...]) -> None:
+    """Add an event about the nodes, and the groups of nodes, that an attempt avoids."""
+    if avoided:
+        hours = f"{failure.NODE_AVOIDED_SECONDS / 3600:.0f} h"
+        places = ", ".join(sorted({names.group_of(each) or each for each in avoided}))
+        message = f"Attempt {number} keeps off {places}: attempts failed there in the last {hours}."
+        ctx.add_event("Normal", "NodesAvoided", message)
+
+
 def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: tuple[str, ...]) -> None:
     """Name the next attempt in the status and create its RayJob; it is the named attempt if that was never created."""
     named = ctx.record if ctx.outcome == "Running" else None
@@ -123,11 +132,7 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
     if (refused := ctx.snapshot.refused) is not None:
         ctx.set_condition("Accepted", "False", refused.reason, refused.message)
         ctx.set_status(reserved=())  # other jobs may begin meanwhile
-    if avoided:
-        hours = f"{failure.NODE_AVOIDED_SECONDS / 3600:.0f} h"
-        places = ", ".join(sorted({names.group_of(each) or each for each in avoided}))
-        message = f"Attempt {number} keeps off {places}: attempts failed there in the last {hours}."
-        ctx.add_event("Normal", "NodesAvoided", message)
+    _report_avoided(ctx, number, avoided)
     pods = AttemptPods(
         snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings, attempt=number, avoided=avoided
     )
