@@ -234,7 +234,7 @@ def device_slice(document: Document) -> tuple[str, str, int]:
     return (
         raw.text(document, "spec", "nodeName"),
         raw.text(document, "spec", "driver"),
-        len(raw.entries(document, "spec", "devices")),
+        len(list(raw.entries(document, "spec", "devices"))),
     )
 
 
