@@ -13,7 +13,11 @@ def learn_requests(server: Cluster) -> None:
     """Teach a cluster the kind; Kueue looks for it when it starts. The schema is open, other than the real one."""
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     version = {"served": True, "storage": True, "schema": schema, "subresources": {"status": {}}}
-    names = {"plural": "provisioningrequests", "singular": "provisioningrequest", "kind": "ProvisioningRequest"}
+    names: dict[str, object] = {
+        "plural": "provisioningrequests",
+        "singular": "provisioningrequest",
+        "kind": "ProvisioningRequest",
+    }
     server.expect(
         "POST",
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
@@ -36,16 +40,17 @@ def learn_requests(server: Cluster) -> None:
 def make_check(server: Cluster) -> str:
     """Make an admission check that asks for nodes: its name."""
     parameters = {"apiGroup": "kueue.x-k8s.io", "kind": "ProvisioningRequestConfig", "name": CHECK}
-    for plural, kind, spec in (
+    made: tuple[tuple[str, str, Document], ...] = (
         ("provisioningrequestconfigs", parameters["kind"], {"provisioningClassName": f"played.{GROUP}"}),
         (
             "admissionchecks",
             "AdmissionCheck",
             {"controllerName": "kueue.x-k8s.io/provisioning-request", "parameters": parameters},
         ),
-    ):
-        made = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": CHECK}, "spec": spec}
-        server.expect("POST", f"{QUEUES}/{plural}", made)
+    )
+    for plural, kind, spec in made:
+        document = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": CHECK}, "spec": spec}
+        server.expect("POST", f"{QUEUES}/{plural}", document)
     return CHECK
 
 

@@ -38,7 +38,7 @@ def workers(count: int, **fields: Any) -> dict[str, Any]:
 
 def add_node(cluster: SharedCluster, name: str) -> None:
     """An autoscaler adds a node for pods that no node takes."""
-    cluster.put("nodes", node_document(name, 1, **POOL))
+    cluster.put("nodes", node_document(name, 1, pool="a"))
 
 
 def reserved(cluster: SharedCluster, job: str) -> list[str]:
@@ -146,7 +146,7 @@ def test_more_than_the_group_may_have_is_not_tried() -> None:
 @pytest.mark.parametrize("queue", [None, "team"])
 def test_gpus_of_a_group_are_planned_on(mode: str, queue: str | None) -> None:
     manual = {"mode": "Manual", "pools": [{"name": "all", "models": ["actor"], "nodes": 2, "slotsPerNode": 8}]}
-    by_mode = {
+    by_mode: dict[str, dict[str, Any]] = {
         "Auto": {"resources": {"device": "GPU", "nodes": 2, "slotsPerNode": 8}},
         "Manual": {"resources": {"device": "GPU"}, "placement": manual},
     }
