@@ -13,27 +13,17 @@ def learn_requests(server: Cluster) -> None:
     """Teach a cluster the kind; Kueue looks for it when it starts. The schema is open, other than the real one."""
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     version = {"served": True, "storage": True, "schema": schema, "subresources": {"status": {}}}
-    names: dict[str, object] = {
-        "plural": "provisioningrequests",
-        "singular": "provisioningrequest",
-        "kind": "ProvisioningRequest",
+    words = {"plural": "provisioningrequests", "singular": "provisioningrequest", "kind": "ProvisioningRequest"}
+    spec: Document = {
+        "group": GROUP,
+        "scope": "Namespaced",
+        "names": words,
+        "versions": [{"name": name, **version, "storage": name == "v1"} for name in ("v1", "v1beta1")],
     }
-    server.expect(
-        "POST",
-        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-        {
-            "metadata": {
-                "name": f"provisioningrequests.{GROUP}",
-                "annotations": {"api-approved.kubernetes.io": "unapproved, of a test"},
-            },
-            "spec": {
-                "group": GROUP,
-                "scope": "Namespaced",
-                "names": {**names, "listKind": "ProvisioningRequestList"},
-                "versions": [{"name": name, **version, "storage": name == "v1"} for name in ("v1", "v1beta1")],
-            },
-        },
-    )
+    annotations = {"api-approved.kubernetes.io": "unapproved, of a test"}
+    metadata = {"name": f"provisioningrequests.{GROUP}", "annotations": annotations}
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    server.expect("POST", path, {"metadata": metadata, "spec": spec})
     server.until(lambda: server.request("GET", REQUESTS.format("default"))[0] == 200, SECONDS, "its kind is served")
 
 
