@@ -15,7 +15,7 @@ from rlhf_api.spec.model_shape import Shape
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.spec.run_policy import Reason
 
-StartPhase = Literal["Pending", "Mapping", "Queued", "Provisioning", "Initializing"]
+StartPhase = Literal["Pending", "Mapping", "Queued", "WaitingForNodes", "Provisioning", "Initializing"]
 EndPhase = Literal["Succeeded", "Failed", "Stopped"]
 Phase = Literal[StartPhase, "Running", "Restarting", "Suspending", "Suspended", EndPhase]
 """Phase of a job. Stopped is for runs without an operator: a signal ended them after a checkpoint."""
@@ -192,7 +192,7 @@ class ReservedAmount(Spec):
 class Reserved(Spec):
     """Room on a node that a job holds, whether its pods are there yet or not."""
 
-    node: str = Field(description="Name of the node.")
+    node: str = Field(description="Name of the node; GROUP/NUMBER for one that its group is to add.")
     requests: Listed[ReservedAmount] = Field(max_length=32, description="Requests of the job's pods on the node.")
 
     @property
@@ -209,14 +209,15 @@ class Attempt(Spec):
     end_time: Timestamp | None = Field(None, description="Time at which the attempt ended (RFC 3339).")
     slots: int = Field(ge=1, description="Number of GPUs or CPU slots of the attempt.")
     outcome: Literal["Starting", "Running", "Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn"] = "Running"
-    """How the attempt ended, if it has. Starting: its RayJob is not made yet. Withdrawn: its room was taken before its
-    pods had nodes.
+    """How the attempt ended, if it has. Starting: its RayJob is not made yet. Withdrawn: its pods found no
+    nodes, or no quota.
     """
     counted: bool = Field(False, description="Whether the attempt's failure counts against backoffLimit.")
     reason: Reason | None = Field(None, description="Reason of the attempt's failure.")
     message: str | None = Field(None, description="Explanation of the failure, a sentence.")
     pod: str | None = Field(None, description="Name of the pod that failed.")
-    node: str | None = Field(None, description="Name of the node of the failed pod.")
+    node: str | None = None
+    """Name of the node of the failed pod, or of the node that a group did not add (GROUP/NUMBER)."""
     micro_batch_tokens: int | None = Field(None, ge=1)
     """Tokens of a micro-batch that was too large for a device's memory; unset if this was not the failure."""
     first_step: Step | None = Field(None, description="Number of finished steps when the attempt began to train.")

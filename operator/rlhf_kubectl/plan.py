@@ -50,7 +50,7 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
     used, without = settings or Settings(), list[str]()
     knows_nodes = nodes is not None and used.read_nodes
     for job, each in observed:
-        snapshot = _snapshot(cache, each, by_name, knows_nodes=knows_nodes)
+        snapshot = _snapshot(cache, each, by_name, used, knows_nodes=knows_nodes)
         if not _has_place(console, job, map_job(job, snapshot, used)):
             without.append(job.name)
     for note in compress(NOTES, (nodes is None, pods is None, settings is None)):
@@ -111,14 +111,16 @@ def _observe(job: Job, namespace: str, namesake: ObservedJob | None) -> Observed
     return replace(new, uid=namesake.uid, labels=namesake.labels, status=shapes)
 
 
-def _snapshot(cache: Cache, job: ObservedJob, by_name: Mapping[str, ObservedJob], *, knows_nodes: bool) -> Snapshot:
+def _snapshot(
+    cache: Cache, job: ObservedJob, by_name: Mapping[str, ObservedJob], settings: Settings, *, knows_nodes: bool
+) -> Snapshot:
     """Return the operator's view of a job and the cluster; by_name: all jobs, whose outputs the job may read."""
-    taken, by_jobs = view.held_by_others(cache, job)
+    taken, by_jobs = view.held_by_others(cache, job, settings)
     return Snapshot(
         job=job,
         inputs={name: view.input_of(other) for name, other in by_name.items()},
         measured=tuple(view.measured_attempts(cache, job)),
-        nodes=tuple(node.value for _, node in cache.nodes) if knows_nodes else None,
+        nodes=view.nodes_of(cache, settings) if knows_nodes else None,
         taken=taken,
         held_by_jobs=by_jobs,
         watching_since=datetime.now(UTC),

@@ -17,6 +17,7 @@ READING = (READING_SHAPES, "PodsRefused", "QuotaExceeded")
 """Reasons of the condition Mapped=False while a pod reads the shapes of models, or while that pod cannot be made."""
 WAITING = "WaitingForRoom"  # reason of QuotaReserved=False of a job that waits in line for room
 SLOW_START = "ContainersWaiting"  # reason of ClusterReady=False while containers wait for longer than is usual
+WAITING_FOR_NODES = "WaitingForNodes"  # reason of QuotaReserved=False while node groups add nodes for an attempt
 KEPT = "Kept"  # reason of ClusterReady=False while the pods of a failed attempt stay for debugging
 LONGEST_MESSAGE = 1024
 
@@ -99,6 +100,7 @@ def phase_of(conditions: Sequence[Condition]) -> Phase:
         (lacks("InputsReady"), "Pending"),
         (lacks("Mapped"), "Mapping"),
         (has_reason("Training", RESTARTING), "Restarting"),
+        (has_reason("QuotaReserved", WAITING_FOR_NODES), "WaitingForNodes"),
         (lacks("QuotaReserved"), "Queued"),
         (lacks("ClusterReady"), "Provisioning"),
         (training is None or training.status == "False", "Initializing"),

@@ -18,6 +18,9 @@ READER: Final = "reader"  # a pod that reads model shapes and belongs to no atte
 
 SIZE_IS_NOMINAL: Final = "rlhf.hybridflow.io/size-is-nominal"  # true on a claim whose size is no limit, as with NFS
 
+OF_GROUP: Final = "/"
+"""Separator of group and number in the name of a node that does not exist yet; names of nodes have no slash."""
+
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 """Label of Kueue with a priority class; a job passes this label and QUEUE on to its RayJobs."""
@@ -55,6 +58,16 @@ GPU_SHARING: Final = ("nvidia.com/gpu.sharing-strategy", "cloud.google.com/gke-g
 """Node labels that say how pods share a GPU: none, time-slicing, time-sharing or mps."""
 NETWORKS: Final = ("karpenter.k8s.aws/instance-network-bandwidth", "eks.amazonaws.com/instance-network-bandwidth")
 """Node labels of Karpenter and EKS with the node's network bandwidth in Mb/s."""
+
+
+def coming_node(group: str, number: int) -> str:
+    """Return the name of a node that a node group may still add; the lowest numbers come first."""
+    return f"{group}{OF_GROUP}{number:05}"
+
+
+def group_of(node: str) -> str:
+    """Return the group of a node that does not exist yet, by its name; empty for the name of a real node."""
+    return node.rpartition(OF_GROUP)[0]
 
 
 def is_gpu_resource(resource: str) -> bool:

@@ -54,10 +54,41 @@ class ClusterGpu(GpuType):
     """GPU product by a node's label (`names.gpu_product`), such as NVIDIA-A100-SXM4-80GB."""
 
 
-class LabelledNodes(NodeFigures):
-    """Links and prices of the nodes that have all of some labels."""
+class NodeTaint(Spec):
+    """Taint of the nodes that a group adds."""
+
+    key: LabelKey
+    value: LabelValue = ""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+
+
+class NodesOfGroup(NodeFigures):
+    """Links and prices of the nodes that have all of some labels, and how many of them an autoscaler may let exist."""
 
     match_labels: dict[LabelKey, LabelValue]
+    name: ObjectName | None = None
+    """Name of the group in messages; needed with `max`."""
+    most: Annotated[int, Field(ge=0, le=10_000, alias="max")] = 0
+    """Number of nodes up to which an autoscaler adds nodes for waiting pods; 0: it adds none."""
+    gpu: Text | None = None
+    """GPU product of a node, as its label will say (`names.gpu_product`); None: no GPUs."""
+    gpus_per_node: Annotated[int, Field(ge=0, le=1024)] = 0
+    cpu: Cpus | None = None
+    """CPUs of a node for pods; None: enough for any pod."""
+    memory: Memory | None = None
+    """Memory of a node for pods; None: enough for any pod."""
+    taints: Annotated[tuple[NodeTaint, ...], Field(strict=False)] = ()
+    deadline_seconds: Annotated[int, Field(ge=1)] = 1800
+    """Seconds that the autoscaler may take to add nodes for an attempt."""
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        """Refuse a growing group without a name or without labels of its nodes, and half a statement about GPUs."""
+        if self.most and not (self.name and self.match_labels):
+            raise ValueError("has max, so it needs name and matchLabels")
+        if bool(self.gpu) != bool(self.gpus_per_node):
+            raise ValueError("needs both gpu and gpusPerNode, or neither")
+        return self
 
 
 class Level(Spec):
@@ -101,8 +132,8 @@ class Settings(Spec):
     ray_version: str = "2.60.0"
     gpu_resource_name: str = "nvidia.com/gpu"
     gpus: Annotated[tuple[ClusterGpu, ...], Field(strict=False)] = ()
-    node_groups: Annotated[tuple[LabelledNodes, ...], Field(strict=False)] = ()
-    """Links and prices of nodes; the first entry whose labels a node has holds for the node."""
+    node_groups: Annotated[tuple[NodesOfGroup, ...], Field(strict=False)] = ()
+    """Groups of nodes; the first entry whose labels a node has says the links and the price of the node."""
     topology: Annotated[tuple[Level, ...], Field(strict=False, max_length=1)] = ()
     """Levels of the network, the outermost first; at most one level so far."""
     controller: Pod = Pod(cpu="4", memory="16Gi")
@@ -129,6 +160,17 @@ class Settings(Spec):
         if len(types) > len({each.name for each in gpus}):
             raise ValueError("has one name for GPUs with different figures")
         return gpus
+
+    @model_validator(mode="after")
+    def _groups_are_right(self) -> Self:
+        """Refuse growing groups of one name, and those whose nodes may come up in any zone of the topology."""
+        growing = [each for each in self.node_groups if each.most]
+        if len({each.name for each in growing}) < len(growing):
+            raise ValueError("nodeGroups has two entries with max and the same name")
+        for level in self.topology:
+            if lacking := next((each.name for each in growing if level.label not in each.match_labels), None):
+                raise ValueError(f"nodeGroups: {lacking} needs {level.label} in matchLabels, as topology names it")
+        return self
 
     @model_validator(mode="after")
     def _templates_are_right(self) -> Self:
@@ -180,6 +222,10 @@ class Settings(Spec):
         """Return the figures of links and price for a node with these labels; empty if unset."""
         found = (each for each in self.node_groups if each.match_labels.items() <= labels.items())
         return next(found, NodeFigures())
+
+    def group(self, name: str) -> NodesOfGroup | None:
+        """Return the node group of this name to which an autoscaler adds nodes; None if there is none."""
+        return next((each for each in self.node_groups if each.most and each.name == name), None)
 
     @classmethod
     def read(cls, file: Path) -> Self:

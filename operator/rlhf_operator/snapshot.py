@@ -133,7 +133,7 @@ class ObservedPod:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedNode:
-    """State of a node: the facts that the mapper and the classification of failures need."""
+    """State of a node, or of one that a node group may still add: the facts that mapper and failures need."""
 
     name: str
     ready: bool
@@ -150,6 +150,11 @@ class ObservedNode:
     def room(self) -> Counter[str]:
         """Allocatable amounts of the node, in the units of `amounts`; callers must not change them."""
         return amounts(self.allocatable)
+
+    @property
+    def group(self) -> str:
+        """Name of the node group that may add the node; empty for a node that exists."""
+        return names.group_of(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +245,11 @@ class Snapshot:
     measured: tuple[Attempt, ...] = ()
     """Newest attempt with measured steps of each other job of the namespace; empty if the pass read only the cache."""
     nodes: tuple[ObservedNode, ...] | None = None
-    """Nodes of the cluster; None if the operator may not list nodes, so that it relies on spec.resources."""
+    """Nodes of the cluster and those that node groups may still add; None if the operator may not list nodes, so that
+    it relies on spec.resources.
+    """
+    claimable_gpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Number of GPUs that pods can have only by resource claims (DRA), by node and driver; none is planned on."""
     priorities: Mapping[str, int] = field(default_factory=dict)
     """Priority of pods by PriorityClass; the key "" stands for pods without one."""
     taken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

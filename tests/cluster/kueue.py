@@ -56,8 +56,11 @@ def kueue(server: Cluster) -> Iterator[None]:
         processes.stop()
 
 
-def make_queue(server: Cluster, namespace: str, name: str) -> str:
-    """A LocalQueue with room for the pods of one job at a time; higher priority goes first."""
+def make_queue(server: Cluster, namespace: str, name: str, *checks: str) -> str:
+    """A LocalQueue with room for the pods of one job at a time; higher priority goes first.
+
+    checks: names of admission checks.
+    """
     group = f"{namespace}-{name}"
     amounts = {"cpu": "10k", "memory": "1Pi", "pods": str(PODS_OF_A_JOB)}
     resources = [{"name": each, "nominalQuota": amount} for each, amount in amounts.items()]
@@ -65,6 +68,7 @@ def make_queue(server: Cluster, namespace: str, name: str) -> str:
         "namespaceSelector": {},
         "preemption": {"withinClusterQueue": "LowerPriority"},
         "resourceGroups": [{"coveredResources": list(amounts), "flavors": [{"name": "any", "resources": resources}]}],
+        **({"admissionChecksStrategy": {"admissionChecks": [{"name": each} for each in checks]}} if checks else {}),
     }
     _make(server, "clusterqueues", "ClusterQueue", group, spec=spec)
     _make(server, f"namespaces/{namespace}/localqueues", "LocalQueue", name, spec={"clusterQueue": group})

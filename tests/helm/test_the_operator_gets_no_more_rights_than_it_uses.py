@@ -19,11 +19,16 @@ NEEDED = {
     ("", "configmaps"): {"get", "create"},
     ("", "persistentvolumeclaims"): LOOK | {"create", "patch"},  # patch: spec.storage.retain
     ("networking.k8s.io", "networkpolicies"): {"get", "create"},
+    ("policy", "poddisruptionbudgets"): {"get", "create"},
     ("events.k8s.io", "events"): {"list", "create", "patch"},  # list: why no pods are made
     ("kueue.x-k8s.io", "workloads"): WATCH,
 }
 """(API group, resource) -> verbs, in each namespace with jobs."""
-NODES = {("", "nodes"): WATCH, ("scheduling.k8s.io", "priorityclasses"): WATCH}
+NODES = {
+    ("", "nodes"): WATCH,
+    ("scheduling.k8s.io", "priorityclasses"): WATCH,
+    ("resource.k8s.io", "resourceslices"): WATCH,
+}
 LEASES = {("coordination.k8s.io", "leases"): {"get", "create", "update"}}
 """In the namespace of the release."""
 CLUSTER_ROLE = f"{NAMESPACE}:{RELEASE}"

@@ -48,7 +48,20 @@ OTHER: Values = {
             }
         ],
         "nodeGroups": [
-            {"matchLabels": {"pool": "a"}, "intraNodeGBps": 600, "interNodeGbps": 100, "pricePerGpuHour": 2}
+            {
+                "matchLabels": {"pool": "a", "topology.kubernetes.io/zone": "b"},
+                "intraNodeGBps": 600,
+                "interNodeGbps": 100,
+                "pricePerGpuHour": 2,
+                "name": "grows",
+                "max": 3,
+                "gpu": "NVIDIA-X9000",
+                "gpusPerNode": 8,
+                "cpu": "100",
+                "memory": "1Ti",
+                "taints": ({"key": "dedicated", "value": "gpu", "effect": "NoSchedule"},),
+                "deadlineSeconds": 900,
+            }
         ],
         "topology": [{"label": "topology.kubernetes.io/zone", "gbps": 100}],
     },

@@ -60,11 +60,13 @@ def node(name: str, cpus: float, has: Mapping[str, str] | None = None, **labels:
 class SharedCluster:
     """A server that knows jobs, RayJobs, pods, claims and nodes, and the operator beside it."""
 
-    def __init__(self, nodes: Sequence[Document], seed: int = 0, *more: Capability) -> None:
+    def __init__(
+        self, nodes: Sequence[Document], seed: int = 0, *more: Capability, settings: Settings | None = None
+    ) -> None:
         self.random = random.Random(seed)
         self.capabilities: frozenset[Capability] = frozenset({"kuberay", "nodes", *more})
         self.now: datetime = START
-        self.settings = Settings()
+        self.settings = settings or Settings()
         self.objects: dict[KindName, dict[Key, Document]] = {
             "jobs": {},
             "rayjobs": {},

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rlhf_api.job import Job
+from rlhf_operator.cluster import view
+from rlhf_operator.cluster.cache import Cache
 from rlhf_operator.placement.map_job import map_job
 from tests.operator.rendered import A100, SETTINGS, changed, node, snapshot
 
@@ -21,7 +24,7 @@ PPO = "helpful-ppo"
             {"taints": (("dedicated", "gpu", "NoSchedule"),)},
             "1 node tainted dedicated=gpu:NoSchedule, which spec.runtime.worker.template",
         ),
-        ({"schedulable": False}, "1 node cordoned"),
+        ({"schedulable": False}, "1 node cordoned, which kubectl uncordon ends"),
         ({"ready": False}, "1 node not ready"),
         (
             {"gpus": 0},
@@ -34,11 +37,28 @@ PPO = "helpful-ppo"
 )
 def test_gpus_out_of_reach_are_named(device: str, other: dict[str, Any], message: str) -> None:
     job = changed(PPO, {"resources.device": device})
-    answer = map_job(job, snapshot(job, [node("cpu"), node("n", **{"gpus": 8, "product": A100} | other)]), SETTINGS)
+    fields: dict[str, Any] = {"gpus": 8, "product": A100} | other
+    answer = map_job(job, snapshot(job, [node("cpu"), node("n", **fields)]), SETTINGS)
     assert answer.mapping is None
     assert answer.reason == "GPUNodesUnusable"
     assert answer.message.startswith(f"no node with GPUs is usable: {message}")
     assert answer.message.endswith("; or set spec.resources.device to CPU")
+
+
+def test_gpus_for_resource_claims_are_named() -> None:
+    cache = Cache()
+    for number in range(2):
+        metadata = {"name": f"slice-{number}", "uid": f"{number}"}
+        devices = [{"name": f"gpu-{place}"} for place in range(4)]
+        spec = {"nodeName": "dra", "driver": "gpu.nvidia.com", "devices": devices}
+        cache.put("slices", {"metadata": metadata, "spec": spec})
+    found = view.claimable_gpus(cache)
+    assert found == {"dra": {"gpu.nvidia.com": 8}}
+    job = changed(PPO, {"resources.device": "Auto"})
+    seen = replace(snapshot(job, [node("cpu"), node("dra")]), claimable_gpus=found)
+    answer = map_job(job, seen, SETTINGS)
+    assert answer.reason == "GPUNodesUnusable"
+    assert "1 node with GPUs for resource claims only (DRA, gpu.nvidia.com), on which no job is" in answer.message
 
 
 def test_a_job_that_asks_for_cpu_slots_gets_them() -> None:

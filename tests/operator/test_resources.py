@@ -55,9 +55,10 @@ def worker(changes: Mapping[str, object] | None = None, there: Any = CPUS, **mor
 def test_things_are_made_in_the_order_of_their_needs() -> None:
     found = made(example_jobs()[PPO], CPUS, attempt=3)
     shown = {kind: each["metadata"]["name"] for kind, each in found.items()}
-    assert re.fullmatch("helpful-ppo-[0-9a-f]{10}", shown.pop("ConfigMap"))
+    for kind in ("ConfigMap", "PodDisruptionBudget"):
+        assert re.fullmatch("helpful-ppo-[0-9a-f]{10}", shown.pop(kind))
     assert shown == {"PersistentVolumeClaim": "helpful-ppo-output", "RayJob": "helpful-ppo-a3"}
-    assert list(found) == ["PersistentVolumeClaim", "ConfigMap", "RayJob"]
+    assert list(found) == ["PersistentVolumeClaim", "ConfigMap", "PodDisruptionBudget", "RayJob"]
 
 
 def test_everything_says_whose_it_is() -> None:

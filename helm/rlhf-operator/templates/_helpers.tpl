@@ -90,6 +90,9 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
   resources: [networkpolicies]
   verbs: [get, create]
 {{- end }}
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, create]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [list, create, patch]  # list: why no pods are made

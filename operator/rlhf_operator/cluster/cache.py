@@ -19,7 +19,7 @@ from rlhf_operator.snapshot import Document, ObservedJob, ObservedPod, claims_na
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, str]
 """Namespace and name of an object; the namespace of a node is empty."""
-KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas", "priorities"]
+KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas", "priorities", "slices"]
 
 REMEMBERED_DELETIONS: Final = 20_000
 MAX_LOST_PODS: Final = 16  # of an attempt: the first ones, whose loss ended the others
@@ -179,6 +179,7 @@ class Cache:
         self.claims = Table(parse.claim, owner=_job_of_claim)
         self.quotas = Table(parse.quota, index_names=_rayjob_of_quota)
         self.priorities = Table(parse.priority)
+        self.slices = Table(parse.device_slice)
         self._lost_pods: dict[str, tuple[ObservedPod, ...]] = {}
 
     def put(self, kind: KindName, document: Document) -> set[Key]:

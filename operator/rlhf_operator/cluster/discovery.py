@@ -5,7 +5,18 @@ from typing import NamedTuple
 from rlhf_operator.cluster import raw
 from rlhf_operator.cluster.cache import KindName
 from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client, NoClusterError
-from rlhf_operator.cluster.resources import CLAIMS, JOBS, NODES, OURS, PODS, PRIORITIES, RAYJOBS, Resource, workloads
+from rlhf_operator.cluster.resources import (
+    CLAIMS,
+    JOBS,
+    NODES,
+    OURS,
+    PODS,
+    PRIORITIES,
+    RAYJOBS,
+    SLICES,
+    Resource,
+    workloads,
+)
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Capability
 
@@ -50,6 +61,8 @@ async def discover(client: Client, settings: Settings) -> Offer:
         selector = ""  # pods of others hold GPUs of the nodes
         if await _may_list(client, PRIORITIES, None):
             kinds.append(Kind(name="priorities", resource=PRIORITIES, namespaced=False))
+        if await _serves(client, SLICES) and await _may_list(client, SLICES, None):
+            kinds.append(Kind(name="slices", resource=SLICES, namespaced=False))
     kinds.append(Kind(name="pods", resource=PODS, selector=selector))
     return Offer(capabilities=frozenset(capabilities), kinds=tuple(kinds))
 

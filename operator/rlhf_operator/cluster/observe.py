@@ -45,7 +45,7 @@ class Observer:
         settings: Settings,
         enqueue: Callable[[set[Key]], None],
     ) -> None:
-        self._client, self._cache, self._heartbeats = client, cache, heartbeats
+        self._client, self._cache, self._heartbeats, self._settings = client, cache, heartbeats, settings
         self._enqueue = enqueue
         self.failing: dict[Key, float] = {}
         """Time since which every pass over a job has failed, by job, in seconds of this process's monotonic clock."""
@@ -160,12 +160,12 @@ class Observer:
     def _snapshot(
         self, job: ObservedJob, foreign: tuple[ObservedRayJob, ...], *, fresh: bool, since: datetime
     ) -> Snapshot:
-        nodes = tuple(each.value for _, each in self._cache.nodes) if "nodes" in self.offer.capabilities else None
+        nodes = view.nodes_of(self._cache, self._settings) if "nodes" in self.offer.capabilities else None
         inputs = {each.name: each for each in view.inputs(self._cache, job)}
         pods = tuple(view.pods_of(self._cache, job))
         rayjobs = self._cache.rayjobs.find(job.namespace, job.name)
         quotas = self._cache.quotas.find(job.namespace, names.rayjob_name(job.name, job.status.attempt or 0))
-        taken, by_jobs = view.held_by_others(self._cache, job)
+        taken, by_jobs = view.held_by_others(self._cache, job, self._settings)
         return Snapshot(
             job=job,
             rayjobs=(*(replace(each.value, owned=each.owner == job.uid) for _, each in rayjobs), *foreign),
@@ -179,6 +179,7 @@ class Observer:
             measured=tuple(view.measured_attempts(self._cache, job)) if fresh else (),
             nodes=nodes,
             priorities=self._priorities(),
+            claimable_gpus=view.claimable_gpus(self._cache),
             taken=taken,
             held_by_jobs=by_jobs,
             line=tuple(self._line(job)),

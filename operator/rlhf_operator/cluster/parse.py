@@ -238,6 +238,15 @@ def priority(document: Document) -> tuple[int, bool]:
     return raw.number(document, "value") or 0, raw.at(document, "globalDefault") is True
 
 
+def device_slice(document: Document) -> tuple[str, str, int]:
+    """Return (node, driver, number of devices) of a ResourceSlice (DRA)."""
+    return (
+        raw.text(document, "spec", "nodeName"),
+        raw.text(document, "spec", "driver"),
+        len(list(raw.entries(document, "spec", "devices"))),
+    )
+
+
 def claim(document: Document) -> ObservedClaim:
     size = raw.text(document, "status", "capacity", "storage")
     size = size or raw.text(document, "spec", "resources", "requests", "storage")
@@ -256,12 +265,16 @@ def claim(document: Document) -> ObservedClaim:
 
 
 def quota(document: Document) -> ObservedQuota:
-    """Parse the state of the quota from a Workload of Kueue."""
+    """Parse the state of the quota from a Workload of Kueue; a pending admission check is its message."""
     evicted, reserved = raw.find_condition(document, "Evicted"), raw.find_condition(document, "QuotaReserved")
     is_evicted = evicted.get("status") == "True"
+    message = raw.text(evicted if is_evicted else reserved, "message")
+    for check in raw.entries(document, "status", "admissionChecks") if not is_evicted else ():
+        if raw.text(check, "state") in ("Pending", "Retry"):  # such as a ProvisioningRequest, for nodes
+            message = f"admission check {raw.text(check, 'name')} is pending: {raw.text(check, 'message')}".rstrip(": ")
     return ObservedQuota(
         # One whose RayJob has ended has given its quota back, and waits for none.
         reserved="True" in (reserved.get("status"), raw.find_condition(document, "Finished").get("status")),
         evicted=raw.text(evicted, "reason") if is_evicted else "",
-        message=raw.text(evicted if is_evicted else reserved, "message"),
+        message=message,
     )

@@ -29,15 +29,19 @@ JOBS: Final = Resource(GROUP, VERSION, "rlhfjobs", KIND)
 RAYJOBS: Final = Resource("ray.io", "v1", "rayjobs", "RayJob")
 PODS: Final = Resource("", "v1", "pods", "Pod")
 NODES: Final = Resource("", "v1", "nodes", "Node")
+SLICES: Final = Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice")
 PRIORITIES: Final = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 READERS: Final = Resource("batch", "v1", "jobs", "Job")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 POLICIES: Final = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+BUDGETS: Final = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
-CREATED: Final = {(each.api_version, each.kind): each for each in (RAYJOBS, CLAIMS, CONFIG_MAPS, POLICIES, READERS)}
+CREATED: Final = {
+    (each.api_version, each.kind): each for each in (RAYJOBS, CLAIMS, CONFIG_MAPS, POLICIES, BUDGETS, READERS)
+}
 """Kinds that a plan may create, by (apiVersion, kind)."""
 
 OURS: Final = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}"

@@ -1,14 +1,16 @@
 """Facts about one job from the cache: its pods and input jobs, and the room on nodes that other pods and jobs hold."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from rlhf_api.status import Attempt
-from rlhf_operator import conditions
+from rlhf_operator import conditions, names
 from rlhf_operator.cluster import raw
 from rlhf_operator.cluster.cache import Cache
-from rlhf_operator.snapshot import ObservedInput, ObservedJob, ObservedPod, inputs_of
+from rlhf_operator.placement.node_groups import with_coming_nodes
+from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import ObservedInput, ObservedJob, ObservedNode, ObservedPod, inputs_of
 
 Held: TypeAlias = dict[str, Counter[str]]
 """Amounts by node and resource, in the units of `amounts`."""
@@ -21,10 +23,26 @@ def pods_of(cache: Cache, job: ObservedJob) -> Iterator[ObservedPod]:
             yield each.value
 
 
-def held_by_others(cache: Cache, job: ObservedJob) -> tuple[Held, Held]:
+def nodes_of(cache: Cache, settings: Settings) -> tuple[ObservedNode, ...]:
+    """Return the nodes that exist and those that node groups may still add."""
+    return with_coming_nodes((entry.value for _, entry in cache.nodes), settings)
+
+
+def claimable_gpus(cache: Cache) -> Held:
+    """Return the number of GPUs that pods can have only by resource claims (DRA), by node and driver."""
+    found: Held = {}
+    for _, entry in cache.slices:
+        node, driver, devices = entry.value
+        if driver.startswith("gpu."):  # as all vendors name it: gpu.nvidia.com
+            found.setdefault(node, Counter())[driver] += devices
+    return found
+
+
+def held_by_others(cache: Cache, job: ObservedJob, settings: Settings) -> tuple[Held, Held]:
     """Return (amounts by node taken by others than this job, of these the amounts that other RLHFJobs will free).
 
-    Room reserved for missing pods counts on its node, or on a node with room if foreign pods have taken it.
+    Room reserved for missing pods counts on its node, or on a node with room if foreign pods have taken it. Room on a
+    node that its group has added by now counts on a node of this group first.
     """
     taken = _without(cache.pods.requested, pods_of(cache, job))
     by_jobs = _without(_without(cache.pods.requested_by_jobs, pods_of(cache, job)), _kept(cache))
@@ -32,11 +50,18 @@ def held_by_others(cache: Cache, job: ObservedJob) -> tuple[Held, Held]:
     for node, amount in missing.items():
         for held in (taken, by_jobs):
             held[node] = held.get(node, Counter()) + amount
-    nodes = [entry.value for _, entry in cache.nodes] if missing else []
-    room = {each.name: each.room for each in nodes if each.ready and each.schedulable}
+    usable = [each for each in nodes_of(cache, settings) if each.ready and each.schedulable] if missing else []
     for node, amount in missing.items():
-        _move_surplus(node, amount, room, taken, by_jobs)
+        _move_surplus(node, amount, _room_near(node, usable, settings), taken, by_jobs)
     return taken, by_jobs
+
+
+def _room_near(node: str, usable: Sequence[ObservedNode], settings: Settings) -> Held:
+    """Return the allocatable amounts of usable nodes; those in the group of a coming node come first."""
+    group = settings.group(names.group_of(node))
+    labels = group.match_labels if group else {}
+    ordered = sorted(usable, key=lambda each: not labels.items() <= each.labels.items())
+    return {each.name: each.room for each in ordered}
 
 
 def _kept(cache: Cache) -> Iterator[ObservedPod]:
@@ -80,10 +105,14 @@ def measured_attempts(cache: Cache, job: ObservedJob) -> Iterator[Attempt]:
 
 
 def _without(held: Held, pods: Iterable[ObservedPod]) -> Held:
+    """Return amounts by node without those of pods; a pod on a new node takes room that was held on a coming node."""
     rest = dict(held)
     for pod in pods:
-        if pod.node in rest:
-            rest[pod.node] = rest[pod.node] - Counter(pod.requests)
+        requests = Counter(pod.requests)
+        coming = (name for name, left in rest.items() if names.group_of(name) and requests <= left)
+        place = pod.node if pod.node in rest or not pod.node else next(coming, "")
+        if place in rest:
+            rest[place] = rest[place] - requests
     return rest
 
 

@@ -153,7 +153,10 @@ def unusable_gpus(job: Job, snapshot: Snapshot, settings: Settings) -> str:
         elif others:
             reason = f"with {' and '.join(others)} instead of {resource}, which spec.runtime.gpuResourceName can name"
         else:
+            claimable = " and ".join(sorted(snapshot.claimable_gpus.get(node.name, {})))
             reason = f"without {resource} (is its device plugin up?), though labelled {label}" * bool(label)
+            if claimable:
+                reason = f"with GPUs for resource claims only (DRA, {claimable}), on which no job is planned"
         reasons[reason] += bool(reason)
     found = [f"{counted(number, 'node')} {reason}" for reason, number in sorted((+reasons).items())]
     return "; ".join(found)

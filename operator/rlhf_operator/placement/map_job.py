@@ -98,19 +98,23 @@ def _mapped(job: Job, snapshot: Snapshot, settings: Settings, digest: str) -> Ma
     unseen = "" if capacity.nodes_known else "; the nodes are not known, spec.resources was believed"
     if capacity.device == "CPU" and job.spec.resources.device == "Auto":
         unseen = "; on CPU slots, as no node has GPUs"
-    prediction = f"not predicted: {why_unpredicted}"
-    if not why_unpredicted:
-        assert answer.prediction, "the mapper was asked"
-        corrected = " (corrected by measured steps)" * bool(answer.prediction.correction)
-        prediction = f"a step is predicted to take {answer.prediction.step_seconds:.3g} s{corrected}"
-        if answer.prediction.step_seconds > (deadline := job.spec.run_policy.progress_deadline_seconds):
-            raise NoPlaceError(f"{prediction}, longer than spec.runPolicy.progressDeadlineSeconds, {deadline} s")
+    prediction = f"not predicted: {why_unpredicted}" if why_unpredicted else _predicted_step(job, answer.prediction)
     return MappingResult(
         mapping=_status_mapping(job, answer, digest, prices_of(capacity.machines, settings)),
         reason="ManualPlacement" if is_manual else "ShapesUnknown" if why_unpredicted else "Mapped",
         message=f"{pools}{unseen}; {prediction}",
         answer=answer,
     )
+
+
+def _predicted_step(job: Job, prediction: Prediction | None) -> str:
+    """Return how long a step is predicted to take. Raises NoPlaceError if the trainer would be stopped as hung."""
+    assert prediction, "the mapper was asked"
+    corrected = " (corrected by measured steps)" * bool(prediction.correction)
+    text = f"a step is predicted to take {prediction.step_seconds:.3g} s{corrected}"
+    if prediction.step_seconds > (deadline := job.spec.run_policy.progress_deadline_seconds):
+        raise NoPlaceError(f"{text}, longer than spec.runPolicy.progressDeadlineSeconds, {deadline} s")
+    return text
 
 
 def _require_gpus(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Settings) -> None:
@@ -125,7 +129,8 @@ def _require_gpus(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Se
         raise NoPlaceError(
             f"no node has GPUs, and the models have {total / 1e6:,.0f} million parameters in all; "
             f"device Auto takes CPU slots for up to {MAX_CPU_PARAMETERS / 1e6:.0f} million; add nodes with GPUs, "
-            "or set spec.resources.device to CPU"
+            "name those that an autoscaler may add in cluster.nodeGroups of the chart, or set spec.resources.device "
+            "to CPU"
         )
 
 

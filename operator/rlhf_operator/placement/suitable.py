@@ -27,7 +27,7 @@ def obstacle(node: ObservedNode, pod: PodSpec, resource: str = "") -> str:
     if not node.ready:
         return "not ready"
     if not node.schedulable:
-        return "cordoned"
+        return "cordoned, which kubectl uncordon ends"
     if not pod.node_selector.items() <= dict(node.labels).items():
         return "without a label that nodeSelector of the worker's template asks for"
     required = pod.affinity.node_affinity.required

@@ -15,6 +15,8 @@ from rlhf_operator.times import parsed, timestamp
 MAX_METRICS: Final = 100
 NOT_QUEUED: Final = ("NotQueued", "The job names no queue.")
 IGNORED: Final = ("QueueIgnored", "No Kueue manages RayJobs here: the attempt was not held back.")
+LACKS_NODES: Final = ("Withdrawn", conditions.WAITING_FOR_NODES)
+"""Reasons of the condition QuotaReserved=False that hold until all pods have nodes."""
 QUEUED: Final = "Queued"
 """Reason of the condition ClusterReady=False while Kueue keeps the RayJob suspended."""
 PATIENCE_SECONDS: Final = 5.0
@@ -106,7 +108,7 @@ def is_queued(ctx: ReconcileContext) -> bool:
 
 def _ending_pod(ctx: ReconcileContext) -> ObservedPod | None:
     """Return a pod of an earlier admission by Kueue that still has time to end, so it is no lost pod; else None."""
-    if ctx.holds("QuotaReserved"):
+    if ctx.holds("QuotaReserved") or ctx.snapshot.in_line:
         return None
     for pod in observed_attempt.current_pods(ctx.snapshot):
         rest = pod.grace_seconds + cleanup.FORCE_SECONDS - ctx.age(pod.deleting_since) if pod.deleting_since else 0.0
@@ -132,7 +134,7 @@ def set_quota_reserved(ctx: ReconcileContext) -> None:
     held, reserved = ctx.condition("ClusterReady"), ctx.condition("QuotaReserved")
     if ctx.snapshot.quota is not None or (held is not None and held.reason == QUEUED):
         ctx.set_condition("QuotaReserved", "True", "QuotaReserved", "Kueue has admitted it.")
-    elif reserved is None or (reserved.status != "True" and (reserved.reason != "Withdrawn" or _have_nodes(ctx))):
+    elif reserved is None or (reserved.status != "True" and (reserved.reason not in LACKS_NODES or _have_nodes(ctx))):
         ctx.set_condition("QuotaReserved", "True", *(IGNORED if ctx.status.queue else NOT_QUEUED))
 
 

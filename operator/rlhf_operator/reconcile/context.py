@@ -33,6 +33,7 @@ EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = Mappin
         "Pending": ("Accepted", "InputsReady"),
         "Mapping": ("Mapped",),
         "Queued": ("QuotaReserved",),
+        "WaitingForNodes": ("QuotaReserved",),
         "Provisioning": ("ClusterReady",),
         "Suspending": ("Suspended",),
         "Suspended": ("Suspended",),
@@ -165,6 +166,11 @@ class ReconcileContext:
     def is_open(self) -> bool:
         """Whether the status names an attempt that has not ended, even if its RayJob is not there yet."""
         return self.outcome in ("Starting", "Running")
+
+    @property
+    def coming_nodes(self) -> tuple[str, ...]:
+        """Names of the nodes that do not exist yet on which the job holds room, until all of its pods have nodes."""
+        return tuple(each.node for each in self.status.reserved if names.group_of(each.node))
 
     @property
     def is_under_way(self) -> bool:

@@ -113,9 +113,11 @@ def _rate(ctx: ReconcileContext) -> str:
 def withdraw(ctx: ReconcileContext, why: str) -> None:
     """End an attempt whose pods find no nodes; the job waits for its turn again, after a pause for other jobs."""
     ctx.require_live(f"attempt {ctx.status.attempt} is withdrawn")
+    missing = {each.name for each in ctx.snapshot.nodes or ()}
+    blamed = max(ctx.coming_nodes, key=missing.__contains__, default=None)
     _end_attempt(ctx, "Withdrawn")
     message = f"Attempt {ctx.status.attempt} is withdrawn, which is no failure: {why}"
-    ctx.set_record(message=conditions.shortened(message))
+    ctx.set_record(message=conditions.shortened(message), node=blamed)
     ctx.set_condition("QuotaReserved", "False", "Withdrawn", message)
     fail_if_queued_too_long(ctx)
     if not ctx.has_ended:

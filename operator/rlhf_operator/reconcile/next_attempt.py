@@ -6,6 +6,7 @@ from rlhf_api.job import Job
 from rlhf_api.status import Attempt, MappedPlacement
 from rlhf_operator import conditions, failure, names, observed_attempt
 from rlhf_operator.actions import Create
+from rlhf_operator.placement.capacity import counted
 from rlhf_operator.placement.claim_size import claim_size
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, inputs, line, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
@@ -89,10 +90,23 @@ def _set_quota(ctx: ReconcileContext, number: int, queue: str | None, *, was_wit
     if queue and not ctx.snapshot.in_line:  # without Kueue the label has no meaning
         message = f"Attempt {number} waits to be admitted by queue {queue}."
         ctx.set_condition("QuotaReserved", "False", "Pending", message)
+    elif coming := ctx.coming_nodes:
+        groups = " and ".join(sorted({names.group_of(each) for each in coming}))
+        message = f"Attempt {number} waits for {counted(len(coming), 'node')} that node group {groups} is to add."
+        ctx.set_condition("QuotaReserved", "False", conditions.WAITING_FOR_NODES, message)
     elif was_withdrawn:  # so the queue's deadline goes on
         ctx.set_condition("QuotaReserved", "False", "Withdrawn", f"Attempt {number} waits for nodes for all its pods.")
     else:
         ctx.set_condition("QuotaReserved", "True", *attempt_status.NOT_QUEUED)
+
+
+def _report_avoided(ctx: ReconcileContext, number: int, avoided: tuple[str, ...]) -> None:
+    """Add an event about the nodes, and the groups of nodes, that an attempt avoids."""
+    if avoided:
+        hours = f"{failure.NODE_AVOIDED_SECONDS / 3600:.0f} h"
+        places = ", ".join(sorted({names.group_of(each) or each for each in avoided}))
+        message = f"Attempt {number} keeps off {places}: attempts failed there in the last {hours}."
+        ctx.add_event("Normal", "NodesAvoided", message)
 
 
 def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: tuple[str, ...]) -> None:
@@ -126,10 +140,7 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
     if (refused := ctx.snapshot.refused) is not None:
         ctx.set_condition("Accepted", "False", refused.reason, refused.message)
         ctx.set_status(reserved=())  # other jobs may begin meanwhile
-    if avoided:
-        hours = f"{failure.NODE_AVOIDED_SECONDS / 3600:.0f} h"
-        message = f"Attempt {number} keeps off {', '.join(avoided)}: attempts failed there in the last {hours}."
-        ctx.add_event("Normal", "NodesAvoided", message)
+    _report_avoided(ctx, number, avoided)
     pods = AttemptPods(
         snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings, attempt=number, avoided=avoided
     )

@@ -44,7 +44,8 @@ class Room:
 def room_for(rayjob: Manifest, snapshot: Snapshot) -> Room:
     """Place an attempt's pods on the nodes for trial, the largest pods first.
 
-    Each pod goes to the node with the fewest free devices, and among equals to the one with the most free CPU.
+    Each pod goes to the node with the fewest free devices, and among equals to the one with the most free CPU. Nodes
+    that do not exist yet come last.
     """
     usable = {node.name: node for node in snapshot.nodes or () if node.ready and node.schedulable}
     free = {name: Counter(node.room) for name, node in usable.items()}
@@ -65,7 +66,7 @@ def _place_group(
     """Place the pods of a group: their requests move from `free` to `held`. Return the number of pods left over."""
     missing, needed = group.count, {name: number for name, number in group.requests.items() if number}
     fitting = [name for name, node in nodes.items() if suits(node, group.pod)]
-    for name in sorted(fitting, key=lambda each: (_devices(free[each]), -free[each]["cpu"], each)):
+    for name in sorted(fitting, key=lambda each: (nodes[each].group, _devices(free[each]), -free[each]["cpu"], each)):
         known = [each for each in needed if each in nodes[name].allocatable or each not in IMPLIED_RESOURCES]
         here = max(min([missing, *(free[name][each] // needed[each] for each in known)]), 0)
         if here:

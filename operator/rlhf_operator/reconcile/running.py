@@ -7,7 +7,7 @@ from typing import Final
 
 from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Failure
-from rlhf_operator import conditions, evidence, failure, observed_attempt
+from rlhf_operator import conditions, evidence, failure, names, observed_attempt
 from rlhf_operator.placement.map_job import better
 from rlhf_operator.placement.review import measure_pace
 from rlhf_operator.reconcile import attempt_status, cleanup, finish, line
@@ -138,20 +138,35 @@ def _waiting_pods(ctx: ReconcileContext) -> list[ObservedPod]:
     return [each for each in pods if each.unschedulable and not UNRELATED_TO_ROOM.search(each.unschedulable)]
 
 
-def _is_pushed_out(ctx: ReconcileContext) -> str:
-    """Return why an attempt must give its room back, because a pod has had no node or no quota for too long."""
+def _lacks_quota(ctx: ReconcileContext) -> str:
+    """Return why an attempt has had no quota for all of its pods for too long; else empty."""
     rayjob = ctx.snapshot.current_rayjob()
-    if rayjob and evidence.QUOTA in rayjob.refused and ctx.condition_since("ClusterReady") is None:
-        waited = ctx.age(_latest(ctx, rayjob.created, rayjob.started, ctx.condition_since("QuotaReserved")))
-        if not ctx.must_wait(UNSCHEDULABLE_SECONDS - waited):
-            return f"for {UNSCHEDULABLE_SECONDS:.0f} s a quota had no room for all of its pods: {rayjob.refused}"
+    if rayjob is None or evidence.QUOTA not in rayjob.refused or ctx.condition_since("ClusterReady"):
+        return ""
+    waited = ctx.age(_latest(ctx, rayjob.created, rayjob.started, ctx.condition_since("QuotaReserved")))
+    if ctx.must_wait(UNSCHEDULABLE_SECONDS - waited):
+        return ""
+    return f"for {UNSCHEDULABLE_SECONDS:.0f} s a quota had no room for all of its pods: {rayjob.refused}"
+
+
+def _is_pushed_out(ctx: ReconcileContext) -> str:
+    """Return why an attempt must give its room back, because a pod has had no node or no quota for too long.
+
+    Where node groups are to add nodes, the pods wait as long as these groups may take.
+    """
+    if why := _lacks_quota(ctx):
+        return why
     pods = _waiting_pods(ctx) if ctx.snapshot.in_line else []
     if not pods:
         return ""
     waited = max(ctx.age(_latest(ctx, each.created)) for each in pods)
-    if ctx.must_wait(UNSCHEDULABLE_SECONDS - waited):
+    groups = sorted({names.group_of(each) for each in ctx.coming_nodes})
+    known = filter(None, map(ctx.settings.group, groups))
+    limit = max((float(each.deadline_seconds) for each in known), default=UNSCHEDULABLE_SECONDS)
+    if ctx.must_wait(limit - waited):
         return ""
-    return f"for {UNSCHEDULABLE_SECONDS:.0f} s no node took pod {pods[0].name}: {pods[0].unschedulable}"
+    lacking = f"node group {' and '.join(groups)} has not added all nodes, and " * bool(groups)
+    return f"for {limit:.0f} s {lacking}no node took pod {pods[0].name}: {pods[0].unschedulable}"
 
 
 def _starts_too_slowly(ctx: ReconcileContext) -> Failure | None:

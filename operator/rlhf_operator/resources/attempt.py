@@ -27,6 +27,10 @@ PORTS = {"gcs-server": 6379, "dashboard": names.DASHBOARD_PORT, "metrics": names
 """Named ports of the head pod's Ray container, from which KubeRay makes the head's Service."""
 LOG_PORTS = {"status": names.STATUS_PORT, "rlhf-metrics": names.TRAINER_METRICS_PORT}
 """Named ports of the log container, with the trainer's status and metrics; no Service is made of them."""
+MORE_THAN_ALL_PODS = 1_000_000
+"""Number of ready pods that a job never has, so that its budget allows no eviction. `maxUnavailable: 0` would need
+controllers that can be scaled.
+"""
 HEAD_SHARED_MEMORY = "4Gi"
 """Size of /dev/shm in the head pod; the controller holds references to data, never the bytes."""
 
@@ -45,7 +49,13 @@ def attempt_manifests(pods: AttemptPods, *, claim_size: str) -> tuple[Manifest, 
     on_host = any(settings.pod_of(job.spec.runtime, role).host_network for role in (names.CONTROLLER, names.WORKER))
     admitted = None if on_host else settings.job_network_policy
     policies = (_network_policy(seen, admitted),) if admitted else ()
-    return (*claims, document, *policies, rayjob(replace(pods, config_map=document["metadata"]["name"])))
+    return (
+        *claims,
+        document,
+        _disruption_budget(seen),
+        *policies,
+        rayjob(replace(pods, config_map=document["metadata"]["name"])),
+    )
 
 
 def rayjob(pods: AttemptPods) -> Manifest:
@@ -127,6 +137,25 @@ def _driver_log(pods: AttemptPods) -> dict[str, Any]:
 
 def _named(ports: Mapping[str, int]) -> list[dict[str, Any]]:
     return [{"name": name, "containerPort": port} for name, port in ports.items()]
+
+
+def _disruption_budget(job: ObservedJob) -> Manifest:
+    """Return the PodDisruptionBudget of a job: while its pods are ready none of them is evicted, as by a drain.
+
+    All pods are needed at once, and a job has fewer than the budget asks for.
+    """
+    spec = {
+        "selector": {"matchLabels": {names.JOB_UID: job.uid}},
+        "minAvailable": MORE_THAN_ALL_PODS,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+    name = names.by_content(job.name, json.dumps(spec, sort_keys=True))
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": identity.metadata(job, name),
+        "spec": spec,
+    }
 
 
 def _network_policy(job: ObservedJob, admitted: JobNetworkPolicy) -> Manifest:

@@ -24,6 +24,11 @@ MODELS_FOLDER: Final = "/rlhf/models"
 CA_VOLUME, MODELS_VOLUME = "rlhf-ca", "rlhf-models"
 END_SECONDS = 15
 """Seconds of the grace period that processes have left to end after save-now."""
+KEPT_BY_AUTOSCALERS: Final = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+"""Annotations of a pod whose node an autoscaler must not take away."""
 MIN_STORE_BYTES = 80 * 1024**2
 """Smallest size of Ray's object store in bytes; Ray refuses less than 75 MiB."""
 
@@ -38,7 +43,7 @@ class AttemptPods:
     settings: Settings
     attempt: int = 1
     avoided: Sequence[str] = ()
-    """Names of the nodes that the attempt's pods must not use."""
+    """Names of nodes that the attempt's pods must not use; a coming node stands for its group."""
     config_map: str = ""
     """Name of the ConfigMap with job.yaml."""
 
@@ -58,7 +63,7 @@ class AttemptPods:
         ours = {
             "metadata": {
                 "labels": labels | ({names.POOL: pool} if pool else {}),
-                "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
+                "annotations": KEPT_BY_AUTOSCALERS,
             },
             "spec": {
                 "restartPolicy": "Never",
@@ -69,7 +74,8 @@ class AttemptPods:
             },
         }
         own = merged(ours, self.settings.template_of(self.job.spec.runtime, role))
-        template: dict[str, Any] = merged(own, {"spec": avoid_nodes(self.avoided)})
+        avoided = [each for each in self.avoided if not names.group_of(each)]
+        template: dict[str, Any] = merged(own, {"spec": avoid_nodes(avoided)})
         return template
 
     def container(self, name: str, resources: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:

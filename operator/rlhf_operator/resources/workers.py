@@ -126,24 +126,38 @@ def _affinity(pods: AttemptPods, part: _Part) -> dict[str, Any]:
     ways = {label: {node.labels.get(label, "none") for node in nodes} - {"none"} for label in names.GPU_SHARING}
     common = [{"key": label, "operator": "NotIn", "values": sorted(found)} for label, found in ways.items() if found]
     common += [_label_is(level.label, part.zone) for level in pods.settings.topology]
-    terms = [{"matchExpressions": [*product, *common]} for product in _products(pods, part.pool.gpu, nodes)]
+    terms = [{"matchExpressions": [*labels, *common]} for labels in _labels_of(pods, part.pool.gpu, nodes)]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {"affinity": {"nodeAffinity": required}} if terms else {}
 
 
-def _products(pods: AttemptPods, gpu: str, nodes: Sequence[ObservedNode]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the required node labels of each product of a GPU type: its name, and details if any node has them."""
+def _labels_of(pods: AttemptPods, gpu: str, nodes: Sequence[ObservedNode]) -> Iterator[list[dict[str, Any]]]:
+    """Yield alternatives of required node labels for a GPU type, by the mapper's name of the type."""
+    types = {node.name: pods.settings.gpu_of(names.gpu_product(node.labels, pods.gpu_resource)) for node in nodes}
+    fitting = [node for node in nodes if (known := types[node.name]) and known.name == gpu]
+    yield from _products(nodes, fitting)
+    yield from _groups_to_grow(pods, fitting)
+
+
+def _products(nodes: Sequence[ObservedNode], fitting: Sequence[ObservedNode]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the required node labels of each product of fitting nodes: its name, and details if any node has them."""
     used = [detail for detail in names.GPU_DETAILS if any(detail in node.labels for node in nodes)]
     products: dict[tuple[str, ...], set[str]] = {}
-    for node in nodes:
-        label = names.gpu_label(node.labels)
-        known = pods.settings.gpu_of(names.gpu_product(node.labels, pods.gpu_resource))
-        if known and known.name == gpu:
-            values = [node.labels.get(detail, "") for detail in used]
+    for node in fitting:
+        if not node.group:
+            label, values = names.gpu_label(node.labels), [node.labels.get(detail, "") for detail in used]
             products.setdefault((label, *values), set()).add(node.labels[label])
     for (label, *values), found in sorted(products.items()):
         details = (_label_is(detail, value) for detail, value in zip(used, values, strict=True))
         yield [{"key": label, "operator": "In", "values": sorted(found)}, *details]
+
+
+def _groups_to_grow(pods: AttemptPods, fitting: Sequence[ObservedNode]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the labels by which an autoscaler knows each group that may add fitting nodes for this attempt."""
+    groups = {node.group for node in fitting} - {names.group_of(each) for each in pods.avoided}
+    for each in pods.settings.node_groups:
+        if each.name in groups:
+            yield [_label_is(label, value) for label, value in sorted(each.match_labels.items())]
 
 
 def _label_is(key: str, value: str) -> dict[str, Any]:

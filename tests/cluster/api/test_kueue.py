@@ -13,7 +13,10 @@ from tests.cluster.kueue import kueue, make_queue, workload_of
 from tests.cluster.launch import cluster
 from tests.cluster.lifecycle import PODS, SECONDS, Document
 from tests.cluster.operator_process import OperatorProcess
+from tests.cluster.provisioning import answer, learn_requests, make_check, request_of
 from tests.cluster.stage import Lives, small_job, stage
+
+GROWS = {"name": "grows", "matchLabels": {"pool": "grows"}, "max": 1, "cpu": "1"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,16 +26,18 @@ def server() -> Iterator[Cluster]:
     """One of its own: every RayJob passes through Kueue's webhooks."""
     need(api_cannot_run())
     need_programs(KUEUE_GROUPS)
-    with cluster("api") as running, kueue(running):
-        learn_rlhfjobs(running)
-        yield running
+    with cluster("api") as running:
+        learn_requests(running)
+        with kueue(running):
+            learn_rlhfjobs(running)
+            yield running
 
 
 @pytest.fixture(scope="module")
 def played(server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lives, OperatorProcess]]:
     """One namespace and one operator for all tests of this file."""
     for namespace in fresh_namespace(server):
-        with stage(server, namespace, tmp_path_factory.mktemp("operator")) as (lives, process):
+        with stage(server, namespace, tmp_path_factory.mktemp("operator"), nodeGroups=[GROWS]) as (lives, process):
             yield lives, process
             assert "Traceback" not in process.log()
 
@@ -185,3 +190,28 @@ def test_a_job_that_fails_early_is_not_taken_for_waiting(played: tuple[Lives, Op
     process.start()
     status = lives.jobs.wait_for("never-whole", "Failed", "Queued")
     assert (status["phase"], status["attempts"][0]["outcome"]) == ("Failed", "Failed")
+
+
+def test_nodes_are_asked_for_before_pods_are_made(lives: Lives) -> None:
+    server, namespace = lives.jobs.server, lives.jobs.namespace
+    queue = make_queue(server, namespace, "nodes-first", make_check(server))
+    job = queued_job(lives, "provisioned", queue)
+    template = {"spec": {"nodeSelector": {"pool": "grows"}}}
+    job["spec"]["runtime"] = {"worker": {"cpu": "1", "template": template}}
+    lives.apply(job)
+    request = request_of(server, namespace)
+
+    def told() -> Document:
+        found = lives.jobs.condition("provisioned", "QuotaReserved")
+        return found if "admission check nodes-first is pending" in found.get("message", "") else {}
+
+    condition = server.until(told, SECONDS, "the job says what it waits for")
+    assert (condition["status"], lives.jobs.phase("provisioned")) == ("False", "Queued")
+    assert not lives.jobs.pods("provisioned")
+    server.add_node("grows-0", {"cpu": "1"}, {"pool": "grows"})
+    try:
+        answer(server, request)
+        final = lives.through("provisioned")
+    finally:
+        server.remove_node("grows-0")
+    assert [each["outcome"] for each in final["attempts"]] == ["Succeeded"]

@@ -230,7 +230,9 @@ def leftovers(lives: Lives, job: str) -> list[str]:
     """Everything in the namespace that bears the job's label."""
     selector = f"?labelSelector=rlhf.hybridflow.io/job-name={job}"
     namespace, server = lives.jobs.namespace, lives.jobs.server
-    paths = (RAYJOBS, MAPS, CLAIMS, "/api/v1/namespaces/{}/pods", "/apis/ray.io/v1/namespaces/{}/rayclusters")
+    budgets = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
+    pods, clusters = "/api/v1/namespaces/{}/pods", "/apis/ray.io/v1/namespaces/{}/rayclusters"
+    paths = (RAYJOBS, MAPS, CLAIMS, budgets, pods, clusters)
     found = [each["metadata"]["name"] for path in paths for each in server.items(path.format(namespace) + selector)]
     return found + [job] * (server.request("GET", f"{JOBS.format(namespace)}/{job}")[0] == 200)
 
