@@ -244,6 +244,8 @@ class Snapshot:
     """Amounts within `taken` that other RLHFJobs hold, and so will give back."""
     line: tuple[ObservedJob, ...] = ()
     """Other jobs of all namespaces that wait for room, or may do so after their first pass."""
+    holders: tuple[ObservedJob, ...] = ()
+    """Other jobs of all namespaces that hold room in the operator's line."""
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
     refused: Refusal | None = None
     """Refusal of an object in the job's last pass, by the API server or because another owner has it; None if none."""

@@ -61,6 +61,9 @@ class World:
         if self.failures.get("sync"):
             raise self.failures["sync"].pop(0)
 
+    def next_in_line(self) -> list[Key]:
+        return []
+
     def keys(self) -> Iterable[Key]:
         return [("n", name) for name in self.names]
 

@@ -4,29 +4,20 @@ The statuses of all jobs decide a job's position in line, and the room that it h
 queue of Kueue is in no line. No job is in a line if the operator may not read nodes.
 """
 
-import json
 from dataclasses import replace
-from datetime import datetime
-from functools import lru_cache
 from typing import Final
 
-from pydantic import ValidationError
-
-from rlhf_api.checks.pod_template import template_problems
 from rlhf_api.job import Job
-from rlhf_api.spec.runtime import Runtime
 from rlhf_api.status import MappedPlacement, Status
-from rlhf_operator import conditions, failure, names
+from rlhf_operator import conditions, failure
 from rlhf_operator.actions import Manifest
 from rlhf_operator.placement.map_job import MappingReason, MappingResult, map_job, still_fits
-from rlhf_operator.placement.suitable import suits
 from rlhf_operator.reconcile import finish, shapes
-from rlhf_operator.reconcile.context import NodeDemand, NotYetError, ReconcileContext
+from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.room import room_for, with_head
 from rlhf_operator.resources.attempt import rayjob
 from rlhf_operator.resources.pods import AttemptPods
-from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import NodeRequest, ObservedInput, ObservedJob, ObservedNode, Snapshot, inputs_of
+from rlhf_operator.snapshot import ObservedInput, ObservedJob, Snapshot, inputs_of
 
 RECHECK_SECONDS: Final = 60.0
 """Seconds until a waiting job is checked again: nodes and foreign pods come and go without an event about it."""
@@ -42,8 +33,6 @@ def reserve_room(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tupl
     """
     older, holds_room = jobs_ahead(ctx), bool(ctx.status.reserved)
     ahead = [] if holds_room else older
-    if any(not each.status.conditions for each in ahead):
-        raise NotYetError
     free = _open_nodes(ctx, ahead)
     if free is None:
         if _has_shapes(ctx, job):
@@ -85,11 +74,13 @@ def _reserve_on(
 
 
 def _open_nodes(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot | None:
-    """Return the snapshot with all nodes full that jobs ahead in line may use; None if this job has no other nodes."""
+    """Return the snapshot with all nodes full that jobs ahead in line may use; None if this job may not have others."""
     if not ahead:
         return ctx.snapshot
-    claimed = frozenset[str]().union(*(_demand(each, ctx).nodes for each in {job.node_request for job in ahead}))
-    if _demand(replace(ctx.snapshot.job, status=Status()).node_request, ctx).nodes <= claimed:
+    if any(not each.status.conditions for each in ahead):
+        return None  # nobody knows yet which nodes these jobs need
+    claimed = frozenset[str]().union(*(ctx.turns.demand(each).nodes for each in {job.node_request for job in ahead}))
+    if ctx.turns.demand(replace(ctx.snapshot.job, status=Status()).node_request).nodes <= claimed:
         return None
     snapshot = _with_head_ahead(ctx, ahead)
     full = {node.name: node.room for node in snapshot.nodes or () if node.name in claimed}
@@ -189,72 +180,33 @@ def jobs_ahead(ctx: ReconcileContext) -> list[ObservedJob]:
     now = ctx.snapshot
     if not now.in_line:
         return []
-    own = _turn(now.job, ctx)
+    own = ctx.turns.of(now.job)
     return [
         each
         for each in now.line
         # A job without conditions may wait after its first pass.
         if each.status.conditions or not (now.in_queue(each) or each.spec.get("suspend") is True)
-        if _turn(each, ctx) < own
+        if ctx.turns.of(each) < own
     ]
-
-
-def _turn(job: ObservedJob, ctx: ReconcileContext) -> tuple[int, datetime, str, str]:
-    return -_demand(job.node_request, ctx).priority, job.created, job.namespace, job.name
 
 
 def _position(ctx: ReconcileContext, ahead: list[ObservedJob]) -> int:
     """Position of the job among the jobs in line that may use some of the same nodes, from 1."""
-    own = _demand(replace(ctx.snapshot.job, status=ctx.status).node_request, ctx).nodes
-    rivals = {each for each in {job.node_request for job in ahead} if not own.isdisjoint(_demand(each, ctx).nodes)}
+    own = ctx.turns.demand(replace(ctx.snapshot.job, status=ctx.status).node_request).nodes
+    rivals = {each for each in {job.node_request for job in ahead} if not own.isdisjoint(ctx.turns.demand(each).nodes)}
     return 1 + sum(job.node_request in rivals for job in ahead)
 
 
 def _with_head_ahead(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot:
     """Return the snapshot with room taken for the first job's head pod, which may use nodes that workers may not."""
     snapshot = ctx.snapshot
-    first = min(ahead, key=lambda each: _turn(each, ctx))
+    first = min(ahead, key=ctx.turns.of)
     inputs = {name: ObservedInput(name=name) for name in inputs_of(first.spec)}  # wherever the inputs are
     other = ReconcileContext.of(replace(snapshot, job=first, inputs=inputs), ctx.now, ctx.settings)
     mapping = other.status.mapping
     if other.job is None or mapping is None:
         return snapshot
     return replace(snapshot, taken=with_head(_manifest(other, other.job, mapping), snapshot))
-
-
-def _demand(request: NodeRequest, ctx: ReconcileContext) -> NodeDemand:
-    """Return the node demand of jobs with this request; without a mapping it is all suitable nodes."""
-    if request in ctx.demands:
-        return ctx.demands[request]
-    runtime, device = _runtime(request[0]), request[1]
-    resource = "" if device == "CPU" else ctx.settings.gpu_resource_of(runtime)
-    pod = ctx.settings.pod_of(runtime, names.WORKER)
-    suited = (node for node in ctx.snapshot.nodes or () if suits(node, pod, resource))
-    nodes = frozenset(node.name for node in suited if _has_mapped_gpus(node, request, resource, ctx.settings))
-    priority = ctx.snapshot.priorities.get(pod.priority_class_name or "", 0)
-    ctx.demands[request] = NodeDemand(nodes, priority)
-    return ctx.demands[request]
-
-
-def _has_mapped_gpus(node: ObservedNode, request: NodeRequest, resource: str, settings: Settings) -> bool:
-    """Whether a node has GPUs (`resource`) if the request needs any, and of a requested type if it names GPU types."""
-    _, device, types = request
-    if device and resource and resource not in node.allocatable:
-        return False
-    if None in types:
-        return True
-    gpu = settings.gpu_of(names.gpu_product(node.labels, resource))
-    return gpu is not None and gpu.name in types
-
-
-@lru_cache(maxsize=1024)
-def _runtime(text: str) -> Runtime:
-    """Parse spec.runtime; return the default runtime if it cannot be read."""
-    try:
-        runtime = Runtime.model_validate(json.loads(text), by_alias=True, by_name=False)
-    except (ValidationError, RecursionError):
-        return Runtime()
-    return Runtime() if template_problems(runtime.worker.template or {}, "worker") else runtime
 
 
 def _ordinal(position: int) -> str:
