@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 WORKERS: Final = 16
 DECIDERS: Final = 4
-"""Number of threads that run `decide`: the mapper takes up to 0.5 s, and the event loop must renew the Lease."""
+"""Number of threads that run `decide`: the mapper takes up to 0.5 s, in which the event loop must serve others."""
 CALL_SECONDS: Final = 0.05
 """Seconds between two looks at whose turn it is in line."""
 CALL_AGAIN_SECONDS: Final = 1.0
