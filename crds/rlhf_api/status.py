@@ -208,8 +208,11 @@ class Attempt(Spec):
     start_time: Timestamp = Field(description="Time at which the attempt's RayJob was created (RFC 3339).")
     end_time: Timestamp | None = Field(None, description="Time at which the attempt ended (RFC 3339).")
     slots: int = Field(ge=1, description="Number of GPUs or CPU slots of the attempt.")
-    outcome: Literal["Running", "Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn"] = "Running"
-    """How the attempt ended, if it has; Withdrawn: its room was taken before its pods had nodes."""
+    outcome: Literal["Running", "Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn", "Yielded"] = "Running"
+    """How the attempt ended, if it has. Withdrawn: its room was taken before its pods had nodes. Yielded: it gave its
+    room to a job before it in line.
+    """
+    backfilled: bool = Field(False, description="Whether the attempt began before the turn of its job in line.")
     counted: bool = Field(False, description="Whether the attempt's failure counts against backoffLimit.")
     reason: Reason | None = Field(None, description="Reason of the attempt's failure.")
     message: str | None = Field(None, description="Explanation of the failure, a sentence.")

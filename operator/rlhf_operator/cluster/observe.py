@@ -193,12 +193,16 @@ class Observer:
         return {"": default, **{name: value for name, (value, _) in classes.items()}}
 
     def next_in_line(self) -> list[Key]:
-        """Return the jobs that may begin now, if room was freed or the line has moved since the last call."""
+        """Return the jobs that may begin now, if room was freed or the line has moved since the last call.
+
+        With them are the jobs that began before their turn, and so may have to give their room back.
+        """
         if not self._cache.has_line_moved:
             return []
         self._cache.has_line_moved = False
         turns = Turns(self._nodes() or (), self._priorities(), self._holders(), self._settings)
-        return [(job.namespace, job.name) for job in turns.first(self._line())]
+        guests = (job for job in self._holders() if job.status.attempts and job.status.attempts[-1].backfilled)
+        return [(job.namespace, job.name) for job in (*turns.first(self._line()), *guests)]
 
     def _nodes(self) -> tuple[ObservedNode, ...] | None:
         """Return the nodes; None if the operator may not list them."""

@@ -84,6 +84,8 @@ class ReconcileContext:
     actions: list[ClusterAction] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     requeue_times: list[float] = field(default_factory=list)
+    has_shapes: bool | None = None
+    """Whether all shapes of the job's models are known; None: the pass has not asked yet."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime, settings: Settings) -> Self:
