@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import Final
 
 from rlhf_api.status import MappedPlacement
-from rlhf_operator.actions import Manifest
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.forecast import Forecast, manifest_of, remaining_seconds
-from rlhf_operator.reconcile.room import Room, room_for
+from rlhf_operator.reconcile.room import Group, Room, groups_of, place
 from rlhf_operator.snapshot import ObservedJob
 
 MAX_YIELDED: Final = 3
@@ -45,8 +44,9 @@ def delays_nobody(ctx: ReconcileContext, mapping: MappedPlacement, room: Room, a
     for each in ctx.turns.first(ahead):
         if (attempt := manifest_of(ctx, each)) is None:
             return False
-        start, _ = without.start_of(attempt)
-        if (end == math.inf or end > start) and beside.room_at(start, attempt).lacks:
+        pods = groups_of(attempt)
+        start, _ = without.start_of(pods)
+        if (end == math.inf or end > start) and beside.room_at(start, pods).lacks:
             return False
     return True
 
@@ -60,7 +60,7 @@ def needs_room(ctx: ReconcileContext, ahead: Sequence[ObservedJob]) -> ObservedJ
     guests = sorted(filter(_is_guest, holders), key=lambda each: (each.status.attempts[-1].start_time, each.uid))
     for each in ctx.turns.first(ahead):
         attempt = manifest_of(ctx, each)
-        if attempt is not None and own in _leaving(ctx, attempt, holders, guests[::-1]) and _can_save(ctx):
+        if attempt and own in _leaving(ctx, groups_of(attempt), holders, guests[::-1]) and _can_save(ctx):
             return each
     return None
 
@@ -72,13 +72,13 @@ def _is_guest(job: ObservedJob) -> bool:
 
 
 def _leaving(
-    ctx: ReconcileContext, attempt: Manifest, holders: Sequence[ObservedJob], guests: Sequence[ObservedJob]
+    ctx: ReconcileContext, pods: Sequence[Group], holders: Sequence[ObservedJob], guests: Sequence[ObservedJob]
 ) -> list[ObservedJob]:
-    """Return the guests whose room an attempt needs, the first of them before others; none if that is not enough."""
+    """Return the guests whose room an attempt's pods need, the first guests before others; none if it is too little."""
 
     def has_room_without(leaving: Sequence[ObservedJob]) -> bool:
         left = [each for each in holders if each not in leaving]
-        return not room_for(attempt, ctx.snapshot.taken_only_by(left)).lacks
+        return not place(pods, ctx.snapshot.taken_only_by(left)).lacks
 
     for count in range(len(guests) + 1):
         leaving = list(guests[:count])

@@ -13,7 +13,7 @@ from typing import Final, Self
 from rlhf_api.status import Reserved
 from rlhf_operator.actions import Manifest
 from rlhf_operator.reconcile.context import ReconcileContext
-from rlhf_operator.reconcile.room import Room, room_for
+from rlhf_operator.reconcile.room import Group, Room, groups_of, place
 from rlhf_operator.resources.attempt import rayjob
 from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedInput, ObservedJob, Snapshot, inputs_of
@@ -42,17 +42,17 @@ class Forecast:
         holder = replace(job, status=job.status.model_copy(update={"reserved": tuple(reserved)}))
         return replace(self, holders=_by_end([*self.holders, (end, holder)]))
 
-    def start_of(self, attempt: Manifest) -> tuple[float, Room]:
+    def start_of(self, pods: Sequence[Group]) -> tuple[float, Room]:
         """Return (seconds until all pods of an attempt have room, that room); infinite seconds: it is not known."""
         ends = sorted({0.0, *(end for end, _ in self.holders if end < math.inf)})
-        found = bisect_left(ends, True, key=lambda end: not self.room_at(end, attempt).lacks)
+        found = bisect_left(ends, True, key=lambda end: not self.room_at(end, pods).lacks)
         start = ends[found] if found < len(ends) else math.inf
-        return start, self.room_at(start, attempt)
+        return start, self.room_at(start, pods)
 
-    def room_at(self, seconds: float, attempt: Manifest) -> Room:
-        """Return the trial placement of an attempt after so many seconds."""
+    def room_at(self, seconds: float, pods: Sequence[Group]) -> Room:
+        """Return the trial placement of an attempt's pods after so many seconds."""
         left = [job for end, job in self.holders if end > seconds]
-        return room_for(attempt, self.snapshot.taken_only_by(left))
+        return place(pods, self.snapshot.taken_only_by(left))
 
 
 def _by_end(ends_of: list[tuple[float, ObservedJob]]) -> tuple[tuple[float, ObservedJob], ...]:
@@ -65,9 +65,9 @@ def expected_start(ctx: ReconcileContext, ahead: Sequence[ObservedJob], attempt:
     for each in ahead:
         if (other := manifest_of(ctx, each)) is None:
             return math.inf
-        start, room = forecast.start_of(other)
+        start, room = forecast.start_of(groups_of(other))
         forecast = forecast.beside(each, room.reserved, start + remaining_seconds(each, ctx.now))
-    return forecast.start_of(attempt)[0]
+    return forecast.start_of(groups_of(attempt))[0]
 
 
 def start_in_words(seconds: float, now: datetime) -> str:
