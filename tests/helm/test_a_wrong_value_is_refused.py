@@ -44,6 +44,7 @@ SLIPS: dict[str, tuple[Values, str]] = {
         {"podLabels": {"app.kubernetes.io/name": "x"}},
         "'/podLabels/app.kubernetes.io~1name': false schema",
     ),
+    "a weight of nothing": ({"queue": {"namespaceWeights": {"a": 0}}}, "/queue/namespaceWeights/a"),
     "a GPU that is no list": ({"cluster": {"gpus": {"name": "mine"}}}, "'/cluster/gpus': got object, want array"),
     "a secret by its name alone": ({"imagePullSecrets": ["a"]}, "'/imagePullSecrets/0': got string, want object"),
     "a variable with two values": (

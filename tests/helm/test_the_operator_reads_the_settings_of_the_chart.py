@@ -52,6 +52,7 @@ OTHER: Values = {
         ],
         "topology": [{"label": "topology.kubernetes.io/zone", "gbps": 100}],
     },
+    "queue": {"namespaceWeights": {"team-a": 2}},
     "jobNetworkPolicy": {"kubeRay": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "prometheus": []},
     "caBundle": {"configMap": "authorities", "key": "all.pem"},
     "fullnameOverride": "other",

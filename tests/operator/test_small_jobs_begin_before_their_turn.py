@@ -19,7 +19,7 @@ from rlhf_api.status import Attempt, Status
 from rlhf_operator.reconcile import backfill, line
 from rlhf_operator.times import timestamp
 from tests.operator.fake_trainer import START
-from tests.operator.shared_cluster import SMALL, SharedCluster, node, spec
+from tests.operator.shared_cluster import SMALL, Document, SharedCluster, node, spec
 
 WORKERS, HEADS = {"for": "workers"}, {"for": "heads"}
 """Labels of nodes for worker pods and for head pods."""
@@ -37,9 +37,12 @@ def job(workers: int, steps: int = 100, **fields: Any) -> dict[str, Any]:
     return {**made, "training": {**made["training"], "totalSteps": steps, "batchSize": 24}}
 
 
+def nodes_of(workers: int) -> list[Document]:
+    return [*(node(f"node-{number}", WORKER_CPUS, **WORKERS) for number in range(workers)), node("heads", 100, **HEADS)]
+
+
 def cluster_of(nodes: int, seed: int = 0) -> SharedCluster:
-    workers = [node(f"node-{number}", WORKER_CPUS, **WORKERS) for number in range(nodes)]
-    return SharedCluster([*workers, node("heads", 100, **HEADS)], seed)
+    return SharedCluster(nodes_of(nodes), seed)
 
 
 def outcomes(cluster: SharedCluster, name: str) -> list[str]:
