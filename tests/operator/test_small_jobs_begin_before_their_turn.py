@@ -26,7 +26,7 @@ WORKERS, HEADS = {"for": "workers"}, {"for": "heads"}
 NODES = 8
 WORKER_CPUS = 4
 PATIENT = {"startupDeadlineSeconds": 10**6}
-"""Of a job whose trainer never says a word."""
+"""Policy of a job whose trainer never says a word."""
 CHECKPOINT_SECONDS = 60.0
 """A played trainer saves at once; the operator looks at the first in line once a minute."""
 
@@ -141,7 +141,7 @@ def test_who_gave_its_room_back_often_waits_for_its_turn(times: int) -> None:
 
 @dataclass
 class History:
-    """What happened to jobs that came at random: when each began, and how much of the cluster was in use."""
+    """History of jobs that came at random: the delay of each start, and how much of the cluster was in use."""
 
     cluster: SharedCluster
     dice: random.Random
@@ -149,13 +149,13 @@ class History:
     left: dict[str, float] = field(default_factory=dict)
     """Seconds that each trainer has still to run; what it has done is saved."""
     since: dict[str, datetime] = field(default_factory=dict)
-    """When the running attempts began to train."""
+    """Moments at which the running attempts began to train."""
     could: dict[str, datetime] = field(default_factory=dict)
-    """When a job could have begun if none that came later ran."""
+    """Moments at which waiting jobs could have begun if no later job ran."""
     delays: list[float] = field(default_factory=list)
     busy: float = 0.0
     last: datetime = START
-    """When the last trainer ended."""
+    """End of the last trainer."""
 
     def submit(self, name: str) -> None:
         dice = self.dice

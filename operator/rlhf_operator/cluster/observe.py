@@ -195,7 +195,7 @@ class Observer:
     def next_in_line(self) -> list[Key]:
         """Return the jobs that may begin now, if room was freed or the line has moved since the last call.
 
-        With them are the jobs that began before their turn, and so may have to give their room back.
+        Jobs that began before their turn are returned, too: a job ahead may need their room.
         """
         if not self._cache.has_line_moved:
             return []

@@ -51,7 +51,7 @@ class Turns:
         return -self.demand(job.node_request).priority, share, job.created, job.namespace, job.name
 
     def first(self, line: Iterable[ObservedJob]) -> list[ObservedJob]:
-        """Return the jobs of the line, in its order, that may use a node which no job before them may use."""
+        """Return the jobs that may begin next, in the line's order: each may use a node that earlier ones may not."""
         claimed, found = frozenset[str](), []
         for job in sorted(line, key=self.of):
             nodes = self.demand(job.node_request).nodes

@@ -1,7 +1,7 @@
-"""Backfill: a job begins before its turn where it delays no job ahead, and gives its room back where it does after all.
+"""Backfill: a job begins before its turn where no job ahead is delayed. Such a job is called a guest.
 
-Predictions are wrong. So the promise to the jobs ahead does not rest on them: as soon as such a job could begin on the
-room of attempts that began before their turn, these save a checkpoint and end.
+Predictions are wrong, so the jobs ahead do not rely on them. As soon as a job ahead could begin on the room of guests,
+the guests save a checkpoint and end.
 """
 
 import math
@@ -27,7 +27,7 @@ def may_be_guest(ctx: ReconcileContext) -> bool:
 
 
 def has_guests_ahead(ctx: ReconcileContext) -> bool:
-    """Whether this job, or one whose turn comes before, began before its turn: its turn may come again before this."""
+    """Whether a guest is ahead, or this job holds room as a guest; the guest may be back in line before this job."""
     job, own = ctx.snapshot.job, ctx.turns.of(ctx.snapshot.job)
     return any(_is_guest(each) and ctx.turns.of(each) <= own for each in (*ctx.snapshot.holders, job))
 

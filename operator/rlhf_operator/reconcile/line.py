@@ -52,9 +52,11 @@ def reserve_room(ctx: ReconcileContext, job: Job) -> Turn | None:
     turn = _reserve_on(ctx, job, free, largest) if free is not None else None
     if turn is None and 0 < len(ahead) <= BACKFILL_DEPTH and backfill.may_be_guest(ctx):
         turn = _reserve_on(ctx, job, ctx.snapshot, largest, ahead)
-    if turn is None and ctx.snapshot.in_line and _has_shapes(ctx, job):
+    if turn is not None:
+        return turn._replace(is_backfilled=turn.is_backfilled or backfill.has_guests_ahead(ctx))
+    if ctx.snapshot.in_line and _has_shapes(ctx, job):
         _wait(ctx, job, older)
-    return turn and turn._replace(is_backfilled=turn.is_backfilled or backfill.has_guests_ahead(ctx))
+    return None
 
 
 def _reserve_on(
