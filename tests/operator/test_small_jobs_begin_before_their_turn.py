@@ -222,8 +222,10 @@ def run(count: int, seed: int) -> History:
     return history
 
 
-@pytest.mark.parametrize(("count", "seed"), [(25, 0), pytest.param(1000, 1, marks=pytest.mark.slow)])
-def test_the_first_is_not_delayed_and_more_is_in_use(
+@pytest.mark.parametrize(
+    ("count", "seed"), [(12, 0), *(pytest.param(100, seed, marks=pytest.mark.slow) for seed in range(10))]
+)
+def test_the_first_in_line_is_not_delayed(
     count: int, seed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(line, "RECHECK_SECONDS", 900.0)  # an event wakes whoever may begin
@@ -243,5 +245,4 @@ def test_the_first_is_not_delayed_and_more_is_in_use(
             f"\n{count} jobs (simulated): {with_it:.0%} of the nodes in use, {without:.0%} without backfill"
         )
         sys.stdout.write(f"; {yielded} attempts gave their room back\n")
-    assert with_it > without
     assert none == 0
