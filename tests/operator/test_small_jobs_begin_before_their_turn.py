@@ -6,6 +6,7 @@ room for one worker pod; head pods have a node of their own.
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections import Counter
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from rlhf_api.status import Attempt, Status
-from rlhf_operator.reconcile import backfill, line
+from rlhf_operator.reconcile import backfill, forecast, line
 from rlhf_operator.times import timestamp
 from tests.operator.fake_trainer import START
 from tests.operator.shared_cluster import SMALL, Document, SharedCluster, node, spec
@@ -137,6 +138,20 @@ def test_who_gave_its_room_back_often_waits_for_its_turn(times: int) -> None:
     cluster.write(cluster.home("short"), Status(attempt=times, attempts=tuple(ended)))
     cluster.settle()
     assert begun(cluster, "short") == [times < 3]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (100, "expected to begin by 2026-01-31 12:15 UTC"),
+        (3 * 3600, "expected to begin by 2026-01-31 15:00 UTC"),
+        (20 * 3600, "expected to begin by 2026-02-01 12:00 UTC"),
+        (1e15, "nobody can say when it begins"),
+        (math.inf, "nobody can say when it begins"),
+    ],
+)
+def test_a_start_is_told_the_rougher_the_farther_it_is(seconds: float, words: str) -> None:
+    assert forecast.start_in_words(seconds, START) == words
 
 
 @dataclass

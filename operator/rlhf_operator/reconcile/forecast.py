@@ -19,6 +19,8 @@ from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedInput, ObservedJob, Snapshot, inputs_of
 from rlhf_operator.times import parsed, since
 
+FORESEEN_SECONDS: Final = 90 * 86400.0
+"""Longest time in seconds until a start that is reported."""
 ROUNDING: Final = ((2 * 3600.0, 900), (12 * 3600.0, 3600), (math.inf, 6 * 3600))
 """(seconds until a start, multiple of seconds to which its time is rounded up), so that a status seldom changes."""
 
@@ -72,7 +74,7 @@ def expected_start(ctx: ReconcileContext, ahead: Sequence[ObservedJob], attempt:
 
 def start_in_words(seconds: float, now: datetime) -> str:
     """Return the words about an expected start, with its time rounded up."""
-    if seconds == math.inf:
+    if seconds > FORESEEN_SECONDS:
         return "nobody can say when it begins"
     multiple = next(each for limit, each in ROUNDING if seconds < limit or limit == math.inf)
     moment = math.ceil((now.timestamp() + seconds) / multiple) * multiple
