@@ -479,11 +479,10 @@ def test_a_long_line_is_not_rewritten_for_each_job() -> None:
 
 def test_many_jobs_at_once_take_few_passes() -> None:
     cluster = SharedCluster([node(f"node-{number}", 1 + HEAD) for number in range(5)])
-    for name in (made := names_of(60)):
+    for name in (made := names_of(30)):
         cluster.submit(name, spec())
     cluster.settle()
-    assert sum(bool(cluster.status(name).reserved) for name in made) == 5
-    assert cluster.passes <= 8 * len(made), "no job is looked at for each first look at another"
+    assert cluster.passes <= 5 * len(made), "no job is looked at for each first look at another"
 
 
 def test_the_lists_that_mend_a_cut_watch_wake_the_next_in_line() -> None:
