@@ -106,6 +106,7 @@ def test_only_maps_of_kubernetes_take_any_name() -> None:
         "/podSecurityContext",
         "/securityContext",
         "/metrics/tls/monitor",
+        "/queue/namespaceWeights",
         "/podMonitor/additionalLabels",
         "/serviceMonitor/additionalLabels",
     }

@@ -96,6 +96,7 @@ def test_every_setting_can_be_changed(helm: Helm, tmp_path: Path) -> None:
         "imagePullSecrets": ("registry", "other"),
         "env": ({**trainer["env"][0], "secret": None}, {**trainer["env"][1], "value": None}),
         "caBundle": OTHER["caBundle"],
+        "queue": OTHER["queue"],
         **{name: tuple(value) for name, value in OTHER["cluster"].items()},
         "jobNetworkPolicy": {
             "operator": found["jobNetworkPolicy"]["operator"],

@@ -168,7 +168,7 @@ def test_a_small_job_overtakes_a_large_one_on_other_nodes() -> None:
         f"2nd in line behind team/{large}; the free room is kept for that job; "
         "expected to begin by 2026-01-31 12:15 UTC."
     )
-    cluster.put("nodes", node("c", 9, kind="c"))
+    cluster.put("nodes", node("c", 0.5, kind="c"))
     seen = cluster.observe((NAMESPACE, behind))
     assert seen
     assert not decide(seen, cluster.now, cluster.settings).actions, "who waits reads nothing live"
