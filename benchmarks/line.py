@@ -91,7 +91,9 @@ class PlayedServer(Client):
         self.cluster.put(table, {**manifest, "metadata": self.cluster.metadata(manifest["metadata"])})
         return self.cluster.objects[table][key]
 
-    async def list(self, resource: Resource, namespace: str | None, selector: str = "", **_: Any) -> Listing:
+    async def list(
+        self, resource: Resource, namespace: str | None, selector: str = "", _fields: str = "", _slim: Any = None
+    ) -> Listing:
         await asyncio.sleep(0)
         job = dict(each.split("=") for each in selector.split(",") if each).get(names.JOB_NAME)
         table: Any = resource.plural
