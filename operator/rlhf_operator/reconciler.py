@@ -154,7 +154,12 @@ class Reconciler:
         """Request passes for the jobs whose turn it may be, if the line has moved."""
         before: list[Key] = []
         while True:
-            called = self._observer.next_in_line()
+            try:
+                called = self._observer.next_in_line()
+            except Exception:
+                # A mistake of ours must not end the operator; the resync wakes all jobs.
+                logger.exception("the next jobs in line were not found")
+                called = []
             self.enqueue(called)
             # The pods of a large job end one after the other: the same jobs are not called for each.
             await asyncio.sleep(CALL_AGAIN_SECONDS if called and called == before else CALL_SECONDS)
