@@ -39,7 +39,8 @@ def job(workers: int, steps: int = 100, **fields: Any) -> dict[str, Any]:
 
 
 def nodes_of(workers: int) -> list[Document]:
-    return [*(node(f"node-{number}", WORKER_CPUS, **WORKERS) for number in range(workers)), node("heads", 100, **HEADS)]
+    many = [node(f"node-{number}", WORKER_CPUS, {}, **WORKERS) for number in range(workers)]
+    return [*many, node("heads", 100, {}, **HEADS)]
 
 
 def cluster_of(nodes: int, seed: int = 0) -> SharedCluster:
@@ -186,12 +187,15 @@ class History:
 
     def go_on(self, until: datetime) -> None:
         """Time passes; trainers that have done their work end."""
-        while (due := min((self.end_of(name), name) for name in (*self.since, ""))) and due[0] <= until and due[1]:
-            self.pass_time(due[0])
-            if self.since.get(due[1]) and self.end_of(due[1]) <= self.cluster.now:
-                self.cluster.end(self.attempt(due[1]))
+        while self.since:
+            end, name = min((self.end_of(name), name) for name in self.since)
+            if end > until:
+                break
+            self.pass_time(end)
+            if self.end_of(name) <= self.cluster.now:
+                self.cluster.end(self.attempt(name))
                 self.last = self.cluster.now
-                del self.left[due[1]], self.since[due[1]]
+                del self.left[name], self.since[name]
                 self.cluster.settle()
                 self.look()
         self.pass_time(until)

@@ -27,9 +27,10 @@ class Lease(Client):
         self.renewed = threading.Condition()
 
     async def find(self, *_: Any, **_given: Any) -> Document | None:
-        return self.lease
+        return self.lease or None
 
-    async def call(self, _method: str, _path: str, **given: Any) -> Document:
+    async def call(self, method: str, path: str, **given: Any) -> Document:
+        assert (method, path.rpartition("/")[2]) in (("POST", "leases"), ("PUT", "name"))
         with self.renewed:
             self.lease, self.writes = given["body"], self.writes + 1
             self.threads.add(threading.current_thread().name)
