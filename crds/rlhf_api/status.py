@@ -21,6 +21,8 @@ Phase = Literal[StartPhase, "Running", "Restarting", "Suspending", "Suspended", 
 """Phase of a job. Stopped is for runs without an operator: a signal ended them after a checkpoint."""
 StartCondition = Literal["Accepted", "InputsReady", "Mapped", "QuotaReserved", "ClusterReady"]
 ConditionType = Literal[StartCondition, "Training", "Stalled", "Suspended", "Complete", "Failed"]
+AttemptEnd = Literal["Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn", "Yielded"]
+Outcome = Literal["Starting", "Running", AttemptEnd]
 Timestamp = Annotated[str, Field(pattern=TIMESTAMP)]
 Step = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -208,10 +210,11 @@ class Attempt(Spec):
     start_time: Timestamp = Field(description="Time at which the attempt's RayJob was created (RFC 3339).")
     end_time: Timestamp | None = Field(None, description="Time at which the attempt ended (RFC 3339).")
     slots: int = Field(ge=1, description="Number of GPUs or CPU slots of the attempt.")
-    outcome: Literal["Starting", "Running", "Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn"] = "Running"
-    """How the attempt ended, if it has. Starting: its RayJob is not made yet. Withdrawn: its pods found no
-    nodes, or no quota.
+    outcome: Outcome = "Running"
+    """How the attempt ended, if it has. Starting: its RayJob is not made yet. Withdrawn: its pods found no nodes, or no
+    quota. Yielded: it gave its room to a job before it in line.
     """
+    backfilled: bool = Field(False, description="Whether the attempt began before the turn of its job in line.")
     counted: bool = Field(False, description="Whether the attempt's failure counts against backoffLimit.")
     reason: Reason | None = Field(None, description="Reason of the attempt's failure.")
     message: str | None = Field(None, description="Explanation of the failure, a sentence.")

@@ -27,6 +27,7 @@ from rlhf_operator.cluster.discovery import Kind, discover
 from rlhf_operator.cluster.events import EventRecorder
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.leader_election import Elector, LostLeaseError
+from rlhf_operator.cluster.loop_thread import LoopThread
 from rlhf_operator.cluster.observe import Observer
 from rlhf_operator.metrics import OperatorMetrics
 from rlhf_operator.reconcile.decide import decide
@@ -124,13 +125,11 @@ def _log(form: str, level: str) -> None:
 class _Operator:
     """One operator process: its cache, observer, reconciler, metrics and leader election, put together."""
 
-    def __init__(self, settings: Settings, client: Client, heartbeats: Heartbeats, pause: float) -> None:
+    def __init__(
+        self, settings: Settings, client: Client, heartbeats: Heartbeats, elector: Elector | None, pause: float
+    ) -> None:
         self.settings, self.client, self.pause = settings, client, pause
-        self.elector: Elector | None = None  # without a Lease the only replica leads
-        if settings.lease_namespace is not None:
-            # Outside of a cluster two processes may have one host name.
-            identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
-            self.elector = Elector(client, settings.lease_name, settings.lease_namespace, identity)
+        self.elector = elector  # without a Lease the only replica leads
         may_write = self.elector.may_write if self.elector else lambda: True
         self.cache = Cache()
         self.metrics = OperatorMetrics(
@@ -303,6 +302,19 @@ def _kopf_settings() -> kopf.OperatorSettings:
     return made
 
 
+async def _elector(settings: Settings, kubeconfig: Path | None, stack: AsyncExitStack) -> Elector | None:
+    """Return the elector, with a thread and a client of its own that `stack` ends; None if there is no election."""
+    if settings.lease_namespace is None:
+        return None
+    thread = LoopThread("lease")
+    stack.push_async_callback(thread.close)
+    client = await thread.run(Client.connect(kubeconfig))
+    stack.push_async_callback(lambda: thread.run(client.close()))
+    # Outside of a cluster two processes may have one host name.
+    identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
+    return Elector(client, settings.lease_name, settings.lease_namespace, identity, thread=thread)
+
+
 async def _operate(settings: Settings, kubeconfig: Path | None, ports: Ports, pause: float = 0.0) -> None:
     """Run the operator as `_Operator.run` does. pause: seconds before the first request."""
     async with AsyncExitStack() as stack:
@@ -310,7 +322,8 @@ async def _operate(settings: Settings, kubeconfig: Path | None, ports: Ports, pa
         stack.push_async_callback(client.close)
         heartbeats = Heartbeats(client.clock.now)
         stack.push_async_callback(heartbeats.close)
-        operator = _Operator(settings, client, heartbeats, pause)
+        elector = await _elector(settings, kubeconfig, stack)
+        operator = _Operator(settings, client, heartbeats, elector, pause)
         reconciler = operator.reconciler
         server = Server(operator.metrics.registry, unhealthy=reconciler.unhealthy, unready=reconciler.unready)
         stack.push_async_callback(server.stop)

@@ -26,7 +26,11 @@ logger = logging.getLogger(__name__)
 
 WORKERS: Final = 16
 DECIDERS: Final = 4
-"""Number of threads that run `decide`: the mapper takes up to 0.5 s, and the event loop must renew the Lease."""
+"""Number of threads that run `decide`: the mapper takes up to 0.5 s, in which the event loop must serve others."""
+CALL_SECONDS: Final = 0.05
+"""Seconds between two looks at whose turn it is in line."""
+CALL_AGAIN_SECONDS: Final = 1.0
+"""Seconds until the jobs that were called twice in a row may be called again."""
 RESYNC_SECONDS: Final = 300.0
 RELIST_DELAY_SECONDS: Final = 10.0
 """Seconds from a watch's reconnect until all is listed again: several watches often reconnect together."""
@@ -130,6 +134,7 @@ class Reconciler:
                     group.create_task(self._work(executor))
                     group.create_task(self._poll_heads())
                 group.create_task(self._resync())
+                group.create_task(self._call_the_next())
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed  # who started this asks for its kind
         finally:
@@ -149,6 +154,21 @@ class Reconciler:
             if not await self._has_listed():
                 self._relist_requested.set()
             self.enqueue(self._observer.keys())
+
+    async def _call_the_next(self) -> None:
+        """Request passes for the jobs whose turn it may be, if the line has moved."""
+        before: list[Key] = []
+        while True:
+            try:
+                called = self._observer.next_in_line()
+            except Exception:
+                # A mistake of ours must not end the operator; the resync wakes all jobs.
+                logger.exception("the next jobs in line were not found")
+                called = []
+            self.enqueue(called)
+            # The pods of a large job end one after the other: the same jobs are not called for each.
+            await asyncio.sleep(CALL_AGAIN_SECONDS if called and called == before else CALL_SECONDS)
+            before = called or before
 
     async def _work(self, executor: ThreadPoolExecutor) -> None:
         while True:

@@ -98,6 +98,13 @@ class Level(Spec):
     gbps: GigabitsPerSecond
 
 
+class Queue(Spec):
+    """Rules of the line in which jobs wait for room."""
+
+    namespace_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Weights of namespaces: in one priority the namespace that holds the fewest slots per weight is next; else 1."""
+
+
 Peers = Annotated[tuple[dict[str, Any], ...], Field(strict=False)]
 """Type of a list of peers, as in a rule of a NetworkPolicy; only the API server checks the peers."""
 
@@ -136,6 +143,7 @@ class Settings(Spec):
     """Groups of nodes; the first entry whose labels a node has says the links and the price of the node."""
     topology: Annotated[tuple[Level, ...], Field(strict=False, max_length=1)] = ()
     """Levels of the network, the outermost first; at most one level so far."""
+    queue: Queue = Queue()
     controller: Pod = Pod(cpu="4", memory="16Gi")
     worker: Pod = Pod(cpu="8", memory="64Gi")
     """Size of a worker pod with one slot; a pod with n slots has n times as much."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -258,6 +258,8 @@ class Snapshot:
     """Amounts within `taken` that other RLHFJobs hold, and so will give back."""
     line: tuple[ObservedJob, ...] = ()
     """Other jobs of all namespaces that wait for room, or may do so after their first pass."""
+    holders: tuple[ObservedJob, ...] = ()
+    """Other jobs of all namespaces that hold room in the operator's line."""
     capabilities: frozenset[Capability] = frozenset({"kuberay"})
     refused: Refusal | None = None
     """Refusal of an object in the job's last pass, by the API server or because another owner has it; None if none."""
@@ -284,6 +286,13 @@ class Snapshot:
     def taken_by_foreign_pods(self) -> dict[str, Counter[str]]:
         """Return the amounts that would stay taken on each node if all other jobs had ended."""
         return {node: Counter(taken) - Counter(self.held_by_jobs.get(node, {})) for node, taken in self.taken.items()}
+
+    def taken_only_by(self, jobs: Iterable[ObservedJob]) -> Snapshot:
+        """Return the snapshot in which only foreign pods and the reserved room of these jobs are taken."""
+        taken = self.taken_by_foreign_pods()
+        for each in (reserved for job in jobs for reserved in job.status.reserved):
+            taken[each.node] = taken.get(each.node, Counter[str]()) + each.amounts
+        return replace(self, taken=taken)
 
     def without(self, nodes: Collection[str]) -> Snapshot:
         """Return the snapshot without the nodes of these names."""

@@ -53,6 +53,7 @@ SLIPS: dict[str, tuple[Values, str]] = {
         {"podLabels": {"app.kubernetes.io/name": "x"}},
         "'/podLabels/app.kubernetes.io~1name': false schema",
     ),
+    "a weight of nothing": ({"queue": {"namespaceWeights": {"a": 0}}}, "/queue/namespaceWeights/a"),
     "a GPU that is no list": ({"cluster": {"gpus": {"name": "mine"}}}, "'/cluster/gpus': got object, want array"),
     "a secret by its name alone": ({"imagePullSecrets": ["a"]}, "'/imagePullSecrets/0': got string, want object"),
     "a variable with two values": (
@@ -114,6 +115,7 @@ def test_only_maps_of_kubernetes_take_any_name() -> None:
         "/podSecurityContext",
         "/securityContext",
         "/metrics/tls/monitor",
+        "/queue/namespaceWeights",
         "/podMonitor/additionalLabels",
         "/serviceMonitor/additionalLabels",
     }

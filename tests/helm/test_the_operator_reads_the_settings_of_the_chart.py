@@ -65,6 +65,7 @@ OTHER: Values = {
         ],
         "topology": [{"label": "topology.kubernetes.io/zone", "gbps": 100}],
     },
+    "queue": {"namespaceWeights": {"team-a": 2}},
     "jobNetworkPolicy": {"kubeRay": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "prometheus": []},
     "caBundle": {"configMap": "authorities", "key": "all.pem"},
     "fullnameOverride": "other",
@@ -108,6 +109,7 @@ def test_every_setting_can_be_changed(helm: Helm, tmp_path: Path) -> None:
         "imagePullSecrets": ("registry", "other"),
         "env": ({**trainer["env"][0], "secret": None}, {**trainer["env"][1], "value": None}),
         "caBundle": OTHER["caBundle"],
+        "queue": OTHER["queue"],
         **{name: tuple(value) for name, value in OTHER["cluster"].items()},
         "jobNetworkPolicy": {
             "operator": found["jobNetworkPolicy"]["operator"],

@@ -76,6 +76,7 @@ class SharedCluster:
             "priorities": {},
         }
         self.version = 0
+        self.homes: dict[str, str] = {}
         self.begun: list[str] = []
         self.passes = 0
         self.start_operator()
@@ -115,7 +116,7 @@ class SharedCluster:
                 case Create(manifest=manifest):
                     self._create(manifest)
                 case Delete(kind="RayJob", name=name):
-                    self._delete_rayjob(name)
+                    self.delete_rayjob(*self.home(name))
         if plan.requeue_after is not None:
             self.timers[key] = self.now + timedelta(seconds=plan.requeue_after)
         return plan
@@ -133,19 +134,20 @@ class SharedCluster:
     def _create(self, manifest: Mapping[str, Any]) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         if kind == "RayJob":
-            assert (NAMESPACE, name) not in self.objects["rayjobs"]
+            assert self.home(name) not in self.objects["rayjobs"]
             self.begun.append(name)
             self._make("rayjobs", manifest)
         elif kind == "PersistentVolumeClaim":
             self._make("claims", manifest)
 
     def _make(self, kind: KindName, manifest: Mapping[str, Any]) -> None:
-        key = (NAMESPACE, manifest["metadata"]["name"])
+        key = (manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         if key not in self.objects[kind]:
-            self.put(kind, {**manifest, "metadata": self._metadata(manifest["metadata"])})
+            self.put(kind, {**manifest, "metadata": self.metadata(manifest["metadata"])})
 
-    def _delete_rayjob(self, name: str) -> None:
-        if rayjob := self.objects["rayjobs"].get((NAMESPACE, name)):
+    def delete_rayjob(self, namespace: str, name: str) -> None:
+        """A RayJob is deleted, and its pods with it."""
+        if rayjob := self.objects["rayjobs"].get((namespace, name)):
             self.remove("rayjobs", rayjob)
             for pod in self.pods_of(name):
                 self.remove("pods", pod)
@@ -154,23 +156,29 @@ class SharedCluster:
 
     def put(self, kind: KindName, document: Mapping[str, Any]) -> None:
         """An object is made or changed."""
+        self.queue |= self.cache.put(kind, self.store(kind, document))
+
+    def store(self, kind: KindName, document: Mapping[str, Any]) -> Document:
+        """The server keeps an object in a new version; nobody has heard of it."""
         self.version += 1
         metadata = {**document["metadata"], "resourceVersion": str(self.version)}
         made = {**document, "metadata": metadata}
         self.objects[kind][metadata.get("namespace", ""), metadata["name"]] = made
-        self.queue |= self.cache.put(kind, made)
+        return made
 
     def remove(self, kind: KindName, document: Document) -> None:
         """An object is gone."""
         del self.objects[kind][document["metadata"].get("namespace", ""), document["metadata"]["name"]]
         self.queue |= self.cache.remove(kind, document)
 
-    def submit(self, name: str, of: Mapping[str, Any], **labels: str) -> None:
-        """A user makes a job."""
-        metadata = self._metadata({"name": name, "namespace": NAMESPACE, "labels": labels, "generation": 1})
+    def submit(self, name: str, of: Mapping[str, Any], namespace: str = NAMESPACE, **labels: str) -> None:
+        """A user makes a job; no other has its name, in whatever namespace."""
+        self.homes[name] = namespace
+        metadata = self.metadata({"name": name, "namespace": namespace, "labels": labels, "generation": 1})
         self.put("jobs", {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(of)})
 
-    def _metadata(self, of: Mapping[str, Any]) -> Document:
+    def metadata(self, of: Mapping[str, Any]) -> Document:
+        """Metadata of a new object."""
         return {**of, "uid": f"uid-{self.version + 1}", "creationTimestamp": timestamp(self.now)}
 
     def occupy(self, name: str, on: str, cpus: float) -> None:
@@ -179,15 +187,20 @@ class SharedCluster:
             "pods", self._pod(name, {"containers": [{"resources": {"requests": {"cpu": str(cpus)}}}], "nodeName": on})
         )
 
-    def _pod(self, name: str, of: Mapping[str, Any], **labels: str) -> Document:
-        metadata = self._metadata({"name": name, "namespace": NAMESPACE, "labels": labels})
+    def _pod(self, name: str, of: Mapping[str, Any], namespace: str = NAMESPACE, **labels: str) -> Document:
+        metadata = self.metadata({"name": name, "namespace": namespace, "labels": labels})
         containers = {part: [*map(_defaulted, of.get(part, ()))] for part in ("containers", "initContainers")}
         return {"metadata": metadata, "spec": {**of, **containers}, "status": {"phase": "Pending"}}
 
     # What is seen of it
 
+    def home(self, name: str) -> Key:
+        """The key of a job, or of the RayJob of an attempt."""
+        job = name if name in self.homes else name.rpartition("-a")[0]
+        return self.homes.get(job, NAMESPACE), name
+
     def job(self, name: str) -> ObservedJob:
-        entry = self.cache.jobs.get((NAMESPACE, name))
+        entry = self.cache.jobs.get(self.home(name))
         assert entry
         return entry.value
 
@@ -214,9 +227,9 @@ class SharedCluster:
 
     def make_pods(self) -> bool:
         """KubeRay makes the pods of a RayJob that has none."""
-        for _, name in self._shuffled("rayjobs"):
-            if not self.pods_of(name):
-                self._make_pods(self.objects["rayjobs"][NAMESPACE, name])
+        for key in self._shuffled("rayjobs"):
+            if not self.pods_of(key[1]):
+                self._make_pods(self.objects["rayjobs"][key])
                 return True
         return False
 
@@ -226,7 +239,8 @@ class SharedCluster:
         for group in cluster["workerGroupSpecs"]:
             templates += [group["template"]] * group["numOfHosts"]
         for number, each in enumerate(templates):
-            self.put("pods", self._pod(f"{name}-{number}", each["spec"], **each["metadata"]["labels"]))
+            labels, namespace = each["metadata"]["labels"], rayjob["metadata"]["namespace"]
+            self.put("pods", self._pod(f"{name}-{number}", each["spec"], namespace, **labels))
 
     def schedule(self) -> bool:
         """The scheduler takes a pod without a node, and finds one or says that there is none."""
@@ -269,7 +283,7 @@ class SharedCluster:
 
     def end(self, rayjob: str, word: str = "SUCCEEDED") -> None:
         """Ray says that an attempt is over."""
-        document = self.objects["rayjobs"][NAMESPACE, rayjob]
+        document = self.objects["rayjobs"][self.home(rayjob)]
         status = {"jobStatus": word, "jobDeploymentStatus": "Complete" if word == "SUCCEEDED" else "Failed"}
         self.put("rayjobs", {**document, "status": status})
 
@@ -283,6 +297,7 @@ class SharedCluster:
     def pass_over_all(self) -> None:
         """The operator does what there is to do now."""
         for _ in range(10_000):
+            self.queue |= set() if self.queue else set(self.observer.next_in_line())
             if not self.queue:
                 return
             self.operate(self.random.choice(sorted(self.queue)))

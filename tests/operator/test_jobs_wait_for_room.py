@@ -13,6 +13,7 @@ from rlhf_api.status import Attempt, Status
 from rlhf_operator import names
 from rlhf_operator.cluster import parse
 from rlhf_operator.cluster.raw import Listing
+from rlhf_operator.reconcile import line
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.times import timestamp
 from tests.operator.shared_cluster import NAMESPACE, SECOND, SMALL, SharedCluster, node, spec
@@ -95,7 +96,8 @@ def test_twelve_jobs_with_room_for_two_finish_in_order() -> None:
 @pytest.mark.parametrize(
     ("count", "seed"), [(12, 0), *(pytest.param(200, seed, marks=pytest.mark.slow) for seed in range(6))]
 )
-def test_of_random_jobs_none_starves_or_is_overtaken(count: int, seed: int) -> None:
+def test_of_random_jobs_none_starves_or_is_overtaken(count: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "BACKFILL_DEPTH", 0)  # with it jobs are overtaken by those that do not delay them
     cluster = SharedCluster([node(name, 8 + HEAD) for name in ("a", "b", "c")], seed)
     waiting = names_of(count)
     made = list(waiting)
@@ -136,9 +138,9 @@ def test_a_waiting_job_says_its_place_and_what_it_lacks() -> None:
     assert [(each.status, each.reason) for each in told] == [("False", "WaitingForRoom")] * 2
     assert told[0].message == (
         "1st in line; no node has room for the head pod (1.05 CPUs, 1.06Gi) "
-        "and 2 of 2 pods of pool all (1 CPUs, 1Gi each)."
+        "and 2 of 2 pods of pool all (1 CPUs, 1Gi each); nobody can say when it begins."
     )
-    assert told[1].message.startswith("2nd in line; no node has room for the head pod")
+    assert told[1].message.startswith(f"2nd in line behind team/{second}; no node has room for the head pod")
     assert cluster.status(third).attempts == ()
     assert cluster.begun == [f"{first}-a1"]
 
@@ -162,8 +164,11 @@ def test_a_small_job_overtakes_a_large_one_on_other_nodes() -> None:
     assert [cluster.status(name).phase for name in (small, large, behind, beside)] == [
         *("Provisioning", "Queued", "Queued", "Provisioning")
     ]
-    assert cluster.condition(behind, "QuotaReserved").message == "2nd in line."
-    cluster.put("nodes", node("c", 9, kind="c"))
+    assert cluster.condition(behind, "QuotaReserved").message == (
+        f"2nd in line behind team/{large}; the free room is kept for that job; "
+        "expected to begin by 2026-01-31 12:15 UTC."
+    )
+    cluster.put("nodes", node("c", 0.5, kind="c"))
     seen = cluster.observe((NAMESPACE, behind))
     assert seen
     assert not decide(seen, cluster.now, cluster.settings).actions, "who waits reads nothing live"
@@ -460,7 +465,7 @@ def test_a_long_line_is_not_rewritten_for_each_job() -> None:
     made = submitted(cluster, *[spec()] * 40)
     cluster.settle()
     cluster.wait(61)
-    assert cluster.condition(made[10], "QuotaReserved").message.startswith("10th in line; ")
+    assert cluster.condition(made[10], "QuotaReserved").message.startswith(f"10th in line behind team/{made[1]}; ")
     assert cluster.condition(made[11], "QuotaReserved").message == "At least 10 jobs are before it in line."
     before, cluster.passes = {name: cluster.job(name).resource_version for name in made}, 0
     cluster.end_one()
@@ -470,6 +475,14 @@ def test_a_long_line_is_not_rewritten_for_each_job() -> None:
     cluster.wait(61)
     changed = [name for name in made if cluster.job(name).resource_version != before[name]]
     assert changed == made[:11]
+
+
+def test_many_jobs_at_once_take_few_passes() -> None:
+    cluster = SharedCluster([node(f"node-{number}", 1 + HEAD) for number in range(5)])
+    for name in (made := names_of(30)):
+        cluster.submit(name, spec())
+    cluster.settle()
+    assert cluster.passes <= 5 * len(made), "no job is looked at for each first look at another"
 
 
 def test_the_lists_that_mend_a_cut_watch_wake_the_next_in_line() -> None:

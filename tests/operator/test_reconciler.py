@@ -51,6 +51,7 @@ class World:
         self.heard: Heartbeat | None = None
         self.news = False
         self.syncs = 0
+        self.next: list[str] = []
         self.results: list[str] = []
         self.at_once = self.most_at_once = 0
         self.failing: dict[Key, float] = {}
@@ -60,6 +61,11 @@ class World:
         self.syncs += 1
         if self.failures.get("sync"):
             raise self.failures["sync"].pop(0)
+
+    def next_in_line(self) -> list[Key]:
+        if self.failures.get("line"):
+            raise self.failures["line"].pop(0)
+        return [("n", self.next.pop(0))] if self.next else []
 
     def keys(self) -> Iterable[Key]:
         return [("n", name) for name in self.names]
@@ -200,6 +206,19 @@ def test_a_decision_that_is_never_content_fails_its_pass_only() -> None:
         await until(lambda: world.results.count("error") >= 2 and world.applied == ["b"])
 
     run(world, decide, test)
+
+
+def test_the_next_in_line_is_called_even_after_a_mistake() -> None:
+    world = World("a", "b")
+    world.failures["line"] = [ZeroDivisionError()]
+
+    async def test(_: Reconciler) -> None:
+        await until(lambda: len(world.applied) == 2 and not world.failures["line"])
+        world.next.append("b")
+        await until(lambda: len(world.applied) == 3)
+        assert world.applied[2] == "b"
+
+    run(world, nothing_to_do, test)
 
 
 def test_a_stale_pass_is_repeated_on_a_live_look() -> None:

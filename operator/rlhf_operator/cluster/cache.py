@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from rlhf_api.names import KIND
 from rlhf_api.status import Phase, Status
-from rlhf_operator import conditions, names
+from rlhf_operator import names
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.snapshot import Document, ObservedJob, ObservedPod, claims_named, inputs_of
@@ -23,8 +23,8 @@ KindName = Literal["jobs", "rayjobs", "pods", "nodes", "claims", "quotas", "prio
 
 REMEMBERED_DELETIONS: Final = 20_000
 MAX_LOST_PODS: Final = 16  # of an attempt: the first ones, whose loss ended the others
-PLACED_LATER: Final[tuple[Phase, ...]] = ("Pending", "Mapping", "Queued")
-"""Phases of jobs whose next step depends on free capacity."""
+PLACED_LATER: Final[tuple[Phase, ...]] = ("Pending", "Mapping")
+"""Phases of jobs whose next step depends on the nodes; of those in line only the first are woken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +180,8 @@ class Cache:
         self.quotas = Table(parse.quota, index_names=_rayjob_of_quota)
         self.priorities = Table(parse.priority)
         self.slices = Table(parse.device_slice)
+        self.has_line_moved = False
+        """Whether jobs that wait for room may begin, since room was freed or a job has left the line."""
         self._lost_pods: dict[str, tuple[ObservedPod, ...]] = {}
 
     def put(self, kind: KindName, document: Document) -> set[Key]:
@@ -200,9 +202,8 @@ class Cache:
         jobs = self._jobs_of(kind, key, before) | self._jobs_of(kind, key, now)
         if kind == "pods" and now is None:
             self._remember_lost_pod(key[0], before)
-        # Jobs in phase Mapping and the next ones in line may begin now that nodes have more free room.
-        if kind == "pods" and _frees_room(before, now):
-            jobs |= self._in_phase("Mapping") | self._next_in_line()
+        if kind == "nodes" or (kind == "pods" and _frees_room(before, now)):
+            self.has_line_moved = True
         return jobs
 
     def lost_pods(self, job: ObservedJob) -> tuple[ObservedPod, ...]:
@@ -252,17 +253,6 @@ class Cache:
             return on_it | self._in_phase(*PLACED_LATER)
         return set()
 
-    def _next_in_line(self) -> set[Key]:
-        """Return the oldest job in line for each node request; the other jobs are checked once a minute."""
-        line = [job.value for _, job in self.jobs if conditions.in_line(job.value.status) and not job.value.deleting]
-        line.sort(key=lambda job: (job.created, job.namespace, job.name), reverse=True)
-        return {(job.namespace, job.name) for job in {job.node_request: job for job in line}.values()}
-
-    def _before_first_pass(self) -> set[Key]:
-        """Return the jobs that have had no reconcile pass yet: an older job may have held them up."""
-        statuses = ((key, job.value.status) for key, job in self.jobs)
-        return {key for key, each in statuses if each.phase == "Pending" and not each.conditions}
-
     def _in_phase(self, *phases: Phase) -> set[Key]:
         return {key for key, job in self.jobs if job.value.status.phase in phases}
 
@@ -272,19 +262,9 @@ class Cache:
         if before is not None and (now is None or now.uid != before.uid):
             self._lost_pods.pop(before.uid, None)
         dependants = set() if _seen_by_dependants(before) == _seen_by_dependants(now) else self._dependants(key)
-        return {key} | dependants | (self._who_may_begin(before.value, now) if before else set())
-
-    def _who_may_begin(self, before: ObservedJob, now: Entry[ObservedJob] | None) -> set[Key]:
-        """Return the jobs that may begin now if another job has freed its reserved resources, or left the line."""
-        is_there = now is not None and now.uid == before.uid and not now.value.deleting
-        was, new = before.status, now.value.status if now is not None and is_there else Status()
-        if was.reserved and not new.reserved:
-            return self._next_in_line()
-        may_be_ahead = was.phase == "Queued" or not was.conditions
-        stays_ahead = is_there and was.phase == new.phase and bool(was.conditions) == bool(new.conditions)
-        if may_be_ahead and not stays_ahead:
-            return self._next_in_line() | self._before_first_pass()
-        return set()
+        if before is not None and _lets_others_pass(before.value, now):
+            self.has_line_moved = True
+        return {key} | dependants
 
     def _dependants(self, key: Key) -> set[Key]:
         """Return the jobs that read a job's output, directly or through other jobs."""
@@ -296,6 +276,15 @@ class Cache:
             found |= new
             waiting += new
         return found
+
+
+def _lets_others_pass(before: ObservedJob, now: Entry[ObservedJob] | None) -> bool:
+    """Whether a job has freed its reserved room, or may have left the line."""
+    is_there = now is not None and now.uid == before.uid and not now.value.deleting
+    was, new = before.status, now.value.status if now is not None and is_there else Status()
+    may_be_ahead = was.phase == "Queued" or not was.conditions
+    stays_ahead = is_there and was.phase == new.phase and bool(was.conditions) == bool(new.conditions)
+    return bool(was.reserved and not new.reserved) or (may_be_ahead and not stays_ahead)
 
 
 def _frees_room(before: Entry[ObservedPod] | None, now: Entry[ObservedPod] | None) -> bool:

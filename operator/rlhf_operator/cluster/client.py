@@ -172,7 +172,7 @@ class Client:
                 status, answer = await self._request(method, path, query, body)
             except ApiError as error:
                 status = error.status
-                if status == UNAUTHORIZED and attempts > 1:
+                if status == UNAUTHORIZED:
                     await self._renew(api)
                 raise
             finally:

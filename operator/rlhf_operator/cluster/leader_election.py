@@ -10,14 +10,17 @@ import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from rlhf_operator.cluster.client import CONFLICT, NOT_FOUND, ApiError, Client
+from rlhf_operator.cluster.loop_thread import LoopThread
 from rlhf_operator.cluster.resources import LEASES
 from rlhf_operator.snapshot import Document
 from rlhf_operator.times import timestamp
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +38,16 @@ class Elector:
     """One replica as candidate or leader in the election; it takes over a Lease of its own `identity` at once."""
 
     def __init__(
-        self, client: Client, name: str, namespace: str, identity: str, clock: Callable[[], float] = time.monotonic
+        self,
+        client: Client,
+        name: str,
+        namespace: str,
+        identity: str,
+        clock: Callable[[], float] = time.monotonic,
+        thread: LoopThread | None = None,
     ) -> None:
+        """thread: runs all requests, so that a busy event loop delays no renewal; `client` belongs to its loop."""
+        self._thread = thread
         self._client, self._name, self._namespace = client, name, namespace
         self._identity, self._clock = identity, clock
         self._held: Document = {}
@@ -51,15 +62,19 @@ class Elector:
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
         """Wait to be elected, run `lead`, and release the Lease; raises LostLeaseError, or the error of `lead`."""
         try:
-            while not await self._wins():  # noqa: ASYNC110 what is awaited is in the API server
+            while not await self._aside(self._wins()):  # noqa: ASYNC110 what is awaited is in the API server
                 await asyncio.sleep(self._pause())
             logger.info("%s leads: it holds the Lease %s/%s", self._identity, self._namespace, self._name)
             await self._lead_while_renewed(lead)
         finally:
-            await self._release()
+            await self._aside(self._release())
+
+    async def _aside(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the elector's thread if it has one."""
+        return await (self._thread.run(work) if self._thread else work)
 
     async def _lead_while_renewed(self, lead: Callable[[], Awaitable[None]]) -> None:
-        renewing = asyncio.create_task(self._keep())
+        renewing = asyncio.create_task(self._aside(self._keep()))
         leading = asyncio.ensure_future(lead())
         try:
             await asyncio.wait({leading, renewing}, return_when=asyncio.FIRST_COMPLETED)

@@ -16,11 +16,13 @@ from rlhf_operator.cluster.discovery import Offer
 from rlhf_operator.cluster.heartbeats import Heartbeats
 from rlhf_operator.cluster.raw import Listing
 from rlhf_operator.cluster.resources import EVENTS, JOBS, PODS, RAYJOBS
+from rlhf_operator.placement.turns import Turns
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import (
     ObservedClaim,
     ObservedInput,
     ObservedJob,
+    ObservedNode,
     ObservedPod,
     ObservedRayJob,
     Snapshot,
@@ -49,6 +51,7 @@ class Observer:
         self._enqueue = enqueue
         self.failing: dict[Key, float] = {}
         """Time since which every pass over a job has failed, by job, in seconds of this process's monotonic clock."""
+        self._settings = settings
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
 
     def keys(self) -> list[Key]:
@@ -160,7 +163,6 @@ class Observer:
     def _snapshot(
         self, job: ObservedJob, foreign: tuple[ObservedRayJob, ...], *, fresh: bool, since: datetime
     ) -> Snapshot:
-        nodes = view.nodes_of(self._cache, self._settings) if "nodes" in self.offer.capabilities else None
         inputs = {each.name: each for each in view.inputs(self._cache, job)}
         pods = tuple(view.pods_of(self._cache, job))
         rayjobs = self._cache.rayjobs.find(job.namespace, job.name)
@@ -177,12 +179,13 @@ class Observer:
             quota=quotas[0][1].value if quotas else None,
             heartbeat=self._heartbeats.last(job.uid, job.status.attempt),
             measured=tuple(view.measured_attempts(self._cache, job)) if fresh else (),
-            nodes=nodes,
+            nodes=self._nodes(),
             priorities=self._priorities(),
             claimable_gpus=view.claimable_gpus(self._cache),
             taken=taken,
             held_by_jobs=by_jobs,
-            line=tuple(self._line(job)),
+            line=tuple(each for each in self._line() if each.uid != job.uid),
+            holders=tuple(each for each in self._holders() if each.uid != job.uid),
             capabilities=self.offer.capabilities,
             watching_since=since,
             fresh=fresh,
@@ -194,13 +197,35 @@ class Observer:
         default = max((value for value, is_default in classes.values() if is_default), default=0)
         return {"": default, **{name: value for name, (value, _) in classes.items()}}
 
-    def _line(self, job: ObservedJob) -> Iterator[ObservedJob]:
+    def next_in_line(self) -> list[Key]:
+        """Return the jobs that may begin now, if room was freed or the line has moved since the last call.
+
+        Jobs that began before their turn are returned, too: a job ahead may need their room.
+        """
+        if not self._cache.has_line_moved:
+            return []
+        self._cache.has_line_moved = False
+        turns = Turns(self._nodes() or (), self._priorities(), self._holders(), self._settings)
+        guests = (job for job in self._holders() if job.status.attempts and job.status.attempts[-1].backfilled)
+        return [(job.namespace, job.name) for job in (*turns.first(self._line()), *guests)]
+
+    def _nodes(self) -> tuple[ObservedNode, ...] | None:
+        """Return the nodes, with those that groups may add; None if the operator may not list them."""
+        return view.nodes_of(self._cache, self._settings) if "nodes" in self.offer.capabilities else None
+
+    def _line(self) -> Iterator[ObservedJob]:
+        """Yield the jobs that wait for room, or may do so after their first pass."""
         given_up = time.monotonic() - FAILING_SECONDS
         for key, entry in self._cache.jobs:
-            other = entry.value
-            waits = not other.status.conditions or conditions.in_line(other.status)
-            if waits and other.uid != job.uid and not other.deleting and self.failing.get(key, NEVER) > given_up:
-                yield other
+            job = entry.value
+            waits = not job.status.conditions or conditions.in_line(job.status)
+            if waits and not job.deleting and self.failing.get(key, NEVER) > given_up:
+                yield job
+
+    def _holders(self) -> Iterator[ObservedJob]:
+        """Yield the jobs that hold room."""
+        jobs = (entry.value for _, entry in self._cache.jobs)
+        return (job for job in jobs if job.status.reserved and not job.deleting)
 
     def _claims(self, job: ObservedJob, inputs: dict[str, ObservedInput]) -> Iterator[tuple[str, ObservedClaim]]:
         read = claims_named({"outputs": [each.output_uri for each in inputs.values()]})

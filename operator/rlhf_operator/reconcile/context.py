@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import ValidationError
 
@@ -19,8 +19,9 @@ from rlhf_api.status import Attempt, Condition, ConditionType, Phase, Status
 from rlhf_operator import conditions, names
 from rlhf_operator.actions import ClusterAction, Event, Plan, ReadLive
 from rlhf_operator.conditions import Truth
+from rlhf_operator.placement.turns import Turns
 from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import NodeRequest, ObservedJob, ObservedRayJob, Snapshot
+from rlhf_operator.snapshot import ObservedJob, ObservedRayJob, Snapshot
 from rlhf_operator.times import parsed, since, timestamp
 
 SHORTEST_REQUEUE: Final = 1.0
@@ -58,23 +59,12 @@ ON_ITS_WAY: Final = frozenset({"Starting", "Queued", "PodsPending", conditions.K
 """Reasons of the condition ClusterReady=False that need no event of their own."""
 
 
-class NodeDemand(NamedTuple):
-    """Names of the nodes that a job's workers may use, and the priority of these pods."""
-
-    nodes: frozenset[str]
-    priority: int
-
-
 class NeedsLiveReadError(Exception):
     """The next step cannot be undone, but the snapshot came from the cache: the objects must be read live."""
 
     def __init__(self, why: str, *, alone: bool) -> None:
         self.look = ReadLive(why=why, alone=alone)
         super().__init__(why)
-
-
-class NotYetError(Exception):
-    """An older job has not had its first reconcile pass; this job is decided again soon after that pass."""
 
 
 @dataclass(kw_only=True)
@@ -95,8 +85,8 @@ class ReconcileContext:
     actions: list[ClusterAction] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     requeue_times: list[float] = field(default_factory=list)
-    demands: dict[NodeRequest, NodeDemand] = field(default_factory=dict)
-    """Node demand by node request, a cache of the module `line`."""
+    has_shapes: bool | None = None
+    """Whether all shapes of the job's models are known; None: the pass has not asked yet."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, now: datetime, settings: Settings) -> Self:
@@ -145,6 +135,12 @@ class ReconcileContext:
         is_reached = phase in FINAL or phase == "Suspended"
         candidates = explaining(self.status, phase)
         return next((each.reason for each in candidates if each.status != "True" or is_reached), None)
+
+    @cached_property
+    def turns(self) -> Turns:
+        """Turns of the jobs in line; what this job holds itself does not count."""
+        seen = self.snapshot
+        return Turns(seen.nodes or (), seen.priorities, seen.holders, self.settings)
 
     @property
     def has_ended(self) -> bool:

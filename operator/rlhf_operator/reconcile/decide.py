@@ -8,7 +8,7 @@ from datetime import datetime
 
 from rlhf_operator.actions import Plan
 from rlhf_operator.reconcile import cleanup, finish, next_attempt, running
-from rlhf_operator.reconcile.context import SHORTEST_REQUEUE, NeedsLiveReadError, NotYetError, ReconcileContext
+from rlhf_operator.reconcile.context import NeedsLiveReadError, ReconcileContext
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
@@ -28,6 +28,4 @@ def decide(snapshot: Snapshot, now: datetime, settings: Settings) -> Plan:
         cleanup.keep_claim(ctx)
     except NeedsLiveReadError as needed:
         return Plan(status=snapshot.job.status, actions=(needed.look,))
-    except NotYetError:
-        return Plan(status=snapshot.job.status, requeue_after=SHORTEST_REQUEUE)
     return ctx.plan()

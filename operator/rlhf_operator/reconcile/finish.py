@@ -13,6 +13,7 @@ from rlhf_operator.failure import CLASSES, action_on
 from rlhf_operator.reconcile import attempt_status, cleanup
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.resources import storage
+from rlhf_operator.snapshot import ObservedJob
 from rlhf_operator.times import parsed, timestamp
 
 UNQUEUED: Final = frozenset({attempt_status.NOT_QUEUED[0], attempt_status.IGNORED[0]})
@@ -174,6 +175,18 @@ def remap(ctx: ReconcileContext) -> None:
     cleanup.delete_rayjobs(ctx, but=None)
 
 
+def give_back(ctx: ReconcileContext, ahead: ObservedJob) -> None:
+    """End an attempt whose room a job before it in line needs; its pods save a checkpoint when they are deleted."""
+    whose = f"{ahead.namespace}/{ahead.name}"
+    ctx.require_live(f"{whose} needs the job's room")
+    _end_attempt(ctx, "Yielded")
+    message = f"Attempt {ctx.status.attempt} had begun before its turn and gives its room to {whose}."
+    ctx.set_record(message=message)
+    ctx.set_status(next_attempt_time=None)
+    ctx.set_condition("Training", "False", conditions.RESTARTING, message)
+    cleanup.delete_rayjobs(ctx, but=None)
+
+
 def active_seconds(ctx: ReconcileContext) -> float:
     """Seconds for which the current attempt has had its slots; time in a queue does not count."""
     if ctx.record is None or not ctx.holds("QuotaReserved"):
@@ -183,11 +196,11 @@ def active_seconds(ctx: ReconcileContext) -> float:
 
 
 def _end_attempt(
-    ctx: ReconcileContext, outcome: Literal["Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn"]
+    ctx: ReconcileContext, outcome: Literal["Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn", "Yielded"]
 ) -> None:
     if outcome != "Withdrawn":
         ctx.set_status(active_seconds=(ctx.status.active_seconds or 0) + int(active_seconds(ctx)))
-    if outcome != "Failed":  # the next attempt goes on with its room
+    if outcome != "Failed" or (ctx.record and ctx.record.backfilled):  # else the next attempt goes on with its room
         ctx.set_status(reserved=())
     has_trained = ctx.record is not None and ctx.record.first_step is not None
     last_step = ctx.status.progress.step if ctx.status.progress and has_trained else None

@@ -1,95 +1,105 @@
-"""The line of jobs that wait for room: by priority, then by age. A job begins with all its pods or not at all.
+"""The line of jobs that wait for room: a job begins with all its pods or not at all, if it is its turn (`turns`).
 
 The statuses of all jobs decide a job's position in line, and the room that it holds from its turn on. A job in a
 queue of Kueue is in no line. No job is in a line if the operator may not read nodes.
 """
 
-import json
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
-from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
-from pydantic import ValidationError
-
-from rlhf_api.checks.pod_template import template_problems
 from rlhf_api.job import Job
-from rlhf_api.spec.runtime import Runtime
 from rlhf_api.status import MappedPlacement, Status
-from rlhf_operator import conditions, failure, names
+from rlhf_operator import conditions, failure
 from rlhf_operator.actions import Manifest
 from rlhf_operator.placement.map_job import MappingReason, MappingResult, map_job, still_fits
-from rlhf_operator.placement.suitable import suits
-from rlhf_operator.reconcile import finish, shapes
-from rlhf_operator.reconcile.context import NodeDemand, NotYetError, ReconcileContext
+from rlhf_operator.reconcile import backfill, finish, forecast, shapes
+from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.room import room_for, with_head
 from rlhf_operator.resources.attempt import rayjob
 from rlhf_operator.resources.pods import AttemptPods
-from rlhf_operator.settings import Settings
-from rlhf_operator.snapshot import NodeRequest, ObservedInput, ObservedJob, ObservedNode, Snapshot, inputs_of
+from rlhf_operator.snapshot import ObservedJob, Snapshot
 
 RECHECK_SECONDS: Final = 60.0
 """Seconds until a waiting job is checked again: nodes and foreign pods come and go without an event about it."""
+BACKFILL_DEPTH: Final = 100
+"""Most jobs ahead of a job that may begin before its turn."""
 MAX_REPORTED_POSITIONS: Final = 10
 """Largest position in line that a status reports exactly, so that a job that leaves the line changes few statuses."""
 FAR_BEHIND: Final = f"At least {MAX_REPORTED_POSITIONS} jobs are before it in line."
 
 
-def reserve_room(ctx: ReconcileContext, job: Job) -> tuple[MappedPlacement, tuple[str, ...]] | None:
-    """Return (mapping, nodes to avoid) of the next attempt once it is the job's turn and there is room.
+class Turn(NamedTuple):
+    """Turn of a job whose next attempt begins."""
 
-    The current mapping is kept while it fits. None: a condition says what the job waits for.
+    mapping: MappedPlacement
+    avoided: tuple[str, ...]
+    """Nodes that the attempt keeps off."""
+    is_backfilled: bool = False
+    """Whether the attempt begins before jobs ahead in line."""
+
+
+def reserve_room(ctx: ReconcileContext, job: Job) -> Turn | None:
+    """Return the turn of the next attempt once it may begin and there is room; the current mapping is kept if it fits.
+
+    None: a condition says what the job waits for.
     """
     older, holds_room = jobs_ahead(ctx), bool(ctx.status.reserved)
     ahead = [] if holds_room else older
-    if any(not each.status.conditions for each in ahead):
-        raise NotYetError
-    free = _open_nodes(ctx, ahead)
-    if free is None:
-        if _has_shapes(ctx, job):
-            _wait(ctx, job, older)
-        return None
     # A job that holds room goes on at once, but takes no more room before the jobs ahead.
     largest = ctx.status.mapping if holds_room and older else None
-    return _reserve_on(ctx, job, free, largest, older)
+    free = _open_nodes(ctx, ahead)
+    turn = _reserve_on(ctx, job, free, largest) if free is not None else None
+    if turn is None and 0 < len(ahead) <= BACKFILL_DEPTH and backfill.may_be_guest(ctx):
+        turn = _reserve_on(ctx, job, ctx.snapshot, largest, ahead)
+    if turn is not None:
+        return turn._replace(is_backfilled=turn.is_backfilled or backfill.has_guests_ahead(ctx))
+    if ctx.snapshot.in_line and _has_shapes(ctx, job):
+        _wait(ctx, job, older)
+    return None
 
 
 def _reserve_on(
-    ctx: ReconcileContext, job: Job, free: Snapshot, largest: MappedPlacement | None, older: list[ObservedJob]
-) -> tuple[MappedPlacement, tuple[str, ...]] | None:
-    """Reserve room on the free nodes with the current mapping or a new one, no larger than `largest`."""
-    result = None
+    ctx: ReconcileContext,
+    job: Job,
+    free: Snapshot,
+    largest: MappedPlacement | None,
+    delayed: Sequence[ObservedJob] = (),
+) -> Turn | None:
+    """Reserve room on the free nodes with the current mapping or a new one, no larger than `largest`.
+
+    delayed: jobs ahead in line, which the attempt must not delay.
+    """
     # If there is no room without the nodes on which attempts failed, these nodes are used as well.
     for avoided in dict.fromkeys((failure.bad_nodes(ctx.snapshot, ctx.now), ())):
         seen = free.without(avoided)
         current = ctx.status.mapping
-        if current and still_fits(job, current, seen, ctx.settings) and _reserves(ctx, job, current, seen):
+        if current and still_fits(job, current, seen, ctx.settings) and _reserves(ctx, job, current, seen, delayed):
             if not ctx.holds("Mapped"):
                 ctx.set_condition("Mapped", "True", "Mapped", _summary(current))
-            return current, avoided
+            return Turn(current, avoided, is_backfilled=bool(delayed))
         if not _has_shapes(ctx, job):
             return None
         if not ctx.snapshot.in_line:
             ctx.require_live("the next attempt is mapped")
         result = map_job(job, seen, ctx.settings, as_large_as=largest)
         mapping = result.mapping
-        if mapping and (not largest or mapping.slots <= largest.slots) and _reserves(ctx, job, mapping, seen):
+        if mapping and (not largest or mapping.slots <= largest.slots) and _reserves(ctx, job, mapping, seen, delayed):
             _set_mapped(ctx, result)
-            return mapping, avoided
-    assert result is not None, "the mapper was asked"
-    if ctx.snapshot.in_line:
-        _wait(ctx, job, older)
-    else:
-        _set_unmapped(ctx, result.reason, result.message)
+            return Turn(mapping, avoided, is_backfilled=bool(delayed))
+        if not ctx.snapshot.in_line and not avoided:
+            _set_unmapped(ctx, result.reason, result.message)
     return None
 
 
 def _open_nodes(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot | None:
-    """Return the snapshot with all nodes full that jobs ahead in line may use; None if this job has no other nodes."""
+    """Return the snapshot with all nodes full that jobs ahead in line may use; None if this job may not have others."""
     if not ahead:
         return ctx.snapshot
-    claimed = frozenset[str]().union(*(_demand(each, ctx).nodes for each in {job.node_request for job in ahead}))
-    if _demand(replace(ctx.snapshot.job, status=Status()).node_request, ctx).nodes <= claimed:
+    if any(not each.status.conditions for each in ahead):
+        return None  # nobody knows yet which nodes these jobs need
+    claimed = frozenset[str]().union(*(ctx.turns.demand(each).nodes for each in {job.node_request for job in ahead}))
+    if ctx.turns.demand(replace(ctx.snapshot.job, status=Status()).node_request).nodes <= claimed:
         return None
     snapshot = _with_head_ahead(ctx, ahead)
     full = {node.name: node.room for node in snapshot.nodes or () if node.name in claimed}
@@ -98,18 +108,21 @@ def _open_nodes(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot | N
 
 def _has_shapes(ctx: ReconcileContext, job: Job) -> bool:
     """Whether all shapes are known; if not, the mapping and the reserved room are given up while a pod reads them."""
-    if shapes.are_read(ctx, job):
-        return True
-    ctx.set_status(mapping=None, reserved=())
-    return False
+    if ctx.has_shapes is None:
+        ctx.has_shapes = shapes.are_read(ctx, job)
+        if not ctx.has_shapes:
+            ctx.set_status(mapping=None, reserved=())
+    return ctx.has_shapes
 
 
-def _reserves(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, seen: Snapshot) -> bool:
-    """Whether all pods of an attempt have room; if so, the room is reserved for the job."""
+def _reserves(
+    ctx: ReconcileContext, job: Job, mapping: MappedPlacement, seen: Snapshot, delayed: Sequence[ObservedJob]
+) -> bool:
+    """Whether all pods of an attempt have room and delay none of these jobs; if so, the room is reserved for it."""
     if not ctx.snapshot.in_line:
         return True
     found = room_for(_manifest(ctx, job, mapping), seen)
-    if found.lacks:
+    if found.lacks or (delayed and not backfill.delays_nobody(ctx, mapping, found, delayed)):
         return False
     ctx.require_live("room is reserved", alone=True)
     ctx.set_status(reserved=found.reserved)
@@ -124,19 +137,28 @@ def _manifest(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> Mani
 def _wait(ctx: ReconcileContext, job: Job, ahead: list[ObservedJob]) -> None:
     """Put the job into the line, or leave it there. A job that would not fit if all others had ended is in no line."""
     is_mapped = ctx.status.mapping is not None and conditions.in_line(ctx.status)
-    if is_mapped and _position(ctx, ahead) > MAX_REPORTED_POSITIONS:
+    if is_mapped and len(_rivals(ctx, ahead)) >= MAX_REPORTED_POSITIONS:
         _set_waiting(ctx, FAR_BEHIND)
         return
     mapping = _mapping_on(ctx, job, replace(ctx.snapshot, taken=ctx.snapshot.taken_by_foreign_pods()))
     if mapping is None:
         return
     ctx.set_status(reserved=())
-    position, message = _position(ctx, ahead), FAR_BEHIND
-    if position <= MAX_REPORTED_POSITIONS:
+    rivals, message = _rivals(ctx, ahead), FAR_BEHIND
+    if len(rivals) < MAX_REPORTED_POSITIONS:
         ctx.requeue_after(RECHECK_SECONDS)
-        lacks = room_for(_manifest(ctx, job, mapping), ctx.snapshot).lacks
-        message = f"{_ordinal(position)} in line{f'; no node has room for {lacks}' * bool(lacks)}."
+        message = _place_in_line(ctx, rivals, _manifest(ctx, job, mapping))
     _set_waiting(ctx, message)
+
+
+def _place_in_line(ctx: ReconcileContext, rivals: list[ObservedJob], attempt: Manifest) -> str:
+    """Return a sentence on who is before the job in line, what the job lacks, and when it may begin."""
+    first = f"{rivals[0].namespace}/{rivals[0].name}" if rivals else ""
+    lacks = room_for(attempt, ctx.snapshot).lacks
+    why = f"no node has room for {lacks}" if lacks else "the free room is kept for that job" * bool(first)
+    when = forecast.start_in_words(forecast.expected_start(ctx, rivals, attempt), ctx.now)
+    place = f"{_ordinal(len(rivals) + 1)} in line{f' behind {first}' * bool(first)}"
+    return f"{'; '.join(filter(None, (place, why, when)))}."
 
 
 def _mapping_on(ctx: ReconcileContext, job: Job, emptied: Snapshot) -> MappedPlacement | None:
@@ -189,72 +211,29 @@ def jobs_ahead(ctx: ReconcileContext) -> list[ObservedJob]:
     now = ctx.snapshot
     if not now.in_line:
         return []
-    own = _turn(now.job, ctx)
+    own = ctx.turns.of(now.job)
     return [
         each
         for each in now.line
         # A job without conditions may wait after its first pass.
         if each.status.conditions or not (now.in_queue(each) or each.spec.get("suspend") is True)
-        if _turn(each, ctx) < own
+        if ctx.turns.of(each) < own
     ]
 
 
-def _turn(job: ObservedJob, ctx: ReconcileContext) -> tuple[int, datetime, str, str]:
-    return -_demand(job.node_request, ctx).priority, job.created, job.namespace, job.name
-
-
-def _position(ctx: ReconcileContext, ahead: list[ObservedJob]) -> int:
-    """Position of the job among the jobs in line that may use some of the same nodes, from 1."""
-    own = _demand(replace(ctx.snapshot.job, status=ctx.status).node_request, ctx).nodes
-    rivals = {each for each in {job.node_request for job in ahead} if not own.isdisjoint(_demand(each, ctx).nodes)}
-    return 1 + sum(job.node_request in rivals for job in ahead)
+def _rivals(ctx: ReconcileContext, ahead: list[ObservedJob]) -> list[ObservedJob]:
+    """Return the jobs ahead in line that may use some of the same nodes, in the order of their turns."""
+    own = ctx.turns.demand(replace(ctx.snapshot.job, status=ctx.status).node_request).nodes
+    rivals = {each for each in {job.node_request for job in ahead} if not own.isdisjoint(ctx.turns.demand(each).nodes)}
+    return sorted((job for job in ahead if job.node_request in rivals), key=ctx.turns.of)
 
 
 def _with_head_ahead(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot:
     """Return the snapshot with room taken for the first job's head pod, which may use nodes that workers may not."""
     snapshot = ctx.snapshot
-    first = min(ahead, key=lambda each: _turn(each, ctx))
-    inputs = {name: ObservedInput(name=name) for name in inputs_of(first.spec)}  # wherever the inputs are
-    other = ReconcileContext.of(replace(snapshot, job=first, inputs=inputs), ctx.now, ctx.settings)
-    mapping = other.status.mapping
-    if other.job is None or mapping is None:
-        return snapshot
-    return replace(snapshot, taken=with_head(_manifest(other, other.job, mapping), snapshot))
-
-
-def _demand(request: NodeRequest, ctx: ReconcileContext) -> NodeDemand:
-    """Return the node demand of jobs with this request; without a mapping it is all suitable nodes."""
-    if request in ctx.demands:
-        return ctx.demands[request]
-    runtime, device = _runtime(request[0]), request[1]
-    resource = "" if device == "CPU" else ctx.settings.gpu_resource_of(runtime)
-    pod = ctx.settings.pod_of(runtime, names.WORKER)
-    suited = (node for node in ctx.snapshot.nodes or () if suits(node, pod, resource))
-    nodes = frozenset(node.name for node in suited if _has_mapped_gpus(node, request, resource, ctx.settings))
-    priority = ctx.snapshot.priorities.get(pod.priority_class_name or "", 0)
-    ctx.demands[request] = NodeDemand(nodes, priority)
-    return ctx.demands[request]
-
-
-def _has_mapped_gpus(node: ObservedNode, request: NodeRequest, resource: str, settings: Settings) -> bool:
-    """Whether a node has GPUs (`resource`) if the request needs any, and of a requested type if it names GPU types."""
-    _, device, types = request
-    if device and resource and resource not in node.allocatable:
-        return False
-    if None in types:
-        return True
-    gpu = settings.gpu_of(names.gpu_product(node.labels, resource))
-    return gpu is not None and gpu.name in types
-
-
-@lru_cache(maxsize=1024)
-def _runtime(text: str) -> Runtime:
-    """Parse spec.runtime; return the default runtime if it cannot be read."""
-    try:
-        runtime = Runtime.model_validate(json.loads(text), by_alias=True, by_name=False)
-    except (ValidationError, RecursionError):
-        return Runtime()
-    return Runtime() if template_problems(runtime.worker.template or {}, "worker") else runtime
+    first = min(ahead, key=ctx.turns.of)
+    attempt = forecast.manifest_of(ctx, first)
+    return replace(snapshot, taken=with_head(attempt, snapshot)) if attempt else snapshot
 
 
 def _ordinal(position: int) -> str:

@@ -38,9 +38,8 @@ def prepare(ctx: ReconcileContext) -> None:
         return
     if not is_clear:
         _wait_for_end(ctx)
-    elif not _is_backing_off(ctx) and (placed := line.reserve_room(ctx, job)) is not None:
-        mapping, avoided = placed
-        _start(ctx, job, _with_smaller_micro_batches(ctx, job, mapping), avoided)
+    elif not _is_backing_off(ctx) and (turn := line.reserve_room(ctx, job)) is not None:
+        _start(ctx, job, turn._replace(mapping=_with_smaller_micro_batches(ctx, job, turn.mapping)))
 
 
 def _wait_for_end(ctx: ReconcileContext) -> None:
@@ -109,7 +108,7 @@ def _report_avoided(ctx: ReconcileContext, number: int, avoided: tuple[str, ...]
         ctx.add_event("Normal", "NodesAvoided", message)
 
 
-def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: tuple[str, ...]) -> None:
+def _start(ctx: ReconcileContext, job: Job, turn: line.Turn) -> None:
     """Name the next attempt in the status and create its RayJob; it is the named attempt if that was never created."""
     named = ctx.record if ctx.is_open else None
     number = named.attempt if named else (ctx.status.attempt or 0) + 1
@@ -120,7 +119,9 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
     was_withdrawn = ctx.outcome == "Withdrawn"
     queue = ctx.snapshot.job.labels.get(names.QUEUE) or None
     start = named.start_time if named else timestamp(ctx.now)
-    ctx.begin_record(Attempt(attempt=number, start_time=start, slots=mapping.slots, outcome="Starting"))
+    slots, is_early = turn.mapping.slots, turn.is_backfilled
+    record = Attempt(attempt=number, start_time=start, slots=slots, outcome="Starting", backfilled=is_early)
+    ctx.begin_record(record)
     shapes.forget_problems(ctx)
     ctx.set_status(
         start_time=ctx.status.start_time or start,
@@ -140,9 +141,14 @@ def _start(ctx: ReconcileContext, job: Job, mapping: MappedPlacement, avoided: t
     if (refused := ctx.snapshot.refused) is not None:
         ctx.set_condition("Accepted", "False", refused.reason, refused.message)
         ctx.set_status(reserved=())  # other jobs may begin meanwhile
-    _report_avoided(ctx, number, avoided)
+    _report_avoided(ctx, number, turn.avoided)
     pods = AttemptPods(
-        snapshot=ctx.snapshot, job=job, mapping=mapping, settings=ctx.settings, attempt=number, avoided=avoided
+        snapshot=ctx.snapshot,
+        job=job,
+        mapping=turn.mapping,
+        settings=ctx.settings,
+        attempt=number,
+        avoided=turn.avoided,
     )
     made = attempt_manifests(pods, claim_size=claim_size(job, ctx.snapshot))
     ctx.actions.extend(Create(manifest=each) for each in made)

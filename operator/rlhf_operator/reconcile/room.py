@@ -42,7 +42,12 @@ class Room:
 
 
 def room_for(rayjob: Manifest, snapshot: Snapshot) -> Room:
-    """Place an attempt's pods on the nodes for trial, the largest pods first.
+    """Place an attempt's pods on the nodes for trial; see `place`."""
+    return place(groups_of(rayjob), snapshot)
+
+
+def place(groups: Iterable[Group], snapshot: Snapshot) -> Room:
+    """Place the pods of an attempt on the nodes for trial, the largest pods first.
 
     Each pod goes to the node with the fewest free devices, and among equals to the one with the most free CPU. Nodes
     that do not exist yet come last.
@@ -53,7 +58,7 @@ def room_for(rayjob: Manifest, snapshot: Snapshot) -> Room:
         left.subtract(snapshot.taken.get(name, {}))
     held: dict[str, Counter[str]] = {}
     lacks = []
-    for group in sorted(_groups(rayjob), key=lambda each: (-_devices(each.requests), -each.requests["memory"])):
+    for group in sorted(groups, key=lambda each: (-_devices(each.requests), -each.requests["memory"])):
         missing = _place_group(group, usable, free, held)
         if missing:
             lacks.append(f"{missing} of {group}" if group.count > 1 else str(group))
@@ -82,7 +87,7 @@ def with_head(rayjob: Manifest, snapshot: Snapshot) -> Mapping[str, Mapping[str,
 
     The head pod is put on the suitable node with most free CPU, even if it does not fit there.
     """
-    taken, (head, *_) = snapshot.taken, _groups(rayjob)
+    taken, (head, *_) = snapshot.taken, groups_of(rayjob)
     suiting = [node for node in snapshot.nodes or () if suits(node, head.pod)]
     if not suiting:
         return taken
@@ -106,7 +111,7 @@ def _reserved(held: Mapping[str, Counter[str]]) -> tuple[Reserved, ...]:
     return tuple(found)
 
 
-def _groups(rayjob: Manifest) -> list[Group]:
+def groups_of(rayjob: Manifest) -> list[Group]:
     """Return the groups of an attempt's pods, the head pod first."""
     cluster = rayjob["spec"]["rayClusterSpec"]
     labelled: list[tuple[str, int, Document]] = [("the head pod", 1, cluster["headGroupSpec"]["template"]["spec"])]

@@ -1,0 +1,110 @@
+"""Forecast of when a job in line may begin, from the predicted ends of the jobs that hold room.
+
+A job whose end is not known, or that has outlasted its prediction, is taken never to end.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final, Self
+
+from rlhf_api.status import Reserved
+from rlhf_operator.actions import Manifest
+from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.reconcile.room import Group, Room, groups_of, place
+from rlhf_operator.resources.attempt import rayjob
+from rlhf_operator.resources.pods import AttemptPods
+from rlhf_operator.snapshot import ObservedInput, ObservedJob, Snapshot, inputs_of
+from rlhf_operator.times import parsed, since
+
+FORESEEN_SECONDS: Final = 90 * 86400.0
+"""Longest time in seconds until a start that is reported."""
+ROUNDING: Final = ((2 * 3600.0, 900), (12 * 3600.0, 3600), (math.inf, 6 * 3600))
+"""(seconds until a start, multiple of seconds to which its time is rounded up), so that a status seldom changes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Room on the nodes at later times."""
+
+    snapshot: Snapshot
+    holders: tuple[tuple[float, ObservedJob], ...]
+    """(predicted seconds until its end, job) of the jobs that hold room; the first to end comes first."""
+
+    @classmethod
+    def of(cls, ctx: ReconcileContext) -> Self:
+        """Return the forecast without the job of this pass; pods of ended attempts are taken to be gone."""
+        ends = ((remaining_seconds(each, ctx.now), each) for each in ctx.snapshot.holders)
+        return cls(snapshot=ctx.snapshot, holders=_by_end(ends_of=[*ends]))
+
+    def beside(self, job: ObservedJob, reserved: Sequence[Reserved], end: float = math.inf) -> Self:
+        """Return the forecast in which a job holds this room, too. end: seconds until it gives the room back."""
+        holder = replace(job, status=job.status.model_copy(update={"reserved": tuple(reserved)}))
+        return replace(self, holders=_by_end([*self.holders, (end, holder)]))
+
+    def start_of(self, pods: Sequence[Group]) -> tuple[float, Room]:
+        """Return (seconds until all pods of an attempt have room, that room); infinite seconds: it is not known."""
+        ends = sorted({0.0, *(end for end, _ in self.holders if end < math.inf)})
+        found = bisect_left(ends, True, key=lambda end: not self.room_at(end, pods).lacks)
+        start = ends[found] if found < len(ends) else math.inf
+        return start, self.room_at(start, pods)
+
+    def room_at(self, seconds: float, pods: Sequence[Group]) -> Room:
+        """Return the trial placement of an attempt's pods after so many seconds."""
+        left = [job for end, job in self.holders if end > seconds]
+        return place(pods, self.snapshot.taken_only_by(left))
+
+
+def _by_end(ends_of: list[tuple[float, ObservedJob]]) -> tuple[tuple[float, ObservedJob], ...]:
+    return tuple(sorted(ends_of, key=lambda each: (each[0], each[1].namespace, each[1].name)))
+
+
+def expected_start(ctx: ReconcileContext, ahead: Sequence[ObservedJob], attempt: Manifest) -> float:
+    """Seconds until an attempt may begin after the jobs ahead, which begin in this order; infinite: not known."""
+    forecast = Forecast.of(ctx)
+    for each in ahead:
+        if (other := manifest_of(ctx, each)) is None:
+            return math.inf
+        start, room = forecast.start_of(groups_of(other))
+        forecast = forecast.beside(each, room.reserved, start + remaining_seconds(each, ctx.now))
+    return forecast.start_of(groups_of(attempt))[0]
+
+
+def start_in_words(seconds: float, now: datetime) -> str:
+    """Return the words about an expected start, with its time rounded up."""
+    if seconds > FORESEEN_SECONDS:
+        return "nobody can say when it begins"
+    multiple = next(each for limit, each in ROUNDING if seconds < limit or limit == math.inf)
+    moment = math.ceil((now.timestamp() + seconds) / multiple) * multiple
+    return f"expected to begin by {datetime.fromtimestamp(moment, now.tzinfo):%Y-%m-%d %H:%M} UTC"
+
+
+def remaining_seconds(job: ObservedJob, now: datetime) -> float:
+    """Predicted seconds of a job until its end, from now if it waits; infinite if unknown or outlasted."""
+    status, mapping = job.status, job.status.mapping
+    training = job.spec.get("training")
+    progress = status.progress
+    total = progress.total_steps if progress else training.get("totalSteps") if isinstance(training, dict) else None
+    measured = (progress.pace.step_seconds if progress.pace else progress.step_seconds) if progress else None
+    each = measured or (mapping.measured_step_seconds or mapping.predicted_step_seconds if mapping else None)
+    if not isinstance(total, int) or not each:
+        return math.inf
+    record = status.attempts[-1] if status.attempts and status.reserved else None
+    if record is None:
+        return (total - (status.checkpoint.step if status.checkpoint else 0)) * each
+    moments = [parsed(record.start_time), parsed(progress.last_step_time) if progress else None]
+    left = (total - (progress.step if progress else 0)) * each - since(max(filter(None, moments), default=now), now)
+    return left if left > 0 else math.inf
+
+
+def manifest_of(ctx: ReconcileContext, waiting: ObservedJob) -> Manifest | None:
+    """Return the RayJob of another job's next attempt for a trial placement; None if it has no mapping yet."""
+    inputs = {name: ObservedInput(name=name) for name in inputs_of(waiting.spec)}  # wherever the inputs are
+    other = ReconcileContext.of(replace(ctx.snapshot, job=waiting, inputs=inputs), ctx.now, ctx.settings)
+    if other.job is None or other.status.mapping is None:
+        return None
+    return rayjob(
+        AttemptPods(snapshot=other.snapshot, job=other.job, mapping=other.status.mapping, settings=ctx.settings)
+    )
