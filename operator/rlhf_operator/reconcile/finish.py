@@ -3,10 +3,10 @@
 import zlib
 from datetime import timedelta
 from itertools import takewhile
-from typing import Final, Literal
+from typing import Final
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.status import Failure, Output
+from rlhf_api.status import AttemptEnd, Failure, Output
 from rlhf_operator import conditions, evidence
 from rlhf_operator.actions import Delete
 from rlhf_operator.failure import CLASSES, action_on
@@ -195,9 +195,7 @@ def active_seconds(ctx: ReconcileContext) -> float:
     return min((ctx.age(each) for each in (began, reserved) if each), default=0.0)
 
 
-def _end_attempt(
-    ctx: ReconcileContext, outcome: Literal["Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn", "Yielded"]
-) -> None:
+def _end_attempt(ctx: ReconcileContext, outcome: AttemptEnd) -> None:
     if outcome != "Withdrawn":
         ctx.set_status(active_seconds=(ctx.status.active_seconds or 0) + int(active_seconds(ctx)))
     if outcome != "Failed" or (ctx.record and ctx.record.backfilled):  # else the next attempt goes on with its room
