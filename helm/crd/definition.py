@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from helm.crd.compact import compact
 from helm.crd.schema import Schema, structural_schema
 from rlhf_api import kubectl_yaml
 from rlhf_api.checks.resume import LENGTHS, MAY_CHANGE, is_prefix, may_change
@@ -54,7 +55,7 @@ def definition() -> dict[str, Any]:
         "subresources": {"status": {}},
         "selectableFields": [{"jsonPath": ".status.phase"}, {"jsonPath": ".spec.algorithm.name"}],
         "additionalPrinterColumns": columns,
-        "schema": {"openAPIV3Schema": root()},
+        "schema": {"openAPIV3Schema": compact(root())},
     }
     document = {
         "apiVersion": "apiextensions.k8s.io/v1",
