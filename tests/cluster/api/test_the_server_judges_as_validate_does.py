@@ -165,6 +165,7 @@ LIMITED = (
     "runtime.controller.template={spec: {priorityClassName: system-node-critical}}",
     "runtime.controller.template={spec: {volumes: [{name: etc, hostPath: {path: /etc}}]}}",
     "runtime.worker.template={spec: {tolerations: [{operator: Exists}]}}",
+    "runtime.worker.template={spec: {nodeName: control-plane}}",
 )
 ALLOWED = "runtime.worker.template={spec: {priorityClassName: training, tolerations: [{key: training/a}], volumes: []}}"
 

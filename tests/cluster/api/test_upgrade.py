@@ -1,0 +1,60 @@
+"""An upgrade on a real API server from the chart and CRD of the last release, with the operator and jobs running."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import chart
+from tests.cluster.client import Cluster
+from tests.cluster.lifecycle import JOBS, SECONDS
+from tests.cluster.stage import small_job, stage
+from tests.helm import last_release
+
+DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rlhfjobs.rlhf.hybridflow.io"
+OLD_FIELDS = {"nodeSelector": {"pool": "mine"}, "tolerations": [{"key": "mine", "operator": "Exists"}]}
+
+
+def with_old_fields(server: Cluster, namespace: str) -> dict[str, Any]:
+    """A job that says where its workers may go as releases before the last one read it."""
+    job = small_job("of-old", namespace)
+    job["spec"]["runtime"] = OLD_FIELDS
+    strict = f"{JOBS.format(namespace)}?dryRun=All&fieldValidation=Strict"
+    server.until(lambda: server.request("POST", strict, job)[0] == 201, 30, "the server knows the old fields")
+    return job
+
+
+def test_an_upgrade_goes_on_with_jobs_and_tells_what_they_lost(
+    api_server: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    own = ("--namespace", namespace, "--take-ownership")
+    api_server.helm("upgrade", "--install", chart.RELEASE, last_release.CHART, *own, "--set", "replicaCount=0")
+    current = api_server.expect("GET", DEFINITION)
+    api_server.expect("PUT", DEFINITION, {**current, "spec": last_release.definition()["spec"]})
+    old_job = with_old_fields(api_server, namespace)
+    with stage(api_server, namespace, tmp_path) as (lives, operator):
+        lives.apply(small_job("runs", namespace))
+        lives.train("runs")
+        operator.stop()
+        lives.apply(old_job)
+        assert lives.jobs.get("of-old")["spec"]["runtime"]["nodeSelector"] == {"pool": "mine"}
+        before = lives.jobs.get("runs")
+        api_server.helm("upgrade", chart.RELEASE, chart.CHART, *own, "--reuse-values")
+        api_server.until(
+            lambda: "nodeSelector" not in lives.jobs.get("of-old")["spec"]["runtime"], SECONDS, "the field is dropped"
+        )
+        operator.start()
+        operator.wait_until_ready()
+        refused = api_server.until(lambda: lives.jobs.condition("of-old", "Accepted"), SECONDS, "the job is judged")
+        assert (refused["status"], refused["reason"]) == ("False", "SpecChangedByUpgrade")
+        assert "spec.runtime.nodeSelector" in refused["message"]
+        moved = {"worker": {"template": {"spec": OLD_FIELDS}}}
+        lives.jobs.patch("of-old", {"spec": {"runtime": moved, "suspend": True}})
+        lives.jobs.wait_for("of-old", "Suspended")
+        lives.jobs.patch("of-old", {"spec": {"suspend": False}})
+        api_server.until(
+            lambda: lives.jobs.condition("of-old", "Accepted")["status"] == "True", SECONDS, "the edit is accepted"
+        )
+        after = lives.jobs.get("runs")
+        assert {**after["spec"], **before["spec"]} == after["spec"], "an object of the last release stays as it is"
+        assert (after["status"]["phase"], after["status"]["attempt"]) == ("Running", 1)
+        lives.succeed("runs")
+    chart.uninstall(api_server, namespace=namespace)
