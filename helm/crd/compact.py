@@ -94,9 +94,9 @@ def _listed(rule: str) -> list[str]:
 
 
 def _is_moved(rule: Rule, schema: Schema) -> bool:
-    """Move a rule to the deepest object above its field that holds all that it reads; False if there is none.
+    """Move a rule to the deepest object above its field that has all fields of the rule; False without such an object.
 
-    It is not read there where that object is unset, so it has to hold then.
+    The API server skips rules of an unset object, so the rule has to hold without the object.
     """
     parts, disjuncts = rule.get("fieldPath", "").split(".")[1:], [*operands(parse(rule["rule"]), "||")]
     homes = [schema]

@@ -1,4 +1,4 @@
-"""An upgrade from the last release: its values, its objects, and a version that says that something is new."""
+"""An upgrade from the last release: values and objects stay valid, and the version is newer."""
 
 import shutil
 from pathlib import Path

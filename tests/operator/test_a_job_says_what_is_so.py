@@ -51,7 +51,7 @@ def test_no_condition_of_an_attempt_outlives_it(phase: str) -> None:
     world.wait(600)
     world.settle()
     holding = {each.type for each in world.status.conditions if each.status == "True"}
-    assert {"ClusterReady", "Training", "Stalled", "QuotaReserved"} <= holding
+    assert {"ClusterReady", "Training", "Slow", "QuotaReserved"} <= holding
     if phase == "Succeeded":
         world.train(1)
     if phase.startswith("Suspend"):
@@ -64,7 +64,7 @@ def test_no_condition_of_an_attempt_outlives_it(phase: str) -> None:
         world.collect()
         world.settle()
     assert world.phase == phase
-    for kind in ("ClusterReady", "Stalled", "QuotaReserved"):
+    for kind in ("ClusterReady", "Slow", "QuotaReserved"):
         ended = conditions.found(world.status.conditions, kind)
         assert ended
         assert (ended.type, ended.status, ended.reason) == (kind, "False", "Ended")

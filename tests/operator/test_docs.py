@@ -13,7 +13,7 @@ import yaml
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.spec.run_policy import FailureRule, Reason, RunPolicy
 from rlhf_api.status import ConditionType, Phase
-from rlhf_operator import names
+from rlhf_operator import conditions, names
 from rlhf_operator.evidence import CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES
 from rlhf_operator.failure import CLASSES
 from rlhf_operator.placement import map_job
@@ -145,7 +145,7 @@ def test_every_reason_of_a_condition_is_told_and_no_other() -> None:
         | reasons_of_fail()
         | set(get_args(map_job.MappingReason))
     )
-    known |= set(get_args(RefusalReason))
+    known |= {*get_args(RefusalReason), *get_args(conditions.Kstatus)}
     assert {reason for _, _, reason in documented} - DOCUMENTED_ELSEWHERE == known
 
 

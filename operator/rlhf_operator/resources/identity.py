@@ -14,7 +14,7 @@ USER = 1000
 
 TRACKING = r"argocd\.argoproj\.io/.*|helm\.sh/.*|(helm|kustomize)\.toolkit\.fluxcd\.io/.*|app\.kubernetes\.io/instance"
 NOT_COPIED = re.compile(f"{OWN_LABEL.pattern}|{TRACKING}")
-"""Labels of a job that its objects do not get: the operator's, and those by which a tool finds what it has applied."""
+"""Labels that objects do not get from their job: the operator's, and tracking labels of Argo CD, Flux and Helm."""
 
 
 def metadata(job: ObservedJob, name: str, *, attempt: int | None = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ OLD_FIELDS = {"nodeSelector": {"pool": "mine"}, "tolerations": [{"key": "mine", 
 
 
 def with_old_fields(server: Cluster, namespace: str) -> dict[str, Any]:
-    """A job that says where its workers may go as releases before the last one read it."""
+    """A job with the node selector and tolerations of releases before the last one."""
     job = small_job("of-old", namespace)
     job["spec"]["runtime"] = OLD_FIELDS
     strict = f"{JOBS.format(namespace)}?dryRun=All&fieldValidation=Strict"
