@@ -44,14 +44,17 @@ def test_a_chart_that_differs_has_a_newer_version() -> None:
     assert same or now > before
 
 
-def test_values_of_the_last_release_are_enough(helm: Helm, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "values", [LAST["values.yaml"], (last_release.FOLDER / "first_values.yaml").read_bytes()], ids=["last", "first"]
+)
+def test_values_of_an_earlier_release_are_enough(helm: Helm, tmp_path: Path, values: bytes) -> None:
     """`helm upgrade --reuse-values` takes them in place of the new chart's own."""
     chart = tmp_path / "rlhf-operator"
     shutil.copytree(CHART, chart)
-    (chart / "values.yaml").write_bytes(LAST["values.yaml"])
+    (chart / "values.yaml").write_bytes(values)
     options = ("--namespace", NAMESPACE, "--kube-version", KUBERNETES)
     text = helm.run("template", RELEASE, chart, *options)
-    assert text.count("kind: Deployment") == 1
+    assert [each for each in yaml.safe_load_all(text) if each] == helm.template()
 
 
 def test_a_field_that_is_gone_is_told_in_the_readme() -> None:

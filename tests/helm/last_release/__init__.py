@@ -1,4 +1,4 @@
-"""The chart of the last release, as it was packed, and what releases before it had."""
+"""The chart of the last release, as it was packed, and fields and values of the releases before."""
 
 import tarfile
 from collections.abc import Iterator
