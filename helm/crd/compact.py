@@ -34,7 +34,7 @@ def compact(schema: Schema) -> Schema:
 
 def _with_children(schema: Schema, change: Callable[[str, Schema], Schema]) -> Schema:
     """Return a schema in which each schema directly below is changed: change(name of its field or "", schema)."""
-    inner = {key: change("", schema[key]) for key in ("items", "additionalProperties") if key in schema}
+    inner: Schema = {key: change("", schema[key]) for key in ("items", "additionalProperties") if key in schema}
     if "properties" in schema:
         inner["properties"] = {name: change(name, each) for name, each in schema["properties"].items()}
     return {**schema, **inner}
