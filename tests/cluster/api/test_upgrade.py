@@ -41,6 +41,9 @@ def test_an_upgrade_goes_on_with_jobs_and_tells_what_they_lost(
         api_server.until(
             lambda: "nodeSelector" not in lives.jobs.get("of-old")["spec"]["runtime"], SECONDS, "the field is dropped"
         )
+        assert lives.jobs.status("of-old")["observedGeneration"] == -1, (
+            "kstatus takes an unseen job for one in progress"
+        )
         operator.start()
         operator.wait_until_ready()
         refused = api_server.until(lambda: lives.jobs.condition("of-old", "Accepted"), SECONDS, "the job is judged")
