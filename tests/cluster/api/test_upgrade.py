@@ -1,16 +1,27 @@
 """An upgrade on a real API server from the chart and CRD of the last release, with the operator and jobs running."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster import chart
 from tests.cluster.client import Cluster
+from tests.cluster.conftest import CRD
 from tests.cluster.lifecycle import JOBS, SECONDS
 from tests.cluster.stage import small_job, stage
 from tests.helm import last_release
 
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rlhfjobs.rlhf.hybridflow.io"
 OLD_FIELDS = {"nodeSelector": {"pool": "mine"}, "tolerations": [{"key": "mine", "operator": "Exists"}]}
+
+
+@pytest.fixture
+def server(api_server: Cluster) -> Iterator[Cluster]:
+    """`api_server`, which gets back today's CRD."""
+    yield api_server
+    api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", CRD)
 
 
 def with_old_fields(server: Cluster, namespace: str) -> dict[str, Any]:
@@ -22,23 +33,20 @@ def with_old_fields(server: Cluster, namespace: str) -> dict[str, Any]:
     return job
 
 
-def test_an_upgrade_goes_on_with_jobs_and_tells_what_they_lost(
-    api_server: Cluster, namespace: str, tmp_path: Path
-) -> None:
+def test_an_upgrade_goes_on_with_jobs_and_tells_what_they_lost(server: Cluster, namespace: str, tmp_path: Path) -> None:
     own = ("--namespace", namespace, "--take-ownership")
-    api_server.helm("upgrade", "--install", chart.RELEASE, last_release.CHART, *own, "--set", "replicaCount=0")
-    current = api_server.expect("GET", DEFINITION)
-    api_server.expect("PUT", DEFINITION, {**current, "spec": last_release.definition()["spec"]})
-    old_job = with_old_fields(api_server, namespace)
-    with stage(api_server, namespace, tmp_path) as (lives, operator):
+    server.helm("upgrade", "--install", chart.RELEASE, last_release.CHART, *own, "--set", "replicaCount=0")
+    server.expect("PATCH", DEFINITION, {"spec": {"versions": last_release.definition()["spec"]["versions"]}})
+    old_job = with_old_fields(server, namespace)
+    with stage(server, namespace, tmp_path) as (lives, operator):
         lives.apply(small_job("runs", namespace))
         lives.train("runs")
         operator.stop()
         lives.apply(old_job)
         assert lives.jobs.get("of-old")["spec"]["runtime"]["nodeSelector"] == {"pool": "mine"}
         before = lives.jobs.get("runs")
-        api_server.helm("upgrade", chart.RELEASE, chart.CHART, *own, "--reuse-values")
-        api_server.until(
+        server.helm("upgrade", chart.RELEASE, chart.CHART, *own, "--reuse-values")
+        server.until(
             lambda: "nodeSelector" not in lives.jobs.get("of-old")["spec"]["runtime"], SECONDS, "the field is dropped"
         )
         assert lives.jobs.status("of-old")["observedGeneration"] == -1, (
@@ -46,18 +54,18 @@ def test_an_upgrade_goes_on_with_jobs_and_tells_what_they_lost(
         )
         operator.start()
         operator.wait_until_ready()
-        refused = api_server.until(lambda: lives.jobs.condition("of-old", "Accepted"), SECONDS, "the job is judged")
+        refused = server.until(lambda: lives.jobs.condition("of-old", "Accepted"), SECONDS, "the job is judged")
         assert (refused["status"], refused["reason"]) == ("False", "SpecChangedByUpgrade")
         assert "spec.runtime.nodeSelector" in refused["message"]
         moved = {"worker": {"template": {"spec": OLD_FIELDS}}}
         lives.jobs.patch("of-old", {"spec": {"runtime": moved, "suspend": True}})
         lives.jobs.wait_for("of-old", "Suspended")
         lives.jobs.patch("of-old", {"spec": {"suspend": False}})
-        api_server.until(
+        server.until(
             lambda: lives.jobs.condition("of-old", "Accepted")["status"] == "True", SECONDS, "the edit is accepted"
         )
         after = lives.jobs.get("runs")
         assert {**after["spec"], **before["spec"]} == after["spec"], "an object of the last release stays as it is"
         assert (after["status"]["phase"], after["status"]["attempt"]) == ("Running", 1)
         lives.succeed("runs")
-    chart.uninstall(api_server, namespace=namespace)
+    chart.uninstall(server, namespace=namespace)
