@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from helm.crd.definition import definition
 from tests.cluster import chart
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import CRD
@@ -24,6 +25,15 @@ def server(api_server: Cluster) -> Iterator[Cluster]:
     api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", CRD)
 
 
+def old_versions() -> list[dict[str, Any]]:
+    """The last release's versions of the CRD, but for the status: the operator before the upgrade is today's, too."""
+    versions: list[dict[str, Any]] = last_release.definition()["spec"]["versions"]
+    (today,) = definition()["spec"]["versions"]
+    status = today["schema"]["openAPIV3Schema"]["properties"]["status"]
+    versions[0]["schema"]["openAPIV3Schema"]["properties"]["status"] = status
+    return versions
+
+
 def with_old_fields(server: Cluster, namespace: str) -> dict[str, Any]:
     """A job with the node selector and tolerations of releases before the last one."""
     job = small_job("of-old", namespace)
@@ -36,7 +46,7 @@ def with_old_fields(server: Cluster, namespace: str) -> dict[str, Any]:
 def test_an_upgrade_goes_on_with_jobs_and_tells_what_they_lost(server: Cluster, namespace: str, tmp_path: Path) -> None:
     own = ("--namespace", namespace, "--take-ownership")
     server.helm("upgrade", "--install", chart.RELEASE, last_release.CHART, *own, "--set", "replicaCount=0")
-    server.expect("PATCH", DEFINITION, {"spec": {"versions": last_release.definition()["spec"]["versions"]}})
+    server.expect("PATCH", DEFINITION, {"spec": {"versions": old_versions()}})
     old_job = with_old_fields(server, namespace)
     with stage(server, namespace, tmp_path) as (lives, operator):
         lives.apply(small_job("runs", namespace))
