@@ -448,8 +448,8 @@ def of_owners(spec: dict[str, Any], *owners: tuple[str, dict[str, Any]]) -> tupl
 
 
 def test_a_field_with_an_owner_that_is_gone_is_lost() -> None:
-    defaults = {"f:hostNetwork": {}, "f:tolerations": {}, "f:nodeSelector": {}}
-    chosen = {"f:nodeSelector": {".": {}, "f:pool": {}}, "f:topologyKey": {}, "f:image": {}}
+    defaults: dict[str, Any] = {"f:hostNetwork": {}, "f:tolerations": {}, "f:nodeSelector": {}}
+    chosen: dict[str, Any] = {"f:nodeSelector": {".": {}, "f:pool": {}}, "f:topologyKey": {}, "f:image": {}}
     assert of_owners({"runtime": {}}, ("Update", {"f:runtime": defaults})) == ()
     assert of_owners({"runtime": {"image": "a"}}, ("Update", {"f:runtime": chosen})) == (
         "spec.runtime.nodeSelector",
@@ -460,5 +460,7 @@ def test_a_field_with_an_owner_that_is_gone_is_lost() -> None:
 
 
 def test_a_lost_field_of_a_list_is_told_with_the_entrys_name() -> None:
-    owned = {"f:env": {'k:{"name":"A"}': {".": {}, "f:name": {}, "f:value": {}}, 'k:{"name":"B"}': {"f:gone": {}}}}
+    owned: dict[str, Any] = {
+        "f:env": {'k:{"name":"A"}': {".": {}, "f:name": {}, "f:value": {}}, 'k:{"name":"B"}': {"f:gone": {}}}
+    }
     assert of_owners({"env": [{"name": "A"}]}, ("Update", owned)) == ("spec.env.A.value",)
