@@ -20,7 +20,9 @@ EndPhase = Literal["Succeeded", "Failed", "Stopped"]
 Phase = Literal[StartPhase, "Running", "Restarting", "Suspending", "Suspended", EndPhase]
 """Phase of a job. Stopped is for runs without an operator: a signal ended them after a checkpoint."""
 StartCondition = Literal["Accepted", "InputsReady", "Mapped", "QuotaReserved", "ClusterReady"]
-ConditionType = Literal[StartCondition, "Training", "Stalled", "Suspended", "Complete", "Failed"]
+Readiness = Literal["Ready", "Reconciling", "Stalled"]
+"""Conditions by which other tools tell a job's state: kstatus, which Flux uses, and Argo CD's health script."""
+ConditionType = Literal[StartCondition, "Training", "Slow", "Suspended", "Complete", "Failed", Readiness]
 AttemptEnd = Literal["Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn", "Yielded"]
 Outcome = Literal["Starting", "Running", AttemptEnd]
 Timestamp = Annotated[str, Field(pattern=TIMESTAMP)]

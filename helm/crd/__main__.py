@@ -16,6 +16,9 @@ def generated() -> Mapping[Path, str]:
     return {
         ROOT / "crds/rlhfjobs.yaml": definition.text(),
         chart / "files/rlhfjobs.yaml": definition.text(),  # Helm reads its own folder only
+        chart / "files/values.yaml": (chart / "values.yaml").read_text(
+            encoding="utf-8"
+        ),  # templates cannot read that one
         chart / "Chart.yaml": with_version((chart / "Chart.yaml").read_text(encoding="utf-8")),
         ROOT / "docs/api-reference.md": reference.text(),
     }

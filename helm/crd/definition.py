@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from helm.crd.compact import compact
 from helm.crd.schema import Schema, structural_schema
 from rlhf_api import kubectl_yaml
 from rlhf_api.checks.resume import LENGTHS, MAY_CHANGE, is_prefix, may_change
@@ -54,7 +55,7 @@ def definition() -> dict[str, Any]:
         "subresources": {"status": {}},
         "selectableFields": [{"jsonPath": ".status.phase"}, {"jsonPath": ".spec.algorithm.name"}],
         "additionalPrinterColumns": columns,
-        "schema": {"openAPIV3Schema": root()},
+        "schema": {"openAPIV3Schema": _with_unseen_status(compact(root()))},
     }
     document = {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -75,6 +76,15 @@ def definition() -> dict[str, Any]:
         },
     }
     return dict(json.loads(json.dumps(document)))  # no object twice: YAML would write an alias
+
+
+def _with_unseen_status(schema: Schema) -> Schema:
+    """Return the schema with a default status for jobs before the operator's first pass.
+
+    Generation -1 is never current, so kstatus (Flux) takes such a job for one in progress.
+    """
+    status = {**schema["properties"]["status"], "default": {"observedGeneration": -1}}
+    return {**schema, "properties": {**schema["properties"], "status": status}}
 
 
 def text() -> str:

@@ -111,9 +111,9 @@ def _running(name: str, status: Status, now: datetime) -> Iterator[str]:
     if status.checkpoint:
         saved = status.checkpoint
         yield f"Step {saved.step} was saved {_ago(parsed(saved.time), now)} ago"
-    for kind in ("Training", "Stalled"):
+    for kind in ("Training", "Slow"):
         each = found(status.conditions, kind)
-        if each and (kind, each.status) in (("Training", "Unknown"), ("Stalled", "True")):
+        if each and (kind, each.status) in (("Training", "Unknown"), ("Slow", "True")):
             yield from _explain(name, each)
     for each in status.conditions:
         if each.reason in WORTH_SHOWING:

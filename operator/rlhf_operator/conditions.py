@@ -8,6 +8,7 @@ from rlhf_api.status import Condition, ConditionType, Phase, Status
 from rlhf_operator.times import timestamp
 
 Truth = Literal["True", "False", "Unknown"]
+Kstatus = Literal["Current", "InProgress", "Failed"]
 Conditions = tuple[Condition, ...]
 
 RESTARTING = "Restarting"  # reason of Training=False between two attempts

@@ -39,6 +39,8 @@ class ObservedJob:
     spec: Document
     status: Status
     """Status of the job without unreadable fields; empty before the first pass."""
+    lost_fields: tuple[str, ...] = ()
+    """Paths in the spec that somebody set, and that the API server has dropped since: its CRD does not know them."""
 
     @cached_property
     def node_request(self) -> NodeRequest:

@@ -16,6 +16,8 @@ from rlhf_api.status import Metric, Status
 
 ANNOTATION_BYTES = 262_144
 """What `kubectl apply` may keep of an object in an annotation."""
+MOST_BYTES = ANNOTATION_BYTES * 6 // 10
+"""Room that the definition may take; the rest is for fields to come."""
 
 
 def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -27,6 +29,12 @@ def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, An
         yield from nodes(schema["items"], f"{path}[]")
     if "additionalProperties" in schema:
         yield from nodes(schema["additionalProperties"], f"{path}{{}}")
+
+
+def applied_bytes(document: dict[str, Any]) -> int:
+    """Bytes of an object in the annotation of `kubectl apply`, which writes JSON as Go does: <, > and & as six each."""
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+    return len(text.encode()) + 5 * sum(map(text.count, "<>&")) + 1
 
 
 SPEC = dict(nodes(root()["properties"]["spec"], "spec"))
@@ -49,8 +57,8 @@ def test_a_message_of_the_server_has_no_hole_for_a_value() -> None:
     assert not [message for message in messages if "{" in message]
 
 
-def test_it_fits_client_side_apply() -> None:
-    assert len(json.dumps(definition())) < ANNOTATION_BYTES
+def test_client_side_apply_has_room_for_it_to_grow() -> None:
+    assert applied_bytes(definition()) <= MOST_BYTES
 
 
 def test_everything_a_user_writes_has_a_bound() -> None:

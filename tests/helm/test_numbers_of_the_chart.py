@@ -17,7 +17,7 @@ FAILURES = 3
 SECONDS = {"startupProbe": 60, "livenessProbe": 45, "readinessProbe": 15}
 """A slow start has a minute; a hanging operator is started again after 45 s, and asked no more after 15 s."""
 ALERTS = {
-    "RLHFJobStalled": ("1", "1m"),
+    "RLHFJobSlow": ("1", "1m"),
     "RLHFRewardCollapsed": ("10m 2h 30m 3 2h 30m 2h 30m 20", "5m"),
     "RLHFKLExploded": ("0.5", "5m"),
     "RLHFUpdatesSkipped": ("15m 0 15m 0", None),

@@ -33,6 +33,7 @@ DOCUMENTED = [row for row in reasons_of_conditions() if row[2] not in DOCUMENTED
 NOTHING_TO_DO = {
     *("Accepted", "InputsReady", "Mapped", "ManualPlacement", "NotQueued", "QuotaReserved", "AllPodsReady"),
     *("Training", "JobComplete", "Ended", "Suspended", "Finished", "Progressing", "Resumed", "FailureRule"),
+    *("Current", "InProgress", "Failed"),
 }
 TO_DO = [row for row in DOCUMENTED if row[2] not in NOTHING_TO_DO]
 FAILURE = Failure(

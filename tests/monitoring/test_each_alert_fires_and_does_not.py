@@ -29,9 +29,9 @@ def condition(kind: str, status: str, reason: str) -> str:
 
 
 CASES: dict[str, tuple[Series, Series]] = {
-    "RLHFJobStalled": (
-        {f'rlhf_job_condition{{{TOLD},condition="Stalled",status="True",reason="NoProgress"}}': "1x200"},
-        {f'rlhf_job_condition{{{TOLD},condition="Stalled",status="False",reason="Progressing"}}': "1x200"},
+    "RLHFJobSlow": (
+        {f'rlhf_job_condition{{{TOLD},condition="Slow",status="True",reason="NoProgress"}}': "1x200"},
+        {f'rlhf_job_condition{{{TOLD},condition="Slow",status="False",reason="Progressing"}}': "1x200"},
     ),
     "RLHFRewardCollapsed": (
         {f"rlhf_reward_mean{{{OWN}}}": "1 1.1 0.9 1 " * 45 + "-2x20"},

@@ -54,6 +54,7 @@ class World:
     settings: Settings = field(default_factory=Settings)
     status: Status = field(default_factory=Status)
     generation: int = 1
+    lost_fields: tuple[str, ...] = ()
     version: int = 1
     is_deleted: bool = False
     rayjobs: dict[str, ObservedRayJob] = field(default_factory=dict)
@@ -108,6 +109,7 @@ class World:
             labels=dict(self.labels),
             spec=self.spec,
             status=self.status,
+            lost_fields=self.lost_fields,
         )
         seen = Snapshot(
             job=job,

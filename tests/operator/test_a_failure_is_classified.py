@@ -280,10 +280,10 @@ def test_silence_between_two_steps_is_a_hang() -> None:
     world.wait(301)
     world.settle()
     assert world.phase == "Running"
-    assert any(each.type == "Stalled" and each.status == "True" for each in world.status.conditions)
+    assert any(each.type == "Slow" and each.status == "True" for each in world.status.conditions)
     world.train(1)
     world.settle()
-    assert any(each.type == "Stalled" and each.status == "False" for each in world.status.conditions)
+    assert any(each.type == "Slow" and each.status == "False" for each in world.status.conditions)
     world.wait(599)
     world.settle()
     assert world.phase == "Running"

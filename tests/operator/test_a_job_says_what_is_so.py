@@ -51,7 +51,7 @@ def test_no_condition_of_an_attempt_outlives_it(phase: str) -> None:
     world.wait(600)
     world.settle()
     holding = {each.type for each in world.status.conditions if each.status == "True"}
-    assert {"ClusterReady", "Training", "Stalled", "QuotaReserved"} <= holding
+    assert {"ClusterReady", "Training", "Slow", "QuotaReserved"} <= holding
     if phase == "Succeeded":
         world.train(1)
     if phase.startswith("Suspend"):
@@ -64,7 +64,7 @@ def test_no_condition_of_an_attempt_outlives_it(phase: str) -> None:
         world.collect()
         world.settle()
     assert world.phase == phase
-    for kind in ("ClusterReady", "Stalled", "QuotaReserved"):
+    for kind in ("ClusterReady", "Slow", "QuotaReserved"):
         ended = conditions.found(world.status.conditions, kind)
         assert ended
         assert (ended.type, ended.status, ended.reason) == (kind, "False", "Ended")
@@ -122,3 +122,30 @@ def test_checkpoints_in_a_folder_of_a_pod_are_not_accepted() -> None:
     world.edit(checkpoint={"storage": "s3://bucket"})
     world.settle()
     assert world.made == ["job-a1"]
+
+
+def test_a_job_that_lost_a_field_begins_no_attempt_unless_edited() -> None:
+    world = World(lost_fields=("spec.runtime.nodeSelector",))
+    world.settle()
+    assert (world.phase, reason(world, "Accepted"), world.made) == ("Pending", "SpecChangedByUpgrade", [])
+    assert "spec.runtime.nodeSelector" in message(world, "Accepted")
+    world.edit(runPolicy={"backoffLimit": 1})
+    world.settle()
+    assert (reason(world, "Accepted"), world.made) == ("Accepted", ["job-a1"])
+    assert "without spec.runtime.nodeSelector" in message(world, "Accepted")
+
+
+def test_an_attempt_goes_on_where_a_field_is_lost_meanwhile() -> None:
+    world = World()
+    world.settle()
+    world.admit()
+    world.run_to(10)
+    world.lost_fields = ("spec.runtime.nodeSelector",)
+    world.settle()
+    assert world.phase == "Running"
+    world.end(1)
+    for _ in range(3):
+        world.settle()
+        world.collect()
+        world.wait(300)
+    assert (reason(world, "Accepted"), world.made) == ("SpecChangedByUpgrade", ["job-a1"])

@@ -145,7 +145,7 @@ def test_every_reason_of_a_condition_is_told_and_no_other() -> None:
         | reasons_of_fail()
         | set(get_args(map_job.MappingReason))
     )
-    known |= set(get_args(RefusalReason)) | {conditions.SLOW_START}
+    known |= {*get_args(RefusalReason), *get_args(conditions.Kstatus)} | {conditions.SLOW_START}
     known |= {*evidence.START_SECONDS, *evidence.AWAITED} - {"QuotaTooSmall"}  # which the condition calls QuotaExceeded
     assert {reason for _, _, reason in documented} - DOCUMENTED_ELSEWHERE == known
 

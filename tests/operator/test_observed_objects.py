@@ -450,3 +450,27 @@ def test_dead_pods_of_a_deleted_job_say_nothing_of_the_next() -> None:
     job = cache.jobs.get(("n", "j"))
     assert job is not None
     assert cache.lost_pods(job.value) == ()
+
+
+def of_owners(spec: dict[str, Any], *owners: tuple[str, dict[str, Any]]) -> tuple[str, ...]:
+    managed = [{"operation": operation, "fieldsV1": {"f:spec": fields}} for operation, fields in owners]
+    return parse.job({"metadata": {"managedFields": managed}, "spec": spec}).lost_fields
+
+
+def test_a_field_with_an_owner_that_is_gone_is_lost() -> None:
+    defaults: dict[str, Any] = {"f:hostNetwork": {}, "f:tolerations": {}, "f:nodeSelector": {}}
+    chosen: dict[str, Any] = {"f:nodeSelector": {".": {}, "f:pool": {}}, "f:topologyKey": {}, "f:image": {}}
+    assert of_owners({"runtime": {}}, ("Update", {"f:runtime": defaults})) == ()
+    assert of_owners({"runtime": {"image": "a"}}, ("Update", {"f:runtime": chosen})) == (
+        "spec.runtime.nodeSelector",
+        "spec.runtime.topologyKey",
+    )
+    applied = of_owners({"runtime": {}}, ("Apply", {"f:runtime": {"f:tolerations": {}}}))
+    assert applied == ("spec.runtime.tolerations",)
+
+
+def test_a_lost_field_of_a_list_is_told_with_the_entrys_name() -> None:
+    owned: dict[str, Any] = {
+        "f:env": {'k:{"name":"A"}': {".": {}, "f:name": {}, "f:value": {}}, 'k:{"name":"B"}': {"f:gone": {}}}
+    }
+    assert of_owners({"env": [{"name": "A"}]}, ("Update", owned)) == ("spec.env.A.value",)

@@ -370,12 +370,28 @@ def test_a_pool_goes_to_the_type_of_gpu_that_it_was_mapped_to() -> None:
         ]
 
 
-def test_labels_of_kueue_go_on_to_the_rayjob_and_no_others() -> None:
-    labels = {names.QUEUE: "lab", names.QUEUE_PRIORITY: "high", "team": "x"}
+def test_labels_of_kueue_go_on_to_the_rayjob_only() -> None:
+    labels = {names.QUEUE: "lab", names.QUEUE_PRIORITY: "high"}
     found = made(example_jobs()[PPO], CPUS, labels=labels)
-    assert found["RayJob"]["metadata"]["labels"].items() >= {names.QUEUE: "lab", names.QUEUE_PRIORITY: "high"}.items()
-    assert "team" not in found["RayJob"]["metadata"]["labels"]
+    assert found["RayJob"]["metadata"]["labels"].items() >= labels.items()
     assert names.QUEUE not in found["ConfigMap"]["metadata"]["labels"]
+
+
+def test_a_users_labels_reach_rayjob_and_pods_but_not_a_tools() -> None:
+    tools = dict.fromkeys(
+        (
+            *("argocd.argoproj.io/instance", "helm.sh/chart", "app.kubernetes.io/instance"),
+            *("kustomize.toolkit.fluxcd.io/name", "helm.toolkit.fluxcd.io/name", "ray.io/cluster"),
+        ),
+        "theirs",
+    )
+    labels = {"team": "x", "example.com/cost-centre": "7", names.MANAGED_BY: "Helm", **tools}
+    found = made(example_jobs()[PPO], CPUS, labels=labels)
+    pods = [group["template"] for group in (head(found["RayJob"]), *groups(found["RayJob"]).values())]
+    for each in (found["RayJob"], *pods):
+        got = each["metadata"]["labels"]
+        assert got.items() >= {"team": "x", "example.com/cost-centre": "7", names.MANAGED_BY: names.OPERATOR}.items()
+        assert not got.keys() & tools.keys()
 
 
 def test_the_claim_is_what_the_installation_says() -> None:

@@ -33,6 +33,7 @@ OF_THE_POD: Final = {
     "serviceAccountName": f"{OWN}; write spec.runtime.serviceAccountName",
     "serviceAccount": f"{OWN}; write spec.runtime.serviceAccountName",
     "imagePullSecrets": f"{OWN}; write spec.runtime.imagePullSecrets",
+    "nodeName": "passes by the scheduler, and by the queue and taints; write nodeSelector",
 }
 """Field of a pod that a pod template cannot set -> why, for the message."""
 BY_KUBERAY = f"{OWN} or KubeRay's"

@@ -26,6 +26,8 @@ from rlhf_operator.snapshot import (
 
 REFUSED_POD: Final = re.compile(r'[Pp]ods? "[^"]*" is (?:forbidden|invalid): ')
 """Beginning of the API server's refusal of a pod, removed because the pod has another name in each try."""
+HAD_DEFAULTS: Final = frozenset(f"spec.runtime.{field}" for field in ("hostNetwork", "nodeSelector", "tolerations"))
+"""Fields that specs had in earlier releases, with a default."""
 MAX_ATTEMPT_DIGITS: Final = 6
 MAX_INTEGER: Final = 2**63 - 1  # that the API server accepts
 MAX_SECONDS: Final = 10**7
@@ -73,7 +75,37 @@ def job(document: Document) -> ObservedJob:
         labels=raw.texts(document, "metadata", "labels"),
         spec=raw.mapping(document, "spec"),
         status=status(document.get("status")),
+        lost_fields=_lost_fields(document),
     )
+
+
+def _lost_fields(document: Document) -> tuple[str, ...]:
+    """Return the fields of a spec that have an owner (metadata.managedFields) and are not there.
+
+    Whoever creates an object owns its defaults, too, so a field of HAD_DEFAULTS counts only if something was in it.
+    """
+    lost: set[str] = set()
+    for each in raw.entries(document, "metadata", "managedFields"):
+        fields = _missing(raw.mapping(each, "fieldsV1", "f:spec"), document.get("spec"), "spec")
+        is_applied = each.get("operation") == "Apply"
+        lost |= {path for path, is_empty in fields if is_applied or not (is_empty and path in HAD_DEFAULTS)}
+    return tuple(sorted(lost))
+
+
+def _missing(owned: Mapping[str, Any], value: object, path: str) -> Iterator[tuple[str, bool]]:
+    """Yield (path, whether nothing in it is owned) of each owned field that a value lacks.
+
+    owned: parts of managedFields by `f:` and a name, or by `k:` and the key of a list's entry.
+    """
+    entries = value if isinstance(value, list) else []
+    there = {f'k:{{"name":"{each.get("name")}"}}': each for each in entries if isinstance(each, Mapping)}
+    if isinstance(value, Mapping):
+        there = {f"f:{name}": each for name, each in value.items()}
+        gone = (key for key in owned if key.startswith("f:") and key not in there)
+        yield from ((f"{path}.{key[2:]}", not owned[key]) for key in gone)
+    for key in owned.keys() & there.keys():
+        name = key[2:] if key.startswith("f:") else there[key]["name"]
+        yield from _missing(raw.mapping(owned, key), there[key], f"{path}.{name}")
 
 
 def owner(document: Document) -> tuple[str, str, str]:

@@ -227,10 +227,10 @@ def set_training(ctx: ReconcileContext) -> None:
         ctx.set_condition("Training", "False", "Initializing", message)
 
 
-def set_stalled(ctx: ReconcileContext, waited: float, limit: int) -> None:
-    """Set the condition Stalled: True once half of the time limit for a step has passed, else False."""
+def set_slow(ctx: ReconcileContext, waited: float, limit: int) -> None:
+    """Set the condition Slow: True once half of the time limit for a step has passed, else False."""
     if waited >= limit / 2:
         message = f"No step for more than {limit // 2} s; at {limit} s it counts as hung."
-        ctx.set_condition("Stalled", "True", "NoProgress", message)
-    elif ctx.condition("Stalled") is not None:
-        ctx.set_condition("Stalled", "False", "Progressing", "Steps are being made.")
+        ctx.set_condition("Slow", "True", "NoProgress", message)
+    elif ctx.condition("Slow") is not None:
+        ctx.set_condition("Slow", "False", "Progressing", "Steps are being made.")

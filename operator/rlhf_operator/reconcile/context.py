@@ -15,10 +15,10 @@ from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.custom_algorithm import AlgorithmFacts
 from rlhf_api.spec.run_policy import RunPolicy
-from rlhf_api.status import Attempt, Condition, ConditionType, Phase, Status
+from rlhf_api.status import Attempt, Condition, ConditionType, Phase, Readiness, Status
 from rlhf_operator import conditions, names
 from rlhf_operator.actions import ClusterAction, Event, Plan, ReadLive
-from rlhf_operator.conditions import Truth
+from rlhf_operator.conditions import Kstatus, Truth
 from rlhf_operator.placement.turns import Turns
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedJob, ObservedRayJob, Snapshot
@@ -29,6 +29,12 @@ SHORTEST_REQUEUE: Final = 1.0
 MAX_LISTED_ATTEMPTS: Final = 10
 """Most attempts in status.attempts: the newest ones; withdrawn attempts are dropped first."""
 FINAL: Final = frozenset({"Succeeded", "Failed"})
+CURRENT: Final = frozenset({"Running", "Suspended", "Succeeded"})
+"""Phases of a job that is as its manifest wants it."""
+READINESS: Final[Mapping[Readiness, Kstatus]] = MappingProxyType(
+    {"Ready": "Current", "Reconciling": "InProgress", "Stalled": "Failed"}
+)
+"""Condition of kstatus -> state in which it is True."""
 EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = MappingProxyType(
     {
         "Pending": ("Accepted", "InputsReady"),
@@ -104,6 +110,7 @@ class ReconcileContext:
             phase, generation = conditions.phase_of(self.status.conditions), self.snapshot.job.generation
             observed = generation if generation >= 0 else None
             self.set_status(phase=phase, reason=self._reason(phase), observed_generation=observed)
+            self._set_readiness(phase)
         self._add_obstacle_events()
         phase = self.status.phase
         if phase != before and phase not in PHASES_WITHOUT_EVENT:
@@ -112,6 +119,14 @@ class ReconcileContext:
             self.add_event("Warning" if phase == "Failed" else "Normal", phase, message)
         again = min((max(wait, SHORTEST_REQUEUE) for wait in self.requeue_times), default=None)
         return Plan(status=self.status, actions=tuple(self.actions), events=tuple(self.events), requeue_after=again)
+
+    def _set_readiness(self, phase: Phase) -> None:
+        """Set the conditions of kstatus. As for a Kubernetes Job, Current is one that trains or is suspended, too."""
+        state: Kstatus = "Failed" if phase == "Failed" else "Current" if phase in CURRENT else "InProgress"
+        message = next((each.message for each in explaining(self.status, phase) if each.message), "")
+        for kind, true_in in READINESS.items():
+            is_true = state == true_in
+            self.set_condition(kind, "True" if is_true else "False", state, message if is_true else "")
 
     def _add_obstacle_events(self) -> None:
         """Add an event for each new reason why no attempt can start, or why its pods do not start."""
@@ -130,7 +145,7 @@ class ReconcileContext:
         follows = phase == "Restarting" or (failed is not None and failed.reason in FAILURE_LIMITS)
         if follows and failure is not None and failure.attempt == self.status.attempt:
             return failure.reason
-        if phase == "Running" and self.holds("Stalled"):
+        if phase == "Running" and self.holds("Slow"):
             return "NoProgress"
         is_reached = phase in FINAL or phase == "Suspended"
         candidates = explaining(self.status, phase)

@@ -5,7 +5,7 @@ from typing import Final
 from rlhf_api import chain
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_operator import names
+from rlhf_operator import conditions, names
 from rlhf_operator.placement.claim_size import too_small
 from rlhf_operator.reconcile import finish
 from rlhf_operator.reconcile.context import INPUT_NOT_READY, ReconcileContext
@@ -21,8 +21,21 @@ def accepted(ctx: ReconcileContext) -> Job | None:
     if (obstacle := _obstacle(ctx)) is not None:
         ctx.set_condition("Accepted", "False", *obstacle)
         return None
-    ctx.set_condition("Accepted", "True", "Accepted", "The spec is valid.")
+    lost = ", ".join(ctx.snapshot.job.lost_fields)
+    message = f"The spec is valid, without {lost}, which this release does not know." if lost else "The spec is valid."
+    if lost and not _is_edited(ctx, conditions.shortened(message)):
+        why = f"an upgrade has dropped {lost}; write it in its new place, as the chart's README says, or edit the spec"
+        ctx.set_condition("Accepted", "False", "SpecChangedByUpgrade", f"{why} to go on without it")
+        return None
+    ctx.set_condition("Accepted", "True", "Accepted", message)
     return ctx.job
+
+
+def _is_edited(ctx: ReconcileContext, message: str) -> bool:
+    """Whether somebody has edited the spec since it lost fields: in this pass or, as `message` tells, before."""
+    before, seen = ctx.condition("Accepted"), ctx.status.observed_generation
+    is_new = seen is not None and seen < ctx.snapshot.job.generation
+    return is_new or (before is not None and before.message == message)
 
 
 def conflict(ctx: ReconcileContext, name: str) -> bool:

@@ -203,7 +203,7 @@ def _hangs(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
         return None
     limit = ctx.policy.progress_deadline_seconds
     waited = 0.0 if has_advanced else _silence(ctx)
-    attempt_status.set_stalled(ctx, waited, limit)
+    attempt_status.set_slow(ctx, waited, limit)
     if ctx.must_wait(limit / 2 - waited) or ctx.must_wait(limit - waited):
         return None
     step = ctx.status.progress.step if ctx.status.progress else 0

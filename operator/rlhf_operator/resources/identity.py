@@ -1,7 +1,9 @@
 """Identity of objects and pods: labels, owners, users and rights."""
 
+import re
 from typing import Any
 
+from rlhf_api.checks.pod_template import OWN_LABEL
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.spec.runtime import Runtime
 from rlhf_operator import names
@@ -9,6 +11,10 @@ from rlhf_operator.snapshot import ObservedJob
 
 USER = 1000
 """User id of the trainer's image, and group id of the volumes."""
+
+TRACKING = r"argocd\.argoproj\.io/.*|helm\.sh/.*|(helm|kustomize)\.toolkit\.fluxcd\.io/.*|app\.kubernetes\.io/instance"
+NOT_COPIED = re.compile(f"{OWN_LABEL.pattern}|{TRACKING}")
+"""Labels that objects do not get from their job: the operator's, and tracking labels of Argo CD, Flux and Helm."""
 
 
 def metadata(job: ObservedJob, name: str, *, attempt: int | None = None) -> dict[str, Any]:
@@ -27,8 +33,9 @@ def owner(job: ObservedJob) -> dict[str, Any]:
 
 
 def labels(job: ObservedJob, attempt: int | None = None) -> dict[str, str]:
-    """Labels of every object that is made for a job."""
-    common = {names.MANAGED_BY: names.OPERATOR, names.JOB_NAME: job.name, names.JOB_UID: job.uid}
+    """Labels of every object that is made for a job: the user's own, such as a cost centre, and the operator's."""
+    common = {label: value for label, value in job.labels.items() if not NOT_COPIED.fullmatch(label)}
+    common |= {names.MANAGED_BY: names.OPERATOR, names.JOB_NAME: job.name, names.JOB_UID: job.uid}
     return common if attempt is None else {**common, names.ATTEMPT: str(attempt)}
 
 

@@ -12,6 +12,7 @@ import yaml
 
 from rlhf_api import kubectl_yaml
 from tests.api.cases import ONLY_VALIDATE, RIGHT, UPDATES, WRONG, Update, made
+from tests.api.test_crd import MOST_BYTES, applied_bytes
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.processes import FailedError
@@ -122,8 +123,13 @@ def test_the_examples_are_accepted_by_kubectl(rlhf_server: Cluster, example: Pat
 
 
 def test_the_definition_fits_client_side_apply(rlhf_server: Cluster) -> None:
-    applied = rlhf_server.kubectl("apply", "--dry-run=server", "-f", ROOT / "crds" / "rlhfjobs.yaml")
-    assert "rlhfjobs.rlhf.hybridflow.io" in applied
+    file = ROOT / "crds" / "rlhfjobs.yaml"
+    applied = json.loads(rlhf_server.kubectl("apply", "--dry-run=server", "-o", "json", "-f", file))
+    kept = applied["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"]
+    assert MOST_BYTES / 2 < len(kept.encode()) <= MOST_BYTES
+    assert (
+        abs(len(kept.encode()) - applied_bytes(yaml.safe_load(file.read_text()))) < 100
+    )  # kubectl adds annotations: {}
 
 
 def test_null_is_kept_where_it_is_a_value(rlhf_server: Cluster) -> None:
@@ -159,6 +165,7 @@ LIMITED = (
     "runtime.controller.template={spec: {priorityClassName: system-node-critical}}",
     "runtime.controller.template={spec: {volumes: [{name: etc, hostPath: {path: /etc}}]}}",
     "runtime.worker.template={spec: {tolerations: [{operator: Exists}]}}",
+    "runtime.worker.template={spec: {nodeName: control-plane}}",
 )
 ALLOWED = "runtime.worker.template={spec: {priorityClassName: training, tolerations: [{key: training/a}], volumes: []}}"
 

@@ -1,0 +1,81 @@
+"""An upgrade on a real API server from the chart and CRD of the last release, with the operator and jobs running."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helm.crd.definition import definition
+from tests.cluster import chart
+from tests.cluster.client import Cluster
+from tests.cluster.conftest import CRD
+from tests.cluster.lifecycle import JOBS, SECONDS
+from tests.cluster.stage import small_job, stage
+from tests.helm import last_release
+
+DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rlhfjobs.rlhf.hybridflow.io"
+OLD_FIELDS = {"nodeSelector": {"pool": "mine"}, "tolerations": [{"key": "mine", "operator": "Exists"}]}
+
+
+@pytest.fixture
+def server(api_server: Cluster) -> Iterator[Cluster]:
+    """`api_server`, which gets back today's CRD."""
+    yield api_server
+    api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", CRD)
+
+
+def old_versions() -> list[dict[str, Any]]:
+    """The last release's versions of the CRD, but for the status: the operator before the upgrade is today's, too."""
+    versions: list[dict[str, Any]] = last_release.definition()["spec"]["versions"]
+    (today,) = definition()["spec"]["versions"]
+    status = today["schema"]["openAPIV3Schema"]["properties"]["status"]
+    versions[0]["schema"]["openAPIV3Schema"]["properties"]["status"] = status
+    return versions
+
+
+def with_old_fields(server: Cluster, namespace: str) -> dict[str, Any]:
+    """A job with the node selector and tolerations of releases before the last one."""
+    job = small_job("of-old", namespace)
+    job["spec"]["runtime"] = OLD_FIELDS
+    strict = f"{JOBS.format(namespace)}?dryRun=All&fieldValidation=Strict"
+    server.until(lambda: server.request("POST", strict, job)[0] == 201, 30, "the server knows the old fields")
+    return job
+
+
+def test_an_upgrade_goes_on_with_jobs_and_tells_what_they_lost(server: Cluster, namespace: str, tmp_path: Path) -> None:
+    own = ("--namespace", namespace, "--take-ownership")
+    server.helm("upgrade", "--install", chart.RELEASE, last_release.CHART, *own, "--set", "replicaCount=0")
+    server.expect("PATCH", DEFINITION, {"spec": {"versions": old_versions()}})
+    old_job = with_old_fields(server, namespace)
+    with stage(server, namespace, tmp_path) as (lives, operator):
+        lives.apply(small_job("runs", namespace))
+        lives.train("runs")
+        operator.stop()
+        lives.apply(old_job)
+        assert lives.jobs.get("of-old")["spec"]["runtime"]["nodeSelector"] == {"pool": "mine"}
+        before = lives.jobs.get("runs")
+        server.helm("upgrade", chart.RELEASE, chart.CHART, *own, "--reuse-values")
+        server.until(
+            lambda: "nodeSelector" not in lives.jobs.get("of-old")["spec"]["runtime"], SECONDS, "the field is dropped"
+        )
+        assert lives.jobs.status("of-old")["observedGeneration"] == -1, (
+            "kstatus takes an unseen job for one in progress"
+        )
+        operator.start()
+        operator.wait_until_ready()
+        refused = server.until(lambda: lives.jobs.condition("of-old", "Accepted"), SECONDS, "the job is judged")
+        assert (refused["status"], refused["reason"]) == ("False", "SpecChangedByUpgrade")
+        assert "spec.runtime.nodeSelector" in refused["message"]
+        moved = {"worker": {"template": {"spec": OLD_FIELDS}}}
+        lives.jobs.patch("of-old", {"spec": {"runtime": moved, "suspend": True}})
+        lives.jobs.wait_for("of-old", "Suspended")
+        lives.jobs.patch("of-old", {"spec": {"suspend": False}})
+        server.until(
+            lambda: lives.jobs.condition("of-old", "Accepted")["status"] == "True", SECONDS, "the edit is accepted"
+        )
+        after = lives.jobs.get("runs")
+        assert {**after["spec"], **before["spec"]} == after["spec"], "an object of the last release stays as it is"
+        assert (after["status"]["phase"], after["status"]["attempt"]) == ("Running", 1)
+        lives.succeed("runs")
+    chart.uninstall(server, namespace=namespace)
