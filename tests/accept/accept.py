@@ -354,6 +354,24 @@ def shared_cluster(folder: Path) -> dict[str, Any]:
     return row
 
 
+def clusters(folder: Path) -> dict[str, Any]:
+    """A taint that is told, a start on nodes that come, a job that passes another, and an elastic rollout pool."""
+    output = folder / "clusters.json"
+    command = [sys.executable, "-m", "tests.cluster.clusters", str(output)]
+    code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise FellShortError(f"tests.cluster.clusters exits with {code}", {"exit_code": code})
+    row: dict[str, Any] = json.loads(output.read_text())
+    lives = [row["autoscaled"]["outcomes"], row["backfilled"]["wide"], row["backfilled"]["short"]]
+    if row["tainted"]["reason"] != "GPUNodesUnusable" or "dedicated=gpu:NoSchedule" not in row["tainted"]["told"]:
+        raise FellShortError("the taint is not told", row)
+    if lives != [["Succeeded"], ["Succeeded"], ["Yielded", "Succeeded"]] or row["autoscaled"]["eviction"] != 429:
+        raise FellShortError("a job lost an attempt, or did not give its room back, or could be evicted", row)
+    if row["elastic"]["pods"] != [3, 4, 3]:
+        raise FellShortError("the rollout pool did not grow and shrink", row)
+    return row
+
+
 def monitoring(folder: Path) -> dict[str, Any]:
     """A real Prometheus on a Kubernetes: targets up, rules that are evaluated, queries of dashboards with data."""
     output = folder / "monitoring"
@@ -401,6 +419,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "speed": speed,
     "auto_mapping_cluster": auto_mapping_cluster,
     "shared_cluster": shared_cluster,
+    "clusters": clusters,
     "verifiable_rewards": verifiable_rewards,
     "environment": environment,
     "streaming": streaming,

@@ -1,18 +1,16 @@
-"""Jobs begin on nodes that do not exist yet: scheduler and API server are real, the autoscaler is played."""
+"""Taints, nodes that come, jobs that pass others and an elastic pool: scheduler, API server and KubeRay are real."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.autoscaler import Autoscaler
+from tests.cluster import clusters
 from tests.cluster.client import Cluster
+from tests.cluster.clusters import GROWS
 from tests.cluster.conftest import fresh_namespace
-from tests.cluster.lifecycle import PODS, SECONDS
+from tests.cluster.lifecycle import SECONDS
 from tests.cluster.stage import Lives, small_job, stage
 
-A100 = "NVIDIA-A100-SXM4-80GB"
-ON = {"pool": "a100"}
-GROWS = {"name": "a100", "matchLabels": ON, "max": 2, "gpu": A100, "gpusPerNode": 8}
 BROKEN = {"name": "broken", "matchLabels": {"pool": "broken"}, "max": 2, "cpu": "1", "deadlineSeconds": 3}
 
 
@@ -27,23 +25,19 @@ def lives(rlhf_server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
             assert "Traceback" not in process.log()
 
 
+def test_gpus_behind_a_taint_are_told(lives: Lives) -> None:
+    found = clusters.tainted(lives)
+    assert found["reason"] == "GPUNodesUnusable"
+    assert "1 node tainted dedicated=gpu:NoSchedule, which spec.runtime.worker.template" in found["told"]
+
+
 def test_a_gpu_job_begins_on_nodes_that_its_pods_call_for(lives: Lives) -> None:
-    job, server, namespace = small_job("grows", lives.jobs.namespace), lives.jobs.server, lives.jobs.namespace
-    job["spec"]["resources"] = {"device": "GPU", "nodes": 1, "slotsPerNode": 8}
-    lives.apply(job)
-    waiting = lives.jobs.wait_for("grows", "WaitingForNodes")
-    assert {each["node"] for each in waiting["reserved"]} >= {"a100/00001"}
-    with Autoscaler(server, namespace, {"a100": (ON, {"nvidia.com/gpu": "8"}, 2)}) as autoscaler:
-        pods = lives.jobs.wait_for_pods("grows", 1)
-        assert autoscaler.added["a100"] == ["a100-0"], "one node is enough"
-        assert "a100-0" in {pod["spec"]["nodeName"] for pod in pods}
-        lives.train("grows")
-        name = pods[0]["metadata"]["name"]
-        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
-        code, answer = server.request("POST", f"{PODS.format(namespace)}/{name}/eviction", eviction)
-        assert (code, answer["reason"]) == (429, "TooManyRequests"), "a drain waits"
-        final = lives.succeed("grows")
-    assert [each["outcome"] for each in final["attempts"]] == ["Succeeded"]
+    found = clusters.autoscaled(lives)
+    assert "a100/00001" in found["reserved"]
+    assert found["added"] == ["a100-0"], "one node is enough"
+    assert "a100-0" in found["nodes"]
+    assert found["eviction"] == 429, "a drain waits"
+    assert found["outcomes"] == ["Succeeded"]
 
 
 def test_a_group_that_adds_no_node_is_told(lives: Lives) -> None:
@@ -60,3 +54,20 @@ def test_a_group_that_adds_no_node_is_told(lives: Lives) -> None:
     message = lives.jobs.server.until(withdrawn, SECONDS, "the attempt is withdrawn")
     assert "node group broken has not added all nodes, and no node took pod in-vain-a1-" in message
     lives.jobs.delete("in-vain")
+
+
+def test_a_job_passes_another_and_gives_its_node_back(lives: Lives) -> None:
+    found = clusters.backfilled(lives)
+    assert found == {
+        "wide_meanwhile": "Queued",
+        "backfilled": True,
+        "wide": ["Succeeded"],
+        "short": ["Yielded", "Succeeded"],
+    }
+
+
+def test_a_rollout_pool_grows_and_shrinks(lives: Lives) -> None:
+    found = clusters.elastic(lives)
+    assert found["pods"] == [3, 4, 3]
+    assert found["node_seconds"] > 0
+    assert "it waited for 90% of step 8" in found["why"]

@@ -1,0 +1,163 @@
+"""Clusters as other people have them: GPUs behind a taint, nodes that come, jobs that pass others, an elastic pool.
+
+API server, scheduler and KubeRay are real; kubelets, trainers and the autoscaler are played.
+`python -m tests.cluster.clusters FILE` starts a cluster for it, and writes as JSON what the jobs went through.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.cluster.autoscaler import Autoscaler
+from tests.cluster.build import API_GROUPS, NotBuiltError, built, no_go
+from tests.cluster.capabilities import api_cannot_run
+from tests.cluster.client import Cluster
+from tests.cluster.conftest import learn_rlhfjobs
+from tests.cluster.launch import cluster
+from tests.cluster.lifecycle import PODS, SECONDS, Document, example
+from tests.cluster.processes import FailedError
+from tests.cluster.stage import Lives, small_job, stage
+
+A100 = "NVIDIA-A100-SXM4-80GB"
+GROWS = {"name": "a100", "matchLabels": {"pool": "a100"}, "max": 2, "gpu": A100, "gpusPerNode": 8}
+TAINT = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
+NAMESPACE = "clusters"
+
+
+@contextmanager
+def nodes(server: Cluster, pool: str, resources: Mapping[str, str], *, count: int = 1) -> Iterator[None]:
+    """Made-up nodes with the label `pool` are there meanwhile."""
+    names = [f"{pool}-{number}" for number in range(count)]
+    for name in names:
+        server.add_node(name, resources, {"pool": pool, "nvidia.com/gpu.product": A100})
+    try:
+        yield
+    finally:
+        for name in names:
+            server.remove_node(name)
+
+
+def on(pool: str, name: str, lives: Lives, workers: int = 1) -> Document:
+    """A job whose workers take a CPU each, on nodes of this pool only; its head pod may be anywhere."""
+    job = small_job(name, lives.jobs.namespace)
+    job["spec"]["resources"] = {"device": "CPU", "nodes": workers, "slotsPerNode": 1}
+    job["spec"]["runtime"] = {"worker": {"cpu": "1", "template": {"spec": {"nodeSelector": {"pool": pool}}}}}
+    return job
+
+
+def tainted(lives: Lives) -> Document:
+    """What is told of a job with `device: Auto` where all GPUs are behind a taint."""
+    server, job = lives.jobs.server, on("tainted", "tainted", lives)
+    job["spec"]["resources"] = {"slotsPerNode": 1}
+    with nodes(server, "tainted", {"nvidia.com/gpu": "8"}):
+        server.expect("PATCH", "/api/v1/nodes/tainted-0", {"spec": {"taints": [TAINT]}})
+        lives.apply(job)
+        lives.jobs.wait_for("tainted", "Mapping")
+        told = server.until(
+            lambda: found if (found := lives.jobs.condition("tainted", "Mapped")).get("message") else {},
+            SECONDS,
+            "the operator says why tainted is not mapped",
+        )
+        lives.jobs.delete("tainted")
+    return {"reason": told["reason"], "told": told["message"]}
+
+
+def autoscaled(lives: Lives) -> Document:
+    """A GPU job that begins on a node which the autoscaler adds for its pods; what an eviction of a pod is answered."""
+    job, server, namespace = small_job("grows", lives.jobs.namespace), lives.jobs.server, lives.jobs.namespace
+    job["spec"]["resources"] = {"device": "GPU", "nodes": 1, "slotsPerNode": 8}
+    lives.apply(job)
+    waiting = lives.jobs.wait_for("grows", "WaitingForNodes")
+    groups = {"a100": ({"pool": "a100"}, {"nvidia.com/gpu": "8"}, 2)}
+    with Autoscaler(server, namespace, groups) as autoscaler:
+        pods = lives.jobs.wait_for_pods("grows", 1)
+        lives.train("grows")
+        name = pods[0]["metadata"]["name"]
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+        code, _ = server.request("POST", f"{PODS.format(namespace)}/{name}/eviction", eviction)
+        final = lives.succeed("grows")
+    return {
+        "reserved": sorted(each["node"] for each in waiting["reserved"]),
+        "added": autoscaler.added["a100"],
+        "nodes": sorted({pod["spec"]["nodeName"] for pod in pods}),
+        "eviction": code,
+        "outcomes": [each["outcome"] for each in final["attempts"]],
+    }
+
+
+def backfilled(lives: Lives) -> Document:
+    """A short job that passes one which needs both nodes, and gives its node back as soon as that one could begin."""
+    server = lives.jobs.server
+    with nodes(server, "busy", {"cpu": "1500m"}, count=2):
+        lives.apply(on("busy", "long", lives))
+        lives.jobs.wait_for_pods("long", 1)
+        lives.apply(on("busy", "wide", lives, workers=2))
+        lives.jobs.wait_for("wide", "Queued")
+        lives.apply(on("busy", "short", lives))
+        lives.train("short")
+        meanwhile = lives.jobs.phase("wide")
+        lives.train("long")
+        lives.succeed("long")
+        lives.jobs.wait_for_pods("wide", 1, 3)
+        server.until(lambda: lives.kubelets.trainer("wide").document, SECONDS, "wide runs")
+        finals = {"wide": lives.succeed("wide")}
+        lives.train("short", 2)
+        finals["short"] = lives.succeed("short", 2)
+    outcomes = {name: [each["outcome"] for each in final["attempts"]] for name, final in finals.items()}
+    return {"wide_meanwhile": meanwhile, "backfilled": finals["short"]["attempts"][0]["backfilled"], **outcomes}
+
+
+def elastic(lives: Lives) -> Document:
+    """Numbers of nodes of a rollout pool while training waits for it, and while it waits for training."""
+    job = example(12, lives.jobs.namespace)[1]
+    job["metadata"]["name"] = "elastic"
+    job["spec"]["models"]["actor"]["uri"] = "package://rlhf_examples/arithmetic/model"
+    writers = {"name": "writers", "models": ["rollout"], "nodes": 1, "max": 2, "slotsPerNode": 1}
+    train = {"name": "train", "models": ["actor"], "slotsPerNode": 1}
+    job["spec"]["placement"] = {"mode": "Manual", "pools": [train, writers]}
+    job["spec"]["resources"] = {"device": "CPU"}
+    lives.apply(job)
+    sizes = [len(lives.jobs.wait_for_pods("elastic", 1, 3))]
+    for step, idle, pods in ((4, "trainer_idle", 4), (8, "rollout_idle", 3)):
+        trainer = lives.kubelets.trainer("elastic")
+        lives.jobs.server.until(lambda: trainer.document, SECONDS, "elastic runs")  # noqa: B023
+        lives.jobs.set_rayjob("elastic", 1, jobDeploymentStatus="Running", jobStatus="RUNNING")
+        trainer.trains(1, step)
+        trainer.document["status"]["metrics"] = [{"name": idle, "value": "0.9"}]
+        sizes.append(len(lives.jobs.wait_for_pods("elastic", 1, pods)))
+    final = lives.succeed("elastic")
+    return {
+        "pods": sizes,
+        "node_seconds": final["rolloutPool"]["nodeSeconds"],
+        "why": final["rolloutPool"]["changeReason"],
+    }
+
+
+def measure(lives: Lives) -> Document:
+    """What the jobs of all parts went through."""
+    return {each.__name__: each(lives) for each in (tainted, autoscaled, backfilled, elastic)}
+
+
+def main() -> int:
+    """Measure on a cluster of its own; what stops it is one sentence on stderr."""
+    try:
+        if reason := api_cannot_run() or no_go():
+            raise FailedError(reason)
+        built(API_GROUPS)
+        with cluster("api") as server, tempfile.TemporaryDirectory() as folder:
+            learn_rlhfjobs(server)
+            server.make_namespace(NAMESPACE)
+            with stage(server, NAMESPACE, Path(folder), nodeGroups=[GROWS]) as (lives, _):
+                found = measure(lives)
+    except (FailedError, NotBuiltError, AssertionError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    Path(sys.argv[1]).write_text(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
