@@ -236,8 +236,8 @@ class Status(Spec):
     phase: Phase = Field("Pending", description="Phase of the job.")
     reason: str | None = None
     """Reason of the phase in one word, such as that of the last failure; set on a cluster only."""
-    observed_generation: int | None = Field(None, ge=0)
-    """Generation of the spec that the operator has acted on."""
+    observed_generation: int | None = Field(None, ge=-1)
+    """Generation of the spec that the operator has acted on; -1 before its first pass."""
     conditions: Listed[Condition] = Field((), max_length=16, description="Conditions of the job, one of each type.")
     start_time: Timestamp | None = Field(None, description="Time at which the job began (RFC 3339).")
     completion_time: Timestamp | None = Field(None, description="Time at which the job ended (RFC 3339).")

@@ -4,6 +4,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pydantic import ValidationError
+
 from rlhf_api.status import Status
 from rlhf_operator import names
 from tests.cluster.client import Cluster
@@ -51,7 +53,7 @@ class Witness:
             return
         try:
             check_step(_status(before), _status(job), job["metadata"]["generation"])
-        except InvariantError as error:
+        except (InvariantError, ValidationError) as error:
             self.complaints.append(f"{name}: {error}: {before.get('status')} -> {job.get('status')}")
 
     def _saw_rayjob(self, kind: str, rayjob: Document) -> None:
