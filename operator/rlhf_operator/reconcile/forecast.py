@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, Self
 
-from rlhf_api.status import Reserved
+from rlhf_api.status import Reserved, Status
 from rlhf_operator.actions import Manifest
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.room import Group, Room, groups_of, place
@@ -83,20 +83,32 @@ def start_in_words(seconds: float, now: datetime) -> str:
 
 def remaining_seconds(job: ObservedJob, now: datetime) -> float:
     """Predicted seconds of a job until its end, from now if it waits; infinite if unknown or outlasted."""
-    status, mapping = job.status, job.status.mapping
-    training = job.spec.get("training")
-    progress = status.progress
-    total = progress.total_steps if progress else training.get("totalSteps") if isinstance(training, dict) else None
-    measured = (progress.pace.step_seconds if progress.pace else progress.step_seconds) if progress else None
-    each = measured or (mapping.measured_step_seconds or mapping.predicted_step_seconds if mapping else None)
-    if not isinstance(total, int) or not each:
+    status, progress = job.status, job.status.progress
+    total, each = _total_steps(job), _step_seconds(status)
+    if total is None or not each:
         return math.inf
     record = status.attempts[-1] if status.attempts and status.reserved else None
     if record is None:
         return (total - (status.checkpoint.step if status.checkpoint else 0)) * each
-    moments = [parsed(record.start_time), parsed(progress.last_step_time) if progress else None]
-    left = (total - (progress.step if progress else 0)) * each - since(max(filter(None, moments), default=now), now)
+    done, stepped = (progress.step, parsed(progress.last_step_time)) if progress else (0, None)
+    since_step = since(max(filter(None, (parsed(record.start_time), stepped)), default=now), now)
+    left = (total - done) * each - since_step
     return left if left > 0 else math.inf
+
+
+def _total_steps(job: ObservedJob) -> int | None:
+    """Number of steps of a job, as its trainer or its spec says; None if neither does."""
+    training = job.spec.get("training")
+    told = training.get("totalSteps") if isinstance(training, dict) else None
+    total = job.status.progress.total_steps if job.status.progress else told
+    return total if isinstance(total, int) else None
+
+
+def _step_seconds(status: Status) -> float | None:
+    """Seconds of a step as measured, else as predicted; None if neither is known."""
+    progress, mapping = status.progress, status.mapping
+    measured = (progress.pace.step_seconds if progress.pace else progress.step_seconds) if progress else None
+    return measured or (mapping.measured_step_seconds or mapping.predicted_step_seconds if mapping else None)
 
 
 def manifest_of(ctx: ReconcileContext, waiting: ObservedJob) -> Manifest | None:
