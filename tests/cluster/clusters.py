@@ -1,4 +1,4 @@
-"""Clusters as other people have them: GPUs behind a taint, nodes that come, jobs that pass others, an elastic pool.
+"""Clusters as other people have them: GPUs behind a taint, nodes that come, jobs that pass others.
 
 API server, scheduler and KubeRay are real; kubelets, trainers and the autoscaler are played.
 `python -m tests.cluster.clusters FILE` starts a cluster for it, and writes as JSON what the jobs went through.
@@ -17,7 +17,7 @@ from tests.cluster.capabilities import api_cannot_run
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import learn_rlhfjobs
 from tests.cluster.launch import cluster
-from tests.cluster.lifecycle import PODS, SECONDS, Document, example
+from tests.cluster.lifecycle import PODS, SECONDS, Document
 from tests.cluster.processes import FailedError
 from tests.cluster.stage import Lives, small_job, stage
 
@@ -110,35 +110,9 @@ def backfilled(lives: Lives) -> Document:
     return {"wide_meanwhile": meanwhile, "backfilled": finals["short"]["attempts"][0]["backfilled"], **outcomes}
 
 
-def elastic(lives: Lives) -> Document:
-    """Numbers of nodes of a rollout pool while training waits for it, and while it waits for training."""
-    job = example(12, lives.jobs.namespace)[1]
-    job["metadata"]["name"] = "elastic"
-    job["spec"]["models"]["actor"]["uri"] = "package://rlhf_examples/arithmetic/model"
-    writers = {"name": "writers", "models": ["rollout"], "nodes": 1, "max": 2, "slotsPerNode": 1}
-    train = {"name": "train", "models": ["actor"], "slotsPerNode": 1}
-    job["spec"]["placement"] = {"mode": "Manual", "pools": [train, writers]}
-    job["spec"]["resources"] = {"device": "CPU"}
-    lives.apply(job)
-    sizes = [len(lives.jobs.wait_for_pods("elastic", 1, 3))]
-    for step, idle, pods in ((4, "trainer_idle", 4), (8, "rollout_idle", 3)):
-        trainer = lives.kubelets.trainer("elastic")
-        lives.jobs.server.until(lambda: trainer.document, SECONDS, "elastic runs")  # noqa: B023
-        lives.jobs.set_rayjob("elastic", 1, jobDeploymentStatus="Running", jobStatus="RUNNING")
-        trainer.trains(1, step)
-        trainer.document["status"]["metrics"] = [{"name": idle, "value": "0.9"}]
-        sizes.append(len(lives.jobs.wait_for_pods("elastic", 1, pods)))
-    final = lives.succeed("elastic")
-    return {
-        "pods": sizes,
-        "node_seconds": final["rolloutPool"]["nodeSeconds"],
-        "why": final["rolloutPool"]["changeReason"],
-    }
-
-
 def measure(lives: Lives) -> Document:
     """What the jobs of all parts went through."""
-    return {each.__name__: each(lives) for each in (tainted, autoscaled, backfilled, elastic)}
+    return {each.__name__: each(lives) for each in (tainted, autoscaled, backfilled)}
 
 
 def main() -> int:

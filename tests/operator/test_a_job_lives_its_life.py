@@ -424,4 +424,4 @@ def test_manifests_come_from_the_attempt_in_the_status() -> None:
     assert plan.status.attempt == 1
     assert plan.status.attempts[-1].outcome == "Starting"
     kinds = [each.manifest["kind"] for each in plan.actions if isinstance(each, Create)]
-    assert kinds == ["PersistentVolumeClaim", "ConfigMap", "PodDisruptionBudget", "RayJob"]
+    assert kinds == ["PersistentVolumeClaim", "ConfigMap", "RayJob"]

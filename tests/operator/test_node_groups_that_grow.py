@@ -8,13 +8,16 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_operator import names
+from rlhf_operator.actions import Create
 from rlhf_operator.cluster import parse
 from rlhf_operator.placement.map_job import map_job
 from rlhf_operator.placement.node_groups import with_coming_nodes
+from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.settings import Settings
 from tests.operator.rendered import A100, changed, groups, made, node, pod_of, snapshot
 from tests.operator.shared_cluster import NAMESPACE, SharedCluster, spec
 from tests.operator.shared_cluster import node as node_document
+from tests.operator.simulated import World
 
 HEAD = 1.05
 """CPUs of a head pod with its side-car."""
@@ -184,16 +187,22 @@ def test_pods_name_the_labels_that_an_autoscaler_knows() -> None:
 
 
 def test_no_autoscaler_and_no_drain_takes_a_worker() -> None:
-    job = changed("helpful-sft", {})
-    manifests = made(job, [node("cpu")])
-    budget = manifests["PodDisruptionBudget"]
+    world = World()
+    world.settle()
+    world.make_pods()
+    world.start_pods()
+    plan = decide(world.observe(fresh=True), world.now, world.settings)
+    (budget,) = [each.manifest for each in plan.actions if isinstance(each, Create)]
+    assert budget["kind"] == "PodDisruptionBudget"
+    assert budget["metadata"]["ownerReferences"][0]["kind"] == "RayJob", "it goes when the attempt ends"
     labels = budget["spec"]["selector"]["matchLabels"]
-    for each in groups(manifests["RayJob"]).values():
+    workers = groups(made(changed("helpful-sft", {}), [node("cpu")])["RayJob"]).values()
+    for each in workers:
         metadata = each["template"]["metadata"]
-        assert labels.items() <= metadata["labels"].items()
+        assert labels.keys() <= metadata["labels"].keys()
         assert metadata["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
         assert metadata["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
-        assert each["numOfHosts"] + 1 < budget["spec"]["minAvailable"]
+    assert budget["spec"]["minAvailable"] == len(world.pods)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import yaml
 from helm.crd.definition import definition
 from rlhf_api.status import Phase, Readiness
 from rlhf_operator import names
+from rlhf_operator.placement.node_groups import with_coming_nodes
+from rlhf_operator.settings import Settings
 from tests.operator.kstatus import state
 from tests.operator.simulated import SFT, World
 from tests.repo.tree import ROOT
@@ -16,7 +18,7 @@ from tests.repo.tree import ROOT
 STATES = {
     **dict.fromkeys(("Running", "Suspended", "Succeeded"), "Current"),
     **dict.fromkeys(("Pending", "Mapping", "Queued", "Provisioning", "Initializing"), "InProgress"),
-    **dict.fromkeys(("Restarting", "Suspending"), "InProgress"),
+    **dict.fromkeys(("WaitingForNodes", "Restarting", "Suspending"), "InProgress"),
     "Failed": "Failed",
 }
 """Phase -> state by kstatus; Running is Current, as a Kubernetes Job is once it has begun."""
@@ -33,11 +35,15 @@ def life(phase: str) -> World:
     world = World(labels={names.QUEUE: "team"}, spec={**SFT, "runPolicy": {"backoffLimit": int(phase == "Restarting")}})
     if phase == "Pending":
         world.capabilities = frozenset()
+    if phase == "WaitingForNodes":
+        world.has_kueue, group = False, {"name": "grows", "matchLabels": {"pool": "grows"}, "max": 2}
+        world.settings = Settings.model_validate({"nodeGroups": [group]}, by_alias=True, by_name=False)
+        world.nodes = with_coming_nodes((), world.settings)
     if phase == "Mapping":
         world.nodes = ()
         world.spec = {**SFT, "resources": {"device": "GPU"}}
     world.settle()
-    if phase in ("Pending", "Mapping", "Queued"):
+    if phase in ("Pending", "Mapping", "Queued", "WaitingForNodes"):
         return world
     world.admit()
     world.settle()

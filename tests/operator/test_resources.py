@@ -55,10 +55,9 @@ def worker(changes: Mapping[str, object] | None = None, there: Any = CPUS, **mor
 def test_things_are_made_in_the_order_of_their_needs() -> None:
     found = made(example_jobs()[PPO], CPUS, attempt=3)
     shown = {kind: each["metadata"]["name"] for kind, each in found.items()}
-    for kind in ("ConfigMap", "PodDisruptionBudget"):
-        assert re.fullmatch("helpful-ppo-[0-9a-f]{10}", shown.pop(kind))
+    assert re.fullmatch("helpful-ppo-[0-9a-f]{10}", shown.pop("ConfigMap"))
     assert shown == {"PersistentVolumeClaim": "helpful-ppo-output", "RayJob": "helpful-ppo-a3"}
-    assert list(found) == ["PersistentVolumeClaim", "ConfigMap", "PodDisruptionBudget", "RayJob"]
+    assert list(found) == ["PersistentVolumeClaim", "ConfigMap", "RayJob"]
 
 
 def test_everything_says_whose_it_is() -> None:

@@ -151,7 +151,7 @@ def test_a_job_reads_the_claims_of_others_and_writes_its_own() -> None:
 
 def test_a_users_claim_is_not_made_and_has_a_folder_a_job() -> None:
     job = changed(PPO, {"checkpoint.storage": "pvc://shared/team/runs/"})
-    assert list(made(job, CPUS)) == ["ConfigMap", "PodDisruptionBudget", "RayJob"]
+    assert list(made(job, CPUS)) == ["ConfigMap", "RayJob"]
     assert mounted(job)["/rlhf/output"] == ("shared", "team/runs/helpful-ppo", False)
     assert storage.output_uri(job) == "pvc://shared/team/runs/helpful-ppo/helpful-ppo/model"
     assert claims_named(job.spec.model_dump()) == {"shared"}

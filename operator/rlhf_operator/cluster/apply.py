@@ -110,18 +110,20 @@ class Applier:
                 raise await self._refused(job, refusal) from None
             if error.status != CONFLICT:
                 raise
-            made = await self._existing(job, resource, name)
+            made = await self._existing(job, resource, manifest)
         if resource.plural in CACHED:
             self._remember(job, CACHED[resource.plural], made)
 
     def _remember(self, job: ObservedJob, kind: KindName, document: Document) -> None:
         self._enqueue(self._cache.put(kind, document) - {(job.namespace, job.name)})
 
-    async def _existing(self, job: ObservedJob, resource: Resource, name: str) -> Document:
-        """Return the existing object of this name. Raises RefusedError if it does not belong to the job."""
+    async def _existing(self, job: ObservedJob, resource: Resource, manifest: Manifest) -> Document:
+        """Return the existing object of this name. Raises RefusedError if it does not have the manifest's owner."""
+        name = raw.text(manifest, "metadata", "name")
         if (found := await self._client.get(resource, job.namespace, name)) is None:
             raise StaleError(f"{resource.kind} {name} was there and is gone")
-        if job.uid in parse.owners(found) or (resource is CLAIMS and parse.kept_for(found) == job.name):
+        is_kept = resource is CLAIMS and parse.kept_for(found) == job.name
+        if is_kept or {job.uid, *parse.owners(manifest)} & parse.owners(found):
             return found
         message = f"{resource.kind} {name} exists already and belongs to somebody else: delete it or rename the job"
         raise await self._refused(job, Refusal(reason="NameConflict", message=message))

@@ -1,14 +1,17 @@
 """Status of the running attempt: progress, checkpoint and conditions, as they were observed."""
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
 from rlhf_api.status import SavedState, Status
 from rlhf_operator import conditions, evidence, names, observed_attempt
+from rlhf_operator.actions import Create
 from rlhf_operator.reconcile import cleanup
 from rlhf_operator.reconcile.context import BEFORE_AN_ATTEMPT, ReconcileContext
 from rlhf_operator.reconcile.room import held_by
 from rlhf_operator.resources import storage
+from rlhf_operator.resources.attempt import disruption_budget
 from rlhf_operator.snapshot import ObservedPod, ObservedQuota
 from rlhf_operator.times import parsed, timestamp
 
@@ -157,11 +160,19 @@ def set_cluster_ready(ctx: ReconcileContext) -> None:
     trains = beat is not None and beat.status.phase == "Running"
     if is_whole and (trains or all(pod.ready for pod in pods)):
         ctx.set_condition("ClusterReady", "True", "AllPodsReady", f"{len(pods)} pods are ready.")
+        _keep_from_evictions(ctx, pods)
         return
     problem = None if is_whole else _why_pods_are_missing(ctx)
     problem = next(filter(None, (problem, *map(start_problem, pods))), None) or slow_start(ctx)
     reason, message = problem or ("PodsPending", f"{expected + 1} pods are to be ready.")
     ctx.set_condition("ClusterReady", "False", reason, message)
+
+
+def _keep_from_evictions(ctx: ReconcileContext, pods: Sequence[ObservedPod]) -> None:
+    """Have a PodDisruptionBudget made for the pods of the attempt."""
+    if rayjob := ctx.snapshot.current_rayjob():
+        ctx.require_live("the pods of the attempt are kept from evictions")
+        ctx.actions.append(Create(manifest=disruption_budget(ctx.snapshot.job, rayjob, len(pods))))
 
 
 def _why_pods_are_missing(ctx: ReconcileContext) -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ from rlhf_operator.actions import Manifest
 from rlhf_operator.resources import identity, job_file, storage, workers
 from rlhf_operator.resources.pods import SCRATCH, AttemptPods, image_of, object_store, shared_memory
 from rlhf_operator.settings import JobNetworkPolicy
-from rlhf_operator.snapshot import ObservedJob
+from rlhf_operator.snapshot import ObservedJob, ObservedRayJob
 
 KEPT_SECONDS = 300
 """Seconds for which KubeRay keeps the pods of an ended job, so that the head pod's last status can be read."""
@@ -27,10 +27,6 @@ PORTS = {"gcs-server": 6379, "dashboard": names.DASHBOARD_PORT, "metrics": names
 """Named ports of the head pod's Ray container, from which KubeRay makes the head's Service."""
 LOG_PORTS = {"status": names.STATUS_PORT, "rlhf-metrics": names.TRAINER_METRICS_PORT}
 """Named ports of the log container, with the trainer's status and metrics; no Service is made of them."""
-MORE_THAN_ALL_PODS = 1_000_000
-"""Number of ready pods that a job never has, so that its budget allows no eviction. `maxUnavailable: 0` would need
-controllers that can be scaled.
-"""
 HEAD_SHARED_MEMORY = "4Gi"
 """Size of /dev/shm in the head pod; the controller holds references to data, never the bytes."""
 
@@ -49,13 +45,7 @@ def attempt_manifests(pods: AttemptPods, *, claim_size: str) -> tuple[Manifest, 
     on_host = any(settings.pod_of(job.spec.runtime, role).host_network for role in (names.CONTROLLER, names.WORKER))
     admitted = None if on_host else settings.job_network_policy
     policies = (_network_policy(seen, admitted),) if admitted else ()
-    return (
-        *claims,
-        document,
-        _disruption_budget(seen),
-        *policies,
-        rayjob(replace(pods, config_map=document["metadata"]["name"])),
-    )
+    return (*claims, document, *policies, rayjob(replace(pods, config_map=document["metadata"]["name"])))
 
 
 def rayjob(pods: AttemptPods) -> Manifest:
@@ -139,22 +129,22 @@ def _named(ports: Mapping[str, int]) -> list[dict[str, Any]]:
     return [{"name": name, "containerPort": port} for name, port in ports.items()]
 
 
-def _disruption_budget(job: ObservedJob) -> Manifest:
-    """Return the PodDisruptionBudget of a job: while its pods are ready none of them is evicted, as by a drain.
+def disruption_budget(job: ObservedJob, rayjob: ObservedRayJob, pods: int) -> Manifest:
+    """Return the PodDisruptionBudget of an attempt, which goes with its RayJob: no ready pod is evicted, as by a drain.
 
-    All pods are needed at once, and a job has fewer than the budget asks for.
+    pods: number of the attempt's pods, which are needed at once.
     """
-    spec = {
-        "selector": {"matchLabels": {names.JOB_UID: job.uid}},
-        "minAvailable": MORE_THAN_ALL_PODS,
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
-    }
-    name = names.by_content(job.name, json.dumps(spec, sort_keys=True))
+    labels = {names.JOB_UID: job.uid, names.ATTEMPT: str(rayjob.attempt)}
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": rayjob.name, "uid": rayjob.uid, "controller": True}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": identity.metadata(job, name),
-        "spec": spec,
+        "metadata": {**identity.metadata(job, rayjob.name, attempt=rayjob.attempt), "ownerReferences": [owner]},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "minAvailable": pods,  # maxUnavailable would need controllers that can be scaled
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
     }
 
 

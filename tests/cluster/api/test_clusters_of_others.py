@@ -1,4 +1,4 @@
-"""Taints, nodes that come, jobs that pass others and an elastic pool: scheduler, API server and KubeRay are real."""
+"""Taints, nodes that come and jobs that pass others: scheduler, API server and KubeRay are real."""
 
 from collections.abc import Iterator
 
@@ -64,10 +64,3 @@ def test_a_job_passes_another_and_gives_its_node_back(lives: Lives) -> None:
         "wide": ["Succeeded"],
         "short": ["Yielded", "Succeeded"],
     }
-
-
-def test_a_rollout_pool_grows_and_shrinks(lives: Lives) -> None:
-    found = clusters.elastic(lives)
-    assert found["pods"] == [3, 4, 3]
-    assert found["node_seconds"] > 0
-    assert "it waited for 90% of step 8" in found["why"]

@@ -37,7 +37,6 @@ from tests.operator.test_pools_keep_to_their_zones import LARGE, there, zoned
 PATHS = {
     "PersistentVolumeClaim": "/api/v1/namespaces/{}/persistentvolumeclaims",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
-    "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "RayJob": "/apis/ray.io/v1/namespaces/{}/rayjobs",
 }
