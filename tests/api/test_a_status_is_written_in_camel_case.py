@@ -31,7 +31,7 @@ DOCUMENT = {
 
 def test_a_status_is_written_in_camel_case_without_what_is_unset() -> None:
     assert STATUS.document() == DOCUMENT
-    empty = ("metrics", "warnings", "conditions", "attempts", "shapes", "reserved")
+    empty = ("metrics", "warnings", "conditions", "attempts", "shapes", "reserved", "imagePullSecrets")
     assert Status().document() == {"phase": "Pending", **{name: [] for name in empty}}
 
 

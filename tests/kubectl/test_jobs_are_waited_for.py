@@ -42,9 +42,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def pods(_: Kubectl, job: Any) -> Sequence[ObservedPod]:
         return [replace(HEAD, attempt=job.status.attempt or 0)]
 
+    def seen_of(kubectl: Kubectl, job: Any) -> tuple[Sequence[ObservedPod], list[Any], list[str]]:
+        return pods(kubectl, job), [], []
+
     monkeypatch.setattr(follow, "find_job", find)
     monkeypatch.setattr(follow, "pods_of", pods)
-    monkeypatch.setattr(follow, "events_of", lambda *_: [])
+    monkeypatch.setattr(follow, "seen_of", seen_of)
     monkeypatch.setattr(follow, "REFRESH_SECONDS", 0)
     monkeypatch.setattr(Kubectl, "stream", lambda _, *words: typer.echo(" ".join(("LOG", *words))))
     return looks

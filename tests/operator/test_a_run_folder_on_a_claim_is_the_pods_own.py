@@ -3,6 +3,8 @@
 import os
 import stat
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +54,11 @@ def make(root: Path, path: str, user: int) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """The root of a claim, which every user reaches."""
-    for folder in tmp_path.parents[:2]:
-        folder.chmod(0o755)
-    tmp_path.chmod(0o777)
-    return tmp_path
+def root() -> Iterator[Path]:
+    """The root of a claim, which every user reaches, unlike a folder of pytest's."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
 
 
 @needs_root
