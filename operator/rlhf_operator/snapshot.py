@@ -296,6 +296,10 @@ class Snapshot:
             taken[each.node] = taken.get(each.node, Counter[str]()) + each.amounts
         return replace(self, taken=taken)
 
+    def existing(self) -> Snapshot:
+        """Return the snapshot without the nodes that groups may still add."""
+        return self.without({each.name for each in self.nodes or () if each.group})
+
     def without(self, nodes: Collection[str]) -> Snapshot:
         """Return the snapshot without the nodes of these names."""
         left = None if self.nodes is None else tuple(each for each in self.nodes if each.name not in nodes)

@@ -22,6 +22,7 @@ DOCUMENT = {
     "attempts": [],
     "shapes": [],
     "reserved": [],
+    "imagePullSecrets": [],
     "warnings": [],
     "metrics": [{"name": "reward/mean", "value": "0.5"}],
     "output": {"uri": "file:///runs/model"},

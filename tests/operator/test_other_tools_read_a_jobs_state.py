@@ -30,8 +30,8 @@ def document(world: World) -> dict[str, Any]:
     return {"metadata": {"generation": world.generation}, "status": world.status.document()}
 
 
-def life(phase: str) -> World:
-    """A job in that phase."""
+def new(phase: str) -> World:
+    """A job on a cluster on which it gets to that phase."""
     world = World(labels={names.QUEUE: "team"}, spec={**SFT, "runPolicy": {"backoffLimit": int(phase == "Restarting")}})
     if phase == "Pending":
         world.capabilities = frozenset()
@@ -42,6 +42,12 @@ def life(phase: str) -> World:
     if phase == "Mapping":
         world.nodes = ()
         world.spec = {**SFT, "resources": {"device": "GPU"}}
+    return world
+
+
+def life(phase: str) -> World:
+    """A job in that phase."""
+    world = new(phase)
     world.settle()
     if phase in ("Pending", "Mapping", "Queued", "WaitingForNodes"):
         return world

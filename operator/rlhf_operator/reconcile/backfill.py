@@ -13,7 +13,7 @@ from rlhf_api.status import MappedPlacement
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.forecast import Forecast, manifest_of, remaining_seconds
 from rlhf_operator.reconcile.room import Group, Room, groups_of, place
-from rlhf_operator.snapshot import ObservedJob
+from rlhf_operator.snapshot import ObservedJob, Snapshot
 
 MAX_YIELDED: Final = 3
 """Attempts of a job that may give their room back; after that the job begins in its turn only."""
@@ -39,12 +39,12 @@ def delays_nobody(ctx: ReconcileContext, mapping: MappedPlacement, room: Room, a
     """
     own = replace(ctx.snapshot.job, status=ctx.status.model_copy(update={"mapping": mapping, "reserved": ()}))
     end = remaining_seconds(own, ctx.now) + START_AND_END_SECONDS
-    without = Forecast.of(ctx)
-    beside = without.beside(own, room.reserved)
     for each in ctx.turns.first(ahead):
         if (attempt := manifest_of(ctx, each)) is None:
             return False
         pods = groups_of(attempt)
+        without = Forecast.of(ctx, _nodes_for(ctx, pods))
+        beside = without.beside(own, room.reserved)
         start, _ = without.start_of(pods)
         if (end == math.inf or end > start) and beside.room_at(start, pods).lacks:
             return False
@@ -59,16 +59,35 @@ def needs_room(ctx: ReconcileContext, ahead: Sequence[ObservedJob]) -> ObservedJ
     # Those that began last give their room back first.
     guests = sorted(filter(_is_guest, holders), key=lambda each: (each.status.attempts[-1].start_time, each.uid))
     for each in ctx.turns.first(ahead):
-        attempt = manifest_of(ctx, each)
-        if attempt and own in _leaving(ctx, groups_of(attempt), holders, guests[::-1]) and _can_save(ctx):
+        attempt, behind = manifest_of(ctx, each), [guest for guest in guests[::-1] if _is_behind(ctx, guest, each)]
+        if attempt and own in _leaving(ctx, groups_of(attempt), holders, behind) and _can_save(ctx):
             return each
     return None
+
+
+def will_leave_room(ctx: ReconcileContext, pods: Sequence[Group]) -> bool:
+    """Whether guests behind the job hold room on existing nodes without which an attempt's pods have too little."""
+    job = replace(ctx.snapshot.job, status=ctx.status)
+    left = [each for each in ctx.snapshot.holders if not (_is_guest(each) and _is_behind(ctx, each, job))]
+    has_guests = len(left) < len(ctx.snapshot.holders)
+    return has_guests and not place(pods, ctx.snapshot.existing().taken_only_by(left)).lacks
+
+
+def _is_behind(ctx: ReconcileContext, job: ObservedJob, ahead: ObservedJob) -> bool:
+    return ctx.turns.of(ahead) < ctx.turns.of(job)
+
+
+def _nodes_for(ctx: ReconcileContext, pods: Sequence[Group]) -> Snapshot:
+    """Return the snapshot with the existing nodes only, if an attempt has room there once all other jobs have ended."""
+    existing = ctx.snapshot.existing()
+    return ctx.snapshot if place(pods, existing.taken_only_by(())).lacks else existing
 
 
 def _is_guest(job: ObservedJob) -> bool:
     """Whether a job runs an attempt that began before its turn."""
     last = job.status.attempts[-1] if job.status.attempts else None
-    return last is not None and last.backfilled and last.outcome == "Running" and bool(job.status.reserved)
+    is_open = last is not None and last.backfilled and last.outcome in ("Starting", "Running")
+    return is_open and bool(job.status.reserved)
 
 
 def _leaving(
@@ -76,9 +95,11 @@ def _leaving(
 ) -> list[ObservedJob]:
     """Return the guests whose room an attempt's pods need, the first guests before others; none if it is too little."""
 
+    nodes = _nodes_for(ctx, pods)
+
     def has_room_without(leaving: Sequence[ObservedJob]) -> bool:
         left = [each for each in holders if each not in leaving]
-        return not place(pods, ctx.snapshot.taken_only_by(left)).lacks
+        return not place(pods, nodes.taken_only_by(left)).lacks
 
     for count in range(len(guests) + 1):
         leaving = list(guests[:count])
@@ -95,5 +116,5 @@ def _can_save(ctx: ReconcileContext) -> bool:
     progress, saved = ctx.status.progress, ctx.status.checkpoint
     if progress is None or ctx.record is None or ctx.record.first_step is None:
         return True
-    is_saved = saved is not None and saved.step >= progress.step
+    is_saved = saved is not None and saved.step >= progress.step - 1  # it is known to be whole a step later
     return is_saved or (progress.step_seconds or 0.0) <= ctx.settings.grace_period_seconds / 2

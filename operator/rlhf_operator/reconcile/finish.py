@@ -1,6 +1,7 @@
 """End of an attempt, and of the job."""
 
 import zlib
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import takewhile
 from typing import Final
@@ -111,11 +112,14 @@ def _rate(ctx: ReconcileContext) -> str:
     return f"; {number} of the last {len(ctx.status.attempts)} attempts failed within an hour, uncounted" * (number > 1)
 
 
-def withdraw(ctx: ReconcileContext, why: str) -> None:
-    """End an attempt whose pods find no nodes; the job waits for its turn again, after a pause for other jobs."""
+def withdraw(ctx: ReconcileContext, why: str, awaited: Sequence[str] = ()) -> None:
+    """End an attempt whose pods find no nodes; the job waits for its turn again, after a pause for other jobs.
+
+    awaited: names of the nodes that did not come; the group of one that is still to come is avoided for a while.
+    """
     ctx.require_live(f"attempt {ctx.status.attempt} is withdrawn")
-    missing = {each.name for each in ctx.snapshot.nodes or ()}
-    blamed = max(ctx.coming_nodes, key=missing.__contains__, default=None)
+    still_to_come = {each.name for each in ctx.snapshot.nodes or ()}
+    blamed = max(awaited, key=still_to_come.__contains__, default=None)
     _end_attempt(ctx, "Withdrawn")
     message = f"Attempt {ctx.status.attempt} is withdrawn, which is no failure: {why}"
     ctx.set_record(message=conditions.shortened(message), node=blamed)
@@ -182,7 +186,7 @@ def give_back(ctx: ReconcileContext, ahead: ObservedJob) -> None:
     _end_attempt(ctx, "Yielded")
     message = f"Attempt {ctx.status.attempt} had begun before its turn and gives its room to {whose}."
     ctx.set_record(message=message)
-    ctx.set_status(next_attempt_time=None)
+    ctx.set_status(next_attempt_time=None, mapping=None)  # in its turn the job may have more room
     ctx.set_condition("Training", "False", conditions.RESTARTING, message)
     cleanup.delete_rayjobs(ctx, but=None)
 

@@ -34,10 +34,10 @@ class Forecast:
     """(predicted seconds until its end, job) of the jobs that hold room; the first to end comes first."""
 
     @classmethod
-    def of(cls, ctx: ReconcileContext) -> Self:
+    def of(cls, ctx: ReconcileContext, snapshot: Snapshot) -> Self:
         """Return the forecast without the job of this pass; pods of ended attempts are taken to be gone."""
         ends = ((remaining_seconds(each, ctx.now), each) for each in ctx.snapshot.holders)
-        return cls(snapshot=ctx.snapshot, holders=_by_end(ends_of=[*ends]))
+        return cls(snapshot=snapshot, holders=_by_end(ends_of=[*ends]))
 
     def beside(self, job: ObservedJob, reserved: Sequence[Reserved], end: float = math.inf) -> Self:
         """Return the forecast in which a job holds this room, too. end: seconds until it gives the room back."""
@@ -63,7 +63,7 @@ def _by_end(ends_of: list[tuple[float, ObservedJob]]) -> tuple[tuple[float, Obse
 
 def expected_start(ctx: ReconcileContext, ahead: Sequence[ObservedJob], attempt: Manifest) -> float:
     """Seconds until an attempt may begin after the jobs ahead, which begin in this order; infinite: not known."""
-    forecast = Forecast.of(ctx)
+    forecast = Forecast.of(ctx, ctx.snapshot)
     for each in ahead:
         if (other := manifest_of(ctx, each)) is None:
             return math.inf

@@ -9,19 +9,22 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from rlhf_api.job import Job
-from rlhf_api.status import MappedPlacement, Status
-from rlhf_operator import conditions, failure
+from rlhf_api.status import MappedPlacement, Reserved, Status
+from rlhf_operator import conditions, failure, names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.placement.map_job import MappingReason, MappingResult, map_job, still_fits
 from rlhf_operator.reconcile import backfill, finish, forecast, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
-from rlhf_operator.reconcile.room import room_for, with_head
+from rlhf_operator.reconcile.room import Group, groups_of, place, room_for, with_head
 from rlhf_operator.resources.attempt import rayjob
 from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedJob, Snapshot
+from rlhf_operator.times import parsed
 
 RECHECK_SECONDS: Final = 60.0
 """Seconds until a waiting job is checked again: nodes and foreign pods come and go without an event about it."""
+BINDING_SECONDS: Final = 30.0
+"""Seconds in which KubeRay makes the pods of an attempt and the scheduler gives them nodes."""
 BACKFILL_DEPTH: Final = 100
 """Most jobs ahead of a job that may begin before its turn."""
 MAX_REPORTED_POSITIONS: Final = 10
@@ -53,7 +56,8 @@ def reserve_room(ctx: ReconcileContext, job: Job) -> Turn | None:
     if turn is None and 0 < len(ahead) <= BACKFILL_DEPTH and backfill.may_be_guest(ctx):
         turn = _reserve_on(ctx, job, ctx.snapshot, largest, ahead)
     if turn is not None:
-        return turn._replace(is_backfilled=turn.is_backfilled or backfill.has_guests_ahead(ctx))
+        is_guest = backfill.has_guests_ahead(ctx) and backfill.may_be_guest(ctx)
+        return turn._replace(is_backfilled=turn.is_backfilled or is_guest)
     if ctx.snapshot.in_line and _has_shapes(ctx, job):
         _wait(ctx, job, older)
     return None
@@ -121,12 +125,31 @@ def _reserves(
     """Whether all pods of an attempt have room and delay none of these jobs; if so, the room is reserved for it."""
     if not ctx.snapshot.in_line:
         return True
-    found = room_for(_manifest(ctx, job, mapping), seen)
+    pods = groups_of(_manifest(ctx, job, mapping))
+    found = place(pods, seen)
     if found.lacks or (delayed and not backfill.delays_nobody(ctx, mapping, found, delayed)):
+        return False
+    if _awaits_nodes(found.reserved) and _should_wait_for_existing_nodes(ctx, pods):
         return False
     ctx.require_live("room is reserved", alone=True)
     ctx.set_status(reserved=found.reserved)
     return True
+
+
+def _should_wait_for_existing_nodes(ctx: ReconcileContext, pods: Sequence[Group]) -> bool:
+    """Whether an attempt that has room on nodes which are yet to come waits: guests are about to leave enough room.
+
+    It also waits while pods of another job are so young that they may have no node yet: its own would take their nodes.
+    """
+    others = [each.status for each in ctx.snapshot.holders if not _awaits_nodes(each.status.reserved)]
+    ages = (ctx.age(parsed(each.attempts[-1].start_time)) for each in others if each.attempts)
+    youngest = min(ages, default=BINDING_SECONDS)
+    return backfill.will_leave_room(ctx, pods) or ctx.must_wait(BINDING_SECONDS - youngest)
+
+
+def _awaits_nodes(room: Sequence[Reserved]) -> bool:
+    """Whether some of this room is on nodes that groups are yet to add."""
+    return any(names.group_of(each.node) for each in room)
 
 
 def _manifest(ctx: ReconcileContext, job: Job, mapping: MappedPlacement) -> Manifest:

@@ -47,8 +47,11 @@ def check(ctx: ReconcileContext) -> None:
 
 
 def _go_on(ctx: ReconcileContext) -> None:
-    if why := _is_pushed_out(ctx):
+    if why := _lacks_quota(ctx):
         finish.withdraw(ctx, why)
+        return
+    if why := _is_pushed_out(ctx):
+        finish.withdraw(ctx, why, awaited=ctx.coming_nodes)
         return
     is_guest = ctx.record is not None and ctx.record.backfilled
     if is_guest and (ahead := backfill.needs_room(ctx, line.jobs_ahead(ctx))) is not None:
@@ -76,7 +79,7 @@ def _review_placement(ctx: ReconcileContext) -> None:
         ctx.require_live("what steps took is compared with predictions")
         report = measure_pace(ctx.job, mapping, progress.pace, progress.step, ctx.snapshot, ctx.settings)
         ctx.set_record(measured=report)
-        seen = replace(ctx.snapshot, job=replace(ctx.snapshot.job, status=ctx.status))
+        seen = replace(ctx.snapshot.existing(), job=replace(ctx.snapshot.job, status=ctx.status))
         _report_placement(ctx, better(ctx.job, mapping, seen, ctx.settings))
     mapped, saved = ctx.condition("Mapped"), ctx.status.checkpoint
     is_reported = mapped is not None and mapped.reason == BETTER
@@ -154,12 +157,10 @@ def _lacks_quota(ctx: ReconcileContext) -> str:
 
 
 def _is_pushed_out(ctx: ReconcileContext) -> str:
-    """Return why an attempt must give its room back, because a pod has had no node or no quota for too long.
+    """Return why an attempt must give its room back, because a pod has had no node for too long; else empty.
 
     Where node groups are to add nodes, the pods wait as long as these groups may take.
     """
-    if why := _lacks_quota(ctx):
-        return why
     pods = _waiting_pods(ctx) if ctx.snapshot.in_line else []
     if not pods:
         return ""
