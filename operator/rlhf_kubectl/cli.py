@@ -82,8 +82,8 @@ def why(job: JobName, namespace: Namespace = None, context: Context = None) -> N
 
     kubectl = Kubectl(context, namespace)
     found = find_job(kubectl, job)
-    pods, events, unseen = seen_of(kubectl, found)
-    for sentence in (*sentences(found, pods, events, datetime.now(UTC)), *unseen):
+    pods, events, refused = seen_of(kubectl, found)
+    for sentence in (*sentences(found, pods, events, datetime.now(UTC)), *refused):
         typer.echo(sentence)
 
 
@@ -180,9 +180,9 @@ def main() -> None:
 def complete() -> None:
     """Entry point of `kubectl_complete-rlhf`, which kubectl runs for shell completion; prints one completion a line."""
     words = sys.argv[1:]
-    asked = {"COMP_WORDS": " ".join(["kubectl-rlhf", *words]), "COMP_CWORD": str(len(words))}
+    line = {"COMP_WORDS": " ".join(["kubectl-rlhf", *words]), "COMP_CWORD": str(len(words))}
     completion_init()  # typer's own shell completion, of which this uses the list for bash
-    os.environ.update({"_KUBECTL_RLHF_COMPLETE": "complete_bash", **asked})
+    os.environ.update({"_KUBECTL_RLHF_COMPLETE": "complete_bash", **line})
     try:
         app(prog_name="kubectl-rlhf")
     finally:

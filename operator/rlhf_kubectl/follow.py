@@ -1,10 +1,12 @@
 """Jobs of a cluster by their names: status, log and output of each, and waiting until they end."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 import typer
@@ -57,9 +59,9 @@ class ClusterJob:
             had = f"has had {latest or 'no'} attempt{'s' * (latest != 1)}"
             message = f"{job.name} {had}; kubectl rlhf why {job.name} says what it waits for"
             raise KubectlError(message, ExitCode.SPEC)
-        head, wanted = head_of(job, pods_of(self._kubectl, job)), attempt or latest
-        log, where = f"driver-a{wanted}.log", (f"--namespace={job.namespace}", LOG)
-        if head and wanted == latest:
+        head, number = head_of(job, pods_of(self._kubectl, job)), attempt or latest
+        log, where = f"driver-a{number}.log", (f"--namespace={job.namespace}", LOG)
+        if head and number == latest:
             self._kubectl.stream("logs", head.name, *where, *(["--follow"] if follow else []))
         elif head:
             self._kubectl.stream("exec", head.name, *where, "--", "cat", f"{names.OUTPUT_FOLDER}/{log}")
@@ -68,41 +70,46 @@ class ClusterJob:
 
 
 def wait_for(kubectl: Kubectl, jobs: Sequence[str], *, logs: bool) -> int:
-    """Print what jobs do, one after another, until all have ended; return the exit code of the first that failed.
+    """Print what jobs do until all have ended; return the exit code of the first of `jobs` that failed.
 
     logs: print the log of each attempt, too. Ctrl-C leaves the jobs running, and returns SIGINT. KubectlError if a job
     is gone, or if the user may not read it.
     """
+    codes, options = dict[str, int](), ["--follow", *["--prefix"] * (len(jobs) > 1)]
     try:
-        codes = [_wait(kubectl, name, logs=logs) for name in jobs]
+        for _ in zip_longest(*(_wait(kubectl, name, codes, options if logs else ()) for name in jobs)):
+            time.sleep(REFRESH_SECONDS)
     except KeyboardInterrupt:
-        typer.echo(f"{', '.join(jobs)}: left running; `kubectl rlhf why {jobs[-1]}` says how far it is")
+        typer.echo(f"{', '.join(jobs)}: not stopped; `kubectl rlhf why {jobs[-1]}` says how far it is")
         return ExitCode.SIGINT
-    return next((code for code in codes if code), ExitCode.OK)
+    return next((codes[name] for name in jobs if codes[name]), ExitCode.OK)
 
 
-def _wait(kubectl: Kubectl, name: str, *, logs: bool) -> int:
-    printed, logged = "", set[int]()
+def _wait(kubectl: Kubectl, name: str, codes: dict[str, int], options: Sequence[str]) -> Iterator[None]:
+    """Print what a job does, and logs if they have options; yield after each look, fill in `codes` at the end."""
+    printed, logs = "", dict[int, Thread]()
     while True:
         sentence, job = _look_at(kubectl, name)
         if sentence != printed:
-            typer.echo(sentence)
-        printed = sentence
+            typer.echo(printed := sentence)
         if job and job.status.phase in ENDED_PHASES:
-            _tell_end(kubectl, job, logged if logs else None)
-            return exit_code_of(job.status)
+            for log in logs.values():
+                log.join()
+            _tell_end(kubectl, job, logs if options else None)
+            codes[name] = exit_code_of(job.status)
+            return
         attempt = job.status.attempt if job and job.status.phase in LOGGING_PHASES else None
-        if job and attempt and logs and attempt not in logged:
-            logged.add(attempt)
-            _print_log(kubectl, job)
-        time.sleep(REFRESH_SECONDS)
+        if job and attempt and options and attempt not in logs:
+            logs[attempt] = Thread(target=_print_log, args=(kubectl, job, options), daemon=True)
+            logs[attempt].start()
+        yield
 
 
 def _tell_end(kubectl: Kubectl, job: ObservedJob, logged: Collection[int] | None) -> None:
-    """Print why a job ended, and attempts whose logs are missing from `logged`; None: no logs were wanted."""
-    unseen = [] if logged is None else [each for each in range(1, (job.status.attempt or 0) + 1) if each not in logged]
-    for attempt in unseen:
-        typer.echo(f"Attempt {attempt} ended unseen: `kubectl rlhf logs {job.name} --attempt {attempt}`")
+    """Print why a job ended, and attempts whose logs are missing from `logged`; None: no logs were requested."""
+    missing = [] if logged is None else [each for each in range(1, (job.status.attempt or 0) + 1) if each not in logged]
+    for attempt in missing:
+        typer.echo(f"The log of attempt {attempt} was not shown: `kubectl rlhf logs {job.name} --attempt {attempt}`")
     pods, events, refused = seen_of(kubectl, job)
     for sentence in (*why(job, pods, events, datetime.now(UTC)), *refused):
         typer.echo(sentence)
@@ -120,11 +127,11 @@ def _look_at(kubectl: Kubectl, name: str) -> tuple[str, ObservedJob | None]:
     return f"{name} is {job.status.phase}{f': {condition.message}' if condition else ''}", job
 
 
-def _print_log(kubectl: Kubectl, job: ObservedJob) -> None:
+def _print_log(kubectl: Kubectl, job: ObservedJob, options: Sequence[str]) -> None:
     """Print the log of the current attempt's head pod until it ends."""
     try:
         if head := head_of(job, pods_of(kubectl, job)):
-            kubectl.stream("logs", head.name, f"--namespace={job.namespace}", LOG, "--follow")
+            kubectl.stream("logs", head.name, f"--namespace={job.namespace}", LOG, *options)
     except KubectlError as error:
         typer.echo(f"the log broke off: {error}; `kubectl rlhf logs {job.name}` shows all of it")
 

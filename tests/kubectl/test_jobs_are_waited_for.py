@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
@@ -42,12 +43,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def pods(_: Kubectl, job: Any) -> Sequence[ObservedPod]:
         return [replace(HEAD, attempt=job.status.attempt or 0)]
 
-    def seen_of(kubectl: Kubectl, job: Any) -> tuple[Sequence[ObservedPod], list[Any], list[str]]:
-        return pods(kubectl, job), [], []
-
     monkeypatch.setattr(follow, "find_job", find)
     monkeypatch.setattr(follow, "pods_of", pods)
-    monkeypatch.setattr(follow, "seen_of", seen_of)
+    monkeypatch.setattr(follow, "seen_of", lambda *_: ([], [], []))
     monkeypatch.setattr(follow, "REFRESH_SECONDS", 0)
     monkeypatch.setattr(Kubectl, "stream", lambda _, *words: typer.echo(" ".join(("LOG", *words))))
     return looks
@@ -69,14 +67,38 @@ def test_the_log_of_each_attempt_is_printed(seen: list[Any], capsys: pytest.Capt
     assert ClusterJob("ppo").wait(logs=True) == ExitCode.OK
     told = capsys.readouterr().out
     assert told.count("LOG logs head --namespace=team --container=driver-log --follow") == 2
-    assert "Attempt 2 ended unseen: `kubectl rlhf logs ppo --attempt 2`" in told
-    assert "Attempt 1 ended" not in told
+    assert "The log of attempt 2 was not shown: `kubectl rlhf logs ppo --attempt 2`" in told
+    assert "attempt 1" not in told
+
+
+def test_jobs_are_watched_at_the_same_time(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    gone = KubectlError("there is no RLHFJob b", ExitCode.SPEC, "NotFound")
+    seen += [RUNS, RUNS, RUNS, failed("Data", 3), DONE.model_copy(update={"attempt": 1}), gone]
+    assert wait_for(Kubectl(), ["a", "b"], logs=True) == 3
+    told = capsys.readouterr().out
+    assert told.count("LOG logs head --namespace=team --container=driver-log --follow --prefix") == 2
+    assert "was not shown" not in told
+
+
+def test_a_long_log_holds_no_other_job_up(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    b_ended, waited = Event(), []
+
+    def look(_: Kubectl, found: Any) -> Any:
+        if found.name == "b":
+            b_ended.set()
+        return [], [], []
+
+    monkeypatch.setattr(Kubectl, "stream", lambda *_: waited.append(b_ended.wait(9)))
+    monkeypatch.setattr(follow, "seen_of", look)
+    seen += [RUNS, DONE, DONE]
+    assert wait_for(Kubectl(), ["a", "b"], logs=True) == ExitCode.OK
+    assert waited == [True]
 
 
 def test_ctrl_c_leaves_the_jobs_running(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     seen += [DONE, KeyboardInterrupt()]
     assert wait_for(Kubectl(), ["sft", "ppo"], logs=False) == ExitCode.SIGINT
-    assert "sft, ppo: left running; `kubectl rlhf why ppo`" in capsys.readouterr().out
+    assert "sft, ppo: not stopped; `kubectl rlhf why ppo`" in capsys.readouterr().out
 
 
 def test_the_first_failure_decides(seen: list[Any]) -> None:
