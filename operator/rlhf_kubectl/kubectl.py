@@ -132,9 +132,9 @@ def require_success(code: int, stderr: bytes) -> None:
     begins = (place for place, line in enumerate(lines) if line.startswith("error: ") or " is invalid: " in line)
     first = next(begins, len(lines) - 1)
     fields = takewhile(lambda line: line.startswith(("- ", "* ")), lines[first + 1 :])
-    told = " ".join([lines[first].removeprefix("error: "), *fields])
-    hint = "; choose a cluster by kubectl config use-context" if NO_CONTEXT in told else ""
-    raise KubectlError(f"kubectl: {_words(told.encode())}{hint}")
+    message = " ".join([lines[first].removeprefix("error: "), *fields])
+    hint = "; choose a cluster by kubectl config use-context" if NO_CONTEXT in message else ""
+    raise KubectlError(f"kubectl: {_words(message.encode())}{hint}")
 
 
 def _words(output: bytes) -> str:

@@ -2,8 +2,10 @@
 
 import json
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from importlib.metadata import entry_points, packages_distributions
 from itertools import product
 from modulefinder import ModuleFinder
@@ -20,7 +22,6 @@ from rlhf_api.contract import ENTRYPOINT
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import load, read_text, strings_in
 from rlhf_api.job import Job
-from rlhf_api.own_code import package_of
 from rlhf_api.problems import Problem, SpecError
 from rlhf_kubectl.jobs import ENDED_PHASES, job_documents
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
@@ -50,13 +51,16 @@ def submit(kubectl: Kubectl, manifest: Path | str, only: str | None = None) -> l
     existing = {raw.text(each, "metadata", "name"): each for each in job_documents(kubectl)}
     finished = {name: raw.text(each, "spec", "algorithm", "name") for name, each in existing.items()}
     jobs = load(manifest, finished=finished)
-    chosen = [job for job in jobs if only in (None, job.name)]
-    if not chosen:
+    if not (chosen := [job for job in jobs if only in (None, job.name)]):
         raise SpecError([Problem("JOB", f"is {only}; the manifest has {', '.join(job.name for job in jobs)}")])
     text, folders = manifest, [Path()]
     if isinstance(manifest, Path):
         text, folders = read_text(manifest), [*dict.fromkeys([manifest.parent, *folders])]
     documents = {each["metadata"]["name"]: each for each in kubectl_yaml.read(str(text), "") if each}
+    namespaces = {job.name: raw.text(documents[job.name], "metadata", "namespace") for job in chosen}
+    if elsewhere := [name for name, namespace in namespaces.items() if namespace not in ("", kubectl.namespace)]:
+        message = f"is not {kubectl.namespace}, the namespace that jobs are submitted to; see --namespace"
+        raise SpecError(Problem(f"{name}: metadata.namespace", message) for name in elsewhere)
     files = {job.name: own_files(documents[job.name], folders) for job in chosen}
     _try_here(jobs, documents, files)
     for name, code in files.items():
@@ -68,37 +72,53 @@ def own_files(document: Document, folders: Sequence[Path]) -> dict[str, str]:
     """Return path -> text of the Python files that a job's pods need: modules that the job names, and their imports.
 
     folders: where modules are searched, in this order. Installed packages are left to the image, and so is everything
-    if the job sets PYTHONPATH. Raises SpecError for too many bytes, or a file that is no Python.
+    if the job sets PYTHONPATH. Raises SpecError for too many bytes, or a file that is no Python in UTF-8.
     """
     spec = {part: value for part, value in document["spec"].items() if part != "runtime"}
-    variables = document["spec"].get("runtime", {}).get("env") or ()
+    runtime = strings_in(document["spec"].get("runtime"))
+    variables = {text for path, text in runtime if re.search(r"(^|\.containers\.\d+\.)env\.\d+\.name$", path)}
     named = {text.partition(":")[0] for _, text in strings_in(spec) if re.match(ENTRYPOINT, text)}
-    if not named or any(each["name"] == VARIABLE for each in variables):
+    if not named or VARIABLE in variables:
         return {}
     files = _read_modules(named, folders)
     if (size := sum(len(text.encode()) for text in files.values())) > MAX_BYTES:
-        told = f"its own code has {size:,} bytes, and a ConfigMap holds {MAX_BYTES:,}; put the code into the image"
-        raise SpecError([Problem(f"{document['metadata']['name']}: spec", told)])
+        message = f"its own code has {size:,} bytes, and a ConfigMap holds {MAX_BYTES:,}; put the code into the image"
+        raise SpecError([Problem(f"{document['metadata']['name']}: spec", message)])
     return files
 
 
 def _read_modules(named: Collection[str], folders: Sequence[Path]) -> dict[str, str]:
     """Return path -> text of modules in the folders and of their imports. SpecError for a file that is no Python."""
-    finder, installed = ModuleFinder([str(folder.resolve()) for folder in folders]), packages_distributions()
-    modules = sorted(name for name in named if package_of(name) not in installed)
-    for module in modules:
-        with suppress(ImportError, SyntaxError):  # it is in the image, or told below
+    elsewhere = {*sys.stdlib_module_names, *packages_distributions()}  # Python finds them before the job's own
+    finder = _OwnModules([str(folder.resolve()) for folder in folders], excludes=elsewhere)
+    PathFinder.invalidate_caches()
+    for module in sorted(named):
+        with suppress(ImportError):  # it is in the image
             finder.import_hook(module)
-    unread = {*modules, *finder.badmodules} - finder.modules.keys()
-    beside = [folder / f"{name.replace('.', '/')}.py" for name in unread for folder in folders]
-    if wrong := [str(file) for file in beside if file.is_file()]:
-        raise SpecError([Problem(file, "is no Python that can be read") for file in wrong])
     files = dict[str, str]()
     for name, each in sorted(finder.modules.items()):
         if file := getattr(each, "__file__", None):
             path = name.replace(".", "/") + "/__init__" * (Path(file).stem == "__init__")
-            files[f"{path}.py"] = Path(file).read_text(encoding="utf-8")
+            files[f"{path}.py"] = read_text(Path(file))
     return files
+
+
+class _OwnModules(ModuleFinder):
+    """Finder of modules and their imports; packages need no __init__.py. SpecError for a file that is no Python."""
+
+    def import_module(self, partname: str, fqname: str, parent: Any) -> Any:
+        spec = PathFinder.find_spec(partname, (parent.__path__ or []) if parent else self.path)
+        if spec is None or spec.loader or fqname in self.excludes:
+            return super().import_module(partname, fqname, parent)
+        folder: Any = self.add_module(fqname)
+        folder.__path__ = list(spec.submodule_search_locations or ())
+        return folder
+
+    def load_module(self, fqname: str, fp: Any, pathname: str, file_info: Any) -> Any:
+        try:
+            return super().load_module(fqname, fp, pathname, file_info)
+        except SyntaxError:
+            raise SpecError([Problem(pathname, "is no Python that can be read")]) from None
 
 
 def _try_here(jobs: Sequence[Job], documents: Mapping[str, Document], chosen: Collection[str]) -> None:
@@ -149,25 +169,23 @@ def _apply(kubectl: Kubectl, document: Document, files: Mapping[str, str], befor
     before: the job of this name that the cluster has. If it has ended, nothing is applied.
     """
     code = names.by_content(f"{document['metadata']['name']}-code", json.dumps(files))
-    wanted = _with_files(document, code, files) if files else document
     job = parse.job(before) if before else None
-    made = _apply_job(kubectl, wanted, job)
-    is_same = job is not None and _is_same(made, job)
+    made = _apply_job(kubectl, _with_files(document, code, files) if files else document, job)
     if files:
         _apply_code(kubectl, made, code, files)
-    if is_same:
-        return f"is there already as it is here, {made.status.phase}; nothing was changed"
-    told = f"; its code is in ConfigMap {code}: {', '.join(files)}" if files else ""
-    return f"{'changed' if job else 'created'} in namespace {made.namespace}{told}"
+    if job and _is_same(made, job):
+        return f"is already on the cluster, unchanged; it is {made.status.phase}"
+    place = f"; its code is in ConfigMap {code}: {', '.join(files)}" if files else ""
+    return f"{'changed' if job else 'created'} in namespace {made.namespace}{place}"
 
 
-def _apply_job(kubectl: Kubectl, wanted: Document, job: ObservedJob | None) -> ObservedJob:
+def _apply_job(kubectl: Kubectl, document: Document, job: ObservedJob | None) -> ObservedJob:
     """Apply a job; job: what the cluster has of this name. KubectlError if that is refused, or is over and differs."""
     is_over = job is not None and (job.deleting or job.status.phase in ENDED_PHASES)
     try:
-        made = parse.job(kubectl.apply(wanted, *["--dry-run=server"] * is_over))
+        made = parse.job(kubectl.apply(document, *["--dry-run=server"] * is_over))
     except KubectlError as error:
-        if job is None or error.reason == "Forbidden":
+        if job is None or not re.search(r" is invalid: |\d conflicts?: ", str(error)):
             raise
         raise _taken(job, str(error)) from None
     if job and job.deleting:

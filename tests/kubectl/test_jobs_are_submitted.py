@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,7 +140,7 @@ def test_the_same_file_again_changes_nothing(played: Played) -> None:
     before = played.store.read_text()
     done = played.submit()
     assert (done.exit_code, played.store.read_text()) == (0, before)
-    assert "ppo: is there already as it is here, Pending; nothing was changed" in done.output
+    assert "ppo: is already on the cluster, unchanged; it is Pending" in done.output
 
 
 def test_other_code_leaves_the_old_code_there(played: Played) -> None:
@@ -154,6 +155,59 @@ def test_code_that_the_pods_have_is_left_alone(played: Played) -> None:
     assert (done.exit_code, played.code) == (0, [])
     reward = {"actor": SPEC["models"]["actor"], "reward": {"entrypoint": "typer.main:run"}}
     assert (played.submit({**JOB, "metadata": {"name": "b"}}, models=reward).exit_code, played.code) == (0, [])
+
+
+def test_a_template_may_set_pythonpath(played: Played) -> None:
+    container = {"name": "ray-head", "env": [{"name": "PYTHONPATH", "value": "/mine"}]}
+    before = {"initContainers": [{**container, "name": "before", "image": "a"}]}
+    assert played.submit(runtime={"controller": {"template": {"spec": {"containers": [container]}}}}).exit_code == 0
+    assert not played.code
+    assert played.submit(runtime={"controller": {"template": {"spec": before}}}).exit_code == 0
+    assert played.code
+
+
+def test_an_empty_runtime_is_none(played: Played) -> None:
+    assert (played.submit(runtime=None).exit_code, len(played.code)) == (0, 1)
+
+
+def test_what_python_finds_first_is_left_out(played: Played) -> None:
+    played.write("mine/brief.py", "import json, statistics, typer, datasets, table.rows\nfrom table import more")
+    for name in ("statistics.py", "typer/no_package.py", "datasets/rows.jsonl", "table/rows.py", "table/more.py"):
+        played.write(name, "")
+    done = played.submit()
+    assert done.exit_code == 0, done.output
+    assert {*played.code[0]["data"]} == {"mine.__init__.py", "mine.brief.py", "table.rows.py", "table.more.py"}
+
+
+def test_a_package_needs_no_init_file(played: Played) -> None:
+    (played.folder / "mine/__init__.py").unlink()
+    assert played.submit().exit_code == 0
+    assert {*played.code[0]["data"]} == {"mine.brief.py", "words.py"}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "sentence"),
+    [
+        ("words.py", "# coding: latin-1\nTEXT = 'é'".encode("latin-1"), "words.py: cannot be read: it is not UTF-8"),
+        (f"words{EXTENSION_SUFFIXES[0]}", b"\x7fELF\xff", "cannot be read: it is not UTF-8 text"),
+        ("mine/words.py", b"def", "words.py: is no Python that can be read"),
+    ],
+)
+def test_a_file_that_cannot_go_along_is_named(played: Played, name: str, data: bytes, sentence: str) -> None:
+    played.write("mine/brief.py", "from . import words" if "/" in name else "import words")
+    (played.folder / "words.py").unlink()
+    (played.folder / name).write_bytes(data)
+    done = played.submit()
+    assert (done.exit_code, done.stderr.count("\n"), played.objects) == (2, 1, {}), done.output
+    assert sentence in done.stderr
+
+
+def test_all_jobs_are_of_the_namespace(played: Played) -> None:
+    here, there = ({**JOB, "metadata": {"name": name, "namespace": name}} for name in ("team", "other"))
+    played.write("jobs.yaml", "---\n".join(map(kubectl_yaml.write, (here, there))))
+    done = CliRunner().invoke(played.program.app, ["submit", str(played.folder / "jobs.yaml"), "-n", "team"])
+    assert (done.exit_code, done.stderr.count("\n"), played.objects) == (2, 1, {})
+    assert "other: metadata.namespace: is not team" in done.stderr
 
 
 def test_python_submits_too(played: Played) -> None:
@@ -209,6 +263,8 @@ INVALID = 'The RLHFJob "ppo" is invalid: spec.models.actor: Invalid value: uri c
             4,
             'the cluster refuses: User "dev" cannot',
         ),
+        ("apply", "error: context deadline exceeded", 4, "kubectl: context deadline exceeded"),
+        ("apply", "Error from server (InternalError): etcd", 4, "the cluster refuses: etcd"),
         ("apply", INVALID, 2, "ppo is there already, Pending: kubectl: The RLHFJob"),
         (
             "apply",
@@ -237,7 +293,7 @@ def test_without_kubectl_it_says_so(played: Played, monkeypatch: pytest.MonkeyPa
 def test_a_job_that_has_ended_is_not_changed(played: Played) -> None:
     played.submit()
     played.change(**{"RLHFJob/ppo": {**played.objects["RLHFJob/ppo"], "status": {"phase": "Succeeded"}}})
-    assert "ppo: is there already as it is here, Succeeded" in played.submit().output
+    assert "ppo: is already on the cluster, unchanged; it is Succeeded" in played.submit().output
     before = played.store.read_text()
     done = played.submit(training={**SPEC["training"], "totalSteps": 2})
     assert (done.exit_code, played.store.read_text()) == (2, before)
