@@ -191,7 +191,6 @@ class Worker:
     def __init__(self) -> None:
         self.run = Method(lambda given: [Outcome(each.number, None, Report()) for each in given[0]])
         self.rendezvous = Method(lambda _: ("localhost", 1))
-        self.source_address = Method(lambda _: "localhost")
         self.join = self.build = Method(lambda _: 0)
 
 

@@ -37,8 +37,8 @@ METHODS: Final = (
     "ReporterService/GetTraceback",
 )
 """A method of each of Ray's servers."""
-CLOSED, SILENT = "closed", "silent"
-"""Answers of a port that cannot be connected to, and of one that takes bytes and says nothing."""
+CLOSED, SILENT, STORE = "closed", "silent", "store"
+"""Answers of a port without a connection, of one that takes bytes and says nothing, and of torch's store."""
 KEPT_OUT: Final = ("UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 """Codes of gRPC for who has no token and for who reaches nobody; any other is an answer."""
 
@@ -91,20 +91,20 @@ def connect(channel: Any) -> object:
 def answer_of(address: str, port: int) -> str:
     """Return what a port says to a pod without a credential: the first of these that holds.
 
-    Why it cannot be connected to; `store` and its keys; gRPC's code; HTTP's status; SILENT if it only takes bytes.
+    Why it cannot be connected to; STORE; gRPC's code; HTTP's status; SILENT if it only takes bytes.
     """
     try:
         socket.create_connection((address, port), timeout=SECONDS_A_PORT).close()
     except OSError as error:
         return f"{CLOSED}: {error}"
-    said = keys(address, port) or code(address, port) or status(address, port) or SILENT
+    said = store(address, port) or code(address, port) or status(address, port) or SILENT
     with socket.create_connection((address, port), timeout=SECONDS_A_PORT) as connection:
         connection.sendall(os.urandom(4096))
     return said
 
 
-def keys(address: str, port: int) -> str:
-    """Add a key to torch's store, and return the keys that it lists; empty if there is no store."""
+def store(address: str, port: int) -> str:
+    """Add a key to torch's store, and return STORE if it is kept; empty if there is no store."""
     with socket.create_connection((address, port), timeout=SECONDS_A_PORT) as connection:
         try:
             connection.sendall(HELLO)
@@ -115,9 +115,9 @@ def keys(address: str, port: int) -> str:
     from torch._C._distributed_c10d import TCPStore
 
     patience = timedelta(seconds=SECONDS_A_PORT)
-    store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=patience)
-    store.add("notices/offers", 1)
-    return f"store {', '.join(store.list_keys())}"
+    found = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=patience)
+    found.add("intruder", 1)
+    return STORE if "intruder" in found.list_keys() else ""
 
 
 def code(address: str, port: int) -> str:

@@ -15,14 +15,15 @@ REFUSED = ("401", "UNAUTHENTICATED")
 OPEN = {
     ("dashboard.py", "200"): "the page of Ray's dashboard without any data, and metrics of the dashboard",
     ("ray::DashboardAgent", "200"): "Ray's metrics of the pod",
-    (
-        "ray::SlotProcess",
-        intruder.SILENT,
-    ): "gloo ignores what no rank sends; nobody reads the socket beside torch's store",
+    ("ray::SlotProcess", intruder.SILENT): "gloo ignores what no rank sends",
+    ("ray::SlotProcess", intruder.STORE): "torch's store of ranks on several machines knows no secret",
     ("rlhf", "200"): "the trainer's metrics",
     ("rlhf_trainer.pods.sidecar", "404"): "/status.json",
 }
-"""Answers of programs to a pod without a token that no NetworkPolicy stops: none has secrets, and none takes orders."""
+"""Answers of programs to a pod without a token that no NetworkPolicy stops: none has secrets.
+
+None takes orders but torch's store, in which it can write.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +54,22 @@ def test_what_answers_without_a_policy_is_known(attacked: Attack) -> None:
 
 
 def test_a_world_of_one_pod_is_closed_without_a_policy(attacked: Attack) -> None:
-    slots = [name for name, program in attacked.programs.items() if program == "ray::SlotProcess"]
-    heard = {name: attacked.heard[WITHIN][name] for name in slots if name.startswith("writers")}
-    assert sorted(said for said in heard.values() if not said.startswith(intruder.CLOSED)) == [
+    assert answers_of_ranks(attacked, "writers") == [
         "UNAUTHENTICATED",
         intruder.SILENT,  # gloo of the group with the other pool
     ]
+
+
+def test_a_world_of_two_pods_has_its_stores_in_one(attacked: Attack) -> None:
+    stores = [answers_of_ranks(attacked, pod).count(intruder.STORE) for pod in ("train-0", "train-1")]
+    assert sorted(stores) == [0, 2]  # of its pool, and of both pools
+
+
+def answers_of_ranks(attacked: Attack, pod: str) -> list[str]:
+    """Sorted answers of the ranks' open ports in pods of that name, to an intruder whom no policy stops."""
+    slots = [name for name, program in attacked.programs.items() if program == "ray::SlotProcess"]
+    heard = [attacked.heard[WITHIN][name] for name in slots if name.startswith(pod)]
+    return sorted(said for said in heard if not said.startswith(intruder.CLOSED))
 
 
 @pytest.mark.parametrize("door", ["dashboard", "agent"])

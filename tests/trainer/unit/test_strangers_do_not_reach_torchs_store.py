@@ -1,24 +1,33 @@
-"""Torch's store of a group answers the machines of the group: its listener is closed to all others."""
+"""Torch's store is at loopback if the ranks are on one machine, else at one address of rank 0's machine."""
 
 import os
 import socket
 import struct
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from unittest.mock import patch
+from typing import Any
+from unittest.mock import MagicMock, Mock, patch
 
 import pytest
 import torch.distributed as dist
 
-from rlhf_trainer import meeting as meeting_module
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller import worker_group
+from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import SlotProcess
+from rlhf_trainer.controller.worker_group import CallLog, WorkerGroup
+from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.meeting import LOOPBACK, Meeting
+from rlhf_trainer.run.on_ray import RayRuntime
+from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training import distributed
 from tests.trainer.ranks import run_ranks
 
 OWN, STRANGER, RANK = "127.0.0.1", "127.0.0.3", "127.0.0.2"
 """Addresses of the loopback interface stand in for machines."""
+BEHIND_NAT = "192.0.2.1"
+"""An address for documentation, which no machine has (RFC 5737)."""
 SECONDS = timedelta(seconds=10)
 HELLO = struct.pack("<BIBI", 0, 0x3C85F7CE, 13, 12345)
 """Greeting of a client to torch's store; the store repeats the number at the end."""
@@ -44,29 +53,6 @@ def is_heard(meeting: Meeting, source: str) -> bool:
         return False
 
 
-def source_address(machine: str) -> str:
-    """The address from which a slot of this machine connects."""
-    return SlotProcess.source_address(None, machine)  # type: ignore[arg-type]
-
-
-def test_a_machine_without_ranks_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting_module, "LOOPBACK_NETWORK", 0x0A000000)
-    meeting = Meeting(address=RANK, port=free_port(), machines=[source_address(RANK), "10.0.0.7"])
-    store = distributed.open_store(meeting, 0, 2, SECONDS)
-    store.set("a", "b")
-    for _ in range(4):  # without a rule every other connection would get through
-        assert is_heard(meeting, OWN)
-        assert not is_heard(meeting, STRANGER)
-    assert store.list_keys() == ["a"]
-
-
-def test_a_proxy_in_the_pod_gets_one() -> None:
-    meeting = Meeting(address=RANK, port=free_port(), machines=["10.0.0.7"])
-    store = distributed.open_store(meeting, 0, 2, SECONDS)
-    assert all(is_heard(meeting, STRANGER) for _ in range(4))
-    assert store.list_keys() == []
-
-
 def test_a_store_is_at_one_address_only() -> None:
     meeting = Meeting(address=RANK, port=free_port())
     store = distributed.open_store(meeting, 0, 2, SECONDS)
@@ -75,53 +61,88 @@ def test_a_store_is_at_one_address_only() -> None:
     assert store.list_keys() == []
 
 
-MANY = [f"10.{place // 250}.{place % 250}.1" for place in range(2100)]
-
-
-@pytest.mark.parametrize(("address", "machines"), [(RANK, MANY), ("::1", ["::1"])], ids=["too many", "IPv6"])
-def test_a_rule_that_cannot_be_is_a_warning(
-    address: str, machines: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    meeting = Meeting(address=address, port=free_port(address), machines=machines)
+def test_it_is_at_all_if_the_machine_lacks_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Meeting(address=BEHIND_NAT, port=free_port()).listen() is None
+    monkeypatch.setattr(Meeting, "listen", lambda _: None)  # as above, for an address that answers
+    meeting = Meeting(address=RANK, port=free_port())
     store = distributed.open_store(meeting, 0, 2, SECONDS)
-    assert all(is_heard(meeting, address) for _ in range(4))
+    assert is_heard(Meeting(address=OWN, port=meeting.port), OWN)
     assert store.list_keys() == []
-    assert "answers any machine" in caplog.text
+
+
+def test_it_is_at_an_address_of_ipv6() -> None:
+    meeting = Meeting(address="::1", port=free_port("::1"))
+    store = distributed.open_store(meeting, 0, 2, SECONDS)
+    assert is_heard(meeting, "::1")
+    assert store.list_keys() == []
+
+
+def test_a_taken_port_is_an_error_of_communication(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "")
+    for name in ("pool", "rank"):
+        monkeypatch.setattr(recorder, name, getattr(recorder, name))
+    process = SlotProcess(pool="train", path=[])
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        meeting = Meeting(address=LOOPBACK, port=taken.getsockname()[1])
+        with pytest.raises(CommunicationError, match=r"^join on rank 3: OSError: .*Address already in use"):
+            process.join({"RANK": "3"}, partial(distributed.open_store, meeting, 0, 2, SECONDS))
 
 
 class Rank:
     """A process of a slot, as Ray would give a handle to it."""
 
-    def __init__(self, address: str) -> None:
-        self.rendezvous, self.source_address = self, self
-        self.address = address
+    def __init__(self) -> None:
+        self.rendezvous, self.join = self, self
+        self.given: list[Any] = []
 
-    def remote(self, *towards: str) -> object:
-        """The answer to either method."""
-        return self.address if towards else (self.address, 29500)
+    def remote(self, *given: Any) -> object:
+        """The answer of `rendezvous`; of `join`, what it was given."""
+        self.given = [*given]
+        return HERE, 29500
 
 
-HERE, THERE = "10.0.0.1", "10.0.0.2"
+HERE = "10.0.0.1"
+
+
+def group_of(slots_per_machine: list[int], monkeypatch: pytest.MonkeyPatch) -> WorkerGroup:
+    """A group whose processes only remember what they are asked."""
+    monkeypatch.setattr(worker_group, "get", lambda answers, **_: answers)
+    monkeypatch.setattr(WorkerGroup, "_started", lambda _: [Rank() for _ in range(sum(slots_per_machine))])
+    pool = ResourcePool(slots_per_machine, name="train", device="CPU")
+    monkeypatch.setattr(pool, "slots", lambda: [(None, rank) for rank in range(pool.size)])
+    return WorkerGroup(pool, start=lambda meeting: meeting, environment={}, log=CallLog(), deadline=1.0)
+
+
+@pytest.mark.parametrize(("slots_per_machine", "address"), [([2], LOOPBACK), ([1, 1], HERE), ([1], LOOPBACK)])
+def test_a_pool_meets_as_near_as_it_is(
+    slots_per_machine: list[int], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_of(slots_per_machine, monkeypatch)
+    group.build({})
+    met = [rank.given[1]() for rank in group._ranks]
+    assert met == [Meeting(address=address, port=29500)] * sum(slots_per_machine)
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "beyond_ray", "expected"),
-    [
-        ([HERE, HERE], [], False, Meeting(address=LOOPBACK, port=29500)),
-        ([HERE], [HERE], False, Meeting(address=LOOPBACK, port=29500)),
-        ([HERE, THERE], [], False, Meeting(address=HERE, port=29500, machines=[HERE, THERE])),
-        ([HERE], [THERE], False, Meeting(address=HERE, port=29500, machines=[HERE, THERE])),
-        ([HERE], [], True, Meeting(address=HERE, port=29500, machines=[])),
-    ],
+    ("hosts", "in_ray", "address"),
+    [(["a"], True, LOOPBACK), (["a", "b"], True, HERE), (["b"], True, HERE), (["a"], False, HERE)],
 )
-def test_ranks_meet_as_near_as_they_are(
-    own: list[str], other: list[str], beyond_ray: bool, expected: Meeting, monkeypatch: pytest.MonkeyPatch
+def test_two_pools_meet_as_near_as_they_are(
+    hosts: list[str], in_ray: bool, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_group, "get", lambda answers, **_: answers)
-    groups = [worker_group.WorkerGroup.__new__(worker_group.WorkerGroup) for _ in range(2)]
-    for group, addresses in zip(groups, (own, other), strict=True):
-        group._ranks, group._deadline = [Rank(each) for each in addresses], 1.0
-    assert groups[0].rendezvous(groups[1], beyond_ray=beyond_ray) == expected
+    group = group_of([1], monkeypatch)
+    group.hosts = ["a"]
+    runtime, actor = Mock(spec=RayRuntime), Mock()
+    runtime.configure_mock(
+        _groups={"train": group},
+        _home="train",
+        _deadline=1.0,
+        _log=MagicMock(),
+        _handles={"actor": actor, "rollout": Mock()},
+        _placed=Mock(sizes={"actor": ParallelSizes(data=1)}),
+    )
+    RayRuntime._span_pools(runtime, hosts, ParallelSizes(data=len(hosts)), in_ray=in_ray)
+    assert actor.call.call_args.kwargs["span"].meeting == Meeting(address=address, port=29500)
 
 
 def listening() -> set[str]:
@@ -149,7 +170,3 @@ def test_a_world_of_one_machine_listens_on_loopback() -> None:
     ((found, interfaces),) = run_ranks(1, world_of_one_machine)
     assert found == {"0100007F"}
     assert interfaces == ["lo", "eth7"]
-
-
-def test_the_address_is_that_of_the_way_there() -> None:
-    assert source_address(STRANGER) == OWN

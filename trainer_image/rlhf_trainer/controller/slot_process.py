@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import math
 import os
@@ -132,22 +133,17 @@ class SlotProcess:
             free.bind(("", 0))
             return ray.util.get_node_ip_address(), free.getsockname()[1]
 
-    def source_address(self, machine: str) -> str:
-        """Return the address from which this machine connects to another one; nothing is sent."""
-        with socket.socket(socket.AF_INET6 if ":" in machine else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((machine, 1))
-            return str(probe.getsockname()[0])
+    def join(self, environment: Mapping[str, str], start: Callable[[], object]) -> tuple[int, str]:
+        """Set torchrun's environment variables and call `start`, which starts torch.distributed.
 
-    def join(self, environment: Mapping[str, str], start: Callable[[], int]) -> tuple[int, str]:
-        """Set torchrun's environment variables and call `start`, which starts torch.distributed and returns the rank.
-
-        Returns (id of this process, name of the machine).
+        Returns (id of this process, name of the machine). A library's error becomes a TrainerError.
         """
         os.environ.update(environment)
         import torch
 
-        with self._running_call("join"):
-            recorder.rank = start()
+        recorder.rank = int(environment["RANK"])
+        with self._running_call("join"), translated_errors("join"):
+            start()
         self._seed = torch.initial_seed()
         return os.getpid(), socket.gethostname()
 
@@ -331,9 +327,10 @@ def kind_of(error: Exception) -> type[TrainerError]:
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return MemoryProblem
-    if isinstance(error, dist.DistError | ray.exceptions.RayError) or any(
-        name in str(error) for name in ("gloo", "NCCL")
-    ):
+    is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE  # another attempt takes another port
+    if is_taken or isinstance(error, dist.DistError | ray.exceptions.RayError):
+        return CommunicationError
+    if any(name in str(error) for name in ("gloo", "NCCL")):
         return CommunicationError
     if isinstance(error, OSError | torch.AcceleratorError):  # a device that fails tells its errors by the latter
         return EnvironmentProblem

@@ -160,7 +160,7 @@ class WorkerGroup:
         self,
         pool: ResourcePool,
         *,
-        start: Callable[[Meeting], int],
+        start: Callable[[Meeting], object],
         environment: Mapping[str, str],
         log: CallLog,
         deadline: float,
@@ -209,18 +209,14 @@ class WorkerGroup:
         for handle in self._ranks:
             handle.prepare.remote(imports)
 
-    def rendezvous(self, *others: Self, beyond_ray: bool = False) -> Meeting:
-        """Return where the ranks of these groups meet, at this one's first; beyond_ray: with processes outside Ray."""
+    def rendezvous(self, *, is_near: bool) -> Meeting:
+        """Return where a group meets at this one's first rank; is_near: all ranks are on that rank's machine."""
         ((address, port),) = get([self._ranks[0].rendezvous.remote()], deadline=self._deadline)
-        ranks = [] if beyond_ray else [rank for group in (self, *others) for rank in group._ranks]  # noqa: SLF001
-        machines = {*get([each.source_address.remote(address) for each in ranks], deadline=self._deadline)}
-        if machines == {address}:
-            return Meeting(address=LOOPBACK, port=port)
-        return Meeting(address=address, port=port, machines=sorted(machines))
+        return Meeting(address=LOOPBACK if is_near else address, port=port)
 
     def _join(self) -> None:
         pool = self._pool
-        start = partial(self._start, self.rendezvous())
+        start = partial(self._start, self.rendezvous(is_near=len(pool.slots_per_machine) == 1))
         for rank, (handle, (_, local_rank)) in enumerate(zip(self._ranks, pool.slots(), strict=True)):
             variables = {
                 "RANK": str(rank),

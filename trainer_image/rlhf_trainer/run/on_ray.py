@@ -178,7 +178,7 @@ class RayRuntime:
         group = self._groups[name]
 
         def join() -> None:
-            self._span_pools(group.hosts, self._placed.sizes["rollout"], group)
+            self._span_pools(group.hosts, self._placed.sizes["rollout"])
 
         def rebuild() -> None:
             group.build(specs[name])
@@ -196,16 +196,16 @@ class RayRuntime:
         servers = self._handles["rollout"].call("found").result()[0]  # (machine, ranks) each, all with as many ranks
         if servers:
             hosts = [host for host, ranks in servers for _ in range(ranks)]
-            self._span_pools(hosts, ParallelSizes(data=len(servers), tensor=servers[0][1]))
+            self._span_pools(hosts, ParallelSizes(data=len(servers), tensor=servers[0][1]), in_ray=False)
 
-    def _span_pools(self, hosts: Sequence[str], generation: ParallelSizes, *pool: WorkerGroup) -> None:
+    def _span_pools(self, hosts: Sequence[str], generation: ParallelSizes, *, in_ray: bool = True) -> None:
         """Join the actor's ranks and the generating ranks (on `hosts`) in one torch.distributed group.
 
-        pool: the pool that generates; none if servers outside Ray do.
+        in_ray: a pool generates; servers outside Ray count as on other machines.
         """
         group = self._groups[self._home]
         span = Span(
-            meeting=group.rendezvous(*pool, beyond_ray=not pool),
+            meeting=group.rendezvous(is_near=in_ray and len({*group.hosts, *hosts}) == 1),
             hosts=[*group.hosts, *hosts],
             training=self._placed.sizes["actor"],
             generation=generation,

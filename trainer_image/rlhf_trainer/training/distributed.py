@@ -19,7 +19,7 @@ from rlhf_trainer.meeting import LOOPBACK, Meeting
 _timeout: timedelta | None = None
 """Time limit of a collective, an argument of each new process group; None before `start`."""
 Device = Literal["CPU", "GPU"]
-INTERFACE, OTHER_INTERFACE = "GLOO_SOCKET_IFNAME", "RLHF_OTHER_GLOO_SOCKET_IFNAME"
+INTERFACE, OUTER_INTERFACE = "GLOO_SOCKET_IFNAME", "RLHF_OUTER_GLOO_SOCKET_IFNAME"
 """Variables with gloo's interface, and with its interface for groups beyond this machine if the world is on it."""
 
 
@@ -38,7 +38,7 @@ def start(device: Device, timeout_seconds: float, meeting: Meeting | None = None
         dist.init_process_group(backend, timeout=_timeout)
         return dist.get_rank()
     if meeting.address == LOOPBACK:
-        os.environ |= {OTHER_INTERFACE: os.environ.get(INTERFACE, ""), INTERFACE: "lo"}
+        os.environ |= {OUTER_INTERFACE: os.environ.get(INTERFACE, ""), INTERFACE: "lo"}
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = open_store(meeting, rank, size, _timeout)
     dist.init_process_group(backend, timeout=_timeout, store=store, rank=rank, world_size=size)
@@ -46,7 +46,7 @@ def start(device: Device, timeout_seconds: float, meeting: Meeting | None = None
 
 
 def open_store(meeting: Meeting, rank: int, size: int, timeout: timedelta) -> TCPStore:
-    """Open the store of a group, which rank 0 serves where the ranks meet."""
+    """Open the store of a group, which rank 0 serves where the ranks meet, or else at all its addresses."""
     listener = meeting.listen() if rank == 0 else None
     place = meeting.address, meeting.port, size, rank == 0
     return TCPStore(*place, timeout=timeout, wait_for_workers=False, master_listen_fd=listener)
@@ -59,8 +59,8 @@ def join_group(meeting: Meeting, rank: int, size: int, timeout_seconds: float) -
     """
     timeout = timedelta(seconds=timeout_seconds)
     there = open_store(meeting, rank, size, timeout)
-    if meeting.address != LOOPBACK and OTHER_INTERFACE in os.environ:
-        os.environ[INTERFACE] = os.environ[OTHER_INTERFACE]
+    if meeting.address != LOOPBACK and OUTER_INTERFACE in os.environ:
+        os.environ[INTERFACE] = os.environ[OUTER_INTERFACE]
     make = _dist2._BACKENDS[dist.get_backend()]  # noqa: SLF001 `new_group` would read torchrun's variables
     return make(there, rank, size, timeout, device_here()), there
 
