@@ -53,6 +53,19 @@ def test_it_installs_what_was_pushed(helm: Helm, tmp_path: Path) -> None:
     assert settings["trainerImage"] + "-cpu" in pushed()
 
 
+def test_a_mirror_has_both_images(helm: Helm, tmp_path: Path) -> None:
+    package = published(helm, tmp_path)
+    mirror = ("--set", "image.registry=mirror", "--kube-version", KUBERNETES)
+    made = list(yaml.safe_load_all(helm.run("template", RELEASE, package, *mirror)))
+    (container,) = the(made, "Deployment")["spec"]["template"]["spec"]["containers"]
+    settings = yaml.safe_load(the(made, "ConfigMap", RELEASE)["data"]["config.yaml"])
+    version = PROJECT["version"]
+    assert container["image"] == f"mirror/rlhf-operator:{version}"
+    assert settings["trainerImage"] == f"mirror/rlhf-trainer:{version}"
+    values = [helm.run("show", "values", package), (tmp_path / "helm/rlhf-operator/files/values.yaml").read_text()]
+    assert values[0].strip() == values[1].strip(), "values that an upgrade finds missing are those of this package"
+
+
 def test_the_charts_own_names_are_those_without_the_registry(helm: Helm) -> None:
     made = helm.template()
     (container,) = the(made, "Deployment")["spec"]["template"]["spec"]["containers"]
