@@ -15,7 +15,7 @@ from rlhf_kubectl.jobs import find_job, job_documents, settings_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator.cluster import parse, raw, view
 from rlhf_operator.cluster.cache import Cache, KindName
-from rlhf_operator.cluster.resources import NODES, PODS
+from rlhf_operator.cluster.resources import NODES, PODS, SLICES
 from rlhf_operator.conditions import found
 from rlhf_operator.placement.map_job import MappingResult, map_job
 from rlhf_operator.reconcile.context import parse_job
@@ -41,7 +41,8 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
     if nodes is None and (mapped := _operators_answer(kubectl, what)):
         return _print_operators_answer(console, what, mapped)
     settings, pods = settings_of(kubectl, kubectl.namespace), kubectl.items(PODS.path())
-    cache = _cache(jobs=job_documents(kubectl), nodes=nodes, pods=pods)
+    slices = kubectl.items(SLICES.path())
+    cache = _cache(jobs=job_documents(kubectl), nodes=nodes, pods=pods, slices=slices)
     existing = {job.value.name: job.value for _, job in cache.jobs}
     observed = _jobs_to_plan(kubectl, what, existing)
     if nodes is None:
@@ -61,7 +62,7 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
 def _cache(**listed: Sequence[Document] | None) -> Cache:
     """Return the operator's cache with the objects of each kind that could be listed."""
     cache = Cache()
-    kinds: tuple[KindName, ...] = ("jobs", "nodes", "pods")
+    kinds: tuple[KindName, ...] = ("jobs", "nodes", "pods", "slices")
     for kind in kinds:
         for document in listed[kind] or ():
             cache.put(kind, document)
@@ -123,6 +124,7 @@ def _snapshot(
         nodes=view.nodes_of(cache, settings) if knows_nodes else None,
         taken=taken,
         held_by_jobs=by_jobs,
+        claimable_gpus=view.claimable_gpus(cache),
         watching_since=datetime.now(UTC),
     )
 

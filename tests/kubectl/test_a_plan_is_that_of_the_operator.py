@@ -1,0 +1,46 @@
+"""`kubectl rlhf plan` sees what the operator sees of the cluster."""
+
+from typing import Any
+
+import pytest
+
+from rlhf_kubectl.kubectl import Kubectl, KubectlError
+from rlhf_kubectl.plan import plan
+from rlhf_operator.cluster.resources import NODES, PODS, SLICES
+from tests.repo.tree import ROOT
+
+MANIFEST = ROOT / "examples" / "01-helpful-ppo.yaml"
+NODE = {
+    "metadata": {"name": "dra", "uid": "1"},
+    "status": {
+        "allocatable": {"cpu": "64", "memory": "512Gi", "pods": "100"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    },
+}
+SLICE = {
+    "metadata": {"name": "slice", "uid": "2"},
+    "spec": {"nodeName": "dra", "driver": "gpu.nvidia.com", "devices": [{"name": "gpu-0"}]},
+}
+
+
+@pytest.mark.parametrize("reason", ["", "NotFound", "Forbidden"])
+def test_gpus_for_resource_claims_are_seen(
+    reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cluster without the kind, and a user who may not list it, get a plan without them."""
+    there: dict[str, list[dict[str, Any]]] = {NODES.path(): [NODE], PODS.path(): []}
+    if not reason:
+        there[SLICES.path()] = [SLICE]
+
+    def get(_: Kubectl, path: str) -> dict[str, Any]:
+        if path in there:
+            return {"items": there[path]}
+        if path == SLICES.path():
+            raise KubectlError("refused", reason=reason)
+        return {"items": []}
+
+    monkeypatch.setattr(Kubectl, "get", get)
+    without = plan(Kubectl(requested_namespace="team"), str(MANIFEST))
+    told = capsys.readouterr().out
+    assert ("GPUNodesUnusable" in told) is (not reason)
+    assert ("helpful-ppo" in without) is (not reason)
