@@ -28,7 +28,7 @@ ALERTS = {
     "RLHFQueueStuck": ("14400", "5m"),
     "RLHFJobFailed": ("1 10m 1m 1h 1", None),
     "RLHFJobUnmapped": ("1", "1h"),
-    "RLHFJobUnschedulable": ("15m 1m 1 1", "1h"),
+    "RLHFJobUnschedulable": ("15m 1m 1 1 2h 1m 1 1 15m 1m 1", "1h"),
     "RLHFJobProvisioning": ("1", "1h"),
     "RLHFPodsDoNotEnd": ("1", "{{ add (int $.Values.trainer.gracePeriodSeconds) 900 }}s"),
     "RLHFPassesFail": ("10", "10m"),

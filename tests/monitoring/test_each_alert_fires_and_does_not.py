@@ -115,6 +115,15 @@ MORE = {
             phase("Queued"): "0x1 1x8 " * 20,
         },
     ),
+    "an autoscaler that never adds nodes": (
+        "RLHFJobUnschedulable",
+        {
+            condition("QuotaReserved", "False", "WaitingForNodes"): "1x29 _x1 " * 7,
+            condition("QuotaReserved", "False", "Withdrawn"): "_x29 1x1 " * 7,
+            phase("WaitingForNodes"): "1x29 0x1 " * 7,
+            phase("Queued"): "0x29 1x1 " * 7,
+        },
+    ),
     "an attempt whose pods stay": ("RLHFPodsDoNotEnd", {phase("Restarting"): "1x200"}),
     "skipped in the first step": ("RLHFUpdatesSkipped", {f"rlhf_skipped_updates_total{{{OWN}}}": "_x195 2x5"}),
     "no operator is scraped": ("RLHFOperatorNoLeader", {"up": "1x200"}),
@@ -132,6 +141,23 @@ QUIET = {
     "pods that wait for an autoscaler's nodes": (
         "RLHFJobUnschedulable",
         {condition("ClusterReady", "False", "Unschedulable"): "1x200", phase("WaitingForNodes"): "1x200"},
+    ),
+    "nodes that come for the second attempt": (
+        "RLHFJobUnschedulable",
+        {
+            condition("QuotaReserved", "False", "Withdrawn"): "_x129 1x1 _x70",
+            phase("WaitingForNodes"): "1x129 0x1 1x25 0x45",
+            phase("Queued"): "0x129 1x1 0x70",
+            phase("Running"): "0x155 1x45",
+        },
+    ),
+    "a job that stands in line after it was withdrawn once": (
+        "RLHFJobUnschedulable",
+        {
+            condition("QuotaReserved", "False", "Withdrawn"): "_x100 1x1 _x100",
+            phase("WaitingForNodes"): "1x99 0x101",
+            phase("Queued"): "0x99 1x101",
+        },
     ),
     "pods that wait for nodes and are none that start": (
         "RLHFJobProvisioning",
