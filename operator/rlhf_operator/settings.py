@@ -73,9 +73,9 @@ class NodesOfGroup(NodeFigures):
     gpu: Text | None = None
     """GPU product of a node, as its label will say (`names.gpu_product`); None: no GPUs."""
     gpus_per_node: Annotated[int, Field(ge=0, le=1024)] = 0
-    cpu: Cpus | None = None
+    cpu: Annotated[Cpus, AS_TEXT] | None = None
     """CPUs of a node for pods; None: enough for any pod."""
-    memory: Memory | None = None
+    memory: Annotated[Memory, AS_TEXT] | None = None
     """Memory of a node for pods; None: enough for any pod."""
     taints: Annotated[tuple[NodeTaint, ...], Field(strict=False)] = ()
     deadline_seconds: Annotated[int, Field(ge=1)] = 1800

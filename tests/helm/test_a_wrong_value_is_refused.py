@@ -35,6 +35,10 @@ SLIPS: dict[str, tuple[Values, str]] = {
         {"image": {"registry": "https://a.example"}},
         "'/image/registry': 'https://a.example'",
     ),
+    "a field that no group of nodes has": (
+        {"cluster": {"nodeGroups": [{"matchLabels": {}, "maximum": 3}]}},
+        "'/cluster/nodeGroups/0': additional properties 'maximum' not allowed",
+    ),
     "too short a time": ({"trainer": {"gracePeriodSeconds": 5}}, "'/trainer/gracePeriodSeconds': minimum"),
     "a namespace": ({"watchNamespaces": ["Team A"]}, "'/watchNamespaces/0': 'Team A' does not match"),
     "a name of objects": ({"nameOverride": "UPPER_x"}, "'/nameOverride': 'UPPER_x' does not match"),

@@ -10,7 +10,7 @@ import yaml
 
 from rlhf_api.contract import CPUS, DNS_SUBDOMAIN, LABEL_KEY, LABEL_VALUE, QUANTITY
 from rlhf_api.problems import SpecError
-from rlhf_operator.settings import Settings
+from rlhf_operator.settings import NodesOfGroup, Settings
 from tests.helm.rendering import CHART, NAMESPACE, RELEASE, Helm, Values, the
 
 OTHER: Values = {
@@ -125,10 +125,13 @@ def test_every_setting_can_be_changed(helm: Helm, tmp_path: Path) -> None:
 def test_a_quantity_may_be_a_number(helm: Helm, tmp_path: Path) -> None:
     size, storage = {"cpu": 4, "memory": 16 * 2**30}, {"size": 10**12}
     numbers = {"controller": size, "worker": {"cpu": 0.5}, "sharedMemory": 2**30, "storage": storage}
-    found = read(helm, tmp_path, {"trainer": numbers})
+    group = {"matchLabels": {"pool": "a"}, "cpu": 100, "memory": 2**40}
+    found = read(helm, tmp_path, {"trainer": numbers, "cluster": {"nodeGroups": [group]}})
     assert (found["controller"]["cpu"], found["controller"]["memory"]) == ("4", "17179869184")
     assert (found["worker"]["cpu"], found["sharedMemory"]) == ("0.5", "1073741824")
     assert found["storage"]["size"] == "1000000000000"
+    (nodes,) = found["nodeGroups"]
+    assert (nodes["cpu"], nodes["memory"]) == ("100", "1099511627776")
 
 
 @pytest.mark.parametrize(("written", "taken"), [("4", "4"), ("0.5", "0.5"), ("'4'", "4")])
@@ -167,6 +170,8 @@ def test_a_quantity_of_the_chart_is_one_to_the_operator(quantity: str) -> None:
 
 def test_forms_are_those_of_the_operator() -> None:
     definitions = json.loads((CHART / "values.schema.json").read_text())["definitions"]
+    fields = NodesOfGroup(match_labels={}).model_dump(by_alias=True)
+    assert set(definitions["nodeGroup"]["properties"]) == set(fields)
     expected = {"labelKey": LABEL_KEY, "labelValue": LABEL_VALUE, "objectName": DNS_SUBDOMAIN, "cpu": CPUS}
     assert {kind: definitions[kind]["pattern"] for kind in expected} == expected
 
