@@ -90,6 +90,23 @@ def test_every_phase_of_a_cluster_has_a_state() -> None:
     assert {*STATES, "Stopped"} == set(get_args(Phase))
 
 
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_finished_job_of_the_last_release_has_a_state_too(phase: str) -> None:
+    world = life(phase)
+    kept = tuple(each for each in world.status.conditions if each.type not in get_args(Readiness))
+    world.status = world.status.model_copy(update={"conditions": kept})
+    world.settle()
+    assert (world.phase, state(document(world))) == (phase, STATES[phase])
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_an_edit_of_a_finished_job_does_not_leave_it_in_progress(phase: str) -> None:
+    world = life(phase)
+    world.edit(runPolicy={"ttlSecondsAfterFinished": 86400})
+    world.settle()
+    assert (world.phase, state(document(world))) == (phase, STATES[phase])
+
+
 def test_a_slow_job_has_not_failed() -> None:
     world = World(spec={**SFT, "runPolicy": {"progressDeadlineSeconds": 1000}})
     world.settle()

@@ -107,12 +107,12 @@ class ReconcileContext:
         """Return the plan of the pass, with the phase by the conditions, and an event if the phase has changed."""
         before = self.snapshot.job.status.phase
         if not self.has_ended or before not in FINAL:
-            phase, generation = conditions.phase_of(self.status.conditions), self.snapshot.job.generation
-            observed = generation if generation >= 0 else None
-            self.set_status(phase=phase, reason=self._reason(phase), observed_generation=observed)
-            self._set_readiness(phase)
+            reached = conditions.phase_of(self.status.conditions)
+            self.set_status(phase=reached, reason=self._reason(reached))
+        phase, generation = self.status.phase, self.snapshot.job.generation
+        self.set_status(observed_generation=generation if generation >= 0 else None)
+        self._set_readiness(phase)
         self._add_obstacle_events()
-        phase = self.status.phase
         if phase != before and phase not in PHASES_WITHOUT_EVENT:
             messages = (each.message for each in explaining(self.status, phase))
             message = next(filter(None, messages), f"The job was {before} before.")
