@@ -4,7 +4,7 @@ The trainer writes progress, metrics, warnings, checkpoint, output and lastFailu
 """
 
 from collections import Counter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ from rlhf_api.spec.model_shape import Shape
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.spec.run_policy import Reason
 
+MAX_LOSSES: Final = 100
+"""Most dropped fields of a spec that are told."""
 StartPhase = Literal["Pending", "Mapping", "Queued", "WaitingForNodes", "Provisioning", "Initializing"]
 EndPhase = Literal["Succeeded", "Failed", "Stopped"]
 Phase = Literal[StartPhase, "Running", "Restarting", "Suspending", "Suspended", EndPhase]
@@ -238,6 +240,8 @@ class Status(Spec):
     """Reason of the phase in one word, such as that of the last failure; set on a cluster only."""
     observed_generation: int | None = Field(None, ge=-1)
     """Generation of the spec that the operator has acted on; -1 before its first pass."""
+    accepted_losses: Listed[str] = Field((), max_length=MAX_LOSSES)
+    """Paths of fields that an upgrade has dropped from the spec, and without which its editor lets the job go on."""
     conditions: Listed[Condition] = Field((), max_length=16, description="Conditions of the job, one of each type.")
     start_time: Timestamp | None = Field(None, description="Time at which the job began (RFC 3339).")
     completion_time: Timestamp | None = Field(None, description="Time at which the job ended (RFC 3339).")

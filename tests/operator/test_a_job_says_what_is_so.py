@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from rlhf_api.status import Status
 from rlhf_operator import conditions, names
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.snapshot import ObservedClaim, ObservedRayJob, Refusal
@@ -133,6 +134,50 @@ def test_a_job_that_lost_a_field_begins_no_attempt_unless_edited() -> None:
     world.settle()
     assert (reason(world, "Accepted"), world.made) == ("Accepted", ["job-a1"])
     assert "without spec.runtime.nodeSelector" in message(world, "Accepted")
+
+
+def test_a_job_that_no_operator_has_seen_is_told_what_it_lost() -> None:
+    world = World(lost_fields=("spec.runtime.nodeSelector",), status=Status(observed_generation=-1))
+    world.settle()
+    assert (reason(world, "Accepted"), world.made) == ("SpecChangedByUpgrade", [])
+
+
+def test_a_job_resumed_after_an_upgrade_is_told_what_it_lost() -> None:
+    world = World()
+    world.settle()
+    world.edit(suspend=True)
+    world.settle()
+    world.lost_fields = ("spec.runtime.tolerations",)
+    world.edit(suspend=False)
+    world.settle()
+    assert (reason(world, "Accepted"), world.made) == ("SpecChangedByUpgrade", ["job-a1"])
+
+
+@pytest.mark.parametrize("is_gone_before", [True, False])
+def test_an_edit_is_remembered_beside_another_obstacle(is_gone_before: bool) -> None:
+    lost, world = "spec.runtime.nodeSelector", World(lost_fields=("spec.runtime.nodeSelector",))
+    world.settle()
+    if is_gone_before:
+        world.capabilities = frozenset()
+        world.settle()
+    world.edit(runPolicy={"backoffLimit": 1})
+    world.capabilities = frozenset()
+    world.settle()
+    assert (reason(world, "Accepted"), world.status.accepted_losses) == ("KubeRayMissing", (lost,))
+    world.capabilities = frozenset({"kuberay"})
+    world.settle()
+    assert (reason(world, "Accepted"), world.made) == ("Accepted", ["job-a1"])
+
+
+def test_a_loss_by_a_later_upgrade_is_told_anew() -> None:
+    world = World(lost_fields=("spec.a",), capabilities=frozenset())
+    world.settle()
+    world.edit(runPolicy={"backoffLimit": 1})
+    world.settle()
+    world.lost_fields, world.capabilities = ("spec.a", "spec.b"), frozenset({"kuberay"})
+    world.settle()
+    assert (reason(world, "Accepted"), world.made) == ("SpecChangedByUpgrade", [])
+    assert "dropped spec.b;" in message(world, "Accepted")
 
 
 def test_an_attempt_goes_on_where_a_field_is_lost_meanwhile() -> None:

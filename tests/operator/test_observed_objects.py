@@ -469,6 +469,24 @@ def test_a_field_with_an_owner_that_is_gone_is_lost() -> None:
     assert applied == ("spec.runtime.tolerations",)
 
 
+@pytest.mark.parametrize(
+    ("written", "lost"),
+    [
+        ({"tolerations": [{"operator": "Exists"}], "hostNetwork": True}, ("hostNetwork", "tolerations")),
+        ({"tolerations": [], "hostNetwork": False, "nodeSelector": {}}, ()),
+        ({}, ()),
+    ],
+)
+def test_what_kubectl_has_applied_tells_a_value_from_a_default(written: dict[str, Any], lost: tuple[str, ...]) -> None:
+    owned = {"f:hostNetwork": {}, "f:tolerations": {}, "f:nodeSelector": {}}
+    managed = [{"operation": "Update", "fieldsV1": {"f:spec": {"f:runtime": owned}}}]
+    applied = {parse.LAST_APPLIED: json.dumps({"spec": {"runtime": written}})}
+    document = {"metadata": {"managedFields": managed, "annotations": applied}, "spec": {"runtime": {}}}
+    assert parse.job(document).lost_fields == tuple(f"spec.runtime.{field}" for field in lost)
+    document["metadata"] = {"managedFields": managed, "annotations": {parse.LAST_APPLIED: "["}}
+    assert parse.job(document).lost_fields == ()
+
+
 def test_a_lost_field_of_a_list_is_told_with_the_entrys_name() -> None:
     owned: dict[str, Any] = {
         "f:env": {'k:{"name":"A"}': {".": {}, "f:name": {}, "f:value": {}}, 'k:{"name":"B"}': {"f:gone": {}}}

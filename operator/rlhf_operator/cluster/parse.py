@@ -1,5 +1,6 @@
 """Parsers of Kubernetes objects into the operator's own values; no content of an object makes them fail."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 
 from rlhf_api.names import KIND
 from rlhf_api.quantities import amount
-from rlhf_api.status import Status
+from rlhf_api.status import MAX_LOSSES, Status
 from rlhf_operator import names
 from rlhf_operator.cluster import raw
 from rlhf_operator.snapshot import (
@@ -28,6 +29,7 @@ REFUSED_POD: Final = re.compile(r'[Pp]ods? "[^"]*" is (?:forbidden|invalid): ')
 """Beginning of the API server's refusal of a pod, removed because the pod has another name in each try."""
 HAD_DEFAULTS: Final = frozenset(f"spec.runtime.{field}" for field in ("hostNetwork", "nodeSelector", "tolerations"))
 """Fields that specs had in earlier releases, with a default."""
+LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 MAX_ATTEMPT_DIGITS: Final = 6
 MAX_INTEGER: Final = 2**63 - 1  # that the API server accepts
 MAX_SECONDS: Final = 10**7
@@ -83,13 +85,25 @@ def _lost_fields(document: Document) -> tuple[str, ...]:
     """Return the fields of a spec that have an owner (metadata.managedFields) and are not there.
 
     Whoever creates an object owns its defaults, too, so a field of HAD_DEFAULTS counts only if something was in it.
+    Of lists and scalars only the annotation of `kubectl apply` tells that. A server-side apply owns no defaults.
     """
     lost: set[str] = set()
+    written = _last_applied(document)
     for each in raw.entries(document, "metadata", "managedFields"):
         fields = _missing(raw.mapping(each, "fieldsV1", "f:spec"), document.get("spec"), "spec")
         is_applied = each.get("operation") == "Apply"
-        lost |= {path for path, is_empty in fields if is_applied or not (is_empty and path in HAD_DEFAULTS)}
-    return tuple(sorted(lost))
+        for path, is_empty in fields:
+            if is_applied or not is_empty or path not in HAD_DEFAULTS or raw.at(written, *path.split(".")):
+                lost.add(path)
+    return tuple(sorted(lost))[:MAX_LOSSES]
+
+
+def _last_applied(document: Document) -> object:
+    """Return the object that was given to the last client-side `kubectl apply`; None without one."""
+    try:
+        return json.loads(raw.text(document, "metadata", "annotations", LAST_APPLIED))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _missing(owned: Mapping[str, Any], value: object, path: str) -> Iterator[tuple[str, bool]]:

@@ -5,7 +5,7 @@ from typing import Final
 from rlhf_api import chain
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_operator import conditions, names
+from rlhf_operator import names
 from rlhf_operator.placement.claim_size import too_small
 from rlhf_operator.reconcile import finish
 from rlhf_operator.reconcile.context import INPUT_NOT_READY, ReconcileContext
@@ -14,28 +14,30 @@ from rlhf_operator.snapshot import claims_named, inputs_of
 
 REQUEUE_SECONDS: Final = 10.0
 """Seconds until the next check for another owner's RayJob, whose deletion causes no event."""
+LOST: Final = "SpecChangedByUpgrade"  # reason of Accepted=False
 
 
 def accepted(ctx: ReconcileContext) -> Job | None:
     """Return the job if its spec is valid, KubeRay is installed and its claims fit; else None, and set a condition."""
+    lost = ctx.snapshot.job.lost_fields
+    if _is_edited_since_told(ctx):
+        ctx.set_status(accepted_losses=lost)
+    if missed := ", ".join(path for path in lost if path not in ctx.status.accepted_losses):
+        what_to_do = "write it in its new place, as the chart's README says, or edit the spec to go on without it"
+        ctx.set_condition("Accepted", "False", LOST, f"an upgrade has dropped {missed}; {what_to_do}")
+        return None
     if (obstacle := _obstacle(ctx)) is not None:
         ctx.set_condition("Accepted", "False", *obstacle)
         return None
-    lost = ", ".join(ctx.snapshot.job.lost_fields)
-    message = f"The spec is valid, without {lost}, which this release does not know." if lost else "The spec is valid."
-    if lost and not _is_edited(ctx, conditions.shortened(message)):
-        why = f"an upgrade has dropped {lost}; write it in its new place, as the chart's README says, or edit the spec"
-        ctx.set_condition("Accepted", "False", "SpecChangedByUpgrade", f"{why} to go on without it")
-        return None
-    ctx.set_condition("Accepted", "True", "Accepted", message)
+    without = f", without {', '.join(lost)}, which this release does not know" if lost else ""
+    ctx.set_condition("Accepted", "True", "Accepted", f"The spec is valid{without}.")
     return ctx.job
 
 
-def _is_edited(ctx: ReconcileContext, message: str) -> bool:
-    """Whether somebody has edited the spec since it lost fields: in this pass or, as `message` tells, before."""
-    before, seen = ctx.condition("Accepted"), ctx.status.observed_generation
-    is_new = seen is not None and seen < ctx.snapshot.job.generation
-    return is_new or (before is not None and before.message == message)
+def _is_edited_since_told(ctx: ReconcileContext) -> bool:
+    """Whether somebody has edited the spec since the condition Accepted said which fields it has lost."""
+    told, seen = ctx.condition("Accepted"), ctx.status.observed_generation or 0
+    return told is not None and told.reason == LOST and seen < ctx.snapshot.job.generation
 
 
 def conflict(ctx: ReconcileContext, name: str) -> bool:
