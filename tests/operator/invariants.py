@@ -22,7 +22,7 @@ def _kept(attempt: Attempt) -> Attempt:
     return attempt.model_copy(update={"last_step": None})
 
 
-def _result(status: Status) -> Status:
+def result(status: Status) -> Status:
     """A finished job's status without what an edit, or an upgrade of the operator, may still change."""
     kept = tuple(each for each in status.conditions if each.type not in get_args(Readiness))
     return status.model_copy(update={"observed_generation": None, "conditions": kept})
@@ -31,7 +31,7 @@ def _result(status: Status) -> Status:
 def check_step(before: Status, after: Status, generation: int) -> None:
     """What holds of any two statuses that follow each other."""
     if before.phase in ("Succeeded", "Failed"):
-        check(_result(after) == _result(before), "a finished job stays as it is")
+        check(result(after) == result(before), "a finished job stays as it is")
     check((after.attempt or 0) >= (before.attempt or 0), "the attempt never decreases")
     if before != Status():  # it was not lost
         check((after.attempt or 0) <= (before.attempt or 0) + 1, "attempts are numbered without gaps")

@@ -60,6 +60,11 @@ def life(phase: str) -> World:
         world.start_pods()
         world.settle()
         return world
+    return begun(world, phase)
+
+
+def begun(world: World, phase: str) -> World:
+    """A job that has begun to train, and is now in that phase."""
     world.run_to(50 if phase == "Succeeded" else 10)
     if phase.startswith("Suspend"):
         world.edit(suspend=True)

@@ -13,11 +13,12 @@ from aiohttp import web
 from rlhf_api.status import Progress, Status
 from rlhf_operator import names
 from rlhf_operator.actions import Create, Delete, Event, Plan, SetOwner
+from rlhf_operator.cluster import parse
 from rlhf_operator.cluster.apply import Applier, RefusedError, StaleError, with_nulls
 from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import ApiError, Client, NoClusterError, NotLeadingError
 from rlhf_operator.cluster.events import EventRecorder
-from rlhf_operator.cluster.resources import PODS
+from rlhf_operator.cluster.resources import JOBS, PODS
 from rlhf_operator.reconciler import Reconciler
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedJob, Snapshot
@@ -165,6 +166,18 @@ def test_a_list_that_grows_too_old_between_pages_begins_anew(tmp_path: Path) -> 
         assert found.version == 9
         assert all(query["labelSelector"] == "x=y" for query in parts.server.queries)
         assert [query.get("continue") for query in parts.server.queries] == [None, "c", None]
+
+    run(tmp_path, test)
+
+
+def test_a_list_of_jobs_tells_what_an_upgrade_has_dropped(tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        managed = [{"operation": "Update", "fieldsV1": {"f:spec": {"f:gone": {}}}}]
+        for resource, lost in ((JOBS, ("spec.gone",)), (PODS, ())):
+            item = {"metadata": {"name": "a", "managedFields": managed}, "spec": {}}
+            parts.server.will("GET", resource.path("n"), 200, {"items": [item], "metadata": {}})
+            (found,) = (await parts.client.list(resource, "n")).items
+            assert parse.job(found).lost_fields == lost
 
     run(tmp_path, test)
 

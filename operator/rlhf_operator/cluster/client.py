@@ -18,7 +18,7 @@ from kubernetes.aio.utils import Backoff, on_retry_after_error
 from rlhf_operator.actions import Manifest
 from rlhf_operator.cluster import raw
 from rlhf_operator.cluster.raw import Listing
-from rlhf_operator.cluster.resources import Resource
+from rlhf_operator.cluster.resources import JOBS, Resource
 from rlhf_operator.snapshot import Document
 from rlhf_operator.times import ServerClock
 
@@ -121,7 +121,7 @@ class Client:
         fields: str = "",
         slim: Callable[[Document], Document] | None = None,
     ) -> Listing:
-        """Return all objects of a kind in one consistent state, read in pages, without their managedFields.
+        """Return all objects of a kind in one consistent state, read in pages; only jobs keep their managedFields.
 
         selector: label selector; fields: field selector; slim: applied to each object as soon as its page is read.
         """
@@ -141,7 +141,8 @@ class Client:
             if "items" not in page:
                 raise ApiError(0, f"GET {path}: the answer is no list")
             for item in page["items"] or []:
-                item.get("metadata", {}).pop("managedFields", None)
+                if resource != JOBS:  # those of a job tell what an upgrade has dropped
+                    item.get("metadata", {}).pop("managedFields", None)
                 items.append(slim(item) if slim else item)
             if not (rest := raw.text(page, "metadata", "continue")):
                 return Listing(items=tuple(items), version=int(raw.text(page, "metadata", "resourceVersion") or 0))
