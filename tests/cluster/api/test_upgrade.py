@@ -1,5 +1,6 @@
 """An upgrade on a real API server from the chart and CRD of the last release, with the operator and jobs running."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,12 @@ def server(api_server: Cluster) -> Iterator[Cluster]:
     api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", CRD)
 
 
-def old_versions() -> list[dict[str, Any]]:
-    """The last release's versions of the CRD, but for the status: the operator before the upgrade is today's, too."""
-    versions: list[dict[str, Any]] = last_release.definition()["spec"]["versions"]
+def old_versions(*, left: bool) -> list[dict[str, Any]]:
+    """The last release's versions of the CRD, but for the status: the operator before the upgrade is today's, too.
+
+    left: with the fields that left before that release, whose defaults today's operator refuses.
+    """
+    versions: list[dict[str, Any]] = last_release.definition(left=left)["spec"]["versions"]
     (today,) = definition()["spec"]["versions"]
     status = today["schema"]["openAPIV3Schema"]["properties"]["status"]
     versions[0]["schema"]["openAPIV3Schema"]["properties"]["status"] = status
@@ -46,15 +50,18 @@ def with_old_fields(server: Cluster, namespace: str) -> dict[str, Any]:
 def test_an_upgrade_goes_on_with_jobs_and_tells_what_they_lost(server: Cluster, namespace: str, tmp_path: Path) -> None:
     own = ("--namespace", namespace, "--take-ownership")
     server.helm("upgrade", "--install", chart.RELEASE, last_release.CHART, *own, "--set", "replicaCount=0")
-    server.expect("PATCH", DEFINITION, {"spec": {"versions": old_versions()}})
-    old_job = with_old_fields(server, namespace)
+    server.expect("PATCH", DEFINITION, {"spec": {"versions": old_versions(left=False)}})
     with stage(server, namespace, tmp_path) as (lives, operator):
         lives.apply(small_job("runs", namespace))
         lives.train("runs")
-        operator.stop()
-        lives.apply(old_job)
-        assert lives.jobs.get("of-old")["spec"]["runtime"]["nodeSelector"] == {"pool": "mine"}
         before = lives.jobs.get("runs")
+        operator.stop()
+        server.expect("PATCH", DEFINITION, {"spec": {"versions": old_versions(left=True)}})
+        server.offer_volumes(1)
+        server.kubectl("apply", "-f", "-", text=json.dumps(with_old_fields(server, namespace)))
+        lives.apply(small_job("of-defaults", namespace))
+        assert lives.jobs.get("of-defaults")["spec"]["runtime"]["tolerations"] == []
+        assert lives.jobs.get("of-old")["spec"]["runtime"]["nodeSelector"] == {"pool": "mine"}
         server.helm("upgrade", chart.RELEASE, chart.CHART, *own, "--reuse-values")
         server.until(
             lambda: "nodeSelector" not in lives.jobs.get("of-old")["spec"]["runtime"], SECONDS, "the field is dropped"
@@ -66,7 +73,9 @@ def test_an_upgrade_goes_on_with_jobs_and_tells_what_they_lost(server: Cluster, 
         operator.wait_until_ready()
         refused = server.until(lambda: lives.jobs.condition("of-old", "Accepted"), SECONDS, "the job is judged")
         assert (refused["status"], refused["reason"]) == ("False", "SpecChangedByUpgrade")
-        assert "spec.runtime.nodeSelector" in refused["message"]
+        assert "dropped spec.runtime.nodeSelector, spec.runtime.tolerations;" in refused["message"]
+        server.until(lambda: lives.jobs.condition("of-defaults", "Accepted"), SECONDS, "the defaults are judged")
+        assert lives.jobs.condition("of-defaults", "Accepted")["status"] == "True"
         moved = {"worker": {"template": {"spec": OLD_FIELDS}}}
         lives.jobs.patch("of-old", {"spec": {"runtime": moved, "suspend": True}})
         lives.jobs.wait_for("of-old", "Suspended")

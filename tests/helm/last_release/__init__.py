@@ -19,11 +19,11 @@ def files() -> dict[str, bytes]:
         return {name: content.read() for name, content in found.items() if content}
 
 
-def definition() -> dict[str, Any]:
-    """The CRD of the last release, with the fields that left before it."""
+def definition(*, left: bool = True) -> dict[str, Any]:
+    """The CRD of the last release, with the fields that left before it or without."""
     document: dict[str, Any] = yaml.load(files()["files/rlhfjobs.yaml"], yaml.CSafeLoader)
     schema = document["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    for field in LEFT_FIELDS:
+    for field in LEFT_FIELDS if left else ():
         *above, last = field["path"].split(".")
         home = schema
         for name in above:
