@@ -355,7 +355,7 @@ def shared_cluster(folder: Path) -> dict[str, Any]:
 
 
 def clusters(folder: Path) -> dict[str, Any]:
-    """A taint that is told, a start on nodes that come, and a job that passes another."""
+    """Unusable GPUs, a start on nodes that an autoscaler adds, and a job that begins before another."""
     output = folder / "clusters.json"
     command = [sys.executable, "-m", "tests.cluster.clusters", str(output)]
     code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode

@@ -49,7 +49,7 @@ def on(pool: str, name: str, lives: Lives, workers: int = 1) -> Document:
 
 
 def tainted(lives: Lives) -> Document:
-    """What is told of a job with `device: Auto` where all GPUs are behind a taint."""
+    """Answer of the operator to a job with `device: Auto` where all GPUs are behind a taint."""
     server, job = lives.jobs.server, on("tainted", "tainted", lives)
     job["spec"]["resources"] = {"slotsPerNode": 1}
     with nodes(server, "tainted", {"nvidia.com/gpu": "8"}):
@@ -89,7 +89,7 @@ def autoscaled(lives: Lives) -> Document:
 
 
 def backfilled(lives: Lives) -> Document:
-    """A short job that passes one which needs both nodes, and gives its node back as soon as that one could begin."""
+    """A short job passes a wide one, and gives its node back as soon as the wide one could begin."""
     server = lives.jobs.server
     with nodes(server, "busy", {"cpu": "1500m"}, count=2):
         lives.apply(on("busy", "long", lives))
@@ -111,7 +111,7 @@ def backfilled(lives: Lives) -> Document:
 
 
 def measure(lives: Lives) -> Document:
-    """What the jobs of all parts went through."""
+    """Play all parts, and return what the jobs of each went through."""
     return {each.__name__: each(lives) for each in (tainted, autoscaled, backfilled)}
 
 

@@ -20,7 +20,7 @@ Install: TypeAlias = Callable[..., str]
 
 
 class Answers(BaseHTTPRequestHandler):
-    """What helm asks an API server that has roles only."""
+    """Answer to what helm asks an API server that has roles only."""
 
     roles: Sequence[Manifest] | None = ()
 

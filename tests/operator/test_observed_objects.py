@@ -478,7 +478,7 @@ def test_a_field_with_an_owner_that_is_gone_is_lost() -> None:
     ],
 )
 def test_what_kubectl_has_applied_tells_a_value_from_a_default(written: dict[str, Any], lost: tuple[str, ...]) -> None:
-    owned = {"f:hostNetwork": {}, "f:tolerations": {}, "f:nodeSelector": {}}
+    owned: dict[str, Any] = {"f:hostNetwork": {}, "f:tolerations": {}, "f:nodeSelector": {}}
     managed = [{"operation": "Update", "fieldsV1": {"f:spec": {"f:runtime": owned}}}]
     applied = {parse.LAST_APPLIED: json.dumps({"spec": {"runtime": written}})}
     document = {"metadata": {"managedFields": managed, "annotations": applied}, "spec": {"runtime": {}}}

@@ -133,7 +133,7 @@ def test_a_spec_that_the_operator_has_not_seen_is_in_progress() -> None:
 
 
 def test_argo_cds_script_reads_the_same_conditions() -> None:
-    """By a table: no interpreter of Lua is among the tests' packages."""
+    """The script is compared with a table: no interpreter of Lua is among the tests' packages."""
     script = yaml.safe_load((EXAMPLES / "argocd-health.yaml").read_text())["data"]
     ((name, text),) = script.items()
     assert name == "resource.customizations.health.rlhf.hybridflow.io_RLHFJob"

@@ -137,9 +137,9 @@ def _reserves(
 
 
 def _should_wait_for_existing_nodes(ctx: ReconcileContext, pods: Sequence[Group]) -> bool:
-    """Whether an attempt that has room on nodes which are yet to come waits: guests are about to leave enough room.
+    """Whether an attempt with room on coming nodes waits, because guests are about to leave enough existing nodes.
 
-    It also waits while pods of another job are so young that they may have no node yet: its own would take their nodes.
+    Young pods of another job may have no node yet, and the attempt's pods would take their nodes: it waits then, too.
     """
     others = [each.status for each in ctx.snapshot.holders if not _awaits_nodes(each.status.reserved)]
     ages = (ctx.age(parsed(each.attempts[-1].start_time)) for each in others if each.attempts)
