@@ -23,6 +23,7 @@ DOCUMENT = {
     "shapes": [],
     "reserved": [],
     "imagePullSecrets": [],
+    "acceptedLosses": [],
     "warnings": [],
     "metrics": [{"name": "reward/mean", "value": "0.5"}],
     "output": {"uri": "file:///runs/model"},
@@ -32,7 +33,16 @@ DOCUMENT = {
 
 def test_a_status_is_written_in_camel_case_without_what_is_unset() -> None:
     assert STATUS.document() == DOCUMENT
-    empty = ("metrics", "warnings", "conditions", "attempts", "shapes", "reserved", "imagePullSecrets")
+    empty = (
+        "metrics",
+        "warnings",
+        "conditions",
+        "attempts",
+        "shapes",
+        "reserved",
+        "imagePullSecrets",
+        "acceptedLosses",
+    )
     assert Status().document() == {"phase": "Pending", **{name: [] for name in empty}}
 
 

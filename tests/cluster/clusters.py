@@ -91,21 +91,22 @@ def autoscaled(lives: Lives) -> Document:
 def backfilled(lives: Lives) -> Document:
     """A short job passes a wide one, and gives its node back as soon as the wide one could begin."""
     server = lives.jobs.server
+    long, wide, short = "line-1-long", "line-2-wide", "line-3-short"  # within a second names decide the turn
     with nodes(server, "busy", {"cpu": "1500m"}, count=2):
-        lives.apply(on("busy", "long", lives))
-        lives.jobs.wait_for_pods("long", 1)
-        lives.apply(on("busy", "wide", lives, workers=2))
-        lives.jobs.wait_for("wide", "Queued")
-        lives.apply(on("busy", "short", lives))
-        lives.train("short")
-        meanwhile = lives.jobs.phase("wide")
-        lives.train("long")
-        lives.succeed("long")
-        lives.jobs.wait_for_pods("wide", 1, 3)
-        server.until(lambda: lives.kubelets.trainer("wide").document, SECONDS, "wide runs")
-        finals = {"wide": lives.succeed("wide")}
-        lives.train("short", 2)
-        finals["short"] = lives.succeed("short", 2)
+        lives.apply(on("busy", long, lives))
+        lives.jobs.wait_for_pods(long, 1)
+        lives.apply(on("busy", wide, lives, workers=2))
+        lives.jobs.wait_for(wide, "Queued")
+        lives.apply(on("busy", short, lives))
+        lives.train(short)
+        meanwhile = lives.jobs.phase(wide)
+        lives.train(long)
+        lives.succeed(long)
+        lives.jobs.wait_for_pods(wide, 1, 3)
+        server.until(lambda: lives.kubelets.trainer(wide).document, SECONDS, f"{wide} runs")
+        finals = {"wide": lives.succeed(wide)}
+        lives.train(short, 2)
+        finals["short"] = lives.succeed(short, 2)
     outcomes = {name: [each["outcome"] for each in final["attempts"]] for name, final in finals.items()}
     return {"wide_meanwhile": meanwhile, "backfilled": finals["short"]["attempts"][0]["backfilled"], **outcomes}
 

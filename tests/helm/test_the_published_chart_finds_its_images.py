@@ -34,12 +34,13 @@ def published(helm: Helm, tree: Path) -> Path:
     shutil.copytree(CHART, tree / CHART.relative_to(ROOT))
     programs = tree / "programs"
     programs.mkdir()
-    (programs / "helm").write_text(f'#!/bin/sh\n[ "$1" != package ] || exec {helm.program} "$@"\n')
+    (programs / "helm").write_text(f'#!/bin/sh\n[ "$1" = package ] && exec {helm.program} "$@"\ncat > /dev/null\n')
     (programs / "helm").chmod(0o755)
     (step,) = (each for each in WORKFLOW["jobs"]["chart"]["steps"] if "helm package" in each.get("run", ""))
     given = {"OWNER": OWNER, "TOKEN": "", "GITHUB_ACTOR": OWNER, "GITHUB_REF_NAME": f"v{PROJECT['version']}"}
     environment = {**os.environ, **given, "PATH": f"{programs}:{os.environ['PATH']}"}
-    subprocess.run(["bash", "-e", "-o", "pipefail", "-c", step["run"]], cwd=tree, env=environment, check=True)
+    command, nothing = ["bash", "-e", "-o", "pipefail", "-c", step["run"]], subprocess.DEVNULL
+    subprocess.run(command, cwd=tree, env=environment, stdin=nothing, check=True)
     (package,) = tree.glob("*.tgz")
     return package
 

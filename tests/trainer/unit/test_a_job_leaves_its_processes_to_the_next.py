@@ -73,7 +73,7 @@ class Actor:
 
 def test_nothing_is_left_of_a_job_s_models() -> None:
     process = SlotProcess(pool="all", path=())
-    process.join({}, lambda: 0)
+    process.join({"RANK": "0"}, lambda: 0)
     for role in ("actor", "critic"):
         process.build(role, Actor, {})
     assert len(Actor.alive) == 2
