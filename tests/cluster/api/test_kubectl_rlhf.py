@@ -69,7 +69,7 @@ def test_why_explains_each_job(lives: Lives) -> None:
 
 
 def test_a_job_is_suspended_and_resumed(lives: Lives) -> None:
-    assert "save a checkpoint" in ask(lives, "suspend", PLAYED)
+    assert "saves a checkpoint" in ask(lives, "suspend", PLAYED)
     lives.jobs.wait_for(PLAYED, "Suspended")
     assert f"kubectl rlhf resume {PLAYED}" in ask(lives, "why", PLAYED)
     assert "nothing was changed" in ask(lives, "suspend", PLAYED)
