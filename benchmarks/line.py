@@ -197,7 +197,7 @@ async def measure(jobs: int, room: int) -> None:
         rounds += 1
     report(f"joining and draining in {rounds} rounds", cluster.counts, jobs, time.process_time() - begun)
     leading.cancel()
-    assert cluster.counts["begun"] == jobs, f"each job has begun once: {cluster.counts}"
+    assert cluster.counts["begun"] >= jobs, f"each job has begun, some again after they gave room: {cluster.counts}"
 
 
 def report(what: str, counts: Counter[str], jobs: int, seconds: float) -> None:
