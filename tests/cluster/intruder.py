@@ -1,8 +1,8 @@
-"""Program of an intruder's pod: knocks at the doors of a job's pods, without any credential.
+"""Program of an intruder's pod, which connects to the ports of a job's pods without a credential.
 
-`python intruder.py ADDRESS COMMAND PORTS` prints, as JSON, what each door of the head pod says; LET_IN where it does
-what the intruder wants, which is to run COMMAND as the job where that can be had. PORTS is a JSON of {pod: [address,
-ports]}; each of these ports is tried in every way that is known here, and then gets garbage.
+`python intruder.py ADDRESS COMMAND PORTS` prints the answer of each port of the head pod as JSON. LET_IN means that the
+intruder had its way: most ports are asked to run COMMAND as the job. PORTS is a JSON of {pod: [address, ports]}; each
+of these ports is tried in all known ways, and then gets garbage.
 """
 
 import http.client
