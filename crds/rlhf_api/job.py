@@ -14,7 +14,15 @@ from rlhf_api.problems import SpecError
 from rlhf_api.pydantic_errors import explain
 from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.spec.custom_algorithm import AlgorithmFacts
-from rlhf_api.spec.job_spec import CPU_HIDDEN_VALUES, CPU_MIN_TOKENS, MICRO_BATCH_TOKENS, JobSpec, Model, Optimizer
+from rlhf_api.spec.job_spec import (
+    CPU_HIDDEN_VALUES,
+    CPU_MIN_TOKENS,
+    MICRO_BATCH_TOKENS,
+    JobSpec,
+    Model,
+    Optimizer,
+    Pool,
+)
 from rlhf_api.spec.runtime import PodSize
 
 MAX_NAME_LENGTH = 40
@@ -130,6 +138,13 @@ class Job(Spec):
     def sequences_per_step(self) -> int:
         """Number of responses sampled in a step (RL), or of rows that the step reads (offline; a pair is one row)."""
         return self.rows_per_step * self.spec.rollout.samples_per_prompt
+
+    def sizes_of(self, pool: Pool) -> list[int]:
+        """Return the numbers of nodes with which a pool's slots are whole engines with equal batches."""
+        engine = (self.spec.rollout.tensor_parallel or 1) * (self.spec.rollout.pipeline_parallel or 1)
+        slots = {nodes: nodes * pool.slots_per_node for nodes in range(pool.nodes, (pool.max_nodes or pool.nodes) + 1)}
+        fitting = [each for each, size in slots.items() if not (self.sequences_per_step % size or size % engine)]
+        return fitting if pool.max_nodes else [pool.nodes]
 
     @property
     def updates_per_step(self) -> int:

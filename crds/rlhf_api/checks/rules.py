@@ -322,6 +322,11 @@ def _apart() -> Iterator[Rule]:
     models = Field("placement.pools[].models")
     lives = models.contains("rollout")
     yield Rule("placement.pools[].models", lives.implies(models.size() == 1), "rollout has a pool of its own")
+    path = "placement.pools[].maxNodes"
+    most, fewest, streams = Field(path), Field("placement.pools[].nodes"), Field("rollout.stream") == True  # noqa: E712
+    yield Rule(path, most.is_given.implies(lives), "is for a pool of the rollout alone, which may grow and shrink")
+    yield Rule(path, most >= fewest, "is {value}, fewer than nodes ({few})", {"few": fewest})
+    yield Rule(path, most.is_given.implies(~streams), "is not for rollout.stream, which needs one pool all along")
     generates = ONLINE & ~MAKES_DATA
     yield Rule("placement.pools[].models", lives.implies(generates), "{name} has no rollout beside its actor")
     message = "and a pool of placement.pools that holds the rollout; expected one of the two"

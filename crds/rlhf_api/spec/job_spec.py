@@ -287,7 +287,9 @@ class Pool(Spec):
     name: Name = Field(description="Name of the pool.")
     models: Listed[PoolRole] = Field(min_length=1, max_length=5)
     """Roles of the models in the pool. `rollout` has a pool of its own and generates in place of the actor."""
-    nodes: NodeCount = Field(1, description="Number of the pool's nodes.")
+    nodes: NodeCount = Field(1, description="Number of the pool's nodes; the fewest if maxNodes is set.")
+    max_nodes: NodeCount | None = None
+    """Most nodes of an elastic pool, which only generates: it gets nodes while others leave them idle."""
     slots_per_node: SlotCount = Field(description="Number of slots of each node: GPUs or CPU workers.")
 
 
