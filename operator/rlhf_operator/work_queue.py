@@ -12,18 +12,22 @@ FIRST_PAUSE: Final = 0.2
 LONGEST_PAUSE: Final = 120.0
 """Longest pause in seconds before a failed key is queued again; the pause doubles after each failure."""
 SHORTEST_WAIT: Final = 0.05
+REST_SECONDS: Final = 0.25
+"""Seconds for which a key rests after a worker had it: what happens meanwhile is seen in one go."""
 
 
 class WorkQueue(Generic[K]):
     """Queue of keys that wait for a worker, now or from a set time on.
 
-    A key that is added while a worker has it is queued again afterwards. A key has one set time at most, the latest.
+    A key that is added while a worker has it, or while it rests, is queued again afterwards. A key has one set time at
+    most, the latest.
     """
 
     def __init__(self) -> None:
         self._ready: asyncio.Queue[K] = asyncio.Queue()
         self._dirty: set[K] = set()
         self._busy: dict[K, float] = {}
+        self._resting: set[K] = set()
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: Counter[K] = Counter()
 
@@ -44,7 +48,7 @@ class WorkQueue(Generic[K]):
         if key in self._dirty:
             return
         self._dirty.add(key)
-        if key not in self._busy:
+        if key not in self._busy and key not in self._resting:
             self._ready.put_nowait(key)
 
     def add_after(self, key: K, seconds: float | None) -> None:
@@ -75,8 +79,8 @@ class WorkQueue(Generic[K]):
 
     def done(self, key: K) -> None:
         del self._busy[key]
-        if key in self._dirty:
-            self._ready.put_nowait(key)
+        self._resting.add(key)
+        asyncio.get_running_loop().call_later(REST_SECONDS, self._end_rest, key)
 
     def longest_busy(self) -> tuple[K, float] | None:
         """Return (key that a worker has had for longest, seconds); None if no worker has a key."""
@@ -90,6 +94,11 @@ class WorkQueue(Generic[K]):
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+    def _end_rest(self, key: K) -> None:
+        self._resting.discard(key)
+        if key in self._dirty:
+            self._ready.put_nowait(key)
 
     def _due(self, key: K) -> None:
         del self._timers[key]

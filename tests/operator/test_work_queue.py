@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_operator.work_queue import WorkQueue
+from rlhf_operator.work_queue import REST_SECONDS, WorkQueue
 
 Test = Callable[[WorkQueue[str]], Awaitable[None]]
 
@@ -49,6 +49,22 @@ def test_a_key_that_a_worker_has_comes_again_only_after_that() -> None:
         assert await is_empty(queue)
         queue.done("a")
         assert await queue.get() == "a"
+
+    run(test)
+
+
+def test_events_soon_after_a_pass_come_together() -> None:
+    async def test(queue: WorkQueue[str]) -> None:
+        queue.add("a")
+        queue.done(await queue.get())
+        for _ in range(3):
+            queue.add("a")
+            assert await is_empty(queue)
+        queue.done(await queue.get())
+        assert await is_empty(queue)
+        await asyncio.sleep(2 * REST_SECONDS)
+        queue.add("a")
+        assert not await is_empty(queue)
 
     run(test)
 
