@@ -56,17 +56,18 @@ def kueue(server: Cluster) -> Iterator[None]:
         processes.stop()
 
 
-def make_queue(server: Cluster, namespace: str, name: str, *checks: str) -> str:
+def make_queue(server: Cluster, namespace: str, name: str, *checks: str, cohort: str = "") -> str:
     """A LocalQueue with room for the pods of one job at a time; higher priority goes first.
 
-    checks: names of admission checks.
+    checks: names of admission checks; cohort: queues that lend each other what they do not use.
     """
     group = f"{namespace}-{name}"
     amounts = {"cpu": "10k", "memory": "1Pi", "pods": str(PODS_OF_A_JOB)}
     resources = [{"name": each, "nominalQuota": amount} for each, amount in amounts.items()]
     spec = {
         "namespaceSelector": {},
-        "preemption": {"withinClusterQueue": "LowerPriority"},
+        "preemption": {"withinClusterQueue": "LowerPriority", "reclaimWithinCohort": "Any" if cohort else "Never"},
+        **({"cohortName": cohort} if cohort else {}),
         "resourceGroups": [{"coveredResources": list(amounts), "flavors": [{"name": "any", "resources": resources}]}],
         **({"admissionChecksStrategy": {"admissionChecks": [{"name": each} for each in checks]}} if checks else {}),
     }

@@ -152,6 +152,26 @@ def test_a_preempted_job_goes_on_when_there_is_room_again(lives: Lives, queue: s
     assert (final["failedAttempts"], final["lastFailure"]["reason"]) == (0, "Preempted")
 
 
+def test_a_queue_takes_back_what_another_has_borrowed(lives: Lives) -> None:
+    server, namespace = lives.jobs.server, lives.jobs.namespace
+    ours, theirs = (make_queue(server, namespace, name, cohort="teams") for name in ("ours", "theirs"))
+    for name in ("own", "borrows"):
+        lives.apply(queued_job(lives, name, ours))
+        lives.train(name)
+    lives.apply(queued_job(lives, "later", ours))
+    wait_until_queued(lives, "later")
+    lives.apply(queued_job(lives, "owner", theirs))
+    lives.train("owner")
+    taken = next(name for name in ("own", "borrows") if len(lives.jobs.status(name)["attempts"]) == 2)
+    wait_until_queued(lives, taken)
+    finals = [lives.succeed("owner")]
+    lives.train("later")  # its RayJob is older than that of the second attempt
+    finals.append(lives.succeed("later"))
+    lives.train(taken, 2)
+    finals += [lives.succeed(taken, 2), lives.succeed(*({"own", "borrows"} - {taken}))]
+    assert [each["failedAttempts"] for each in finals] == [0, 0, 0, 0]
+
+
 def test_a_job_preempted_early_waits_for_its_old_pods(lives: Lives, queue: str) -> None:
     lives.apply(unplaceable_job(lives, "partial", queue))
     path = f"{PODS.format(lives.jobs.namespace)}/{wait_for_head(lives, 'partial')}"
