@@ -13,7 +13,7 @@ from rlhf_api.status import MappedPlacement, Reserved, Status
 from rlhf_operator import conditions, failure, names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.placement.map_job import MappingReason, MappingResult, map_job, still_fits
-from rlhf_operator.reconcile import backfill, finish, forecast, shapes
+from rlhf_operator.reconcile import backfill, finish, forecast, giving, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.room import Group, groups_of, place, room_for, with_head
 from rlhf_operator.resources.attempt import rayjob
@@ -79,14 +79,14 @@ def _reserve_on(
         seen = free.without(avoided)
         current = ctx.status.mapping
         if current and still_fits(job, current, seen, ctx.settings) and _reserves(ctx, job, current, seen, delayed):
-            if not ctx.holds("Mapped"):
+            if ctx.outcome == "Resized" or not ctx.holds("Mapped"):
                 ctx.set_condition("Mapped", "True", "Mapped", _summary(current))
             return Turn(current, avoided, is_backfilled=bool(delayed))
         if not _has_shapes(ctx, job):
             return None
         if not ctx.snapshot.in_line:
             ctx.require_live("the next attempt is mapped")
-        result = map_job(job, seen, ctx.settings, as_large_as=largest)
+        result = map_job(job, seen, ctx.settings, most_nodes=largest.nodes if largest else None)
         mapping = result.mapping
         if mapping and (not largest or mapping.slots <= largest.slots) and _reserves(ctx, job, mapping, seen, delayed):
             _set_mapped(ctx, result)
@@ -144,7 +144,7 @@ def _should_wait_for_existing_nodes(ctx: ReconcileContext, pods: Sequence[Group]
     others = [each.status for each in ctx.snapshot.holders if not _awaits_nodes(each.status.reserved)]
     ages = (ctx.age(parsed(each.attempts[-1].start_time)) for each in others if each.attempts)
     youngest = min(ages, default=BINDING_SECONDS)
-    return backfill.will_leave_room(ctx, pods) or ctx.must_wait(BINDING_SECONDS - youngest)
+    return giving.will_leave_room(ctx, pods) or ctx.must_wait(BINDING_SECONDS - youngest)
 
 
 def _awaits_nodes(room: Sequence[Reserved]) -> bool:
@@ -231,16 +231,19 @@ def _summary(mapping: MappedPlacement) -> str:
 
 def jobs_ahead(ctx: ReconcileContext) -> list[ObservedJob]:
     """Return the jobs in line whose turn comes before this job's."""
+    own = ctx.turns.of(ctx.snapshot.job)
+    return [each for each in waiting_jobs(ctx) if ctx.turns.of(each) < own]
+
+
+def waiting_jobs(ctx: ReconcileContext) -> list[ObservedJob]:
+    """Return the other jobs in line; none for a job that is not in it."""
     now = ctx.snapshot
-    if not now.in_line:
-        return []
-    own = ctx.turns.of(now.job)
     return [
         each
         for each in now.line
         # A job without conditions may wait after its first pass.
+        if now.in_line
         if each.status.conditions or not (now.in_queue(each) or each.spec.get("suspend") is True)
-        if ctx.turns.of(each) < own
     ]
 
 

@@ -10,7 +10,7 @@ from rlhf_api.status import Failure
 from rlhf_operator import conditions, evidence, failure, names, observed_attempt
 from rlhf_operator.placement.map_job import better
 from rlhf_operator.placement.review import measure_pace
-from rlhf_operator.reconcile import attempt_status, backfill, cleanup, finish, line
+from rlhf_operator.reconcile import attempt_status, cleanup, finish, giving, line
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
@@ -53,9 +53,8 @@ def _go_on(ctx: ReconcileContext) -> None:
     if why := _is_pushed_out(ctx):
         finish.withdraw(ctx, why, awaited=ctx.coming_nodes)
         return
-    is_guest = ctx.record is not None and ctx.record.backfilled
-    if is_guest and (ahead := backfill.needs_room(ctx, line.jobs_ahead(ctx))) is not None:
-        finish.give_back(ctx, ahead)
+    if (gift := giving.needs_room(ctx, line.waiting_jobs(ctx))) is not None:
+        finish.give_room(ctx, gift)
         return
     if (soon := evidence.seconds_until_failure(ctx.snapshot, ctx.now)) is not None:
         ctx.requeue_after(soon)
