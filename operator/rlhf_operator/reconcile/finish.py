@@ -11,6 +11,7 @@ from rlhf_api.status import AttemptEnd, Failure, Output
 from rlhf_operator import conditions, evidence
 from rlhf_operator.actions import Delete
 from rlhf_operator.failure import CLASSES, action_on
+from rlhf_operator.placement.capacity import counted
 from rlhf_operator.reconcile import attempt_status, cleanup
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.giving import Gift
@@ -185,9 +186,18 @@ def give_room(ctx: ReconcileContext, gift: Gift) -> None:
         message = f"Attempt {ctx.status.attempt} had begun before its turn and gives its room to {whose}."
         _begin_anew(ctx, "Yielded", message)  # in its turn the job may have more room
         return
-    what = f"{before.nodes - mapping.nodes} of its {before.nodes} nodes to {whose}, which has a higher priority"
-    message = f"Attempt {ctx.status.attempt} gives {what}; it goes on with {mapping.nodes}."
-    _begin_anew(ctx, "Resized", message, gift.left)
+    given, of = before.nodes - mapping.nodes, counted(before.nodes, "node")
+    what = f"gives {given} of its {of} to {whose}, which has a higher priority; it goes on with {mapping.nodes}"
+    _begin_anew(ctx, "Resized", f"Attempt {ctx.status.attempt} {what}.", gift.left)
+
+
+def take_nodes_back(ctx: ReconcileContext, larger: ObservedJob) -> None:
+    """End an attempt because the job can have nodes again that it gave away; the next attempt has this room."""
+    ctx.require_live("the job takes nodes back", alone=True)
+    before, now = ctx.status.mapping, larger.status.mapping
+    if before and now:
+        back = f"takes back {counted(now.nodes - before.nodes, 'node')} that it had given away"
+        _begin_anew(ctx, "Resized", f"The job {back}; it goes on with {now.nodes}.", larger)
 
 
 def _begin_anew(ctx: ReconcileContext, outcome: AttemptEnd, message: str, left: ObservedJob | None = None) -> None:

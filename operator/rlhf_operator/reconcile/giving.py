@@ -10,11 +10,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Final, NamedTuple
 
-from rlhf_api.status import MappedPlacement, Reserved
+from rlhf_api.status import MappedPlacement, Reserved, Status
+from rlhf_operator import failure
+from rlhf_operator.placement.capacity import counted
 from rlhf_operator.placement.map_job import map_job
-from rlhf_operator.reconcile.backfill import is_behind, is_guest, is_open, nodes_for
+from rlhf_operator.reconcile.backfill import START_AND_END_SECONDS, is_behind, is_guest, is_open, nodes_for
 from rlhf_operator.reconcile.context import ReconcileContext
-from rlhf_operator.reconcile.forecast import context_of, manifest_of
+from rlhf_operator.reconcile.forecast import context_of, manifest_of, remaining_seconds
 from rlhf_operator.reconcile.room import Group, groups_of, place
 from rlhf_operator.resources.attempt import rayjob
 from rlhf_operator.resources.pods import AttemptPods
@@ -43,6 +45,36 @@ def needs_room(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> Gift | 
         if left := next((left for left in given if left.uid == own.uid), None):
             return Gift(to=each, left=left)
     return None
+
+
+def takes_back(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> ObservedJob | None:
+    """Return the job with more of the nodes that it had before it gave some away; None if it goes on as it is.
+
+    It goes on if a job in line may use these nodes, without a checkpoint of its own, and shortly before its end.
+    """
+    own, mapping, saved = replace(ctx.snapshot.job, status=ctx.status), ctx.status.mapping, ctx.status.checkpoint
+    most = max((each.slots for each in ctx.status.attempts if each.outcome == "Resized"), default=0)
+    if not (ctx.snapshot.in_line and mapping and mapping.slots < most and saved and ctx.record):
+        return None
+    has_saved = ctx.record.first_step is not None and saved.step > ctx.record.first_step
+    is_worthwhile = remaining_seconds(own, ctx.now) > START_AND_END_SECONDS
+    usable = ctx.turns.demand(replace(own, status=Status()).node_request).nodes
+    is_wanted = any(not usable.isdisjoint(ctx.turns.demand(each.node_request).nodes) for each in waiting)
+    if is_wanted or not (has_saved and is_worthwhile and _can_save(ctx)):
+        return None
+    sizes = range(mapping.nodes + 1, most * mapping.nodes // mapping.slots + 1)
+    return largest(ctx, own, ctx.snapshot, sizes)
+
+
+def gifts_in_words(ctx: ReconcileContext) -> str:
+    """Return a clause about the room that other jobs give to this one; empty if they give none."""
+    own, before = replace(ctx.snapshot.job, status=ctx.status), {each.uid: each for each in ctx.snapshot.holders}
+    words = []
+    for each in gifts(ctx, own, _fewest_pods(ctx, own), ctx.snapshot.holders):
+        was, now = before[each.uid].status.mapping, each.status.mapping
+        what = counted(was.nodes - now.nodes, "node") if was and now else "its room"
+        words.append(f"{each.namespace}/{each.name} gives {what} at its next checkpoint")
+    return " and ".join(words)
 
 
 def will_leave_room(ctx: ReconcileContext, pods: Sequence[Group]) -> bool:
@@ -84,7 +116,8 @@ def gifts(
 def largest(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, sizes: range) -> ObservedJob | None:
     """Return a job with its largest mapping within these numbers of nodes that has room, and that room."""
     other = context_of(ctx, job)
-    nodes = replace(other.snapshot, nodes=seen.existing().nodes, taken=seen.taken)
+    bad = failure.bad_nodes(other.snapshot, ctx.now)
+    nodes = replace(other.snapshot, nodes=seen.existing().without(bad).nodes, taken=seen.taken)
 
     @cache
     def on(most: int) -> ObservedJob | None:

@@ -4,6 +4,7 @@ The statuses of all jobs decide a job's position in line, and the room that it h
 queue of Kueue is in no line. No job is in a line if the operator may not read nodes.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -51,8 +52,9 @@ def reserve_room(ctx: ReconcileContext, job: Job) -> Turn | None:
     ahead = [] if holds_room else older
     # A job that holds room goes on at once, but takes no more room before the jobs ahead.
     largest = ctx.status.mapping if holds_room and older else None
-    free = _open_nodes(ctx, ahead)
-    turn = _reserve_on(ctx, job, free, largest) if free is not None else None
+    turn = _reserve_on(ctx, job, _own_room(ctx), largest) if holds_room and ctx.outcome == "Resized" else None
+    if turn is None and (free := _open_nodes(ctx, ahead)) is not None:
+        turn = _reserve_on(ctx, job, free, largest)
     if turn is None and 0 < len(ahead) <= BACKFILL_DEPTH and backfill.may_be_guest(ctx):
         turn = _reserve_on(ctx, job, ctx.snapshot, largest, ahead)
     if turn is not None:
@@ -108,6 +110,16 @@ def _open_nodes(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot | N
     snapshot = _with_head_ahead(ctx, ahead)
     full = {node.name: node.room for node in snapshot.nodes or () if node.name in claimed}
     return replace(snapshot, taken={**snapshot.taken, **full})
+
+
+def _own_room(ctx: ReconcileContext) -> Snapshot:
+    """Return the snapshot with all room taken but what the job holds."""
+    held = {each.node: each.amounts for each in ctx.status.reserved}
+    taken = {
+        node.name: Counter(ctx.snapshot.taken.get(node.name, {})) | (node.room - held.get(node.name, Counter()))
+        for node in ctx.snapshot.nodes or ()
+    }
+    return replace(ctx.snapshot, taken=taken)
 
 
 def _has_shapes(ctx: ReconcileContext, job: Job) -> bool:
@@ -179,7 +191,8 @@ def _place_in_line(ctx: ReconcileContext, rivals: list[ObservedJob], attempt: Ma
     first = f"{rivals[0].namespace}/{rivals[0].name}" if rivals else ""
     lacks = room_for(attempt, ctx.snapshot).lacks
     why = f"no node has room for {lacks}" if lacks else "the free room is kept for that job" * bool(first)
-    when = forecast.start_in_words(forecast.expected_start(ctx, rivals, attempt), ctx.now)
+    when = "" if rivals else giving.gifts_in_words(ctx)
+    when = when or forecast.start_in_words(forecast.expected_start(ctx, rivals, attempt), ctx.now)
     place = f"{_ordinal(len(rivals) + 1)} in line{f' behind {first}' * bool(first)}"
     return f"{'; '.join(filter(None, (place, why, when)))}."
 

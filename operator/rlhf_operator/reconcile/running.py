@@ -53,9 +53,15 @@ def _go_on(ctx: ReconcileContext) -> None:
     if why := _is_pushed_out(ctx):
         finish.withdraw(ctx, why, awaited=ctx.coming_nodes)
         return
-    if (gift := giving.needs_room(ctx, line.waiting_jobs(ctx))) is not None:
+    waiting = line.waiting_jobs(ctx)
+    if (gift := giving.needs_room(ctx, waiting)) is not None:
         finish.give_room(ctx, gift)
         return
+    if (larger := giving.takes_back(ctx, waiting)) is not None:
+        finish.take_nodes_back(ctx, larger)
+        return
+    if ctx.job and ctx.job.spec.resources.max_nodes:
+        ctx.requeue_after(line.RECHECK_SECONDS)  # jobs in line come and go without an event about this one
     if (soon := evidence.seconds_until_failure(ctx.snapshot, ctx.now)) is not None:
         ctx.requeue_after(soon)
     attempt_status.set_cluster_ready(ctx)
