@@ -52,9 +52,10 @@ def reserve_room(ctx: ReconcileContext, job: Job) -> Turn | None:
     ahead = [] if holds_room else older
     # A job that holds room goes on at once, but takes no more room before the jobs ahead.
     largest = ctx.status.mapping if holds_room and older else None
-    turn = _reserve_on(ctx, job, _own_room(ctx), largest) if holds_room and ctx.outcome == "Resized" else None
-    if turn is None and (free := _open_nodes(ctx, ahead)) is not None:
-        turn = _reserve_on(ctx, job, free, largest)
+    if holds_room and ctx.outcome == "Resized" and (turn := _reserve_on(ctx, job, _own_room(ctx), largest)):
+        return turn
+    free = _open_nodes(ctx, ahead)
+    turn = _reserve_on(ctx, job, free, largest) if free is not None else None
     if turn is None and 0 < len(ahead) <= BACKFILL_DEPTH and backfill.may_be_guest(ctx):
         turn = _reserve_on(ctx, job, ctx.snapshot, largest, ahead)
     if turn is not None:
