@@ -355,7 +355,7 @@ def shared_cluster(folder: Path) -> dict[str, Any]:
 
 
 def clusters(folder: Path) -> dict[str, Any]:
-    """Unusable GPUs, a start on nodes that an autoscaler adds, a job that begins before another, and one that shrinks for another."""
+    """Unusable GPUs, a start on nodes that an autoscaler adds, and jobs that begin before others or shrink for them."""
     output = folder / "clusters.json"
     command = [sys.executable, "-m", "tests.cluster.clusters", str(output)]
     code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
