@@ -176,6 +176,30 @@ def test_no_third_job_takes_the_room_that_is_kept() -> None:
     assert nodes_held(cluster, "big") == 2
 
 
+def test_it_goes_on_in_its_room_before_the_other_begins() -> None:
+    """Only one node is large enough for the job of higher priority."""
+    nodes = [node("narrow", 4, {}, **WORKERS), node("wide", 8, {}, **WORKERS), *nodes_of(0)]
+    cluster = with_classes(SharedCluster(nodes))
+    submit(cluster, "big", elastic(1, 3))
+    urgent = with_priority(job(1), "high")
+    urgent["runtime"]["worker"]["cpu"] = "8"
+    cluster.submit("urgent", urgent)
+    for name in ("urgent", "big", "big", "urgent"):
+        cluster.operate(cluster.home(name))
+    assert [each.outcome for each in cluster.status("big").attempts] == ["Resized", "Starting"]
+    held = {name: [each.node for each in cluster.status(name).reserved] for name in ("big", "urgent")}
+    assert held == {"big": ["heads", "narrow"], "urgent": ["heads", "wide"]}
+
+
+def test_it_gives_no_more_than_is_needed() -> None:
+    cluster = with_classes(cluster_of(5))
+    submit(cluster, "big", elastic(1, 4))
+    submit(cluster, "urgent", with_priority(job(2), "high"))
+    cluster.wait(100)
+    assert begun(cluster, "urgent") == [True]
+    assert nodes_held(cluster, "big") == 3, "one node was free"
+
+
 def test_no_job_shrinks_if_a_group_adds_nodes() -> None:
     group = {"name": "g", "max": 6, "matchLabels": WORKERS, "cpu": "4", "memory": "512Gi"}
     cluster = with_classes(SharedCluster(nodes_of(4), settings=settings(group)))

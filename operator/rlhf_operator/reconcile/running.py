@@ -60,7 +60,7 @@ def _go_on(ctx: ReconcileContext) -> None:
     if (larger := giving.takes_back(ctx, waiting)) is not None:
         finish.take_nodes_back(ctx, larger)
         return
-    if ctx.job and ctx.job.spec.resources.max_nodes:
+    if ctx.snapshot.in_line and ctx.job and ctx.job.spec.resources.max_nodes:
         ctx.requeue_after(line.RECHECK_SECONDS)  # jobs in line come and go without an event about this one
     if (soon := evidence.seconds_until_failure(ctx.snapshot, ctx.now)) is not None:
         ctx.requeue_after(soon)
