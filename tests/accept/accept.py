@@ -355,7 +355,7 @@ def shared_cluster(folder: Path) -> dict[str, Any]:
 
 
 def clusters(folder: Path) -> dict[str, Any]:
-    """Unusable GPUs, a start on nodes that an autoscaler adds, and a job that begins before another."""
+    """Unusable GPUs, a start on nodes that an autoscaler adds, and jobs that begin before others or shrink for them."""
     output = folder / "clusters.json"
     command = [sys.executable, "-m", "tests.cluster.clusters", str(output)]
     code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
@@ -363,9 +363,11 @@ def clusters(folder: Path) -> dict[str, Any]:
         raise FellShortError(f"tests.cluster.clusters exits with {code}", {"exit_code": code})
     row: dict[str, Any] = json.loads(output.read_text())
     lives = [row["autoscaled"]["outcomes"], row["backfilled"]["wide"], row["backfilled"]["short"]]
+    lives.append([slots for _, slots, _ in row["shrunk"]["attempts"]])
     if row["tainted"]["reason"] != "GPUNodesUnusable" or "dedicated=gpu:NoSchedule" not in row["tainted"]["told"]:
         raise FellShortError("the taint is not told", row)
-    if lives != [["Succeeded"], ["Succeeded"], ["Yielded", "Succeeded"]] or row["autoscaled"]["eviction"] != 429:
+    expected = [["Succeeded"], ["Succeeded"], ["Yielded", "Succeeded"], [2, 1, 2]]
+    if lives != expected or row["autoscaled"]["eviction"] != 429:
         raise FellShortError("a job lost an attempt, or did not give its room back, or could be evicted", row)
     return row
 

@@ -1,4 +1,4 @@
-"""Clusters as other people have them: GPUs behind a taint, nodes that come, jobs that pass others.
+"""Clusters as other people have them: GPUs behind a taint, nodes that come, jobs that pass others or give them nodes.
 
 API server, scheduler and KubeRay are real; kubelets, trainers and the autoscaler are played.
 `python -m tests.cluster.clusters FILE` starts a cluster for it, and writes as JSON what the jobs went through.
@@ -111,9 +111,51 @@ def backfilled(lives: Lives) -> Document:
     return {"wide_meanwhile": meanwhile, "backfilled": finals["short"]["attempts"][0]["backfilled"], **outcomes}
 
 
+def shrunk(lives: Lives) -> Document:
+    """A job on two nodes gives one to a job of higher priority at its checkpoint, and takes it back after that."""
+    server, big, urgent = lives.jobs.server, "gives-a-node", "urgent"
+    low, high = on("shared", big, lives), on("shared", urgent, lives)
+    low["spec"]["resources"]["maxNodes"] = 2
+    high["spec"]["runtime"]["worker"]["template"]["spec"]["priorityClassName"] = "system-cluster-critical"
+    trainer = lives.kubelets.trainer(big)
+
+    def report(attempt: int, step: int, checkpoint: int) -> None:
+        """Steps take so long that none can end within the grace period."""
+        server.until(lambda: trainer.document.get("attempt") == attempt, SECONDS, f"attempt {attempt} runs")
+        trainer.trains(attempt, step, 100, checkpoint)
+        trainer.document["status"]["progress"]["stepSeconds"] = 25.0
+        server.until(
+            lambda: lives.jobs.status(big).get("progress", {}).get("step") == step, SECONDS, f"step {step} is known"
+        )
+
+    with nodes(server, "shared", {"cpu": "1500m"}, count=2):
+        lives.apply(low)
+        lives.jobs.wait_for_pods(big, 1, 3)
+        report(1, 9, 2)
+        lives.apply(high)
+        lives.jobs.wait_for(urgent, "Queued")
+        report(1, 10, 2)
+        told, before = lives.jobs.condition(urgent, "QuotaReserved")["message"], lives.jobs.status(big)["attempts"]
+        report(1, 11, 11)
+        lives.train(urgent)
+        report(2, 12, 11)
+        phases = {name: lives.jobs.phase(name) for name in (big, urgent)}
+        lives.succeed(urgent)
+        report(2, 13, 13)
+        lives.jobs.wait_for_pods(big, 3, 3)
+        report(3, 14, 13)
+        attempts = lives.succeed(big, 3)["attempts"]
+    return {
+        "told": told,
+        "before": [each["outcome"] for each in before],
+        "meanwhile": phases,
+        "attempts": [[each[field] for field in ("outcome", "slots", "firstStep")] for each in attempts],
+    }
+
+
 def measure(lives: Lives) -> Document:
     """Play all parts, and return what the jobs of each went through."""
-    return {each.__name__: each(lives) for each in (tainted, autoscaled, backfilled)}
+    return {each.__name__: each(lives) for each in (tainted, autoscaled, backfilled, shrunk)}
 
 
 def main() -> int:
