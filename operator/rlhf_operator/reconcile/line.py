@@ -235,13 +235,13 @@ def jobs_ahead(ctx: ReconcileContext) -> list[ObservedJob]:
     if not now.in_line:
         return []
     own = ctx.turns.of(now.job)
-    return [
-        each
-        for each in now.line
-        # A job without conditions may wait after its first pass.
-        if each.status.conditions or not (now.in_queue(each) or each.spec.get("suspend") is True)
-        if ctx.turns.of(each) < own
-    ]
+    return [each for each in waiting_jobs(now) if ctx.turns.of(each) < own]
+
+
+def waiting_jobs(now: Snapshot) -> list[ObservedJob]:
+    """Return the other jobs in line; a job without conditions may wait after its first pass."""
+    line = (each for each in now.line if each.status.conditions or not each.spec.get("suspend"))
+    return [each for each in line if each.status.conditions or not now.in_queue(each)]
 
 
 def _rivals(ctx: ReconcileContext, ahead: list[ObservedJob]) -> list[ObservedJob]:
