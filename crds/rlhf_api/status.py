@@ -25,7 +25,7 @@ StartCondition = Literal["Accepted", "InputsReady", "Mapped", "QuotaReserved", "
 Readiness = Literal["Ready", "Reconciling", "Stalled"]
 """Conditions by which other tools tell a job's state: kstatus, which Flux uses, and Argo CD's health script."""
 ConditionType = Literal[StartCondition, "Training", "Slow", "Suspended", "Complete", "Failed", Readiness]
-AttemptEnd = Literal["Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn", "Yielded"]
+AttemptEnd = Literal["Succeeded", "Failed", "Suspended", "Remapped", "Withdrawn", "Yielded", "Resized"]
 Outcome = Literal["Starting", "Running", AttemptEnd]
 Timestamp = Annotated[str, Field(pattern=TIMESTAMP)]
 Step = Annotated[int, Field(ge=0)]
@@ -197,6 +197,11 @@ class MappedPlacement(Spec):
         """Return the placement with which an attempt begins: an elastic pool has its fewest nodes."""
         return self.resized(wanted_nodes=None, leaving_pods=(), steady_until_step=None, unsettled_since=None)
 
+    @property
+    def nodes(self) -> int:
+        """Number of worker pods of all pools."""
+        return sum(pool.nodes for pool in self.pools)
+
 
 class MeasuredPhase(PhaseSeconds):
     """Measured and predicted seconds of a phase of a step."""
@@ -243,7 +248,7 @@ class Attempt(Spec):
     slots: int = Field(ge=1, description="Number of GPUs or CPU slots of the attempt.")
     outcome: Outcome = "Running"
     """How the attempt ended, if it has. Starting: its RayJob is not made yet. Withdrawn: its pods found no nodes, or no
-    quota. Yielded: it gave its room to a job before it in line.
+    quota. Yielded: it gave its room to a job before it in line. Resized: the next one has more or fewer nodes.
     """
     backfilled: bool = Field(False, description="Whether the attempt began before the turn of its job in line.")
     counted: bool = Field(False, description="Whether the attempt's failure counts against backoffLimit.")

@@ -60,17 +60,14 @@ class MappingResult:
     """Placement as the mapper has it, with the prediction of a step; None if `mapping` is None."""
 
 
-def map_job(
-    job: Job, snapshot: Snapshot, settings: Settings, *, as_large_as: MappedPlacement | None = None
-) -> MappingResult:
-    """Return the placement of an attempt that would begin now, with no more nodes than `as_large_as` has."""
+def map_job(job: Job, snapshot: Snapshot, settings: Settings, *, most_nodes: int | None = None) -> MappingResult:
+    """Return the placement of an attempt that would begin now, on so many nodes at most but on resources.nodes."""
     if type(job.spec.algorithm) is Custom:
         message = "no pod of the job has read its algorithm, so its models are not known"
         return MappingResult(mapping=None, reason="ShapesUnknown", message=message)
     digest, resources = input_hash(job, snapshot, settings), job.spec.resources
-    if as_large_as is not None and resources.max_nodes is not None:
-        nodes = max(sum(pool.nodes for pool in as_large_as.pools), resources.nodes)
-        job = with_resources(job, max_nodes=min(nodes, resources.max_nodes))
+    if most_nodes is not None and resources.max_nodes is not None:
+        job = with_resources(job, max_nodes=min(max(most_nodes, resources.nodes), resources.max_nodes))
     try:
         return _mapped(job, snapshot, settings, digest)
     except GpuNodesUnusableError as error:

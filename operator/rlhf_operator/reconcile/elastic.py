@@ -15,7 +15,7 @@ from rlhf_api.spec.job_spec import Pool
 from rlhf_api.status import MappedPlacement, MappedPool, Reserved
 from rlhf_operator import failure, observed_attempt
 from rlhf_operator.actions import Resize
-from rlhf_operator.reconcile import forecast, line
+from rlhf_operator.reconcile import giving, line
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.room import groups_of, held_by, place
 from rlhf_operator.resources.attempt import rayjob
@@ -138,7 +138,7 @@ def _free_room(ctx: ReconcileContext, found: Extent, count: int) -> tuple[Reserv
     group = groups_of(rayjob(pods))[1 + found.mapping.pools.index(found.pool)]
     room = place([replace(group, count=count)], seen.existing().also_taken(ctx.status.reserved))
     nodes = {each.node for each in room.reserved}
-    demands = (ctx.turns.demand(each.node_request).nodes for each in line.waiting_jobs(seen))
+    demands = (ctx.turns.demand(each.node_request).nodes for each in line.waiting_jobs(ctx))
     return () if room.lacks or any(not nodes.isdisjoint(each) for each in demands) else _extra(room.reserved)
 
 
@@ -148,11 +148,10 @@ def _give_to_a_job(ctx: ReconcileContext, found: Extent) -> Change | None:
     # Of several jobs with extras those with the lowest uid give first.
     others = [each.without_extras() if each.uid < own.uid else each for each in ctx.snapshot.holders]
     seen = ctx.snapshot.existing().taken_only_by(others)
-    waiting = sorted(line.waiting_jobs(ctx.snapshot), key=ctx.turns.of) if now > found.pool.nodes else []
+    waiting = sorted(line.waiting_jobs(ctx), key=ctx.turns.of) if now > found.pool.nodes else []
     for job in waiting[:MAX_JOBS]:
-        wished, attempt = ctx.turns.demand(job.node_request).nodes, forecast.manifest_of(ctx, job)
+        wished, pods = ctx.turns.demand(job.node_request).nodes, giving.fewest_pods(ctx, job)
         stays = sorted(found.pods, key=lambda pod: pod.node in wished)
-        pods = groups_of(attempt) if attempt else []
         for size in (now, *(each for each in found.sizes[::-1] if each < now)) if pods else ():
             kept = ctx.status.reserved if size == now else _held(ctx, found, stays[:size])
             if not place(pods, seen.also_taken(kept)).lacks:

@@ -11,8 +11,10 @@ from rlhf_api.status import AttemptEnd, Failure, Output
 from rlhf_operator import conditions, evidence
 from rlhf_operator.actions import Delete
 from rlhf_operator.failure import CLASSES, action_on
+from rlhf_operator.placement.capacity import counted
 from rlhf_operator.reconcile import attempt_status, cleanup
 from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.reconcile.giving import Gift
 from rlhf_operator.resources import storage
 from rlhf_operator.snapshot import ObservedJob
 from rlhf_operator.times import parsed, timestamp
@@ -172,21 +174,38 @@ def suspend(ctx: ReconcileContext) -> None:
 def remap(ctx: ReconcileContext) -> None:
     """End an attempt because another placement is better; its pods save a checkpoint when they are deleted."""
     ctx.require_live("the job takes another placement")
-    _end_attempt(ctx, "Remapped")
     message = "The attempt saves a checkpoint; the next one has the placement that measured steps show to be better."
-    ctx.set_status(mapping=None, next_attempt_time=None)
-    ctx.set_condition("Training", "False", conditions.RESTARTING, message)
-    cleanup.delete_rayjobs(ctx, but=None)
+    _begin_anew(ctx, "Remapped", message)
 
 
-def give_back(ctx: ReconcileContext, ahead: ObservedJob) -> None:
-    """End an attempt whose room a job before it in line needs; its pods save a checkpoint when they are deleted."""
-    whose = f"{ahead.namespace}/{ahead.name}"
-    ctx.require_live(f"{whose} needs the job's room")
-    _end_attempt(ctx, "Yielded")
-    message = f"Attempt {ctx.status.attempt} had begun before its turn and gives its room to {whose}."
+def give_room(ctx: ReconcileContext, gift: Gift) -> None:
+    """End an attempt whose room, or a part of it, a job in line needs; the part that is kept is the next attempt's."""
+    whose, mapping, before = f"{gift.to.namespace}/{gift.to.name}", gift.left.status.mapping, ctx.status.mapping
+    ctx.require_live(f"{whose} needs the job's room", alone=True)
+    if mapping is None or before is None:
+        message = f"Attempt {ctx.status.attempt} had begun before its turn and gives its room to {whose}."
+        _begin_anew(ctx, "Yielded", message)  # in its turn the job may have more room
+        return
+    given, of = before.nodes - mapping.nodes, counted(before.nodes, "node")
+    what = f"gives {given} of its {of} to {whose}, which has a higher priority; it goes on with {mapping.nodes}"
+    _begin_anew(ctx, "Resized", f"Attempt {ctx.status.attempt} {what}.", gift.left)
+
+
+def take_nodes_back(ctx: ReconcileContext, larger: ObservedJob) -> None:
+    """End an attempt because the job can have nodes again that it gave away; the next attempt has this room."""
+    ctx.require_live("the job takes nodes back", alone=True)
+    before, now = ctx.status.mapping, larger.status.mapping
+    if before and now:
+        back = f"takes back {counted(now.nodes - before.nodes, 'node')} that it had given away"
+        _begin_anew(ctx, "Resized", f"The job {back}; it goes on with {now.nodes}.", larger)
+
+
+def _begin_anew(ctx: ReconcileContext, outcome: AttemptEnd, message: str, left: ObservedJob | None = None) -> None:
+    """End an attempt that the next one follows at once, with the mapping and the room in `left` if it keeps some."""
+    _end_attempt(ctx, outcome)
     ctx.set_record(message=message)
-    ctx.set_status(next_attempt_time=None, mapping=None)  # in its turn the job may have more room
+    mapping, reserved = (left.status.mapping, left.status.reserved) if left else (None, ())
+    ctx.set_status(next_attempt_time=None, mapping=mapping, reserved=reserved)
     ctx.set_condition("Training", "False", conditions.RESTARTING, message)
     cleanup.delete_rayjobs(ctx, but=None)
 

@@ -111,10 +111,15 @@ def _step_seconds(status: Status) -> float | None:
     return measured or (mapping.measured_step_seconds or mapping.predicted_step_seconds if mapping else None)
 
 
+def context_of(ctx: ReconcileContext, job: ObservedJob) -> ReconcileContext:
+    """Return the context of a pass over another job, for a trial placement."""
+    inputs = {name: ObservedInput(name=name) for name in inputs_of(job.spec)}  # wherever the inputs are
+    return ReconcileContext.of(replace(ctx.snapshot, job=job, inputs=inputs), ctx.now, ctx.settings)
+
+
 def manifest_of(ctx: ReconcileContext, waiting: ObservedJob) -> Manifest | None:
     """Return the RayJob of another job's next attempt for a trial placement; None if it has no mapping yet."""
-    inputs = {name: ObservedInput(name=name) for name in inputs_of(waiting.spec)}  # wherever the inputs are
-    other = ReconcileContext.of(replace(ctx.snapshot, job=waiting, inputs=inputs), ctx.now, ctx.settings)
+    other = context_of(ctx, waiting)
     if other.job is None or other.status.mapping is None:
         return None
     return rayjob(

@@ -4,6 +4,7 @@ The statuses of all jobs decide a job's position in line, and the room that it h
 queue of Kueue is in no line. No job is in a line if the operator may not read nodes.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -13,7 +14,7 @@ from rlhf_api.status import MappedPlacement, Reserved, Status
 from rlhf_operator import conditions, failure, names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.placement.map_job import MappingReason, MappingResult, map_job, still_fits
-from rlhf_operator.reconcile import backfill, finish, forecast, shapes
+from rlhf_operator.reconcile import backfill, finish, forecast, giving, shapes
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.room import Group, groups_of, place, room_for, with_head
 from rlhf_operator.resources.attempt import rayjob
@@ -51,8 +52,9 @@ def reserve_room(ctx: ReconcileContext, job: Job) -> Turn | None:
     ahead = [] if holds_room else older
     # A job that holds room goes on at once, but takes no more room before the jobs ahead.
     largest = ctx.status.mapping if holds_room and older else None
-    free = _open_nodes(ctx, ahead)
-    turn = _reserve_on(ctx, job, free, largest) if free is not None else None
+    turn = _reserve_on(ctx, job, _own_room(ctx), largest) if holds_room and ctx.outcome == "Resized" else None
+    if turn is None and (free := _open_nodes(ctx, ahead)) is not None:
+        turn = _reserve_on(ctx, job, free, largest)
     if turn is None and 0 < len(ahead) <= BACKFILL_DEPTH and backfill.may_be_guest(ctx):
         turn = _reserve_on(ctx, job, ctx.snapshot, largest, ahead)
     if turn is not None:
@@ -79,14 +81,14 @@ def _reserve_on(
         seen = free.without(avoided)
         current = ctx.status.mapping
         if current and still_fits(job, current, seen, ctx.settings) and _reserves(ctx, job, current, seen, delayed):
-            if not ctx.holds("Mapped"):
+            if ctx.outcome == "Resized" or not ctx.holds("Mapped"):
                 ctx.set_condition("Mapped", "True", "Mapped", _summary(current))
             return Turn(current, avoided, is_backfilled=bool(delayed))
         if not _has_shapes(ctx, job):
             return None
         if not ctx.snapshot.in_line:
             ctx.require_live("the next attempt is mapped")
-        result = map_job(job, seen, ctx.settings, as_large_as=largest)
+        result = map_job(job, seen, ctx.settings, most_nodes=largest.nodes if largest else None)
         mapping = result.mapping
         if mapping and (not largest or mapping.slots <= largest.slots) and _reserves(ctx, job, mapping, seen, delayed):
             _set_mapped(ctx, result)
@@ -108,6 +110,16 @@ def _open_nodes(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot | N
     snapshot = _with_head_ahead(ctx, ahead)
     full = {node.name: node.room for node in snapshot.nodes or () if node.name in claimed}
     return replace(snapshot, taken={**snapshot.taken, **full})
+
+
+def _own_room(ctx: ReconcileContext) -> Snapshot:
+    """Return the snapshot with all room taken but what the job holds."""
+    held = {each.node: each.amounts for each in ctx.status.reserved}
+    taken = {
+        node.name: Counter(ctx.snapshot.taken.get(node.name, {})) | (node.room - held.get(node.name, Counter()))
+        for node in ctx.snapshot.nodes or ()
+    }
+    return replace(ctx.snapshot, taken=taken)
 
 
 def _has_shapes(ctx: ReconcileContext, job: Job) -> bool:
@@ -144,7 +156,7 @@ def _should_wait_for_existing_nodes(ctx: ReconcileContext, pods: Sequence[Group]
     others = [each.status for each in ctx.snapshot.holders if not _awaits_nodes(each.status.reserved)]
     ages = (ctx.age(parsed(each.attempts[-1].start_time)) for each in others if each.attempts)
     youngest = min(ages, default=BINDING_SECONDS)
-    return backfill.will_leave_room(ctx, pods) or ctx.must_wait(BINDING_SECONDS - youngest)
+    return giving.will_leave_room(ctx, pods) or ctx.must_wait(BINDING_SECONDS - youngest)
 
 
 def _awaits_nodes(room: Sequence[Reserved]) -> bool:
@@ -179,7 +191,8 @@ def _place_in_line(ctx: ReconcileContext, rivals: list[ObservedJob], attempt: Ma
     first = f"{rivals[0].namespace}/{rivals[0].name}" if rivals else ""
     lacks = room_for(attempt, ctx.snapshot).lacks
     why = f"no node has room for {lacks}" if lacks else "the free room is kept for that job" * bool(first)
-    when = forecast.start_in_words(forecast.expected_start(ctx, rivals, attempt), ctx.now)
+    when = "" if rivals else giving.gifts_in_words(ctx)
+    when = when or forecast.start_in_words(forecast.expected_start(ctx, rivals, attempt), ctx.now)
     place = f"{_ordinal(len(rivals) + 1)} in line{f' behind {first}' * bool(first)}"
     return f"{'; '.join(filter(None, (place, why, when)))}."
 
@@ -231,17 +244,20 @@ def _summary(mapping: MappedPlacement) -> str:
 
 def jobs_ahead(ctx: ReconcileContext) -> list[ObservedJob]:
     """Return the jobs in line whose turn comes before this job's."""
+    own = ctx.turns.of(ctx.snapshot.job)
+    return [each for each in waiting_jobs(ctx) if ctx.turns.of(each) < own]
+
+
+def waiting_jobs(ctx: ReconcileContext) -> list[ObservedJob]:
+    """Return the other jobs in line; none for a job that is not in it."""
     now = ctx.snapshot
-    if not now.in_line:
-        return []
-    own = ctx.turns.of(now.job)
-    return [each for each in waiting_jobs(now) if ctx.turns.of(each) < own]
-
-
-def waiting_jobs(now: Snapshot) -> list[ObservedJob]:
-    """Return the other jobs in line; a job without conditions may wait after its first pass."""
-    line = (each for each in now.line if each.status.conditions or not each.spec.get("suspend"))
-    return [each for each in line if each.status.conditions or not now.in_queue(each)]
+    return [
+        each
+        for each in now.line
+        # A job without conditions may wait after its first pass.
+        if now.in_line
+        if each.status.conditions or not (now.in_queue(each) or each.spec.get("suspend") is True)
+    ]
 
 
 def _rivals(ctx: ReconcileContext, ahead: list[ObservedJob]) -> list[ObservedJob]:

@@ -10,7 +10,7 @@ from rlhf_api.status import Failure
 from rlhf_operator import conditions, evidence, failure, names, observed_attempt
 from rlhf_operator.placement.map_job import better
 from rlhf_operator.placement.review import measure_pace
-from rlhf_operator.reconcile import attempt_status, backfill, cleanup, elastic, finish, line
+from rlhf_operator.reconcile import attempt_status, cleanup, elastic, finish, giving, line
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
@@ -53,10 +53,15 @@ def _go_on(ctx: ReconcileContext) -> None:
     if why := _is_pushed_out(ctx):
         finish.withdraw(ctx, why, awaited=ctx.coming_nodes)
         return
-    is_guest = ctx.record is not None and ctx.record.backfilled
-    if is_guest and (ahead := backfill.needs_room(ctx, line.jobs_ahead(ctx))) is not None:
-        finish.give_back(ctx, ahead)
+    waiting = line.waiting_jobs(ctx)
+    if (gift := giving.needs_room(ctx, waiting)) is not None:
+        finish.give_room(ctx, gift)
         return
+    if (larger := giving.takes_back(ctx, waiting)) is not None:
+        finish.take_nodes_back(ctx, larger)
+        return
+    if ctx.job and ctx.job.spec.resources.max_nodes:
+        ctx.requeue_after(line.RECHECK_SECONDS)  # jobs in line come and go without an event about this one
     if (soon := evidence.seconds_until_failure(ctx.snapshot, ctx.now)) is not None:
         ctx.requeue_after(soon)
     attempt_status.set_cluster_ready(ctx)

@@ -1,0 +1,204 @@
+"""Room that running jobs give to a job in line: guests all of theirs, other jobs a part.
+
+A job on more nodes than `resources.nodes` goes on with fewer if a job of higher priority can then begin. No other job
+is preempted.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Final, NamedTuple
+
+from rlhf_api.status import MappedPlacement, Reserved, Status
+from rlhf_operator import failure
+from rlhf_operator.placement.capacity import counted
+from rlhf_operator.placement.map_job import map_job
+from rlhf_operator.reconcile.backfill import START_AND_END_SECONDS, is_behind, is_guest, is_open, nodes_for
+from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.reconcile.forecast import context_of, manifest_of, remaining_seconds
+from rlhf_operator.reconcile.room import Group, groups_of, place
+from rlhf_operator.resources.attempt import rayjob
+from rlhf_operator.resources.pods import AttemptPods
+from rlhf_operator.snapshot import ObservedJob, Snapshot
+
+MAX_SHRINKING: Final = 4
+"""Most jobs that go on with fewer nodes for one job in line: each is mapped anew in each trial."""
+
+
+class Gift(NamedTuple):
+    """Room that a running job gives to a job in line."""
+
+    to: ObservedJob
+    left: ObservedJob
+    """The giver with the mapping and the room that it keeps; without room its attempt gives all, and it waits again."""
+
+
+def needs_room(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> Gift | None:
+    """Return what the running attempt gives to a job in line that could then begin; None if it goes on as it is."""
+    own = replace(ctx.snapshot.job, status=ctx.status)
+    may_give = is_open(own) and (is_guest(own) or bool(_spare_nodes(ctx, own)))
+    if not (ctx.snapshot.in_line and may_give and _can_save(ctx)):
+        return None
+    for each in ctx.turns.first(waiting):
+        given = gifts(ctx, each, fewest_pods(ctx, each), (*ctx.snapshot.holders, own))
+        if left := next((left for left in given if left.uid == own.uid), None):
+            return Gift(to=each, left=left)
+    return None
+
+
+def takes_back(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> ObservedJob | None:
+    """Return the job with more of the nodes that it had before it gave some away; None if it goes on as it is.
+
+    It goes on if a job in line may use these nodes, without a checkpoint of its own, and shortly before its end.
+    """
+    own, mapping, saved = replace(ctx.snapshot.job, status=ctx.status), ctx.status.mapping, ctx.status.checkpoint
+    most = max((each.slots for each in ctx.status.attempts if each.outcome == "Resized"), default=0)
+    if not (ctx.snapshot.in_line and mapping and mapping.slots < most and saved and ctx.record):
+        return None
+    has_saved = ctx.record.first_step is not None and saved.step > ctx.record.first_step
+    is_worthwhile = remaining_seconds(own, ctx.now) > START_AND_END_SECONDS
+    usable = ctx.turns.demand(replace(own, status=Status()).node_request).nodes
+    is_wanted = any(not usable.isdisjoint(ctx.turns.demand(each.node_request).nodes) for each in waiting)
+    if is_wanted or not (has_saved and is_worthwhile and _can_save(ctx)):
+        return None
+    sizes = range(mapping.nodes + 1, most * mapping.nodes // mapping.slots + 1)
+    return largest(ctx, own, ctx.snapshot, sizes)
+
+
+def gifts_in_words(ctx: ReconcileContext) -> str:
+    """Return a clause about the room that other jobs give to this one; empty if they give none."""
+    own, before = replace(ctx.snapshot.job, status=ctx.status), {each.uid: each for each in ctx.snapshot.holders}
+    words = []
+    for each in gifts(ctx, own, fewest_pods(ctx, own), ctx.snapshot.holders):
+        was, now = before[each.uid].status.mapping, each.status.mapping
+        what = counted(was.nodes - now.nodes, "node") if was and now else "its room"
+        words.append(f"{each.namespace}/{each.name} gives {what} at its next checkpoint")
+    return " and ".join(words)
+
+
+def will_leave_room(ctx: ReconcileContext, pods: Sequence[Group]) -> bool:
+    """Whether other jobs give room on existing nodes without which an attempt's pods have too little."""
+    return bool(gifts(ctx, replace(ctx.snapshot.job, status=ctx.status), pods, ctx.snapshot.holders))
+
+
+def gifts(
+    ctx: ReconcileContext, to: ObservedJob, pods: Sequence[Group], holders: Sequence[ObservedJob]
+) -> list[ObservedJob]:
+    """Return the jobs that give room for pods, with what they keep; none if the pods need nothing or it is too little.
+
+    As few give as suffice: the first givers before others. Elastic pools have given their extra nodes before.
+    """
+    holders = [each.without_extras() for each in holders]
+    nodes, givers = nodes_for(ctx, pods), _givers(ctx, to, pods, holders) if pods else []
+
+    def kept(some: Sequence[ObservedJob]) -> list[ObservedJob] | None:
+        """Return what some givers keep; None if the pods then have too little room."""
+        left = [each for each in holders if each not in some]
+        room = place(pods, nodes.taken_only_by(left))
+        if room.lacks:
+            return None
+        left.append(_holding(to, to.status.mapping, room.reserved))
+        for number, each in enumerate(some, 1):
+            is_last = number == len(some)  # the others have given as much as they may
+            if (rest := _kept(ctx, each, nodes.taken_only_by(left), is_last=is_last)) is None:
+                return None
+            left.append(rest)
+        return left[len(left) - len(some) :]
+
+    trials = (givers[:count] for count in range(len(givers) + 1))
+    needed, found = next(((some, left) for some in trials if (left := kept(some)) is not None), ([], []))
+    for each in needed[:-1]:  # a later one may give enough without it
+        if (left := kept(fewer := [other for other in needed if other is not each])) is not None:
+            needed, found = fewer, left
+    return found
+
+
+def largest(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, sizes: range) -> ObservedJob | None:
+    """Return a job with its largest mapping within these numbers of nodes that has room, and that room."""
+    other = context_of(ctx, job)
+    bad = failure.bad_nodes(other.snapshot, ctx.now)
+    nodes = replace(other.snapshot, nodes=seen.existing().without(bad).nodes, taken=seen.taken)
+
+    @cache
+    def on(most: int) -> ObservedJob | None:
+        assert other.job, "it runs"
+        mapping = map_job(other.job, nodes, ctx.settings, most_nodes=most).mapping
+        if mapping is None or mapping.nodes not in sizes:
+            return None
+        pods = AttemptPods(snapshot=nodes, job=other.job, mapping=mapping, settings=ctx.settings)
+        room = place(groups_of(rayjob(pods)), nodes)
+        return None if room.lacks else _holding(job, mapping, room.reserved)
+
+    tried = sizes[::-1] if other.job else ()
+    found = bisect_left(tried, True, key=lambda most: on(most) is not None)
+    return on(tried[found]) if found < len(tried) else None
+
+
+def _givers(
+    ctx: ReconcileContext, to: ObservedJob, pods: Sequence[Group], holders: Sequence[ObservedJob]
+) -> list[ObservedJob]:
+    """Return the jobs that may give room to a job in line, in the order in which they do.
+
+    First guests, then those that may have fewer nodes unless node groups can add enough; the lowest priority and the
+    latest attempt first.
+    """
+
+    def turn_to_give(job: ObservedJob) -> tuple[int, str, str]:
+        return -ctx.turns.demand(job.node_request).priority, job.status.attempts[-1].start_time, job.uid
+
+    found = sorted(filter(is_open, holders), key=turn_to_give, reverse=True)
+    guests = [each for each in found if is_guest(each) and is_behind(ctx, each, to)]
+    if not place(pods, ctx.snapshot.taken_only_by(each for each in holders if each not in guests)).lacks:
+        return guests
+    wanted = ctx.turns.demand(to.node_request)
+    shrinking = [
+        each
+        for each in found
+        if not is_guest(each) and ctx.turns.demand(each.node_request).priority < wanted.priority
+        if _spare_nodes(ctx, each) and any(held.node in wanted.nodes for held in each.status.reserved)
+    ]
+    return [*guests, *shrinking[:MAX_SHRINKING]]
+
+
+def _spare_nodes(ctx: ReconcileContext, job: ObservedJob) -> range:
+    """Return the smaller numbers of nodes on which a job may run."""
+    parsed, mapping = context_of(ctx, job).job, job.status.mapping
+    if parsed is None or mapping is None or parsed.spec.resources.max_nodes is None:
+        return range(0)
+    return range(parsed.spec.resources.nodes, mapping.nodes)
+
+
+def _kept(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, *, is_last: bool) -> ObservedJob | None:
+    """Return a giver with what it keeps on nodes where the job in line has its room; None if it cannot go on there."""
+    if is_guest(job):
+        return _holding(job, None, ())
+    sizes = _spare_nodes(ctx, job)
+    return largest(ctx, job, seen, sizes if is_last else sizes[:1])
+
+
+def fewest_pods(ctx: ReconcileContext, waiting: ObservedJob) -> list[Group]:
+    """Return the pods of the smallest attempt with which a job in line may begin; none if it has no mapping yet."""
+    job, mapping = context_of(ctx, waiting).job, waiting.status.mapping
+    if job and mapping and mapping.device == "GPU" and mapping.nodes > (fewest := job.spec.resources.nodes):
+        emptied = ctx.snapshot.taken_only_by(())
+        waiting = largest(ctx, waiting, emptied, range(fewest, fewest + 1)) or waiting
+    attempt = manifest_of(ctx, waiting)
+    return groups_of(attempt) if attempt else []
+
+
+def _holding(job: ObservedJob, mapping: MappedPlacement | None, reserved: Sequence[Reserved]) -> ObservedJob:
+    """Return a job with another mapping and other room."""
+    return replace(job, status=job.status.model_copy(update={"mapping": mapping, "reserved": tuple(reserved)}))
+
+
+def _can_save(ctx: ReconcileContext) -> bool:
+    """Whether an attempt that ends now loses little: its pods save a checkpoint in the grace period, or have just done.
+
+    Longer steps end with the next checkpoint that the trainer makes anyway.
+    """
+    progress, saved = ctx.status.progress, ctx.status.checkpoint
+    if progress is None or ctx.record is None or ctx.record.first_step is None:
+        return True
+    is_saved = saved is not None and saved.step >= progress.step - 1  # it is known to be whole a step later
+    return is_saved or (progress.step_seconds or 0.0) <= ctx.settings.grace_period_seconds / 2

@@ -1,0 +1,321 @@
+"""A job on more nodes than it needs gives some to a job of higher priority, and takes them back; simulated cluster.
+
+A node has room for one worker pod; head pods have a node of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from rlhf_api.status import Progress, SavedState, Status
+from rlhf_operator.actions import Plan
+from rlhf_operator.cluster.cache import Key
+from rlhf_operator.times import timestamp
+from tests.operator.rendered import A100
+from tests.operator.shared_cluster import SharedCluster, node
+from tests.operator.test_node_groups_that_grow import settings
+from tests.operator.test_small_jobs_begin_before_their_turn import (
+    WORKERS,
+    begun,
+    cluster_of,
+    job,
+    nodes_of,
+    outcomes,
+    told,
+)
+
+
+def with_classes(cluster: SharedCluster) -> SharedCluster:
+    for name, value in (("low", -10), ("high", 10)):
+        cluster.put("priorities", {"metadata": {"name": name, "uid": name}, "value": value})
+    return cluster
+
+
+def elastic(fewest: int, most: int, priority: str = "low", **fields: Any) -> dict[str, Any]:
+    """A job on as many nodes as there are within these limits."""
+    made = job(fewest, steps=10_000, **fields)
+    made["resources"]["maxNodes"] = most
+    return with_priority(made, priority)
+
+
+def with_priority(made: dict[str, Any], priority: str) -> dict[str, Any]:
+    made["runtime"]["worker"]["template"]["spec"]["priorityClassName"] = priority
+    return made
+
+
+def submit(cluster: SharedCluster, name: str, made: dict[str, Any]) -> None:
+    cluster.submit(name, made)
+    cluster.settle()
+
+
+def train(cluster: SharedCluster, name: str, step: int, saved: int = 0, seconds: float = 200.0) -> None:
+    """The current attempt reports so many steps of so many seconds, and a checkpoint."""
+    now, status = timestamp(cluster.now), cluster.status(name)
+    progress = Progress(step=step, total_steps=10_000, stage="SFT", step_seconds=seconds, last_step_time=now)
+    checkpoint = SavedState(step=saved, uri="pvc://x/y", time=now) if saved else status.checkpoint
+    last = status.attempts[-1]
+    record = last.model_copy(update={"first_step": step if last.first_step is None else last.first_step})
+    changes = {"attempts": (*status.attempts[:-1], record), "progress": progress, "checkpoint": checkpoint}
+    cluster.write(cluster.home(name), status.model_copy(update=changes))
+    cluster.settle()
+
+
+def nodes_held(cluster: SharedCluster, name: str) -> int:
+    mapping = cluster.status(name).mapping
+    assert mapping
+    return mapping.nodes
+
+
+def shrunk() -> SharedCluster:
+    """A job has given two of its four nodes to one of higher priority."""
+    cluster = with_classes(cluster_of(4))
+    submit(cluster, "big", elastic(1, 4))
+    train(cluster, "big", step=9, saved=8)
+    submit(cluster, "urgent", with_priority(job(2), "high"))
+    cluster.wait(100)
+    assert (outcomes(cluster, "big"), nodes_held(cluster, "big")) == (["Resized", "Running"], 2)
+    return cluster
+
+
+def test_both_run_side_by_side_after_the_next_checkpoint() -> None:
+    cluster = with_classes(cluster_of(4))
+    submit(cluster, "big", elastic(1, 4))
+    train(cluster, "big", step=1)
+    submit(cluster, "urgent", with_priority(job(2), "high"))
+    train(cluster, "big", step=9, saved=4)
+    cluster.wait(600)
+    assert (begun(cluster, "urgent"), outcomes(cluster, "big")) == ([False], ["Running"]), "no step is lost"
+    train(cluster, "big", step=10, saved=9)
+    cluster.wait(600)
+    assert begun(cluster, "urgent", "big") == [True, True]
+    assert (outcomes(cluster, "big"), nodes_held(cluster, "big")) == (["Resized", "Running"], 2)
+    assert cluster.status("big").attempts[0].message == (
+        "Attempt 1 gives 2 of its 4 nodes to team/urgent, which has a higher priority; it goes on with 2."
+    )
+    assert cluster.condition("big", "Mapped").message == "2 CPU slots (actor: 2 x 1)."
+    assert cluster.status("big").failed_attempts == 0
+    assert not cluster.status("big").attempts[-1].backfilled
+
+
+def test_the_job_of_higher_priority_is_told_who_gives() -> None:
+    cluster = with_classes(cluster_of(4))
+    submit(cluster, "big", elastic(1, 4))
+    train(cluster, "big", step=9)
+    submit(cluster, "urgent", with_priority(job(2), "high"))
+    assert told(cluster, "urgent") == (
+        "1st in line; no node has room for 2 of 2 pods of pool all (4 CPUs, 1Gi each); "
+        "team/big gives 2 nodes at its next checkpoint."
+    )
+
+
+@pytest.mark.parametrize(
+    ("of_big", "wanted"),
+    [
+        pytest.param(elastic(1, 4, "high"), 2, id="of equal priority"),
+        pytest.param(elastic(2, 4), 3, id="it keeps what it needs"),
+        pytest.param(with_priority(job(4), "low"), 2, id="without maxNodes"),
+    ],
+)
+def test_nobody_else_shrinks(of_big: dict[str, Any], wanted: int) -> None:
+    cluster = with_classes(cluster_of(4))
+    submit(cluster, "big", of_big)
+    submit(cluster, "urgent", with_priority(job(wanted), "high"))
+    cluster.wait(1000)
+    assert (begun(cluster, "urgent"), outcomes(cluster, "big")) == ([False], ["Running"])
+
+
+def test_of_two_jobs_only_one_shrinks_if_it_suffices() -> None:
+    cluster = with_classes(cluster_of(6))
+    for name, most in (("early", 4), ("late", 2)):
+        submit(cluster, name, elastic(1, most))
+        cluster.now += timedelta(seconds=5)
+    submit(cluster, "urgent", with_priority(job(2), "high"))
+    cluster.wait(100)
+    assert begun(cluster, "urgent") == [True]
+    assert (nodes_held(cluster, "early"), nodes_held(cluster, "late")) == (2, 2), "late could give one of two"
+
+
+def test_several_jobs_shrink_where_one_would_not_suffice() -> None:
+    cluster = with_classes(cluster_of(6))
+    for name in ("early", "late"):
+        submit(cluster, name, elastic(1, 3))
+    submit(cluster, "urgent", with_priority(job(3), "high"))
+    cluster.wait(100)
+    assert begun(cluster, "urgent") == [True]
+    assert sorted((nodes_held(cluster, "early"), nodes_held(cluster, "late"))) == [1, 2]
+
+
+def test_a_guest_gives_its_room_before_another_job_shrinks() -> None:
+    cluster = with_classes(cluster_of(4))
+    submit(cluster, "big", elastic(1, 3))
+    for name, made in (("wide", job(4)), ("guest", with_priority(job(1, steps=10), "low"))):
+        submit(cluster, name, made)
+    assert cluster.status("guest").attempts[-1].backfilled
+    submit(cluster, "urgent", with_priority(job(1), "high"))
+    cluster.wait(100)
+    assert begun(cluster, "urgent", "guest") == [True, False]
+    assert outcomes(cluster, "big") == ["Running"]
+
+
+def test_no_third_job_takes_the_room_that_is_kept() -> None:
+    """An older job of the same priority waits, too."""
+    cluster = with_classes(cluster_of(4))
+    submit(cluster, "older", {**with_priority(job(1), "low"), "suspend": True})
+    submit(cluster, "big", elastic(1, 4))
+    submit(cluster, "urgent", with_priority(job(2), "high"))
+    document = cluster.objects["jobs"][cluster.home("older")]
+    spec = {key: value for key, value in document["spec"].items() if key != "suspend"}
+    cluster.put("jobs", {**document, "spec": spec, "metadata": {**document["metadata"], "generation": 2}})
+    cluster.settle()
+    cluster.wait(1000)
+    assert begun(cluster, "older", "urgent", "big") == [False, True, True]
+    assert nodes_held(cluster, "big") == 2
+
+
+def test_no_job_shrinks_if_a_group_adds_nodes() -> None:
+    group = {"name": "g", "max": 6, "matchLabels": WORKERS, "cpu": "4", "memory": "512Gi"}
+    cluster = with_classes(SharedCluster(nodes_of(4), settings=settings(group)))
+    submit(cluster, "big", elastic(1, 4))
+    submit(cluster, "urgent", with_priority(job(2), "high"))
+    cluster.wait(100)
+    assert cluster.status("urgent").phase == "WaitingForNodes"
+    assert outcomes(cluster, "big") == ["Running"]
+
+
+def test_a_job_of_many_sizes_begins_on_the_nodes_of_another() -> None:
+    """Both may have all GPUs; the one of higher priority begins with as few as it may."""
+    cluster = with_classes(SharedCluster(nodes_of(0)))
+    for number in range(4):
+        labels = {**WORKERS, "nvidia.com/gpu.product": A100}
+        cluster.put("nodes", node(f"gpu-{number}", 64, {"nvidia.com/gpu": "8"}, **labels))
+    for name, priority in (("big", "low"), ("urgent", "high")):
+        made = elastic(1, 4, priority)
+        made["resources"] = {"device": "GPU", "nodes": 1, "maxNodes": 4, "slotsPerNode": 8}
+        made["training"]["batchSize"] = 96
+        submit(cluster, name, made)
+    cluster.wait(100)
+    assert begun(cluster, "urgent") == [True]
+    assert outcomes(cluster, "big") == ["Resized", "Running"]
+    assert (nodes_held(cluster, "big"), nodes_held(cluster, "urgent")) == (3, 1)
+
+
+def test_it_takes_its_nodes_back_after_a_checkpoint() -> None:
+    cluster = shrunk()
+    cluster.end("urgent-a1")
+    cluster.settle()
+    cluster.wait(1000)
+    assert nodes_held(cluster, "big") == 2, "its second attempt has saved nothing"
+    train(cluster, "big", step=10, saved=8)
+    train(cluster, "big", step=20, saved=20)
+    cluster.wait(100)
+    assert (outcomes(cluster, "big"), nodes_held(cluster, "big")) == (["Resized", "Resized", "Running"], 4)
+    assert cluster.status("big").attempts[1].message == (
+        "The job takes back 2 nodes that it had given away; it goes on with 4."
+    )
+    train(cluster, "big", step=30, saved=30)
+    for _ in range(50):
+        cluster.operate(cluster.home("big"))
+    assert outcomes(cluster, "big") == ["Resized", "Resized", "Running"]
+
+
+@pytest.mark.parametrize("priority", ["low", "high"])
+def test_it_takes_nothing_back_that_another_waits_for(priority: str) -> None:
+    cluster = shrunk()
+    submit(cluster, "waits", with_priority(job(4), priority))
+    train(cluster, "big", step=20, saved=8)
+    cluster.end("urgent-a1")
+    train(cluster, "big", step=30, saved=30)
+    cluster.wait(1000)
+    assert (begun(cluster, "waits"), outcomes(cluster, "big")) == ([False], ["Resized", "Running"])
+
+
+def test_it_takes_no_more_than_it_gave() -> None:
+    cluster = shrunk()
+    for number in range(4):
+        cluster.put("nodes", node(f"new-{number}", 4, {}, **WORKERS))
+    document = cluster.objects["jobs"][cluster.home("big")]
+    resources = {**document["spec"]["resources"], "maxNodes": 8}
+    cluster.put("jobs", {**document, "spec": {**document["spec"], "resources": resources}})
+    train(cluster, "big", step=20, saved=8)
+    train(cluster, "big", step=30, saved=30)
+    cluster.wait(100)
+    assert (outcomes(cluster, "big"), nodes_held(cluster, "big")) == (["Resized", "Resized", "Running"], 4)
+
+
+def test_it_stays_small_shortly_before_its_end() -> None:
+    cluster = shrunk()
+    cluster.end("urgent-a1")
+    train(cluster, "big", step=9_998, saved=8, seconds=100.0)
+    train(cluster, "big", step=9_999, saved=9_999, seconds=100.0)
+    cluster.wait(30)
+    assert outcomes(cluster, "big") == ["Resized", "Running"]
+
+
+class KilledError(Exception):
+    """The operator dies."""
+
+
+class Killed(SharedCluster):
+    """The operator is killed after so many writes to the server; the next one begins at once."""
+
+    at, writes, is_at_work = 0, 0, False
+
+    def operate(self, key: Key) -> Plan | None:
+        self.is_at_work = True
+        try:
+            return super().operate(key)
+        except KilledError:
+            self.start_operator()
+            return None
+        finally:
+            self.is_at_work = False
+
+    def write(self, key: Key, status: Status) -> None:
+        super().write(key, status)
+        self.count_write()
+
+    def _create(self, manifest: Mapping[str, Any]) -> None:
+        super()._create(manifest)
+        self.count_write()
+
+    def delete_rayjob(self, namespace: str, name: str) -> None:
+        super().delete_rayjob(namespace, name)
+        self.count_write()
+
+    def count_write(self) -> None:
+        self.writes += self.is_at_work
+        if self.is_at_work and self.writes == self.at:
+            raise KilledError
+
+
+def whole_life(at: int) -> tuple[object, int]:
+    """Return what becomes of both jobs from the request on, and the number of the operator's writes."""
+    cluster = Killed(nodes_of(2))
+    with_classes(cluster)
+    submit(cluster, "big", elastic(1, 2))
+    train(cluster, "big", step=9, saved=8)
+    cluster.writes, cluster.at = 0, at
+    submit(cluster, "urgent", with_priority(job(1), "high"))
+    cluster.wait(100)
+    cluster.end("urgent-a1")
+    cluster.settle()
+    train(cluster, "big", step=20, saved=8)
+    train(cluster, "big", step=30, saved=30)
+    cluster.wait(100)
+    ends = [[(each.outcome, each.slots) for each in cluster.status(name).attempts] for name in ("big", "urgent")]
+    return (ends, cluster.begun, cluster.status("big").failed_attempts), cluster.writes
+
+
+def test_a_kill_at_any_write_changes_nothing() -> None:
+    whole, writes = whole_life(0)
+    assert whole == (
+        [[("Resized", 2), ("Resized", 1), ("Running", 2)], [("Succeeded", 1)]],
+        ["big-a1", "urgent-a1", "big-a2", "big-a3"],
+        0,
+    )
+    for at in range(1, writes + 1):
+        assert whole_life(at)[0] == whole, at
