@@ -48,7 +48,7 @@ class ElasticCluster(SharedCluster):
         self.told: list[Resize] = []
         self.events: list[Event] = []
         self.plans = 0
-        self.is_kuberay_away = self.do_pods_linger = False
+        self.is_kuberay_away = self.do_pods_linger = self.keep_pending = False
         super().__init__(nodes_of(workers), 0, *more)
 
     # What is heard
@@ -157,7 +157,7 @@ class ElasticCluster(SharedCluster):
         if super().schedule():
             return True
         bound = [pod for pod in self.objects["pods"].values() if pod["spec"].get("nodeName") and _is_of_a_job(pod)]
-        waiting = [pod for pod in bound if pod["status"]["phase"] == "Pending"]
+        waiting = [pod for pod in bound if pod["status"]["phase"] == "Pending" and not self.keep_pending]
         for pod in waiting:
             conditions = [*pod["status"].get("conditions", ()), *READY]
             self.put("pods", {**pod, "status": {"phase": "Running", "conditions": conditions}})

@@ -64,3 +64,15 @@ def test_a_job_passes_another_and_gives_its_node_back(lives: Lives) -> None:
         "wide": ["Succeeded"],
         "short": ["Yielded", "Succeeded"],
     }
+
+
+def test_a_pool_takes_idle_nodes_and_gives_one_to_a_job(lives: Lives) -> None:
+    found = clusters.elastic(lives)
+    assert found["pods"] == 5, "head, trainer and three that generate"
+    assert [each.split(", because")[0] for each in found["told"]] == [
+        "Pool writers: 1 -> 2 nodes",
+        "Pool writers: 2 -> 3 nodes",
+        "Pool writers: 3 -> 2 nodes",
+    ]
+    assert found["evictions"] == [429, 201], "a drain waits for the trainer alone"
+    assert found["outcomes"] == ["Succeeded", "Succeeded"]
