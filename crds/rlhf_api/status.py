@@ -4,7 +4,7 @@ The trainer writes progress, metrics, warnings, checkpoint, output and lastFailu
 """
 
 from collections import Counter
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field
 
@@ -127,11 +127,23 @@ class MappedPool(Spec):
 
     name: str = Field(description="Name of the pool, and of its worker group.")
     models: Listed[PoolRole] = Field(description="Roles of the models in the pool.")
-    nodes: int = Field(ge=1, description="Number of worker pods.")
+    nodes: int = Field(ge=1, description="Number of worker pods; the fewest of an elastic pool.")
+    max_nodes: int | None = Field(None, ge=1, description="Most worker pods; set for an elastic pool only.")
+    wanted_nodes: int | None = Field(None, ge=1, description="Worker pods wanted now; unset: as many as nodes.")
+    leaving_pods: Listed[str] = Field((), max_length=1000, description="Names of pods that the pool gives up.")
+    steady_until_step: Step | None = None
+    """Step before which the pool keeps its size, whoever waits in the job."""
+    unsettled_since: Timestamp | None = None
+    """Time since which the pool has had another size than is wanted; unset once the trainer uses the wanted size."""
     slots_per_node: int = Field(ge=1, description="Number of GPUs or CPU slots of each worker pod.")
     gpu: str | None = Field(None, description="Type of the pool's GPUs, if node labels name it.")
     zones: Listed[str] | None = None
     """Zone of each node, in the order of ranks, where a label gives it."""
+
+    @property
+    def current_nodes(self) -> int:
+        """Number of worker pods that the operator wants now."""
+        return self.wanted_nodes or self.nodes
 
 
 class MappedSizes(Parallelism):
@@ -172,6 +184,20 @@ class MappedPlacement(Spec):
     """Median duration of the latest steps; attempts[].measured has it by phase."""
 
     @property
+    def elastic_pool(self) -> MappedPool | None:
+        """The pool that may grow and shrink; only the rollout's pool may be one."""
+        return next((pool for pool in self.pools if pool.max_nodes), None)
+
+    def resized(self, **changes: Any) -> Self:
+        """Return the placement with these fields of the elastic pool changed."""
+        pools = tuple(each.model_copy(update=changes) if each.max_nodes else each for each in self.pools)
+        return self.model_copy(update={"pools": pools})
+
+    def at_start(self) -> Self:
+        """Return the placement with which an attempt begins: an elastic pool has its fewest nodes."""
+        return self.resized(wanted_nodes=None, leaving_pods=(), steady_until_step=None, unsettled_since=None)
+
+    @property
     def nodes(self) -> int:
         """Number of worker pods of all pools."""
         return sum(pool.nodes for pool in self.pools)
@@ -205,6 +231,7 @@ class Reserved(Spec):
 
     node: str = Field(description="Name of the node; GROUP/NUMBER for one that its group is to add.")
     requests: Listed[ReservedAmount] = Field(max_length=32, description="Requests of the job's pods on the node.")
+    extra: bool = Field(False, description="Whether an elastic pool holds it beyond its fewest nodes.")
 
     @property
     def amounts(self) -> Counter[str]:

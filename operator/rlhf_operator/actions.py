@@ -44,7 +44,19 @@ class SetOwner:
     owned: bool
 
 
-ClusterAction: TypeAlias = ReadLive | Create | Delete | SetOwner
+@dataclass(frozen=True, kw_only=True)
+class Resize:
+    """Change of the number of pods in an elastic pool's worker group, unless the RayCluster has it already."""
+
+    cluster: str
+    """Name of the RayCluster."""
+    pool: str
+    nodes: int
+    leaving: tuple[str, ...]
+    """Names of the pods that go first."""
+
+
+ClusterAction: TypeAlias = ReadLive | Create | Delete | SetOwner | Resize
 
 
 @dataclass(frozen=True, kw_only=True)

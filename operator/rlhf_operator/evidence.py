@@ -222,8 +222,10 @@ def lost_head(case: Case) -> Cause | None:
 
 
 def lost_worker(case: Case) -> Cause | None:
-    """Find a worker pod that has ended, or that is missing from a cluster that was complete."""
-    survivable = attempt.survivable_pools(case.snapshot)
+    """Find a worker pod that has ended, or that is missing from a cluster that was complete; not of an elastic pool."""
+    survivable, mapping = attempt.survivable_pools(case.snapshot), case.snapshot.job.status.mapping
+    if mapping and mapping.elastic_pool:
+        survivable = (*survivable, mapping.elastic_pool.name)
     workers = [pod for pod in attempt.workers_of(case.snapshot) if pod.pool not in survivable]
     for pod in workers:
         if how := attempt.how_ended(pod):

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Final
 
+from rlhf_api.status import MappedPool
 from rlhf_operator import names
 from rlhf_operator.snapshot import ObservedContainer, ObservedNode, ObservedPod, ObservedRayJob, Snapshot
 
@@ -13,8 +14,24 @@ EXIT_CODE: Final = re.compile(r"exit code:? (-?\d{1,9})\b")
 
 
 def current_pods(snapshot: Snapshot) -> tuple[ObservedPod, ...]:
-    """Return the pods of the current attempt."""
-    return tuple(pod for pod in snapshot.pods if pod.attempt == snapshot.job.status.attempt)
+    """Return the pods of the current attempt that it needs: without the extra pods of an elastic pool."""
+    mapping = snapshot.job.status.mapping
+    extra = elastic_pods(snapshot)[mapping.elastic_pool.nodes :] if mapping and mapping.elastic_pool else []
+    return tuple(pod for pod in snapshot.pods if pod.attempt == snapshot.job.status.attempt and pod not in extra)
+
+
+def elastic_pods(snapshot: Snapshot) -> list[ObservedPod]:
+    """Return the pods of the current attempt's elastic pool; those that run come first, then the older ones."""
+    status = snapshot.job.status
+    if not (status.mapping and (pool := status.mapping.elastic_pool)):
+        return []
+    pods = (each for each in snapshot.pods if (each.attempt, each.pool) == (status.attempt, pool.name))
+    return sorted(pods, key=lambda pod: (is_leaving(pod, pool), not pod.ready, not pod.node, pod.created, pod.name))
+
+
+def is_leaving(pod: ObservedPod, pool: MappedPool) -> bool:
+    """Whether a pod of an elastic pool has ended, or is about to end."""
+    return pod.name in pool.leaving_pods or bool(how_ended(pod))
 
 
 def workers_of(snapshot: Snapshot) -> tuple[ObservedPod, ...]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rlhf_api.files import strings_in
 from rlhf_api.quantities import amount
-from rlhf_api.status import Attempt, Status
+from rlhf_api.status import Attempt, Reserved, Status
 from rlhf_operator import names
 
 Document = Mapping[str, Any]
@@ -50,6 +50,11 @@ class ObservedJob:
         runtime = json.dumps(self.spec.get("runtime", {}), sort_keys=True)
         return runtime, mapping.device if mapping else None, gpus
 
+    def without_extras(self) -> ObservedJob:
+        """Return the job without the room that its elastic pool gives to any job that waits."""
+        kept = tuple(each for each in self.status.reserved if not each.extra)
+        return replace(self, status=self.status.model_copy(update={"reserved": kept}))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedRayJob:
@@ -71,6 +76,8 @@ class ObservedRayJob:
     message: str = ""
     started: datetime | None = None
     """Time at which KubeRay started to process the RayJob."""
+    cluster: str = ""
+    """Name of the RayCluster that KubeRay made for the RayJob."""
     refused: str = ""
     """Reason of the API server for refusing pods of the RayJob to KubeRay; empty if no pod was refused."""
 
@@ -235,7 +242,7 @@ class Snapshot:
     rayjobs: tuple[ObservedRayJob, ...] = ()
     pods: tuple[ObservedPod, ...] = ()
     lost_pods: tuple[ObservedPod, ...] = ()
-    """Disrupted pods of the current attempt that are deleted, as they were last observed."""
+    """Disrupted pods of the current attempt that are deleted, as they were last observed; none of an elastic pool."""
     readers: tuple[ObservedPod, ...] = ()
     """Pods that read the shapes of models for the job; `pods` does not contain them."""
     inputs: Mapping[str, ObservedInput] = field(default_factory=dict)
@@ -291,8 +298,13 @@ class Snapshot:
 
     def taken_only_by(self, jobs: Iterable[ObservedJob]) -> Snapshot:
         """Return the snapshot in which only foreign pods and the reserved room of these jobs are taken."""
-        taken = self.taken_by_foreign_pods()
-        for each in (reserved for job in jobs for reserved in job.status.reserved):
+        foreign = replace(self, taken=self.taken_by_foreign_pods())
+        return foreign.also_taken(reserved for job in jobs for reserved in job.status.reserved)
+
+    def also_taken(self, room: Iterable[Reserved]) -> Snapshot:
+        """Return the snapshot in which this room is taken, too."""
+        taken = {node: Counter(held) for node, held in self.taken.items()}
+        for each in room:
             taken[each.node] = taken.get(each.node, Counter[str]()) + each.amounts
         return replace(self, taken=taken)
 

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlhf_operator.names import POOL
 from tests.cluster.autoscaler import Autoscaler
 from tests.cluster.build import API_GROUPS, NotBuiltError, built, no_go
 from tests.cluster.capabilities import api_cannot_run
 from tests.cluster.client import Cluster
 from tests.cluster.conftest import learn_rlhfjobs
 from tests.cluster.launch import cluster
-from tests.cluster.lifecycle import PODS, SECONDS, Document
+from tests.cluster.lifecycle import PODS, SECONDS, Document, running_status
 from tests.cluster.processes import FailedError
 from tests.cluster.stage import Lives, small_job, stage
 
@@ -76,8 +77,7 @@ def autoscaled(lives: Lives) -> Document:
         pods = lives.jobs.wait_for_pods("grows", 1)
         lives.train("grows")
         name = pods[0]["metadata"]["name"]
-        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
-        code, _ = server.request("POST", f"{PODS.format(namespace)}/{name}/eviction", eviction)
+        code, _ = server.request("POST", f"{PODS.format(namespace)}/{name}/eviction", evicting(name))
         final = lives.succeed("grows")
     return {
         "reserved": sorted(each["node"] for each in waiting["reserved"]),
@@ -153,9 +153,78 @@ def shrunk(lives: Lives) -> Document:
     }
 
 
+def elastic(lives: Lives) -> Document:
+    """A rollout pool that takes idle nodes, and gives one to a job that comes; what evictions of its pods do."""
+    server, grows, comes = lives.jobs.server, "line-4-grows", "line-5-comes"
+    job = on("elastic", grows, lives)
+    pools = [{"name": "train", "models": ["actor"], "slotsPerNode": 1}]
+    pools += [{"name": "writers", "models": ["rollout"], "nodes": 1, "maxNodes": 3, "slotsPerNode": 1}]
+    job["spec"] |= {
+        "algorithm": {"name": "GRPO", "kl": {"coefficient": 0.0}},
+        "models": {**job["spec"]["models"], "reward": {"entrypoint": "rlhf_examples.helpful.rule:score"}},
+        "training": {"totalSteps": 1000, "promptBatchSize": 6},
+        "rollout": {"samplesPerPrompt": 4},
+        "resources": {"device": "CPU"},
+        "placement": {"mode": "Manual", "pools": pools},
+    }
+    with nodes(server, "elastic", {"cpu": "1500m"}, count=4):
+        lives.apply(job)
+        lives.jobs.wait_for_pods(grows, 1, 3)
+        steps = Steps(lives, grows)
+        steps.make_until(3, idle=0.5)
+        full = len(lives.jobs.pods(grows))
+        lives.apply(on("elastic", comes, lives))
+        steps.make_until(2, idle=0.0)
+        lives.train(comes)
+        path, evicted = PODS.format(lives.jobs.namespace), [*steps.pods("train"), steps.pods("writers")[0]]
+        codes = [server.request("POST", f"{path}/{name}/eviction", evicting(name))[0] for name in evicted]
+        steps.make_until(2, idle=0.0)
+        sizes = [each["note"] for each in lives.jobs.events(grows) if each["reason"] == "RolloutPoolResized"]
+        finals = [lives.succeed(name)["attempts"] for name in (comes, grows)]
+    outcomes = [each["outcome"] for attempts in finals for each in attempts]
+    return {"pods": full, "told": sorted(sizes), "evictions": codes, "outcomes": outcomes}
+
+
+class Steps:
+    """Steps of the trainer of a job with an elastic pool."""
+
+    def __init__(self, lives: Lives, name: str) -> None:
+        self._lives, self._name, self._step = lives, name, 0
+
+    def pods(self, pool: str) -> list[str]:
+        """Names of the pods of a pool that run and stay."""
+        ready = {"type": "Ready", "status": "True"}
+        return [
+            pod["metadata"]["name"]
+            for pod in self._lives.jobs.pods(self._name)
+            if pod["metadata"]["labels"].get(POOL) == pool
+            if "deletionTimestamp" not in pod["metadata"]
+            if any(ready.items() <= each.items() for each in pod["status"].get("conditions", []))
+        ]
+
+    def make_until(self, size: int, *, idle: float) -> None:
+        """Make steps in which the trainer waits for a share of them, until it uses so many nodes of its pool."""
+        trainer, used = self._lives.kubelets.trainer(self._name), 0
+        while used != size:
+            self._step, used = self._step + 1, len(self.pods("writers"))
+            numbers = {"trainer_idle": idle, "rollout_idle": 0.0, "rollout_nodes": used}
+            metrics = [{"name": name, "value": f"{value:g}"} for name, value in numbers.items()]
+            status = running_status(self._step, 1000, 0) | {"metrics": metrics}
+            trainer.document = {"attempt": 1, "status": status, "complete": False, "exitCode": None}
+            self._lives.jobs.server.until(self._is_known, SECONDS, f"step {self._step} is known")
+
+    def _is_known(self) -> bool:
+        return bool(self._lives.jobs.status(self._name).get("progress", {}).get("step") == self._step)
+
+
+def evicting(pod: str) -> Document:
+    """What `kubectl drain` asks for a pod."""
+    return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
+
+
 def measure(lives: Lives) -> Document:
     """Play all parts, and return what the jobs of each went through."""
-    return {each.__name__: each(lives) for each in (tainted, autoscaled, backfilled, shrunk)}
+    return {each.__name__: each(lives) for each in (tainted, autoscaled, backfilled, elastic, shrunk)}
 
 
 def main() -> int:

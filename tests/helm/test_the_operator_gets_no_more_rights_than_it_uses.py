@@ -14,6 +14,7 @@ NEEDED = {
     ("rlhf.hybridflow.io", "rlhfjobs"): LOOK | {"delete"},  # when its time to live is over
     ("rlhf.hybridflow.io", "rlhfjobs/status"): {"patch"},  # no finalizers: no owner reference blocks a deletion
     ("ray.io", "rayjobs"): LOOK | {"create", "delete"},
+    ("ray.io", "rayclusters"): {"get", "patch"},  # the size of elastic pools
     ("", "pods"): WATCH | {"delete"},  # when its node is gone
     ("batch", "jobs"): {"get", "create"},  # which read the shapes of models
     ("", "configmaps"): {"get", "create"},

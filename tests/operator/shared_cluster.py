@@ -16,7 +16,7 @@ from typing import Any
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.status import Condition, Status
 from rlhf_operator import conditions
-from rlhf_operator.actions import Create, Delete, Plan, ReadLive
+from rlhf_operator.actions import Create, Delete, Plan, ReadLive, Resize
 from rlhf_operator.cluster import parse
 from rlhf_operator.cluster.cache import Cache, Key, KindName
 from rlhf_operator.cluster.discovery import Offer
@@ -89,7 +89,7 @@ class SharedCluster:
         """One that knows nothing but what the server says."""
         self.cache = Cache()
         nobody: Any = NoHeartbeats()
-        self.observer = Observer(nobody, self.cache, nobody, self.settings, lambda _: None)
+        self.observer = Observer(nobody, self.cache, self.heartbeats(), self.settings, lambda _: None)
         self.observer.offer = Offer(capabilities=self.capabilities, kinds=())
         self.since = self.now
         self.timers: dict[Key, datetime] = {}
@@ -97,6 +97,10 @@ class SharedCluster:
             for each in table.values():
                 self.cache.put(kind, each)
         self.queue: set[Key] = set(self.objects["jobs"])
+
+    def heartbeats(self) -> Any:
+        """What is heard of the trainers."""
+        return NoHeartbeats()
 
     def operate(self, key: Key) -> Plan | None:
         """One pass over a job."""
@@ -117,6 +121,8 @@ class SharedCluster:
                     self._create(manifest)
                 case Delete(kind="RayJob", name=name):
                     self.delete_rayjob(*self.home(name))
+                case Resize():
+                    self.resize(action)
         if plan.requeue_after is not None:
             self.timers[key] = self.now + timedelta(seconds=plan.requeue_after)
         return plan
@@ -130,6 +136,10 @@ class SharedCluster:
         before = self.objects["jobs"][key]
         if self.job(key[1]).status != status:
             self.put("jobs", {**before, "status": status.document()})
+
+    def resize(self, action: Resize) -> None:
+        """KubeRay is told of an elastic pool."""
+        raise AssertionError(f"nobody plays KubeRay's part: {action}")
 
     def _create(self, manifest: Mapping[str, Any]) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -237,7 +247,7 @@ class SharedCluster:
         cluster, name = rayjob["spec"]["rayClusterSpec"], rayjob["metadata"]["name"]
         templates = [cluster["headGroupSpec"]["template"]]
         for group in cluster["workerGroupSpecs"]:
-            templates += [group["template"]] * group["numOfHosts"]
+            templates += [group["template"]] * group["numOfHosts"] * group["replicas"]
         for number, each in enumerate(templates):
             labels, namespace = each["metadata"]["labels"], rayjob["metadata"]["namespace"]
             self.put("pods", self._pod(f"{name}-{number}", each["spec"], namespace, **labels))

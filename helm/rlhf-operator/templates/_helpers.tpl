@@ -73,6 +73,9 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 - apiGroups: [ray.io]
   resources: [rayjobs]
   verbs: [get, list, watch, create, delete]
+- apiGroups: [ray.io]
+  resources: [rayclusters]
+  verbs: [get, patch]  # the size of elastic pools
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, delete]  # delete: pods whose node is gone

@@ -5,12 +5,12 @@ from typing import Any, Final
 
 from rlhf_api.status import Status
 from rlhf_operator import names
-from rlhf_operator.actions import Create, Delete, Event, Manifest, Plan, ReadLive, SetOwner
+from rlhf_operator.actions import Create, Delete, Event, Manifest, Plan, ReadLive, Resize, SetOwner
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.cache import Cache, Key, KindName
 from rlhf_operator.cluster.client import CONFLICT, FORBIDDEN, INVALID, NOT_FOUND, ApiError, Client
 from rlhf_operator.cluster.events import EventRecorder
-from rlhf_operator.cluster.resources import CLAIMS, CREATED, JOBS, PODS, RAYJOBS, Resource
+from rlhf_operator.cluster.resources import CLAIMS, CREATED, JOBS, PODS, RAYCLUSTERS, RAYJOBS, Resource
 from rlhf_operator.resources import identity
 from rlhf_operator.snapshot import Document, ObservedJob, Refusal, Snapshot
 
@@ -74,6 +74,8 @@ class Applier:
                     await self._create(snapshot.job, action.manifest)
                 elif isinstance(action, SetOwner):
                     await self._set_owner(snapshot.job, action)
+                elif isinstance(action, Resize):
+                    await self._resize(snapshot.job, action)
                 else:
                     await self._delete(snapshot.job.namespace, action)
         except RefusedError:
@@ -151,6 +153,19 @@ class Applier:
             becomes = "go" if action.owned else "stay"
             message = f"Claim {action.claim} is to {becomes} when the job is deleted, which is refused: {error}"
             await self._events.record(job, Event(kind="Warning", reason="ClaimNotChanged", message=message))
+
+    async def _resize(self, job: ObservedJob, action: Resize) -> None:
+        """Set the number of pods of an elastic pool in its RayCluster; the list of worker groups is written whole."""
+        found = await self._client.get(RAYCLUSTERS, job.namespace, action.cluster) or {}
+        groups = [dict(each) for each in raw.entries(found, "spec", "workerGroupSpecs")]
+        named = (each for each in groups if raw.text(each, "template", "metadata", "labels", names.POOL) == action.pool)
+        is_own = raw.text(found, "metadata", "labels", names.JOB_UID) == job.uid
+        if (group := next(named, None)) is None or not is_own or raw.number(group, "replicas") == action.nodes:
+            return
+        group.update(replicas=action.nodes, scaleStrategy={"workersToDelete": list(action.leaving)})
+        version = raw.text(found, "metadata", "resourceVersion")
+        body = {"metadata": {"resourceVersion": version}, "spec": {"workerGroupSpecs": groups}}
+        await self._patch(RAYCLUSTERS, job, action.cluster, body)
 
     async def _delete(self, namespace: str, action: Delete) -> None:
         resource, options = DELETED[action.kind]

@@ -207,15 +207,18 @@ class Cache:
         return jobs
 
     def lost_pods(self, job: ObservedJob) -> tuple[ObservedPod, ...]:
-        """Return the deleted pods of the current attempt that had been disrupted, as they were last observed."""
+        """Return the deleted pods of the current attempt that had been disrupted; see Snapshot.lost_pods."""
         return tuple(pod for pod in self._lost_pods.get(job.uid, ()) if pod.attempt == job.status.attempt)
 
     def _remember_lost_pod(self, namespace: str, pod: Entry[ObservedPod] | None) -> None:
         # KubeRay may take a pod away before a pass has come to see why it ended.
         if pod is None or not pod.value.was_disrupted:
             return
-        jobs = (self.jobs.get((namespace, name)) for name in pod.index_names)
-        if any(job.uid == pod.owner for job in jobs if job):
+        jobs = filter(None, (self.jobs.get((namespace, name)) for name in pod.index_names))
+        mappings = (job.value.status.mapping for job in jobs if job.uid == pod.owner)
+        elastic = [mapping.elastic_pool if mapping else None for mapping in mappings]
+        # The trainer does without pods of an elastic pool, so that they explain no failure.
+        if any(pool is None or pool.name != pod.value.pool for pool in elastic):
             earlier = (each for each in self._lost_pods.get(pod.owner, ()) if each.attempt == pod.value.attempt)
             self._lost_pods[pod.owner] = (*earlier, pod.value)[:MAX_LOST_PODS]
 

@@ -200,14 +200,14 @@ class Observer:
     def next_in_line(self) -> list[Key]:
         """Return the jobs that may begin now, if room was freed or the line has moved since the last call.
 
-        Jobs that began before their turn are returned, too: a job ahead may need their room.
+        Jobs that began before their turn, or hold extra nodes, are returned, too: a waiting job may need their room.
         """
         if not self._cache.has_line_moved:
             return []
         self._cache.has_line_moved = False
         turns = Turns(self._nodes() or (), self._priorities(), self._holders(), self._settings)
-        guests = (job for job in self._holders() if job.status.attempts and job.status.attempts[-1].backfilled)
-        return [(job.namespace, job.name) for job in (*turns.first(self._line()), *guests)]
+        givers = (job for job in self._holders() if _may_give_room(job))
+        return [(job.namespace, job.name) for job in (*turns.first(self._line()), *givers)]
 
     def _nodes(self) -> tuple[ObservedNode, ...] | None:
         """Return the nodes, with those that groups may add; None if the operator may not list them."""
@@ -232,6 +232,11 @@ class Observer:
         for name in sorted({names.output_claim_name(job.name)} | claims_named(job.spec) | read):
             if entry := self._cache.claims.get((job.namespace, name)):
                 yield name, replace(entry.value, owned=entry.owner == job.uid)
+
+
+def _may_give_room(job: ObservedJob) -> bool:
+    """Whether a job that holds room began before its turn, or holds extra nodes."""
+    return any(each.extra for each in job.status.reserved) or any(each.backfilled for each in job.status.attempts[-1:])
 
 
 def _without_pods(snapshot: Snapshot) -> dict[str, str]:

@@ -164,6 +164,7 @@ def parse_rayjob(document: Document, job_uid: str = "") -> ObservedRayJob:
         message=raw.text(document, "status", "message"),
         started=raw.time(document, "status", "startTime"),
         refused=_refused(document),
+        cluster=raw.text(document, "status", "rayClusterName"),
     )
 
 

@@ -27,6 +27,7 @@ class Resource(NamedTuple):
 
 JOBS: Final = Resource(GROUP, VERSION, "rlhfjobs", KIND)
 RAYJOBS: Final = Resource("ray.io", "v1", "rayjobs", "RayJob")
+RAYCLUSTERS: Final = Resource("ray.io", "v1", "rayclusters", "RayCluster")
 PODS: Final = Resource("", "v1", "pods", "Pod")
 NODES: Final = Resource("", "v1", "nodes", "Node")
 SLICES: Final = Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice")

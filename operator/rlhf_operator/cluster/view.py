@@ -78,7 +78,9 @@ def _missing(cache: Cache, job: ObservedJob) -> Held:
     for _, entry in cache.jobs:
         other = entry.value
         if other.uid != job.uid and other.status.reserved and not other.deleting:
-            reserved = {each.node: each.amounts for each in other.status.reserved}
+            reserved: Held = {}
+            for each in other.status.reserved:
+                reserved[each.node] = reserved.get(each.node, Counter()) + each.amounts
             for node, amount in _without(reserved, pods_of(cache, other)).items():
                 missing[node] = missing.get(node, Counter()) + amount
     return {node: amount for node, amount in missing.items() if amount}

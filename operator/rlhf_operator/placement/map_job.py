@@ -18,7 +18,7 @@ from rlhf_api.spec.custom_algorithm import Custom
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper.mapping import DeviceMapping, Prediction
 from rlhf_operator.placement.ask_mapper import NoPlaceError, PodRequest, have_room, map_auto, map_manual, with_resources
-from rlhf_operator.placement.capacity import Capacity, capacity_for, has_gpus, prices_of, unusable_gpus
+from rlhf_operator.placement.capacity import Capacity, capacity_for, counted, has_gpus, prices_of, unusable_gpus
 from rlhf_operator.placement.review import predicted
 from rlhf_operator.placement.shapes import UnknownShapeError, origins_of, shapes_of
 from rlhf_operator.settings import Settings
@@ -95,6 +95,9 @@ def _mapped(job: Job, snapshot: Snapshot, settings: Settings, digest: str) -> Ma
     unseen = "" if capacity.nodes_known else "; the nodes are not known, spec.resources was believed"
     if capacity.device == "CPU" and job.spec.resources.device == "Auto":
         unseen = "; on CPU slots, as no node has GPUs"
+    if (pool := next((each for each in job.spec.placement.pools if each.max_nodes), None)) and not snapshot.in_line:
+        count = counted(pool.nodes, "node")
+        unseen += f"; pool {pool.name} stays at {count}: elastic pools grow in the operator's line only"
     prediction = f"not predicted: {why_unpredicted}" if why_unpredicted else _predicted_step(job, answer.prediction)
     return MappingResult(
         mapping=_status_mapping(job, answer, digest, prices_of(capacity.machines, settings)),
@@ -136,11 +139,13 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
     on_gpus, slots = mapping.device == "GPU", sum(pool.size for pool in mapping.pools)
     prediction = mapping.prediction if on_gpus else None
     roles: tuple[PlacedRole, ...] = _only(mapping.sizes, PlacedRole)
+    most = {pool.name: pool.max_nodes for pool in job.spec.placement.pools}
     pools = tuple(
         MappedPool(
             name=pool.name,
             models=_only(pool.models, PoolRole),  # without those that always live with another model
             nodes=len(pool.slots_per_machine),
+            max_nodes=most.get(pool.name),
             slots_per_node=max(pool.slots_per_machine),
             gpu=pool.gpu or None if on_gpus else None,
             zones=pool.zones or None,

@@ -172,7 +172,9 @@ def _keep_from_evictions(ctx: ReconcileContext, pods: Sequence[ObservedPod]) -> 
     """Have a PodDisruptionBudget made for the pods of the attempt."""
     if rayjob := ctx.snapshot.current_rayjob():
         ctx.require_live("the pods of the attempt are kept from evictions")
-        ctx.actions.append(Create(manifest=disruption_budget(ctx.snapshot.job, rayjob, len(pods))))
+        pool = ctx.status.mapping.elastic_pool if ctx.status.mapping else None
+        held = sum(pool is None or each.pool != pool.name for each in pods)
+        ctx.actions.append(Create(manifest=disruption_budget(ctx.snapshot.job, rayjob, held)))
 
 
 def _why_pods_are_missing(ctx: ReconcileContext) -> tuple[str, str] | None:

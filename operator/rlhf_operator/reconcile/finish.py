@@ -223,6 +223,9 @@ def _end_attempt(ctx: ReconcileContext, outcome: AttemptEnd) -> None:
         ctx.set_status(active_seconds=(ctx.status.active_seconds or 0) + int(active_seconds(ctx)))
     if outcome != "Failed" or (ctx.record and ctx.record.backfilled):  # else the next attempt goes on with its room
         ctx.set_status(reserved=())
+    if ctx.status.mapping:
+        kept = tuple(each for each in ctx.status.reserved if not each.extra)
+        ctx.set_status(mapping=ctx.status.mapping.at_start(), reserved=kept)
     has_trained = ctx.record is not None and ctx.record.first_step is not None
     last_step = ctx.status.progress.step if ctx.status.progress and has_trained else None
     ctx.set_record(outcome=outcome, end_time=timestamp(ctx.now), last_step=last_step)

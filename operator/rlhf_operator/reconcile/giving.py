@@ -41,7 +41,7 @@ def needs_room(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> Gift | 
     if not (ctx.snapshot.in_line and may_give and _can_save(ctx)):
         return None
     for each in ctx.turns.first(waiting):
-        given = gifts(ctx, each, _fewest_pods(ctx, each), (*ctx.snapshot.holders, own))
+        given = gifts(ctx, each, fewest_pods(ctx, each), (*ctx.snapshot.holders, own))
         if left := next((left for left in given if left.uid == own.uid), None):
             return Gift(to=each, left=left)
     return None
@@ -70,7 +70,7 @@ def gifts_in_words(ctx: ReconcileContext) -> str:
     """Return a clause about the room that other jobs give to this one; empty if they give none."""
     own, before = replace(ctx.snapshot.job, status=ctx.status), {each.uid: each for each in ctx.snapshot.holders}
     words = []
-    for each in gifts(ctx, own, _fewest_pods(ctx, own), ctx.snapshot.holders):
+    for each in gifts(ctx, own, fewest_pods(ctx, own), ctx.snapshot.holders):
         was, now = before[each.uid].status.mapping, each.status.mapping
         what = counted(was.nodes - now.nodes, "node") if was and now else "its room"
         words.append(f"{each.namespace}/{each.name} gives {what} at its next checkpoint")
@@ -87,8 +87,9 @@ def gifts(
 ) -> list[ObservedJob]:
     """Return the jobs that give room for pods, with what they keep; none if the pods need nothing or it is too little.
 
-    As few give as suffice: the first givers before others.
+    As few give as suffice: the first givers before others. Elastic pools have given their extra nodes before.
     """
+    holders = [each.without_extras() for each in holders]
     nodes, givers = nodes_for(ctx, pods), _givers(ctx, to, pods, holders) if pods else []
 
     def kept(some: Sequence[ObservedJob]) -> list[ObservedJob] | None:
@@ -176,7 +177,7 @@ def _kept(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, *, is_last: b
     return largest(ctx, job, seen, sizes if is_last else sizes[:1])
 
 
-def _fewest_pods(ctx: ReconcileContext, waiting: ObservedJob) -> list[Group]:
+def fewest_pods(ctx: ReconcileContext, waiting: ObservedJob) -> list[Group]:
     """Return the pods of the smallest attempt with which a job in line may begin; none if it has no mapping yet."""
     job, mapping = context_of(ctx, waiting).job, waiting.status.mapping
     if job and mapping and mapping.device == "GPU" and mapping.nodes > (fewest := job.spec.resources.nodes):

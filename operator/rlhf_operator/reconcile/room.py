@@ -116,7 +116,7 @@ def groups_of(rayjob: Manifest) -> list[Group]:
     cluster = rayjob["spec"]["rayClusterSpec"]
     labelled: list[tuple[str, int, Document]] = [("the head pod", 1, cluster["headGroupSpec"]["template"]["spec"])]
     for each in cluster["workerGroupSpecs"]:
-        count, pool = each["numOfHosts"], f"pool {each['groupName']}"
+        count, pool = each["replicas"] * each["numOfHosts"], f"pool {each['groupName']}"
         label = f"{count} pods of {pool}" if count > 1 else f"the pod of {pool}"
         labelled.append((label, count, each["template"]["spec"]))
     return [

@@ -132,16 +132,18 @@ def _named(ports: Mapping[str, int]) -> list[dict[str, Any]]:
 def disruption_budget(job: ObservedJob, rayjob: ObservedRayJob, pods: int) -> Manifest:
     """Return the PodDisruptionBudget of an attempt, which goes with its RayJob: no ready pod is evicted, as by a drain.
 
-    pods: number of the attempt's pods, which are needed at once.
+    pods: number of the attempt's pods, which are needed at once; those of an elastic pool may be evicted.
     """
-    labels = {names.JOB_UID: job.uid, names.ATTEMPT: str(rayjob.attempt)}
+    selector: dict[str, Any] = {"matchLabels": {names.JOB_UID: job.uid, names.ATTEMPT: str(rayjob.attempt)}}
+    if job.status.mapping and (pool := job.status.mapping.elastic_pool):
+        selector["matchExpressions"] = [{"key": names.POOL, "operator": "NotIn", "values": [pool.name]}]
     owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": rayjob.name, "uid": rayjob.uid, "controller": True}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {**identity.metadata(job, rayjob.name, attempt=rayjob.attempt), "ownerReferences": [owner]},
         "spec": {
-            "selector": {"matchLabels": labels},
+            "selector": selector,
             "minAvailable": pods,  # maxUnavailable would need controllers that can be scaled
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },

@@ -41,7 +41,13 @@ def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, ObservedInpu
     spec["placement"] = {
         "mode": "Manual",
         "pools": [
-            {"name": pool.name, "models": list(pool.models), "nodes": pool.nodes, "slotsPerNode": pool.slots_per_node}
+            {
+                "name": pool.name,
+                "models": list(pool.models),
+                "nodes": pool.nodes,
+                **({"maxNodes": pool.max_nodes} if pool.max_nodes else {}),
+                "slotsPerNode": pool.slots_per_node,
+            }
             for pool in mapping.pools
         ],
     }

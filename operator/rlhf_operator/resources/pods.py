@@ -8,7 +8,7 @@ from typing import Any, Final
 from rlhf_api.checks.pod_template import PodRole
 from rlhf_api.job import Job
 from rlhf_api.quantities import amount, mebibytes
-from rlhf_api.status import MappedPlacement
+from rlhf_api.status import MappedPlacement, MappedPool
 from rlhf_operator import names
 from rlhf_operator.overlay import avoid_nodes, merged
 from rlhf_operator.resources import identity, storage
@@ -29,6 +29,12 @@ KEPT_BY_AUTOSCALERS: Final = {
     "karpenter.sh/do-not-disrupt": "true",
 }
 """Annotations of a pod whose node an autoscaler must not take away."""
+LEFT_TO_AUTOSCALERS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+"""Annotation of a pod of an elastic pool: its node may go although the pod has local volumes."""
+SAVE_REQUEST: Final = f"{names.OUTPUT_FOLDER}/save-now"
+"""File with which pods that end ask the trainer for a checkpoint; the trainer removes it when that is whole."""
+REQUEST_SECONDS: Final = 5
+"""Seconds until pods that end together have asked for a checkpoint."""
 MIN_STORE_BYTES = 80 * 1024**2
 """Smallest size of Ray's object store in bytes; Ray refuses less than 75 MiB."""
 
@@ -57,13 +63,13 @@ class AttemptPods:
         """Mounts of all claims in the attempt's pods."""
         return storage.mounts(self.job, self.snapshot.inputs)
 
-    def template(self, role: PodRole, pod: Mapping[str, Any], *, pool: str = "") -> dict[str, Any]:
+    def template(self, role: PodRole, pod: Mapping[str, Any], *, pool: MappedPool | None = None) -> dict[str, Any]:
         """Return a pod template of a role; `pod` holds the fields that differ between head and workers."""
         labels = identity.labels(self.snapshot.job, self.attempt) | {names.ROLE: role}
         ours = {
             "metadata": {
-                "labels": labels | ({names.POOL: pool} if pool else {}),
-                "annotations": KEPT_BY_AUTOSCALERS,
+                "labels": labels | ({names.POOL: pool.name} if pool else {}),
+                "annotations": LEFT_TO_AUTOSCALERS if pool and pool.max_nodes else KEPT_BY_AUTOSCALERS,
             },
             "spec": {
                 "restartPolicy": "Never",
@@ -78,13 +84,23 @@ class AttemptPods:
         template: dict[str, Any] = merged(own, {"spec": avoid_nodes(avoided)})
         return template
 
-    def container(self, name: str, resources: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:
-        """Return the container in which Ray runs; KubeRay sets its command and its probes."""
+    def container(
+        self, name: str, resources: Mapping[str, str], variables: Mapping[str, str], *, leaves_early: bool = False
+    ) -> dict[str, Any]:
+        """Return the container in which Ray runs; KubeRay sets its command and its probes.
+
+        leaves_early: the pod may end before its attempt; it asks for no checkpoint, but waits for one that others want.
+        """
         # Time for a checkpoint, before the kubelet kills what is left; by default Ray kills the trainer three seconds
         # after asking it to stop.
         saving_seconds = str(max(1, self.settings.grace_period_seconds - END_SECONDS))
         keep_logs = f"timeout {END_SECONDS} python -m rlhf_trainer.pods.ray_logs {names.OUTPUT_FOLDER}"
         save_now = f"timeout {saving_seconds} rlhf save-now {names.OUTPUT_FOLDER}"
+        if leaves_early:
+            save_now = (
+                f"sleep {REQUEST_SECONDS}; "
+                f"timeout {saving_seconds} sh -c 'while [ -e {SAVE_REQUEST} ]; do sleep 1; done'"
+            )
         return {
             "name": name,
             **image_of(self.job, self.settings),

@@ -1,4 +1,4 @@
-"""Worker pods: one group for each zone of each pool; all hosts of a group start together or not at all."""
+"""Worker pods: one group for each zone of each pool; hosts of a group start together, but for an elastic pool."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -71,7 +71,7 @@ def _group(pods: AttemptPods, part: _Part, name: str) -> dict[str, Any]:
     variables = {"OMP_NUM_THREADS": str(threads), **_collectives(pods.mapping.device, on_host=on_host)}
     shared = shared_memory(runtime.shared_memory or pods.settings.shared_memory, memory, share=Fraction(1, 2))
     ray = {
-        **pods.container(names.WORKER_CONTAINER, resources, variables),
+        **pods.container(names.WORKER_CONTAINER, resources, variables, leaves_early=pool.max_nodes is not None),
         "ports": [{"name": "metrics", "containerPort": names.RAY_METRICS_PORT}],
         "securityContext": identity.container_security(),
     }
@@ -86,19 +86,22 @@ def _group(pods: AttemptPods, part: _Part, name: str) -> dict[str, Any]:
     own = POOL_RESOURCE + pool.name
     # If zones matter, the trainer requests the nodes of its ranks by their positions.
     resource_names = [own, *(f"{own}:{place}" for place in part.places if part.suffix)]
+    hosts = len(part.places)
+    # Hosts of an elastic pool come and go one by one; all others start together or not at all.
+    replicas, most, hosts = (hosts, pool.max_nodes, 1) if pool.max_nodes else (1, 1, hosts)
     return {
         "groupName": name,
-        "replicas": 1,
-        "minReplicas": 1,
-        "maxReplicas": 1,
-        "numOfHosts": len(part.places),
+        "replicas": replicas,
+        "minReplicas": replicas,
+        "maxReplicas": most,
+        "numOfHosts": hosts,
         "rayStartParams": {
             "num-cpus": str(pool.slots_per_node),
             "num-gpus": str(pool.slots_per_node if on_gpus else 0),
             "object-store-memory": object_store(shared),
             "resources": f"'{json.dumps(dict.fromkeys(resource_names, pool.slots_per_node))}'",  # in a shell's quotes
         },
-        "template": pods.template(names.WORKER, pod, pool=pool.name),
+        "template": pods.template(names.WORKER, pod, pool=pool),
     }
 
 

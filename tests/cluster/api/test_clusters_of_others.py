@@ -72,3 +72,15 @@ def test_a_job_gives_a_node_to_a_higher_priority_for_a_while(lives: Lives) -> No
     assert found["before"] == ["Running"], "it waits for the checkpoint"
     assert found["meanwhile"] == {"gives-a-node": "Running", "urgent": "Running"}
     assert found["attempts"] == [["Resized", 2, 0], ["Resized", 1, 11], ["Succeeded", 2, 13]], "no step is lost"
+
+
+def test_a_pool_takes_idle_nodes_and_gives_one_to_a_job(lives: Lives) -> None:
+    found = clusters.elastic(lives)
+    assert found["pods"] == 5, "head, trainer and three that generate"
+    assert [each.split(", because")[0] for each in found["told"]] == [
+        "Pool writers: 1 -> 2 nodes",
+        "Pool writers: 2 -> 3 nodes",
+        "Pool writers: 3 -> 2 nodes",
+    ]
+    assert found["evictions"] == [429, 201], "a drain waits for the trainer alone"
+    assert found["outcomes"] == ["Succeeded", "Succeeded"]

@@ -1,0 +1,185 @@
+"""Elastic pool: a rollout pool that gets idle nodes as extras, and gives them back to any job that waits in line.
+
+The pool changes by one allowed size at a time (`Job.sizes_of`), and not before the trainer uses the last size. The
+status says what is wanted and which pods go; KubeRay is told until it is so. Nothing is said to the trainer.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from rlhf_api.job import Job
+from rlhf_api.spec.job_spec import Pool
+from rlhf_api.status import MappedPlacement, MappedPool, Reserved
+from rlhf_operator import failure, observed_attempt
+from rlhf_operator.actions import Resize
+from rlhf_operator.reconcile import giving, line
+from rlhf_operator.reconcile.context import ReconcileContext
+from rlhf_operator.reconcile.room import groups_of, held_by, place
+from rlhf_operator.resources.attempt import rayjob
+from rlhf_operator.resources.pods import AttemptPods
+from rlhf_operator.snapshot import ObservedPod
+from rlhf_operator.times import parsed, timestamp
+
+TRAINER_WAITS, TRAINER_WORKS, POOL_WAITS = 0.1, 0.05, 0.3
+"""Shares of a step: the pool grows if the trainer waits for more than the first, and shrinks if the trainer waits for
+less than the second while the pool waits for more than the third.
+"""
+SETTLE_STEPS: Final = 3
+"""Steps after a change in which idle shares change nothing: the first ones are partly of the size before."""
+STEADY_STEPS: Final = 50
+"""Steps for which a pool that has shrunk does not grow, unless it shrank for a job that waited."""
+UPTAKE_SECONDS: Final = 600.0
+"""Seconds in which all wanted pods must run and the trainer use them; else the pool shrinks to what it has."""
+MAX_JOBS: Final = 10
+"""Most waiting jobs, the first in line, for which a pool looks whether they could begin on its extras."""
+
+
+class Extent(NamedTuple):
+    """Extent of the elastic pool of a running attempt, as one pass sees it."""
+
+    job: Job
+    mapping: MappedPlacement
+    pool: MappedPool
+    pods: list[ObservedPod]
+    """Pods that are not about to end, those that run first."""
+    sizes: list[int]
+    """Allowed numbers of nodes, the fewest first."""
+    step: int
+    used: int
+    """Number of nodes that the trainer used in the latest step."""
+
+
+class Change(NamedTuple):
+    """New size of the pool."""
+
+    nodes: int
+    why: str
+    steady_steps: int
+    stays: Sequence[ObservedPod]
+    added: tuple[Reserved, ...] = ()
+    """Room of the pods that are to come."""
+
+
+def resize(ctx: ReconcileContext) -> None:
+    """Decide whether the elastic pool of a running attempt, if there is one, grows or shrinks, and tell KubeRay."""
+    mapping, progress, job = ctx.status.mapping, ctx.status.progress, ctx.job
+    pool = mapping.elastic_pool if mapping and ctx.snapshot.in_line and ctx.holds("ClusterReady") else None
+    if not (mapping and pool and job and progress):
+        return
+    spec = Pool(**pool.model_dump(include={"name", "models", "nodes", "max_nodes", "slots_per_node"}))
+    every = observed_attempt.elastic_pods(ctx.snapshot)
+    pods = [each for each in every if not observed_attempt.is_leaving(each, pool)]
+    sizes, used = job.sizes_of(spec), int(_metric(ctx, "rollout_nodes"))
+    found = Extent(job, mapping, pool, pods, sizes, progress.step, used)
+    if change := _give_to_a_job(ctx, found) or _follow(ctx, found):
+        _begin(ctx, found, change)
+    elif len(pods) == pool.current_nodes and all(each.node for each in pods):
+        ctx.set_status(reserved=_held(ctx, found, pods))
+    now, observed = ctx.status.mapping and ctx.status.mapping.elastic_pool, ctx.snapshot.current_rayjob()
+    living = sum(not observed_attempt.how_ended(each) for each in every)
+    if now and observed and observed.cluster and living != now.current_nodes:
+        ctx.require_live(f"KubeRay is told of pool {now.name}")
+        size, leaving = now.current_nodes, now.leaving_pods
+        ctx.actions.append(Resize(cluster=observed.cluster, pool=now.name, nodes=size, leaving=leaving))
+
+
+def _metric(ctx: ReconcileContext, name: str) -> float:
+    """Return a metric of the latest step; 0 if there is no such number."""
+    with suppress(ValueError):
+        value = float(next((each.value for each in ctx.status.metrics if each.name == name), 0))
+        return value if math.isfinite(value) else 0.0
+    return 0.0
+
+
+def _follow(ctx: ReconcileContext, found: Extent) -> Change | None:
+    """Return the change by the latest step if the trainer uses the wanted size, else by what the pool has."""
+    pool, running = found.pool, sum(each.ready for each in found.pods)
+    first = ctx.record.first_step or 0 if ctx.record else 0
+    is_steady = found.step < max(pool.steady_until_step or 0, first + SETTLE_STEPS)
+    if running == pool.current_nodes == found.used:
+        ctx.set_status(mapping=found.mapping.resized(unsettled_since=None, leaving_pods=()))
+        return None if is_steady else _follow_idle_shares(ctx, found)
+    if (since := parsed(pool.unsettled_since)) is None:
+        until = max(pool.steady_until_step or 0, found.step + SETTLE_STEPS)
+        ctx.set_status(mapping=found.mapping.resized(unsettled_since=timestamp(ctx.now), steady_until_step=until))
+    is_whole = running == pool.current_nodes
+    if ctx.must_wait(UPTAKE_SECONDS - ctx.age(since)) or (is_whole and is_steady):
+        return None
+    nodes = _largest(found, found.used if is_whole else running)
+    why = f"the trainer uses {found.used}" if is_whole else f"{running} run"
+    change = Change(nodes, f"{why} after {UPTAKE_SECONDS:.0f} s", STEADY_STEPS, found.pods[:nodes])
+    return change if nodes < pool.current_nodes else None
+
+
+def _largest(found: Extent, nodes: int) -> int:
+    """Return the largest allowed size of at most so many nodes; the fewest nodes if there is none."""
+    return max((size for size in found.sizes if size <= nodes), default=found.pool.nodes)
+
+
+def _follow_idle_shares(ctx: ReconcileContext, found: Extent) -> Change | None:
+    trainer, pool, now = _metric(ctx, "trainer_idle"), _metric(ctx, "rollout_idle"), found.pool.current_nodes
+    if trainer > TRAINER_WAITS and (larger := [size for size in found.sizes if size > now]):
+        why = f"the trainer waited {trainer * 100:.0f} % of step {found.step}"
+        room = _free_room(ctx, found, larger[0] - now)
+        return Change(larger[0], why, SETTLE_STEPS, found.pods, room) if room else None
+    if pool > POOL_WAITS and trainer < TRAINER_WORKS and now > found.pool.nodes:
+        nodes, why = _largest(found, now - 1), f"the pool waited {pool * 100:.0f} % of step {found.step}"
+        return Change(nodes, why, STEADY_STEPS, found.pods[:nodes])
+    return None
+
+
+def _free_room(ctx: ReconcileContext, found: Extent, count: int) -> tuple[Reserved, ...]:
+    """Return room for so many more pods on existing nodes; empty if it is too little, or a waiting job may use it."""
+    seen, avoided = ctx.snapshot, failure.bad_nodes(ctx.snapshot, ctx.now)
+    pods = AttemptPods(snapshot=seen, job=found.job, mapping=found.mapping, settings=ctx.settings, avoided=avoided)
+    group = groups_of(rayjob(pods))[1 + found.mapping.pools.index(found.pool)]
+    room = place([replace(group, count=count)], seen.existing().also_taken(ctx.status.reserved))
+    nodes = {each.node for each in room.reserved}
+    demands = (ctx.turns.demand(each.node_request).nodes for each in line.waiting_jobs(ctx))
+    return () if room.lacks or any(not nodes.isdisjoint(each) for each in demands) else _extra(room.reserved)
+
+
+def _give_to_a_job(ctx: ReconcileContext, found: Extent) -> Change | None:
+    """Return the change by which a waiting job gets the room that it lacks; None if no job could begin for it."""
+    own, now = ctx.snapshot.job, found.pool.current_nodes
+    # Of several jobs with extras those with the lowest uid give first.
+    others = [each.without_extras() if each.uid < own.uid else each for each in ctx.snapshot.holders]
+    seen = ctx.snapshot.existing().taken_only_by(others)
+    waiting = sorted(line.waiting_jobs(ctx), key=ctx.turns.of) if now > found.pool.nodes else []
+    for job in waiting[:MAX_JOBS]:
+        wished, pods = ctx.turns.demand(job.node_request).nodes, giving.fewest_pods(ctx, job)
+        stays = sorted(found.pods, key=lambda pod: pod.node in wished)
+        for size in (now, *(each for each in found.sizes[::-1] if each < now)) if pods else ():
+            kept = ctx.status.reserved if size == now else _held(ctx, found, stays[:size])
+            if not place(pods, seen.also_taken(kept)).lacks:
+                why = f"{job.namespace}/{job.name} waits for room"
+                return Change(size, why, SETTLE_STEPS, stays[:size]) if size < now else None
+    return None
+
+
+def _held(ctx: ReconcileContext, found: Extent, pods: Sequence[ObservedPod]) -> tuple[Reserved, ...]:
+    """Return the room of the attempt if these pods of the pool stay."""
+    bound, fewest = [each for each in pods if each.node], found.pool.nodes
+    needed = [pod for pod in observed_attempt.current_pods(ctx.snapshot) if pod.node and pod.pool != found.pool.name]
+    return (*held_by((*needed, *bound[:fewest])), *_extra(held_by(bound[fewest:])))
+
+
+def _extra(room: Sequence[Reserved]) -> tuple[Reserved, ...]:
+    return tuple(each.model_copy(update={"extra": True}) for each in room)
+
+
+def _begin(ctx: ReconcileContext, found: Extent, change: Change) -> None:
+    """Write a change into the status."""
+    ctx.require_live(f"pool {found.pool.name} is resized", alone=True)
+    resized = found.mapping.resized(
+        wanted_nodes=change.nodes,
+        leaving_pods=(*found.pool.leaving_pods, *(each.name for each in found.pods if each not in change.stays)),
+        unsettled_since=timestamp(ctx.now),
+        steady_until_step=found.step + change.steady_steps,
+    )
+    ctx.set_status(mapping=resized, reserved=(*_held(ctx, found, change.stays), *change.added))
+    sizes = f"{found.pool.current_nodes} -> {change.nodes} nodes"
+    ctx.add_event("Normal", "RolloutPoolResized", f"Pool {found.pool.name}: {sizes}, because {change.why}.")
