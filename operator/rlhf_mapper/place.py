@@ -49,10 +49,10 @@ def pool_of(pool: Pool | status.MappedPool, job: Job) -> MappedPool:
 def with_nodes(mapping: DeviceMapping, name: str, nodes: int) -> DeviceMapping:
     """Return a mapping in which the pool `name`, which only generates, has so many nodes."""
     pools = {pool.name: pool for pool in mapping.pools}
-    pools[name] = pool = replace(pools[name], slots_per_machine=pools[name].slots_per_machine[:1] * nodes, zones=())
+    pools[name] = replace(pools[name], slots_per_machine=pools[name].slots_per_machine[:1] * nodes, zones=())
     engine = mapping.sizes["rollout"]
-    sizes = {**mapping.sizes, "rollout": generating(engine.pipeline, engine.tensor, pool.size)}
-    return replace(mapping, pools=tuple(pools.values()), sizes=sizes)
+    size = generating(engine.pipeline, engine.tensor, pools[name].size)
+    return replace(mapping, pools=tuple(pools.values()), sizes={**mapping.sizes, "rollout": size})
 
 
 def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,22 +26,35 @@ from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.rollout import RolloutWorker
 from tests.trainer.jobs import job
-from tests.trainer.placement.sampler import PlainSampler
+from tests.trainer.placement.sampler import PlainSampler, Row
 from tests.trainer.placement.sweep import steps
 
 POOL, MOST = "writers", 3
 PROMPTS, SAMPLES = 4, 3
 ROWS = PROMPTS * SAMPLES
 """Of a step: 1, 2 and 3 machines of one slot have equal batches of them."""
-LARGE_BYTES = 100
-"""Ray keeps an object of more bytes on the machine of its maker, and not with whoever asked for it; by itself 100 KB."""
+TOKEN_SECONDS = 0.01
+SETTINGS = {
+    "max_direct_call_object_size": 100,  # bytes; Ray keeps larger objects on the machine of their maker
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 4,
+}
+"""Of Ray, which by itself keeps objects of less than 100 KB with whoever asked for them, and sees losses late."""
+
+
+class SlowSampler(PlainSampler):
+    """Takes so long that a machine can be lost meanwhile."""
+
+    def _write_token(self, row: Row) -> None:
+        time.sleep(TOKEN_SECONDS)
+        super()._write_token(row)
 
 
 class SampledRollout(RolloutWorker):
     """Generates by a plain sampler in vLLM's place."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        setattr(rollout, "GenerationEngine", PlainSampler)  # noqa: B010
+        setattr(rollout, "GenerationEngine", SlowSampler)  # noqa: B010
         super().__init__(*arguments, **named)
 
 
@@ -49,8 +63,7 @@ class Machines:
 
     def __init__(self, writers: int) -> None:
         """writers: machines of the rollout pool at the start; the trainer has one."""
-        settings = {"max_direct_call_object_size": LARGE_BYTES}
-        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": settings}
+        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": SETTINGS}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._cluster.add_node(num_cpus=1, resources={"rlhf-pool-train": 1})
         self.writers: list[Any] = []
@@ -62,20 +75,19 @@ class Machines:
         """A machine joins the rollout pool."""
         self.writers.append(self._cluster.add_node(num_cpus=1, resources={f"rlhf-pool-{POOL}": 1}))
 
-    def kill(self, number: int) -> None:
-        """All processes of a machine of the rollout pool get SIGKILL at once, as those of a pod that is lost."""
-        node = self.writers.pop(number)
-        (raylet,) = node.all_processes["raylet"]
-        with suppress(psutil.NoSuchProcess):
-            family = psutil.Process(raylet.process.pid)
-            for process in [family, *family.children(recursive=True)]:
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
-        raylet.process.wait()
-
     def close(self) -> None:
         ray.shutdown()
         self._cluster.shutdown()
+
+
+def kill(machine: Any) -> None:
+    """All processes of a machine get SIGKILL at once, as those of a pod that is lost."""
+    (raylet,) = machine.all_processes["raylet"]
+    family = psutil.Process(raylet.process.pid)
+    for process in [family, *family.children(recursive=True)]:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    raylet.process.wait()
 
 
 @contextmanager
@@ -95,6 +107,11 @@ class Run:
     rows: list[dict[str, Any]]
     """Those that the actor has learned, with step, row, prompt and response."""
     said: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, records: list[dict[str, float]], folder: Path, said: Sequence[str] = ()) -> Run:
+        rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+        return cls(records, rows, list(said))
 
     @property
     def learned(self) -> dict[tuple[int, int], tuple[str, str]]:
@@ -149,9 +166,8 @@ def run(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker_specs, "RolloutWorker", SampledRollout)
         patch.setenv("OMP_NUM_THREADS", "1")
-        runtime = RayRuntime(one, place(one, (0,)), folders, slots=Slots(), path=folder, say=said.append)
-        with runtime.running() as shape:
+        runtime = RayRuntime(one, place(one, (0,)), folders, slots=Slots(), path=folder)
+        with runtime.running(say=said.append) as shape:
             change(runtime, patch)
             records = steps(one, runtime, shape.total_steps)
-    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
-    return Run(records, rows, said)
+    return Run.of(records, folder, said)

@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -20,7 +21,7 @@ from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
-from rlhf_trainer.run.elastic_pool import ElasticMachines, are_here, copy_here, elastic_machines, fixed_pools
+from rlhf_trainer.run.elastic_pool import ElasticMachines, are_lost, copy_here, elastic_machines
 from rlhf_trainer.run.evaluation import evaluation_of
 from rlhf_trainer.run.graph import recorded_step, scorers_of
 from rlhf_trainer.run.job_run import run_job
@@ -58,7 +59,7 @@ def run_on_ray(
     folder, checkpoint, mapping = publisher.folder, start.checkpoint, placed.mapping
     with publisher.recording_the_end():
         folder.begin(checkpoint, inputs=start.inputs, files=start.files, mapping=mapping)
-        publisher.warn(*start.warnings, *fixed_pools(job))
+        publisher.warn(*start.warnings)
         pools = " | ".join(map(mapping.described, mapping.pools))
         publisher.say(f"{job.spec.algorithm.name} on {pools}", *placed.notes)
         if checkpoint:
@@ -70,16 +71,9 @@ def run_on_ray(
         running = with_prompts(running) if retokenized else running
         columns = job.spec.columns(job.spec.data.train)
         runtime = RayRuntime(
-            running,
-            mapping,
-            folders,
-            slots=slots,
-            path=folder.path,
-            columns=columns,
-            retokenized=retokenized,
-            say=publisher.say,
+            running, mapping, folders, slots=slots, path=folder.path, columns=columns, retokenized=retokenized
         )
-        with runtime.running(is_last=is_last) as shape:
+        with runtime.running(is_last=is_last, say=publisher.say) as shape:
             checkpoints = KeptCheckpoints(
                 job, folder, runtime.models, trained, data=shape, stop=context.stop, resumed=checkpoint
             )
@@ -108,19 +102,17 @@ class RayRuntime:
         path: Path,
         columns: Collection[str] = (),
         retokenized: Collection[Role] = (),
-        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """folders: the local folders or hub names of the job's models, by role; path: the job's folder.
 
-        columns: names of columns that a written data set gets; retokenized: models whose tokenizer is not the actor's;
-        say: tells the user a sentence.
+        columns: names of columns that a written data set gets; retokenized: models whose tokenizer is not the actor's.
         """
         self.models: dict[str, Handle] = {}
         """Handles of the models by role, with calls replaced as the job's options require (see `connected`)."""
         self.step_models: dict[str, Handle] = {}
         """Models that the algorithm's step takes, by parameter."""
         self._job, self._placed, self._folders, self._slots, self._path = job, placed, folders, slots, path
-        self._columns, self._retokenized, self._say = columns, retokenized, say
+        self._columns, self._retokenized = columns, retokenized
         self._log = CallLog(keeps=job.spec.rollout.max_staleness)
         self._deadline = float(job.spec.training.call_deadline_seconds)
         self._groups: Mapping[str, WorkerGroup] = {}
@@ -131,8 +123,8 @@ class RayRuntime:
         self._replaceable: ReplaceablePool | None = None
 
     @contextmanager
-    def running(self, *, is_last: bool = True) -> Iterator[DataShape]:
-        """Run the block with pools, processes and models; gives the shape of the data.
+    def running(self, *, is_last: bool = True, say: Callable[[str], None] = lambda _: None) -> Iterator[DataShape]:
+        """Run the block with pools, processes and models; gives the shape of the data. say: tells the user a sentence.
 
         Afterwards the next job may take over the processes, unless this job is the last or runs on GPUs. A
         CommunicationError that leaves the block says which rank is to blame.
@@ -142,7 +134,7 @@ class RayRuntime:
         with self._slots.held(
             self._placed, log=self._log, deadline=self._deadline, stacks=self._path / STACKS, may_stay=may_stay
         ) as self._groups:
-            yield self._start()
+            yield self._start(say)
 
     def blank(self, step: int, size: int) -> BatchFuture:
         return BatchFuture(step=step, size=size)
@@ -158,7 +150,7 @@ class RayRuntime:
         ahead = self._log.queue() if step and self._log.keeps else {}
         return [*reports, Report(sums={"bytes/controller": float(self._log.meter.read()), **ahead})]
 
-    def _start(self) -> DataShape:
+    def _start(self, say: Callable[[str], None]) -> DataShape:
         """Build the workers of all pools, connect the models, and return the shape of the data."""
         job, placed = self._job, self._placed
         self._home = home_of(job, placed)
@@ -166,7 +158,8 @@ class RayRuntime:
         self._handles = home.build({"data": data_spec(job, placed, self._folders)})
         home.wait_until_built()
         shape = agreed(job, self._handles["data"].call("describe").result())
-        specs = self._worker_specs(shape)
+        specs_of = partial(worker_specs, path=self._path, columns=self._columns, retokenized=self._retokenized)
+        specs = specs_of(job, placed, self._folders, shape)
         if job.generates_elsewhere:
             self._slots.beside(self._home, ENDPOINTS, log=self._log, deadline=self._deadline)
         for pool, workers in specs.items():
@@ -174,7 +167,7 @@ class RayRuntime:
             self._handles |= self._groups[pool].build(others)
         for group in self._groups.values():
             group.wait_until_built()
-        rollout_pool = self._rollout_pool(shape)
+        rollout_pool = self._rollout_pool(lambda: specs_of(job, self._placed, self._folders, shape), say)
         self.drain()
         scorers = scorers_of(recorded_step(job, placed, specs)) if job.spec.rollout.stream else ()
         self._log.streams.are_on = any(scorers)
@@ -183,19 +176,9 @@ class RayRuntime:
         gc.freeze()  # else every full collection of a step looks through all that the imports have left
         return shape
 
-    def _worker_specs(self, shape: DataShape) -> Mapping[str, Mapping[str, WorkerSpec]]:
-        """Return the specs of all workers on the pools as they are now."""
-        return worker_specs(
-            self._job,
-            self._placed,
-            self._folders,
-            shape,
-            path=self._path,
-            columns=self._columns,
-            retokenized=self._retokenized,
-        )
-
-    def _rollout_pool(self, shape: DataShape) -> RolloutPool:
+    def _rollout_pool(
+        self, specs_now: Callable[[], Mapping[str, Mapping[str, WorkerSpec]]], say: Callable[[str], None]
+    ) -> RolloutPool:
         """Return the pool or servers that generate, joined with the actor's ranks; a RolloutPool if the actor does."""
         if self._job.generates_elsewhere:
             return Servers(self._join_servers)
@@ -203,16 +186,15 @@ class RayRuntime:
             return RolloutPool()
         name = next(pool.name for pool in self._placed.pools if "rollout" in pool.models)
         group = self._groups[name]
-        machines = elastic_machines(self._job, group.pool, self._say)
+        machines = elastic_machines(self._job, group.pool, say)
 
         def join() -> None:
             self._span_pools(group.hosts, self._placed.sizes["rollout"])
 
         def rebuild() -> None:
             if machines:
-                self._placed = with_nodes(self._placed, name, machines.count)
-            spec = self._worker_specs(shape)[name]["rollout"]
-            group.build({"rollout": spec})
+                self._placed = with_nodes(self._placed, name, len(group.pool.slots_per_machine))
+            group.build(specs_now()[name])
             self._handles["rollout"].layout = self._placed.sizes["rollout"]
             group.wait_until_built()
             join()
@@ -267,12 +249,8 @@ class ReplaceablePool(RolloutPool):
         """
         self._group, self._log, self._deadline, self._build = group, log, deadline, build
         self._machines = machines
-        self._in_a_row = 0
-        self._report = self._new_report()
-
-    def _new_report(self) -> Report:
-        counted = [REPLACEMENTS, *([RESIZES, REPEATED] if self._machines else [])]
-        return Report(sums=dict.fromkeys(counted, 0.0))
+        self._in_a_row = self._resizes = 0
+        self._report = Report(sums={REPLACEMENTS: 0.0})
 
     def calls(self) -> AbstractContextManager[None]:
         return self._log.aside()
@@ -297,12 +275,8 @@ class ReplaceablePool(RolloutPool):
         if self._machines:
             copy_here(self._blocks(responses))
 
-    def holds(self, responses: BatchFuture) -> bool:
-        return self._machines is None or are_here(self._blocks(responses), deadline=self._deadline)
-
-    def count_repeated(self, rows: int) -> None:
-        if self._machines:
-            self._report.sums[REPEATED] += rows
+    def has_lost(self, responses: BatchFuture) -> bool:
+        return self._machines is not None and are_lost(self._blocks(responses), deadline=self._deadline)
 
     def _blocks(self, responses: BatchFuture) -> list[ray.ObjectRef]:
         """Return references to the rows that the pool's processes have put into Ray's object store."""
@@ -314,16 +288,18 @@ class ReplaceablePool(RolloutPool):
 
     def drain(self) -> Report:
         """Return a report of the changes since the last call of `drain`, which may have been between two steps."""
-        report, self._report = self._report, self._new_report()
+        report, self._report = self._report, Report(sums={REPLACEMENTS: 0.0})
         if self._machines:
-            report.maxima[NODES] = float(self._machines.count)
+            report.sums |= {RESIZES: float(self._resizes), REPEATED: float(self.repeated_rows)}
+            report.maxima[NODES] = float(len(self._group.pool.slots_per_machine))
+            self._resizes = self.repeated_rows = 0
         return report
 
     def replace(self, error: CommunicationError) -> None:
         """Replace the processes; raise the error if no rank has died, or if too many have on machines that stay."""
         if self._machines:
             time.sleep(LOOK_SECONDS)  # the processes of a machine may end before the machine
-        if not (self._machines and self._machines.has_lost_one()):
+        if not (self._machines and self._machines.must_change()):
             lost = self._dead_ranks()
             if not lost or self._in_a_row == MAX_REPLACEMENTS:
                 raise error
@@ -339,8 +315,7 @@ class ReplaceablePool(RolloutPool):
     def _renew(self) -> None:
         """Start new processes, of an elastic pool on the machines that it can have now, and build their workers."""
         with self._log.recorder.span(CONTROLLER, f"replace the processes of {self._group.name}"):
-            if self._machines and self._machines.move():
-                self._report.sums[RESIZES] += 1
+            self._resizes += bool(self._machines and self._machines.move())
             self._group.restart()
             self._log.abandon(deadline=self._deadline)
             self._build()

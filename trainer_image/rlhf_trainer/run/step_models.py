@@ -36,6 +36,9 @@ class RolloutPool:
     `on_ray` has pools that go on without lost processes.
     """
 
+    repeated_rows = 0
+    """Number of rows that were asked for again since somebody has set it to 0."""
+
     def calls(self) -> AbstractContextManager[None]:
         """Return a context for calls on these processes, and for calls that wait for them."""
         return nullcontext()
@@ -49,12 +52,9 @@ class RolloutPool:
     def copy(self, responses: Rows) -> None:
         """Begin to copy responses, as soon as they end, to where they outlive the processes' machines."""
 
-    def holds(self, responses: Rows) -> bool:  # noqa: ARG002
-        """Whether all rows of ended responses can still be read."""
-        return True
-
-    def count_repeated(self, rows: int) -> None:
-        """Count rows that are generated again."""
+    def has_lost(self, responses: Rows) -> bool:  # noqa: ARG002
+        """Whether ended responses cannot be read any more, as they were on a machine that has gone."""
+        return False
 
     def replace(self, error: CommunicationError) -> None:
         """Restart all processes, alive or dead; unfinished calls must be repeated. Raise `error` if it cannot help."""
@@ -97,7 +97,7 @@ class ApartRollout:
                 self._make_calls()
                 if step is not None:
                     self._pool.settle(step)
-                    if not self._pool.holds(self._responses[step]):
+                    if self._pool.has_lost(self._responses[step]):
                         self._drop({step})
                         continue
                 return
@@ -109,7 +109,7 @@ class ApartRollout:
         """Drop the responses of steps, so that they are generated again."""
         for step in steps:
             self._settled.discard(step)
-            self._pool.count_repeated(self._responses.pop(step).size)
+            self._pool.repeated_rows += self._responses.pop(step).size
 
     def _make_calls(self) -> None:
         """Send the newest weights to the generators, and then make the generating calls of all pending requests."""
