@@ -130,9 +130,16 @@ class Run:
 
 
 def elastic_job(
-    folder: Path, folders: Mapping[Role, str], *, count: int, staleness: int = 0, fewest: int = 1, **rollout: Any
+    folder: Path,
+    folders: Mapping[Role, str],
+    *,
+    count: int,
+    staleness: int = 0,
+    fewest: int = 1,
+    prompts: int = PROMPTS,
+    **rollout: Any,
 ) -> Job:
-    """GRPO of so many steps, in which each row is kept in a file."""
+    """GRPO of so many steps, in which each row is kept in a file; rollout: fields that are others."""
     spec = {
         "algorithm": {"name": "GRPO", "kl": {"coefficient": 0.0}},
         "models": {
@@ -145,7 +152,7 @@ def elastic_job(
             "maxResponseTokens": 6,
         },
         "rollout": {"samplesPerPrompt": SAMPLES, "maxStaleness": staleness, "keep": 1.0, **rollout},
-        "training": {"totalSteps": count, "promptBatchSize": PROMPTS, "callDeadlineSeconds": 120},
+        "training": {"totalSteps": count, "promptBatchSize": prompts, "callDeadlineSeconds": 120},
         "resources": {"device": "CPU"},
         "placement": {
             "mode": "Manual",

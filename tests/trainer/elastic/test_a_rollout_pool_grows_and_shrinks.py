@@ -44,7 +44,10 @@ class Schedule:
     def _at(self, moment: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def changed(pool: ReplaceablePool, *arguments: Any) -> Any:
             self._calls[moment] += 1
-            is_now = self._moments.get(self._calls[moment]) == moment
+            planned = self._moments.get(self._calls[moment])
+            is_now = planned == moment
+            if moment == IDLE and planned == GENERATING and len(self._there.writers) == 1:
+                self._join(moment)  # which takes longer than the call does
             if is_now and moment == IDLE and len(self._there.writers) < MOST and self._random.random() < 0.6:
                 self._join(moment)
             elif is_now and moment == IDLE:

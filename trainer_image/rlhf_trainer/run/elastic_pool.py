@@ -61,7 +61,8 @@ class ElasticMachines:
                     pool.reserve(deadline=RESERVE_SECONDS, machines=chosen)
                     self._in_use = chosen
                     if chosen != before:
-                        self._say(f"rollout pool {pool.name}: {len(before)} -> {len(chosen)} nodes")
+                        why = ", as one has gone" if len(chosen) == len(before) else ""
+                        self._say(f"rollout pool {pool.name}: {len(before)} -> {len(chosen)} nodes{why}")
                     return chosen != before
             time.sleep(LOOK_SECONDS)
         has = f"rollout pool {pool.name} has {len(self._find_alive())} of the {min(self._sizes)} nodes that it needs"
