@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +20,32 @@ from tests.trainer.placement import sweep
 from tests.trainer.tiny import save_tiny
 
 STEPS = 4
+JOINS = 2
+"""Seed with which a machine joins at the first idle moment."""
 LATEST_SECONDS = 0.4
 """A machine is killed so long after a generating call at most, which takes about twice as long."""
-IDLE, GENERATING, ENDED = "gather", "copy", "has_lost"
+IDLE, GENERATING, ENDED, REPLACE = "gather", "copy", "has_lost", "replace"
 """Moments, by the method of the pool at which they begin: between two calls, in one, before its rows are read."""
 
 
 class Schedule:
-    """Machines that join and leave at random, but at least one change at each moment and one machine all the time."""
+    """Machines that join and leave: one at each moment, in random order, or as given. There is always one."""
 
-    def __init__(self, there: Machines, seed: int) -> None:
+    def __init__(self, there: Machines, seed: int, moments: Sequence[str]) -> None:
+        """moments: of each step; empty: random ones."""
         self._there, self._random = there, random.Random(seed)
-        moments = [IDLE, GENERATING, ENDED, self._random.choice([IDLE, GENERATING])]
-        self._random.shuffle(moments)
-        self._moments = dict(zip(range(1, STEPS + 1), moments, strict=True))
-        self._calls = dict.fromkeys((IDLE, GENERATING, ENDED), 0)
+        some = [IDLE, GENERATING, ENDED, self._random.choice([IDLE, GENERATING])]
+        self._moments = dict(enumerate(moments or self._random.sample(some, STEPS), 1))
+        self._calls = dict.fromkeys((IDLE, GENERATING, ENDED, REPLACE), 0)
         self.changes: list[str] = []
 
+    @property
+    def surprises(self) -> int:
+        """How many more losses the pool learned from calls that failed than machines have left in calls."""
+        return self._calls[REPLACE] - [*self._moments.values()].count(GENERATING)
+
     def disturb(self, _: RayRuntime, patch: pytest.MonkeyPatch) -> None:
-        for moment in (IDLE, GENERATING, ENDED):
+        for moment in self._calls:
             patch.setattr(ReplaceablePool, moment, self._at(moment, getattr(ReplaceablePool, moment)))
 
     def _at(self, moment: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,10 +95,20 @@ def undisturbed(folders: Mapping[Role, str], tmp_path_factory: pytest.TempPathFa
     return Run.of(found.records, folder)
 
 
-def disturbed(folder: Path, folders: Mapping[Role, str], undisturbed: Run, *, seed: int, staleness: int) -> Run:
-    one = elastic_job(folder, folders, count=STEPS, staleness=staleness)
-    with machines(1 + seed % 2) as there:
-        schedule = Schedule(there, seed)
+def disturbed(
+    folder: Path,
+    folders: Mapping[Role, str],
+    undisturbed: Run,
+    *,
+    seed: int,
+    staleness: int,
+    writers: int,
+    moments: Sequence[str] = (),
+    partial: str | None = None,
+) -> Run:
+    one = elastic_job(folder, folders, count=STEPS, staleness=staleness, partial=partial)
+    with machines(writers) as there:
+        schedule = Schedule(there, seed, moments)
         found = run(folder, one, folders, schedule.disturb)
     print(seed, staleness, schedule.changes, found.said, [each["rollout_repeated_rows"] for each in found.records])  # noqa: T201
     assert found.learned.keys() == undisturbed.learned.keys()
@@ -101,13 +118,18 @@ def disturbed(folder: Path, folders: Mapping[Role, str], undisturbed: Run, *, se
     assert found.total("rollout_resizes") == len(found.said) >= 1
     assert not found.total("rollout_repeated_rows") % ROWS
     if not staleness:
+        assert schedule.surprises <= 0
         assert found.learned == undisturbed.learned
         assert found.losses() == undisturbed.losses()
     return found
 
 
 def test_no_row_is_lost_or_learned_twice(folders: Mapping[Role, str], undisturbed: Run, tmp_path: Path) -> None:
-    disturbed(tmp_path, folders, undisturbed, seed=2, staleness=0)
+    """One joins before the second step, and it or the other leaves in the third."""
+    moments = ["", IDLE, GENERATING]
+    found = disturbed(tmp_path, folders, undisturbed, seed=JOINS, staleness=0, writers=1, moments=moments)
+    assert [record["rollout_nodes"] for record in found.records] == [1, 2, 1, 1]
+    assert [record["rollout_repeated_rows"] for record in found.records] == [0, 0, ROWS, 0]
 
 
 @pytest.mark.slow
@@ -116,7 +138,15 @@ def test_no_row_is_lost_or_learned_twice(folders: Mapping[Role, str], undisturbe
 def test_no_schedule_loses_a_row_or_has_it_learned_twice(
     folders: Mapping[Role, str], undisturbed: Run, tmp_path: Path, seed: int, staleness: int
 ) -> None:
-    disturbed(tmp_path, folders, undisturbed, seed=seed, staleness=staleness)
+    disturbed(tmp_path, folders, undisturbed, seed=seed, staleness=staleness, writers=1 + seed % 2)
+
+
+@pytest.mark.slow
+def test_machines_leave_while_new_weights_meet_responses(
+    folders: Mapping[Role, str], undisturbed: Run, tmp_path: Path
+) -> None:
+    moments = ["", IDLE, GENERATING, IDLE]
+    disturbed(tmp_path, folders, undisturbed, seed=1, staleness=2, writers=2, moments=moments, partial="Continue")
 
 
 @pytest.mark.slow
