@@ -52,8 +52,10 @@ class ElasticMachines:
         Waits for the fewest machines. EnvironmentProblem if they do not come in time.
         """
         pool, before, until = self._pool, self._in_use, time.monotonic() + POOL_DEADLINE_SECONDS
-        slots = pool.slots_per_machine[:1]
+        slots, fewest = pool.slots_per_machine[:1], min(self._sizes)
         pool.release()
+        if not self._choose():
+            self._say(f"rollout pool {pool.name} waits for {fewest} nodes")
         while time.monotonic() < until:
             if chosen := self._choose():
                 pool.slots_per_machine = slots * len(chosen)
@@ -65,8 +67,8 @@ class ElasticMachines:
                         self._say(f"rollout pool {pool.name}: {len(before)} -> {len(chosen)} nodes{why}")
                     return chosen != before
             time.sleep(LOOK_SECONDS)
-        has = f"rollout pool {pool.name} has {len(self._find_alive())} of the {min(self._sizes)} nodes that it needs"
-        raise EnvironmentProblem(f"{has} at least, {POOL_DEADLINE_SECONDS:.0f} s after it lost one")
+        has = f"rollout pool {pool.name} has {len(self._find_alive())} of the {fewest} nodes that it needs at least"
+        raise EnvironmentProblem(f"{has}, {POOL_DEADLINE_SECONDS:.0f} s after it lost one")
 
 
 def elastic_machines(job: Job, pool: ResourcePool, say: Callable[[str], None]) -> ElasticMachines | None:
