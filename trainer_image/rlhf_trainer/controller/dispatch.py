@@ -58,6 +58,12 @@ class Readers:
         for name in (*transfer.reads, *transfer.reads_if_there):
             self._by_field.setdefault(name, set()).add((transfer.protocol, layout, pool))
 
+    def remove(self, pool: str) -> None:
+        """Remove the methods of the models of a pool from the index."""
+        self.fetched.cache_clear()
+        for name, readers in self._by_field.items():
+            self._by_field[name] = {reader for reader in readers if reader[-1] != pool}
+
     def _fetched(self, name: str, holders: Holders, rows: int) -> Fetched:
         read: list[range] = []
         for read_name, readers in self._by_field.items():

@@ -15,6 +15,8 @@ from rlhf_api.names import POOL_RESOURCE
 from rlhf_trainer.errors import EnvironmentProblem
 
 Device = Literal["CPU", "GPU"]
+NODE_LABEL = "ray.io/node-id"
+"""Label of each of Ray's machines with its id."""
 LOOK_SECONDS = 1
 """Longest single wait for Ray, in seconds; between two waits Python handles signals."""
 
@@ -24,6 +26,8 @@ class RayNode(TypedDict):
 
     NodeID: str
     Alive: bool
+    NodeManagerAddress: str
+    NodeManagerPort: int
     Resources: Mapping[str, float]
 
 
@@ -60,8 +64,11 @@ class ResourcePool:
         """Number of the pool's slots on all machines."""
         return sum(self.slots_per_machine)
 
-    def reserve(self, *, deadline: float) -> None:
-        """Wait until Ray has reserved the pool's slots; EnvironmentProblem after `deadline` seconds."""
+    def reserve(self, *, deadline: float, machines: Sequence[str] = ()) -> None:
+        """Wait until Ray has reserved the pool's slots; EnvironmentProblem after `deadline` seconds.
+
+        machines: Ray's ids of the machines on which the slots are to be; none: Ray chooses.
+        """
         known = ray.cluster_resources()
         have = int(known.get(self.device, 0))
         if have < self.size:
@@ -71,8 +78,11 @@ class ResourcePool:
         self._groups = []
         for place, slots in enumerate(self.slots_per_machine):
             # Else a small pool may sit on the machine that a large one needs, and ranks in another zone than planned.
-            here = {each: 1.0 for each in (own, f"{own}:{place}") if each in known}
-            self._groups.append(placement_group([{**bundle, **here}] * slots, strategy="STRICT_PACK"))
+            named = (own,) if machines else (own, f"{own}:{place}")
+            here = {each: 1.0 for each in named if each in known}
+            only = [{NODE_LABEL: machines[place]}] * slots if machines else None
+            bundles = [{**bundle, **here}] * slots
+            self._groups.append(placement_group(bundles, strategy="STRICT_PACK", bundle_label_selector=only))
         until = time.monotonic() + deadline
         for group in self._groups:
             while not group.wait(LOOK_SECONDS):  # `ready` would start a process for its answer

@@ -176,7 +176,7 @@ class WorkerGroup:
         assert self.layout.world_size == pool.size, f"{self.layout} is not one of {pool.size} slots"
         self._log = log
         log.groups.append(self)
-        self._pool, self._start, self._deadline = pool, start, deadline
+        self.pool, self._start, self._deadline = pool, start, deadline
         self._open: list[Message] = []
         """Unsent message for each rank, to which calls are added; empty if all calls are sent."""
         self._processes: list[int] = []
@@ -187,7 +187,7 @@ class WorkerGroup:
         self._ranks = self._started()
 
     def _started(self) -> list[ray.actor.ActorHandle]:
-        pool, process = self._pool, ray.remote(concurrency_groups={INSPECTION: 1, OUTLETS: 1})(SlotProcess)
+        pool, process = self.pool, ray.remote(concurrency_groups={INSPECTION: 1, OUTLETS: 1})(SlotProcess)
         options = {
             "num_cpus": pool.cpus_of_process,
             "num_gpus": 1 if pool.device == "GPU" else 0,
@@ -199,9 +199,14 @@ class WorkerGroup:
         ]
 
     def restart(self) -> None:
-        """End the processes, some of which may be dead already, and start new ones; `build` must be called again."""
+        """End the processes, some of which may be dead already, and start new ones, one for each slot of the pool.
+
+        `build` must be called again.
+        """
         self.stop()
-        self._open, self._processes, self._building = [], [], []
+        self.layout = ParallelSizes(data=self.pool.size)
+        self._log.readers.remove(self.name)
+        self._open, self._processes, self.hosts, self._building = [], [], [], []
         self._ranks = self._started()
 
     def prepare(self, imports: Callable[[], None]) -> None:
@@ -215,7 +220,7 @@ class WorkerGroup:
         return Meeting(address=LOOPBACK if is_near else address, port=port)
 
     def _join(self) -> None:
-        pool = self._pool
+        pool = self.pool
         start = partial(self._start, self.rendezvous(is_near=len(pool.slots_per_machine) == 1))
         for rank, (handle, (_, local_rank)) in enumerate(zip(self._ranks, pool.slots(), strict=True)):
             variables = {
@@ -375,19 +380,19 @@ class ModelHandle:
         transfers: Mapping[str, Transfer] | None = None,
     ) -> None:
         """Make a method for each of `transfers` (default: the class's declarations). layout: default: the group's."""
-        self._group, self._role, self._layout = group, role, layout or group.layout
+        self._group, self._role, self.layout = group, role, layout or group.layout
         self._transfers = transfers_of(worker_class) if transfers is None else transfers
         for name, transfer in self._transfers.items():
-            group.add_reader(transfer, self._layout)
+            group.add_reader(transfer, self.layout)
             setattr(self, name, partial(ModelHandle.call, self, name))
 
     def call(self, method: str, batch: Batches | None = None, **arguments: object) -> Any:  # by the method's `Transfer`
         """Record a call of a method on every rank; see `WorkerGroup.call`."""
-        return self._group.call(self._role, method, self._transfers[method], self._layout, batch, arguments)
+        return self._group.call(self._role, method, self._transfers[method], self.layout, batch, arguments)
 
     def call_on_groups(self, method: str, batch: BatchFuture, groups: Sequence[ray.ObjectRef]) -> None:
         """Call a method on the finished rows in `groups`, which a generating call hands out while it still runs."""
-        self._group.call(self._role, method, self._transfers[method], self._layout, batch, {}, groups=groups)
+        self._group.call(self._role, method, self._transfers[method], self.layout, batch, {}, groups=groups)
 
     def with_calls(self, **calls: Callable[..., object]) -> Self:
         """Return a copy of this handle in which the given functions replace the methods of the same names."""

@@ -1,20 +1,27 @@
 """Runs a job on Ray: starts the workers of `worker_specs` on their pools, connects the models and takes the steps."""
 
 import gc
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
+
+import ray
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping
+from rlhf_mapper.place import with_nodes
 from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.resource_pool import LOOK_SECONDS
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
+from rlhf_trainer.run.elastic_pool import ElasticMachines, are_lost, copy_here, elastic_machines
 from rlhf_trainer.run.evaluation import evaluation_of
 from rlhf_trainer.run.graph import recorded_step, scorers_of
 from rlhf_trainer.run.job_run import run_job
@@ -31,7 +38,8 @@ from rlhf_trainer.telemetry import CONTROLLER, ENDPOINTS, Report
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.retokenized import with_prompts
 
-REPLACEMENTS = "rollout_replacements"
+REPLACEMENTS, RESIZES, REPEATED = "rollout_replacements", "rollout_resizes", "rollout_repeated_rows"
+NODES = "rollout_nodes"
 MAX_REPLACEMENTS = 3
 """Most replacements in a row without responses in between; the next loss ends the attempt."""
 
@@ -65,7 +73,7 @@ def run_on_ray(
         runtime = RayRuntime(
             running, mapping, folders, slots=slots, path=folder.path, columns=columns, retokenized=retokenized
         )
-        with runtime.running(is_last=is_last) as shape:
+        with runtime.running(is_last=is_last, say=publisher.say) as shape:
             checkpoints = KeptCheckpoints(
                 job, folder, runtime.models, trained, data=shape, stop=context.stop, resumed=checkpoint
             )
@@ -115,17 +123,18 @@ class RayRuntime:
         self._replaceable: ReplaceablePool | None = None
 
     @contextmanager
-    def running(self, *, is_last: bool = True) -> Iterator[DataShape]:
-        """Run the block with pools, processes and models; gives the shape of the data.
+    def running(self, *, is_last: bool = True, say: Callable[[str], None] = lambda _: None) -> Iterator[DataShape]:
+        """Run the block with pools, processes and models; gives the shape of the data. say: tells the user a sentence.
 
         Afterwards the next job may take over the processes, unless this job is the last or runs on GPUs. A
         CommunicationError that leaves the block says which rank is to blame.
         """
-        may_stay = self._placed.device == "CPU" and not is_last
+        is_elastic = any(pool.max_nodes for pool in self._job.spec.placement.pools)  # processes may be of another size
+        may_stay = self._placed.device == "CPU" and not is_last and not is_elastic
         with self._slots.held(
             self._placed, log=self._log, deadline=self._deadline, stacks=self._path / STACKS, may_stay=may_stay
         ) as self._groups:
-            yield self._start()
+            yield self._start(say)
 
     def blank(self, step: int, size: int) -> BatchFuture:
         return BatchFuture(step=step, size=size)
@@ -141,7 +150,7 @@ class RayRuntime:
         ahead = self._log.queue() if step and self._log.keeps else {}
         return [*reports, Report(sums={"bytes/controller": float(self._log.meter.read()), **ahead})]
 
-    def _start(self) -> DataShape:
+    def _start(self, say: Callable[[str], None]) -> DataShape:
         """Build the workers of all pools, connect the models, and return the shape of the data."""
         job, placed = self._job, self._placed
         self._home = home_of(job, placed)
@@ -149,9 +158,8 @@ class RayRuntime:
         self._handles = home.build({"data": data_spec(job, placed, self._folders)})
         home.wait_until_built()
         shape = agreed(job, self._handles["data"].call("describe").result())
-        specs = worker_specs(
-            job, placed, self._folders, shape, path=self._path, columns=self._columns, retokenized=self._retokenized
-        )
+        specs_of = partial(worker_specs, path=self._path, columns=self._columns, retokenized=self._retokenized)
+        specs = specs_of(job, placed, self._folders, shape)
         if job.generates_elsewhere:
             self._slots.beside(self._home, ENDPOINTS, log=self._log, deadline=self._deadline)
         for pool, workers in specs.items():
@@ -159,7 +167,7 @@ class RayRuntime:
             self._handles |= self._groups[pool].build(others)
         for group in self._groups.values():
             group.wait_until_built()
-        rollout_pool = self._rollout_pool(specs)
+        rollout_pool = self._rollout_pool(lambda: specs_of(job, self._placed, self._folders, shape), say)
         self.drain()
         scorers = scorers_of(recorded_step(job, placed, specs)) if job.spec.rollout.stream else ()
         self._log.streams.are_on = any(scorers)
@@ -168,27 +176,33 @@ class RayRuntime:
         gc.freeze()  # else every full collection of a step looks through all that the imports have left
         return shape
 
-    def _rollout_pool(self, specs: Mapping[str, Mapping[str, WorkerSpec]]) -> RolloutPool:
+    def _rollout_pool(
+        self, specs_now: Callable[[], Mapping[str, Mapping[str, WorkerSpec]]], say: Callable[[str], None]
+    ) -> RolloutPool:
         """Return the pool or servers that generate, joined with the actor's ranks; a RolloutPool if the actor does."""
         if self._job.generates_elsewhere:
             return Servers(self._join_servers)
         if not self._job.generates_apart:
             return RolloutPool()
-        name = next(pool for pool, workers in specs.items() if "rollout" in workers)
+        name = next(pool.name for pool in self._placed.pools if "rollout" in pool.models)
         group = self._groups[name]
+        machines = elastic_machines(self._job, group.pool, say)
 
         def join() -> None:
             self._span_pools(group.hosts, self._placed.sizes["rollout"])
 
         def rebuild() -> None:
-            group.build(specs[name])
+            if machines:
+                self._placed = with_nodes(self._placed, name, len(group.pool.slots_per_machine))
+            group.build(specs_now()[name])
+            self._handles["rollout"].layout = self._placed.sizes["rollout"]
             group.wait_until_built()
             join()
 
         join()
         if self._job.spec.rollout.stream:  # scoring may have begun on some ranks when others lack rows
             return RolloutPool()
-        self._replaceable = ReplaceablePool(group, self._log, deadline=self._deadline, build=rebuild)
+        self._replaceable = ReplaceablePool(group, self._log, deadline=self._deadline, build=rebuild, machines=machines)
         return self._replaceable
 
     def _join_servers(self) -> None:
@@ -220,10 +234,22 @@ class RayRuntime:
 class ReplaceablePool(RolloutPool):
     """Pool whose processes are replaced together: ranks of one engine cannot do without each other."""
 
-    def __init__(self, group: WorkerGroup, log: CallLog, *, deadline: float, build: Callable[[], None]) -> None:
-        """build: builds the workers of the group, and joins them with the actor's ranks."""
+    def __init__(
+        self,
+        group: WorkerGroup,
+        log: CallLog,
+        *,
+        deadline: float,
+        build: Callable[[], None],
+        machines: ElasticMachines | None = None,
+    ) -> None:
+        """build: builds the workers of the group, and joins them with the actor's ranks.
+
+        machines: of an elastic pool; None: Ray puts new processes where it has room.
+        """
         self._group, self._log, self._deadline, self._build = group, log, deadline, build
-        self._in_a_row = 0
+        self._machines = machines
+        self._in_a_row = self._resizes = 0
         self._report = Report(sums={REPLACEMENTS: 0.0})
 
     def calls(self) -> AbstractContextManager[None]:
@@ -234,27 +260,65 @@ class ReplaceablePool(RolloutPool):
         if step is not None:
             self._in_a_row = 0
 
+    def gather(self) -> None:
+        """Move an elastic pool if its machines must change. CommunicationError if a rank has died meanwhile.
+
+        Otherwise the actor's ranks would wait for that rank in the exchange of weights.
+        """
+        if self._machines and self._machines.must_change():
+            self._log.settle(deadline=self._deadline)  # with `rollout.partial` calls are under way
+            self._renew()
+        elif dead := self._dead_ranks():
+            raise CommunicationError(", ".join(dead))
+
+    def copy(self, responses: BatchFuture) -> None:
+        if self._machines:
+            copy_here(self._blocks(responses))
+
+    def has_lost(self, responses: BatchFuture) -> bool:
+        return self._machines is not None and are_lost(self._blocks(responses), deadline=self._deadline)
+
+    def _blocks(self, responses: BatchFuture) -> list[ray.ObjectRef]:
+        """Return references to the rows that the pool's processes have put into Ray's object store."""
+        made = (each for each in responses.fields.values() if each.holders.pool == self._group.name)
+        return [block.reference for each in made for block in each.blocks]
+
+    def _dead_ranks(self) -> list[str]:
+        return [str(rank) for rank in self._group.inspect() if rank.is_dead]
+
     def drain(self) -> Report:
-        """Return a report of the replacements since the last call of `drain`, which may have been between two steps."""
+        """Return a report of the changes since the last call of `drain`, which may have been between two steps."""
         report, self._report = self._report, Report(sums={REPLACEMENTS: 0.0})
+        if self._machines:
+            report.sums |= {RESIZES: float(self._resizes), REPEATED: float(self.repeated_rows)}
+            report.maxima[NODES] = float(len(self._group.pool.slots_per_machine))
+            self._resizes = self.repeated_rows = 0
         return report
 
     def replace(self, error: CommunicationError) -> None:
-        """Replace the processes; raise the error if no rank has died, or if too many have."""
-        lost = [str(rank) for rank in self._group.inspect() if rank.is_dead]
-        if not lost or self._in_a_row == MAX_REPLACEMENTS:
-            raise error
-        self._in_a_row += 1
-        self._report.sums[REPLACEMENTS] += 1
-        then = "new processes generate again what was under way"
-        self._report.warnings[REPLACEMENTS] = f"{', '.join(lost)}; {then}"
+        """Replace the processes; raise the error if no rank has died, or if too many have on machines that stay."""
+        if self._machines:
+            time.sleep(LOOK_SECONDS)  # the processes of a machine may end before the machine
+        if not (self._machines and self._machines.must_change()):
+            lost = self._dead_ranks()
+            if not lost or self._in_a_row == MAX_REPLACEMENTS:
+                raise error
+            self._in_a_row += 1
+            self._report.sums[REPLACEMENTS] += 1
+            then = "new processes generate again what was under way"
+            self._report.warnings[REPLACEMENTS] = f"{', '.join(lost)}; {then}"
         try:
-            with self._log.recorder.span(CONTROLLER, f"replace the processes of {self._group.name}"):
-                self._group.restart()
-                self._log.abandon(deadline=self._deadline)
-                self._build()
+            self._renew()
         except CommunicationError as another:
             self.replace(another)
+
+    def _renew(self) -> None:
+        """Start new processes, of an elastic pool on the machines that it can have now, and build their workers."""
+        with self._log.recorder.span(CONTROLLER, f"replace the processes of {self._group.name}"):
+            self._resizes += bool(self._machines and self._machines.move())
+            self._group.restart()
+            self._log.abandon(deadline=self._deadline)
+            self._build()
 
 
 class Servers(RolloutPool):

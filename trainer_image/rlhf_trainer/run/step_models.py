@@ -36,6 +36,9 @@ class RolloutPool:
     `on_ray` has pools that go on without lost processes.
     """
 
+    repeated_rows = 0
+    """Number of rows that were asked for again since somebody has set it to 0."""
+
     def calls(self) -> AbstractContextManager[None]:
         """Return a context for calls on these processes, and for calls that wait for them."""
         return nullcontext()
@@ -45,6 +48,13 @@ class RolloutPool:
 
     def gather(self) -> None:
         """Join the actor's ranks and all processes that get the actor's weights in one torch.distributed group."""
+
+    def copy(self, responses: Rows) -> None:
+        """Begin to copy responses, as soon as they end, to where they outlive the processes' machines."""
+
+    def has_lost(self, responses: Rows) -> bool:  # noqa: ARG002
+        """Whether ended responses cannot be read any more, as they were on a machine that has gone."""
+        return False
 
     def replace(self, error: CommunicationError) -> None:
         """Restart all processes, alive or dead; unfinished calls must be repeated. Raise `error` if it cannot help."""
@@ -81,16 +91,25 @@ class ApartRollout:
         return self._responses.pop(batch.step)
 
     def _call_until_done(self, step: int | None = None) -> None:
-        """Make all pending generating calls, and wait for a step's responses; repeat both if a generator is lost."""
+        """Make all pending generating calls, and wait for a step's responses; repeat both if one is lost."""
         while True:
             try:
                 self._make_calls()
                 if step is not None:
                     self._pool.settle(step)
+                    if self._pool.has_lost(self._responses[step]):
+                        self._drop({step})
+                        continue
                 return
             except CommunicationError as error:
-                self._responses = {step: each for step, each in self._responses.items() if step in self._settled}
+                self._drop(self._responses.keys() - self._settled)
                 self._pool.replace(error)
+
+    def _drop(self, steps: Iterable[int]) -> None:
+        """Drop the responses of steps, so that they are generated again."""
+        for step in steps:
+            self._settled.discard(step)
+            self._pool.repeated_rows += self._responses.pop(step).size
 
     def _make_calls(self) -> None:
         """Send the newest weights to the generators, and then make the generating calls of all pending requests."""
@@ -107,6 +126,7 @@ class ApartRollout:
             for step in steps:
                 batch, options = self._requests[step]
                 self._responses[step] = self._rollout.generate_sequences(batch, **options)
+                self._pool.copy(self._responses[step])
 
 
 class StreamingRollout:

@@ -1,0 +1,47 @@
+"""Mistakes in `maxNodes`, and what makes a pool with it keep its nodes, are one sentence at the start."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from rlhf_api.problems import SpecError
+from rlhf_mapper.place import place
+from rlhf_trainer.run.elastic_pool import elastic_machines
+from tests.trainer.elastic.machines import POOL, elastic_job
+
+FOLDERS: Any = {"actor": "nowhere"}
+
+
+def said(job: Any, monkeypatch: pytest.MonkeyPatch, *, resource: str) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {resource: 2.0})
+    pool: Any = SimpleNamespace(name=POOL, machines=list)
+    elastic_machines(job, pool, found.append)
+    return found
+
+
+def test_batches_that_no_more_nodes_divide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = elastic_job(tmp_path, FOLDERS, count=1, samplesPerPrompt=7, prompts=1)
+    why = "7 sequences a step are no equal batches for more"
+    assert said(one, monkeypatch, resource=f"rlhf-pool-{POOL}") == [
+        f"warning: rollout pool {POOL} keeps 1 of maxNodes 3: {why}"
+    ]
+
+
+def test_nodes_that_do_not_say_their_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = elastic_job(tmp_path, FOLDERS, count=1)
+    why = f"no node of Ray has the resource rlhf-pool-{POOL}"
+    assert said(one, monkeypatch, resource="CPU") == [f"warning: rollout pool {POOL} keeps 1 of maxNodes 3: {why}"]
+
+
+def test_a_pool_that_can_grow_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not said(elastic_job(tmp_path, FOLDERS, count=1), monkeypatch, resource=f"rlhf-pool-{POOL}")
+
+
+def test_batches_that_the_fewest_nodes_do_not_divide(tmp_path: Path) -> None:
+    one = elastic_job(tmp_path, FOLDERS, count=1, samplesPerPrompt=7, prompts=1, fewest=2)
+    with pytest.raises(SpecError, match=r"promptBatchSize: gives 7 sequences, which do not divide by the 2 slots"):
+        place(one, (0,))

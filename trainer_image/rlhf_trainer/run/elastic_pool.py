@@ -1,0 +1,110 @@
+"""Machines of a rollout pool that grows and shrinks (`placement.pools[].maxNodes`), and copies of its responses."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import ray
+
+from rlhf_api.job import Job
+from rlhf_api.names import POOL_RESOURCE
+from rlhf_trainer.controller.resource_pool import LOOK_SECONDS, RayNode, ResourcePool
+from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.run.slots import POOL_DEADLINE_SECONDS
+
+ANSWER_SECONDS = 2.0
+"""Seconds that a machine may take to accept a connection; one that does not has gone."""
+RESERVE_SECONDS = 20.0
+"""Seconds after which machines are chosen anew, as one that Ray was asked for may have gone."""
+
+
+class ElasticMachines:
+    """Machines of an elastic pool: those in use, and those that Ray has; each holds as many slots of the pool."""
+
+    def __init__(self, pool: ResourcePool, sizes: Sequence[int], say: Callable[[str], None]) -> None:
+        """sizes: the allowed numbers of machines; say: tells the user a sentence."""
+        self._pool, self._sizes, self._say = pool, sizes, say
+        self._in_use = [machine for machine, _ in pool.machines()]
+        """Ray's ids of the machines with the pool's processes, in the order of ranks."""
+
+    def _find_alive(self) -> set[str]:
+        """Return Ray's ids of the pool's machines that answer: Ray takes ten seconds to see that one has gone."""
+        own = f"{POOL_RESOURCE}{self._pool.name}"
+        found = (node for node in ray.nodes() if node["Alive"] and own in node["Resources"])
+        return {node["NodeID"] for node in found if answers(node)}
+
+    def _choose(self) -> list[str]:
+        """Return the largest allowed number of the machines that are alive, those in use first; [] if too few are."""
+        alive = self._find_alive()
+        ordered = [each for each in self._in_use if each in alive] + sorted(alive.difference(self._in_use))
+        return ordered[: max((size for size in self._sizes if size <= len(ordered)), default=0)]
+
+    def must_change(self) -> bool:
+        """Whether a machine in use has gone, or the pool can have more machines."""
+        return self._choose() != self._in_use
+
+    def move(self) -> bool:
+        """End the pool's processes and reserve its slots on the chosen machines; return whether these are others.
+
+        Waits for the fewest machines. EnvironmentProblem if they do not come in time.
+        """
+        pool, before, until = self._pool, self._in_use, time.monotonic() + POOL_DEADLINE_SECONDS
+        slots, fewest = pool.slots_per_machine[:1], min(self._sizes)
+        pool.release()
+        if not self._choose():
+            self._say(f"rollout pool {pool.name} waits for {fewest} nodes")
+        while time.monotonic() < until:
+            if chosen := self._choose():
+                pool.slots_per_machine = slots * len(chosen)
+                with suppress(EnvironmentProblem):  # one may go meanwhile
+                    pool.reserve(deadline=RESERVE_SECONDS, machines=chosen)
+                    self._in_use = chosen
+                    if chosen != before:
+                        why = ", as one has gone" if len(chosen) == len(before) else ""
+                        self._say(f"rollout pool {pool.name}: {len(before)} -> {len(chosen)} nodes{why}")
+                    return chosen != before
+            time.sleep(LOOK_SECONDS)
+        has = f"rollout pool {pool.name} has {len(self._find_alive())} of the {fewest} nodes that it needs at least"
+        raise EnvironmentProblem(f"{has}, {POOL_DEADLINE_SECONDS:.0f} s after it lost one")
+
+
+def elastic_machines(job: Job, pool: ResourcePool, say: Callable[[str], None]) -> ElasticMachines | None:
+    """Return the machines of an elastic pool; None if it has no maxNodes, or Ray's nodes do not name their pools."""
+    wanted = next((each for each in job.spec.placement.pools if each.name == pool.name and each.max_nodes), None)
+    if wanted is None:
+        return None
+    sizes, keeps = job.sizes_of(wanted), f"rollout pool {pool.name} keeps {wanted.nodes} of maxNodes {wanted.max_nodes}"
+    if (own := f"{POOL_RESOURCE}{pool.name}") not in ray.cluster_resources():
+        say(f"warning: {keeps}: no node of Ray has the resource {own}")
+        return None
+    if len(sizes) == 1 and wanted.nodes != wanted.max_nodes:
+        say(f"warning: {keeps}: {job.sequences_per_step} sequences a step are no equal batches for more")
+    return ElasticMachines(pool, sizes, say)
+
+
+def answers(node: RayNode) -> bool:
+    """Whether Ray's process on a machine accepts a connection."""
+    with suppress(OSError):
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), ANSWER_SECONDS).close()
+        return True
+    return False
+
+
+def copy_here(references: Sequence[ray.ObjectRef]) -> None:
+    """Have Ray copy objects to this machine when they are made, without reading them; returns at once."""
+    wait = partial(ray.wait, list(references), num_returns=len(references), fetch_local=True)
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def are_lost(references: Sequence[ray.ObjectRef], *, deadline: float) -> bool:
+    """Wait until objects are copied to this machine, at most `deadline` seconds; return whether one is lost."""
+    here, missing, until = list[ray.ObjectRef](), list(references), time.monotonic() + deadline
+    while missing and time.monotonic() < until:
+        arrived, missing = ray.wait(missing, num_returns=len(missing), timeout=LOOK_SECONDS, fetch_local=True)
+        here += arrived
+    core = ray._private.worker.global_worker.core_worker  # noqa: SLF001 `ray.get` would read them
+    kinds = [metadata.split(b",")[0] for _, metadata, _ in core.get_objects(here, 0)]
+    return any(kind.isdigit() for kind in kinds)  # the number of an error
