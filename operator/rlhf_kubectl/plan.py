@@ -15,7 +15,7 @@ from rlhf_kubectl.jobs import find_job, job_documents, settings_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_operator.cluster import parse, raw, view
 from rlhf_operator.cluster.cache import Cache, KindName
-from rlhf_operator.cluster.resources import NODES, PODS, SLICES
+from rlhf_operator.cluster.resources import NODES, PODS, SLICES, preferred
 from rlhf_operator.conditions import found
 from rlhf_operator.placement.map_job import MappingResult, map_job
 from rlhf_operator.reconcile.context import parse_job
@@ -41,7 +41,7 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
     if nodes is None and (mapped := _operators_answer(kubectl, what)):
         return _print_operators_answer(console, what, mapped)
     settings, pods = settings_of(kubectl, kubectl.namespace), kubectl.items(PODS.path())
-    slices = kubectl.items(SLICES.path())
+    slices = kubectl.items(preferred(SLICES, kubectl.find(f"/apis/{SLICES.group}")).path())
     cache = _cache(jobs=job_documents(kubectl), nodes=nodes, pods=pods, slices=slices)
     existing = {job.value.name: job.value for _, job in cache.jobs}
     observed = _jobs_to_plan(kubectl, what, existing)

@@ -23,19 +23,22 @@ SLICE = {
 }
 
 
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
 @pytest.mark.parametrize("reason", ["", "NotFound", "Forbidden"])
 def test_gpus_for_resource_claims_are_seen(
-    reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    reason: str, version: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A cluster without the kind, and a user who may not list it, get a plan without them."""
     there: dict[str, list[dict[str, Any]]] = {NODES.path(): [NODE], PODS.path(): []}
     if not reason:
-        there[SLICES.path()] = [SLICE]
+        there[SLICES._replace(version=version).path()] = [SLICE]
 
     def get(_: Kubectl, path: str) -> dict[str, Any]:
         if path in there:
             return {"items": there[path]}
-        if path == SLICES.path():
+        if path == "/apis/resource.k8s.io" and reason != "NotFound":
+            return {"preferredVersion": {"version": version}}
+        if path.startswith("/apis/resource.k8s.io"):
             raise KubectlError("refused", reason=reason)
         return {"items": []}
 

@@ -12,6 +12,7 @@ from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.snapshot import ObservedClaim, ObservedRayJob, Refusal
 from tests.operator.fake_trainer import START
 from tests.operator.rendered import nodes
+from tests.operator.running_jobs import NODES
 from tests.operator.simulated import SFT, World
 from tests.operator.test_a_job_lives_its_life import PPO_LIKE, first, message, reason
 
@@ -103,10 +104,12 @@ def test_what_keeps_a_new_job_is_an_event_and_once_a_reason() -> None:
 
 
 def test_what_the_server_refused_was_told_when_it_was() -> None:
-    world = World()
+    world = World(nodes=NODES)
     refused = Refusal(reason="CreateRefused", message="RayJob job-a1 was refused: exceeded quota")
-    plan = decide(replace(world.observe(fresh=True), refused=refused), world.now, world.settings)
-    assert plan.status.phase == "Pending"
+    seen = replace(world.observe(fresh=True), refused=refused, alone=True)
+    plan = decide(seen, world.now, world.settings)
+    assert decide(replace(seen, refused=None), world.now, world.settings).status.reserved
+    assert (plan.status.phase, plan.status.reserved) == ("Pending", ()), "other jobs may begin meanwhile"
     assert "CreateRefused" not in [each.reason for each in plan.events]
     told = next(each.message for each in plan.status.conditions if each.type == "ClusterReady")
     assert (told, plan.status.attempts[-1].outcome) == (

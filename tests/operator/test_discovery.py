@@ -57,6 +57,20 @@ def test_pods_of_others_are_watched_where_nodes_may_be_read(
     run(tmp_path, test)
 
 
+@pytest.mark.parametrize("version", ["v1", "v1beta1", None])
+def test_slices_are_watched_in_the_servers_version(version: str | None, tmp_path: Path) -> None:
+    async def test(parts: Parts) -> None:
+        parts.server.will("GET", JOBS, 200, {"resources": [{"name": "rlhfjobs"}]})
+        if version:
+            parts.server.will("GET", "/apis/resource.k8s.io", 200, {"preferredVersion": {"version": version}})
+            of_version = f"/apis/resource.k8s.io/{version}"
+            parts.server.will("GET", of_version, 200, {"resources": [{"name": "resourceslices"}]})
+        offer = await discover(parts.client, Settings())
+        assert [kind.resource.version for kind in offer.kinds if kind.name == "slices"] == [version] * bool(version)
+
+    run(tmp_path, test)
+
+
 def test_a_cluster_without_our_jobs_says_what_to_install(tmp_path: Path) -> None:
     async def test(parts: Parts) -> None:
         parts.server.will("GET", JOBS, 404)

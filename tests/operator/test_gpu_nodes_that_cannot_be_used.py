@@ -85,6 +85,16 @@ def test_large_models_get_no_cpu_slots_unasked() -> None:
     assert "million parameters in all; device Auto takes CPU slots for up to 100 million" in answer.message
 
 
+@pytest.mark.parametrize("device", ["Auto", "CPU"])
+def test_models_of_unknown_size_get_no_cpu_slots_unasked(device: str) -> None:
+    job = changed("helpful-sft", {"models.actor.uri": "hf://someone/model", "resources.device": device})
+    answer = map_job(job, snapshot(job, [node("cpu")]), SETTINGS)
+    assert (answer.reason, answer.mapping is None) == ("ShapesUnknown", device == "Auto")
+    if device == "Auto":
+        assert answer.message.startswith("no node has GPUs, and spec.models.actor.uri: hf://someone/model: ")
+        assert answer.message.endswith("or set spec.resources.device to CPU")
+
+
 def test_a_step_longer_than_the_deadline_is_no_plan() -> None:
     job = changed(
         PPO, {"runPolicy.progressDeadlineSeconds": 1, "rollout.samplesPerPrompt": 64, "data.maxResponseTokens": 400}

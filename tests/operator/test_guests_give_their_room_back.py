@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf_api.status import Progress, SavedState
+from rlhf_operator.reconcile import line
 from rlhf_operator.times import timestamp
 from tests.operator.shared_cluster import SharedCluster
 from tests.operator.test_node_groups_that_grow import settings
@@ -37,14 +38,15 @@ def test_a_kill_before_its_rayjob_leaves_it_a_guest(monkeypatch: pytest.MonkeyPa
     assert (begun(cluster, "large"), outcomes(cluster, "short")) == ([True], ["Yielded"])
 
 
-def test_a_checkpoint_that_is_a_step_behind_is_enough() -> None:
+@pytest.mark.parametrize(("saved_step", "ends"), [(4, True), (3, False)])
+def test_a_checkpoint_that_is_a_step_behind_is_enough(saved_step: int, ends: bool) -> None:
     """A trainer tells of a checkpoint one step later; steps are longer than the grace period."""
     cluster = cluster_of(4)
     with_a_guest(cluster)
     cluster.settle()
     now, status = timestamp(cluster.now), cluster.status("short")
     progress = Progress(step=5, total_steps=50, stage="SFT", step_seconds=200.0, last_step_time=now)
-    saved = SavedState(step=4, uri="pvc://x/y", time=now)
+    saved = SavedState(step=saved_step, uri="pvc://x/y", time=now)
     first = status.attempts[-1].model_copy(update={"first_step": 0})
     cluster.write(
         cluster.home("short"),
@@ -53,7 +55,7 @@ def test_a_checkpoint_that_is_a_step_behind_is_enough() -> None:
     cluster.end("runs-a1")
     cluster.settle()
     cluster.wait(600)
-    assert (begun(cluster, "large"), outcomes(cluster, "short")) == ([True], ["Yielded"])
+    assert (begun(cluster, "large"), outcomes(cluster, "short")) == ([ends], ["Yielded" if ends else "Running"])
 
 
 def test_a_guest_before_the_first_does_not_shield_a_later_one() -> None:
@@ -96,3 +98,17 @@ def test_nodes_that_are_yet_to_come_do_not_replace_a_guests_room() -> None:
     cluster.settle()
     cluster.wait(3600)
     assert outcomes(cluster, "first") == ["Running"], "it has the existing nodes"
+
+
+def test_a_guest_leaves_where_a_node_would_be_added_else() -> None:
+    group = {"name": "g", "max": 4, "matchLabels": WORKERS, "cpu": "4", "memory": "512Gi"}
+    cluster = SharedCluster(nodes_of(3), settings=settings(group))
+    for name, made in (("runs", job(2, steps=10_000)), ("first", job(3)), ("short", job(1, steps=50))):
+        cluster.submit(name, made)
+        cluster.settle()
+    assert begun(cluster, "runs", "first", "short") == [True, False, True]
+    cluster.wait(line.BINDING_SECONDS)
+    cluster.end("runs-a1")
+    cluster.settle()
+    assert [each.node for each in cluster.status("first").reserved] == ["heads", "node-0", "node-1", "node-2"]
+    assert outcomes(cluster, "short") == ["Yielded"]

@@ -349,7 +349,7 @@ def test_models_of_the_hub_live_together() -> None:
 def test_with_unknown_shapes_the_most_fitting_nodes_are_taken() -> None:
     job = changed("helpful-sft", {"models.actor.uri": "hf://someone/model", "resources.maxNodes": 3} | CPU_SLOTS)
     assert mapped(job, nodes(3)).slots == 4, "6 slots do not divide the batch of 32"
-    odd = changed("helpful-sft", {"models.actor.uri": "hf://someone/model", "resources.slotsPerNode": 3})
+    odd = changed("helpful-sft", {"models.actor.uri": "hf://someone/model"} | CPU_SLOTS | {"resources.slotsPerNode": 3})
     answer = place(odd, nodes(1))
     assert answer.reason == "InvalidPlacement"
     assert answer.message.startswith("spec.training.batchSize: gives 32 sequences, which do not divide by the 3 slots")

@@ -175,6 +175,7 @@ def test_models_and_data_of_claims_are_mounted_read_only_once() -> None:
             "models.actor.lora": {"initial": "pvc://models/adapter"},
             "data.train.uri": "pvc://sets.v2/train.jsonl",
             "checkpoint.storage": "pvc://models/runs",
+            "resources.device": "CPU",
         },
     )
     assert mounted(job) == {

@@ -72,6 +72,26 @@ def test_a_short_job_begins_behind_a_large_one_that_waits() -> None:
     assert told(cluster, "long").startswith("2nd in line behind team/large; the free room is kept for that job; ")
 
 
+@pytest.mark.parametrize(("margin", "begins"), [(0.9, False), (1.1, True)])
+def test_a_guest_ends_some_minutes_before_the_first_begins(margin: float, begins: bool) -> None:
+    def seconds_of_step(of: SharedCluster, name: str) -> float:
+        mapping = of.status(name).mapping
+        assert mapping
+        assert mapping.predicted_step_seconds
+        return mapping.predicted_step_seconds
+
+    alone, cluster = cluster_of(1), cluster_of(4)
+    alone.submit("short", job(1))
+    alone.settle()
+    for name, wanted in (("runs", job(3, steps=10_000)), ("large", job(4))):
+        cluster.submit(name, wanted)
+        cluster.settle()
+    ends = 10_000 * seconds_of_step(cluster, "runs") - margin * backfill.START_AND_END_SECONDS
+    cluster.submit("short", job(1, steps=int(ends / seconds_of_step(alone, "short"))))
+    cluster.settle()
+    assert begun(cluster, "large", "short") == [False, begins]
+
+
 def test_a_job_of_any_length_takes_room_the_first_cannot_use() -> None:
     cluster = cluster_of(4)
     cluster.submit("runs", job(2, steps=1000))

@@ -249,7 +249,8 @@ class Training(Spec):
 class Resources(Spec):
     """The slots a job may use; a slot is a GPU or a CPU worker."""
 
-    device: Literal["Auto", "CPU", "GPU"] = Field("Auto", description="Kind of slots; Auto: GPUs where there are any.")
+    device: Literal["Auto", "CPU", "GPU"] = "Auto"
+    """Kind of slots; Auto: GPUs where there are any, else CPU slots, on a cluster for up to 100 million parameters."""
     nodes: NodeCount = Field(1, description="Number of the job's nodes.")
     max_nodes: NodeCount | None = None
     """Largest number of nodes onto which a job is mapped on a cluster; the job gets fewer where fewer exist, but at

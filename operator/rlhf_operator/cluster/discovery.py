@@ -14,8 +14,9 @@ from rlhf_operator.cluster.resources import (
     PRIORITIES,
     RAYJOBS,
     SLICES,
+    WORKLOADS,
     Resource,
-    workloads,
+    preferred,
 )
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Capability
@@ -51,7 +52,8 @@ async def discover(client: Client, settings: Settings) -> Offer:
     if await _serves(client, RAYJOBS):
         capabilities.add("kuberay")
         kinds.append(Kind(name="rayjobs", resource=RAYJOBS, selector=OURS))
-    if (kueue := await _kueue(client)) and await _may_list(client, kueue, next(iter(settings.namespaces), None)):
+    first = next(iter(settings.namespaces), None)
+    if (kueue := await _served(client, WORKLOADS)) and await _may_list(client, kueue, first):
         capabilities.add("kueue")
         kinds.append(Kind(name="quotas", resource=kueue))
     selector = OURS
@@ -61,8 +63,8 @@ async def discover(client: Client, settings: Settings) -> Offer:
         selector = ""  # pods of others hold GPUs of the nodes
         if await _may_list(client, PRIORITIES, None):
             kinds.append(Kind(name="priorities", resource=PRIORITIES, namespaced=False))
-        if await _serves(client, SLICES) and await _may_list(client, SLICES, None):
-            kinds.append(Kind(name="slices", resource=SLICES, namespaced=False))
+        if (slices := await _served(client, SLICES)) and await _may_list(client, slices, None):
+            kinds.append(Kind(name="slices", resource=slices, namespaced=False))
     kinds.append(Kind(name="pods", resource=PODS, selector=selector))
     return Offer(capabilities=frozenset(capabilities), kinds=tuple(kinds))
 
@@ -72,10 +74,11 @@ async def _serves(client: Client, resource: Resource) -> bool:
     return any(each.get("name") == resource.plural for each in raw.entries(answer, "resources"))
 
 
-async def _kueue(client: Client) -> Resource | None:
-    answer = await client.find("/apis/kueue.x-k8s.io", "apis")
-    resource = workloads(raw.text(answer, "preferredVersion", "version"))
-    return resource if answer and await _serves(client, resource) else None
+async def _served(client: Client, resource: Resource) -> Resource | None:
+    """Return a kind in the version that the API server prefers; None if the server does not have it."""
+    answer = await client.find(f"/apis/{resource.group}", "apis")
+    found = preferred(resource, answer)
+    return found if answer and await _serves(client, found) else None
 
 
 async def _may_list(client: Client, resource: Resource, namespace: str | None) -> bool:

@@ -1,9 +1,10 @@
 """The kinds of Kubernetes objects that the operator reads and writes, and their paths in the API."""
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rlhf_api.names import GROUP, KIND, VERSION
 from rlhf_operator import names
+from rlhf_operator.cluster import raw
 
 
 class Resource(NamedTuple):
@@ -31,6 +32,7 @@ RAYCLUSTERS: Final = Resource("ray.io", "v1", "rayclusters", "RayCluster")
 PODS: Final = Resource("", "v1", "pods", "Pod")
 NODES: Final = Resource("", "v1", "nodes", "Node")
 SLICES: Final = Resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice")
+WORKLOADS: Final = Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
 PRIORITIES: Final = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass")
 CLAIMS: Final = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 READERS: Final = Resource("batch", "v1", "jobs", "Job")
@@ -49,6 +51,6 @@ OURS: Final = f"{names.MANAGED_BY}={names.OPERATOR},{names.JOB_NAME}"
 """Label selector of the objects that the operator made for jobs, and of KubeRay's pods for them."""
 
 
-def workloads(version: str) -> Resource:
-    """Return the description of Kueue's kind Workload in this version of Kueue's API, without asking the API server."""
-    return Resource("kueue.x-k8s.io", version, "workloads", "Workload")
+def preferred(resource: Resource, group: Any) -> Resource:
+    """Return the kind in the version that the API server prefers. group: the server's answer about the kind's group."""
+    return resource._replace(version=raw.text(group, "preferredVersion", "version") or resource.version)

@@ -42,6 +42,10 @@ MIN_SLOWDOWN = 1.15
 
 MAX_CPU_PARAMETERS = 100e6
 """Most parameters of all models of a job with `device: Auto` that runs on CPU slots because no node has GPUs."""
+AUTO_REMEDY = (
+    f"device Auto takes CPU slots for up to {MAX_CPU_PARAMETERS / 1e6:.0f} million; add nodes with GPUs, name those "
+    "that an autoscaler may add in cluster.nodeGroups of the chart, or set spec.resources.device to CPU"
+)
 
 
 class GpuNodesUnusableError(NoPlaceError):
@@ -124,14 +128,12 @@ def _require_gpus(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Se
         return
     if unusable := unusable_gpus(job, snapshot, settings):
         raise GpuNodesUnusableError(f"no node with GPUs is usable: {unusable}; or set spec.resources.device to CPU")
-    total = sum(shapes_of(job, snapshot).parameters.values())
-    if asked == "Auto" and total > MAX_CPU_PARAMETERS:
-        raise NoPlaceError(
-            f"no node has GPUs, and the models have {total / 1e6:,.0f} million parameters in all; "
-            f"device Auto takes CPU slots for up to {MAX_CPU_PARAMETERS / 1e6:.0f} million; add nodes with GPUs, "
-            "name those that an autoscaler may add in cluster.nodeGroups of the chart, or set spec.resources.device "
-            "to CPU"
-        )
+    shapes = shapes_of(job, snapshot)
+    if asked == "Auto" and (total := sum(shapes.parameters.values())) > MAX_CPU_PARAMETERS:
+        size = f"the models have {total / 1e6:,.0f} million parameters in all"
+        raise NoPlaceError(f"no node has GPUs, and {size}; {AUTO_REMEDY}")
+    if asked == "Auto" and shapes.why_unknown:
+        raise UnknownShapeError(f"no node has GPUs, and {shapes.why_unknown}; {AUTO_REMEDY}")
 
 
 def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mapping[str, float]) -> MappedPlacement:
