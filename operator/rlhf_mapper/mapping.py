@@ -1,9 +1,9 @@
 """Answer of the mapper: pools, parallel sizes of each model, and the prediction. `as_json` returns it as JSON."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
@@ -40,6 +40,8 @@ class MappedPool:
     """Name of the pool's GPU type; empty if unknown."""
     zones: tuple[str, ...] = ()
     """Zone of each machine in the order of ranks; empty if unknown."""
+    machine_counts: tuple[int, ...] = ()
+    """Numbers of machines that an elastic pool may have, ascending; empty if the pool keeps its size."""
 
     @property
     def size(self) -> int:
@@ -161,6 +163,14 @@ class DeviceMapping:
         sizes = {role: self.sizes[role] for role in pool.models}
         named = (role if each.pipeline == each.tensor == 1 else f"{role} {each}" for role, each in sizes.items())
         return f"{pool.size} {self.device} slots ({', '.join(named)}){zones}"
+
+    def with_machines(self, name: str, count: int) -> Self:
+        """Return this mapping with so many machines in the pool `name`, which only generates."""
+        pools = {pool.name: pool for pool in self.pools}
+        pools[name] = replace(pools[name], slots_per_machine=pools[name].slots_per_machine[:1] * count, zones=())
+        size = self.sizes["rollout"]
+        engines = replace(size, data=pools[name].size // (size.pipeline * size.tensor))
+        return replace(self, pools=tuple(pools.values()), sizes={**self.sizes, "rollout": engines})
 
 
 SHOWN_ELSEWHERE = ("models", "memory_limit", "works_ahead")

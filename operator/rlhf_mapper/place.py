@@ -1,7 +1,6 @@
 """Placement of a job's models without a search: pools as the manifest names them, or one pool for all models."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 
 from rlhf_api import status
@@ -43,16 +42,8 @@ def pool_of(pool: Pool | status.MappedPool, job: Job) -> MappedPool:
         name=pool.name,
         models=(*pool.models, *(role for role in job.models() if PLACED_WITH.get(role) in pool.models)),
         slots_per_machine=(pool.slots_per_node,) * pool.nodes,
+        machine_counts=tuple(job.sizes_of(pool)) if (pool.max_nodes or 0) > pool.nodes else (),
     )
-
-
-def with_nodes(mapping: DeviceMapping, name: str, nodes: int) -> DeviceMapping:
-    """Return a mapping in which the pool `name`, which only generates, has so many nodes."""
-    pools = {pool.name: pool for pool in mapping.pools}
-    pools[name] = replace(pools[name], slots_per_machine=pools[name].slots_per_machine[:1] * nodes, zones=())
-    engine = mapping.sizes["rollout"]
-    size = generating(engine.pipeline, engine.tensor, pools[name].size)
-    return replace(mapping, pools=tuple(pools.values()), sizes={**mapping.sizes, "rollout": size})
 
 
 def _sizes(job: Job, role: Role, pool: MappedPool) -> ParallelSizes:

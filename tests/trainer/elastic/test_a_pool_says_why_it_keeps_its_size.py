@@ -19,22 +19,24 @@ def said(job: Any, monkeypatch: pytest.MonkeyPatch, *, resource: str) -> list[st
     found: list[str] = []
     monkeypatch.setattr(ray, "cluster_resources", lambda: {resource: 2.0})
     pool: Any = SimpleNamespace(name=POOL, machines=list)
-    elastic_machines(job, pool, found.append)
+    elastic_machines(pool, place(job, (0,)).pools[-1].machine_counts, found.append)
     return found
 
 
 def test_batches_that_no_more_nodes_divide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = elastic_job(tmp_path, FOLDERS, count=1, samplesPerPrompt=7, prompts=1)
-    why = "7 sequences a step are no equal batches for more"
+    why = "no larger number up to maxNodes makes equal batches of a step's responses"
     assert said(one, monkeypatch, resource=f"rlhf-pool-{POOL}") == [
-        f"warning: rollout pool {POOL} keeps 1 of maxNodes 3: {why}"
+        f"warning: rollout pool {POOL} keeps its number of nodes (1): {why}"
     ]
 
 
 def test_nodes_that_do_not_say_their_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = elastic_job(tmp_path, FOLDERS, count=1)
     why = f"no node of Ray has the resource rlhf-pool-{POOL}"
-    assert said(one, monkeypatch, resource="CPU") == [f"warning: rollout pool {POOL} keeps 1 of maxNodes 3: {why}"]
+    assert said(one, monkeypatch, resource="CPU") == [
+        f"warning: rollout pool {POOL} keeps its number of nodes (1): {why}"
+    ]
 
 
 def test_a_pool_that_can_grow_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

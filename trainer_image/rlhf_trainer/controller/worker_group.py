@@ -176,7 +176,7 @@ class WorkerGroup:
         assert self.layout.world_size == pool.size, f"{self.layout} is not one of {pool.size} slots"
         self._log = log
         log.groups.append(self)
-        self.pool, self._start, self._deadline = pool, start, deadline
+        self._pool, self._start, self._deadline = pool, start, deadline
         self._open: list[Message] = []
         """Unsent message for each rank, to which calls are added; empty if all calls are sent."""
         self._processes: list[int] = []
@@ -187,7 +187,7 @@ class WorkerGroup:
         self._ranks = self._started()
 
     def _started(self) -> list[ray.actor.ActorHandle]:
-        pool, process = self.pool, ray.remote(concurrency_groups={INSPECTION: 1, OUTLETS: 1})(SlotProcess)
+        pool, process = self._pool, ray.remote(concurrency_groups={INSPECTION: 1, OUTLETS: 1})(SlotProcess)
         options = {
             "num_cpus": pool.cpus_of_process,
             "num_gpus": 1 if pool.device == "GPU" else 0,
@@ -204,7 +204,7 @@ class WorkerGroup:
         `build` must be called again.
         """
         self.stop()
-        self.layout = ParallelSizes(data=self.pool.size)
+        self.layout = ParallelSizes(data=self._pool.size)
         self._log.readers.remove(self.name)
         self._open, self._processes, self.hosts, self._building = [], [], [], []
         self._ranks = self._started()
@@ -220,7 +220,7 @@ class WorkerGroup:
         return Meeting(address=LOOPBACK if is_near else address, port=port)
 
     def _join(self) -> None:
-        pool = self.pool
+        pool = self._pool
         start = partial(self._start, self.rendezvous(is_near=len(pool.slots_per_machine) == 1))
         for rank, (handle, (_, local_rank)) in enumerate(zip(self._ranks, pool.slots(), strict=True)):
             variables = {

@@ -9,11 +9,9 @@ from functools import partial
 
 import ray
 
-from rlhf_api.job import Job
 from rlhf_api.names import POOL_RESOURCE
-from rlhf_trainer.controller.resource_pool import LOOK_SECONDS, RayNode, ResourcePool
+from rlhf_trainer.controller.resource_pool import LOOK_SECONDS, POOL_DEADLINE_SECONDS, RayNode, ResourcePool
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.run.slots import POOL_DEADLINE_SECONDS
 
 ANSWER_SECONDS = 2.0
 """Seconds that a machine may take to accept a connection; one that does not has gone."""
@@ -29,6 +27,11 @@ class ElasticMachines:
         self._pool, self._sizes, self._say = pool, sizes, say
         self._in_use = [machine for machine, _ in pool.machines()]
         """Ray's ids of the machines with the pool's processes, in the order of ranks."""
+
+    @property
+    def count(self) -> int:
+        """Number of machines in use."""
+        return len(self._in_use)
 
     def _find_alive(self) -> set[str]:
         """Return Ray's ids of the pool's machines that answer: Ray takes ten seconds to see that one has gone."""
@@ -71,18 +74,20 @@ class ElasticMachines:
         raise EnvironmentProblem(f"{has}, {POOL_DEADLINE_SECONDS:.0f} s after it lost one")
 
 
-def elastic_machines(job: Job, pool: ResourcePool, say: Callable[[str], None]) -> ElasticMachines | None:
-    """Return the machines of an elastic pool; None if it has no maxNodes, or Ray's nodes do not name their pools."""
-    wanted = next((each for each in job.spec.placement.pools if each.name == pool.name and each.max_nodes), None)
-    if wanted is None:
+def elastic_machines(pool: ResourcePool, counts: Sequence[int], say: Callable[[str], None]) -> ElasticMachines | None:
+    """Return the machines of a pool with so many `machine_counts`; None if it is not elastic, or Ray cannot tell them.
+
+    Ray can if its nodes have the pool's name as a resource, as the operator's pods do.
+    """
+    if not counts:
         return None
-    sizes, keeps = job.sizes_of(wanted), f"rollout pool {pool.name} keeps {wanted.nodes} of maxNodes {wanted.max_nodes}"
+    keeps = f"warning: rollout pool {pool.name} keeps its number of nodes ({counts[0]})"
     if (own := f"{POOL_RESOURCE}{pool.name}") not in ray.cluster_resources():
-        say(f"warning: {keeps}: no node of Ray has the resource {own}")
+        say(f"{keeps}: no node of Ray has the resource {own}")
         return None
-    if len(sizes) == 1 and wanted.nodes != wanted.max_nodes:
-        say(f"warning: {keeps}: {job.sequences_per_step} sequences a step are no equal batches for more")
-    return ElasticMachines(pool, sizes, say)
+    if len(counts) == 1:
+        say(f"{keeps}: no larger number up to maxNodes makes equal batches of a step's responses")
+    return ElasticMachines(pool, counts, say)
 
 
 def answers(node: RayNode) -> bool:

@@ -13,7 +13,6 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping
-from rlhf_mapper.place import with_nodes
 from rlhf_trainer.controller.batch import BatchFuture
 from rlhf_trainer.controller.resource_pool import LOOK_SECONDS
 from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
@@ -21,7 +20,7 @@ from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
-from rlhf_trainer.run.elastic_pool import ElasticMachines, are_lost, copy_here, elastic_machines
+from rlhf_trainer.run.elastic_pool import ElasticMachines, are_lost, copy_here
 from rlhf_trainer.run.evaluation import evaluation_of
 from rlhf_trainer.run.graph import recorded_step, scorers_of
 from rlhf_trainer.run.job_run import run_job
@@ -129,7 +128,7 @@ class RayRuntime:
         Afterwards the next job may take over the processes, unless this job is the last or runs on GPUs. A
         CommunicationError that leaves the block says which rank is to blame.
         """
-        is_elastic = any(pool.max_nodes for pool in self._job.spec.placement.pools)  # processes may be of another size
+        is_elastic = any(pool.machine_counts for pool in self._placed.pools)  # processes may be of another size
         may_stay = self._placed.device == "CPU" and not is_last and not is_elastic
         with self._slots.held(
             self._placed, log=self._log, deadline=self._deadline, stacks=self._path / STACKS, may_stay=may_stay
@@ -184,16 +183,16 @@ class RayRuntime:
             return Servers(self._join_servers)
         if not self._job.generates_apart:
             return RolloutPool()
-        name = next(pool.name for pool in self._placed.pools if "rollout" in pool.models)
-        group = self._groups[name]
-        machines = elastic_machines(self._job, group.pool, say)
+        pool = next(pool for pool in self._placed.pools if "rollout" in pool.models)
+        name, group = pool.name, self._groups[pool.name]
+        machines = self._slots.machines_of(pool, say)
 
         def join() -> None:
             self._span_pools(group.hosts, self._placed.sizes["rollout"])
 
         def rebuild() -> None:
             if machines:
-                self._placed = with_nodes(self._placed, name, len(group.pool.slots_per_machine))
+                self._placed = self._placed.with_machines(name, machines.count)
             group.build(specs_now()[name])
             self._handles["rollout"].layout = self._placed.sizes["rollout"]
             group.wait_until_built()
@@ -291,7 +290,7 @@ class ReplaceablePool(RolloutPool):
         report, self._report = self._report, Report(sums={REPLACEMENTS: 0.0})
         if self._machines:
             report.sums |= {RESIZES: float(self._resizes), REPEATED: float(self.repeated_rows)}
-            report.maxima[NODES] = float(len(self._group.pool.slots_per_machine))
+            report.maxima[NODES] = float(self._machines.count)
             self._resizes = self.repeated_rows = 0
         return report
 

@@ -1,7 +1,7 @@
 """Slots of a run (GPUs or CPU workers): pools, and a process in each slot, which the next job may take over."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -9,19 +9,18 @@ from pathlib import Path
 import ray
 
 from rlhf_api.names import Role
-from rlhf_mapper.mapping import Device, DeviceMapping
+from rlhf_mapper.mapping import Device, DeviceMapping, MappedPool
 from rlhf_trainer.controller.diagnosis import diagnose
-from rlhf_trainer.controller.resource_pool import BesidePool, ResourcePool, threads_of
+from rlhf_trainer.controller.resource_pool import POOL_DEADLINE_SECONDS, BesidePool, ResourcePool, threads_of
 from rlhf_trainer.controller.worker_group import CallLog, WorkerGroup
 from rlhf_trainer.errors import CommunicationError, TrainerError
 from rlhf_trainer.meeting import Meeting
+from rlhf_trainer.run.elastic_pool import ElasticMachines, elastic_machines
 from rlhf_trainer.run.session import how_ray_ended
 from rlhf_trainer.run_folder.attempt import own_attempt
 
 COLLECTIVE_DEADLINES = 2
 """Timeout of a collective in call deadlines: the controller, which can see the rank to blame, gives up first."""
-POOL_DEADLINE_SECONDS = 300.0
-"""Seconds that Ray may take to reserve a pool's slots."""
 HEAP = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
 """Environment variable of glibc: memory blocks of at least this many bytes go back to the system when freed.
 
@@ -93,6 +92,11 @@ class Slots:
         if name not in self._groups:
             beside = BesidePool(next(each for each in self._pools if each.name == pool), name=name)
             self._groups[name] = self._group(beside, "CPU", {THREADS: "1"}, log, deadline)
+
+    def machines_of(self, pool: MappedPool, say: Callable[[str], None]) -> ElasticMachines | None:
+        """Return the machines of a pool that grows and shrinks; None if it keeps its size. say: tells the user why."""
+        reserved = next(each for each in self._pools if each.name == pool.name)
+        return elastic_machines(reserved, pool.machine_counts, say)
 
     def release(self) -> None:
         """End the processes and give the slots back to Ray; a Ray that has ended needs neither."""
