@@ -5,6 +5,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rlhf_kubectl.submit_commands import declare
+from rlhf_operator.placement.node_groups import with_coming_nodes
 from rlhf_operator.settings import Settings
 from rlhf_planning.command_line import Program
 from rlhf_trainer.commands.ending import ending
@@ -32,6 +33,16 @@ def test_a_profile_is_valid(helm: Helm, platform: str) -> None:
     assert settings.storage.access_mode == ("ReadWriteOnce" if platform == "kind" else "ReadWriteMany")
     tolerates = "nvidia.com/gpu" in yaml.safe_dump(settings.worker.template)
     assert tolerates == (platform != "kind")
+
+
+@pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "kind"])
+def test_its_example_of_a_node_group_is_right(platform: str) -> None:
+    text = printed(platform)[1].partition("# cluster:")[2].partition("\n# Source:")[0]
+    example = yaml.safe_load(f"cluster:{text}".replace("\n# ", "\n"))
+    settings = Settings.model_validate(example["cluster"], by_alias=True, by_name=False)
+    (group,) = settings.node_groups
+    assert settings.gpu_of(group.gpu or "")
+    assert len(with_coming_nodes((), settings)) == group.most > 0
 
 
 def test_openshift_chooses_the_operators_user(helm: Helm) -> None:
