@@ -140,13 +140,13 @@ def _givers(
     """Return the jobs that may give room to a job in line, in the order in which they do.
 
     First guests, then those that may have fewer nodes unless node groups can add enough; the lowest priority and the
-    latest attempt first.
+    youngest job first.
     """
 
-    def turn_to_give(job: ObservedJob) -> tuple[int, str, str]:
-        return -ctx.turns.demand(job.node_request).priority, job.status.attempts[-1].start_time, job.uid
+    def last_in_turn(job: ObservedJob) -> tuple[int, float, str]:
+        return ctx.turns.demand(job.node_request).priority, -job.created.timestamp(), job.uid
 
-    found = sorted(filter(is_open, holders), key=turn_to_give, reverse=True)
+    found = sorted(filter(is_open, holders), key=last_in_turn)
     guests = [each for each in found if is_guest(each) and is_behind(ctx, each, to)]
     if not place(pods, ctx.snapshot.taken_only_by(each for each in holders if each not in guests)).lacks:
         return guests
