@@ -98,11 +98,12 @@ def gifts(
         if room.lacks:
             return None
         left.append(_holding(to, to.status.mapping, room.reserved))
-        for number, each in enumerate(some, 1):
-            is_last = number == len(some)  # the others have given as much as they may
-            if (rest := _kept(ctx, each, nodes.taken_only_by(left), is_last=is_last)) is None:
+        for each in some:
+            sizes = _spare_nodes(ctx, each)[: None if each is some[-1] else 1]  # before the last gives, others give all
+            shrunk = None if is_guest(each) else largest(ctx, each, nodes.taken_only_by(left), sizes)
+            if not (shrunk or is_guest(each)):
                 return None
-            left.append(rest)
+            left.append(shrunk or _holding(each, None, ()))
         return left[len(left) - len(some) :]
 
     trials = (givers[:count] for count in range(len(givers) + 1))
@@ -166,14 +167,6 @@ def _spare_nodes(ctx: ReconcileContext, job: ObservedJob) -> range:
     if parsed is None or mapping is None or parsed.spec.resources.max_nodes is None:
         return range(0)
     return range(parsed.spec.resources.nodes, mapping.nodes)
-
-
-def _kept(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, *, is_last: bool) -> ObservedJob | None:
-    """Return a giver with what it keeps on nodes where the job in line has its room; None if it cannot go on there."""
-    if is_guest(job):
-        return _holding(job, None, ())
-    sizes = _spare_nodes(ctx, job)
-    return largest(ctx, job, seen, sizes if is_last else sizes[:1])
 
 
 def _fewest_pods(ctx: ReconcileContext, waiting: ObservedJob) -> list[Group]:
