@@ -100,10 +100,14 @@ def gifts(
         left.append(_holding(to, to.status.mapping, room.reserved))
         for each in some:
             sizes = _spare_nodes(ctx, each)[: None if each is some[-1] else 1]  # before the last gives, others give all
-            shrunk = None if is_guest(each) else largest(ctx, each, nodes.taken_only_by(left), sizes)
-            if not (shrunk or is_guest(each)):
+            if is_guest(each):
+                left.append(_holding(each, None, ()))
+                continue
+            others = [other for other in some if other is not each]  # they hold their room so far: best beside it
+            seen = (nodes.taken_only_by([*left, *more]) for more in ([others, []] if others else [[]]))
+            if (rest := next(filter(None, (largest(ctx, each, on, sizes) for on in seen)), None)) is None:
                 return None
-            left.append(shrunk or _holding(each, None, ()))
+            left.append(rest)
         return left[len(left) - len(some) :]
 
     trials = (givers[:count] for count in range(len(givers) + 1))
