@@ -24,6 +24,7 @@ from rlhf_api.spec.job_spec import (
     Pool,
 )
 from rlhf_api.spec.runtime import PodSize
+from rlhf_api.status import MappedPool
 
 MAX_NAME_LENGTH = 40
 """Longest name of a job; names that the operator derives from it have to fit into 63 characters."""
@@ -139,7 +140,7 @@ class Job(Spec):
         """Number of responses sampled in a step (RL), or of rows that the step reads (offline; a pair is one row)."""
         return self.rows_per_step * self.spec.rollout.samples_per_prompt
 
-    def sizes_of(self, pool: Pool) -> list[int]:
+    def sizes_of(self, pool: Pool | MappedPool) -> list[int]:
         """Return the numbers of nodes with which a pool's slots are whole engines with equal batches."""
         engine = (self.spec.rollout.tensor_parallel or 1) * (self.spec.rollout.pipeline_parallel or 1)
         slots = {nodes: nodes * pool.slots_per_node for nodes in range(pool.nodes, (pool.max_nodes or pool.nodes) + 1)}

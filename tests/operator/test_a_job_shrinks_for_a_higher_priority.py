@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_api.status import Progress, SavedState, Status
+from rlhf_api.status import Attempt, Progress, SavedState, Status
 from rlhf_operator.actions import Plan
 from rlhf_operator.cluster.cache import Key
 from rlhf_operator.times import timestamp
@@ -189,6 +189,41 @@ def test_it_goes_on_in_its_room_before_the_other_begins() -> None:
     assert [each.outcome for each in cluster.status("big").attempts] == ["Resized", "Starting"]
     held = {name: [each.node for each in cluster.status(name).reserved] for name in ("big", "urgent")}
     assert held == {"big": ["heads", "narrow"], "urgent": ["heads", "wide"]}
+
+
+def test_it_takes_nothing_back_on_nodes_that_do_not_exist() -> None:
+    """A group may add nodes, but none that is large enough for the job of higher priority."""
+    nodes = [node("narrow", 4, {}, **WORKERS), node("wide", 8, {}, **WORKERS), *nodes_of(0)]
+    group = {"name": "g", "max": 8, "matchLabels": WORKERS, "cpu": "4", "memory": "512Gi"}
+    cluster = with_classes(SharedCluster(nodes, settings=settings(group)))
+    submit(cluster, "big", elastic(1, 3))
+    urgent = with_priority(job(1), "high")
+    urgent["runtime"]["worker"]["cpu"] = "8"
+    cluster.submit("urgent", urgent)
+    for name in ("urgent", "big", "urgent"):
+        cluster.operate(cluster.home(name))
+    cluster.settle()
+    train(cluster, "big", step=9, saved=8)
+    train(cluster, "big", step=10, saved=10)
+    cluster.wait(200)
+    assert (outcomes(cluster, "big"), begun(cluster, "urgent")) == (["Resized", "Running"], [True])
+
+
+def test_it_keeps_off_nodes_on_which_it_failed() -> None:
+    cluster = with_classes(cluster_of(5))
+    cluster.submit("big", elastic(1, 4))
+    now = timestamp(cluster.now)
+    failed = Attempt(
+        attempt=1, start_time=now, end_time=now, slots=4, outcome="Failed", reason="NodeLost", node="node-4"
+    )
+    cluster.write(cluster.home("big"), Status(attempt=1, attempts=(failed,)))
+    cluster.settle()
+    train(cluster, "big", step=9, saved=9)
+    cluster.submit("urgent", with_priority(job(2), "high"))
+    for name in ("urgent", "big"):
+        cluster.operate(cluster.home(name))
+    assert outcomes(cluster, "big") == ["Failed", "Resized"]
+    assert "node-4" not in [each.node for each in cluster.status("big").reserved]
 
 
 def test_it_gives_no_more_than_is_needed() -> None:

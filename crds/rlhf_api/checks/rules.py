@@ -316,17 +316,15 @@ def _placement() -> Iterator[Rule]:
 
 def _apart() -> Iterator[Rule]:
     """Yield the rules for responses that are generated in a pool of their own, or by servers outside the job."""
-    yield Rule(
-        "placement.pools", ROLLOUT_POOLS <= 1, "rollout is in {count} pools, expected one", {"count": ROLLOUT_POOLS}
-    )
+    message = "rollout is in {count} pools, expected one"
+    yield Rule("placement.pools", ROLLOUT_POOLS <= 1, message, {"count": ROLLOUT_POOLS})
     models = Field("placement.pools[].models")
     lives = models.contains("rollout")
     yield Rule("placement.pools[].models", lives.implies(models.size() == 1), "rollout has a pool of its own")
-    path = "placement.pools[].maxNodes"
-    most, fewest, streams = Field(path), Field("placement.pools[].nodes"), Field("rollout.stream") == True  # noqa: E712
-    yield Rule(path, most.is_given.implies(lives), "is for a pool of the rollout alone, which may grow and shrink")
-    yield Rule(path, most >= fewest, "is {value}, fewer than nodes ({few})", {"few": fewest})
-    yield Rule(path, most.is_given.implies(~streams), "is not for rollout.stream, which needs one pool all along")
+    path, fewest = "placement.pools[].maxNodes", Field("placement.pools[].nodes")
+    can_grow = lives & ~(Field("rollout.stream") == True)  # noqa: E712 an expression
+    yield Rule(path, Field(path).is_given.implies(can_grow), "is for a pool of the rollout, without rollout.stream")
+    yield Rule(path, Field(path) >= fewest, "is {value}, fewer than nodes ({few})", {"few": fewest})
     generates = ONLINE & ~MAKES_DATA
     yield Rule("placement.pools[].models", lives.implies(generates), "{name} has no rollout beside its actor")
     message = "and a pool of placement.pools that holds the rollout; expected one of the two"
@@ -376,13 +374,8 @@ def _taken(spec: JobSpec) -> Iterator[Problem]:
 
 
 NAMED_LISTS = (
-    "models.reward.sum",
-    "placement.pools",
-    "runPolicy.failureRules",
-    "runtime.env",
-    "evaluation.data.sets",
-    "evaluation.functions",
-    "evaluation.verifiers",
+    *("models.reward.sum", "placement.pools", "runPolicy.failureRules", "runtime.env"),
+    *("evaluation.data.sets", "evaluation.functions", "evaluation.verifiers"),
 )
 """Lists of the spec whose entries have names, which must all differ within a list."""
 

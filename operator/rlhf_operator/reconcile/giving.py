@@ -99,9 +99,14 @@ def gifts(
         if room.lacks:
             return None
         left.append(_holding(to, to.status.mapping, room.reserved))
-        for number, each in enumerate(some, 1):
-            is_last = number == len(some)  # the others have given as much as they may
-            if (rest := _kept(ctx, each, nodes.taken_only_by(left), is_last=is_last)) is None:
+        for each in some:
+            sizes = _spare_nodes(ctx, each)[: None if each is some[-1] else 1]  # before the last gives, others give all
+            if is_guest(each):
+                left.append(_holding(each, None, ()))
+                continue
+            others = [other for other in some if other is not each]  # they hold their room so far: best beside it
+            seen = (nodes.taken_only_by([*left, *more]) for more in ([others, []] if others else [[]]))
+            if (rest := next(filter(None, (largest(ctx, each, on, sizes) for on in seen)), None)) is None:
                 return None
             left.append(rest)
         return left[len(left) - len(some) :]
@@ -141,13 +146,13 @@ def _givers(
     """Return the jobs that may give room to a job in line, in the order in which they do.
 
     First guests, then those that may have fewer nodes unless node groups can add enough; the lowest priority and the
-    latest attempt first.
+    youngest job first.
     """
 
-    def turn_to_give(job: ObservedJob) -> tuple[int, str, str]:
-        return -ctx.turns.demand(job.node_request).priority, job.status.attempts[-1].start_time, job.uid
+    def last_in_turn(job: ObservedJob) -> tuple[int, float, str]:
+        return ctx.turns.demand(job.node_request).priority, -job.created.timestamp(), job.uid
 
-    found = sorted(filter(is_open, holders), key=turn_to_give, reverse=True)
+    found = sorted(filter(is_open, holders), key=last_in_turn)
     guests = [each for each in found if is_guest(each) and is_behind(ctx, each, to)]
     if not place(pods, ctx.snapshot.taken_only_by(each for each in holders if each not in guests)).lacks:
         return guests
@@ -167,14 +172,6 @@ def _spare_nodes(ctx: ReconcileContext, job: ObservedJob) -> range:
     if parsed is None or mapping is None or parsed.spec.resources.max_nodes is None:
         return range(0)
     return range(parsed.spec.resources.nodes, mapping.nodes)
-
-
-def _kept(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, *, is_last: bool) -> ObservedJob | None:
-    """Return a giver with what it keeps on nodes where the job in line has its room; None if it cannot go on there."""
-    if is_guest(job):
-        return _holding(job, None, ())
-    sizes = _spare_nodes(ctx, job)
-    return largest(ctx, job, seen, sizes if is_last else sizes[:1])
 
 
 def fewest_pods(ctx: ReconcileContext, waiting: ObservedJob) -> list[Group]:

@@ -14,7 +14,8 @@ from rlhf_trainer.run import machine, session, slots
 
 
 def node(name: str, *, alive: bool = True, **resources: float) -> RayNode:
-    return {"NodeID": name, "Alive": alive, "Resources": resources}
+    address: Any = {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": 1}
+    return {"NodeID": name, "Alive": alive, "Resources": resources, **address}
 
 
 def pool(*machines: tuple[str, int], device: str = "CPU") -> Any:
