@@ -355,7 +355,7 @@ def shared_cluster(folder: Path) -> dict[str, Any]:
 
 
 def clusters(folder: Path) -> dict[str, Any]:
-    """Unusable GPUs, a start on nodes that an autoscaler adds, and a job that begins before another."""
+    """Unusable GPUs, nodes that an autoscaler adds, a job that begins before another, and an elastic pool."""
     output = folder / "clusters.json"
     command = [sys.executable, "-m", "tests.cluster.clusters", str(output)]
     code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
@@ -367,6 +367,8 @@ def clusters(folder: Path) -> dict[str, Any]:
         raise FellShortError("the taint is not told", row)
     if lives != [["Succeeded"], ["Succeeded"], ["Yielded", "Succeeded"]] or row["autoscaled"]["eviction"] != 429:
         raise FellShortError("a job lost an attempt, or did not give its room back, or could be evicted", row)
+    if len(row["elastic"]["told"]) != 3 or row["elastic"]["outcomes"] != ["Succeeded", "Succeeded"]:
+        raise FellShortError("an elastic pool did not grow twice and shrink once, or cost an attempt", row)
     return row
 
 
