@@ -355,7 +355,7 @@ def shared_cluster(folder: Path) -> dict[str, Any]:
 
 
 def clusters(folder: Path) -> dict[str, Any]:
-    """Unusable GPUs, a start on nodes that an autoscaler adds, and jobs that begin before others or shrink for them."""
+    """Unusable GPUs, nodes that an autoscaler adds, backfill, an elastic pool, and a job that shrinks for another."""
     output = folder / "clusters.json"
     command = [sys.executable, "-m", "tests.cluster.clusters", str(output)]
     code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
@@ -369,6 +369,8 @@ def clusters(folder: Path) -> dict[str, Any]:
     expected = [["Succeeded"], ["Succeeded"], ["Yielded", "Succeeded"], [2, 1, 2]]
     if lives != expected or row["autoscaled"]["eviction"] != 429:
         raise FellShortError("a job lost an attempt, or did not give its room back, or could be evicted", row)
+    if len(row["elastic"]["told"]) != 3 or row["elastic"]["outcomes"] != ["Succeeded", "Succeeded"]:
+        raise FellShortError("an elastic pool did not grow twice and shrink once, or cost an attempt", row)
     return row
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -256,7 +257,7 @@ def test_extra_nodes_count_as_taken_once_until_their_pods_are_gone() -> None:
 
     def free() -> int:
         taken, _ = view.held_by_others(cluster.cache, cluster.job("looks"), cluster.settings)
-        left = [4000 - taken.get(node, Counter()).get("cpu", 0) for node in nodes]
+        left = [4000 - taken.get(node, Counter())["cpu"] for node in nodes]
         assert min(left) >= 0, "no room is counted twice"
         return sum(each == 4000 for each in left)
 

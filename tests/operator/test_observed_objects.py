@@ -272,7 +272,7 @@ def test_a_claim_has_what_it_was_given_or_asks_for(document: dict[str, Any], siz
     ("kind", "name", "idle", "news"),
     [
         ("claims", "a-output", {"phase": "Bound"}, None),
-        ("rayjobs", "a-a1", {"rayClusterName": "a-a1-x", "reason": "AppFailed"}, {"jobStatus": "FAILED"}),
+        ("rayjobs", "a-a1", {"jobId": "a-a1", "reason": "AppFailed"}, {"jobStatus": "FAILED"}),
         ("quotas", "a-a1", CONDITION | {"type": "Admitted"}, CONDITION | {"type": "QuotaReserved"}),
     ],
 )

@@ -4,7 +4,6 @@ The pool changes by one allowed size at a time (`Job.sizes_of`), and not before 
 status says what is wanted and which pods go; KubeRay is told until it is so. Nothing is said to the trainer.
 """
 
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -23,18 +22,16 @@ from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedPod
 from rlhf_operator.times import parsed, timestamp
 
-TRAINER_WAITS, TRAINER_WORKS, POOL_WAITS = 0.1, 0.05, 0.3
-"""Shares of a step: the pool grows if the trainer waits for more than the first, and shrinks if the trainer waits for
-less than the second while the pool waits for more than the third.
-"""
+TRAINER_WAITS: Final = 0.1
+"""Share of a step for which the trainer waits, above which the pool grows."""
+TRAINER_WORKS, POOL_WAITS = 0.05, 0.3
+"""Shares of a step: below the first the trainer waits, and above the second the pool, when the pool shrinks."""
 SETTLE_STEPS: Final = 3
 """Steps after a change in which idle shares change nothing: the first ones are partly of the size before."""
 STEADY_STEPS: Final = 50
-"""Steps for which a pool that has shrunk does not grow, unless it shrank for a job that waited."""
+"""Steps for which a pool stays small after it has shrunk, but for a waiting job."""
 UPTAKE_SECONDS: Final = 600.0
 """Seconds in which all wanted pods must run and the trainer use them; else the pool shrinks to what it has."""
-MAX_JOBS: Final = 10
-"""Most waiting jobs, the first in line, for which a pool looks whether they could begin on its extras."""
 
 
 class Extent(NamedTuple):
@@ -48,7 +45,7 @@ class Extent(NamedTuple):
     sizes: list[int]
     """Allowed numbers of nodes, the fewest first."""
     step: int
-    used: int
+    used: float
     """Number of nodes that the trainer used in the latest step."""
 
 
@@ -72,8 +69,7 @@ def resize(ctx: ReconcileContext) -> None:
     spec = Pool(**pool.model_dump(include={"name", "models", "nodes", "max_nodes", "slots_per_node"}))
     every = observed_attempt.elastic_pods(ctx.snapshot)
     pods = [each for each in every if not observed_attempt.is_leaving(each, pool)]
-    sizes, used = job.sizes_of(spec), int(_metric(ctx, "rollout_nodes"))
-    found = Extent(job, mapping, pool, pods, sizes, progress.step, used)
+    found = Extent(job, mapping, pool, pods, job.sizes_of(spec), progress.step, _metric(ctx, "rollout_nodes"))
     if change := _give_to_a_job(ctx, found) or _follow(ctx, found):
         _begin(ctx, found, change)
     elif len(pods) == pool.current_nodes and all(each.node for each in pods):
@@ -89,8 +85,7 @@ def resize(ctx: ReconcileContext) -> None:
 def _metric(ctx: ReconcileContext, name: str) -> float:
     """Return a metric of the latest step; 0 if there is no such number."""
     with suppress(ValueError):
-        value = float(next((each.value for each in ctx.status.metrics if each.name == name), 0))
-        return value if math.isfinite(value) else 0.0
+        return float(next((each.value for each in ctx.status.metrics if each.name == name), "0"))
     return 0.0
 
 
@@ -109,12 +104,12 @@ def _follow(ctx: ReconcileContext, found: Extent) -> Change | None:
     if ctx.must_wait(UPTAKE_SECONDS - ctx.age(since)) or (is_whole and is_steady):
         return None
     nodes = _largest(found, found.used if is_whole else running)
-    why = f"the trainer uses {found.used}" if is_whole else f"{running} run"
+    why = f"the trainer uses {found.used:g}" if is_whole else f"{running} run"
     change = Change(nodes, f"{why} after {UPTAKE_SECONDS:.0f} s", STEADY_STEPS, found.pods[:nodes])
     return change if nodes < pool.current_nodes else None
 
 
-def _largest(found: Extent, nodes: int) -> int:
+def _largest(found: Extent, nodes: float) -> int:
     """Return the largest allowed size of at most so many nodes; the fewest nodes if there is none."""
     return max((size for size in found.sizes if size <= nodes), default=found.pool.nodes)
 
@@ -139,7 +134,7 @@ def _free_room(ctx: ReconcileContext, found: Extent, count: int) -> tuple[Reserv
     room = place([replace(group, count=count)], seen.existing().also_taken(ctx.status.reserved))
     nodes = {each.node for each in room.reserved}
     demands = (ctx.turns.demand(each.node_request).nodes for each in line.waiting_jobs(ctx))
-    return () if room.lacks or any(not nodes.isdisjoint(each) for each in demands) else _extra(room.reserved)
+    return () if room.lacks or any(not nodes.isdisjoint(each) for each in demands) else room.reserved
 
 
 def _give_to_a_job(ctx: ReconcileContext, found: Extent) -> Change | None:
@@ -149,7 +144,7 @@ def _give_to_a_job(ctx: ReconcileContext, found: Extent) -> Change | None:
     others = [each.without_extras() if each.uid < own.uid else each for each in ctx.snapshot.holders]
     seen = ctx.snapshot.existing().taken_only_by(others)
     waiting = sorted(line.waiting_jobs(ctx), key=ctx.turns.of) if now > found.pool.nodes else []
-    for job in waiting[:MAX_JOBS]:
+    for job in waiting[: line.MAX_REPORTED_POSITIONS]:
         wished, pods = ctx.turns.demand(job.node_request).nodes, giving.fewest_pods(ctx, job)
         stays = sorted(found.pods, key=lambda pod: pod.node in wished)
         for size in (now, *(each for each in found.sizes[::-1] if each < now)) if pods else ():
@@ -164,11 +159,7 @@ def _held(ctx: ReconcileContext, found: Extent, pods: Sequence[ObservedPod]) -> 
     """Return the room of the attempt if these pods of the pool stay."""
     bound, fewest = [each for each in pods if each.node], found.pool.nodes
     needed = [pod for pod in observed_attempt.current_pods(ctx.snapshot) if pod.node and pod.pool != found.pool.name]
-    return (*held_by((*needed, *bound[:fewest])), *_extra(held_by(bound[fewest:])))
-
-
-def _extra(room: Sequence[Reserved]) -> tuple[Reserved, ...]:
-    return tuple(each.model_copy(update={"extra": True}) for each in room)
+    return (*held_by((*needed, *bound[:fewest])), *held_by(bound[fewest:], is_extra=True))
 
 
 def _begin(ctx: ReconcileContext, found: Extent, change: Change) -> None:
@@ -180,6 +171,12 @@ def _begin(ctx: ReconcileContext, found: Extent, change: Change) -> None:
         unsettled_since=timestamp(ctx.now),
         steady_until_step=found.step + change.steady_steps,
     )
-    ctx.set_status(mapping=resized, reserved=(*_held(ctx, found, change.stays), *change.added))
+    ctx.set_status(
+        mapping=resized,
+        reserved=(
+            *_held(ctx, found, change.stays),
+            *(each.model_copy(update={"extra": True}) for each in change.added),
+        ),
+    )
     sizes = f"{found.pool.current_nodes} -> {change.nodes} nodes"
     ctx.add_event("Normal", "RolloutPoolResized", f"Pool {found.pool.name}: {sizes}, because {change.why}.")

@@ -95,19 +95,19 @@ def with_head(rayjob: Manifest, snapshot: Snapshot) -> Mapping[str, Mapping[str,
     return {**taken, node: Counter(taken.get(node, {})) + head.requests}
 
 
-def held_by(pods: Iterable[ObservedPod]) -> tuple[Reserved, ...]:
-    """Return the requests of pods by node, as reserved room."""
+def held_by(pods: Iterable[ObservedPod], *, is_extra: bool = False) -> tuple[Reserved, ...]:
+    """Return the requests of pods by node, as reserved room. is_extra: of an elastic pool beyond its fewest nodes."""
     held: dict[str, Counter[str]] = {}
     for pod in pods:
         held[pod.node] = held.get(pod.node, Counter()) + Counter(pod.requests)
-    return _reserved(held)
+    return _reserved(held, is_extra=is_extra)
 
 
-def _reserved(held: Mapping[str, Counter[str]]) -> tuple[Reserved, ...]:
+def _reserved(held: Mapping[str, Counter[str]], *, is_extra: bool = False) -> tuple[Reserved, ...]:
     found = []
     for node, requests in sorted(held.items()):
         amounts = tuple(ReservedAmount(resource=name, amount=amount) for name, amount in sorted(requests.items()))
-        found.append(Reserved(node=node, requests=amounts))
+        found.append(Reserved(node=node, requests=amounts, extra=is_extra))
     return tuple(found)
 
 

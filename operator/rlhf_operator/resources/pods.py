@@ -31,10 +31,8 @@ KEPT_BY_AUTOSCALERS: Final = {
 """Annotations of a pod whose node an autoscaler must not take away."""
 LEFT_TO_AUTOSCALERS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
 """Annotation of a pod of an elastic pool: its node may go although the pod has local volumes."""
-SAVE_REQUEST: Final = f"{names.OUTPUT_FOLDER}/save-now"
-"""File with which pods that end ask the trainer for a checkpoint; the trainer removes it when that is whole."""
-REQUEST_SECONDS: Final = 5
-"""Seconds until pods that end together have asked for a checkpoint."""
+AWAIT_SAVE: Final = f"sleep 5; while [ -e {names.OUTPUT_FOLDER}/save-now ]; do sleep 1; done"
+"""Command of a pod that may end before its attempt: it asks for no checkpoint, but waits for one if all pods end."""
 MIN_STORE_BYTES = 80 * 1024**2
 """Smallest size of Ray's object store in bytes; Ray refuses less than 75 MiB."""
 
@@ -87,20 +85,12 @@ class AttemptPods:
     def container(
         self, name: str, resources: Mapping[str, str], variables: Mapping[str, str], *, leaves_early: bool = False
     ) -> dict[str, Any]:
-        """Return the container in which Ray runs; KubeRay sets its command and its probes.
-
-        leaves_early: the pod may end before its attempt; it asks for no checkpoint, but waits for one that others want.
-        """
+        """Return the container in which Ray runs; KubeRay sets its command and its probes."""
         # Time for a checkpoint, before the kubelet kills what is left; by default Ray kills the trainer three seconds
         # after asking it to stop.
         saving_seconds = str(max(1, self.settings.grace_period_seconds - END_SECONDS))
         keep_logs = f"timeout {END_SECONDS} python -m rlhf_trainer.pods.ray_logs {names.OUTPUT_FOLDER}"
-        save_now = f"timeout {saving_seconds} rlhf save-now {names.OUTPUT_FOLDER}"
-        if leaves_early:
-            save_now = (
-                f"sleep {REQUEST_SECONDS}; "
-                f"timeout {saving_seconds} sh -c 'while [ -e {SAVE_REQUEST} ]; do sleep 1; done'"
-            )
+        save_now = AWAIT_SAVE if leaves_early else f"timeout {saving_seconds} rlhf save-now {names.OUTPUT_FOLDER}"
         return {
             "name": name,
             **image_of(self.job, self.settings),
