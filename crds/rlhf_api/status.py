@@ -132,9 +132,9 @@ class MappedPool(Spec):
     wanted_nodes: int | None = Field(None, ge=1, description="Worker pods wanted now; unset: as many as nodes.")
     leaving_pods: Listed[str] = Field((), max_length=1000, description="Names of pods that the pool gives up.")
     steady_until_step: Step | None = None
-    """Step before which the pool keeps its size, whoever waits in the job."""
+    """Step before which idle shares change nothing."""
     unsettled_since: Timestamp | None = None
-    """Time since which the pool has had another size than is wanted; unset once the trainer uses the wanted size."""
+    """Time since which the trainer has not used the wanted size."""
     slots_per_node: int = Field(ge=1, description="Number of GPUs or CPU slots of each worker pod.")
     gpu: str | None = Field(None, description="Type of the pool's GPUs, if node labels name it.")
     zones: Listed[str] | None = None

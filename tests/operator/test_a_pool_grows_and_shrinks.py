@@ -249,7 +249,7 @@ def test_an_extra_pod_that_cannot_start_fails_nothing() -> None:
     assert (outcomes(cluster, "grows"), size(cluster)) == (["Running"], (1, 1))
 
 
-def test_extra_nodes_count_as_taken_once_until_their_pods_are_gone() -> None:
+def test_extra_nodes_are_taken_once_until_their_pods_are_gone() -> None:
     cluster = grown()
     cluster.submit("looks", job(1))
     cluster.pass_over_all()

@@ -1,7 +1,5 @@
 """The pods of an elastic pool come and go one by one, may be evicted, and are told apart from those that may not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +26,7 @@ def of_pool(name: str) -> dict[str, Any]:
     return groups(made(job(), NODES)["RayJob"])[name]
 
 
-def annotations(name: str) -> dict[str, str]:
+def annotated(name: str) -> dict[str, str]:
     found: dict[str, str] = of_pool(name)["template"]["metadata"]["annotations"]
     return found
 
@@ -46,8 +44,8 @@ def test_kuberay_may_make_and_end_its_pods_one_by_one() -> None:
 
 
 def test_autoscalers_may_take_its_nodes_and_no_others() -> None:
-    assert annotations(POOL) == {SAFE_TO_EVICT: "true"}
-    assert annotations("train") == {SAFE_TO_EVICT: "false", DO_NOT_DISRUPT: "true"}
+    assert annotated(POOL) == {SAFE_TO_EVICT: "true"}
+    assert annotated("train") == {SAFE_TO_EVICT: "false", DO_NOT_DISRUPT: "true"}
 
 
 def test_a_pod_that_leaves_asks_for_no_checkpoint() -> None:

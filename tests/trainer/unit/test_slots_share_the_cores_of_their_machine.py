@@ -14,8 +14,9 @@ from rlhf_trainer.run import machine, session, slots
 
 
 def node(name: str, *, alive: bool = True, **resources: float) -> RayNode:
-    address: Any = {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": 1}
-    return {"NodeID": name, "Alive": alive, "Resources": resources, **address}
+    known: Any = {"NodeID": name, "Alive": alive, "Resources": resources}
+    found: RayNode = known
+    return found
 
 
 def pool(*machines: tuple[str, int], device: str = "CPU") -> Any:
