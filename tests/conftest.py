@@ -14,7 +14,7 @@ MOST_ROWS = 25
 """Of the table of folders and of the table of files."""
 TRAINER = PurePosixPath("tests/trainer")
 WORLDS = {
-    "Ray": [TRAINER / "chain", TRAINER / "controller"],
+    "Ray": [TRAINER / "chain", TRAINER / "controller", TRAINER / "elastic"],
     "ranks": [TRAINER / folder for folder in ("training", "hybrid_engine", "checkpoint")],
     "pods": [PurePosixPath("tests/cluster/pods")],
     "api server": [PurePosixPath("tests/cluster/api")],

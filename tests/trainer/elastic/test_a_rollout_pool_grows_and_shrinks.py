@@ -2,8 +2,10 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,10 +163,9 @@ def test_below_its_fewest_machines_a_pool_waits(folders: Mapping[Role, str], tmp
                 call = next(calls)
                 if call > 1:
                     kill(there.writers.pop(0))
-                if call == 2:
-                    threading.Timer(3.0, there.add).start()
-                if call == 3:
-                    patch.setattr(elastic_pool, "POOL_DEADLINE_SECONDS", 5.0)
+                waits = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: there.add() if call == 2 else None)
+                patch.setattr(elastic_pool, "time", waits)
+                patch.setattr(elastic_pool, "POOL_DEADLINE_SECONDS", 5.0 if call == 3 else PATIENCE_SECONDS)
                 gather(pool)
 
             patch.setattr(ReplaceablePool, "gather", losing)

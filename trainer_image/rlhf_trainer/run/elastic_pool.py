@@ -106,10 +106,12 @@ def copy_here(references: Sequence[ray.ObjectRef]) -> None:
 
 def are_lost(references: Sequence[ray.ObjectRef], *, deadline: float) -> bool:
     """Wait until objects are copied to this machine, at most `deadline` seconds; return whether one is lost."""
-    here, missing, until = list[ray.ObjectRef](), list(references), time.monotonic() + deadline
-    while missing and time.monotonic() < until:
-        arrived, missing = ray.wait(missing, num_returns=len(missing), timeout=LOOK_SECONDS, fetch_local=True)
-        here += arrived
     core = ray._private.worker.global_worker.core_worker  # noqa: SLF001 `ray.get` would read them
-    kinds = [metadata.split(b",")[0] for _, metadata, _ in core.get_objects(here, 0)]
-    return any(kind.isdigit() for kind in kinds)  # the number of an error
+    pending, until = list(references), time.monotonic() + deadline
+    while pending and time.monotonic() < until:
+        with suppress(ray.exceptions.GetTimeoutError):
+            ((_, kind, _),) = core.get_objects(pending[-1:], 1000 * LOOK_SECONDS)
+            if kind.split(b",")[0].isdigit():  # the number of an error
+                return True
+            pending.pop()
+    return False
