@@ -86,6 +86,7 @@ def _pool(name: str, models: str, slots: object = 1) -> str:
     return f"{{name: {name}, models: [{models}], slotsPerNode: {slots}}}"
 
 
+ELASTIC = _pool("writers", "rollout").replace("name:", "maxNodes: 3, name:")
 APART = _pools(ALL, _pool("writers", "rollout", 3))
 ELSEWHERE = "rollout.endpoints=['http://a:8000', 'https://b/vllm']"
 
@@ -234,6 +235,7 @@ RIGHT: dict[str, Case] = {
         "PPO", ("rollout.maxStaleness=1", "rollout.weightSync=Delta")
     ),
     "responses that may be stale": Case("GRPO", (APART.replace("critic, ", ""), "rollout.maxStaleness=2")),
+    "a pool that grows": Case("PPO", (_pools(ALL, ELASTIC),)),
     "responses that go on over new weights": Case("PPO", ("rollout.maxStaleness=2", "rollout.partial=Continue")),
     "generation elsewhere": Case("PPO", (ELSEWHERE, "rollout.maxStaleness=1", "rollout.weightSync=Delta")),
     "manual placement in two pools": Case(
@@ -339,6 +341,15 @@ WRONG: dict[str, Case] = {
         "PPO",
         (_pools(ALL, _pool("b", "rollout"), _pool("c", "rollout")),),
         "spec.placement.pools",
+    ),
+    "a pool of models that grows": Case(
+        "PPO", (_pools(ALL.replace("name:", "maxNodes: 2, name:")),), "spec.placement.pools.0.maxNodes"
+    ),
+    "a pool that grows, and streams": Case(
+        "PPO", (_pools(ALL, ELASTIC), "rollout.stream=true"), "spec.placement.pools.1.maxNodes"
+    ),
+    "most nodes that are fewer": Case(
+        "PPO", (_pools(ALL, ELASTIC.replace("name:", "nodes: 4, name:")),), "spec.placement.pools.1.maxNodes"
     ),
     "a rollout of SFT": Case(
         "SFT", (_pools(_pool("a", "actor"), _pool("b", "rollout")),), "spec.placement.pools.1.models"

@@ -12,9 +12,8 @@ import pytest
 import ray
 
 from rlhf_api.names import Role
-from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run import elastic_pool
-from rlhf_trainer.run.elastic_pool import are_lost, copy_here
+from rlhf_trainer.run.elastic_pool import TooFewNodesError, are_lost, copy_here
 from rlhf_trainer.run.on_ray import RayRuntime, ReplaceablePool
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.elastic.machines import MOST, ROWS, Machines, Run, elastic_job, kill, machines, run
@@ -170,9 +169,7 @@ def test_below_its_fewest_machines_a_pool_waits(folders: Mapping[Role, str], tmp
 
             patch.setattr(ReplaceablePool, "gather", losing)
 
-        with pytest.raises(
-            EnvironmentProblem, match="rollout pool writers has 1 of the 2 nodes that it needs at least"
-        ):
+        with pytest.raises(TooFewNodesError, match="rollout pool writers has 1 of the 2 nodes that it needs at least"):
             run(tmp_path, elastic_job(tmp_path, folders, count=STEPS, fewest=2), folders, lose)
     steps = {row["step"] for row in Run.of([], tmp_path).rows}
     assert steps == {1, 2}

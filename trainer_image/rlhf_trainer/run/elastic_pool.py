@@ -11,12 +11,16 @@ import ray
 
 from rlhf_api.names import POOL_RESOURCE
 from rlhf_trainer.controller.resource_pool import LOOK_SECONDS, POOL_DEADLINE_SECONDS, RayNode, ResourcePool
-from rlhf_trainer.errors import EnvironmentProblem
+from rlhf_trainer.errors import CommunicationError, EnvironmentProblem
 
 ANSWER_SECONDS = 2.0
 """Seconds that a machine may take to accept a connection; one that does not has gone."""
 RESERVE_SECONDS = 20.0
 """Seconds after which machines are chosen anew, as one that Ray was asked for may have gone."""
+
+
+class TooFewNodesError(CommunicationError):
+    """Error of an elastic pool that has had fewer nodes than it needs for too long."""
 
 
 class ElasticMachines:
@@ -52,7 +56,7 @@ class ElasticMachines:
     def move(self) -> bool:
         """End the pool's processes and reserve its slots on the chosen machines; return whether these are others.
 
-        Waits for the fewest machines. EnvironmentProblem if they do not come in time.
+        Waits for the fewest machines. TooFewNodesError if they do not come in time.
         """
         pool, before, until = self._pool, self._in_use, time.monotonic() + POOL_DEADLINE_SECONDS
         slots, fewest = pool.slots_per_machine[:1], min(self._sizes)
@@ -71,7 +75,7 @@ class ElasticMachines:
                     return chosen != before
             time.sleep(LOOK_SECONDS)
         has = f"rollout pool {pool.name} has {len(self._find_alive())} of the {fewest} nodes that it needs at least"
-        raise EnvironmentProblem(f"{has}, {POOL_DEADLINE_SECONDS:.0f} s after it lost one")
+        raise TooFewNodesError(f"{has}, {POOL_DEADLINE_SECONDS:.0f} s after it lost one")
 
 
 def elastic_machines(pool: ResourcePool, counts: Sequence[int], say: Callable[[str], None]) -> ElasticMachines | None:

@@ -20,7 +20,7 @@ from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
-from rlhf_trainer.run.elastic_pool import ElasticMachines, are_lost, copy_here
+from rlhf_trainer.run.elastic_pool import ElasticMachines, TooFewNodesError, are_lost, copy_here
 from rlhf_trainer.run.evaluation import evaluation_of
 from rlhf_trainer.run.graph import recorded_step, scorers_of
 from rlhf_trainer.run.job_run import run_job
@@ -296,6 +296,8 @@ class ReplaceablePool(RolloutPool):
 
     def replace(self, error: CommunicationError) -> None:
         """Replace the processes; raise the error if no rank has died, or if too many have on machines that stay."""
+        if isinstance(error, TooFewNodesError):
+            raise error
         if self._machines:
             time.sleep(LOOK_SECONDS)  # the processes of a machine may end before the machine
         if not (self._machines and self._machines.must_change()):
