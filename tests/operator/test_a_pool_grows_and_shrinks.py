@@ -149,8 +149,10 @@ def test_of_several_pools_no_more_give_than_are_needed() -> None:
     assert sorted((size(cluster, "one"), size(cluster, "two"))) == [(1, 1), (2, 2)]
 
 
-def test_extra_nodes_go_before_a_guest_does() -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_extra_nodes_go_before_a_guest_does(seed: int) -> None:
     cluster = ElasticCluster(6)
+    cluster.random = random.Random(seed)
     cluster.submit("runs", job(2, steps=10_000))
     cluster.submit("grows", elastic(most=2))
     cluster.settle()
@@ -202,6 +204,24 @@ def test_a_pod_that_vanishes_is_made_anew_and_nothing_is_said() -> None:
     assert (size(cluster), cluster.status("grows").phase) == ((3, 3), "Running")
     cluster.step("grows", 5, trainer=0.07)
     assert (len(resizes(cluster.events)), cluster.status("grows").last_failure) == (2, None)
+
+
+def test_its_pods_explain_no_failure_of_the_trainer() -> None:
+    cluster = grown()
+    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    for pod in cluster.running("grows"):
+        cluster.put("pods", {**pod, "status": {**pod["status"], "conditions": [disrupted]}})
+        cluster.end_pod(cluster.objects["pods"]["team", pod["metadata"]["name"]])
+        cluster.settle()
+        cluster.step("grows", 5, trainer=0.07)
+    assert cluster.cache.lost_pods(cluster.job("grows")) == ()
+    cluster.exit_code = 8
+    cluster.end("grows-a1", "FAILED")
+    cluster.settle()
+    cluster.wait(100)
+    failure = cluster.status("grows").last_failure
+    assert failure
+    assert failure.reason == "Communication"
 
 
 def test_a_node_that_is_lost_for_good_makes_the_pool_smaller() -> None:
