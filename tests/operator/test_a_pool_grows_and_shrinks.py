@@ -156,19 +156,19 @@ def test_extra_nodes_go_before_a_guest_does() -> None:
     cluster.submit("grows", elastic(most=2))
     cluster.settle()
     cluster.step("grows", 9, trainer=0.5)
-    for name, made in (("large", job(3)), ("guest", job(1, steps=50))):
+    for name, made in (("large", job(3)), ("late", job(1, steps=50))):
         cluster.submit(name, made)
         cluster.settle()
-    assert (begun(cluster, "large", "guest"), size(cluster)) == ([False, True], (2, 2))
+    assert (begun(cluster, "large", "late"), size(cluster)) == ([False, True], (2, 2))
     cluster.end("runs-a1")
     cluster.operate(cluster.home("runs"))
     cluster.now += timedelta(seconds=60)
     cluster.operate(cluster.home("runs"))
-    cluster.operate(cluster.home("guest"))  # before the elastic pool is looked at
+    cluster.operate(cluster.home("late"))  # before the elastic pool is looked at
     cluster.settle()
     cluster.step("grows", 2)
-    assert (begun(cluster, "large", "guest"), size(cluster)) == ([True, True], (1, 1))
-    assert outcomes(cluster, "guest") == ["Running"]
+    assert (begun(cluster, "large", "late"), size(cluster)) == ([True, True], (1, 1))
+    assert outcomes(cluster, "late") == ["Running"]
 
 
 def test_an_idle_pool_shrinks_and_does_not_grow_again_soon() -> None:
