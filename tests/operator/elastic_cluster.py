@@ -47,7 +47,7 @@ class ElasticCluster(SharedCluster):
         self.sizes: dict[str, Resize] = {}
         self.told: list[Resize] = []
         self.events: list[Event] = []
-        self.plans = 0
+        self.exit_code: int | None = None
         self.is_kuberay_away = self.do_pods_linger = self.keep_pending = False
         super().__init__(nodes_of(workers), 0, *more)
 
@@ -66,7 +66,8 @@ class ElasticCluster(SharedCluster):
         metrics = tuple(Metric(name=name, value=f"{value:g}") for name, value in self.metrics[rayjob].items())
         progress = Progress(step=step, total_steps=10_000, stage="GRPO", step_seconds=5.0, last_step_time=now)
         status = Status(phase="Running", progress=progress, metrics=metrics)
-        return Heartbeat(attempt=attempt, received=self.now, status=status)
+        code = self.exit_code
+        return Heartbeat(attempt=attempt, received=self.now, status=status, exit_code=code, complete=code is not None)
 
     def step(
         self, name: str, count: int = 1, *, trainer: float = 0.0, pool: float = 0.0, used: int | None = None

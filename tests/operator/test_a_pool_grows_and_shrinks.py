@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -155,16 +156,19 @@ def test_extra_nodes_go_before_a_guest_does() -> None:
     cluster.submit("grows", elastic(most=2))
     cluster.settle()
     cluster.step("grows", 9, trainer=0.5)
-    for name, made in (("large", job(3)), ("guest", job(1, steps=50))):
+    for name, made in (("large", job(3)), ("late", job(1, steps=50))):
         cluster.submit(name, made)
         cluster.settle()
-    assert (begun(cluster, "large", "guest"), size(cluster)) == ([False, True], (2, 2))
+    assert (begun(cluster, "large", "late"), size(cluster)) == ([False, True], (2, 2))
     cluster.end("runs-a1")
+    cluster.operate(cluster.home("runs"))
+    cluster.now += timedelta(seconds=60)
+    cluster.operate(cluster.home("runs"))
+    cluster.operate(cluster.home("late"))  # before the elastic pool is looked at
     cluster.settle()
-    cluster.wait(60)
     cluster.step("grows", 2)
-    assert (begun(cluster, "large", "guest"), size(cluster)) == ([True, True], (1, 1))
-    assert outcomes(cluster, "guest") == ["Running"]
+    assert (begun(cluster, "large", "late"), size(cluster)) == ([True, True], (1, 1))
+    assert outcomes(cluster, "late") == ["Running"]
 
 
 def test_an_idle_pool_shrinks_and_does_not_grow_again_soon() -> None:
@@ -202,6 +206,24 @@ def test_a_pod_that_vanishes_is_made_anew_and_nothing_is_said() -> None:
     assert (size(cluster), cluster.status("grows").phase) == ((3, 3), "Running")
     cluster.step("grows", 5, trainer=0.07)
     assert (len(resizes(cluster.events)), cluster.status("grows").last_failure) == (2, None)
+
+
+def test_its_pods_explain_no_failure_of_the_trainer() -> None:
+    cluster = grown()
+    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    for pod in cluster.running("grows"):
+        cluster.put("pods", {**pod, "status": {**pod["status"], "conditions": [disrupted]}})
+        cluster.end_pod(cluster.objects["pods"]["team", pod["metadata"]["name"]])
+        cluster.settle()
+        cluster.step("grows", 5, trainer=0.07)
+    assert cluster.cache.lost_pods(cluster.job("grows")) == ()
+    cluster.exit_code = 8
+    cluster.end("grows-a1", "FAILED")
+    cluster.settle()
+    cluster.wait(100)
+    failure = cluster.status("grows").last_failure
+    assert failure
+    assert failure.reason == "Communication"
 
 
 def test_a_node_that_is_lost_for_good_makes_the_pool_smaller() -> None:
