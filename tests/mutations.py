@@ -43,6 +43,7 @@ ATTEMPTS = "tests/trainer/pods/test_an_older_attempt_writes_no_more.py"
 EXPERIMENT = "tests/api/test_only_the_same_experiment_goes_on.py"
 CEL = "tests/api/test_cel_says_what_python_says.py"
 REQUESTS = "tests/operator/test_writes_to_a_failing_server.py"
+SHRINKING = "tests/operator/test_a_job_shrinks_for_a_higher_priority.py"
 BACKFILL = "tests/operator/test_small_jobs_begin_before_their_turn.py"
 SHARES = "tests/operator/test_namespaces_share_the_line.py"
 ELECTION = "tests/operator/test_leader_election.py"
@@ -341,7 +342,7 @@ MUTATIONS = (
         "tests/trainer/rewards/test_a_judge_is_asked_fairly_and_never_trusted.py",
     ),
     Mutation(f"{OPERATOR}/reconcile/backfill.py", "(end == math.inf or end > start) and ", "", BACKFILL),
-    Mutation(f"{OPERATOR}/reconcile/backfill.py", "guests[::-1]", "guests", BACKFILL),
+    Mutation(f"{OPERATOR}/reconcile/giving.py", "priority < wanted.priority", "priority <= wanted.priority", SHRINKING),
     Mutation(f"{OPERATOR}/placement/turns.py", "share, job.created", "job.created", SHARES),
     Mutation(f"{OPERATOR}/reconciler.py", "RESYNC_SECONDS: Final = 300.0", "RESYNC_SECONDS: Final = 300_000.0", WAITS),
     Mutation(

@@ -199,10 +199,7 @@ class WorkerGroup:
         ]
 
     def restart(self) -> None:
-        """End the processes, some of which may be dead already, and start new ones, one for each slot of the pool.
-
-        `build` must be called again.
-        """
+        """End all processes, dead or alive, and start one in each slot of the pool; `build` must be called again."""
         self.stop()
         self.layout = ParallelSizes(data=self._pool.size)
         self._log.readers.remove(self.name)

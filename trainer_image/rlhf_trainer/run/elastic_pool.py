@@ -58,24 +58,31 @@ class ElasticMachines:
 
         Waits for the fewest machines. TooFewNodesError if they do not come in time.
         """
-        pool, before, until = self._pool, self._in_use, time.monotonic() + POOL_DEADLINE_SECONDS
-        slots, fewest = pool.slots_per_machine[:1], min(self._sizes)
-        pool.release()
+        before, until, name = self._in_use, time.monotonic() + POOL_DEADLINE_SECONDS, self._pool.name
+        fewest = min(self._sizes)
+        self._pool.release()
         if not self._choose():
-            self._say(f"rollout pool {pool.name} waits for {fewest} nodes")
-        while time.monotonic() < until:
-            if chosen := self._choose():
-                pool.slots_per_machine = slots * len(chosen)
-                with suppress(EnvironmentProblem):  # one may go meanwhile
-                    pool.reserve(deadline=RESERVE_SECONDS, machines=chosen)
-                    self._in_use = chosen
-                    if chosen != before:
-                        why = ", as one has gone" if len(chosen) == len(before) else ""
-                        self._say(f"rollout pool {pool.name}: {len(before)} -> {len(chosen)} nodes{why}")
-                    return chosen != before
+            self._say(f"rollout pool {name} waits for {fewest} nodes")
+        while not self._has_reserved(self._choose()):
+            if time.monotonic() > until:
+                has = f"rollout pool {name} has {len(self._find_alive())} of the {fewest} nodes that it needs at least"
+                raise TooFewNodesError(f"{has}, {POOL_DEADLINE_SECONDS:.0f} s after it lost one")
             time.sleep(LOOK_SECONDS)
-        has = f"rollout pool {pool.name} has {len(self._find_alive())} of the {fewest} nodes that it needs at least"
-        raise TooFewNodesError(f"{has}, {POOL_DEADLINE_SECONDS:.0f} s after it lost one")
+        if self._in_use != before:
+            why = ", as one has gone" if self.count == len(before) else ""
+            self._say(f"rollout pool {name}: {len(before)} -> {self.count} nodes{why}")
+        return self._in_use != before
+
+    def _has_reserved(self, chosen: list[str]) -> bool:
+        """Reserve the pool's slots on these machines; return False if there are none, or one goes meanwhile."""
+        if not chosen:
+            return False
+        self._pool.slots_per_machine = self._pool.slots_per_machine[:1] * len(chosen)
+        with suppress(EnvironmentProblem):
+            self._pool.reserve(deadline=RESERVE_SECONDS, machines=chosen)
+            self._in_use = chosen
+            return True
+        return False
 
 
 def elastic_machines(pool: ResourcePool, counts: Sequence[int], say: Callable[[str], None]) -> ElasticMachines | None:

@@ -95,15 +95,18 @@ class ApartRollout:
         while True:
             try:
                 self._make_calls()
-                if step is not None:
-                    self._pool.settle(step)
-                    if self._pool.has_lost(self._responses[step]):
-                        self._drop({step})
-                        continue
-                return
+                if step is None or self._has_responses(step):
+                    return
             except CommunicationError as error:
                 self._drop(self._responses.keys() - self._settled)
                 self._pool.replace(error)
+
+    def _has_responses(self, step: int) -> bool:
+        """Wait for a step's responses; drop them and return False if they cannot be read any more."""
+        self._pool.settle(step)
+        is_lost = self._pool.has_lost(self._responses[step])
+        self._drop({step} if is_lost else ())
+        return not is_lost
 
     def _drop(self, steps: Iterable[int]) -> None:
         """Drop the responses of steps, so that they are generated again."""
