@@ -246,6 +246,20 @@ def test_it_takes_its_nodes_back_after_a_checkpoint() -> None:
     assert outcomes(cluster, "big") == ["Resized", "Resized", "Running"]
 
 
+def test_it_takes_nodes_back_where_one_more_divides_no_batch() -> None:
+    cluster = with_classes(cluster_of(4))
+    made = elastic(1, 4)
+    made["training"]["batchSize"] = 16
+    submit(cluster, "big", made)
+    submit(cluster, "urgent", with_priority(job(2), "high"))
+    cluster.wait(100)
+    cluster.end("urgent-a1")
+    train(cluster, "big", step=10, saved=8)
+    train(cluster, "big", step=20, saved=20)
+    cluster.wait(100)
+    assert (outcomes(cluster, "big"), nodes_held(cluster, "big")) == (["Resized", "Resized", "Running"], 4)
+
+
 @pytest.mark.parametrize("priority", ["low", "high"])
 def test_it_takes_nothing_back_that_another_waits_for(priority: str) -> None:
     cluster = shrunk()

@@ -4,10 +4,8 @@ A job on more nodes than `resources.nodes` goes on with fewer if a job of higher
 is preempted.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Final, NamedTuple
 
 from rlhf_api.status import MappedPlacement, Reserved, Status
@@ -120,19 +118,16 @@ def largest(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, sizes: rang
     bad = failure.bad_nodes(other.snapshot, ctx.now)
     nodes = replace(other.snapshot, nodes=seen.existing().without(bad).nodes, taken=seen.taken)
 
-    @cache
-    def on(most: int) -> ObservedJob | None:
-        assert other.job, "it runs"
+    most = sizes[-1] if other.job and sizes else 0
+    while other.job and most in sizes:
         mapping = map_job(other.job, nodes, ctx.settings, most_nodes=most).mapping
         if mapping is None or mapping.nodes not in sizes:
             return None
         pods = AttemptPods(snapshot=nodes, job=other.job, mapping=mapping, settings=ctx.settings)
-        room = place(groups_of(rayjob(pods)), nodes)
-        return None if room.lacks else _holding(job, mapping, room.reserved)
-
-    tried = sizes[::-1] if other.job else ()
-    found = bisect_left(tried, True, key=lambda most: on(most) is not None)
-    return on(tried[found]) if found < len(tried) else None
+        if not (room := place(groups_of(rayjob(pods)), nodes)).lacks:
+            return _holding(job, mapping, room.reserved)
+        most = mapping.nodes - 1
+    return None
 
 
 def _givers(
