@@ -271,6 +271,19 @@ def test_it_takes_nothing_back_that_another_waits_for(priority: str) -> None:
     assert (begun(cluster, "waits"), outcomes(cluster, "big")) == ([False], ["Resized", "Running"])
 
 
+def test_it_takes_nothing_back_from_a_job_that_is_to_begin_anew() -> None:
+    cluster = shrunk()
+    train(cluster, "big", step=20, saved=8)
+    (pod, *_) = [each for each in cluster.pods_of("urgent-a1") if each["spec"]["nodeName"] != "heads"]
+    lost = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": ""}
+    cluster.put("pods", {**pod, "status": {"phase": "Failed", "conditions": [lost]}})
+    cluster.settle()
+    train(cluster, "big", step=30, saved=30)
+    assert (begun(cluster, "urgent"), outcomes(cluster, "big")) == ([False], ["Resized", "Running"])
+    cluster.wait(300)
+    assert (outcomes(cluster, "urgent"), outcomes(cluster, "big")) == (["Failed", "Running"], ["Resized", "Running"])
+
+
 def test_it_takes_no_more_than_it_gave() -> None:
     cluster = shrunk()
     for number in range(4):

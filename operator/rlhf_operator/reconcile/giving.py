@@ -48,7 +48,8 @@ def needs_room(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> Gift | 
 def takes_back(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> ObservedJob | None:
     """Return the job with more of the nodes that it had before it gave some away; None if it goes on as it is.
 
-    It goes on if a job in line may use these nodes, without a checkpoint of its own, and shortly before its end.
+    It goes on if a job in line, or soon to be there again, may use these nodes, without a checkpoint of its own, and
+    shortly before its end.
     """
     own, mapping, saved = replace(ctx.snapshot.job, status=ctx.status), ctx.status.mapping, ctx.status.checkpoint
     most = max((each.slots for each in ctx.status.attempts if each.outcome == "Resized"), default=0)
@@ -57,7 +58,8 @@ def takes_back(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> Observe
     has_saved = ctx.record.first_step is not None and saved.step > ctx.record.first_step
     is_worthwhile = remaining_seconds(own, ctx.now) > START_AND_END_SECONDS
     usable = ctx.turns.demand(replace(own, status=Status()).node_request).nodes
-    is_wanted = any(not usable.isdisjoint(ctx.turns.demand(each.node_request).nodes) for each in waiting)
+    others = [*waiting, *(each for each in ctx.snapshot.pausing if not ctx.snapshot.in_queue(each))]
+    is_wanted = any(not usable.isdisjoint(ctx.turns.demand(each.node_request).nodes) for each in others)
     if is_wanted or not (has_saved and is_worthwhile and _can_save(ctx)):
         return None
     sizes = range(mapping.nodes + 1, most * mapping.nodes // mapping.slots + 1)
