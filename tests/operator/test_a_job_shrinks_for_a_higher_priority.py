@@ -149,6 +149,17 @@ def test_several_jobs_shrink_where_one_would_not_suffice() -> None:
     assert sorted((nodes_held(cluster, "early"), nodes_held(cluster, "late"))) == [1, 2]
 
 
+def test_room_given_before_its_pods_exist_is_taken_at_once() -> None:
+    cluster = with_classes(cluster_of(6))
+    submit(cluster, "big", elastic(1, 6))
+    train(cluster, "big", step=9, saved=8)
+    for name in ("one", "two", "three"):
+        cluster.submit(name, with_priority(job(1), "high"))
+    cluster.wait(61)
+    assert begun(cluster, "one", "two", "three") == [True, True, True]
+    assert outcomes(cluster, "big") == ["Resized", "Resized", "Running"], "five nodes do not divide the batch"
+
+
 def test_a_guest_gives_its_room_before_another_job_shrinks() -> None:
     cluster = with_classes(cluster_of(4))
     submit(cluster, "big", elastic(1, 3))
