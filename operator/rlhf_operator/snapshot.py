@@ -267,6 +267,8 @@ class Snapshot:
     """Amounts within `taken` that other RLHFJobs hold, and so will give back."""
     line: tuple[ObservedJob, ...] = ()
     """Other jobs of all namespaces that wait for room, or may do so after their first pass."""
+    pausing: tuple[ObservedJob, ...] = ()
+    """Other jobs of all namespaces that are soon to begin anew, and hold no room meanwhile."""
     holders: tuple[ObservedJob, ...] = ()
     """Other jobs of all namespaces that hold room in the operator's line."""
     capabilities: frozenset[Capability] = frozenset({"kuberay"})

@@ -149,6 +149,17 @@ def test_several_jobs_shrink_where_one_would_not_suffice() -> None:
     assert sorted((nodes_held(cluster, "early"), nodes_held(cluster, "late"))) == [1, 2]
 
 
+def test_room_given_before_its_pods_exist_is_taken_at_once() -> None:
+    cluster = with_classes(cluster_of(6))
+    submit(cluster, "big", elastic(1, 6))
+    train(cluster, "big", step=9, saved=8)
+    for name in ("one", "two", "three"):
+        cluster.submit(name, with_priority(job(1), "high"))
+    cluster.wait(61)
+    assert begun(cluster, "one", "two", "three") == [True, True, True]
+    assert outcomes(cluster, "big") == ["Resized", "Resized", "Running"], "five nodes do not divide the batch"
+
+
 def test_a_guest_gives_its_room_before_another_job_shrinks() -> None:
     cluster = with_classes(cluster_of(4))
     submit(cluster, "big", elastic(1, 3))
@@ -281,6 +292,20 @@ def test_it_takes_its_nodes_back_after_a_checkpoint() -> None:
     assert outcomes(cluster, "big") == ["Resized", "Resized", "Running"]
 
 
+def test_it_takes_nodes_back_where_one_more_divides_no_batch() -> None:
+    cluster = with_classes(cluster_of(4))
+    made = elastic(1, 4)
+    made["training"]["batchSize"] = 16
+    submit(cluster, "big", made)
+    submit(cluster, "urgent", with_priority(job(2), "high"))
+    cluster.wait(100)
+    cluster.end("urgent-a1")
+    train(cluster, "big", step=10, saved=8)
+    train(cluster, "big", step=20, saved=20)
+    cluster.wait(100)
+    assert (outcomes(cluster, "big"), nodes_held(cluster, "big")) == (["Resized", "Resized", "Running"], 4)
+
+
 @pytest.mark.parametrize("priority", ["low", "high"])
 def test_it_takes_nothing_back_that_another_waits_for(priority: str) -> None:
     cluster = shrunk()
@@ -290,6 +315,19 @@ def test_it_takes_nothing_back_that_another_waits_for(priority: str) -> None:
     train(cluster, "big", step=30, saved=30)
     cluster.wait(1000)
     assert (begun(cluster, "waits"), outcomes(cluster, "big")) == ([False], ["Resized", "Running"])
+
+
+def test_it_takes_nothing_back_from_a_job_that_is_to_begin_anew() -> None:
+    cluster = shrunk()
+    train(cluster, "big", step=20, saved=8)
+    (pod, *_) = [each for each in cluster.pods_of("urgent-a1") if each["spec"]["nodeName"] != "heads"]
+    lost = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": ""}
+    cluster.put("pods", {**pod, "status": {"phase": "Failed", "conditions": [lost]}})
+    cluster.settle()
+    train(cluster, "big", step=30, saved=30)
+    assert (begun(cluster, "urgent"), outcomes(cluster, "big")) == ([False], ["Resized", "Running"])
+    cluster.wait(300)
+    assert (outcomes(cluster, "urgent"), outcomes(cluster, "big")) == (["Failed", "Running"], ["Resized", "Running"])
 
 
 def test_it_takes_no_more_than_it_gave() -> None:

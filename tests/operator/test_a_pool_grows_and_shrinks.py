@@ -14,7 +14,8 @@ from rlhf_operator import names
 from rlhf_operator.cluster import view
 from rlhf_operator.snapshot import Capability
 from tests.operator.elastic_cluster import ElasticCluster, elastic, resizes
-from tests.operator.test_small_jobs_begin_before_their_turn import begun, job, outcomes
+from tests.operator.shared_cluster import node
+from tests.operator.test_small_jobs_begin_before_their_turn import WORKERS, begun, job, outcomes
 
 UPTAKE_SECONDS = 600.0
 
@@ -72,6 +73,18 @@ def test_the_first_steps_of_an_attempt_say_nothing() -> None:
     assert size(cluster) == (1, 1)
 
 
+def test_an_attempt_is_not_judged_by_steps_of_the_last_one() -> None:
+    cluster = running(2)
+    cluster.step("grows", 20, trainer=0.9)
+    cluster.end("grows-a1", "FAILED")
+    cluster.settle()
+    cluster.wait(300)
+    cluster.put("nodes", node("new", 4, {}, **WORKERS))
+    cluster.queue.add(cluster.home("grows"))
+    cluster.settle()
+    assert (cluster.status("grows").attempts[-1].first_step, size(cluster)) == (None, (1, 1))
+
+
 def test_without_room_it_stays() -> None:
     cluster = running(2)
     cluster.step("grows", 20, trainer=0.9)
@@ -106,6 +119,27 @@ def test_a_large_job_gets_as_many_as_it_needs_in_one_go() -> None:
     cluster.submit("large", job(2))
     cluster.settle()
     assert (begun(cluster, "large"), size(cluster)) == ([True], (1, 1))
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_pod_without_a_node_goes_before_one_that_runs(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> None:
+    cluster = running(3, most=2)
+    runs, told = cluster.running("grows")[0]["metadata"]["name"], ElasticCluster.resize
+    with monkeypatch.context() as busy:
+        busy.setattr(ElasticCluster, "schedule", lambda _: False)
+        cluster.step("grows", trainer=0.5)
+        refused = [None] * is_refused  # as a conflict does, the first time
+        busy.setattr(ElasticCluster, "resize", lambda of, action: refused.pop() if refused else told(of, action))
+        cluster.submit("small", job(1))
+        cluster.pass_over_all()
+        cluster.operate(cluster.home("grows"))
+    assert runs not in cluster.told[-1].leaving
+    assert cluster.told[-1].leaving, "KubeRay is told which pod goes"
+    cluster.settle()
+    assert ([each["metadata"]["name"] for each in cluster.running("grows")], begun(cluster, "small")) == (
+        [runs],
+        [True],
+    )
 
 
 def test_extra_nodes_that_would_not_suffice_stay() -> None:

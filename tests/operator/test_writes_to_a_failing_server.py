@@ -12,7 +12,7 @@ from aiohttp import web
 
 from rlhf_api.status import Progress, Status
 from rlhf_operator import names
-from rlhf_operator.actions import Create, Delete, Event, Plan, SetOwner
+from rlhf_operator.actions import Create, Delete, Event, Plan, Resize, SetOwner
 from rlhf_operator.cluster import parse
 from rlhf_operator.cluster.apply import Applier, RefusedError, StaleError, with_nulls
 from rlhf_operator.cluster.cache import Cache, Key
@@ -439,6 +439,38 @@ def test_no_way_to_a_cluster_is_a_sentence(tmp_path: Path) -> None:
             await Client.connect(tmp_path / "nothing")
 
     asyncio.run(main())
+
+
+RAY_CLUSTER = "/apis/ray.io/v1/namespaces/n/rayclusters/a-a1-x"
+
+
+@pytest.mark.parametrize(("owner", "replicas", "written"), [("uid-a", 3, True), ("uid-a", 2, False), ("b", 3, False)])
+def test_a_pool_is_resized_once_and_in_the_jobs_own_cluster(
+    tmp_path: Path, owner: str, replicas: int, written: bool
+) -> None:
+    groups = [
+        {"groupName": each, "replicas": replicas, "template": {"metadata": {"labels": {names.POOL: each}}}}
+        for each in ("train", "writers")
+    ]
+    metadata = {"name": "a-a1-x", "namespace": "n", "resourceVersion": "9", "labels": {names.JOB_UID: owner}}
+
+    async def test(parts: Parts) -> None:
+        parts.server.will("GET", RAY_CLUSTER, 200, {"metadata": metadata, "spec": {"workerGroupSpecs": groups}})
+        parts.server.will("PATCH", RAY_CLUSTER, 403, {"message": "you may not"})
+        resize = Resize(cluster="a-a1-x", pool="writers", nodes=2, leaving=("p3",))
+        await parts.apply(Plan(status=Status(), actions=(resize, DELETE_POD)))
+        bodies = [body for method, _, body in parts.server.requests if method == "PATCH"]
+        told = {"replicas": 2, "scaleStrategy": {"workersToDelete": ["p3"]}}
+        wanted = {
+            "metadata": {"resourceVersion": "9"},
+            "spec": {"workerGroupSpecs": [groups[0], {**groups[1], **told}]},
+        }
+        assert bodies == [wanted] * written
+        assert parts.server.asked("DELETE"), "a refusal stops nothing"
+        events = [body["reason"] for _, path, body in parts.server.requests if path == EVENTS]
+        assert events == ["PoolNotResized"] * written
+
+    run(tmp_path, test)
 
 
 CLAIM = "/api/v1/namespaces/n/persistentvolumeclaims/a-output"

@@ -155,7 +155,17 @@ class Applier:
             await self._events.record(job, Event(kind="Warning", reason="ClaimNotChanged", message=message))
 
     async def _resize(self, job: ObservedJob, action: Resize) -> None:
-        """Set the number of pods of an elastic pool in its RayCluster; the list of worker groups is written whole."""
+        """Set the number of pods of an elastic pool in its RayCluster; an event reports it if that is refused."""
+        try:
+            await self._set_replicas(job, action)
+        except ApiError as error:
+            if error.status not in (FORBIDDEN, INVALID):
+                raise
+            message = f"Pool {action.pool} is to have {action.nodes} pods, which is refused: {error}"
+            await self._events.record(job, Event(kind="Warning", reason="PoolNotResized", message=message))
+
+    async def _set_replicas(self, job: ObservedJob, action: Resize) -> None:
+        """Write the size of an elastic pool, unless it has it already; the list of worker groups is written whole."""
         found = await self._client.get(RAYCLUSTERS, job.namespace, action.cluster) or {}
         groups = [dict(each) for each in raw.entries(found, "spec", "workerGroupSpecs")]
         named = (each for each in groups if raw.text(each, "template", "metadata", "labels", names.POOL) == action.pool)

@@ -282,12 +282,17 @@ class Cache:
 
 
 def _lets_others_pass(before: ObservedJob, now: Entry[ObservedJob] | None) -> bool:
-    """Whether a job has freed its reserved room, or may have left the line."""
+    """Whether a job has freed reserved room, for which there may be no pods yet, or may have left the line."""
     is_there = now is not None and now.uid == before.uid and not now.value.deleting
     was, new = before.status, now.value.status if now is not None and is_there else Status()
     may_be_ahead = was.phase == "Queued" or not was.conditions
     stays_ahead = is_there and was.phase == new.phase and bool(was.conditions) == bool(new.conditions)
-    return bool(was.reserved and not new.reserved) or (may_be_ahead and not stays_ahead)
+    frees_room = was.reserved != new.reserved and bool(_reserved(was) - _reserved(new))
+    return frees_room or (may_be_ahead and not stays_ahead)
+
+
+def _reserved(status: Status) -> Counter[str]:
+    return sum((each.amounts for each in status.reserved), Counter[str]())
 
 
 def _frees_room(before: Entry[ObservedPod] | None, now: Entry[ObservedPod] | None) -> bool:

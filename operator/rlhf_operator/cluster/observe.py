@@ -185,6 +185,7 @@ class Observer:
             taken=taken,
             held_by_jobs=by_jobs,
             line=tuple(each for each in self._line() if each.uid != job.uid),
+            pausing=tuple(each for each in self._pausing() if each.uid != job.uid),
             holders=tuple(each for each in self._holders() if each.uid != job.uid),
             capabilities=self.offer.capabilities,
             watching_since=since,
@@ -221,6 +222,11 @@ class Observer:
             waits = not job.status.conditions or conditions.in_line(job.status)
             if waits and not job.deleting and self.failing.get(key, NEVER) > given_up:
                 yield job
+
+    def _pausing(self) -> Iterator[ObservedJob]:
+        """Yield the jobs that begin anew after a pause, and hold no room meanwhile."""
+        jobs = (entry.value for _, entry in self._cache.jobs if entry.value.status.next_attempt_time)
+        return (job for job in jobs if not (job.status.reserved or job.deleting))
 
     def _holders(self) -> Iterator[ObservedJob]:
         """Yield the jobs that hold room."""

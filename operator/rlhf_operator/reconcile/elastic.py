@@ -62,7 +62,9 @@ class Change(NamedTuple):
 
 def resize(ctx: ReconcileContext) -> None:
     """Decide whether the elastic pool of a running attempt, if there is one, grows or shrinks, and tell KubeRay."""
-    mapping, progress, job = ctx.status.mapping, ctx.status.progress, ctx.job
+    mapping, job, record = ctx.status.mapping, ctx.job, ctx.record
+    # Progress and metrics before the first step are those of an earlier attempt.
+    progress = ctx.status.progress if record and record.first_step is not None else None
     pool = mapping.elastic_pool if mapping and ctx.snapshot.in_line and ctx.holds("ClusterReady") else None
     if not (mapping and pool and job and progress):
         return
@@ -95,7 +97,9 @@ def _follow(ctx: ReconcileContext, found: Extent) -> Change | None:
     first = ctx.record.first_step or 0 if ctx.record else 0
     is_steady = found.step < max(pool.steady_until_step or 0, first + SETTLE_STEPS)
     if running == pool.current_nodes == found.used:
-        ctx.set_status(mapping=found.mapping.resized(unsettled_since=None, leaving_pods=()))
+        there = {each.name for each in ctx.snapshot.pods}
+        leaving = tuple(each for each in pool.leaving_pods if each in there)  # KubeRay may not know of them yet
+        ctx.set_status(mapping=found.mapping.resized(unsettled_since=None, leaving_pods=leaving))
         return None if is_steady else _follow_idle_shares(ctx, found)
     if (since := parsed(pool.unsettled_since)) is None:
         until = max(pool.steady_until_step or 0, found.step + SETTLE_STEPS)
@@ -146,7 +150,7 @@ def _give_to_a_job(ctx: ReconcileContext, found: Extent) -> Change | None:
     waiting = sorted(line.waiting_jobs(ctx), key=ctx.turns.of) if now > found.pool.nodes else []
     for job in waiting[: line.MAX_REPORTED_POSITIONS]:
         wished, pods = ctx.turns.demand(job.node_request).nodes, giving.fewest_pods(ctx, job)
-        stays = sorted(found.pods, key=lambda pod: pod.node in wished)
+        stays = sorted(found.pods, key=lambda pod: (not pod.node, pod.node in wished))
         for size in (now, *(each for each in found.sizes[::-1] if each < now)) if pods else ():
             kept = ctx.status.reserved if size == now else _held(ctx, found, stays[:size])
             if not place(pods, seen.also_taken(kept)).lacks:

@@ -4,10 +4,8 @@ A job on more nodes than `resources.nodes` goes on with fewer if a job of higher
 is preempted.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Final, NamedTuple
 
 from rlhf_api.status import MappedPlacement, Reserved, Status
@@ -50,7 +48,8 @@ def needs_room(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> Gift | 
 def takes_back(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> ObservedJob | None:
     """Return the job with more of the nodes that it had before it gave some away; None if it goes on as it is.
 
-    It goes on if a job in line may use these nodes, without a checkpoint of its own, and shortly before its end.
+    It goes on if a job in line, or soon to be there again, may use these nodes, without a checkpoint of its own, and
+    shortly before its end.
     """
     own, mapping, saved = replace(ctx.snapshot.job, status=ctx.status), ctx.status.mapping, ctx.status.checkpoint
     most = max((each.slots for each in ctx.status.attempts if each.outcome == "Resized"), default=0)
@@ -59,7 +58,8 @@ def takes_back(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> Observe
     has_saved = ctx.record.first_step is not None and saved.step > ctx.record.first_step
     is_worthwhile = remaining_seconds(own, ctx.now) > START_AND_END_SECONDS
     usable = ctx.turns.demand(replace(own, status=Status()).node_request).nodes
-    is_wanted = any(not usable.isdisjoint(ctx.turns.demand(each.node_request).nodes) for each in waiting)
+    others = [*waiting, *(each for each in ctx.snapshot.pausing if not ctx.snapshot.in_queue(each))]
+    is_wanted = any(not usable.isdisjoint(ctx.turns.demand(each.node_request).nodes) for each in others)
     if is_wanted or not (has_saved and is_worthwhile and _can_save(ctx)):
         return None
     sizes = range(mapping.nodes + 1, most * mapping.nodes // mapping.slots + 1)
@@ -125,19 +125,16 @@ def largest(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, sizes: rang
     bad = failure.bad_nodes(other.snapshot, ctx.now)
     nodes = replace(other.snapshot, nodes=seen.existing().without(bad).nodes, taken=seen.taken)
 
-    @cache
-    def on(most: int) -> ObservedJob | None:
-        assert other.job, "it runs"
+    most = sizes[-1] if other.job and sizes else 0
+    while other.job and most in sizes:
         mapping = map_job(other.job, nodes, ctx.settings, most_nodes=most).mapping
         if mapping is None or mapping.nodes not in sizes:
             return None
         pods = AttemptPods(snapshot=nodes, job=other.job, mapping=mapping, settings=ctx.settings)
-        room = place(groups_of(rayjob(pods)), nodes)
-        return None if room.lacks else _holding(job, mapping, room.reserved)
-
-    tried = sizes[::-1] if other.job else ()
-    found = bisect_left(tried, True, key=lambda most: on(most) is not None)
-    return on(tried[found]) if found < len(tried) else None
+        if not (room := place(groups_of(rayjob(pods)), nodes)).lacks:
+            return _holding(job, mapping, room.reserved)
+        most = mapping.nodes - 1
+    return None
 
 
 def _givers(
