@@ -271,7 +271,7 @@ def test_a_node_that_is_lost_for_good_makes_the_pool_smaller() -> None:
     cluster.wait(UPTAKE_SECONDS)
     cluster.step("grows", 3)
     assert size(cluster) == (2, 2)
-    assert resizes(cluster.events)[-1] == "Pool writers: 3 -> 2 nodes, because 2 run after 600 s."
+    assert resizes(cluster.events)[-1] == "Pool writers: 3 -> 2 nodes, because after 600 s pods run on 2."
     assert (outcomes(cluster, "grows"), len(cluster.writers("grows"))) == (["Running"], 2)
 
 
@@ -282,7 +282,7 @@ def test_nodes_that_the_trainer_does_not_use_go_back() -> None:
     cluster.wait(UPTAKE_SECONDS)
     cluster.step("grows", trainer=0.9, used=1)
     assert size(cluster) == (1, 1)
-    assert resizes(cluster.events)[-1] == "Pool writers: 2 -> 1 nodes, because the trainer uses 1 after 600 s."
+    assert resizes(cluster.events)[-1] == "Pool writers: 2 -> 1 node, because after 600 s the trainer uses 1."
     cluster.step("grows", 40, trainer=0.9)
     assert size(cluster) == (1, 1), "it does not try again at once"
 

@@ -4,6 +4,7 @@ The pool changes by one allowed size at a time (`Job.sizes_of`), and not before 
 status says what is wanted and which pods go; KubeRay is told until it is so. Nothing is said to the trainer.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +15,7 @@ from rlhf_api.spec.job_spec import Pool
 from rlhf_api.status import MappedPlacement, MappedPool, Reserved
 from rlhf_operator import failure, observed_attempt
 from rlhf_operator.actions import Resize
+from rlhf_operator.placement.capacity import counted
 from rlhf_operator.reconcile import giving, line
 from rlhf_operator.reconcile.context import ReconcileContext
 from rlhf_operator.reconcile.room import groups_of, held_by, place
@@ -87,7 +89,8 @@ def resize(ctx: ReconcileContext) -> None:
 def _metric(ctx: ReconcileContext, name: str) -> float:
     """Return a metric of the latest step; 0 if there is no such number."""
     with suppress(ValueError):
-        return float(next((each.value for each in ctx.status.metrics if each.name == name), "0"))
+        value = float(next((each.value for each in ctx.status.metrics if each.name == name), "0"))
+        return value if math.isfinite(value) else 0.0
     return 0.0
 
 
@@ -108,8 +111,8 @@ def _follow(ctx: ReconcileContext, found: Extent) -> Change | None:
     if ctx.must_wait(UPTAKE_SECONDS - ctx.age(since)) or (is_whole and is_steady):
         return None
     nodes = _largest(found, found.used if is_whole else running)
-    why = f"the trainer uses {found.used:g}" if is_whole else f"{running} run"
-    change = Change(nodes, f"{why} after {UPTAKE_SECONDS:.0f} s", STEADY_STEPS, found.pods[:nodes])
+    does = f"the trainer uses {found.used:g}" if is_whole else f"pods run on {running}"
+    change = Change(nodes, f"after {UPTAKE_SECONDS:.0f} s {does}", STEADY_STEPS, found.pods[:nodes])
     return change if nodes < pool.current_nodes else None
 
 
@@ -137,8 +140,8 @@ def _free_room(ctx: ReconcileContext, found: Extent, count: int) -> tuple[Reserv
     group = groups_of(rayjob(pods))[1 + found.mapping.pools.index(found.pool)]
     room = place([replace(group, count=count)], seen.existing().also_taken(ctx.status.reserved))
     nodes = {each.node for each in room.reserved}
-    demands = (ctx.turns.demand(each.node_request).nodes for each in line.waiting_jobs(ctx))
-    return () if room.lacks or any(not nodes.isdisjoint(each) for each in demands) else room.reserved
+    is_free = nodes.isdisjoint(giving.wanted_nodes(ctx, line.waiting_jobs(ctx)))
+    return room.reserved if is_free and not room.lacks else ()
 
 
 def _give_to_a_job(ctx: ReconcileContext, found: Extent) -> Change | None:
@@ -182,5 +185,5 @@ def _begin(ctx: ReconcileContext, found: Extent, change: Change) -> None:
             *(each.model_copy(update={"extra": True}) for each in change.added),
         ),
     )
-    sizes = f"{found.pool.current_nodes} -> {change.nodes} nodes"
+    sizes = f"{found.pool.current_nodes} -> {counted(change.nodes, 'node')}"
     ctx.add_event("Normal", "RolloutPoolResized", f"Pool {found.pool.name}: {sizes}, because {change.why}.")

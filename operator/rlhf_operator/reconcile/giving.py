@@ -4,8 +4,10 @@ A job on more nodes than `resources.nodes` goes on with fewer if a job of higher
 is preempted.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Final, NamedTuple
 
 from rlhf_api.status import MappedPlacement, Reserved, Status
@@ -58,12 +60,16 @@ def takes_back(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> Observe
     has_saved = ctx.record.first_step is not None and saved.step > ctx.record.first_step
     is_worthwhile = remaining_seconds(own, ctx.now) > START_AND_END_SECONDS
     usable = ctx.turns.demand(replace(own, status=Status()).node_request).nodes
-    others = [*waiting, *(each for each in ctx.snapshot.pausing if not ctx.snapshot.in_queue(each))]
-    is_wanted = any(not usable.isdisjoint(ctx.turns.demand(each.node_request).nodes) for each in others)
-    if is_wanted or not (has_saved and is_worthwhile and _can_save(ctx)):
+    if not usable.isdisjoint(wanted_nodes(ctx, waiting)) or not (has_saved and is_worthwhile and _can_save(ctx)):
         return None
     sizes = range(mapping.nodes + 1, most * mapping.nodes // mapping.slots + 1)
     return largest(ctx, own, ctx.snapshot, sizes)
+
+
+def wanted_nodes(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> frozenset[str]:
+    """Return the names of the nodes that jobs in line, or soon to be there again, may use."""
+    jobs = (*waiting, *(each for each in ctx.snapshot.pausing if not ctx.snapshot.in_queue(each)))
+    return frozenset[str]().union(*(ctx.turns.demand(each.node_request).nodes for each in jobs))
 
 
 def gifts_in_words(ctx: ReconcileContext) -> str:
@@ -124,7 +130,6 @@ def largest(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, sizes: rang
     other = context_of(ctx, job)
     bad = failure.bad_nodes(other.snapshot, ctx.now)
     nodes = replace(other.snapshot, nodes=seen.existing().without(bad).nodes, taken=seen.taken)
-
     most = sizes[-1] if other.job and sizes else 0
     while other.job and most in sizes:
         mapping = map_job(other.job, nodes, ctx.settings, most_nodes=most).mapping
@@ -174,9 +179,11 @@ def _spare_nodes(ctx: ReconcileContext, job: ObservedJob) -> range:
 def fewest_pods(ctx: ReconcileContext, waiting: ObservedJob) -> list[Group]:
     """Return the pods of the smallest attempt with which a job in line may begin; none if it has no mapping yet."""
     job, mapping = context_of(ctx, waiting).job, waiting.status.mapping
-    if job and mapping and mapping.device == "GPU" and mapping.nodes > (fewest := job.spec.resources.nodes):
-        emptied = ctx.snapshot.taken_only_by(())
-        waiting = largest(ctx, waiting, emptied, range(fewest, fewest + 1)) or waiting
+    if job and mapping and mapping.device == "GPU":
+        emptied, counts = ctx.snapshot.taken_only_by(()), range(job.spec.resources.nodes, mapping.nodes)
+        on = cache(lambda most: largest(ctx, waiting, emptied, range(counts.start, most + 1)))
+        found = bisect_left(counts, True, key=lambda most: on(most) is not None)
+        waiting = on(counts[found]) if found < len(counts) else waiting
     attempt = manifest_of(ctx, waiting)
     return groups_of(attempt) if attempt else []
 
