@@ -204,18 +204,15 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase) -> set[str]:
 
 def _is_written(tokenizer: PreTrainedTokenizerBase, chat: list[ChatMessage]) -> bool:
     """Whether a chat template writes the text of the last message, whose content may be in parts."""
+    content = chat[-1]["content"]
+    text = str(content[0]["text"] if isinstance(content, list) else content)
     with suppress(*REFUSALS):
-        return _text_in(chat[-1]) in _applied(tokenizer, chat)
+        return text in _applied(tokenizer, chat)
     return False
 
 
 def _applied(tokenizer: PreTrainedTokenizerBase, chat: list[ChatMessage], **options: Any) -> str:
     return str(tokenizer.apply_chat_template(chat, tokenize=False, **options))
-
-
-def _text_in(message: ChatMessage) -> str:
-    content = message["content"]
-    return str(content[0]["text"] if isinstance(content, list) else content)
 
 
 def _in_parts(message: ChatMessage) -> ChatMessage:

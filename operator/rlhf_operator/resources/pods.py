@@ -35,8 +35,6 @@ SAVE_REQUEST: Final = f"{names.OUTPUT_FOLDER}/save-now"
 """File with which pods that end ask the trainer for a checkpoint; the trainer removes it when that is whole."""
 REQUEST_SECONDS: Final = 5
 """Seconds until pods that end together have asked for a checkpoint."""
-MIN_STORE_BYTES = 80 * 1024**2
-"""Smallest size of Ray's object store in bytes; Ray refuses less than 75 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +171,7 @@ def shared_memory(requested: str, memory: str, *, share: Fraction) -> str:
 
 def object_store(shared: str) -> str:
     """Bytes of Ray's object store: half of /dev/shm, which collectives and data loaders use too."""
-    return str(max(int(amount(shared) / 2), MIN_STORE_BYTES))
+    return str(max(int(amount(shared) / 2), 80 * 1024**2))  # Ray refuses less than 75 MiB
 
 
 def installed_volumes(settings: Settings) -> list[dict[str, Any]]:

@@ -33,8 +33,6 @@ from rlhf_trainer.rewards.supervision import MEBIBYTE, ChildLimits, judge_in_chi
 from rlhf_trainer.thoughts import BEGUN, THOUGHTS
 
 OPTIONS: Final = "verifier()"
-USUAL_LIMITS = ChildLimits(seconds=5.0, memory=1024 * MEBIBYTE)
-"""Limits of one judgement by any verifier but Code, against regular expressions and formulas that never end."""
 JUDGING_SHARE = 0.8
 """Share of a call's time limit after which the verifier judges no further response."""
 BLOCK = re.compile(r"```[^\S\n]*(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
@@ -94,7 +92,7 @@ def score(
     expected = [expectation(chosen, value) for value in given[column]] if column else [()] * len(responses)
     places = [place for place, is_finished in enumerate(finished) if is_finished]
     items = [(_turn(chosen, prompts[place], responses[place]), expected[place]) for place in places]
-    limits = USUAL_LIMITS
+    limits = ChildLimits(seconds=5.0, memory=1024 * MEBIBYTE)  # against regular expressions and formulas that never end
     if isinstance(chosen, Code):
         require_sandbox()
         limits = ChildLimits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, is_sandboxed=True)
