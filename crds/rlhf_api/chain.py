@@ -21,9 +21,8 @@ def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
 
     finished: jobs of earlier runs whose output may be read too, name -> algorithm.
     """
-    counts = Counter(job.name for job in jobs)
-    if repeated := [name for name, count in counts.items() if count > 1]:
-        raise SpecError(Problem(f"{name}: metadata.name", f"is used by {counts[name]} documents") for name in repeated)
+    if problems := list(_repeated_names(jobs)):
+        raise SpecError(problems)
     kinds = {**finished, **{job.name: job.spec.algorithm.name for job in jobs}}
     if problems := [problem for job in jobs for problem in _wrong_inputs(job, kinds)]:
         raise SpecError(problems)
@@ -35,6 +34,12 @@ def in_order(jobs: Sequence[Job], finished: Mapping[str, str]) -> list[Job]:
             raise SpecError([_cycle(waiting)])
         ordered.append(waiting.pop(ready.name))
     return ordered
+
+
+def _repeated_names(jobs: Sequence[Job]) -> Iterator[Problem]:
+    for name, count in Counter(job.name for job in jobs).items():
+        if count > 1:
+            yield Problem(f"{name}: metadata.name", f"is used by {count} documents")
 
 
 def _references(job: Job) -> dict[Role, str]:

@@ -21,8 +21,6 @@ TEMPLATE = "the tokenizer's chat template"
 QUESTION = {"role": "user", "content": "question"}
 ANSWER = {"role": ASSISTANT, "content": "answer-of-the-model"}
 """Made-up messages that show how a template ends an answer; no template writes the answer's text by itself."""
-PROMPT_ROLES = ("system", "developer", "tool")
-"""Roles whose contents are given to a template in the form that it reads of the user."""
 REFUSALS = (LookupError, TemplateError, TypeError, ValueError)
 """Errors that a chat template raises for messages that it does not accept."""
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -197,7 +195,8 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase) -> set[str]:
         forms = (message, _in_parts(message))
         written = [form for form in forms if _is_written(tokenizer, [*chat, form])]
         if written == [forms[1]]:
-            found |= {message["role"], *(PROMPT_ROLES if message is QUESTION else ())}
+            # those of a prompt are given in the form that is read of the user
+            found |= {message["role"], *(("system", "developer", "tool") if message is QUESTION else ())}
         chat.append((written or forms)[0])
     return found
 

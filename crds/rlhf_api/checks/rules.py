@@ -16,7 +16,7 @@ from rlhf_api.expressions import Expression, Field
 from rlhf_api.names import PlacedRole, Role
 from rlhf_api.problems import Problem, choice
 from rlhf_api.spec.algorithm_table import ALGORITHMS
-from rlhf_api.spec.algorithms import PAIR_COLUMNS, RESPONSE_COLUMNS, Algorithm, PolicyGradient, Writing
+from rlhf_api.spec.algorithms import Algorithm, PolicyGradient, Writing
 from rlhf_api.spec.job_spec import JobSpec, Training
 from rlhf_api.spec.rollout import Rollout
 
@@ -364,7 +364,7 @@ def _taken(spec: JobSpec) -> Iterator[Problem]:
     if not isinstance(spec.algorithm, Writing):
         return
     sources = spec.data.train.sources("data.train")
-    own = PAIR_COLUMNS if spec.algorithm.rows == "Pairs" else RESPONSE_COLUMNS
+    own = spec.algorithm.own_columns
     taken = [(f"{path}.toolsKey", source.tools_key) for path, source in sources.items() if source.tools_key in own]
     if {source.messages_key or source.prompt_key for source in sources.values()} == {"prompt"}:
         own -= {"prompt"}  # the output's `prompt` is that column

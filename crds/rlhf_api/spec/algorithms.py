@@ -24,7 +24,6 @@ MIN_MULTIPLIER = 1e-6
 RESPONSE_COLUMNS = frozenset({"prompt", "response", "reward", "reward_parts", "finished", "response_tokens", "sample"})
 """Columns that a job that writes data (`Writing`) fills itself in a row with one response."""
 PAIR_COLUMNS = frozenset({"prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"})
-"""Columns that it fills in a row with a pair; each row also has columns of the prompts' data."""
 CUSTOM = "Custom"
 """Name by which a manifest's `algorithm` says that its class is the user's own."""
 RowKind = Literal["prompts", "completions", "labelled_completions", "pairs", "safety_pairs"]
@@ -175,6 +174,11 @@ class Writing(Algorithm):
     """
     min_reward: float | None = None
     """Lowest reward of a response, or of a pair's better response, that is written; unset writes all."""
+
+    @property
+    def own_columns(self) -> frozenset[str]:
+        """Columns of the written data set that the job fills itself; a row also has columns of the prompts' data."""
+        return PAIR_COLUMNS if self.rows == "Pairs" else RESPONSE_COLUMNS
 
 
 class KL(Spec):

@@ -255,10 +255,6 @@ def _by_format(verifier: Format) -> Judge:
     return judge
 
 
-def _by_length(verifier: Length) -> Judge:
-    return lambda response, _: float(verifier.minimum <= len(response.strip()) <= verifier.maximum)
-
-
 def _by_tests(_: Code) -> Judge:
     return lambda response, tests: float(passed_tests(_last_block(response, "python", "py", "python3"), tests))
 
@@ -270,7 +266,7 @@ JUDGES: Mapping[type[Verifier], Callable[[Any], Judge]] = {
     JSONSchema: _by_schema,
     Regex: _by_regex,
     Format: _by_format,
-    Length: _by_length,
+    Length: lambda each: lambda response, _: float(each.minimum <= len(response.strip()) <= each.maximum),
     Code: _by_tests,
 }
 """Class of a verifier -> function that makes the verifier's judge from its options."""
