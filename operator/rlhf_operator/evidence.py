@@ -90,6 +90,10 @@ class PodSign(NamedTuple):
     """Message of the failure, as a format string with the fields pod, node and role."""
 
 
+def _has_disruption(disruption: str) -> Callable[[ObservedPod, Case], bool]:
+    return lambda pod, _: pod.disruption == disruption
+
+
 def _is_evicted_for(use: re.Pattern[str]) -> Callable[[ObservedPod, Case], bool]:
     return lambda pod, _: pod.reason == "Evicted" and use.search(pod.message) is not None
 
@@ -100,7 +104,7 @@ POD_SIGNS: Final = (
     *(
         PodSign(
             reason,
-            lambda pod, _, its=disruption: pod.disruption == its,
+            _has_disruption(disruption),
             "pod {pod.name} on node {node} was ended: {pod.disruption} {pod.message}",
         )
         for disruption, reason in DISRUPTIONS.items()
