@@ -255,7 +255,7 @@ MUTATIONS = (
     Mutation(f"{TRAINER}/run/resume.py", "if new_length or not folder", "if not folder", FOLDER),
     Mutation(f"{TRAINER}/run_folder/lock.py", "if mine and newer:", "if mine and newer and mine == newer:", ATTEMPTS),
     Mutation(f"{TRAINER}/run_folder/lock.py", "SETTLE_SECONDS: Final = 1.0", "SETTLE_SECONDS: Final = 0.1", ATTEMPTS),
-    Mutation(f"{API}/checks/resume.py", '"spec": "checkpoint outputs', '"spec": "outputs', EXPERIMENT),
+    Mutation(f"{API}/checks/may_change.yaml", "spec: [checkpoint, outputs", "spec: [outputs", EXPERIMENT),
     Mutation(f"{API}/checks/resume.py", '["schedule"] != "Constant"', '["schedule"] == "Constant"', EXPERIMENT),
     Mutation(f"{API}/exit_codes.py", "COMMUNICATION = 8", "COMMUNICATION = 9", FAILURES),
     Mutation(f"{OPERATOR}/evidence.py", 'ExitCode.NUMERICS: "Numerics"', 'ExitCode.NUMERICS: "Data"', FAILURES),
@@ -395,7 +395,7 @@ MUTATIONS = (
     Mutation(f"{CHART}/templates/deployment.yaml", "failureThreshold: 30", "failureThreshold: 1", NUMBERS),
     Mutation(f"{CHART}/templates/prometheusrule.yaml", "- 3 * stddev", "- 0 * stddev", NUMBERS),
     Mutation(f"{CHART}/values.yaml", "memoryRatio: 0.95", "memoryRatio: 0.59", NUMBERS),
-    Mutation(f"{MAPPER}/coefficients.py", "    network=0.85,", "    network=0.95,", COEFFICIENTS),
+    Mutation(f"{MAPPER}/efficiency.yaml", "  network: 0.85", "  network: 0.95", COEFFICIENTS),
     Mutation(f"{MAPPER}/coefficients.py", "running_sequences=256", "running_sequences=512", COEFFICIENTS),
 )
 

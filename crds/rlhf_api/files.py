@@ -15,8 +15,6 @@ from rlhf_api.own_code import OwnCodeError
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_api.spec.algorithms import CUSTOM
 
-TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec")
-
 
 def load(
     text_or_path: str | Path, overrides: Sequence[str] = (), finished: Mapping[str, str] = MappingProxyType({})
@@ -177,7 +175,7 @@ def _override(text: str) -> tuple[str, str, tuple[str, ...], Any]:
     documents = kubectl_yaml.read(value, f"{label}: ")
     if len(documents) > 1:
         raise SpecError([Problem(label, "expected one value")])
-    prefix = () if parts[0] in TOP_LEVEL else ("spec",)
+    prefix = () if parts[0] in ("apiVersion", "kind", "metadata", "spec") else ("spec",)
     return label, name, prefix + parts, documents[0] if documents else None
 
 

@@ -8,9 +8,6 @@ from typing import ClassVar
 
 from rlhf_api.exit_codes import ExitCode
 
-CREDENTIALS = re.compile(r"//[^/\s]*@")
-"""Pattern of credentials in a URL: `//user:password@`."""
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -58,4 +55,4 @@ def printable(text: str) -> str:
 def one_line(text: str, most: int) -> str:
     """Return another program's text as one printable line, without credentials of URLs, of at most `most` bytes."""
     words = printable(text).split()
-    return CREDENTIALS.sub("//", " ".join(words)).encode()[:most].decode(errors="ignore")
+    return re.sub(r"//[^/\s]*@", "//", " ".join(words)).encode()[:most].decode(errors="ignore")

@@ -9,29 +9,11 @@ from pydantic_core import ErrorDetails
 from rlhf_api.contract import FORMS, tag_of
 from rlhf_api.foreign_words import MEANT
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
+from rlhf_api.tables import read_table
 
 Models = tuple[type[BaseModel], ...]
 
-SENTENCES = {
-    "string_type": "is {shown}, expected text",
-    "int_type": "is {shown}, expected a whole number",
-    "float_type": "is {shown}, expected a number",
-    "finite_number": "is {shown}, expected a finite number",
-    "bool_type": "is {shown}, expected true or false",
-    "tuple_type": "is {shown}, expected a list",
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "is {shown}, expected a mapping"),
-    "greater_than": "is {value}, expected more than {gt}",
-    "greater_than_equal": "is {value}, expected at least {ge}",
-    "less_than": "is {value}, expected less than {lt}",
-    "less_than_equal": "is {value}, expected at most {le}",
-    "missing": "is missing",
-    "literal_error": "is {shown}, expected {expected}",
-    "string_pattern_mismatch": "is {shown}, expected {form}",
-    "string_too_long": "has {length} characters, expected at most {max_length}",
-    "too_long": "has {actual_length} entries, expected at most {max_length}",
-    **dict.fromkeys(("string_too_short", "too_short"), "is empty"),
-    "recursion_loop": "contains itself",
-}
+SENTENCES = read_table(__package__, "pydantic_errors.yaml", dict[str, str])
 """Type of a pydantic error -> sentence for it; `_sentence` fills in the names in braces from the error."""
 
 

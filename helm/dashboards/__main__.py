@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from helm.dashboards.reference import pages
-from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, JobMetric, OperatorMetric
+from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, Metric
 from rlhf_trainer.run_folder.step_metrics import METRICS as STEP_METRICS
 from rlhf_trainer.run_folder.step_metrics import StepMetric
 
@@ -33,7 +33,7 @@ OPTIONS = ("about", "unit", "stacked", "named")
 """Keys of a panel that are no query."""
 UNITS = {"ratio": "percentunit", "seconds": "s", "bytes": "bytes"}
 """Unit of a metric -> Grafana's unit; others are plain numbers."""
-METRICS: dict[str, StepMetric | OperatorMetric | JobMetric] = {
+METRICS: dict[str, StepMetric | Metric] = {
     **{metric.name: metric for metric in STEP_METRICS},
     **{metric.name: metric for metric in OPERATOR_METRICS},
     **{metric.name: metric for metric in JOB_METRICS},
@@ -113,7 +113,7 @@ def _targets(panel: Mapping[str, str], short: Mapping[str, str]) -> Iterator[dic
         yield {"refId": chr(ord("A") + index), "datasource": DATASOURCE, "expr": long, "legendFormat": legend}
 
 
-def _metrics_of(panel: Mapping[str, Any]) -> list[StepMetric | OperatorMetric | JobMetric]:
+def _metrics_of(panel: Mapping[str, Any]) -> list[StepMetric | Metric]:
     """Return the metrics that the queries of a panel name."""
     queries = " ".join(query for legend, query in panel.items() if legend not in OPTIONS)
     names = dict.fromkeys(re.sub(r"_(sum|count|bucket)$", "", name) for name in re.findall(r"rlhf_\w+", queries))

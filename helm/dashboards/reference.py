@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from rlhf_operator.metrics import JOB_LABELS, JOB_METRICS, OPERATOR_METRICS, JobMetric, OperatorMetric
+from rlhf_operator.metrics import JOB_METRICS, OPERATOR_METRICS, Metric
 from rlhf_trainer.run_folder.step_metrics import METRICS, PLANNED_STEPS, WARNINGS, StepMetric
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -34,20 +34,19 @@ def pages() -> Mapping[Path, str]:
     }
 
 
-def table(first: str, metrics: Iterable[StepMetric | OperatorMetric | JobMetric]) -> str:
+def table(first: str, metrics: Iterable[StepMetric | Metric]) -> str:
     """Return a table in Markdown with a row a metric; `first`: heads of the columns of names."""
     heads = f"| {first} | type | unit | labels | meaning |\n"
     return f"{heads}|{'---|' * (heads.count('|') - 1)}\n{''.join(_rows(metrics))}"
 
 
-def _rows(metrics: Iterable[StepMetric | OperatorMetric | JobMetric]) -> Iterator[str]:
+def _rows(metrics: Iterable[StepMetric | Metric]) -> Iterator[str]:
     for metric in metrics:
-        labels = (*JOB_LABELS, *metric.own_labels) if isinstance(metric, JobMetric) else metric.labels
         cells = [
             f"`{metric.name}`",
             metric.kind,
             metric.unit,
-            ", ".join(f"`{label}`" for label in labels),
+            ", ".join(f"`{label}`" for label in metric.labels),
             metric.meaning,
         ]
         if isinstance(metric, StepMetric):

@@ -24,8 +24,6 @@ from rlhf_planning.job_table import REFRESH_SECONDS
 
 CODES: Final = {each.name.title().replace("_", ""): each for each in ExitCode} | {"InvalidInput": ExitCode.SPEC}
 """Reason of a failure -> exit code that says the same; other reasons are causes of the cluster."""
-LOGGING_PHASES: Final = ("Initializing", "Running")
-"""Phases in which the head pod has a log."""
 LOG: Final = f"--container={names.LOG_CONTAINER}"
 
 
@@ -98,7 +96,7 @@ def _wait(kubectl: Kubectl, name: str, codes: dict[str, int], options: Sequence[
             _tell_end(kubectl, job, logs if options else None)
             codes[name] = exit_code_of(job.status)
             return
-        attempt = job.status.attempt if job and job.status.phase in LOGGING_PHASES else None
+        attempt = job.status.attempt if job and job.status.phase in ("Initializing", "Running") else None
         if job and attempt and options and attempt not in logs:
             logs[attempt] = Thread(target=_print_log, args=(kubectl, job, options), daemon=True)
             logs[attempt].start()

@@ -21,7 +21,6 @@ from rlhf_planning.job_table import JobLine
 NO_RLHFJOBS = "this cluster knows no RLHFJobs: install the operator's chart (helm/rlhf-operator)"
 ENDED_PHASES = ("Succeeded", "Failed")
 CONFIG = "config.yaml"
-SELECTOR = "?labelSelector=app.kubernetes.io/name%3Drlhf-operator"
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def line_of(job: ObservedJob, *, everywhere: bool) -> JobLine:
 
 def settings_of(kubectl: Kubectl, namespace: str) -> Settings | None:
     """Return the settings of the operator that serves a namespace; None if the user can read no such settings."""
-    for each in kubectl.items(CONFIG_MAPS.path() + SELECTOR) or []:
+    for each in kubectl.items(CONFIG_MAPS.path() + "?labelSelector=app.kubernetes.io/name%3Drlhf-operator") or []:
         try:
             (document,) = kubectl_yaml.read(raw.text(each, "data", CONFIG), "")
             settings = Settings.model_validate(document, by_alias=True, by_name=False)

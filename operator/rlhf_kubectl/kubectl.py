@@ -19,11 +19,7 @@ SERVER_ERROR: Final = re.compile(r"^(?:Error from server|error from server) \((?
 """Pattern of the prefix that kubectl puts before an error of the API server."""
 COMMAND_ENDED: Final = re.compile(r"command terminated with exit code")
 """Pattern of the line that kubectl adds to stderr after a program that it ran in a pod has failed."""
-NO_CONTEXT: Final = "localhost:8080"
-"""Address that kubectl tries if its configuration has no current context."""
 MAX_MESSAGE: Final = 1000
-MANAGER: Final = "rlhf-submit"
-"""Field manager of what `rlhf submit` applies."""
 
 
 class KubectlError(Exception):
@@ -79,7 +75,7 @@ class Kubectl:
 
     def apply(self, manifest: Mapping[str, Any], *options: str) -> Document:
         """Apply an object by server-side apply in the namespace, and return it as the server has it."""
-        words = ("--server-side", f"--field-manager={MANAGER}", f"--namespace={self.namespace}", "--output=json")
+        words = ("--server-side", "--field-manager=rlhf-submit", f"--namespace={self.namespace}", "--output=json")
         return self._document("apply", *words, *options, "--filename=-", text=json.dumps(manifest))
 
     def delete(self, path: str) -> None:
@@ -133,7 +129,8 @@ def require_success(code: int, stderr: bytes) -> None:
     first = next(begins, len(lines) - 1)
     fields = takewhile(lambda line: line.startswith(("- ", "* ")), lines[first + 1 :])
     message = " ".join([lines[first].removeprefix("error: "), *fields])
-    hint = "; choose a cluster by kubectl config use-context" if NO_CONTEXT in message else ""
+    # the address that kubectl tries without a current context
+    hint = "; choose a cluster by kubectl config use-context" if "localhost:8080" in message else ""
     raise KubectlError(f"kubectl: {_words(message.encode())}{hint}")
 
 

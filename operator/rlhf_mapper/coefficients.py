@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rlhf_api.spec.job_spec import Attention
+from rlhf_api.tables import read_table
 from rlhf_mapper.mapping import Device, Kind
 
 
@@ -77,30 +78,7 @@ class Correction:
         return self.factors.get(kind, 1.0)
 
 
-_ON_GPU = Efficiency(  # the first four are those that `benchmarks/fit.py ours` finds, rounded
-    kernel=0.37,
-    memory=0.85,
-    decode_seconds=8e-4,
-    sequence_seconds=3.1e-5,
-    call_seconds=0.5,
-    stage_seconds=1e-3,
-    link=0.8,
-    network=0.85,
-    update_seconds=0.02,
-    transition_seconds=0.25,
-)
-
-_ON_CPU = replace(
-    _ON_GPU,
-    kernel=0.5,
-    memory=0.7,
-    link=0.5,
-    network=0.5,
-    decode_seconds=3e-3,
-    sequence_seconds=5e-5,
-    call_seconds=0.02,
-    transition_seconds=0.05,
-)
+_EFFICIENCY = read_table(__package__, "efficiency.yaml", dict[Device, Efficiency])
 
 TRAINER = Software(
     name="FSDP2, eager, and vLLM V1",
@@ -116,7 +94,7 @@ TRAINER = Software(
     running_sequences=1024,
     may_offload=True,
     state_share=0.92,
-    efficiency=_ON_GPU,
+    efficiency=_EFFICIENCY["GPU"],
 )
 
 
@@ -132,5 +110,5 @@ def software_for(device: Device, precision: Literal["Auto", "FP32", "BF16"], att
         attention="SDPA" if attention == "SDPA" or full or on_cpu else "Flash",
         running_sequences=256 if on_cpu else TRAINER.running_sequences,
         may_offload=not on_cpu,
-        efficiency=_ON_CPU if on_cpu else _ON_GPU,
+        efficiency=_EFFICIENCY[device],
     )

@@ -21,8 +21,6 @@ NEUTRAL = {"nvidia", "tesla", "amd", "instinct", "ac", "mega", "oam", "vf", "hbm
     f"sxm{version}" for version in ("", 4, 5, 6)
 }
 """Words of a product name that do not tell GPU types apart; others, such as shared or laptop, mark another product."""
-ALIASES = {"nvidia-tesla-a100": "a100-40g"}
-"""Product name of GKE that fits several rows of the GPU table -> name of the right row."""
 MIG = re.compile(r"(.+)[- ]mig[- ]([1-7])g\.(\d+)gb([.+].*)?")
 """Pattern of the name of a GPU slice (MIG): the GPU, sevenths of its multiprocessors, and gigabytes of memory."""
 
@@ -111,8 +109,8 @@ def gpu_of_product(product: str) -> Gpu | None:
     if found := MIG.fullmatch(product.lower()):
         whole = gpu_of_product(found[1])
         return whole and _slice(whole, int(found[2]), int(found[3]))
-    if alias := ALIASES.get(product.lower()):
-        return GPUS[alias]
+    if product.lower() == "nvidia-tesla-a100":  # the name at GKE, which fits several rows
+        return GPUS["a100-40g"]
     words = set(re.split(r"[^a-z0-9.]+", product.lower())) - NEUTRAL - {""}
     sizes = {word: int(word[:-2]) * GB for word in words if re.fullmatch(r"\d+gb", word)}
     rows = [

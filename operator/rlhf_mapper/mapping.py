@@ -17,8 +17,6 @@ PHASES: tuple[Phase, ...] = ("reshard", "generation", "scoring", "update")
 """Phases of a step that a run measures as the metrics time/<phase>."""
 PLACED_WITH: Mapping[Role, Role] = {"cost_critic": "critic"}
 """Models that are always placed in the pool of another model: model -> that other model."""
-RESIDENT = ("weights", "optimizer")
-"""Parts of a model's memory that stay on the GPU unless they are offloaded; gradients exist only in its update."""
 STAGE_OF: Mapping[Phase, Stage] = {
     "reshard": "generation",
     "generation": "generation",
@@ -79,7 +77,8 @@ class ModelPrediction:
     def resident(self, stage: Stage) -> dict[str, float]:
         """Bytes of this model, by part, that stay on the GPU in a stage while another model has its turn."""
         parts = self.memory.get(stage, {}) if self.offload == "None" else {}
-        return {part: size for part, size in parts.items() if part in RESIDENT}
+        # gradients exist only in the update
+        return {part: size for part, size in parts.items() if part in ("weights", "optimizer")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +172,6 @@ class DeviceMapping:
         return replace(self, pools=tuple(pools.values()), sizes={**self.sizes, "rollout": engines})
 
 
-SHOWN_ELSEWHERE = ("models", "memory_limit", "works_ahead")
-"""Fields of a Prediction that the JSON of a mapping shows at another place, or not at all."""
-
-
 def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
     """Return the mapper's answer as the JSON object of `rlhf plan --json`, with the same keys in every case.
 
@@ -215,7 +210,7 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
         roles = [role for pool in mapping.pools for role in pool.models]
         answer["models"] = {role: _model(mapping.sizes[role], prediction.models[role]) for role in roles}
         answer["predicted"] = asdict(prediction)
-        for name in SHOWN_ELSEWHERE:
+        for name in ("models", "memory_limit", "works_ahead"):  # shown at another place, or not at all
             del answer["predicted"][name]
     return answer
 

@@ -274,7 +274,11 @@ def _refusal(rayjob: ObservedRayJob, snapshot: Snapshot) -> Cause | None:
     message = f"pods cannot be made: {rayjob.refused}"
     if QUOTA not in rayjob.refused:
         return ("PodsRefused", message, None) if rayjob.refused else None
-    lacks = _never_enough(rayjob.refused, _total_requests(snapshot))
+    together = Counter[str]()
+    if "priorityClassName" not in json.dumps(snapshot.job.spec.get("runtime")):  # else it may count some pods only
+        pods = Counter({"pods": 1 + attempt.expected_workers(snapshot)})
+        together = sum((each.amounts for each in snapshot.job.status.reserved), pods)
+    lacks = _never_enough(rayjob.refused, together)
     return ("QuotaTooSmall", f"{message}; the whole job needs more {lacks} than that", None) if lacks else None
 
 
@@ -294,7 +298,10 @@ def problems_of(pod: ObservedPod) -> Iterator[Cause]:
 
 
 def _never_enough(refused: str, together: Mapping[str, int]) -> str:
-    """Return the resource whose quota, even if unused, is too small for this pod or the attempt; empty if none is."""
+    """Return the resource whose quota, even if unused, is too small for this pod or the attempt; empty if none is.
+
+    together: requests of the whole attempt, with the number of its pods.
+    """
     if (found := OVER_QUOTA.search(refused)) is None:
         return ""
     requested, limits = (
@@ -307,14 +314,6 @@ def _never_enough(refused: str, together: Mapping[str, int]) -> str:
             if max(amount(requested.get(name, "0")), of_all) > amount(limit):
                 return name
     return ""
-
-
-def _total_requests(snapshot: Snapshot) -> Counter[str]:
-    """Number of the attempt's pods, and their reserved requests; empty if a quota may count only some of the pods."""
-    if "priorityClassName" in json.dumps(snapshot.job.spec.get("runtime")):
-        return Counter()  # a quota may count only some of the pods
-    pods = Counter({"pods": 1 + attempt.expected_workers(snapshot)})
-    return sum((each.amounts for each in snapshot.job.status.reserved), pods)
 
 
 def node_silence(pod: ObservedPod, snapshot: Snapshot, now: datetime) -> float | None:

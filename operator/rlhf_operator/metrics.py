@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator, as tables; docs/operator-metrics.md shows the same tables.
+"""Prometheus metrics of the operator; metrics.yaml has their table, and docs/operator-metrics.md shows it.
 
 Only the leader has series of jobs, made from the cache at each scrape; so a sum over the replicas counts a job once.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Final, Literal, TypeVar, get_args
+from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -16,26 +16,25 @@ from prometheus_client.registry import Collector
 
 from rlhf_api.spec.job_spec import Checkpoint
 from rlhf_api.status import Phase, Progress
+from rlhf_api.tables import read_table
 from rlhf_operator.snapshot import ObservedJob
 from rlhf_operator.times import parsed, since
 
 Result = Literal["done", "stale", "error"]
 """Result of a reconcile pass. stale: given up as the job had changed or the lead was lost; error: tried again later."""
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-JOB_LABELS: Final = ("namespace", "name")
 ENDED: Final = ("Succeeded", "Failed")
 WITH_PODS: Final = ("Provisioning", "Initializing", "Running", "Suspending")
 Instrument = TypeVar("Instrument")
 
 
-@dataclass(frozen=True)
-class OperatorMetric:
-    """Row of the table of metrics about the operator itself."""
+class Metric(NamedTuple):
+    """Row of metrics.yaml."""
 
     name: str
-    kind: Literal["gauge", "counter", "histogram"]
     unit: str
     meaning: str
+    kind: Literal["gauge", "counter", "histogram"] = "gauge"
     labels: tuple[str, ...] = ()
 
     def instrument(self, make: Callable[..., Instrument], registry: CollectorRegistry) -> Instrument:
@@ -43,29 +42,10 @@ class OperatorMetric:
         return make(self.name, self.meaning, self.labels, registry=registry)
 
 
-RECONCILE_TOTAL = OperatorMetric(
-    "rlhf_operator_reconcile_total",
-    "counter",
-    "passes",
-    "Reconcile passes over a job. stale: given up, as the job had changed; error: tried again later.",
-    ("result",),
-)
-RECONCILE_SECONDS = OperatorMetric(
-    "rlhf_operator_reconcile_duration_seconds", "histogram", "seconds", "Duration of a reconcile pass over a job."
-)
-QUEUE_DEPTH = OperatorMetric("rlhf_operator_queue_depth", "gauge", "jobs", "Jobs that wait for a reconcile pass.")
-REQUESTS_TOTAL = OperatorMetric(
-    "rlhf_operator_api_requests_total",
-    "counter",
-    "requests",
-    "Requests to the Kubernetes API besides the watches of kopf; code 0: there was no answer.",
-    ("verb", "resource", "code"),
-)
-LEADER = OperatorMetric("rlhf_operator_leader", "gauge", "1", "1 while this replica leads, else 0.")
-BUILD_INFO = OperatorMetric(
-    "rlhf_operator_build_info", "gauge", "1", "Always 1, with the operator's version.", ("version",)
-)
-OPERATOR_METRICS = (RECONCILE_TOTAL, RECONCILE_SECONDS, QUEUE_DEPTH, REQUESTS_TOTAL, LEADER, BUILD_INFO)
+_TABLES = read_table(__package__, "metrics.yaml", dict[str, tuple[Metric, ...]])
+OPERATOR_METRICS = _TABLES["operator"]
+JOB_METRICS = tuple(each._replace(labels=("namespace", "name", *each.labels)) for each in _TABLES["jobs"])
+"""Metrics about jobs; a job's totals of time and cost begin at 0 when this replica begins to lead."""
 
 
 @dataclass
@@ -114,18 +94,6 @@ Sample = tuple[tuple[str, ...], float]
 """Sample of a job's metric: (values of the labels besides namespace and name, value)."""
 
 
-@dataclass(frozen=True)
-class JobMetric:
-    """Row of the table of metrics about jobs; `samples` yields none if a job has no such value."""
-
-    name: str
-    unit: str
-    meaning: str
-    samples: Callable[[Account], Iterable[Sample]]
-    own_labels: tuple[str, ...] = ()
-    kind: Literal["gauge", "counter"] = "gauge"
-
-
 def _value(value: float | None) -> Iterator[Sample]:
     if value is not None:
         yield (), float(value)
@@ -149,6 +117,11 @@ def _last_failure(account: Account) -> Iterator[Sample]:
 
 def _progress(value: Callable[[Progress], float | None]) -> Callable[[Account], Iterator[Sample]]:
     return lambda account: _value(value(progress) if (progress := account.job.status.progress) else None)
+
+
+def _predicted(account: Account) -> Iterator[Sample]:
+    mapping = account.job.status.mapping
+    return _value(mapping.predicted_step_seconds if mapping else None)
 
 
 def _gpus(account: Account) -> Iterator[Sample]:
@@ -190,94 +163,27 @@ def _age(timestamp: str | None, now: datetime) -> float | None:
     return since(moment, now) if (moment := parsed(timestamp)) else None
 
 
-JOB_METRICS = (
-    JobMetric(
-        "rlhf_job_info", "1", "Always 1, with labels that describe the job.", _info, ("uid", "algorithm", "queue")
-    ),
-    JobMetric("rlhf_job_phase", "1", "1 for the phase of the job, 0 for all others.", _phases, ("phase",)),
-    JobMetric(
-        "rlhf_job_attempts_total",
-        "attempts",
-        "Attempts that the job has had.",
-        lambda account: _value(account.job.status.attempt or 0),
-        kind="counter",
-    ),
-    JobMetric(
-        "rlhf_job_failed_attempts",
-        "attempts",
-        "Failures that count against runPolicy.backoffLimit.",
-        lambda account: _value(account.job.status.failed_attempts or 0),
-    ),
-    JobMetric(
-        "rlhf_job_last_failure",
-        "1",
-        "1 for the reason of the latest failure; no series if nothing has failed.",
-        _last_failure,
-        ("reason",),
-    ),
-    JobMetric("rlhf_job_step", "steps", "Number of finished steps.", _progress(lambda p: p.step)),
-    JobMetric("rlhf_job_total_steps", "steps", "Number of steps of the whole job.", _progress(lambda p: p.total_steps)),
-    JobMetric("rlhf_job_step_seconds", "seconds", "Duration of the latest step.", _progress(lambda p: p.step_seconds)),
-    JobMetric(
-        "rlhf_job_predicted_step_seconds",
-        "seconds",
-        "Duration of a step as the mapper predicted it.",
-        lambda account: _value(mapping.predicted_step_seconds if (mapping := account.job.status.mapping) else None),
-    ),
-    JobMetric(
-        "rlhf_job_gpus", "GPUs", "GPUs of the attempt that is under way or being suspended; 0 on CPU slots.", _gpus
-    ),
-    JobMetric("rlhf_job_queue_seconds", "seconds", "Time since the job was queued, while it is queued.", _queued),
-    JobMetric(
-        "rlhf_job_checkpoint_age_seconds",
-        "seconds",
-        "Time since the newest whole checkpoint, until the job ends.",
-        _checkpoint_age,
-    ),
-    JobMetric(
-        "rlhf_job_checkpoint_interval_seconds",
-        "seconds",
-        "Age of a checkpoint at which the next one is due, at a step's end (spec.checkpoint.everyMinutes).",
-        _checkpoint_interval,
-    ),
-    JobMetric(
-        "rlhf_job_failed_passes",
-        "passes",
-        "Passes over the job that have failed or were given up since the last one that worked.",
-        lambda account: _value(account.failed_passes),
-    ),
-    JobMetric(
-        "rlhf_job_condition",
-        "1",
-        "1 for each current condition of the job's status.",
-        _conditions,
-        ("condition", "status", "reason"),
-    ),
-    JobMetric(
-        "rlhf_job_phase_seconds_total",
-        "seconds",
-        "Time of the job in each phase; between two scrapes the phase at the first one counts.",
-        lambda account: (((phase,), seconds) for phase, seconds in account.seconds.items()),
-        ("phase",),
-        kind="counter",
-    ),
-    JobMetric(
-        "rlhf_job_gpu_seconds_total",
-        "GPU-seconds",
-        "Time in each phase times the GPUs of the job's mapping; a Queued or Restarting job waits for them.",
-        lambda account: (((phase,), seconds) for phase, seconds in account.gpu_seconds.items()),
-        ("phase",),
-        kind="counter",
-    ),
-    JobMetric(
-        "rlhf_job_cost_total",
-        "currency",
-        "Price of the GPU-seconds in phases with pods, if all GPUs have one (cluster.nodeGroups of the chart).",
-        lambda account: _value(account.cost),
-        kind="counter",
-    ),
-)
-"""Table of metrics about jobs; a job's totals of time and cost begin at 0 when this replica begins to lead."""
+SAMPLES: Mapping[str, Callable[[Account], Iterable[Sample]]] = {
+    "rlhf_job_info": _info,
+    "rlhf_job_phase": _phases,
+    "rlhf_job_attempts_total": lambda account: _value(account.job.status.attempt or 0),
+    "rlhf_job_failed_attempts": lambda account: _value(account.job.status.failed_attempts or 0),
+    "rlhf_job_last_failure": _last_failure,
+    "rlhf_job_step": _progress(lambda progress: progress.step),
+    "rlhf_job_total_steps": _progress(lambda progress: progress.total_steps),
+    "rlhf_job_step_seconds": _progress(lambda progress: progress.step_seconds),
+    "rlhf_job_predicted_step_seconds": _predicted,
+    "rlhf_job_gpus": _gpus,
+    "rlhf_job_queue_seconds": _queued,
+    "rlhf_job_checkpoint_age_seconds": _checkpoint_age,
+    "rlhf_job_checkpoint_interval_seconds": _checkpoint_interval,
+    "rlhf_job_failed_passes": lambda account: _value(account.failed_passes),
+    "rlhf_job_condition": _conditions,
+    "rlhf_job_phase_seconds_total": lambda account: (((phase,), n) for phase, n in account.seconds.items()),
+    "rlhf_job_gpu_seconds_total": lambda account: (((phase,), n) for phase, n in account.gpu_seconds.items()),
+    "rlhf_job_cost_total": lambda account: _value(account.cost),
+}
+"""Function that yields the samples of a job's metric, by the metric's name; none if a job has no such value."""
 
 
 class JobCollector(Collector):
@@ -299,9 +205,9 @@ class JobCollector(Collector):
             account.failed_passes = failed.get((account.job.namespace, account.job.name), 0)
         for metric in JOB_METRICS:
             made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            family = made(metric.name, metric.meaning, labels=(*JOB_LABELS, *metric.own_labels))
+            family = made(metric.name, metric.meaning, labels=metric.labels)
             for account in self._accounts.values():
-                for own, value in metric.samples(account):
+                for own, value in SAMPLES[metric.name](account):
                     family.add_metric([account.job.namespace, account.job.name, *own], value)
             yield family
 
@@ -320,14 +226,17 @@ class OperatorMetrics:
         now: Callable[[], datetime],
     ) -> None:
         """Create the metrics, whose functions are called at each scrape; failed_passes: by (namespace, name)."""
+        rows = {each.name: each for each in OPERATOR_METRICS}
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._passes = RECONCILE_TOTAL.instrument(Counter, self.registry)
-        self._seconds = RECONCILE_SECONDS.instrument(partial(Histogram, buckets=BUCKETS), self.registry)
-        self._requests = REQUESTS_TOTAL.instrument(Counter, self.registry)
-        QUEUE_DEPTH.instrument(Gauge, self.registry).set_function(lambda: float(queue_depth()))
-        LEADER.instrument(Gauge, self.registry).set_function(lambda: float(leads()))
-        BUILD_INFO.instrument(Gauge, self.registry).labels(version).set(1)
+        self._passes = rows["rlhf_operator_reconcile_total"].instrument(Counter, self.registry)
+        self._seconds = rows["rlhf_operator_reconcile_duration_seconds"].instrument(
+            partial(Histogram, buckets=BUCKETS), self.registry
+        )
+        self._requests = rows["rlhf_operator_api_requests_total"].instrument(Counter, self.registry)
+        rows["rlhf_operator_queue_depth"].instrument(Gauge, self.registry).set_function(lambda: float(queue_depth()))
+        rows["rlhf_operator_leader"].instrument(Gauge, self.registry).set_function(lambda: float(leads()))
+        rows["rlhf_operator_build_info"].instrument(Gauge, self.registry).labels(version).set(1)
         self.registry.register(JobCollector(lambda: jobs() if leads() else (), failed_passes, now))
 
     def reconciled(self, result: Result, seconds: float) -> None:

@@ -222,10 +222,6 @@ class Settings(Spec):
                 return each.gpu("the operator's settings")
         return gpu_of_product(product)
 
-    def zone_of(self, labels: Mapping[str, str]) -> str:
-        """Zone of a node with these labels; empty if unknown."""
-        return next((labels.get(level.label, "") for level in self.topology), "")
-
     def node_figures(self, labels: Mapping[str, str]) -> NodeFigures:
         """Return the figures of links and price for a node with these labels; empty if unset."""
         found = (each for each in self.node_groups if each.match_labels.items() <= labels.items())

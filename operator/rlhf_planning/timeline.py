@@ -26,8 +26,6 @@ BLOCKS: dict[Phase, tuple[str, str]] = {
 IDLE = "·"
 MARK_COLUMNS, MIN_CELLS = 8, 20
 """Width in columns of a tick's label on the time axis, and of the narrowest chart."""
-NAME_COLUMNS = 16
-"""Width in columns of a pool's name; a longer name is cut."""
 BUSY_COLUMNS, GAP = 5, 2
 
 
@@ -142,7 +140,7 @@ def marks_of(seconds: float, *, most: int) -> list[tuple[float, str]]:
 
 def chart_of(timeline: Timeline, *, columns: int) -> Table:
     """Return the timeline as a table with the stages above, a row a model, and the time axis below."""
-    names = min(NAME_COLUMNS, max(map(len, ("pool", *(pool for pool, _ in timeline.rows)))))
+    names = min(16, max(map(len, ("pool", *(pool for pool, _ in timeline.rows)))))  # a longer name is cut
     models = max(len(model) for _, model in timeline.rows)
     cells = max(MIN_CELLS, columns - names - models - BUSY_COLUMNS - 3 * GAP)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="", highlight=False)

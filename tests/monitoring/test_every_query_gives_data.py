@@ -15,8 +15,7 @@ from rlhf_api.job import Job
 from rlhf_operator.metrics import (
     JOB_METRICS,
     OPERATOR_METRICS,
-    JobMetric,
-    OperatorMetric,
+    Metric,
     OperatorMetrics,
 )
 from rlhf_trainer.outputs.metrics import PrometheusMetrics
@@ -30,7 +29,7 @@ NAME = re.compile(r"\b(?:rlhf|process)_\w+")
 LABELS = {"job": "ppo", "namespace": "team", "name": "ppo", "phase": "Running", "pod": "a", "le": "+Inf"}
 
 
-def families() -> Iterator[StepMetric | OperatorMetric | JobMetric]:
+def families() -> Iterator[StepMetric | Metric]:
     """The rows of all tables."""
     yield from METRICS
     yield from OPERATOR_METRICS
@@ -41,10 +40,7 @@ def exported() -> dict[str, tuple[str, ...]]:
     """Name of each series -> its labels, those of the scrape too."""
     found: dict[str, tuple[str, ...]] = {"process_resident_memory_bytes": ("namespace", "pod")}
     for row in families():
-        scraped = ("namespace", "pod")
-        labels = (
-            ("namespace", "name", "pod", *row.own_labels) if isinstance(row, JobMetric) else (*scraped, *row.labels)
-        )
+        labels = tuple(dict.fromkeys((*row.labels, "namespace", "pod")))
         parts = {"summary": ("_sum", "_count"), "histogram": ("_sum", "_count", "_bucket")}.get(row.kind, ("",))
         for part in parts:
             found[f"{row.name}{part}"] = (*labels, "le") if part == "_bucket" else labels

@@ -22,7 +22,6 @@ TESTS |= {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": 
 PLACES = re.compile(r"\w+(?:\[|\+?=\((?:.*\s)?\[[^]\s]*\]\+?=)", re.DOTALL)
 """An assignment to a place of an array."""
 BLOCKS = ("program", "compound_statement", "subshell", "pipeline", "redirected_statement", "variable_assignments")
-LOOPS = ("while_statement", "for_statement", "c_style_for_statement")
 SETTERS = ("read", "mapfile", "readarray", "getopts", "let", "eval")
 SECRET = re.compile("(?i)key|token|secret|password|credential")
 """Pattern of the names of environment variables whose values stay out of manifests."""
@@ -267,7 +266,7 @@ class Script:
 
     STATEMENTS: ClassVar[Mapping[str, Callable[[Script, Node], bool | None]]] = {
         **dict.fromkeys(BLOCKS, lambda self, node: self._run_all(node.named_children)),
-        **dict.fromkeys(LOOPS, _loop),
+        **dict.fromkeys(("while_statement", "for_statement", "c_style_for_statement"), _loop),
         "declaration_command": _declare,
         "variable_assignment": _assign,
         "command": _command,

@@ -6,18 +6,10 @@ from typing import Any
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_importers import several_keys as several
 from rlhf_importers.shell import call, flags
-from rlhf_importers.table import Draft, NoCounterpartError, Table, table, uri_of
+from rlhf_importers.table import WORDS, Draft, NoCounterpartError, Table, table, uri_of
 
 PROGRAM = "(program)"
-ESTIMATORS: dict[Any, dict[str, Any]] = {
-    "gae": {"name": "PPO"},
-    "reinforce": {"name": "REINFORCEPP"},
-    "reinforce_baseline": {"name": "REINFORCEPP", "baseline": "Group"},
-    "rloo": {"name": "RLOO"},
-    "group_norm": {"name": "GRPO"},
-    "dr_grpo": {"name": "GRPO", "normalizeByStd": False, "aggregation": "FixedLength"},
-}
-OFFLINE = {"train_sft": "SFT", "train_rm": "RewardModel", "train_dpo": "DPO"}
+ESTIMATORS, OFFLINE = (WORDS["openrlhf"][name] for name in ("estimators", "programs"))
 
 
 def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:

@@ -16,12 +16,15 @@ from pydantic.alias_generators import to_camel
 from rlhf_api.names import API_VERSION, KIND, Role
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.rollout import Rollout
+from rlhf_api.tables import read_table
 from rlhf_importers.shell import scalar
 
 ROW = re.compile(r"(?P<keys>\S.*?) +(?P<outcome>to|with|sampling|skip|lost) +(?P<text>.*)")
 SECTIONS = ("algorithm", "models", "data", "rollout", "training", "evaluation", "outputs", "checkpoint", "resources")
 FILES = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
+WORDS = read_table("rlhf_importers", "values.yaml", dict[str, dict[str, dict[str, Any]]])
+"""Project -> name of a table of its options' values -> value there -> what it is here."""
 
 
 class NoCounterpartError(Exception):

@@ -8,32 +8,15 @@ from typing import Any
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_importers import several_keys as several
 from rlhf_importers.shell import call, flags, only_document
-from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
+from rlhf_importers.table import WORDS, Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
 
 PROGRAM, PENALTY = "(program)", "get_soft_overlong_punishment"
-PROGRAMS = {"grpo": "GRPO", "rloo": "RLOO", "sft": "SFT", "dpo": "DPO", "kto": "KTO"}
-PROGRAMS |= dict.fromkeys(("reward", "reward_modeling"), "RewardModel")
+PROGRAMS, AGGREGATIONS = (WORDS["trl"][name] for name in ("programs", "aggregations"))
+MARKS, VERIFIERS = (WORDS["trl"][name] for name in ("marks", "verifiers"))
 CALLED = r"(?:\S*/)?(?:trl|(?:scripts|open_r1)/\w+\.py)"
 """Pattern of the word by which a script calls TRL: its command, or a file of TRL or of open-r1."""
-PROCESSES = re.compile(r"--num_processes[ =](\d+)")
-"""Option of accelerate, in front of the program's name."""
-MARKS = {
-    "RLOO": ("normalize_advantages", "reward_clip_range"),
-    "GRPO": ("num_generations", "max_completion_length", "reward_funcs", "epsilon", "scale_rewards"),
-    "SFT": ("assistant_only_loss", "completion_only_loss", "packing", "dataset_text_field"),
-    "RewardModel": ("center_rewards_coefficient",),
-    "KTO": ("desirable_weight", "undesirable_weight"),
-    "DPO": ("precompute_ref_log_probs", "ld_alpha", "label_smoothing", "loss_weights", "beta"),
-}
-"""Algorithm -> keys that only its TRL program has; a configuration file is for the first algorithm with such a key."""
-AGGREGATIONS = {"grpo": "SequenceMean", "dapo": "TokenMean", "dr_grpo": "FixedLength"}
 PEFT_TARGETS = ("q_proj", "v_proj")
 """Names of the layers that PEFT adapts by default in most models."""
-VERIFIERS: Mapping[str, dict[str, Any]] = {
-    **{name: {"name": "Math", "answerKey": "solution"} for name in ("accuracy_reward", "accuracy")},
-    "think_format_reward": {"name": "Regex", "pattern": r"(?s)\A<think>(?!.*<think>).*?</think>"},
-    "format": {"name": "Format", "tags": ["think", "answer"]},
-}
 
 
 def table_of(name: str) -> Table:
@@ -55,7 +38,8 @@ def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:
         words, notes = call(text, source, CALLED)
         if not re.fullmatch(CALLED, "".join(words[:1])):
             raise NoCounterpartError("it calls no program of TRL by its name")
-        launcher = {"num_processes": int(found[1])} if (found := PROCESSES.search(text)) else {}
+        found = re.search(r"--num_processes[ =](\d+)", text)  # an option of accelerate, before the program's name
+        launcher = {"num_processes": int(found[1])} if found else {}
         return {PROGRAM: Path("".join(words[words[0].endswith("trl") :][:1])).stem, **launcher, **flags(words)}, notes
     document = only_document(text, source)
     if not isinstance(document, dict):

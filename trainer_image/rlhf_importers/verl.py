@@ -7,23 +7,9 @@ from typing import Any
 from rlhf_importers import several_keys as several
 from rlhf_importers.shell import call, only_document, scalar
 from rlhf_importers.syntax import UNKNOWN
-from rlhf_importers.table import Draft, NoCounterpartError, Table, flag, one_of, table, uri_of
+from rlhf_importers.table import WORDS, Draft, NoCounterpartError, Table, flag, one_of, table, uri_of
 
-ESTIMATORS: dict[Any, dict[str, Any]] = {
-    "gae": {"name": "PPO"},
-    "grpo": {"name": "GRPO"},
-    "rloo": {"name": "RLOO"},
-    "remax": {"name": "ReMax"},
-    "opo": {"name": "OPO"},
-    "reinforce_plus_plus": {"name": "REINFORCEPP"},
-    "reinforce_plus_plus_baseline": {"name": "REINFORCEPP", "baseline": "Group"},
-}
-KL = {"kl": "K1", "k1": "K1", "mse": "K2", "k2": "K2", "low_var_kl": "K3", "k3": "K3"}
-AGGREGATIONS = {
-    "token-mean": "TokenMean",
-    "seq-mean-token-mean": "SequenceMean",
-    "seq-mean-token-sum-norm": "FixedLength",
-}
+ESTIMATORS, KL, AGGREGATIONS = (WORDS["verl"][name] for name in ("estimators", "kl", "aggregations"))
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}." for part in ("actor", "rollout", "ref", "model"))
 KL_CTRL, OVERLONG = "algorithm.kl_ctrl.", "reward.reward_kwargs.overlong_buffer_cfg."
 

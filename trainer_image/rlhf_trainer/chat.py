@@ -21,8 +21,6 @@ TEMPLATE = "the tokenizer's chat template"
 QUESTION = {"role": "user", "content": "question"}
 ANSWER = {"role": ASSISTANT, "content": "answer-of-the-model"}
 """Made-up messages that show how a template ends an answer; no template writes the answer's text by itself."""
-PROMPT_ROLES = ("system", "developer", "tool")
-"""Roles whose contents are given to a template in the form that it reads of the user."""
 REFUSALS = (LookupError, TemplateError, TypeError, ValueError)
 """Errors that a chat template raises for messages that it does not accept."""
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -197,25 +195,23 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase) -> set[str]:
         forms = (message, _in_parts(message))
         written = [form for form in forms if _is_written(tokenizer, [*chat, form])]
         if written == [forms[1]]:
-            found |= {message["role"], *(PROMPT_ROLES if message is QUESTION else ())}
+            # those of a prompt are given in the form that is read of the user
+            found |= {message["role"], *(("system", "developer", "tool") if message is QUESTION else ())}
         chat.append((written or forms)[0])
     return found
 
 
 def _is_written(tokenizer: PreTrainedTokenizerBase, chat: list[ChatMessage]) -> bool:
     """Whether a chat template writes the text of the last message, whose content may be in parts."""
+    content = chat[-1]["content"]
+    text = str(content[0]["text"] if isinstance(content, list) else content)
     with suppress(*REFUSALS):
-        return _text_in(chat[-1]) in _applied(tokenizer, chat)
+        return text in _applied(tokenizer, chat)
     return False
 
 
 def _applied(tokenizer: PreTrainedTokenizerBase, chat: list[ChatMessage], **options: Any) -> str:
     return str(tokenizer.apply_chat_template(chat, tokenize=False, **options))
-
-
-def _text_in(message: ChatMessage) -> str:
-    content = message["content"]
-    return str(content[0]["text"] if isinstance(content, list) else content)
 
 
 def _in_parts(message: ChatMessage) -> ChatMessage:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:  # `rlhf plan` starts without torch
 
 CONTAINER = Path("/sys/fs/cgroup")
 """Folder of the kernel's figures about the container's memory (control groups, version 2)."""
-PROCESS = Path("/proc/self/statm")
-"""File of the kernel with this process's pages of memory: in total, resident, ..."""
 
 
 def gpus_here() -> list[FoundGpu]:
@@ -50,7 +48,8 @@ def memory_in_use() -> tuple[int, int]:
         cached = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())["inactive_file"]
         return max(0, int((CONTAINER / "memory.current").read_text()) - int(cached)), limit
     except (OSError, ValueError):  # there are no such files, or they say that there is no limit
-        page, resident = os.sysconf("SC_PAGE_SIZE"), int(PROCESS.read_text().split()[1])
+        # pages in total, resident, ...
+        page, resident = os.sysconf("SC_PAGE_SIZE"), int(Path("/proc/self/statm").read_text().split()[1])
         return page * resident, page * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -159,16 +159,12 @@ def merge(reports: Iterable[Report]) -> dict[str, float]:
             total.add(name, value)
     merged = total.drain()
     means = {name: value / weight for name, (value, weight) in merged.means.items() if weight}
-    return {**means, **_deviations(merged), **merged.maxima, **merged.sums}
-
-
-def _deviations(report: Report) -> dict[str, float]:
-    """Return a report's standard deviations, sqrt(mean of the squares - square of the mean), if they have a weight."""
-    return {
-        name: math.sqrt(max(0.0, squares / weight - (total / weight) ** 2))
-        for name, (total, squares, weight) in report.deviations.items()
+    deviations = {
+        name: math.sqrt(max(0.0, squares / weight - (value / weight) ** 2))
+        for name, (value, squares, weight) in merged.deviations.items()
         if weight
     }
+    return {**means, **deviations, **merged.maxima, **merged.sums}
 
 
 def phase_seconds(spans: Iterable[Span], step_seconds: float) -> dict[str, float]:

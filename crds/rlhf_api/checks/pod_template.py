@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from rlhf_api.contract import LabelKey, Labels, Listed, Spec
 from rlhf_api.problems import Problem
 from rlhf_api.pydantic_errors import explain
+from rlhf_api.tables import read_table
 
 PodRole = Literal["controller", "worker"]
 CONTAINERS: Final[Mapping[PodRole, tuple[str, ...]]] = {
@@ -25,25 +26,8 @@ KEYS: Final[Mapping[str, str]] = {
 }
 """List field -> key by which its entries are merged. Other lists of objects are joined; plain lists are replaced."""
 OWN = "is the operator's"
-OF_THE_POD: Final = {
-    "restartPolicy": f"{OWN}: an attempt ends with its pods",
-    "activeDeadlineSeconds": f"{OWN}; write spec.runPolicy.activeDeadlineSeconds",
-    "terminationGracePeriodSeconds": f"{OWN}; the chart has trainer.gracePeriodSeconds",
-    "automountServiceAccountToken": f"{OWN}: pods of jobs get no token",
-    "serviceAccountName": f"{OWN}; write spec.runtime.serviceAccountName",
-    "serviceAccount": f"{OWN}; write spec.runtime.serviceAccountName",
-    "imagePullSecrets": f"{OWN}; write spec.runtime.imagePullSecrets",
-    "nodeName": "passes by the scheduler, and by the queue and taints; write nodeSelector",
-}
-"""Field of a pod that a pod template cannot set -> why, for the message."""
-BY_KUBERAY = f"{OWN} or KubeRay's"
-OF_A_CONTAINER: Final = {
-    "image": f"{OWN}; write spec.runtime.image",
-    "imagePullPolicy": f"{OWN}; the chart has trainer.pullPolicy",
-    **dict.fromkeys(("command", "args", "ports", "lifecycle"), BY_KUBERAY),
-    **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), BY_KUBERAY),
-}
-"""Field of the operator's own containers that a pod template cannot set -> why, for the message."""
+REFUSED_FIELDS = read_table(__package__, "refused_fields.yaml", dict[Literal["pod", "own_container"], dict[str, str]])
+"""Fields that a pod template cannot set, of the pod and of the operator's own containers -> why, for the message."""
 OWN_VOLUME = re.compile(r"scratch|shared-memory|job|claim-\d+|rlhf-(ca|models)")
 OWN_FOLDER = re.compile(r"/tmp/?|/dev/shm/?|/rlhf(/.*)?")
 OWN_LABEL = re.compile(r"(rlhf\.hybridflow\.io|ray\.io|kueue\.x-k8s\.io)/.*|app\.kubernetes\.io/managed-by")
@@ -163,7 +147,7 @@ def template_problems(template: Mapping[str, Any], role: PodRole) -> list[Proble
     return [
         *_without_keys(spec, "spec"),
         *(Problem(f"metadata.labels.{name}", OWN) for name in read.metadata.labels if OWN_LABEL.fullmatch(name)),
-        *(Problem(f"spec.{field}", why) for field, why in OF_THE_POD.items() if field in spec),
+        *(Problem(f"spec.{field}", why) for field, why in REFUSED_FIELDS["pod"].items() if field in spec),
         *(
             Problem(f"spec.volumes.{place}.name", f'"{volume.name}" {OWN}; take another name')
             for place, volume in enumerate(read.spec.volumes)
@@ -193,7 +177,7 @@ def _of_container(container: Container, given: Mapping[str, Any], role: PodRole)
         yield Problem("name", f'"{container.name}" is in other pods; the operator\'s here: {", ".join(own)}')
     if container.name not in own:
         return
-    yield from (Problem(field, why) for field, why in OF_A_CONTAINER.items() if field in given)
+    yield from (Problem(field, why) for field, why in REFUSED_FIELDS["own_container"].items() if field in given)
     yield from _name_problems(container)
     for kind in ("requests", "limits") if container.name == own[0] else ():
         for resource in filter(OWN_RESOURCE.fullmatch, getattr(container.resources, kind)):

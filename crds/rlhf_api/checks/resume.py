@@ -7,24 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 from rlhf_api.problems import Problem
+from rlhf_api.tables import read_table
 
-SCORES = "timeoutSeconds attempts concurrency tokenVariable"
-REWARDS = ("spec.models.reward", "spec.models.reward.sum.*.reward")
-FIELDS = {
-    "spec": "checkpoint outputs resources placement suspend runPolicy storage runtime watch",
-    "spec.evaluation": "everySteps functions.*.timeoutSeconds verifiers.*.timeoutSeconds",
-    "spec.training": "microBatchTokens attention compile sharePrompts maxSkippedUpdates callDeadlineSeconds",
-    "spec.rollout": "keep gpuMemoryUtilization tensorParallel pipelineParallel enforceEager endpoints stream "
-    "weightSync",
-    "spec.models.*": "parallelism shape gradientCheckpointing offload",
-    **dict.fromkeys(REWARDS, f"{SCORES} parallelism offload shape"),
-    **{f"{reward}.judge": f"{SCORES} maxUnreadShare" for reward in REWARDS},
-}
-MAY_CHANGE = ("metadata", *(f"{above}.{field}" for above, fields in FIELDS.items() for field in fields.split()))
-"""Paths of fields that do not change a run's results beyond rounding; fields below such a path do not either.
-
-Most of them say where and when a job runs. `*` is any name, or any index of a list.
-"""
+FIELDS = read_table(__package__, "may_change.yaml", dict[str, tuple[str, ...]])
+MAY_CHANGE = ("metadata", *(f"{above}.{field}" for above, fields in FIELDS.items() for field in fields))
+"""Paths of fields that do not change a run's results beyond rounding; fields below such a path do not either."""
 LENGTHS = ("spec.training.totalSteps", "spec.training.totalEpochs")
 
 

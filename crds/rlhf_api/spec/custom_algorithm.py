@@ -20,7 +20,6 @@ from rlhf_api.spec.functions import MAX_DEPTH, JsonFields
 
 GROUP = "rlhf.algorithms"
 """Group of entry points by which installed packages offer algorithms under names for a manifest."""
-OUR_PACKAGES = {"rlhf_api", "rlhf_trainer"}
 FIELD, OPTIONS = "spec.algorithm.entrypoint", "spec.algorithm.options"
 
 
@@ -155,7 +154,7 @@ def own_packages() -> set[str]:
     for each in found:
         found += each.__subclasses__()
     classes = [*found, *(worker for each in found for worker in each.workers.values())]
-    return {package_of(each.__module__) for each in classes} - OUR_PACKAGES
+    return {package_of(each.__module__) for each in classes} - {"rlhf_api", "rlhf_trainer"}
 
 
 def own_line(error: BaseException, function: Callable[..., Any] | None = None) -> str:

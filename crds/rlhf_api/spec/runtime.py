@@ -13,9 +13,8 @@ SOME_MEMORY = Check(
     VALUE.quantity_minus("1Mi") >= 0, 'is "{value}", expected at least 1Mi; a number without a unit is bytes'
 )
 PodTemplate = Annotated[dict[Identifier, JsonValue], BeforeValidator(check_depth)]
-Quantity = Annotated[str, Field(pattern=QUANTITY, max_length=32)]
 Cpus = Annotated[str, Field(pattern=CPUS, max_length=32), SOME_CPUS]
-Memory = Annotated[Quantity, SOME_MEMORY]
+Memory = Annotated[str, Field(pattern=QUANTITY, max_length=32), SOME_MEMORY]
 ObjectName = Annotated[str, Field(pattern=DNS_SUBDOMAIN, max_length=253)]
 
 

@@ -25,10 +25,7 @@ from rlhf_operator.times import ServerClock
 MAX_REQUESTS: Final = 16
 MAX_ATTEMPTS: Final = 5
 TIMEOUT: Final = aiohttp.ClientTimeout(total=20, sock_connect=5)
-MIN_PAUSE: Final = 0.4
 MAX_PAUSE: Final = 30.0  # between two tries of a request, before jitter; a longer Retry-After is cut to it
-PAGE_SIZE: Final = 100
-MERGE_PATCH: Final = "application/merge-patch+json"
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, GONE, INVALID, BUSY = 401, 403, 404, 409, 410, 422, 429
 
 
@@ -126,7 +123,7 @@ class Client:
         selector: label selector; fields: field selector; slim: applied to each object as soon as its page is read.
         """
         path, items = resource.path(namespace), list[Document]()
-        given = {"limit": str(PAGE_SIZE), "labelSelector": selector, "fieldSelector": fields}
+        given = {"limit": "100", "labelSelector": selector, "fieldSelector": fields}
         query = {name: value for name, value in given.items() if value}
         while True:
             try:
@@ -188,7 +185,7 @@ class Client:
         def is_passing(error: Exception) -> bool:
             return isinstance(error, ApiError) and error.passing
 
-        backoff = Backoff(steps=attempts, duration=MIN_PAUSE, factor=2.0)
+        backoff = Backoff(steps=attempts, duration=0.4, factor=2.0)
         return await on_retry_after_error(backoff, is_passing, attempt, pause)
 
     async def _renew(self, refused: object) -> None:
@@ -209,7 +206,7 @@ class Client:
                     path,
                     body=body,
                     query_params=list((query or {}).items()),
-                    content_type=MERGE_PATCH if method == "PATCH" else "application/json",
+                    content_type="application/merge-patch+json" if method == "PATCH" else "application/json",
                     serialize=False,
                     _request_timeout=TIMEOUT,
                 )

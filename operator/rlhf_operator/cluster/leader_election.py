@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 DURATION_SECONDS: Final = 15.0  # of a claim
 DEADLINE_SECONDS: Final = 10.0  # from the last renewal to the end of writing
 PERIOD_SECONDS: Final = 2.0  # between two tries
-RELEASED_SECONDS: Final = 1  # as the duration of a released Lease; the API server refuses zero
 
 
 class LostLeaseError(Exception):
@@ -172,7 +171,7 @@ class Elector:
         spec = {
             **old,
             "holderIdentity": holder,
-            "leaseDurationSeconds": math.ceil(DURATION_SECONDS) if holder else RELEASED_SECONDS,
+            "leaseDurationSeconds": math.ceil(DURATION_SECONDS) if holder else 1,  # the API server refuses zero
             "renewTime": now,
             "acquireTime": now if changes else old.get("acquireTime", now),
             "leaseTransitions": int(old.get("leaseTransitions") or 0) + int(changes and bool(lease)),

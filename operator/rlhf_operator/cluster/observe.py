@@ -51,7 +51,6 @@ class Observer:
         self._enqueue = enqueue
         self.failing: dict[Key, float] = {}
         """Time since which every pass over a job has failed, by job, in seconds of this process's monotonic clock."""
-        self._settings = settings
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
 
     def keys(self) -> list[Key]:

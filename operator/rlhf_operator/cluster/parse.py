@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -88,7 +89,9 @@ def _lost_fields(document: Document) -> tuple[str, ...]:
     Of lists and scalars only the annotation of `kubectl apply` tells that. A server-side apply owns no defaults.
     """
     lost: set[str] = set()
-    written = _last_applied(document)
+    written = None  # the object that was given to the last client-side `kubectl apply`
+    with suppress(ValueError, RecursionError):
+        written = json.loads(raw.text(document, "metadata", "annotations", LAST_APPLIED))
     for each in raw.entries(document, "metadata", "managedFields"):
         fields = _missing(raw.mapping(each, "fieldsV1", "f:spec"), document.get("spec"), "spec")
         is_applied = each.get("operation") == "Apply"
@@ -96,14 +99,6 @@ def _lost_fields(document: Document) -> tuple[str, ...]:
             if is_applied or not is_empty or path not in HAD_DEFAULTS or raw.at(written, *path.split(".")):
                 lost.add(path)
     return tuple(sorted(lost))[:MAX_LOSSES]
-
-
-def _last_applied(document: Document) -> object:
-    """Return the object that was given to the last client-side `kubectl apply`; None without one."""
-    try:
-        return json.loads(raw.text(document, "metadata", "annotations", LAST_APPLIED))
-    except (ValueError, RecursionError):
-        return None
 
 
 def _missing(owned: Mapping[str, Any], value: object, path: str) -> Iterator[tuple[str, bool]]:

@@ -284,7 +284,7 @@ def _part(node: _GpuNode, slots: int, settings: Settings) -> MachineGroup:
         link=figures.link,
         network=network / node.gpus if network else None,
         price=figures.price_per_gpu_hour,
-        zone=settings.zone_of(node.labels),
+        zone=next((node.labels.get(level.label, "") for level in settings.topology), ""),
     )
 
 

@@ -16,8 +16,6 @@ from rlhf_mapper.config_file import ModelConfigError, architecture_in, made_from
 from rlhf_operator.snapshot import Snapshot
 
 CONFIG = "config.json"
-MAX_PARAMETER_BYTES = 4
-"""Most bytes that a parameter takes in a file of weights."""
 
 
 class Shapes(NamedTuple):
@@ -61,7 +59,7 @@ def shapes_of(job: Job, snapshot: Snapshot) -> Shapes:
             known[role] = manifest_architecture(job, role, maker, made) or _found(origin, read, role)
             parameters[role] = known[role].parameters
         except UnknownShapeError as error:
-            parameters[role] = (read.weight_bytes or 0) / MAX_PARAMETER_BYTES if read else 0.0
+            parameters[role] = (read.weight_bytes or 0) / 4 if read else 0.0  # a parameter takes at most 4 bytes
             reasons.append(f"spec.models.{job.spec.models.source_field(role)}.uri: {error}")
     return Shapes(known, parameters, reasons[0] if reasons else "")
 

@@ -8,8 +8,6 @@ from rlhf_operator import names
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedNode, Snapshot
 
-REPELS = ("NoSchedule", "NoExecute")
-
 
 def suitable(job: Job, snapshot: Snapshot, settings: Settings) -> list[ObservedNode]:
     """Return the ready and schedulable nodes that match the pod templates of the job and the installation."""
@@ -35,7 +33,7 @@ def obstacle(node: ObservedNode, pod: PodSpec, resource: str = "") -> str:
         return "left out by nodeAffinity of the worker's template"
     for key, value, effect in node.taints:
         # Worker pods that ask for GPUs tolerate the taint that keeps others off these nodes.
-        if effect in REPELS and key != resource and not _tolerated(pod, key, value, effect):
+        if effect in ("NoSchedule", "NoExecute") and key != resource and not _tolerated(pod, key, value, effect):
             taint = f"{key}{'=' * bool(value)}{value}:{effect}"
             return f"tainted {taint}, which spec.runtime.worker.template or worker.template of the chart can tolerate"
     return ""

@@ -56,8 +56,6 @@ WITH_EVENTS: Final[tuple[ConditionType, ...]] = (*BEFORE_AN_ATTEMPT, "ClusterRea
 """Conditions whose new reasons are reported by an event."""
 FAILURE_LIMITS: Final = ("BackoffLimitExceeded", "FailureRule")
 """Reasons of the condition Failed that say less than the failure of the last attempt."""
-PHASES_WITHOUT_EVENT: Final = frozenset({"Pending", "Mapping"})
-"""Phases that no event reports: the events of the conditions in BEFORE_AN_ATTEMPT report the reasons instead."""
 INPUT_NOT_READY: Final = "InputNotReady"
 NO_WARNINGS: Final = frozenset({INPUT_NOT_READY, conditions.READING_SHAPES, conditions.SLOW_START})
 """Reasons of conditions that may need no action by the user: the job waits for an input job, a pod or an image."""
@@ -113,7 +111,7 @@ class ReconcileContext:
         self.set_status(observed_generation=generation if generation >= 0 else None)
         self._set_readiness(phase)
         self._add_obstacle_events()
-        if phase != before and phase not in PHASES_WITHOUT_EVENT:
+        if phase != before and phase not in ("Pending", "Mapping"):  # the events of conditions say why
             messages = (each.message for each in explaining(self.status, phase))
             message = next(filter(None, messages), f"The job was {before} before.")
             self.add_event("Warning" if phase == "Failed" else "Normal", phase, message)

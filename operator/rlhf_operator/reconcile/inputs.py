@@ -12,8 +12,6 @@ from rlhf_operator.reconcile.context import INPUT_NOT_READY, ReconcileContext
 from rlhf_operator.resources.storage import run_folder
 from rlhf_operator.snapshot import claims_named, inputs_of
 
-REQUEUE_SECONDS: Final = 10.0
-"""Seconds until the next check for another owner's RayJob, whose deletion causes no event."""
 LOST: Final = "SpecChangedByUpgrade"  # reason of Accepted=False
 
 
@@ -49,7 +47,7 @@ def conflict(ctx: ReconcileContext, name: str) -> bool:
     if there.deleting:
         message = f"RayJob {name} of an earlier job is deleted, and KubeRay has not let it go; see whether KubeRay runs"
     ctx.set_condition("Accepted", "False", "NameConflict", message)
-    ctx.requeue_after(REQUEUE_SECONDS)
+    ctx.requeue_after(10.0)  # the deletion of another owner's RayJob causes no event
     return True
 
 

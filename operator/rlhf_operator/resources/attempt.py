@@ -18,17 +18,11 @@ KEPT_SECONDS = 300
 """Seconds for which KubeRay keeps the pods of an ended job, so that the head pod's last status can be read."""
 KEPT_FOR_EVER = 2**31 - 1
 """Time to live in seconds that in effect never ends; Kueue admits only RayJobs whose cluster KubeRay will delete."""
-NO_NEW_HEAD = "ray.io/disable-provisioned-head-restart"
-"""Annotation that forbids a new head pod, on which KubeRay would submit the job once more."""
 
-PODS_FIRST = "foregroundDeletion"
-"""Finalizer with which Kubernetes ends the pods at once, whoever deletes the RayJob and even without KubeRay."""
 PORTS = {"gcs-server": 6379, "dashboard": names.DASHBOARD_PORT, "metrics": names.RAY_METRICS_PORT}
 """Named ports of the head pod's Ray container, from which KubeRay makes the head's Service."""
 LOG_PORTS = {"status": names.STATUS_PORT, "rlhf-metrics": names.TRAINER_METRICS_PORT}
 """Named ports of the log container, with the trainer's status and metrics; no Service is made of them."""
-HEAD_SHARED_MEMORY = "4Gi"
-"""Size of /dev/shm in the head pod; the controller holds references to data, never the bytes."""
 
 
 def attempt_manifests(pods: AttemptPods, *, claim_size: str) -> tuple[Manifest, ...]:
@@ -62,8 +56,10 @@ def rayjob(pods: AttemptPods) -> Manifest:
         "metadata": {
             **metadata,
             "labels": {**metadata["labels"], **identity.queue(pods.snapshot.job)},
-            "annotations": {NO_NEW_HEAD: "true"},
-            "finalizers": [PODS_FIRST],
+            # KubeRay would submit the job once more on it
+            "annotations": {"ray.io/disable-provisioned-head-restart": "true"},
+            # ends the pods at once, whoever deletes the RayJob and even without KubeRay
+            "finalizers": ["foregroundDeletion"],
         },
         "spec": {
             "submissionMode": "HTTPMode",
@@ -89,7 +85,8 @@ def _head_group(pods: AttemptPods) -> dict[str, Any]:
     """Return the head group of the Ray cluster; only the controller runs in it, and Ray gets no CPUs of it."""
     size, default = pods.job.spec.runtime.controller, pods.settings.controller
     resources = {"cpu": size.cpu or default.cpu, "memory": size.memory or default.memory}
-    shared = shared_memory(HEAD_SHARED_MEMORY, resources["memory"], share=Fraction(1, 4))
+    # the controller holds references to data, never the bytes
+    shared = shared_memory("4Gi", resources["memory"], share=Fraction(1, 4))
     ray = {
         **pods.container(names.HEAD_CONTAINER, resources, {}),
         "ports": _named(PORTS),

@@ -14,8 +14,6 @@ from rlhf_operator.resources import identity, storage
 from rlhf_operator.snapshot import ObservedInput, Snapshot
 
 KEY = "job.yaml"
-FOR_THE_OPERATOR = ("suspend", "runPolicy", "runtime", "storage")
-"""Fields of the spec that only the operator uses, left out of job.yaml."""
 
 
 def config_map(snapshot: Snapshot, job: Job, mapping: MappedPlacement) -> Manifest:
@@ -35,7 +33,7 @@ def placed(job: Job, mapping: MappedPlacement, inputs: Mapping[str, ObservedInpu
     document: dict[str, Any] = job.model_dump(mode="json", by_alias=True)
     document["metadata"] = {"name": job.name, "namespace": job.metadata.namespace}
     spec = document["spec"]
-    for part in FOR_THE_OPERATOR:
+    for part in ("suspend", "runPolicy", "runtime", "storage"):  # only the operator uses them
         del spec[part]
     spec["resources"] = {"device": mapping.device}
     spec["placement"] = {

@@ -33,8 +33,6 @@ LEFT_TO_AUTOSCALERS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": 
 """Annotation of a pod of an elastic pool: its node may go although the pod has local volumes."""
 AWAIT_SAVE: Final = f"sleep 5; while [ -e {names.OUTPUT_FOLDER}/save-now ]; do sleep 1; done"
 """Command of a pod that may end before its attempt: it asks for no checkpoint, but waits for one if all pods end."""
-MIN_STORE_BYTES = 80 * 1024**2
-"""Smallest size of Ray's object store in bytes; Ray refuses less than 75 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +161,7 @@ def shared_memory(requested: str, memory: str, *, share: Fraction) -> str:
 
 def object_store(shared: str) -> str:
     """Bytes of Ray's object store: half of /dev/shm, which collectives and data loaders use too."""
-    return str(max(int(amount(shared) / 2), MIN_STORE_BYTES))
+    return str(max(int(amount(shared) / 2), 80 * 1024**2))  # Ray refuses less than 75 MiB
 
 
 def installed_volumes(settings: Settings) -> list[dict[str, Any]]:

@@ -107,7 +107,9 @@ def print_rewards(
         setting, _ = origin_of(with_written_data(job, output), job.saved, by_name, output)
         data = with_first_rows(setting, max([1, rows, *(row + 1 for row, _ in given)]))
         tried = made_samples(job, data, rows, given)
-        _require_rows(job, tried, given)
+        if unknown := {row for row, _ in given}.difference(row for row, *_ in tried):
+            problem = f"names the row {min(unknown)}, which is bad or missing in {job.name}"
+            raise SpecError([Problem("--responses", problem)])
         found[job.name] = [*_trials(job, tried, judges=judges)]
         if not in_json:
             _print_table(job.name, data.train.facts(), found[job.name])
@@ -128,13 +130,6 @@ def _read_texts(file: Path) -> list[tuple[int, str]]:
         return [(int(entry["row"]), str(entry["response"])) for entry in entries]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise SpecError([Problem("--responses", 'has a line unlike {"row": 3, "response": "..."}')]) from error
-
-
-def _require_rows(job: Job, tried: Sequence[tuple[int, str, Sample]], given: Sequence[tuple[int, str]]) -> None:
-    if unknown := {row for row, _ in given}.difference(row for row, *_ in tried):
-        raise SpecError(
-            [Problem("--responses", f"names the row {min(unknown)}, which is bad or missing in {job.name}")]
-        )
 
 
 def _trials(job: Job, tried: Sequence[tuple[int, str, Sample]], *, judges: bool) -> Iterator[dict[str, Any]]:

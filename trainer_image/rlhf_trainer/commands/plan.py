@@ -31,8 +31,6 @@ from rlhf_trainer.run_folder.folder import writing
 
 LENGTHS = "fixed(TOKENS) or lognormal(MEAN,P99)"
 DISTRIBUTION = re.compile(r"(?P<name>fixed|lognormal)\((?P<mean>[1-9]\d*)(, *(?P<p99>[1-9]\d*))?\)")
-MERMAID = (".md", ".mmd")
-"""File name endings for which `--svg` writes the step's graph as mermaid text, not as SVG."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,7 @@ def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
         graph, title = graph_of(each.job, placed), f"{each.title}. {pools}"
         typer.echo(f"{text_of(graph, title=title)}\n")
         if svg:
-            is_mermaid = svg.suffix in MERMAID
+            is_mermaid = svg.suffix in (".md", ".mmd")
             lanes = [pool.name for pool in placed.pools]
             text = mermaid_of(graph) if is_mermaid else _pictures().graph_svg(graph, title=title, pools=lanes)
             _write(svg, text)

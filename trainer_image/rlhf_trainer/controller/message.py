@@ -15,9 +15,6 @@ from rlhf_trainer.controller.resource_pool import LOOK_SECONDS
 from rlhf_trainer.controller.slot_process import CallRequest, Outcome
 from rlhf_trainer.errors import CommunicationError, MemoryProblem, TrainerError
 
-GATHER_SECONDS = 0.05
-"""Seconds that `get` waits for further values after the first one; a failure is seen that much later."""
-
 
 @dataclass
 class Message:
@@ -91,7 +88,8 @@ def get(
             if not arrived:
                 continue
             if pending:  # a wait costs as much as there are references: not one wait for each of them
-                more, pending = ray.wait(pending, num_returns=len(pending), timeout=GATHER_SECONDS)
+                # a failure is seen that much later
+                more, pending = ray.wait(pending, num_returns=len(pending), timeout=0.05)
                 arrived += more
             values.update(zip(arrived, ray.get(arrived), strict=True))
         return [values[reference] for reference in references]

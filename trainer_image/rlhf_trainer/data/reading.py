@@ -190,14 +190,12 @@ class Reader:
         self.short += int((not_long & good & ~long_enough).sum())
         kept = (not_long & good & long_enough).nonzero()[:, 0]
         self.numbers.extend((first + kept).tolist())
-        self._count_notes(encoder, set(kept.tolist()), lambda row: opened.place(first + row))
-        return tokens if len(kept) == len(good) else [rows.selected(kept) for rows in tokens]
-
-    def _count_notes(self, encoder: Encoder, kept: set[int], place_of: Callable[[int], str]) -> None:
+        is_kept = set(kept.tolist())
         for row, note in encoder.notes:
-            if row in kept:
-                count, place = self.notes.get(note) or (0, place_of(row))
+            if row in is_kept:
+                count, place = self.notes.get(note) or (0, opened.place(first + row))
                 self.notes[note] = count + 1, place
+        return tokens if len(kept) == len(good) else [rows.selected(kept) for rows in tokens]
 
     def _leave_out(self, sentence: str) -> None:
         """Count a bad row, or raise the sentence on it as a DataError, as `onBadRow` of the manifest asks."""

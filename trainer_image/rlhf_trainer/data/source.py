@@ -115,10 +115,8 @@ def _opened(source: Rows, path: str, texts: list[str]) -> OpenedRows:
     if isinstance(source, OwnRows):
         return OpenedRows(own_rows(source, path))
     assert isinstance(source, DataSource), "there are no other rows"
-    return _open_hub(source, path) if source.uri.startswith(HUB) else _open_local(source, path, texts)
-
-
-def _open_hub(source: DataSource, path: str) -> OpenedRows:
+    if not source.uri.startswith(HUB):
+        return _open_local(source, path, texts)
     address = _hub_address(source.uri, path)
     require_hub(source.uri, f"{path}.uri", "dataset")
     return _load(address, source, path)

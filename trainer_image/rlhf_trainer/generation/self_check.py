@@ -22,8 +22,6 @@ from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.generation.weight_layout import ParameterLocation, locations_of
 
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
-
 
 @contextmanager
 def layout_checked() -> Iterator[None]:
@@ -46,7 +44,7 @@ def check(model: Any) -> None:
     """
     every = locations_of(model)
     _require_no_gaps(every)
-    layers = {name: found.group(1) for name in every if (found := _LAYER.search(name))}
+    layers = {name: found.group(1) for name in every if (found := re.search(r"\.layers\.(\d+)\.", name))}
     first = min(layers.values(), key=int, default="")
     locations = {name: location for name, location in every.items() if layers.get(name, first) == first}
     for location in locations.values():

@@ -9,9 +9,6 @@ from rlhf_api.job import Job
 from rlhf_api.status import Phase
 from rlhf_trainer.telemetry import StepReport
 
-FLUSH_SECONDS = 10
-"""Seconds after which a step's metrics are on disk at the latest."""
-
 
 class EventFiles:
     """Listener of a run's steps that writes `FOLDER/<job>/events.out.tfevents.*`, in a thread of TensorBoard."""
@@ -26,7 +23,7 @@ class EventFiles:
         if first_step == 1:
             shutil.rmtree(folder, ignore_errors=True)
         resumed_at = first_step if first_step > 1 else None
-        self._writer = SummaryWriter(str(folder), purge_step=resumed_at, flush_secs=FLUSH_SECONDS)
+        self._writer = SummaryWriter(str(folder), purge_step=resumed_at, flush_secs=10)
 
     def step(self, report: StepReport) -> None:
         assert self._writer, "begin comes first"

@@ -20,7 +20,6 @@ from rlhf_api.status import Phase
 from rlhf_trainer.outputs.display import SHOWN, Display, LastingConsole, clock
 from rlhf_trainer.telemetry import StepReport
 
-REFRESHES_PER_SECOND = 1.0
 POINTS = 48
 """Number of a metric's points at which each two neighbours become one, so that half remain; even."""
 BAR = 24
@@ -120,7 +119,7 @@ class LiveDisplay(Display):
         for view in self._chain:
             view.state = "waiting" if view.name in names else "done"
         self._next()
-        with Live(self, console=self.console, refresh_per_second=REFRESHES_PER_SECOND):
+        with Live(self, console=self.console, refresh_per_second=1.0):
             yield
         self.say("")
 

@@ -13,10 +13,7 @@ from rlhf_api.status import Phase
 from rlhf_trainer.errors import EnvironmentProblem
 
 KEY, URL = "WANDB_API_KEY", "WANDB_BASE_URL"
-PUBLIC = "https://api.wandb.ai"
 ANSWER_SECONDS = 10.0
-FINISH_SECONDS = 10.0
-"""Most seconds for W&B's client to send unsent data at a job's end; the job's own wait, LAST_SECONDS, is longer."""
 VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 """Environment variables for W&B's client; a value that the user has set takes precedence."""
 
@@ -37,7 +34,7 @@ class WandBRuns:
             raise EnvironmentProblem(f"{self.field}: {KEY} is not set; mode Offline needs none")
         import httpx  # a second that a job without trackers does not need
 
-        url = os.environ.get(URL, PUBLIC).strip().rstrip("/")
+        url = os.environ.get(URL, "https://api.wandb.ai").strip().rstrip("/")
         question = {"query": "query { viewer { id } }"}
         try:
             answer = httpx.post(f"{url}/graphql", auth=("api", key), json=question, timeout=ANSWER_SECONDS)
@@ -68,7 +65,7 @@ class WandBRuns:
                 console="off",
                 disable_git=True,
                 save_code=False,
-                finish_timeout=FINISH_SECONDS,
+                finish_timeout=10.0,  # less than LAST_SECONDS, the job's own wait
                 finish_timeout_raises=True,
             ),
         )

@@ -24,14 +24,10 @@ from rlhf_trainer.run_folder.attempt import AttemptId, Watch, WrongAttempt, own_
 
 PORT = 8490
 POLL_SECONDS = 0.5
-STAY_SECONDS = 600.0
-"""Longest time in seconds that the side-car stays after SIGTERM."""
 CHUNK = 1 << 16
 KEPT_LOGS = 10
 MAX_LOG_BYTES = 64 << 20
 """Maximum bytes of a driver log that are kept in the run folder; the volume is for checkpoints."""
-SIGNALLED = 128
-"""Exit codes above this number are 128 + the number of a signal."""
 
 
 def answer(job_folder: Path, attempt: AttemptId) -> dict[str, Any]:
@@ -41,7 +37,7 @@ def answer(job_folder: Path, attempt: AttemptId) -> dict[str, Any]:
     code = ended["exitCode"] if ended else None
     if ended and code and "lastFailure" not in status:  # it failed before the job began
         failure = {name: ended[name] for name in ("reason", "exitCode", "message", "attempt") if name in ended}
-        phase = "Stopped" if code > SIGNALLED else "Failed"
+        phase = "Stopped" if code > 128 else "Failed"  # 128 + a signal's number
         status = {**status, "phase": phase, "attempt": attempt.number, "lastFailure": failure}
     identity = {"attempt": attempt.number, "jobUid": attempt.job_uid}
     return {**identity, "status": status, "complete": ended is not None, "exitCode": code}
@@ -164,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("job_folder", type=Path, metavar="JOB_FOLDER", help="the job's folder in the run folder")
     parser.add_argument("--port", type=int, default=PORT, help=f"port of /status.json; default {PORT}")
     parser.add_argument("--logs", type=Path, default=LOGS, help=f"folder of Ray's logs; default {LOGS}")
-    parser.add_argument("--stay", type=float, default=STAY_SECONDS, help="seconds to wait for the trainer's end")
+    parser.add_argument("--stay", type=float, default=600.0, help="seconds to wait for the trainer's end")
     given = parser.parse_args(arguments)
     try:
         attempt = own_attempt()

@@ -12,7 +12,6 @@ from rlhf_trainer.report import metrics, plots
 from rlhf_trainer.report.page import rendered
 from rlhf_trainer.report.run_record import JobRecord, Run, read_run, reading_and_writing
 
-PAGE = "compare.html"
 MAX_RUNS = len(plots.SERIES)
 MAX_CHARACTERS = 300
 NO_FIGURES = ("steps", "seconds", "seed", "end_tokens")
@@ -34,7 +33,7 @@ def write_comparison(folders: Sequence[Path], path: Path | None) -> Path:
     """
     if len(folders) > MAX_RUNS:
         raise ConfigError(f"{len(folders)} runs are too many to compare: at most {MAX_RUNS}")
-    path = path or folders[0] / PAGE
+    path = path or folders[0] / "compare.html"
     with reading_and_writing(path):
         runs = [read_run(folder) for folder in folders]
         names = [run.name for run in runs]

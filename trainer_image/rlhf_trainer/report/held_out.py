@@ -18,7 +18,6 @@ WHEN = ("before", "after")
 CONFIDENCE = 1.96
 """Number of standard errors on each side of a mean that make its 95 % confidence interval."""
 TIE = 0.5
-BLANK_LINES = re.compile(r"\n\s*\n")
 NO_METRICS = ("steps", "seconds", "seed", "best_step")
 
 
@@ -145,4 +144,4 @@ def _change(row: dict[str, Any], name: str) -> float:
 def text_of(row: dict[str, Any], name: str) -> str:
     """Return the prompt or a response of a row for the page: not too long, a prompt without blank lines."""
     text = str(row.get(name, "")).strip()
-    return shortened(BLANK_LINES.sub("\n", text) if name == "prompt" else text, MAX_CHARACTERS)
+    return shortened(re.sub(r"\n\s*\n", "\n", text) if name == "prompt" else text, MAX_CHARACTERS)

@@ -16,8 +16,6 @@ LEARNING = {metric.recorded.partition("/")[0] for metric in METRICS if metric.se
     metric.recorded.partition("/")[0] for metric in METRICS if metric.section == "health"
 }
 """Beginnings of metric names (before `/`) under which all metrics show whether the model learns."""
-UNITLESS = ("1", "ratio")
-"""Units that the page does not show: the metric's meaning says them."""
 PHASES = ("update", "scoring", "generation", "reshard", "controller", "transfer", "data", "advantage", "checkpoint")
 """Phases of a step in the order of their colours, the same in every plot; phases that are not listed share one."""
 NEARLY_CONSTANT = 1e-5
@@ -122,7 +120,7 @@ def _changes(values: Sequence[float]) -> bool:
 def _described(name: str, values: Sequence[float]) -> str:
     """Return a metric's meaning, its unit, and `logarithmic` if these values are plotted on such an axis."""
     row = _row(name)
-    notes = [row.unit] if row and row.unit not in UNITLESS else []
+    notes = [row.unit] if row and row.unit not in ("1", "ratio") else []  # the metric's meaning says them
     notes += ["logarithmic"] if values and plots.is_log(values) else []
     meaning = row.meaning.rstrip(".") if row else ""
     return f"{meaning} ({', '.join(notes)})".strip() if notes else meaning

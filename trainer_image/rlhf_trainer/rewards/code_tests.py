@@ -35,8 +35,6 @@ PYTEST_OPTIONS = [
     *("-o", "python_classes=*", "-o", "python_functions=test*", *(f"-pno:{name}" for name in NOT_NEEDED.split())),
 ]
 """Options of pytest for tests that are in memory, in a process that may write no file."""
-PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
-"""Environment variables with further options of pytest."""
 
 
 def read_tests(value: Any) -> list[Test]:
@@ -278,7 +276,7 @@ def _check_code(code: CodeType, program: Program) -> bool:
             setattr(tests, name, each)
     if not any(name.lower().startswith("test") for item in vars(tests).items() for name in _names_of_tests(*item)):
         return True
-    for name in PYTEST_VARIABLES:  # the options are ours alone
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):  # the options are ours alone
         os.environ.pop(name, None)
     plugin = ModuleRun(program, tests)
     with suppress(OSError):  # it ends with os.chdir, which the sandbox refuses

@@ -17,8 +17,6 @@ from rlhf_trainer.rewards.endpoint import Answer, Endpoint, named
 from rlhf_trainer.rewards.sample import Sample, Score
 
 VERDICT = re.compile(r"\[\[\s*([^\[\]]*?)\s*\]\]")
-WINS = {"A": 1.0, "B": 0.0, "C": 0.5}
-"""Verdict of a comparison -> share that the first of the two responses wins; a tie is half."""
 NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?")
 REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 """HTTP statuses by which a judge's server refuses one question, as too long or for its content."""
@@ -42,11 +40,6 @@ class JudgeClient(Endpoint):
     verdicts: dict[bytes, float] = field(default_factory=dict, repr=False)
     """Verdicts so far: hash of a question -> score from 0 to 1, or share that the first of two responses wins."""
     counts: Counts = field(default_factory=Counts, repr=False)
-
-    @property
-    def compares_groups(self) -> bool:
-        """Whether the judge compares responses with the other responses to their prompt, not with a reference."""
-        return self.judge.compares and self.judge.reference_key is None
 
     def scores(self, samples: Sequence[Sample], among: Sequence[Sample] = ()) -> list[Score]:
         """Return a score from 0 to 1 for each sample; None without a verdict or a response to compare with.
@@ -122,7 +115,7 @@ class JudgeClient(Endpoint):
             return None
         verdict = (VERDICT.findall(content) or [content.strip()])[-1]
         if self.judge.compares:
-            return WINS.get(verdict)
+            return {"A": 1.0, "B": 0.0, "C": 0.5}.get(verdict)  # a tie is half a win
         low, high = self.judge.minimum, self.judge.maximum
         number = float(verdict) if NUMBER.fullmatch(verdict) else None
         return None if number is None or not low <= number <= high else (number - low) / (high - low)

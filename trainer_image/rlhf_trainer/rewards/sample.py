@@ -7,15 +7,13 @@ from typing import Any
 
 MAX_SHOWN = 80
 """Most characters of a prompt or a response that an error message quotes."""
-MAX_FLOAT32 = 3.4028234663852886e38
-"""Largest finite float32."""
 EXPECTED = "a finite number (float32)"
 """Words for a valid score, for error messages."""
 
 
 def is_score(value: float) -> bool:
     """Whether a number is finite as float32, the type of scores in a batch."""
-    return abs(value) <= MAX_FLOAT32
+    return abs(value) <= 3.4028234663852886e38  # the largest finite float32
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-IMPORT_SECONDS = 300.0
-"""Time limit in seconds of the import of the user's modules."""
 GUARD_SECONDS = 10.0
 """Seconds that the trainer waits for a guard process to kill the user code's process and all its descendants."""
 REAP_MILLISECONDS = 1000
@@ -87,7 +85,7 @@ class UserProcess:
             return None
         if self._guard is None:
             self._start()
-        answer = self._exchange(None, seconds=IMPORT_SECONDS, doing=f"{self._subject}did not finish its import")
+        answer = self._exchange(None, seconds=300.0, doing=f"{self._subject}did not finish its import")
         if isinstance(answer, AnswerFailure):
             return answer
         if isinstance(answer, dict) and answer["problem"]:

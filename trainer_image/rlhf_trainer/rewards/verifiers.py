@@ -33,8 +33,6 @@ from rlhf_trainer.rewards.supervision import MEBIBYTE, ChildLimits, judge_in_chi
 from rlhf_trainer.thoughts import BEGUN, THOUGHTS
 
 OPTIONS: Final = "verifier()"
-USUAL_LIMITS = ChildLimits(seconds=5.0, memory=1024 * MEBIBYTE)
-"""Limits of one judgement by any verifier but Code, against regular expressions and formulas that never end."""
 JUDGING_SHARE = 0.8
 """Share of a call's time limit after which the verifier judges no further response."""
 BLOCK = re.compile(r"```[^\S\n]*(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
@@ -94,7 +92,7 @@ def score(
     expected = [expectation(chosen, value) for value in given[column]] if column else [()] * len(responses)
     places = [place for place, is_finished in enumerate(finished) if is_finished]
     items = [(_turn(chosen, prompts[place], responses[place]), expected[place]) for place in places]
-    limits = USUAL_LIMITS
+    limits = ChildLimits(seconds=5.0, memory=1024 * MEBIBYTE)  # against regular expressions and formulas that never end
     if isinstance(chosen, Code):
         require_sandbox()
         limits = ChildLimits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, is_sandboxed=True)
@@ -257,10 +255,6 @@ def _by_format(verifier: Format) -> Judge:
     return judge
 
 
-def _by_length(verifier: Length) -> Judge:
-    return lambda response, _: float(verifier.minimum <= len(response.strip()) <= verifier.maximum)
-
-
 def _by_tests(_: Code) -> Judge:
     return lambda response, tests: float(passed_tests(_last_block(response, "python", "py", "python3"), tests))
 
@@ -272,7 +266,7 @@ JUDGES: Mapping[type[Verifier], Callable[[Any], Judge]] = {
     JSONSchema: _by_schema,
     Regex: _by_regex,
     Format: _by_format,
-    Length: _by_length,
+    Length: lambda each: lambda response, _: float(each.minimum <= len(response.strip()) <= each.maximum),
     Code: _by_tests,
 }
 """Class of a verifier -> function that makes the verifier's judge from its options."""

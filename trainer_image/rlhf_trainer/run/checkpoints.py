@@ -15,9 +15,6 @@ from rlhf_trainer.run.stopping import Stopped, StopSignals
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.workers.data import DataShape
 
-LOWEST = ("loss", "cost")
-"""Measures of an evaluation whose lowest value is the best; all others are best when highest."""
-
 
 class KeptCheckpoints(Checkpoints):
     """The checkpoints of a job on Ray, written by its workers in the background."""
@@ -115,7 +112,7 @@ class KeptCheckpoints(Checkpoints):
     def _is_better(self, value: float) -> bool:
         if self._best is None:
             return True
-        is_lowest = str(self._settings.keep_best).rpartition("/")[2] in LOWEST
+        is_lowest = str(self._settings.keep_best).rpartition("/")[2] in ("loss", "cost")
         return value < self._best[1] if is_lowest else value > self._best[1]
 
     def before_model(self) -> None:

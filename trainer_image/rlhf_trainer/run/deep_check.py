@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import torch
-from transformers import PreTrainedConfig
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -116,9 +115,10 @@ class JobCheck:
         remote, revision, scores = setting.model.trust_remote_code, setting.model.revision, role in SCORERS
         trains, is_sft = role in self._job.trained(), self._job.spec.algorithm.name == "SFT"
         with setting.naming():
-            generates = role == "actor" and not self._job.spec.algorithm.offline
-            if generates:
-                self._require_generating(setting.config(), trust_remote_code=remote)
+            if role == "actor" and not self._job.spec.algorithm.offline:
+                places = {"on_cpu": self._on_cpu, "elsewhere": self._job.generates_elsewhere}
+                if reason := why_not_generated(setting.config(), **places, trust_remote_code=remote):
+                    raise ConfigError(reason)
             if is_made:  # the job that makes the model tries the rest
                 setting.adapt(try_config(setting.folder, scores=scores, trust_remote_code=remote, revision=revision))
                 return
@@ -135,11 +135,6 @@ class JobCheck:
             sys.stderr.write(f"{place} has no weights; training begins with random ones\n")
         if unread := unread_tensors(inner(model), model.weights or ()):
             sys.stderr.write(f"{place}: {len(unread)} tensors are not read, and not saved: {', '.join(unread[:4])}\n")
-
-    def _require_generating(self, config: PreTrainedConfig, *, trust_remote_code: bool) -> None:
-        places = {"on_cpu": self._on_cpu, "elsewhere": self._job.generates_elsewhere}
-        if reason := why_not_generated(config, **places, trust_remote_code=trust_remote_code):
-            raise ConfigError(reason)
 
     def _try_endpoints(self) -> None:
         """Compare the external servers' models with the actor, and have each server generate two tokens."""

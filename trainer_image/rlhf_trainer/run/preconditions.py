@@ -13,13 +13,12 @@ from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.generation.families import why_unknown
 
 CLAIM = "pvc://"
-IMPORTED_LATE = ("torch", "transformers", "datasets")
-"""Packages that take seconds to import; they are imported only after mistakes in the manifest are reported."""
 
 
 def require_packages() -> None:
     """Raise ModuleNotFoundError for a package of the workers that is not installed; nothing is imported."""
-    for name in IMPORTED_LATE:
+    # they are imported after the manifest is checked, as they take seconds
+    for name in ("torch", "transformers", "datasets"):
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

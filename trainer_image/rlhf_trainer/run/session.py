@@ -29,8 +29,6 @@ from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run.machine import cores
 from rlhf_trainer.run.stopping import SIGNALS, Stopped
 
-CONNECT_SECONDS = 10.0
-"""Seconds that the Ray at a given address may take to accept a connection."""
 START_SECONDS = 180
 """Seconds that the processes of our own Ray may take to start; Ray itself would wait for 30."""
 MONITORS = ("start_api_server", "start_monitor", "start_log_monitor")
@@ -202,7 +200,7 @@ def _require_listener(address: str) -> None:
     if not (separator and port.isdecimal()):
         return
     try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=10.0).close()
     except (OSError, OverflowError) as error:
         raise EnvironmentProblem(f"--address or RAY_ADDRESS {address}: no Ray answers there: {error}") from error
 

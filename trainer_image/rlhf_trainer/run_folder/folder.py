@@ -36,7 +36,6 @@ P = ParamSpec("P")
 MADE = ("model", "data")
 """Names that the folder of a job's output may have: `model` for weights, `data` for a data set."""
 SUMMARY, METRICS, JOB_FILE, INPUTS, FILES = "summary.json", "metrics.jsonl", "job.yaml", "inputs.json", "files.json"
-MAPPING = "mapping.json"
 MAX_WARNINGS = 8
 """Most warnings that the status keeps."""
 MAX_REASON = 300
@@ -261,7 +260,7 @@ class JobFolder:
         saved = saved_state(checkpoint) if checkpoint else None
         texts = {METRICS: checkpoint.text(METRICS)} if checkpoint else {}
         texts |= {INPUTS: json.dumps(dict(inputs)) + "\n", FILES: json.dumps(dict(files)), JOB_FILE: dump(self._job)}
-        texts |= {MAPPING: json.dumps(as_json(mapping), indent=2) + "\n"} if mapping else {}
+        texts |= {"mapping.json": json.dumps(as_json(mapping), indent=2) + "\n"} if mapping else {}
         if not checkpoint:
             self.clear()
         self.path.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,6 @@ from rlhf_trainer.run_folder.attempt import (
     replace,
 )
 
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 LOOK_SECONDS: Final = 0.1
 """Seconds before a second try to lock the run folder; `is_running` holds the lock for a shorter time."""
 SETTLE_SECONDS: Final = 1.0
@@ -53,7 +52,7 @@ def only_run_in(output: Path) -> Iterator[None]:
             raise EnvironmentProblem(f"--output {output}: another rlhf run is using this folder") from None
         except OSError as error:
             # the operator starts an attempt once, so on its volumes a lock is a second safety
-            if attempt is None or error.errno not in WITHOUT_LOCKS:
+            if attempt is None or error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
                 raise EnvironmentProblem(f"--output {output}: cannot be locked: {error.strerror}") from error
         for older in output.glob(f"{LOCK}-*"):
             if older != Path(lock.name):  # its attempt is over

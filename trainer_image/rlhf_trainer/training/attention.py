@@ -19,8 +19,6 @@ NAMES = {"SDPA": "documents_by_sdpa", "Flash": "documents_by_varlen"}
 """Value of `training.attention` -> name under which transformers knows our function; it reserves names with "flash"."""
 PACKED_LAYERS = {"full_attention", "sliding_attention"}
 """The `layer_types` of config.json that keep packed texts apart; convolutions and recurrent layers do not."""
-MIN_FLASH_CAPABILITY = (8, 0)
-"""Minimum compute capability for FlashAttention: Ampere."""
 FEWER_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 """Argument of `varlen_attn` that allows fewer key than query heads; torch 2.11 allows them without an argument."""
 
@@ -44,7 +42,7 @@ def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch
         )
     capped = getattr(config, "attn_logit_softcapping", None) is not None
     runs_flash = device.type == "cuda" and dtype is not torch.float32 and not capped
-    runs_flash = runs_flash and torch.cuda.get_device_capability(device) >= MIN_FLASH_CAPABILITY
+    runs_flash = runs_flash and torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere
     if attention == "Flash" and not runs_flash:
         raise ConfigError(
             "spec.training.attention: Flash needs BF16 on GPUs from Ampere on, and a model that does not bound the "

@@ -39,8 +39,6 @@ from rlhf_trainer.training.sharding import ShardedModel, pieces_to_save, read_sh
 FILE_SIZE = "5GB"
 CONFIG_FOLDER = "huggingface"
 """Name of the folder in a model's checkpoint that holds config and tokenizer (`save_config_and_tokenizer`)."""
-ADAPTER_FOLDER = "adapter"
-"""Name of the folder of a saved adapter, beside the folder of the model that the adapter is merged with."""
 
 
 def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -76,7 +74,7 @@ def _put_together(pieces: Path, model: ShardedModel, folder: Path, unfinished: P
     weights: Mapping[str, TensorSource] = saved_by_ranks(files)
     if adapter:
         if rank == 0:
-            with atomic_folder(folder.with_name(ADAPTER_FOLDER)) as alone:
+            with atomic_folder(folder.with_name("adapter")) as alone:
                 write_adapter(adapter, weights, alone)
         weights = merged_weights(adapter, weights)
     write_weights(as_stored(config.model_type, weights), config.dtype, unfinished, rank=rank, ranks=ranks)

@@ -37,7 +37,6 @@ from rlhf_trainer.training.models import Adapter, LanguageModel, MissingLayer, S
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.passes import keep_stage
 
-_CHECKPOINT_PART = "_checkpoint_wrapped_module."
 MAX_SINGLE_UNIT_BYTES = 32 * 2**20
 """Largest pipeline stage, in bytes of its compute type, that FSDP2 gathers whole; many small collectives cost more."""
 
@@ -150,7 +149,7 @@ def named_parameters(model: ShardedModel) -> Iterator[tuple[str, nn.Parameter]]:
     new_names = copied if has_copy_of_embedding(model.module) else {}
     for name, parameter in model.module.named_parameters():
         assert bytes_held([parameter]) or not parameter.numel(), f"{name} is away; see Offloader.in_use"
-        own = name.removeprefix(wrapper).replace(_CHECKPOINT_PART, "")
+        own = name.removeprefix(wrapper).replace("_checkpoint_wrapped_module.", "")
         yield new_names.get(own, own), parameter
 
 
@@ -206,12 +205,11 @@ def _fill(model: ShardedModel, weights: Mapping[str, TensorSource]) -> None:
             raise DataError(f"{name} cannot be read: {' '.join(str(error).split())}") from error
 
 
-HEADS_DIM = 2
-"""Dim of the heads in the activations of query and key norms: [B, T, heads, head size]."""
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,
-    "replicated_with_grad_allreduce": partial(SequenceParallel, sequence_dim=HEADS_DIM, use_local_output=True),
+    # of [B, T, heads, head size]
+    "replicated_with_grad_allreduce": partial(SequenceParallel, sequence_dim=2, use_local_output=True),
 }
 """Supported tensor-parallel styles of transformers' plans -> the styles of torch that implement them."""
 

@@ -24,8 +24,6 @@ from rlhf_trainer.types import Batch, Fields
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.samples import from_bytes
 
-WAIT_SECONDS = 0.05
-"""Longest wait for answers of environments, in seconds; afterwards the engine can look for new weights."""
 MAX_EPISODES = 256
 """Most episodes that an engine plays at a time; each takes a process and an open socket."""
 ResponseEnded = Callable[[int, Ids, Response], None]
@@ -118,7 +116,7 @@ class Play:
         while waiting or self._playing:
             while waiting and len(self._playing) < MAX_EPISODES:
                 self._begin(waiting.popleft())
-            seconds = 0.0 if self._engine.is_busy else WAIT_SECONDS
+            seconds = 0.0 if self._engine.is_busy else 0.05  # then the engine can look for new weights
             found = self._environments.answers(seconds=seconds) if self._environments else []
             for number, answer in self._engine.agreed(found):
                 self._take(number, answer)

@@ -42,8 +42,6 @@ ROLLOUT_FIELDS = (
     *("tokens", "attention_mask", "response_mask", "rollout_log_probs"),
     *("finished", "sampled", "policy_version"),
 )
-WeightLink = WeightReceiver | InterruptingReceiver | ServerWeights
-"""Receiving end of the weight link on a rank that generates with weights from another pool."""
 LayOut = Callable[[list[int], list[Ids], list[Response], int], dict[str, Tensor]]
 """Function (rows, prompts, responses, width) -> fields of these rows, padded to `width`."""
 
@@ -231,7 +229,7 @@ class RolloutWorker:
         self._servers: Endpoints | None = None
         self._wrong_weights = ""
         """Text of the NumericsError that received weights have raised; empty if all were right."""
-        self._weights: WeightLink
+        self._weights: WeightReceiver | InterruptingReceiver | ServerWeights
         if setting.job.generates_elsewhere:
             config = inner(setting.language_model()).config
             self._servers = servers_of(setting, config, on_gpu=on_gpu)

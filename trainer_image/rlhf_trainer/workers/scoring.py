@@ -147,7 +147,8 @@ class ScoringWorker:
         if not isinstance(code, JudgeClient):
             return code.scores(samples) if self._scores_here else None
         everyone: list[list[Sample]] = [[] for _ in range(dist.get_world_size())]
-        if code.compares_groups:  # the responses to a prompt may be cut over ranks
+        # The responses to a prompt, which are compared with each other, may be cut over ranks.
+        if code.judge.compares and code.judge.reference_key is None:
             dist.all_gather_object(everyone, samples if self._scores_here else [])
         if not self._scores_here:
             return None
