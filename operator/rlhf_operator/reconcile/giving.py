@@ -183,7 +183,7 @@ def fewest_pods(ctx: ReconcileContext, waiting: ObservedJob) -> list[Group]:
         emptied, counts = ctx.snapshot.taken_only_by(()), range(job.spec.resources.nodes, mapping.nodes)
         on = cache(lambda most: largest(ctx, waiting, emptied, range(counts.start, most + 1)))
         found = bisect_left(counts, True, key=lambda most: on(most) is not None)
-        waiting = on(counts[found]) if found < len(counts) else waiting
+        waiting = (on(counts[found]) if found < len(counts) else None) or waiting
     attempt = manifest_of(ctx, waiting)
     return groups_of(attempt) if attempt else []
 
