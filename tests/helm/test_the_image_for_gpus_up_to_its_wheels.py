@@ -22,10 +22,12 @@ LEFT_OUT = {*(locked("gpu").keys() - locked("trainer-cpu").keys()), "torch"}
 
 
 def test_the_lock_can_be_installed_on_its_base() -> None:
-    wheels = {wheel.name: wheel.bytes for wheel in resolved()}
-    assert wheels.keys() == locked("gpu").keys()
-    large = {name for name, size in wheels.items() if size > 100e6}
+    wheels = {wheel.name: wheel for wheel in resolved()}
+    assert {name: wheel.version for name, wheel in wheels.items()} == locked("gpu")
+    large = {name for name, wheel in wheels.items() if wheel.bytes > 100e6}
     assert {"torch", "vllm", "nvidia-nccl-cu13"} <= large <= LEFT_OUT
+    assert "NVIDIA" in wheels["nvidia-nccl-cu13"].licence()
+    assert wheels["vllm"].licence() == "Apache-2.0"
 
 
 @pytest.fixture(scope="module")
