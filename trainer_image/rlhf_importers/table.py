@@ -23,7 +23,7 @@ ROW = re.compile(r"(?P<keys>\S.*?) +(?P<outcome>to|with|sampling|skip|lost) +(?P
 SECTIONS = ("algorithm", "models", "data", "rollout", "training", "evaluation", "outputs", "checkpoint", "resources")
 FILES = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
-WORDS = read_table("rlhf_importers", "values.yaml", dict[str, dict[str, dict[str, Any]]])
+WORDS = read_table(__package__, "values.yaml", dict[str, dict[str, dict[str, Any]]])
 """Project -> name of a table of its options' values -> value there -> what it is here."""
 
 
