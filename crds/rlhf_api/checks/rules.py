@@ -7,7 +7,6 @@ from functools import reduce
 from inspect import signature
 from typing import get_args
 
-from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.checks.code_rules import ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
@@ -171,10 +170,12 @@ def _batches() -> Iterator[Rule]:
 
 
 def _sampling() -> Iterator[Rule]:
+    options = ((Field(f"rollout.{info.alias}"), info.default) for info in Rollout.model_fields.values())
+    defaults = (~each.is_given if default is None else each == default for each, default in options)
     for path, unused in {
         "training.miniBatchSize": ~Field("training.miniBatchSize").is_given,
         "training.updateEpochs": Field("training.updateEpochs") == Training.model_fields["update_epochs"].default,
-        "rollout": _has_its_defaults("rollout", Rollout),
+        "rollout": reduce(operator.and_, defaults),
         "evaluation.functions": Field("evaluation.functions").size() == 0,
         "evaluation.verifiers": Field("evaluation.verifiers").size() == 0,
         "evaluation.samplesPerPrompt": Field("evaluation.samplesPerPrompt") == 1,
@@ -249,11 +250,6 @@ def _compares() -> Expression:
     return Expression(lambda known: known["spec"].algorithm.compares_responses, compares.cel, compares.needs)
 
 
-def _has_its_defaults(path: str, model: type[BaseModel]) -> Expression:
-    fields = ((Field(f"{path}.{info.alias}"), info.default) for info in model.model_fields.values())
-    return reduce(operator.and_, (~each.is_given if default is None else each == default for each, default in fields))
-
-
 def _lengths() -> Iterator[Rule]:
     for kind in ("Prompt", "Response"):
         least, longest = f"data.min{kind}Tokens", Field(f"data.max{kind}Tokens")
@@ -316,9 +312,8 @@ def _placement() -> Iterator[Rule]:
 
 def _apart() -> Iterator[Rule]:
     """Yield the rules for responses that are generated in a pool of their own, or by servers outside the job."""
-    yield Rule(
-        "placement.pools", ROLLOUT_POOLS <= 1, "rollout is in {count} pools, expected one", {"count": ROLLOUT_POOLS}
-    )
+    count = {"count": ROLLOUT_POOLS}
+    yield Rule("placement.pools", ROLLOUT_POOLS <= 1, "rollout is in {count} pools, expected one", count)
     models = Field("placement.pools[].models")
     lives = models.contains("rollout")
     yield Rule("placement.pools[].models", lives.implies(models.size() == 1), "rollout has a pool of its own")
