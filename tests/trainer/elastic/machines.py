@@ -63,6 +63,7 @@ class Machines:
 
     def __init__(self, writers: int) -> None:
         """writers: machines of the rollout pool at the start; the trainer has one."""
+        ray.shutdown()  # of the tests before
         head = {"num_cpus": 0, "include_dashboard": False, "_system_config": SETTINGS}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._cluster.add_node(num_cpus=1, resources={"rlhf-pool-train": 1})
