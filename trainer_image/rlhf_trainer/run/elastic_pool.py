@@ -38,10 +38,10 @@ class ElasticMachines:
         return len(self._in_use)
 
     def _find_alive(self) -> set[str]:
-        """Return Ray's ids of the pool's machines that answer: Ray takes ten seconds to see that one has gone."""
-        own = f"{POOL_RESOURCE}{self._pool.name}"
-        found = (node for node in ray.nodes() if node["Alive"] and own in node["Resources"])
-        return {node["NodeID"] for node in found if answers(node)}
+        """Return Ray's ids of machines with all slots that answer: Ray takes ten seconds to see that one has gone."""
+        needs, slots = (f"{POOL_RESOURCE}{self._pool.name}", self._pool.device), self._pool.slots_per_machine[0]
+        there = ((node, map(node["Resources"].get, needs, (0, 0))) for node in ray.nodes() if node["Alive"])
+        return {node["NodeID"] for node, has in there if min(has) >= slots and answers(node)}
 
     def _choose(self) -> list[str]:
         """Return the largest allowed number of the machines that are alive, those in use first; [] if too few are."""
