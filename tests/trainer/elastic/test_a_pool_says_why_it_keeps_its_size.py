@@ -50,12 +50,16 @@ def test_batches_that_the_fewest_nodes_do_not_divide(tmp_path: Path) -> None:
         place(one, (0,))
 
 
-def test_a_node_without_room_for_all_slots_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the job would wait for these slots, and then fail."""
+def test_nodes_without_room_or_about_to_end_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the pool would wait for slots there, and then the job would fail."""
     slots = [{f"rlhf-pool-{POOL}": own, "CPU": cpus} for own, cpus in ((2.0, 2.0), (1.0, 2.0), (2.0, 1.0), (2.0, 4.0))]
     nodes = [{"NodeID": str(number), "Alive": True, "Resources": each} for number, each in enumerate([*slots, {}])]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(elastic_pool, "answers", lambda _: True)
+    leaving: dict[str, int] = {}
+    monkeypatch.setattr(ray._private.state.state, "get_draining_nodes", lambda: leaving)
     pool: Any = SimpleNamespace(name=POOL, device="CPU", slots_per_machine=(2,), machines=lambda: [("0", 2)])
     assert not ElasticMachines(pool, [1, 3], lambda _: None).must_change()
     assert ElasticMachines(pool, [1, 2], lambda _: None).must_change()
+    leaving["3"] = 0
+    assert not ElasticMachines(pool, [1, 2], lambda _: None).must_change()
