@@ -9,7 +9,8 @@ import ray
 
 from rlhf_api.problems import SpecError
 from rlhf_mapper.place import place
-from rlhf_trainer.run.elastic_pool import elastic_machines
+from rlhf_trainer.run import elastic_pool
+from rlhf_trainer.run.elastic_pool import ElasticMachines, elastic_machines
 from tests.trainer.elastic.machines import POOL, elastic_job
 
 FOLDERS: Any = {"actor": "nowhere"}
@@ -47,3 +48,18 @@ def test_batches_that_the_fewest_nodes_do_not_divide(tmp_path: Path) -> None:
     one = elastic_job(tmp_path, FOLDERS, count=1, samplesPerPrompt=7, prompts=1, fewest=2)
     with pytest.raises(SpecError, match=r"promptBatchSize: gives 7 sequences, which do not divide by the 2 slots"):
         place(one, (0,))
+
+
+def test_nodes_without_room_or_about_to_end_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the pool would wait for slots there, and then the job would fail."""
+    slots = [{f"rlhf-pool-{POOL}": own, "CPU": cpus} for own, cpus in ((2.0, 2.0), (1.0, 2.0), (2.0, 1.0), (2.0, 4.0))]
+    nodes = [{"NodeID": str(number), "Alive": True, "Resources": each} for number, each in enumerate([*slots, {}])]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(elastic_pool, "answers", lambda _: True)
+    leaving: dict[str, int] = {}
+    monkeypatch.setattr(ray._private.state.state, "get_draining_nodes", lambda: leaving)
+    pool: Any = SimpleNamespace(name=POOL, device="CPU", slots_per_machine=(2,), machines=lambda: [("0", 2)])
+    assert not ElasticMachines(pool, [1, 3], lambda _: None).must_change()
+    assert ElasticMachines(pool, [1, 2], lambda _: None).must_change()
+    leaving["3"] = 0
+    assert not ElasticMachines(pool, [1, 2], lambda _: None).must_change()

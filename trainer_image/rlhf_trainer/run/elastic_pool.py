@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 
 import ray
 
@@ -38,10 +37,11 @@ class ElasticMachines:
         return len(self._in_use)
 
     def _find_alive(self) -> set[str]:
-        """Return Ray's ids of the pool's machines that answer: Ray takes ten seconds to see that one has gone."""
-        own = f"{POOL_RESOURCE}{self._pool.name}"
-        found = (node for node in ray.nodes() if node["Alive"] and own in node["Resources"])
-        return {node["NodeID"] for node in found if answers(node)}
+        """Return Ray's ids of machines with all slots that are to stay and answer: Ray sees a loss ten seconds late."""
+        needs, slots = (f"{POOL_RESOURCE}{self._pool.name}", self._pool.device), self._pool.slots_per_machine[0]
+        leaving = ray._private.state.state.get_draining_nodes()  # noqa: SLF001 after SIGTERM, which gives no more slots
+        there = ((node, map(node["Resources"].get, needs, (0, 0))) for node in ray.nodes() if node["Alive"])
+        return {node["NodeID"] for node, has in there if min(has) >= slots and answers(node)}.difference(leaving)
 
     def _choose(self) -> list[str]:
         """Return the largest allowed number of the machines that are alive, those in use first; [] if too few are."""
@@ -111,8 +111,8 @@ def answers(node: RayNode) -> bool:
 
 def copy_here(references: Sequence[ray.ObjectRef]) -> None:
     """Have Ray copy objects to this machine when they are made, without reading them; returns at once."""
-    wait = partial(ray.wait, list(references), num_returns=len(references), fetch_local=True)
-    threading.Thread(target=wait, daemon=True).start()
+    waits = {"num_returns": len(references), "fetch_local": True}
+    threading.Thread(target=ray.wait, args=[list(references)], kwargs=waits, daemon=True).start()
 
 
 def are_lost(references: Sequence[ray.ObjectRef], *, deadline: float) -> bool:
