@@ -40,7 +40,7 @@ def grown(workers: int = 4, **fields: Any) -> ElasticCluster:
 
 def size(cluster: ElasticCluster, name: str = "grows") -> tuple[int, int]:
     """(nodes that are wanted, pods that run)."""
-    return cluster.pool(name).current_nodes, len(cluster.running(name))
+    return cluster.pool(name).node_count, len(cluster.running(name))
 
 
 def test_it_grows_while_the_trainer_waits_and_nodes_are_idle() -> None:
@@ -320,7 +320,7 @@ def test_extra_nodes_are_taken_once_until_their_pods_are_gone() -> None:
     assert free() == 0
     cluster.do_pods_linger = True
     cluster.settle()
-    assert (cluster.pool("grows").current_nodes, free(), begun(cluster, "looks")) == (2, 0, [False])
+    assert (cluster.pool("grows").node_count, free(), begun(cluster, "looks")) == (2, 0, [False])
     cluster.bury()
     assert begun(cluster, "looks") == [True]
 

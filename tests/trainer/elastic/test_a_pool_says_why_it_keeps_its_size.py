@@ -19,7 +19,7 @@ def said(job: Any, monkeypatch: pytest.MonkeyPatch, *, resource: str) -> list[st
     found: list[str] = []
     monkeypatch.setattr(ray, "cluster_resources", lambda: {resource: 2.0})
     pool: Any = SimpleNamespace(name=POOL, machines=list)
-    elastic_machines(pool, place(job, (0,)).pools[-1].machine_counts, found.append)
+    elastic_machines(pool, place(job, (0,)).pools[-1].allowed_machine_counts, found.append)
     return found
 
 
