@@ -21,7 +21,7 @@ def current_pods(snapshot: Snapshot) -> tuple[ObservedPod, ...]:
 
 
 def elastic_pods(snapshot: Snapshot) -> list[ObservedPod]:
-    """Return the pods of the current attempt's elastic pool: ready ones first, then those with a node, older ones first."""
+    """Return the pods of the current attempt's elastic pool: ready first, then bound to a node, then by age."""
     status = snapshot.job.status
     if not (status.mapping and (pool := status.mapping.elastic_pool)):
         return []

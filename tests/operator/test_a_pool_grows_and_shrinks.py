@@ -31,7 +31,7 @@ def running(workers: int = 4, *more: Capability, labels: dict[str, str] | None =
 
 
 def grown(workers: int = 4, **fields: Any) -> ElasticCluster:
-    """The same as soon as the pool has all the nodes that it may have, and its changes have settled."""
+    """A cluster of `running` whose pool has grown to `maxNodes`, and may change its size again."""
     cluster = running(workers, **fields)
     cluster.step("grows", 20, trainer=0.5)
     cluster.step("grows", 4, trainer=0.07)

@@ -65,7 +65,7 @@ class MappingResult:
 
 
 def map_job(job: Job, snapshot: Snapshot, settings: Settings, *, most_nodes: int | None = None) -> MappingResult:
-    """Return the placement of an attempt that would begin now; most_nodes: at most so many, or `resources.nodes`."""
+    """Return the placement of an attempt that would begin now. most_nodes: limit, at least `resources.nodes`."""
     if type(job.spec.algorithm) is Custom:
         message = "no pod of the job has read its algorithm, so its models are not known"
         return MappingResult(mapping=None, reason="ShapesUnknown", message=message)

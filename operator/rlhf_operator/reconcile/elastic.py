@@ -96,7 +96,7 @@ def _metric(ctx: ReconcileContext, name: str) -> float:
 
 
 def _follow(ctx: ReconcileContext, found: ObservedPool) -> NewSize | None:
-    """Return a size by the latest step if the trainer uses the desired one; else, after a while, one that fits the pods."""
+    """Return a size by the latest step if the trainer uses the desired one; else, in time, one that fits the pods."""
     pool, running = found.pool, sum(each.ready for each in found.pods)
     first = ctx.record.first_step or 0 if ctx.record else 0
     is_steady = found.step < max(pool.steady_until_step or 0, first + SETTLE_STEPS)
@@ -135,7 +135,7 @@ def _follow_idle_shares(ctx: ReconcileContext, found: ObservedPool) -> NewSize |
 
 
 def _free_room(ctx: ReconcileContext, found: ObservedPool, count: int) -> tuple[Reserved, ...]:
-    """Return room on existing nodes for `count` more pods; empty if there is too little, or a waiting job may use it."""
+    """Return room on existing nodes for `count` more pods; empty if there is none, or a waiting job may use it."""
     seen, avoided = ctx.snapshot, failure.bad_nodes(ctx.snapshot, ctx.now)
     pods = AttemptPods(snapshot=seen, job=found.job, mapping=found.mapping, settings=ctx.settings, avoided=avoided)
     group = groups_of(rayjob(pods))[1 + found.mapping.pools.index(found.pool)]

@@ -32,7 +32,7 @@ KEPT_BY_AUTOSCALERS: Final = {
 LEFT_TO_AUTOSCALERS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
 """Annotation of a pod of an elastic pool: an autoscaler may remove its node although the pod has local volumes."""
 AWAIT_SAVE: Final = f"sleep 5; while [ -e {names.OUTPUT_FOLDER}/save-now ]; do sleep 1; done"
-"""Command before the end of a pod of an elastic pool: waits for a checkpoint if there is to be one, but asks for none."""
+"""Command before the end of an elastic pool's pod: asks for no checkpoint, but waits for one that others ask for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Mistakes in `maxNodes`, and what makes a pool with it keep its nodes, are one sentence at the start."""
+"""A mistake in `maxNodes`, or the reason for which a pool keeps its size, is one sentence at the start."""
 
 from pathlib import Path
 from types import SimpleNamespace

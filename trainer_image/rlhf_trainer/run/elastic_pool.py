@@ -54,7 +54,7 @@ class ElasticMachines:
         return self._choose() != self._in_use
 
     def move(self) -> bool:
-        """End the pool's processes and reserve its slots on the chosen machines; return whether the machines have changed.
+        """End the pool's processes and reserve its slots on the chosen machines; return whether they have changed.
 
         Waits for the smallest allowed number of machines. TooFewNodesError if they do not come in time.
         """
@@ -88,7 +88,7 @@ class ElasticMachines:
 def elastic_machines(pool: ResourcePool, counts: Sequence[int], say: Callable[[str], None]) -> ElasticMachines | None:
     """Return the machines of an elastic pool; None if the pool keeps its size, or Ray cannot tell the pool's nodes.
 
-    Ray can if its nodes have the pool's name as a resource, as the operator's pods do. counts: allowed numbers of nodes.
+    Ray can if its nodes have the pool's name as a resource, as the operator's pods do. counts: allowed numbers.
     """
     if not counts:
         return None

@@ -91,7 +91,7 @@ class ApartRollout:
         return self._responses.pop(batch.step)
 
     def _call_until_done(self, step: int | None = None) -> None:
-        """Make all pending generating calls, and wait for a step's responses; repeat both if a generator or its responses are lost."""
+        """Make all pending generating calls, and wait for a step's responses; repeat both after a loss."""
         while True:
             try:
                 self._make_calls()
