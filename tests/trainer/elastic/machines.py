@@ -39,7 +39,7 @@ SETTINGS = {
     "health_check_period_ms": 500,
     "health_check_failure_threshold": 4,
 }
-"""Settings of Ray; by default it keeps objects below 100 KB with the process that asked for them, and sees losses late."""
+"""Settings of Ray, which by default keeps objects below 100 KB with their reader, and notices losses late."""
 
 
 class SlowSampler(PlainSampler):

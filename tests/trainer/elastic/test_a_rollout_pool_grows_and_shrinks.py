@@ -26,7 +26,7 @@ JOINS = 2
 LATEST_SECONDS = 0.4
 """Latest time of a kill after a generating call begins; the call takes about twice as long."""
 IDLE, GENERATING, ENDED, REPLACE = "gather", "copy", "has_lost", "replace"
-"""Methods of the pool at which a moment begins: between two calls, during one, before its rows are read, at a repair."""
+"""Methods of the pool at which a moment begins: between two calls, during one, before its rows are read, at repair."""
 
 
 class Schedule:
