@@ -27,9 +27,7 @@ from rlhf_operator.times import parsed, timestamp
 TRAINER_WAITS: Final = 0.1
 """Share of a step for which the trainer waits, above which the pool grows."""
 TRAINER_WORKS, POOL_WAITS = 0.05, 0.3
-"""Shares of a step: the pool shrinks if the trainer waits for less than the first, and the pool for more than the
-second.
-"""
+"""Shares of a step: the pool shrinks if the trainer waits for less, and the pool for more, than these."""
 SETTLE_STEPS: Final = 3
 """Steps after a change of size whose idle times are ignored: the first of them still have the size before."""
 STEADY_STEPS: Final = 50
