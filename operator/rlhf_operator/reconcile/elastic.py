@@ -31,7 +31,7 @@ TRAINER_WORKS, POOL_WAITS = 0.05, 0.3
 SETTLE_STEPS: Final = 3
 """Steps after a change of size whose idle times are ignored: the first of them still have the size before."""
 STEADY_STEPS: Final = 50
-"""Steps in which a pool that has shrunk does not grow again."""
+"""Steps in which a pool that has shrunk for other reasons than a waiting job does not grow again."""
 RESIZE_SECONDS: Final = 600.0
 """Seconds until all desired pods must run, and the trainer use them; later the pool shrinks to those it has."""
 

@@ -187,7 +187,7 @@ def give_room(ctx: ReconcileContext, given: GivenRoom) -> None:
         _begin_anew(ctx, "Yielded", message)  # in its turn the job may have more room
         return
     count, of = before.nodes - mapping.nodes, counted(before.nodes, "node")
-    what = f"gives {count} of its {of} to {whose}, which has a higher priority; it goes on with {mapping.nodes}"
+    what = f"gives {count} of its {of} to {whose}, which has a higher priority; the job goes on with {mapping.nodes}"
     _begin_anew(ctx, "Resized", f"Attempt {ctx.status.attempt} {what}.", given.giver)
 
 
