@@ -43,8 +43,8 @@ MIN_SLOWDOWN = 1.15
 MAX_CPU_PARAMETERS = 100e6
 """Most parameters of all models of a job with `device: Auto` that runs on CPU slots because no node has GPUs."""
 AUTO_REMEDY = (
-    f"device Auto takes CPU slots for up to {MAX_CPU_PARAMETERS / 1e6:.0f} million parameters; add nodes with GPUs, name "
-    "those that an autoscaler may add in cluster.nodeGroups of the chart, or set spec.resources.device to CPU"
+    f"device Auto takes CPU slots for up to {MAX_CPU_PARAMETERS / 1e6:.0f} million parameters; add nodes with GPUs, "
+    "name those that an autoscaler may add in cluster.nodeGroups of the chart, or set spec.resources.device to CPU"
 )
 
 
