@@ -100,28 +100,28 @@ def find_givers(
 
     def kept(some: Sequence[ObservedJob]) -> list[ObservedJob] | None:
         """Return these givers with what they keep; None if the pods then have too little room."""
-        left = [each for each in holders if each not in some]
-        room = place(pods, nodes.taken_only_by(left))
+        holding = [each for each in holders if each not in some]
+        room = place(pods, nodes.taken_only_by(holding))
         if room.lacks:
             return None
-        left.append(_holding(to, to.status.mapping, room.reserved))
+        holding.append(_holding(to, to.status.mapping, room.reserved))
         for each in some:
-            sizes = _spare_nodes(ctx, each)[: None if each is some[-1] else 1]  # before the last gives, others give all
+            sizes = _spare_nodes(ctx, each)[: None if each is some[-1] else 1]  # all but the last keep least
             if is_guest(each):
-                left.append(_holding(each, None, ()))
+                holding.append(_holding(each, None, ()))
                 continue
-            others = [other for other in some if other is not each]  # they hold their room so far: best beside it
-            seen = (nodes.taken_only_by([*left, *more]) for more in ([others, []] if others else [[]]))
+            others = [other for other in some if other is not each]  # best if it fits beside what they hold now
+            seen = (nodes.taken_only_by([*holding, *more]) for more in ([others, []] if others else [[]]))
             if (rest := next(filter(None, (with_largest_mapping(ctx, each, on, sizes) for on in seen)), None)) is None:
                 return None
-            left.append(rest)
-        return left[len(left) - len(some) :]
+            holding.append(rest)
+        return holding[len(holding) - len(some) :]
 
     trials = (givers[:count] for count in range(len(givers) + 1))
-    needed, found = next(((some, left) for some in trials if (left := kept(some)) is not None), ([], []))
+    needed, found = next(((some, holding) for some in trials if (holding := kept(some)) is not None), ([], []))
     for each in needed[:-1]:  # a later one may give enough without it
-        if (left := kept(fewer := [other for other in needed if other is not each])) is not None:
-            needed, found = fewer, left
+        if (holding := kept(fewer := [other for other in needed if other is not each])) is not None:
+            needed, found = fewer, holding
     return found
 
 
