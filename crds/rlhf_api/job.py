@@ -140,7 +140,7 @@ class Job(Spec):
         """Number of responses sampled in a step (RL), or of rows that the step reads (offline; a pair is one row)."""
         return self.rows_per_step * self.spec.rollout.samples_per_prompt
 
-    def sizes_of(self, pool: Pool | MappedPool) -> list[int]:
+    def allowed_node_counts(self, pool: Pool | MappedPool) -> list[int]:
         """Return the numbers of nodes with which a pool's slots are whole engines with equal batches."""
         engine = (self.spec.rollout.tensor_parallel or 1) * (self.spec.rollout.pipeline_parallel or 1)
         slots = {nodes: nodes * pool.slots_per_node for nodes in range(pool.nodes, (pool.max_nodes or pool.nodes) + 1)}

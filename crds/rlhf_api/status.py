@@ -129,21 +129,21 @@ class MappedPool(Spec):
     models: Listed[PoolRole] = Field(description="Roles of the models in the pool.")
     nodes: int = Field(ge=1, description="Number of worker pods; the fewest of an elastic pool.")
     max_nodes: int | None = Field(None, ge=1, description="Most worker pods; set for an elastic pool only.")
-    wanted_nodes: int | None = Field(None, ge=1, description="Worker pods wanted now; unset: as many as nodes.")
-    leaving_pods: Listed[str] = Field((), max_length=1000, description="Names of pods that the pool gives up.")
+    desired_nodes: int | None = Field(None, ge=1, description="Number of worker pods asked for now; unset: nodes.")
+    leaving_pods: Listed[str] = Field((), max_length=1000, description="Names of pods that are to end.")
     steady_until_step: Step | None = None
-    """Step before which idle shares change nothing."""
-    unsettled_since: Timestamp | None = None
-    """Time since which the trainer has not used the wanted size."""
+    """Step up to which idle times of trainer and pool do not change the size."""
+    resizing_since: Timestamp | None = None
+    """Time since which the trainer has used another number of nodes than is asked for."""
     slots_per_node: int = Field(ge=1, description="Number of GPUs or CPU slots of each worker pod.")
     gpu: str | None = Field(None, description="Type of the pool's GPUs, if node labels name it.")
     zones: Listed[str] | None = None
     """Zone of each node, in the order of ranks, where a label gives it."""
 
     @property
-    def current_nodes(self) -> int:
-        """Number of worker pods that the operator wants now."""
-        return self.wanted_nodes or self.nodes
+    def node_count(self) -> int:
+        """Number of worker pods that the operator asks for now."""
+        return self.desired_nodes or self.nodes
 
 
 class MappedSizes(Parallelism):
@@ -195,7 +195,7 @@ class MappedPlacement(Spec):
 
     def at_start(self) -> Self:
         """Return the placement with which an attempt begins: an elastic pool has its fewest nodes."""
-        return self.resized(wanted_nodes=None, leaving_pods=(), steady_until_step=None, unsettled_since=None)
+        return self.resized(desired_nodes=None, leaving_pods=(), steady_until_step=None, resizing_since=None)
 
     @property
     def nodes(self) -> int:
@@ -231,7 +231,7 @@ class Reserved(Spec):
 
     node: str = Field(description="Name of the node; GROUP/NUMBER for one that its group is to add.")
     requests: Listed[ReservedAmount] = Field(max_length=32, description="Requests of the job's pods on the node.")
-    extra: bool = Field(False, description="Whether an elastic pool holds it beyond its fewest nodes.")
+    extra: bool = Field(False, description="Whether pods of an elastic pool beyond its fewest nodes hold it.")
 
     @property
     def amounts(self) -> Counter[str]:

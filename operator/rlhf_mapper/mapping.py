@@ -38,7 +38,7 @@ class MappedPool:
     """Name of the pool's GPU type; empty if unknown."""
     zones: tuple[str, ...] = ()
     """Zone of each machine in the order of ranks; empty if unknown."""
-    machine_counts: tuple[int, ...] = ()
+    allowed_machine_counts: tuple[int, ...] = ()
     """Numbers of machines that an elastic pool may have, ascending; empty if the pool keeps its size."""
 
     @property

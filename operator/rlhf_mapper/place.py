@@ -42,7 +42,7 @@ def pool_of(pool: Pool | status.MappedPool, job: Job) -> MappedPool:
         name=pool.name,
         models=(*pool.models, *(role for role in job.models() if PLACED_WITH.get(role) in pool.models)),
         slots_per_machine=(pool.slots_per_node,) * pool.nodes,
-        machine_counts=tuple(job.sizes_of(pool)) if (pool.max_nodes or 0) > pool.nodes else (),
+        allowed_machine_counts=tuple(job.allowed_node_counts(pool)) if (pool.max_nodes or 0) > pool.nodes else (),
     )
 
 

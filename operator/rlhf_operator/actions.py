@@ -46,14 +46,14 @@ class SetOwner:
 
 @dataclass(frozen=True, kw_only=True)
 class Resize:
-    """Change of the number of pods in an elastic pool's worker group, unless the RayCluster has it already."""
+    """Set the number of pods of an elastic pool in its RayCluster, unless it is set already."""
 
     cluster: str
     """Name of the RayCluster."""
     pool: str
     nodes: int
     leaving: tuple[str, ...]
-    """Names of the pods that go first."""
+    """Names of the pods that KubeRay deletes first."""
 
 
 ClusterAction: TypeAlias = ReadLive | Create | Delete | SetOwner | Resize

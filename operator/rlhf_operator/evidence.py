@@ -222,7 +222,7 @@ def lost_head(case: Case) -> Cause | None:
 
 
 def lost_worker(case: Case) -> Cause | None:
-    """Find a worker pod that has ended, or that is missing from a cluster that was complete; not of an elastic pool."""
+    """Find a worker pod that has ended, or is missing from a cluster that was complete, except of an elastic pool."""
     survivable, mapping = attempt.survivable_pools(case.snapshot), case.snapshot.job.status.mapping
     if mapping and mapping.elastic_pool:
         survivable = (*survivable, mapping.elastic_pool.name)

@@ -14,14 +14,14 @@ EXIT_CODE: Final = re.compile(r"exit code:? (-?\d{1,9})\b")
 
 
 def current_pods(snapshot: Snapshot) -> tuple[ObservedPod, ...]:
-    """Return the pods of the current attempt that it needs: without the extra pods of an elastic pool."""
+    """Return the pods that the current attempt needs: all but the extra pods of an elastic pool."""
     mapping = snapshot.job.status.mapping
     extra = elastic_pods(snapshot)[mapping.elastic_pool.nodes :] if mapping and mapping.elastic_pool else []
     return tuple(pod for pod in snapshot.pods if pod.attempt == snapshot.job.status.attempt and pod not in extra)
 
 
 def elastic_pods(snapshot: Snapshot) -> list[ObservedPod]:
-    """Return the pods of the current attempt's elastic pool; those that run come first, then the older ones."""
+    """Return the pods of the current attempt's elastic pool: ready first, then bound to a node, then by age."""
     status = snapshot.job.status
     if not (status.mapping and (pool := status.mapping.elastic_pool)):
         return []

@@ -51,7 +51,7 @@ class ObservedJob:
         return runtime, mapping.device if mapping else None, gpus
 
     def without_extras(self) -> ObservedJob:
-        """Return the job without the room that its elastic pool gives to any job that waits."""
+        """Return the job without the room of its elastic pool's extra nodes, which any waiting job may get."""
         kept = tuple(each for each in self.status.reserved if not each.extra)
         return replace(self, status=self.status.model_copy(update={"reserved": kept}))
 
@@ -304,7 +304,7 @@ class Snapshot:
         return foreign.also_taken(reserved for job in jobs for reserved in job.status.reserved)
 
     def also_taken(self, room: Iterable[Reserved]) -> Snapshot:
-        """Return the snapshot in which this room is taken, too."""
+        """Return the snapshot with this room taken, too."""
         taken = {node: Counter(held) for node, held in self.taken.items()}
         for each in room:
             taken[each.node] = taken.get(each.node, Counter[str]()) + each.amounts

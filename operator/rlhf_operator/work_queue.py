@@ -13,7 +13,7 @@ LONGEST_PAUSE: Final = 120.0
 """Longest pause in seconds before a failed key is queued again; the pause doubles after each failure."""
 SHORTEST_WAIT: Final = 0.05
 REST_SECONDS: Final = 0.25
-"""Seconds for which a key rests after a worker had it: what happens meanwhile is seen in one go."""
+"""Seconds for which a key rests after a worker had it; one pass then handles all events of that time."""
 
 
 class WorkQueue(Generic[K]):

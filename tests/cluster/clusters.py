@@ -1,4 +1,4 @@
-"""Clusters as other people have them: GPUs behind a taint, nodes that come, jobs that pass others or give them nodes.
+"""Clusters of users: tainted GPUs, nodes that an autoscaler adds, jobs that begin early or give nodes to others.
 
 API server, scheduler and KubeRay are real; kubelets, trainers and the autoscaler are played.
 `python -m tests.cluster.clusters FILE` starts a cluster for it, and writes as JSON what the jobs went through.
@@ -112,7 +112,7 @@ def backfilled(lives: Lives) -> Document:
 
 
 def shrunk(lives: Lives) -> Document:
-    """A job on two nodes gives one to a job of higher priority at its checkpoint, and takes it back after that."""
+    """A job on two nodes gives one to a job of higher priority at a checkpoint, and takes it back later."""
     server, big, urgent = lives.jobs.server, "gives-a-node", "urgent"
     low, high = on("shared", big, lives), on("shared", urgent, lives)
     low["spec"]["resources"]["maxNodes"] = 2
@@ -154,7 +154,7 @@ def shrunk(lives: Lives) -> Document:
 
 
 def elastic(lives: Lives) -> Document:
-    """A rollout pool that takes idle nodes, and gives one to a job that comes; what evictions of its pods do."""
+    """A rollout pool takes idle nodes, gives one to a new job, and survives evictions."""
     server, grows, comes = lives.jobs.server, "line-4-grows", "line-5-comes"
     job = on("elastic", grows, lives)
     pools = [{"name": "train", "models": ["actor"], "slotsPerNode": 1}]
@@ -203,7 +203,7 @@ class Steps:
         ]
 
     def make_until(self, size: int, *, idle: float) -> None:
-        """Make steps in which the trainer waits for a share of them, until it uses so many nodes of its pool."""
+        """Make steps in which the trainer waits for the share `idle`, until it uses `size` nodes of its pool."""
         trainer, used = self._lives.kubelets.trainer(self._name), 0
         while used != size:
             self._step, used = self._step + 1, len(self.pods("writers"))
@@ -218,7 +218,7 @@ class Steps:
 
 
 def evicting(pod: str) -> Document:
-    """What `kubectl drain` asks for a pod."""
+    """Return the request of `kubectl drain` for a pod."""
     return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
 
 

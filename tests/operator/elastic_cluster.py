@@ -20,7 +20,7 @@ READY = [{"type": "Ready", "status": "True"}]
 
 
 def elastic(fewest: int = 1, most: int = 3, **fields: Any) -> Document:
-    """GRPO on a pod that trains and so many that generate; 24 responses a step, so 1, 2, 3 and 4 are allowed."""
+    """GRPO with one pod that trains, and an elastic pool; 24 responses a step allow 1, 2, 3 and 4 nodes."""
     made = job(1)
     pools = [
         {"name": "train", "models": ["actor"], "slotsPerNode": 1},
@@ -57,7 +57,7 @@ class ElasticCluster(SharedCluster):
         return self
 
     def last(self, uid: str, attempt: int | None) -> Heartbeat | None:
-        """Of the trainer, once it has made a step."""
+        """Last heartbeat of the trainer, once it has made a step."""
         found = [name for name in self.homes if self.cache.jobs.get(self.home(name)) and self.job(name).uid == uid]
         if not found or not attempt or not self.steps.get(f"{found[0]}-a{attempt}"):
             return None
@@ -72,7 +72,7 @@ class ElasticCluster(SharedCluster):
     def step(
         self, name: str, count: int = 1, *, trainer: float = 0.0, pool: float = 0.0, used: int | None = None
     ) -> None:
-        """The trainer makes steps, in which it and its pool wait for these shares."""
+        """Make steps in which trainer and pool wait for these shares of the time."""
         for _ in range(count):
             rayjob = f"{name}-a{self.status(name).attempt}"
             self.steps[rayjob] = self.steps.get(rayjob, 0) + 1
@@ -174,5 +174,5 @@ def _is_of_a_job(pod: Document) -> bool:
 
 
 def resizes(events: Iterable[Event]) -> list[str]:
-    """What events say of elastic pools."""
+    """Messages of the events about elastic pools."""
     return [each.message for each in events if each.reason == "RolloutPoolResized"]

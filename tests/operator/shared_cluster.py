@@ -99,7 +99,7 @@ class SharedCluster:
         self.queue: set[Key] = set(self.objects["jobs"])
 
     def heartbeats(self) -> Any:
-        """What is heard of the trainers."""
+        """Heartbeats of the trainers."""
         return NoHeartbeats()
 
     def operate(self, key: Key) -> Plan | None:
@@ -138,7 +138,7 @@ class SharedCluster:
             self.put("jobs", {**before, "status": status.document()})
 
     def resize(self, action: Resize) -> None:
-        """KubeRay is told of an elastic pool."""
+        """Set the size of an elastic pool in KubeRay."""
         raise AssertionError(f"nobody plays KubeRay's part: {action}")
 
     def _create(self, manifest: Mapping[str, Any]) -> None:

@@ -94,7 +94,7 @@ def test_both_run_side_by_side_after_the_next_checkpoint() -> None:
     assert begun(cluster, "urgent", "big") == [True, True]
     assert (outcomes(cluster, "big"), nodes_held(cluster, "big")) == (["Resized", "Running"], 2)
     assert cluster.status("big").attempts[0].message == (
-        "Attempt 1 gives 2 of its 4 nodes to team/urgent, which has a higher priority; it goes on with 2."
+        "Attempt 1 gives 2 of its 4 nodes to team/urgent, which has a higher priority; the job goes on with 2."
     )
     assert cluster.condition("big", "Mapped").message == "2 CPU slots (actor: 2 x 1)."
     assert cluster.status("big").failed_attempts == 0

@@ -17,7 +17,7 @@ from tests.operator.elastic_cluster import ElasticCluster, elastic, resizes
 from tests.operator.shared_cluster import node
 from tests.operator.test_small_jobs_begin_before_their_turn import WORKERS, begun, job, outcomes
 
-UPTAKE_SECONDS = 600.0
+RESIZE_SECONDS = 600.0
 
 
 def running(workers: int = 4, *more: Capability, labels: dict[str, str] | None = None, **fields: Any) -> ElasticCluster:
@@ -31,7 +31,7 @@ def running(workers: int = 4, *more: Capability, labels: dict[str, str] | None =
 
 
 def grown(workers: int = 4, **fields: Any) -> ElasticCluster:
-    """The same as soon as the pool has all the nodes that it may have, and its changes have settled."""
+    """A cluster of `running` whose pool has grown to `maxNodes`, and may change its size again."""
     cluster = running(workers, **fields)
     cluster.step("grows", 20, trainer=0.5)
     cluster.step("grows", 4, trainer=0.07)
@@ -40,7 +40,7 @@ def grown(workers: int = 4, **fields: Any) -> ElasticCluster:
 
 def size(cluster: ElasticCluster, name: str = "grows") -> tuple[int, int]:
     """(nodes that are wanted, pods that run)."""
-    return cluster.pool(name).current_nodes, len(cluster.running(name))
+    return cluster.pool(name).node_count, len(cluster.running(name))
 
 
 def test_it_grows_while_the_trainer_waits_and_nodes_are_idle() -> None:
@@ -268,7 +268,7 @@ def test_a_node_that_is_lost_for_good_makes_the_pool_smaller() -> None:
     cluster.settle()
     cluster.step("grows", 2)
     assert size(cluster) == (3, 2), "its pod waits for a node"
-    cluster.wait(UPTAKE_SECONDS)
+    cluster.wait(RESIZE_SECONDS)
     cluster.step("grows", 3)
     assert size(cluster) == (2, 2)
     assert resizes(cluster.events)[-1] == "Pool writers: 3 -> 2 nodes, because after 600 s pods run on 2."
@@ -279,7 +279,7 @@ def test_nodes_that_the_trainer_does_not_use_go_back() -> None:
     cluster = running()
     cluster.step("grows", trainer=0.9)
     cluster.step("grows", 3, trainer=0.9, used=1)
-    cluster.wait(UPTAKE_SECONDS)
+    cluster.wait(RESIZE_SECONDS)
     cluster.step("grows", trainer=0.9, used=1)
     assert size(cluster) == (1, 1)
     assert resizes(cluster.events)[-1] == "Pool writers: 2 -> 1 node, because after 600 s the trainer uses 1."
@@ -300,7 +300,7 @@ def test_an_extra_pod_that_cannot_start_fails_nothing() -> None:
     cluster.wait(400)
     cluster.step("grows", 2)
     assert (cluster.status("grows").phase, size(cluster)[0]) == ("Running", 2)
-    cluster.wait(UPTAKE_SECONDS)
+    cluster.wait(RESIZE_SECONDS)
     cluster.step("grows", 2)
     assert (outcomes(cluster, "grows"), size(cluster)) == (["Running"], (1, 1))
 
@@ -320,7 +320,7 @@ def test_extra_nodes_are_taken_once_until_their_pods_are_gone() -> None:
     assert free() == 0
     cluster.do_pods_linger = True
     cluster.settle()
-    assert (cluster.pool("grows").current_nodes, free(), begun(cluster, "looks")) == (2, 0, [False])
+    assert (cluster.pool("grows").node_count, free(), begun(cluster, "looks")) == (2, 0, [False])
     cluster.bury()
     assert begun(cluster, "looks") == [True]
 

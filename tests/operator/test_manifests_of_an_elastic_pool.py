@@ -1,4 +1,4 @@
-"""The pods of an elastic pool come and go one by one, may be evicted, and are told apart from those that may not."""
+"""Pods of an elastic pool come and go one by one, and may be evicted; other pods may not."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ def annotated(name: str) -> dict[str, str]:
 
 
 def script(name: str) -> str:
-    """What a pod does before it ends."""
+    """Command that a pod runs before it ends."""
     container = of_pool(name)["template"]["spec"]["containers"][0]
     return str(container["lifecycle"]["preStop"]["exec"]["command"][-1])
 

@@ -6,10 +6,10 @@ from typing import Any
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_importers import several_keys as several
 from rlhf_importers.shell import call, flags
-from rlhf_importers.table import WORDS, Draft, NoCounterpartError, Table, table, uri_of
+from rlhf_importers.table import OPTION_VALUES, Draft, NoCounterpartError, Table, table, uri_of
 
 PROGRAM = "(program)"
-ESTIMATORS, OFFLINE = (WORDS["openrlhf"][name] for name in ("estimators", "programs"))
+ESTIMATORS, OFFLINE = (OPTION_VALUES["openrlhf"][name] for name in ("estimators", "programs"))
 
 
 def read(text: str, source: str) -> tuple[dict[str, Any], list[str]]:

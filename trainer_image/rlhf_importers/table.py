@@ -23,8 +23,8 @@ ROW = re.compile(r"(?P<keys>\S.*?) +(?P<outcome>to|with|sampling|skip|lost) +(?P
 SECTIONS = ("algorithm", "models", "data", "rollout", "training", "evaluation", "outputs", "checkpoint", "resources")
 FILES = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
-WORDS = read_table(__package__, "values.yaml", dict[str, dict[str, dict[str, Any]]])
-"""Project -> name of a table of its options' values -> value there -> what it is here."""
+OPTION_VALUES = read_table(__package__, "option_values.yaml", dict[str, dict[str, dict[str, Any]]])
+"""Values of other projects' options: project -> table -> value there -> value in a manifest."""
 
 
 class NoCounterpartError(Exception):

@@ -8,11 +8,11 @@ from typing import Any
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_importers import several_keys as several
 from rlhf_importers.shell import call, flags, only_document
-from rlhf_importers.table import WORDS, Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
+from rlhf_importers.table import OPTION_VALUES, Draft, NoCounterpartError, Table, flag, one_of, schedule, table, uri_of
 
 PROGRAM, PENALTY = "(program)", "get_soft_overlong_punishment"
-PROGRAMS, AGGREGATIONS = (WORDS["trl"][name] for name in ("programs", "aggregations"))
-MARKS, VERIFIERS = (WORDS["trl"][name] for name in ("marks", "verifiers"))
+PROGRAMS, AGGREGATIONS = (OPTION_VALUES["trl"][name] for name in ("programs", "aggregations"))
+MARKS, VERIFIERS = (OPTION_VALUES["trl"][name] for name in ("marks", "verifiers"))
 CALLED = r"(?:\S*/)?(?:trl|(?:scripts|open_r1)/\w+\.py)"
 """Pattern of the word by which a script calls TRL: its command, or a file of TRL or of open-r1."""
 PEFT_TARGETS = ("q_proj", "v_proj")

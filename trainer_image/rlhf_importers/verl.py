@@ -7,9 +7,9 @@ from typing import Any
 from rlhf_importers import several_keys as several
 from rlhf_importers.shell import call, only_document, scalar
 from rlhf_importers.syntax import UNKNOWN
-from rlhf_importers.table import WORDS, Draft, NoCounterpartError, Table, flag, one_of, table, uri_of
+from rlhf_importers.table import OPTION_VALUES, Draft, NoCounterpartError, Table, flag, one_of, table, uri_of
 
-ESTIMATORS, KL, AGGREGATIONS = (WORDS["verl"][name] for name in ("estimators", "kl", "aggregations"))
+ESTIMATORS, KL, AGGREGATIONS = (OPTION_VALUES["verl"][name] for name in ("estimators", "kl", "aggregations"))
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}." for part in ("actor", "rollout", "ref", "model"))
 KL_CTRL, OVERLONG = "algorithm.kl_ctrl.", "reward.reward_kwargs.overlong_buffer_cfg."
 

@@ -165,7 +165,7 @@ class Applier:
             await self._events.record(job, Event(kind="Warning", reason="PoolNotResized", message=message))
 
     async def _set_replicas(self, job: ObservedJob, action: Resize) -> None:
-        """Write the size of an elastic pool, unless it has it already; the list of worker groups is written whole."""
+        """Write the size of an elastic pool, unless it is there; the patch holds the whole list of worker groups."""
         found = await self._client.get(RAYCLUSTERS, job.namespace, action.cluster) or {}
         groups = [dict(each) for each in raw.entries(found, "spec", "workerGroupSpecs")]
         named = (each for each in groups if raw.text(each, "template", "metadata", "labels", names.POOL) == action.pool)

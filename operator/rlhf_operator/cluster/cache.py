@@ -217,7 +217,7 @@ class Cache:
         jobs = filter(None, (self.jobs.get((namespace, name)) for name in pod.index_names))
         mappings = (job.value.status.mapping for job in jobs if job.uid == pod.owner)
         elastic = [mapping.elastic_pool if mapping else None for mapping in mappings]
-        # The trainer does without pods of an elastic pool, so that they explain no failure.
+        # The trainer survives the loss of an elastic pool's pods, so they explain no failure.
         if any(pool is None or pool.name != pod.value.pool for pool in elastic):
             earlier = (each for each in self._lost_pods.get(pod.owner, ()) if each.attempt == pod.value.attempt)
             self._lost_pods[pod.owner] = (*earlier, pod.value)[:MAX_LOST_PODS]
@@ -282,7 +282,7 @@ class Cache:
 
 
 def _lets_others_pass(before: ObservedJob, now: Entry[ObservedJob] | None) -> bool:
-    """Whether a job has freed reserved room, for which there may be no pods yet, or may have left the line."""
+    """Whether a job has given up reserved room, which may have no pods yet, or may have left the line."""
     is_there = now is not None and now.uid == before.uid and not now.value.deleting
     was, new = before.status, now.value.status if now is not None and is_there else Status()
     may_be_ahead = was.phase == "Queued" or not was.conditions

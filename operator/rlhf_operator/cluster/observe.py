@@ -223,7 +223,7 @@ class Observer:
                 yield job
 
     def _pausing(self) -> Iterator[ObservedJob]:
-        """Yield the jobs that begin anew after a pause, and hold no room meanwhile."""
+        """Yield the jobs without room whose next attempt begins after a pause."""
         jobs = (entry.value for _, entry in self._cache.jobs if entry.value.status.next_attempt_time)
         return (job for job in jobs if not (job.status.reserved or job.deleting))
 

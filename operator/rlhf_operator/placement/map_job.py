@@ -43,8 +43,8 @@ MIN_SLOWDOWN = 1.15
 MAX_CPU_PARAMETERS = 100e6
 """Most parameters of all models of a job with `device: Auto` that runs on CPU slots because no node has GPUs."""
 AUTO_REMEDY = (
-    f"device Auto takes CPU slots for up to {MAX_CPU_PARAMETERS / 1e6:.0f} million; add nodes with GPUs, name those "
-    "that an autoscaler may add in cluster.nodeGroups of the chart, or set spec.resources.device to CPU"
+    f"device Auto takes CPU slots for up to {MAX_CPU_PARAMETERS / 1e6:.0f} million parameters; add nodes with GPUs, "
+    "name those that an autoscaler may add in cluster.nodeGroups of the chart, or set spec.resources.device to CPU"
 )
 
 
@@ -65,7 +65,7 @@ class MappingResult:
 
 
 def map_job(job: Job, snapshot: Snapshot, settings: Settings, *, most_nodes: int | None = None) -> MappingResult:
-    """Return the placement of an attempt that would begin now, on so many nodes at most but on resources.nodes."""
+    """Return the placement of an attempt that would begin now. most_nodes: limit, at least `resources.nodes`."""
     if type(job.spec.algorithm) is Custom:
         message = "no pod of the job has read its algorithm, so its models are not known"
         return MappingResult(mapping=None, reason="ShapesUnknown", message=message)

@@ -173,8 +173,8 @@ def _keep_from_evictions(ctx: ReconcileContext, pods: Sequence[ObservedPod]) -> 
     if rayjob := ctx.snapshot.current_rayjob():
         ctx.require_live("the pods of the attempt are kept from evictions")
         pool = ctx.status.mapping.elastic_pool if ctx.status.mapping else None
-        held = sum(pool is None or each.pool != pool.name for each in pods)
-        ctx.actions.append(Create(manifest=disruption_budget(ctx.snapshot.job, rayjob, held)))
+        protected = sum(pool is None or each.pool != pool.name for each in pods)
+        ctx.actions.append(Create(manifest=disruption_budget(ctx.snapshot.job, rayjob, protected)))
 
 
 def _why_pods_are_missing(ctx: ReconcileContext) -> tuple[str, str] | None:

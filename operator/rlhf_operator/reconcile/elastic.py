@@ -1,7 +1,8 @@
-"""Elastic pool: a rollout pool that gets idle nodes as extras, and gives them back to any job that waits in line.
+"""Elastic pool: a rollout pool that takes idle nodes, and gives them back to any job that waits in line.
 
-The pool changes by one allowed size at a time (`Job.sizes_of`), and not before the trainer uses the last size. The
-status says what is wanted and which pods go; KubeRay is told until it is so. Nothing is said to the trainer.
+It grows by one allowed size (`Job.allowed_node_counts`) at a time, once the trainer uses the current one. The status
+has the desired size and the leaving pods, and each pass asks KubeRay for that size until there are as many pods. The
+trainer is not told: it looks which nodes Ray has.
 """
 
 import math
@@ -11,7 +12,6 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from rlhf_api.job import Job
-from rlhf_api.spec.job_spec import Pool
 from rlhf_api.status import MappedPlacement, MappedPool, Reserved
 from rlhf_operator import failure, observed_attempt
 from rlhf_operator.actions import Resize
@@ -27,39 +27,39 @@ from rlhf_operator.times import parsed, timestamp
 TRAINER_WAITS: Final = 0.1
 """Share of a step for which the trainer waits, above which the pool grows."""
 TRAINER_WORKS, POOL_WAITS = 0.05, 0.3
-"""Shares of a step: below the first the trainer waits, and above the second the pool, when the pool shrinks."""
+"""Shares of a step: the pool shrinks if the trainer waits for less, and the pool for more, than these."""
 SETTLE_STEPS: Final = 3
-"""Steps after a change in which idle shares change nothing: the first ones are partly of the size before."""
+"""Steps after a change of size whose idle times are ignored: the first of them still have the size before."""
 STEADY_STEPS: Final = 50
-"""Steps for which a pool stays small after it has shrunk, but for a waiting job."""
-UPTAKE_SECONDS: Final = 600.0
-"""Seconds in which all wanted pods must run and the trainer use them; else the pool shrinks to what it has."""
+"""Steps in which a pool that has shrunk for other reasons than a waiting job does not grow again."""
+RESIZE_SECONDS: Final = 600.0
+"""Seconds until all desired pods must run, and the trainer use them; later the pool shrinks to those it has."""
 
 
-class Extent(NamedTuple):
-    """Extent of the elastic pool of a running attempt, as one pass sees it."""
+class ObservedPool(NamedTuple):
+    """Elastic pool of a running attempt, as one pass observes it."""
 
     job: Job
     mapping: MappedPlacement
     pool: MappedPool
     pods: list[ObservedPod]
-    """Pods that are not about to end, those that run first."""
+    """Pods that are not about to end; ready ones come first."""
     sizes: list[int]
-    """Allowed numbers of nodes, the fewest first."""
+    """Allowed numbers of nodes, ascending."""
     step: int
     used: float
     """Number of nodes that the trainer used in the latest step."""
 
 
-class Change(NamedTuple):
-    """New size of the pool."""
+class NewSize(NamedTuple):
+    """Size that the pool is to have, and why."""
 
     nodes: int
     why: str
     steady_steps: int
     stays: Sequence[ObservedPod]
     added: tuple[Reserved, ...] = ()
-    """Room of the pods that are to come."""
+    """Room of the additional pods."""
 
 
 def resize(ctx: ReconcileContext) -> None:
@@ -70,19 +70,18 @@ def resize(ctx: ReconcileContext) -> None:
     pool = mapping.elastic_pool if mapping and ctx.snapshot.in_line and ctx.holds("ClusterReady") else None
     if not (mapping and pool and job and progress):
         return
-    spec = Pool(**pool.model_dump(include={"name", "models", "nodes", "max_nodes", "slots_per_node"}))
     every = observed_attempt.elastic_pods(ctx.snapshot)
-    pods = [each for each in every if not observed_attempt.is_leaving(each, pool)]
-    found = Extent(job, mapping, pool, pods, job.sizes_of(spec), progress.step, _metric(ctx, "rollout_nodes"))
-    if change := _give_to_a_job(ctx, found) or _follow(ctx, found):
-        _begin(ctx, found, change)
-    elif len(pods) == pool.current_nodes and all(each.node for each in pods):
+    pods, sizes = [each for each in every if not observed_attempt.is_leaving(each, pool)], job.allowed_node_counts(pool)
+    found = ObservedPool(job, mapping, pool, pods, sizes, progress.step, _metric(ctx, "rollout_nodes"))
+    if new := _give_to_a_job(ctx, found) or _follow(ctx, found):
+        _begin(ctx, found, new)
+    elif len(pods) == pool.node_count and all(each.node for each in pods):
         ctx.set_status(reserved=_held(ctx, found, pods))
     now, observed = ctx.status.mapping and ctx.status.mapping.elastic_pool, ctx.snapshot.current_rayjob()
     living = sum(not observed_attempt.how_ended(each) for each in every)
-    if now and observed and observed.cluster and living != now.current_nodes:
+    if now and observed and observed.cluster and living != now.node_count:
         ctx.require_live(f"KubeRay is told of pool {now.name}")
-        size, leaving = now.current_nodes, now.leaving_pods
+        size, leaving = now.node_count, now.leaving_pods
         ctx.actions.append(Resize(cluster=observed.cluster, pool=now.name, nodes=size, leaving=leaving))
 
 
@@ -94,59 +93,59 @@ def _metric(ctx: ReconcileContext, name: str) -> float:
     return 0.0
 
 
-def _follow(ctx: ReconcileContext, found: Extent) -> Change | None:
-    """Return the change by the latest step if the trainer uses the wanted size, else by what the pool has."""
+def _follow(ctx: ReconcileContext, found: ObservedPool) -> NewSize | None:
+    """Return a size by the latest step if the trainer uses the desired one; else, in time, one that fits the pods."""
     pool, running = found.pool, sum(each.ready for each in found.pods)
     first = ctx.record.first_step or 0 if ctx.record else 0
     is_steady = found.step < max(pool.steady_until_step or 0, first + SETTLE_STEPS)
-    if running == pool.current_nodes == found.used:
+    if running == pool.node_count == found.used:
         there = {each.name for each in ctx.snapshot.pods}
         leaving = tuple(each for each in pool.leaving_pods if each in there)  # KubeRay may not know of them yet
-        ctx.set_status(mapping=found.mapping.resized(unsettled_since=None, leaving_pods=leaving))
+        ctx.set_status(mapping=found.mapping.resized(resizing_since=None, leaving_pods=leaving))
         return None if is_steady else _follow_idle_shares(ctx, found)
-    if (since := parsed(pool.unsettled_since)) is None:
+    if (since := parsed(pool.resizing_since)) is None:
         until = max(pool.steady_until_step or 0, found.step + SETTLE_STEPS)
-        ctx.set_status(mapping=found.mapping.resized(unsettled_since=timestamp(ctx.now), steady_until_step=until))
-    is_whole = running == pool.current_nodes
-    if ctx.must_wait(UPTAKE_SECONDS - ctx.age(since)) or (is_whole and is_steady):
+        ctx.set_status(mapping=found.mapping.resized(resizing_since=timestamp(ctx.now), steady_until_step=until))
+    is_whole = running == pool.node_count
+    if ctx.must_wait(RESIZE_SECONDS - ctx.age(since)) or (is_whole and is_steady):
         return None
     nodes = _largest(found, found.used if is_whole else running)
     does = f"the trainer uses {found.used:g}" if is_whole else f"pods run on {running}"
-    change = Change(nodes, f"after {UPTAKE_SECONDS:.0f} s {does}", STEADY_STEPS, found.pods[:nodes])
-    return change if nodes < pool.current_nodes else None
+    new = NewSize(nodes, f"after {RESIZE_SECONDS:.0f} s {does}", STEADY_STEPS, found.pods[:nodes])
+    return new if nodes < pool.node_count else None
 
 
-def _largest(found: Extent, nodes: float) -> int:
-    """Return the largest allowed size of at most so many nodes; the fewest nodes if there is none."""
+def _largest(found: ObservedPool, nodes: float) -> int:
+    """Return the largest allowed size of at most `nodes`; the smallest size if there is none."""
     return max((size for size in found.sizes if size <= nodes), default=found.pool.nodes)
 
 
-def _follow_idle_shares(ctx: ReconcileContext, found: Extent) -> Change | None:
-    trainer, pool, now = _metric(ctx, "trainer_idle"), _metric(ctx, "rollout_idle"), found.pool.current_nodes
+def _follow_idle_shares(ctx: ReconcileContext, found: ObservedPool) -> NewSize | None:
+    trainer, pool, now = _metric(ctx, "trainer_idle"), _metric(ctx, "rollout_idle"), found.pool.node_count
     if trainer > TRAINER_WAITS and (larger := [size for size in found.sizes if size > now]):
         why = f"the trainer waited {trainer * 100:.0f} % of step {found.step}"
         room = _free_room(ctx, found, larger[0] - now)
-        return Change(larger[0], why, SETTLE_STEPS, found.pods, room) if room else None
+        return NewSize(larger[0], why, SETTLE_STEPS, found.pods, room) if room else None
     if pool > POOL_WAITS and trainer < TRAINER_WORKS and now > found.pool.nodes:
         nodes, why = _largest(found, now - 1), f"the pool waited {pool * 100:.0f} % of step {found.step}"
-        return Change(nodes, why, STEADY_STEPS, found.pods[:nodes])
+        return NewSize(nodes, why, STEADY_STEPS, found.pods[:nodes])
     return None
 
 
-def _free_room(ctx: ReconcileContext, found: Extent, count: int) -> tuple[Reserved, ...]:
-    """Return room for so many more pods on existing nodes; empty if it is too little, or a waiting job may use it."""
+def _free_room(ctx: ReconcileContext, found: ObservedPool, count: int) -> tuple[Reserved, ...]:
+    """Return room on existing nodes for `count` more pods; empty if there is none, or a waiting job may use it."""
     seen, avoided = ctx.snapshot, failure.bad_nodes(ctx.snapshot, ctx.now)
     pods = AttemptPods(snapshot=seen, job=found.job, mapping=found.mapping, settings=ctx.settings, avoided=avoided)
     group = groups_of(rayjob(pods))[1 + found.mapping.pools.index(found.pool)]
     room = place([replace(group, count=count)], seen.existing().also_taken(ctx.status.reserved))
     nodes = {each.node for each in room.reserved}
-    is_free = nodes.isdisjoint(giving.wanted_nodes(ctx, line.waiting_jobs(ctx)))
+    is_free = nodes.isdisjoint(giving.nodes_for_waiting(ctx, line.waiting_jobs(ctx)))
     return room.reserved if is_free and not room.lacks else ()
 
 
-def _give_to_a_job(ctx: ReconcileContext, found: Extent) -> Change | None:
-    """Return the change by which a waiting job gets the room that it lacks; None if no job could begin for it."""
-    own, now = ctx.snapshot.job, found.pool.current_nodes
+def _give_to_a_job(ctx: ReconcileContext, found: ObservedPool) -> NewSize | None:
+    """Return a smaller size that leaves a waiting job enough room to begin; None if no size does."""
+    own, now = ctx.snapshot.job, found.pool.node_count
     # Of several jobs with extras those with the lowest uid give first.
     others = [each.without_extras() if each.uid < own.uid else each for each in ctx.snapshot.holders]
     seen = ctx.snapshot.existing().taken_only_by(others)
@@ -158,32 +157,32 @@ def _give_to_a_job(ctx: ReconcileContext, found: Extent) -> Change | None:
             kept = ctx.status.reserved if size == now else _held(ctx, found, stays[:size])
             if not place(pods, seen.also_taken(kept)).lacks:
                 why = f"{job.namespace}/{job.name} waits for room"
-                return Change(size, why, SETTLE_STEPS, stays[:size]) if size < now else None
+                return NewSize(size, why, SETTLE_STEPS, stays[:size]) if size < now else None
     return None
 
 
-def _held(ctx: ReconcileContext, found: Extent, pods: Sequence[ObservedPod]) -> tuple[Reserved, ...]:
-    """Return the room of the attempt if these pods of the pool stay."""
+def _held(ctx: ReconcileContext, found: ObservedPool, pods: Sequence[ObservedPod]) -> tuple[Reserved, ...]:
+    """Return the room that the attempt holds if only these pods of the pool stay."""
     bound, fewest = [each for each in pods if each.node], found.pool.nodes
     needed = [pod for pod in observed_attempt.current_pods(ctx.snapshot) if pod.node and pod.pool != found.pool.name]
     return (*held_by((*needed, *bound[:fewest])), *held_by(bound[fewest:], is_extra=True))
 
 
-def _begin(ctx: ReconcileContext, found: Extent, change: Change) -> None:
-    """Write a change into the status."""
+def _begin(ctx: ReconcileContext, found: ObservedPool, new: NewSize) -> None:
+    """Write a new size into the status."""
     ctx.require_live(f"pool {found.pool.name} is resized", alone=True)
     resized = found.mapping.resized(
-        wanted_nodes=change.nodes,
-        leaving_pods=(*found.pool.leaving_pods, *(each.name for each in found.pods if each not in change.stays)),
-        unsettled_since=timestamp(ctx.now),
-        steady_until_step=found.step + change.steady_steps,
+        desired_nodes=new.nodes,
+        leaving_pods=(*found.pool.leaving_pods, *(each.name for each in found.pods if each not in new.stays)),
+        resizing_since=timestamp(ctx.now),
+        steady_until_step=found.step + new.steady_steps,
     )
     ctx.set_status(
         mapping=resized,
         reserved=(
-            *_held(ctx, found, change.stays),
-            *(each.model_copy(update={"extra": True}) for each in change.added),
+            *_held(ctx, found, new.stays),
+            *(each.model_copy(update={"extra": True}) for each in new.added),
         ),
     )
-    sizes = f"{found.pool.current_nodes} -> {counted(change.nodes, 'node')}"
-    ctx.add_event("Normal", "RolloutPoolResized", f"Pool {found.pool.name}: {sizes}, because {change.why}.")
+    sizes = f"{found.pool.node_count} -> {counted(new.nodes, 'node')}"
+    ctx.add_event("Normal", "RolloutPoolResized", f"Pool {found.pool.name}: {sizes}, because {new.why}.")

@@ -14,7 +14,7 @@ from rlhf_operator.failure import CLASSES, action_on
 from rlhf_operator.placement.capacity import counted
 from rlhf_operator.reconcile import attempt_status, cleanup
 from rlhf_operator.reconcile.context import ReconcileContext
-from rlhf_operator.reconcile.giving import Gift
+from rlhf_operator.reconcile.giving import GivenRoom
 from rlhf_operator.resources import storage
 from rlhf_operator.snapshot import ObservedJob
 from rlhf_operator.times import parsed, timestamp
@@ -178,21 +178,21 @@ def remap(ctx: ReconcileContext) -> None:
     _begin_anew(ctx, "Remapped", message)
 
 
-def give_room(ctx: ReconcileContext, gift: Gift) -> None:
-    """End an attempt whose room, or a part of it, a job in line needs; the part that is kept is the next attempt's."""
-    whose, mapping, before = f"{gift.to.namespace}/{gift.to.name}", gift.left.status.mapping, ctx.status.mapping
+def give_room(ctx: ReconcileContext, given: GivenRoom) -> None:
+    """End an attempt because a job in line needs its room, or a part of it; the next attempt keeps the rest."""
+    whose, mapping, before = f"{given.to.namespace}/{given.to.name}", given.giver.status.mapping, ctx.status.mapping
     ctx.require_live(f"{whose} needs the job's room", alone=True)
     if mapping is None or before is None:
         message = f"Attempt {ctx.status.attempt} had begun before its turn and gives its room to {whose}."
         _begin_anew(ctx, "Yielded", message)  # in its turn the job may have more room
         return
-    given, of = before.nodes - mapping.nodes, counted(before.nodes, "node")
-    what = f"gives {given} of its {of} to {whose}, which has a higher priority; it goes on with {mapping.nodes}"
-    _begin_anew(ctx, "Resized", f"Attempt {ctx.status.attempt} {what}.", gift.left)
+    count, of = before.nodes - mapping.nodes, counted(before.nodes, "node")
+    what = f"gives {count} of its {of} to {whose}, which has a higher priority; the job goes on with {mapping.nodes}"
+    _begin_anew(ctx, "Resized", f"Attempt {ctx.status.attempt} {what}.", given.giver)
 
 
 def take_nodes_back(ctx: ReconcileContext, larger: ObservedJob) -> None:
-    """End an attempt because the job can have nodes again that it gave away; the next attempt has this room."""
+    """End an attempt because the job can have nodes again that it gave away; the next attempt has the larger room."""
     ctx.require_live("the job takes nodes back", alone=True)
     before, now = ctx.status.mapping, larger.status.mapping
     if before and now:
@@ -200,11 +200,11 @@ def take_nodes_back(ctx: ReconcileContext, larger: ObservedJob) -> None:
         _begin_anew(ctx, "Resized", f"The job {back}; it goes on with {now.nodes}.", larger)
 
 
-def _begin_anew(ctx: ReconcileContext, outcome: AttemptEnd, message: str, left: ObservedJob | None = None) -> None:
-    """End an attempt that the next one follows at once, with the mapping and the room in `left` if it keeps some."""
+def _begin_anew(ctx: ReconcileContext, outcome: AttemptEnd, message: str, job: ObservedJob | None = None) -> None:
+    """End an attempt that the next one follows at once, with the mapping and the room of `job` if it is given."""
     _end_attempt(ctx, outcome)
     ctx.set_record(message=message)
-    mapping, reserved = (left.status.mapping, left.status.reserved) if left else (None, ())
+    mapping, reserved = (job.status.mapping, job.status.reserved) if job else (None, ())
     ctx.set_status(next_attempt_time=None, mapping=mapping, reserved=reserved)
     ctx.set_condition("Training", "False", conditions.RESTARTING, message)
     cleanup.delete_rayjobs(ctx, but=None)

@@ -1,4 +1,4 @@
-"""Room that running jobs give to a job in line: guests all of theirs, other jobs a part.
+"""Room that running jobs give to a job in line: guests give all of theirs, other jobs a part.
 
 A job on more nodes than `resources.nodes` goes on with fewer if a job of higher priority can then begin. No other job
 is preempted.
@@ -23,35 +23,35 @@ from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedJob, Snapshot
 
 MAX_SHRINKING: Final = 4
-"""Most jobs that go on with fewer nodes for one job in line: each is mapped anew in each trial."""
+"""Most jobs that shrink for one job in line; each is mapped anew in each trial."""
 
 
-class Gift(NamedTuple):
+class GivenRoom(NamedTuple):
     """Room that a running job gives to a job in line."""
 
     to: ObservedJob
-    left: ObservedJob
-    """The giver with the mapping and the room that it keeps; without room its attempt gives all, and it waits again."""
+    giver: ObservedJob
+    """The running job with the mapping and room that it keeps; without room it gives all, and waits in line again."""
 
 
-def needs_room(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> Gift | None:
+def find_room_to_give(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> GivenRoom | None:
     """Return what the running attempt gives to a job in line that could then begin; None if it goes on as it is."""
     own = replace(ctx.snapshot.job, status=ctx.status)
     may_give = is_open(own) and (is_guest(own) or bool(_spare_nodes(ctx, own)))
     if not (ctx.snapshot.in_line and may_give and _can_save(ctx)):
         return None
     for each in ctx.turns.first(waiting):
-        given = gifts(ctx, each, fewest_pods(ctx, each), (*ctx.snapshot.holders, own))
-        if left := next((left for left in given if left.uid == own.uid), None):
-            return Gift(to=each, left=left)
+        givers = find_givers(ctx, each, fewest_pods(ctx, each), (*ctx.snapshot.holders, own))
+        if giver := next((giver for giver in givers if giver.uid == own.uid), None):
+            return GivenRoom(to=each, giver=giver)
     return None
 
 
-def takes_back(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> ObservedJob | None:
-    """Return the job with more of the nodes that it had before it gave some away; None if it goes on as it is.
+def find_nodes_to_take_back(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> ObservedJob | None:
+    """Return the job with more nodes, up to as many as it had before it gave some away; None if it keeps its size.
 
-    It goes on if a job in line, or soon to be there again, may use these nodes, without a checkpoint of its own, and
-    shortly before its end.
+    It keeps its size while a job in line, or soon to be there again, may use these nodes, before this attempt's first
+    checkpoint, and shortly before its end.
     """
     own, mapping, saved = replace(ctx.snapshot.job, status=ctx.status), ctx.status.mapping, ctx.status.checkpoint
     most = max((each.slots for each in ctx.status.attempts if each.outcome == "Resized"), default=0)
@@ -60,23 +60,23 @@ def takes_back(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> Observe
     has_saved = ctx.record.first_step is not None and saved.step > ctx.record.first_step
     is_worthwhile = remaining_seconds(own, ctx.now) > START_AND_END_SECONDS
     usable = ctx.turns.demand(replace(own, status=Status()).node_request).nodes
-    if not usable.isdisjoint(wanted_nodes(ctx, waiting)) or not (has_saved and is_worthwhile and _can_save(ctx)):
+    if not usable.isdisjoint(nodes_for_waiting(ctx, waiting)) or not (has_saved and is_worthwhile and _can_save(ctx)):
         return None
     sizes = range(mapping.nodes + 1, most * mapping.nodes // mapping.slots + 1)
-    return largest(ctx, own, ctx.snapshot, sizes)
+    return with_largest_mapping(ctx, own, ctx.snapshot, sizes)
 
 
-def wanted_nodes(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> frozenset[str]:
+def nodes_for_waiting(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> frozenset[str]:
     """Return the names of the nodes that jobs in line, or soon to be there again, may use."""
     jobs = (*waiting, *(each for each in ctx.snapshot.pausing if not ctx.snapshot.in_queue(each)))
     return frozenset[str]().union(*(ctx.turns.demand(each.node_request).nodes for each in jobs))
 
 
-def gifts_in_words(ctx: ReconcileContext) -> str:
-    """Return a clause about the room that other jobs give to this one; empty if they give none."""
+def givers_in_words(ctx: ReconcileContext) -> str:
+    """Return a clause that says which jobs give room to this one; empty if none does."""
     own, before = replace(ctx.snapshot.job, status=ctx.status), {each.uid: each for each in ctx.snapshot.holders}
     words = []
-    for each in gifts(ctx, own, fewest_pods(ctx, own), ctx.snapshot.holders):
+    for each in find_givers(ctx, own, fewest_pods(ctx, own), ctx.snapshot.holders):
         was, now = before[each.uid].status.mapping, each.status.mapping
         what = counted(was.nodes - now.nodes, "node") if was and now else "its room"
         words.append(f"{each.namespace}/{each.name} gives {what} at its next checkpoint")
@@ -84,49 +84,49 @@ def gifts_in_words(ctx: ReconcileContext) -> str:
 
 
 def will_leave_room(ctx: ReconcileContext, pods: Sequence[Group]) -> bool:
-    """Whether other jobs give room on existing nodes without which an attempt's pods have too little."""
-    return bool(gifts(ctx, replace(ctx.snapshot.job, status=ctx.status), pods, ctx.snapshot.holders))
+    """Whether an attempt's pods have too little room on existing nodes, and enough once other jobs give some."""
+    return bool(find_givers(ctx, replace(ctx.snapshot.job, status=ctx.status), pods, ctx.snapshot.holders))
 
 
-def gifts(
+def find_givers(
     ctx: ReconcileContext, to: ObservedJob, pods: Sequence[Group], holders: Sequence[ObservedJob]
 ) -> list[ObservedJob]:
-    """Return the jobs that give room for pods, with what they keep; none if the pods need nothing or it is too little.
+    """Return the jobs that give room for pods, with what they keep; none if pods need no more, or get too little.
 
-    As few give as suffice: the first givers before others. Elastic pools have given their extra nodes before.
+    As few jobs give as suffice, in the order of `_possible_givers`, after elastic pools have given their extra nodes.
     """
     holders = [each.without_extras() for each in holders]
-    nodes, givers = nodes_for(ctx, pods), _givers(ctx, to, pods, holders) if pods else []
+    nodes, givers = nodes_for(ctx, pods), _possible_givers(ctx, to, pods, holders) if pods else []
 
     def kept(some: Sequence[ObservedJob]) -> list[ObservedJob] | None:
-        """Return what some givers keep; None if the pods then have too little room."""
-        left = [each for each in holders if each not in some]
-        room = place(pods, nodes.taken_only_by(left))
+        """Return these givers with what they keep; None if the pods then have too little room."""
+        holding = [each for each in holders if each not in some]
+        room = place(pods, nodes.taken_only_by(holding))
         if room.lacks:
             return None
-        left.append(_holding(to, to.status.mapping, room.reserved))
+        holding.append(_holding(to, to.status.mapping, room.reserved))
         for each in some:
-            sizes = _spare_nodes(ctx, each)[: None if each is some[-1] else 1]  # before the last gives, others give all
+            sizes = _spare_nodes(ctx, each)[: None if each is some[-1] else 1]  # all but the last keep least
             if is_guest(each):
-                left.append(_holding(each, None, ()))
+                holding.append(_holding(each, None, ()))
                 continue
-            others = [other for other in some if other is not each]  # they hold their room so far: best beside it
-            seen = (nodes.taken_only_by([*left, *more]) for more in ([others, []] if others else [[]]))
-            if (rest := next(filter(None, (largest(ctx, each, on, sizes) for on in seen)), None)) is None:
+            others = [other for other in some if other is not each]  # best if it fits beside what they hold now
+            seen = (nodes.taken_only_by([*holding, *more]) for more in ([others, []] if others else [[]]))
+            if (rest := next(filter(None, (with_largest_mapping(ctx, each, on, sizes) for on in seen)), None)) is None:
                 return None
-            left.append(rest)
-        return left[len(left) - len(some) :]
+            holding.append(rest)
+        return holding[len(holding) - len(some) :]
 
     trials = (givers[:count] for count in range(len(givers) + 1))
-    needed, found = next(((some, left) for some in trials if (left := kept(some)) is not None), ([], []))
+    needed, found = next(((some, holding) for some in trials if (holding := kept(some)) is not None), ([], []))
     for each in needed[:-1]:  # a later one may give enough without it
-        if (left := kept(fewer := [other for other in needed if other is not each])) is not None:
-            needed, found = fewer, left
+        if (holding := kept(fewer := [other for other in needed if other is not each])) is not None:
+            needed, found = fewer, holding
     return found
 
 
-def largest(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, sizes: range) -> ObservedJob | None:
-    """Return a job with its largest mapping within these numbers of nodes that has room, and that room."""
+def with_largest_mapping(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, sizes: range) -> ObservedJob | None:
+    """Return a job with its largest mapping, of these numbers of nodes, that has room, and with that room."""
     other = context_of(ctx, job)
     bad = failure.bad_nodes(other.snapshot, ctx.now)
     nodes = replace(other.snapshot, nodes=seen.existing().without(bad).nodes, taken=seen.taken)
@@ -142,13 +142,13 @@ def largest(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, sizes: rang
     return None
 
 
-def _givers(
+def _possible_givers(
     ctx: ReconcileContext, to: ObservedJob, pods: Sequence[Group], holders: Sequence[ObservedJob]
 ) -> list[ObservedJob]:
     """Return the jobs that may give room to a job in line, in the order in which they do.
 
-    First guests, then those that may have fewer nodes unless node groups can add enough; the lowest priority and the
-    youngest job first.
+    Guests come first. Jobs that may have fewer nodes follow, unless node groups can add enough. Among each the lowest
+    priority and the youngest job come first.
     """
 
     def last_in_turn(job: ObservedJob) -> tuple[int, float, str]:
@@ -177,11 +177,11 @@ def _spare_nodes(ctx: ReconcileContext, job: ObservedJob) -> range:
 
 
 def fewest_pods(ctx: ReconcileContext, waiting: ObservedJob) -> list[Group]:
-    """Return the pods of the smallest attempt with which a job in line may begin; none if it has no mapping yet."""
+    """Return the pods of the smallest attempt by which a job in line may begin; none if it has no mapping yet."""
     job, mapping = context_of(ctx, waiting).job, waiting.status.mapping
     if job and mapping and mapping.device == "GPU":
         emptied, counts = ctx.snapshot.taken_only_by(()), range(job.spec.resources.nodes, mapping.nodes)
-        on = cache(lambda most: largest(ctx, waiting, emptied, range(counts.start, most + 1)))
+        on = cache(lambda most: with_largest_mapping(ctx, waiting, emptied, range(counts.start, most + 1)))
         found = bisect_left(counts, True, key=lambda most: on(most) is not None)
         waiting = (on(counts[found]) if found < len(counts) else None) or waiting
     attempt = manifest_of(ctx, waiting)

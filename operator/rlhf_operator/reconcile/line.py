@@ -114,7 +114,7 @@ def _open_nodes(ctx: ReconcileContext, ahead: list[ObservedJob]) -> Snapshot | N
 
 
 def _own_room(ctx: ReconcileContext) -> Snapshot:
-    """Return the snapshot with all room taken but what the job holds."""
+    """Return the snapshot with all room taken, except what the job holds."""
     held = {each.node: each.amounts for each in ctx.status.reserved}
     taken = {
         node.name: Counter(ctx.snapshot.taken.get(node.name, {})) | (node.room - held.get(node.name, Counter()))
@@ -192,7 +192,7 @@ def _place_in_line(ctx: ReconcileContext, rivals: list[ObservedJob], attempt: Ma
     first = f"{rivals[0].namespace}/{rivals[0].name}" if rivals else ""
     lacks = room_for(attempt, ctx.snapshot).lacks
     why = f"no node has room for {lacks}" if lacks else "the free room is kept for that job" * bool(first)
-    when = "" if rivals else giving.gifts_in_words(ctx)
+    when = "" if rivals else giving.givers_in_words(ctx)
     when = when or forecast.start_in_words(forecast.expected_start(ctx, rivals, attempt), ctx.now)
     place = f"{_ordinal(len(rivals) + 1)} in line{f' behind {first}' * bool(first)}"
     return f"{'; '.join(filter(None, (place, why, when)))}."

@@ -54,10 +54,10 @@ def _go_on(ctx: ReconcileContext) -> None:
         finish.withdraw(ctx, why, awaited=ctx.coming_nodes)
         return
     waiting = line.waiting_jobs(ctx)
-    if (gift := giving.needs_room(ctx, waiting)) is not None:
-        finish.give_room(ctx, gift)
+    if (given := giving.find_room_to_give(ctx, waiting)) is not None:
+        finish.give_room(ctx, given)
         return
-    if (larger := giving.takes_back(ctx, waiting)) is not None:
+    if (larger := giving.find_nodes_to_take_back(ctx, waiting)) is not None:
         finish.take_nodes_back(ctx, larger)
         return
     if ctx.snapshot.in_line and ctx.job and ctx.job.spec.resources.max_nodes:

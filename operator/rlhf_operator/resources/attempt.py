@@ -56,9 +56,9 @@ def rayjob(pods: AttemptPods) -> Manifest:
         "metadata": {
             **metadata,
             "labels": {**metadata["labels"], **identity.queue(pods.snapshot.job)},
-            # KubeRay would submit the job once more on it
+            # no new head pod, to which KubeRay would submit the job once more
             "annotations": {"ray.io/disable-provisioned-head-restart": "true"},
-            # ends the pods at once, whoever deletes the RayJob and even without KubeRay
+            # Kubernetes ends the pods at once, whoever deletes the RayJob and even without KubeRay
             "finalizers": ["foregroundDeletion"],
         },
         "spec": {
@@ -129,7 +129,7 @@ def _named(ports: Mapping[str, int]) -> list[dict[str, Any]]:
 def disruption_budget(job: ObservedJob, rayjob: ObservedRayJob, pods: int) -> Manifest:
     """Return the PodDisruptionBudget of an attempt, which goes with its RayJob: no ready pod is evicted, as by a drain.
 
-    pods: number of the attempt's pods, which are needed at once; those of an elastic pool may be evicted.
+    pods: number of the attempt's pods, all of which must run; pods of an elastic pool do not count, and may be evicted.
     """
     selector: dict[str, Any] = {"matchLabels": {names.JOB_UID: job.uid, names.ATTEMPT: str(rayjob.attempt)}}
     if job.status.mapping and (pool := job.status.mapping.elastic_pool):

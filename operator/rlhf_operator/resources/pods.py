@@ -30,9 +30,9 @@ KEPT_BY_AUTOSCALERS: Final = {
 }
 """Annotations of a pod whose node an autoscaler must not take away."""
 LEFT_TO_AUTOSCALERS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
-"""Annotation of a pod of an elastic pool: its node may go although the pod has local volumes."""
+"""Annotation of a pod of an elastic pool: an autoscaler may remove its node although the pod has local volumes."""
 AWAIT_SAVE: Final = f"sleep 5; while [ -e {names.OUTPUT_FOLDER}/save-now ]; do sleep 1; done"
-"""Command of a pod that may end before its attempt: it asks for no checkpoint, but waits for one if all pods end."""
+"""Command before the end of an elastic pool's pod: asks for no checkpoint, but waits for one that others ask for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Worker pods: one group for each zone of each pool; hosts of a group start together, but for an elastic pool."""
+"""Worker pods: one group for each zone of each pool; its hosts start together, except those of an elastic pool."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -87,7 +87,7 @@ def _group(pods: AttemptPods, part: _Part, name: str) -> dict[str, Any]:
     # If zones matter, the trainer requests the nodes of its ranks by their positions.
     resource_names = [own, *(f"{own}:{place}" for place in part.places if part.suffix)]
     hosts = len(part.places)
-    # Hosts of an elastic pool come and go one by one; all others start together or not at all.
+    # Hosts of an elastic pool come and go one by one; those of others start together or not at all.
     replicas, most, hosts = (hosts, pool.max_nodes, 1) if pool.max_nodes else (1, 1, hosts)
     return {
         "groupName": name,

@@ -32,14 +32,14 @@ from tests.trainer.placement.sweep import steps
 POOL, MOST = "writers", 3
 PROMPTS, SAMPLES = 4, 3
 ROWS = PROMPTS * SAMPLES
-"""Of a step: 1, 2 and 3 machines of one slot have equal batches of them."""
+"""Rows of a step; 1, 2 and 3 machines with a slot each get equal batches."""
 TOKEN_SECONDS = 0.01
 SETTINGS = {
     "max_direct_call_object_size": 100,  # bytes; Ray keeps larger objects on the machine of their maker
     "health_check_period_ms": 500,
     "health_check_failure_threshold": 4,
 }
-"""Of Ray, which by itself keeps objects of less than 100 KB with whoever asked for them, and sees losses late."""
+"""Settings of Ray, which by default keeps objects below 100 KB with their reader, and notices losses late."""
 
 
 class SlowSampler(PlainSampler):
@@ -82,7 +82,7 @@ class Machines:
 
 
 def kill(machine: Any) -> None:
-    """All processes of a machine get SIGKILL at once, as those of a pod that is lost."""
+    """Send SIGKILL to all processes of a machine at once, as if its pod was lost."""
     (raylet,) = machine.all_processes["raylet"]
     family = psutil.Process(raylet.process.pid)
     for process in [family, *family.children(recursive=True)]:
@@ -102,11 +102,11 @@ def machines(writers: int) -> Iterator[Machines]:
 
 @dataclass
 class Run:
-    """What a run of the job left."""
+    """Records and rows of a finished run."""
 
     records: list[dict[str, float]]
     rows: list[dict[str, Any]]
-    """Those that the actor has learned, with step, row, prompt and response."""
+    """Rows that the actor has learned, with step, row, prompt and response."""
     said: list[str] = field(default_factory=list)
 
     @classmethod
@@ -122,7 +122,7 @@ class Run:
         return found
 
     def losses(self) -> list[dict[str, float]]:
-        """What was learned in each step, without what depends on the machines."""
+        """Metrics of each step, except those that depend on the machines."""
         names = ("loss/", "grad_norm/", "reward/", "kl/", "response_length/")
         return [{name: value for name, value in each.items() if name.startswith(names)} for each in self.records]
 
@@ -140,7 +140,7 @@ def elastic_job(
     prompts: int = PROMPTS,
     **rollout: Any,
 ) -> Job:
-    """GRPO of so many steps, in which each row is kept in a file; rollout: fields that are others."""
+    """GRPO job that writes each learned row to a file; rollout: further fields of `spec.rollout`."""
     spec = {
         "algorithm": {"name": "GRPO", "kl": {"coefficient": 0.0}},
         "models": {
@@ -169,7 +169,7 @@ def elastic_job(
 def run(
     folder: Path, one: Job, folders: Mapping[Role, str], change: Callable[[RayRuntime, pytest.MonkeyPatch], None]
 ) -> Run:
-    """The steps of a job by the product's runtime; change: disturbs them."""
+    """Run the steps of a job by the product's runtime; change: disturbs them."""
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker_specs, "RolloutWorker", SampledRollout)

@@ -1,4 +1,4 @@
-"""Mistakes in `maxNodes`, and what makes a pool with it keep its nodes, are one sentence at the start."""
+"""A mistake in `maxNodes`, or the reason for which a pool keeps its size, is one sentence at the start."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ def said(job: Any, monkeypatch: pytest.MonkeyPatch, *, resource: str) -> list[st
     found: list[str] = []
     monkeypatch.setattr(ray, "cluster_resources", lambda: {resource: 2.0})
     pool: Any = SimpleNamespace(name=POOL, machines=list)
-    elastic_machines(pool, place(job, (0,)).pools[-1].machine_counts, found.append)
+    elastic_machines(pool, place(job, (0,)).pools[-1].allowed_machine_counts, found.append)
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from rlhf_api.names import Role
-from rlhf_trainer.errors import are_lost, copy_here
+from rlhf_trainer.errors import CommunicationError, are_lost, copy_here
 from rlhf_trainer.run import elastic_pool
 from rlhf_trainer.run.on_ray import RayRuntime, ReplaceablePool
 from tests.patience import PATIENCE_SECONDS
@@ -24,9 +24,9 @@ STEPS = 4
 JOINS = 2
 """Seed with which a machine joins at the first idle moment."""
 LATEST_SECONDS = 0.4
-"""A machine is killed so long after a generating call at most, which takes about twice as long."""
+"""Latest time of a kill after a generating call begins; the call takes about twice as long."""
 IDLE, GENERATING, ENDED, REPLACE = "gather", "copy", "has_lost", "replace"
-"""Moments, by the method of the pool at which they begin: between two calls, in one, before its rows are read."""
+"""Methods of the pool at which a moment begins: between two calls, during one, before its rows are read, at repair."""
 
 
 class Schedule:
@@ -42,7 +42,7 @@ class Schedule:
 
     @property
     def surprises(self) -> int:
-        """How many more losses the pool learned from calls that failed than machines have left in calls."""
+        """Number of failed calls above the number of machines that left during calls."""
         return self._calls[REPLACE] - [*self._moments.values()].count(GENERATING)
 
     def disturb(self, _: RayRuntime, patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ class Schedule:
         self.changes.append(f"one joins in {moment}")
 
     def _leave(self, moment: str, after: float = 0.0) -> None:
-        """So many seconds later; one joins first if there is no other."""
+        """Have a machine leave `after` seconds; another joins first if there is only one."""
         lost = self._random.choice(self._there.writers)
         if self._there.writers == [lost]:
             self._join(moment)
@@ -152,7 +152,7 @@ def test_machines_leave_while_new_weights_meet_responses(
 
 @pytest.mark.slow
 def test_below_its_fewest_machines_a_pool_waits(folders: Mapping[Role, str], tmp_path: Path) -> None:
-    """For one that comes; if none does, the attempt ends and the pool is to blame."""
+    """The pool waits for a machine; without one the attempt ends, and the pool is to blame."""
     with machines(2) as there:
 
         def lose(_: RayRuntime, patch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_below_its_fewest_machines_a_pool_waits(folders: Mapping[Role, str], tmp
 
             patch.setattr(ReplaceablePool, "gather", losing)
 
-        with pytest.raises(TooFewNodesError, match="rollout pool writers has 1 of the 2 nodes that it needs at least"):
+        with pytest.raises(CommunicationError, match="rollout pool writers has 1 of the 2 nodes that it needs"):
             run(tmp_path, elastic_job(tmp_path, folders, count=STEPS, fewest=2), folders, lose)
     steps = {row["step"] for row in Run.of([], tmp_path).rows}
     assert steps == {1, 2}

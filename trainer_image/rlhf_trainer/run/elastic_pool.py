@@ -13,17 +13,17 @@ from rlhf_trainer.controller.resource_pool import LOOK_SECONDS, POOL_DEADLINE_SE
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem
 
 ANSWER_SECONDS = 2.0
-"""Seconds that a machine may take to accept a connection; one that does not has gone."""
+"""Seconds that a machine may take to accept a connection; later it counts as gone."""
 RESERVE_SECONDS = 20.0
-"""Seconds after which machines are chosen anew, as one that Ray was asked for may have gone."""
+"""Seconds after which machines are chosen anew, as a chosen one may have gone."""
 
 
 class TooFewNodesError(CommunicationError):
-    """Error of an elastic pool that has had fewer nodes than it needs for too long."""
+    """An elastic pool has had too few nodes for too long."""
 
 
 class ElasticMachines:
-    """Machines of an elastic pool: those in use, and those that Ray has; each holds as many slots of the pool."""
+    """Machines of an elastic pool: those in use, and those that Ray has; all have the same number of slots."""
 
     def __init__(self, pool: ResourcePool, sizes: Sequence[int], say: Callable[[str], None]) -> None:
         """sizes: the allowed numbers of machines; say: tells the user a sentence."""
@@ -54,9 +54,9 @@ class ElasticMachines:
         return self._choose() != self._in_use
 
     def move(self) -> bool:
-        """End the pool's processes and reserve its slots on the chosen machines; return whether these are others.
+        """End the pool's processes and reserve its slots on the chosen machines; return whether they have changed.
 
-        Waits for the fewest machines. TooFewNodesError if they do not come in time.
+        Waits for the smallest allowed number of machines. TooFewNodesError if they do not come in time.
         """
         before, until, name = self._in_use, time.monotonic() + POOL_DEADLINE_SECONDS, self._pool.name
         fewest = min(self._sizes)
@@ -74,7 +74,7 @@ class ElasticMachines:
         return self._in_use != before
 
     def _has_reserved(self, chosen: list[str]) -> bool:
-        """Reserve the pool's slots on these machines; return False if there are none, or one goes meanwhile."""
+        """Reserve the pool's slots on these machines; return False if there are none, or Ray cannot."""
         if not chosen:
             return False
         self._pool.slots_per_machine = self._pool.slots_per_machine[:1] * len(chosen)
@@ -86,9 +86,9 @@ class ElasticMachines:
 
 
 def elastic_machines(pool: ResourcePool, counts: Sequence[int], say: Callable[[str], None]) -> ElasticMachines | None:
-    """Return the machines of a pool with so many `machine_counts`; None if it is not elastic, or Ray cannot tell them.
+    """Return the machines of an elastic pool; None if the pool keeps its size, or Ray cannot tell the pool's nodes.
 
-    Ray can if its nodes have the pool's name as a resource, as the operator's pods do.
+    Ray can if its nodes have the pool's name as a resource, as the operator's pods do. counts: allowed numbers.
     """
     if not counts:
         return None
@@ -110,13 +110,13 @@ def answers(node: RayNode) -> bool:
 
 
 def copy_here(references: Sequence[ray.ObjectRef]) -> None:
-    """Have Ray copy objects to this machine when they are made, without reading them; returns at once."""
+    """Have Ray copy objects to this machine once they are made; returns at once."""
     waits = {"num_returns": len(references), "fetch_local": True}
     threading.Thread(target=ray.wait, args=[list(references)], kwargs=waits, daemon=True).start()
 
 
 def are_lost(references: Sequence[ray.ObjectRef], *, deadline: float) -> bool:
-    """Wait until objects are copied to this machine, at most `deadline` seconds; return whether one is lost."""
+    """Wait up to `deadline` seconds until objects are copied to this machine; return whether one is lost."""
     core = ray._private.worker.global_worker.core_worker  # noqa: SLF001 `ray.get` would read them
     pending, until = list(references), time.monotonic() + deadline
     while pending and time.monotonic() < until:

@@ -128,7 +128,7 @@ class RayRuntime:
         Afterwards the next job may take over the processes, unless this job is the last or runs on GPUs. A
         CommunicationError that leaves the block says which rank is to blame.
         """
-        is_elastic = any(pool.machine_counts for pool in self._placed.pools)  # processes may be of another size
+        is_elastic = any(pool.allowed_machine_counts for pool in self._placed.pools)  # it may have another size by then
         may_stay = self._placed.device == "CPU" and not is_last and not is_elastic
         with self._slots.held(
             self._placed, log=self._log, deadline=self._deadline, stacks=self._path / STACKS, may_stay=may_stay
@@ -244,7 +244,7 @@ class ReplaceablePool(RolloutPool):
     ) -> None:
         """build: builds the workers of the group, and joins them with the actor's ranks.
 
-        machines: of an elastic pool; None: Ray puts new processes where it has room.
+        machines: those of an elastic pool; None: Ray chooses where new processes run.
         """
         self._group, self._log, self._deadline, self._build = group, log, deadline, build
         self._machines = machines
@@ -260,9 +260,9 @@ class ReplaceablePool(RolloutPool):
             self._in_a_row = 0
 
     def gather(self) -> None:
-        """Move an elastic pool if its machines must change. CommunicationError if a rank has died meanwhile.
+        """Move an elastic pool if its machines must change; raise CommunicationError if a rank has died meanwhile.
 
-        Otherwise the actor's ranks would wait for that rank in the exchange of weights.
+        Without that error the actor's ranks would wait for the dead rank in the exchange of weights.
         """
         if self._machines and self._machines.must_change():
             self._log.settle(deadline=self._deadline)  # with `rollout.partial` calls are under way
@@ -299,7 +299,7 @@ class ReplaceablePool(RolloutPool):
         if isinstance(error, TooFewNodesError):
             raise error
         if self._machines:
-            time.sleep(LOOK_SECONDS)  # the processes of a machine may end before the machine
+            time.sleep(LOOK_SECONDS)  # a machine's processes may end before Ray's own
         if not (self._machines and self._machines.must_change()):
             lost = self._dead_ranks()
             if not lost or self._in_a_row == MAX_REPLACEMENTS:
@@ -314,7 +314,7 @@ class ReplaceablePool(RolloutPool):
             self.replace(another)
 
     def _renew(self) -> None:
-        """Start new processes, of an elastic pool on the machines that it can have now, and build their workers."""
+        """Start new processes, those of an elastic pool on its current machines, and build their workers."""
         with self._log.recorder.span(CONTROLLER, f"replace the processes of {self._group.name}"):
             self._resizes += bool(self._machines and self._machines.move())
             self._group.restart()

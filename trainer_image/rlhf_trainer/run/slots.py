@@ -96,7 +96,7 @@ class Slots:
     def machines_of(self, pool: MappedPool, say: Callable[[str], None]) -> ElasticMachines | None:
         """Return the machines of a pool that grows and shrinks; None if it keeps its size. say: tells the user why."""
         reserved = next(each for each in self._pools if each.name == pool.name)
-        return elastic_machines(reserved, pool.machine_counts, say)
+        return elastic_machines(reserved, pool.allowed_machine_counts, say)
 
     def release(self) -> None:
         """End the processes and give the slots back to Ray; a Ray that has ended needs neither."""

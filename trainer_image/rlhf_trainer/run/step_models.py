@@ -37,7 +37,7 @@ class RolloutPool:
     """
 
     repeated_rows = 0
-    """Number of rows that were asked for again since somebody has set it to 0."""
+    """Number of rows that were generated again since the last reset to 0."""
 
     def calls(self) -> AbstractContextManager[None]:
         """Return a context for calls on these processes, and for calls that wait for them."""
@@ -50,10 +50,10 @@ class RolloutPool:
         """Join the actor's ranks and all processes that get the actor's weights in one torch.distributed group."""
 
     def copy(self, responses: Rows) -> None:
-        """Begin to copy responses, as soon as they end, to where they outlive the processes' machines."""
+        """Start to copy responses, once they are finished, to a machine that outlives those of the processes."""
 
     def has_lost(self, responses: Rows) -> bool:  # noqa: ARG002
-        """Whether ended responses cannot be read any more, as they were on a machine that has gone."""
+        """Whether finished responses cannot be read any more, as their machine has gone."""
         return False
 
     def replace(self, error: CommunicationError) -> None:
@@ -91,7 +91,7 @@ class ApartRollout:
         return self._responses.pop(batch.step)
 
     def _call_until_done(self, step: int | None = None) -> None:
-        """Make all pending generating calls, and wait for a step's responses; repeat both if one is lost."""
+        """Make all pending generating calls, and wait for a step's responses; repeat both after a loss."""
         while True:
             try:
                 self._make_calls()

@@ -98,7 +98,7 @@ def setting_of(
 
 def data_spec(job: Job, placed: DeviceMapping, folders: Mapping[Role, str]) -> WorkerSpec:
     """Return the spec of the worker `data`, which tells how many rows there are before the others are built."""
-    sizes = (pool.slots_per_machine[0] * count for pool in placed.pools for count in pool.machine_counts)
+    sizes = (pool.slots_per_machine[0] * count for pool in placed.pools for count in pool.allowed_machine_counts)
     slots = math.lcm(*(pool.size for pool in placed.pools), *sizes)
     return WorkerSpec(DataWorker, {"setting": setting_of(job, job.saved, folders), "slots": slots})
 
