@@ -12,8 +12,9 @@ import pytest
 import ray
 
 from rlhf_api.names import Role
-from rlhf_trainer.errors import CommunicationError, are_lost, copy_here
+from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.run import elastic_pool
+from rlhf_trainer.run.elastic_pool import are_lost, copy_here
 from rlhf_trainer.run.on_ray import RayRuntime, ReplaceablePool
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.elastic.machines import MOST, ROWS, Machines, Run, elastic_job, kill, machines, run
