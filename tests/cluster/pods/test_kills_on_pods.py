@@ -98,14 +98,46 @@ def test_a_killed_pod_of_the_rollout_pool_costs_no_attempt(operated: Cluster, po
     assert times in (1, 2), "Ray may put new processes on the lost pod, as long as it does not know of that"
 
 
-def generating_apart() -> dict[str, Document]:
+def test_an_elastic_pool_loses_no_row_with_its_pods(operated: Cluster, pods_namespace: str) -> None:
+    """It takes a second node, as the trainer waits; one of its pods is killed, and another one comes."""
+    operated.offer_volumes(2)
+    jobs = generating_apart(STEPS)
+    spec = jobs[PPO]["spec"]
+    spec["placement"]["pools"][1]["maxNodes"] = 2
+    spec["rollout"] = {"samplesPerPrompt": 4, "keep": 1.0}
+    golden_path.apply(operated, pods_namespace, jobs)
+    golden_path.until(operated, pods_namespace, PPO, uses_two_nodes, 600)
+    writers = [
+        each
+        for each in golden_path.pods(operated, pods_namespace, PPO, WORKER)
+        if each["metadata"]["labels"]["ray.io/group"] == "writers"
+    ]
+    golden_path.kill_pod(writers[0])
+    (attempt,) = golden_path.succeeded(operated, pods_namespace, PPO, 900)["attempts"]
+    assert (attempt["outcome"], attempt["firstStep"], attempt["lastStep"]) == ("Succeeded", 0, STEPS)
+    folder = operated.folder_of_claim(pods_namespace, f"{PPO}-output") / PPO
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    assert {record["rollout_nodes"] for record in records} == {1, 2}
+    assert sum(record["rollout_resizes"] for record in records) >= 2, "it grew, and lost a pod"
+    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    learned = sorted((row["step"], row["row"]) for row in rows)
+    assert learned == [(step, row) for step in range(1, STEPS + 1) for row in range(8 * 4)], "each once"
+
+
+def uses_two_nodes(found: Document) -> bool:
+    """Whether the trainer generates on two nodes of the elastic pool."""
+    return any((each["name"], float(each["value"])) == ("rollout_nodes", 2.0) for each in found.get("metrics", []))
+
+
+def generating_apart(steps: int = FEWER) -> dict[str, Document]:
     """GRPO by a rule on what a short SFT made, with a pool that generates and works ahead."""
-    jobs = golden_path.shortened({SFT: SAVED_EVERY, PPO: FEWER}, every_steps=SAVED_EVERY)
+    jobs = golden_path.shortened({SFT: SAVED_EVERY, PPO: steps}, every_steps=SAVED_EVERY)
     spec = jobs[PPO]["spec"]
     spec["algorithm"] = {"name": "GRPO", "kl": {"coefficient": 0.0}}
     spec["models"] = {"actor": spec["models"]["actor"], "reward": {"entrypoint": "rlhf_examples.helpful.rule:score"}}
     spec["rollout"] = {"samplesPerPrompt": 4, "maxStaleness": 1, "weightSync": "Delta"}
-    spec["training"] = {"totalSteps": FEWER, "promptBatchSize": 8}
+    spec["training"] = {"totalSteps": steps, "promptBatchSize": 8}
     del spec["resources"]
     pools = {"train": "actor", "writers": "rollout"}
     spec["placement"] = {

@@ -185,6 +185,7 @@ class Maker:
         return sum(map(sum, values))
 
 
+@pytest.mark.slow
 def test_a_copy_outlives_the_machine_that_made_the_rows() -> None:
     with machines(1) as there:
         start: Any = Maker
