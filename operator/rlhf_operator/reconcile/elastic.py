@@ -64,25 +64,31 @@ class NewSize(NamedTuple):
 
 def resize(ctx: ReconcileContext) -> None:
     """Decide whether the elastic pool of a running attempt, if there is one, grows or shrinks, and tell KubeRay."""
+    if (found := _observed_pool(ctx)) is None:
+        return
+    if new := _give_to_a_job(ctx, found) or _follow(ctx, found):
+        _begin(ctx, found, new)
+    elif len(found.pods) == found.pool.node_count and all(each.node for each in found.pods):
+        ctx.set_status(reserved=_held(ctx, found, found.pods))
+    now, observed = ctx.status.mapping and ctx.status.mapping.elastic_pool, ctx.snapshot.current_rayjob()
+    living = sum(not observed_attempt.how_ended(each) for each in observed_attempt.elastic_pods(ctx.snapshot))
+    if now and observed and observed.cluster and living != now.node_count:
+        ctx.require_live(f"KubeRay is told of pool {now.name}")
+        size, leaving = now.node_count, now.leaving_pods
+        ctx.actions.append(Resize(cluster=observed.cluster, pool=now.name, nodes=size, leaving=leaving))
+
+
+def _observed_pool(ctx: ReconcileContext) -> ObservedPool | None:
+    """Return the elastic pool of an attempt that makes steps in the operator's line; None if there is none."""
     mapping, job, record = ctx.status.mapping, ctx.job, ctx.record
     # Progress and metrics before the first step are those of an earlier attempt.
     progress = ctx.status.progress if record and record.first_step is not None else None
     pool = mapping.elastic_pool if mapping and ctx.snapshot.in_line and ctx.holds("ClusterReady") else None
     if not (mapping and pool and job and progress):
-        return
-    every = observed_attempt.elastic_pods(ctx.snapshot)
-    pods, sizes = [each for each in every if not observed_attempt.is_leaving(each, pool)], job.allowed_node_counts(pool)
-    found = ObservedPool(job, mapping, pool, pods, sizes, progress.step, _metric(ctx, "rollout_nodes"))
-    if new := _give_to_a_job(ctx, found) or _follow(ctx, found):
-        _begin(ctx, found, new)
-    elif len(pods) == pool.node_count and all(each.node for each in pods):
-        ctx.set_status(reserved=_held(ctx, found, pods))
-    now, observed = ctx.status.mapping and ctx.status.mapping.elastic_pool, ctx.snapshot.current_rayjob()
-    living = sum(not observed_attempt.how_ended(each) for each in every)
-    if now and observed and observed.cluster and living != now.node_count:
-        ctx.require_live(f"KubeRay is told of pool {now.name}")
-        size, leaving = now.node_count, now.leaving_pods
-        ctx.actions.append(Resize(cluster=observed.cluster, pool=now.name, nodes=size, leaving=leaving))
+        return None
+    pods = [pod for pod in observed_attempt.elastic_pods(ctx.snapshot) if not observed_attempt.is_leaving(pod, pool)]
+    used = _metric(ctx, "rollout_nodes")
+    return ObservedPool(job, mapping, pool, pods, job.allowed_node_counts(pool), progress.step, used)
 
 
 def _metric(ctx: ReconcileContext, name: str) -> float:

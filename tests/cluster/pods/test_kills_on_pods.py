@@ -99,7 +99,7 @@ def test_a_killed_pod_of_the_rollout_pool_costs_no_attempt(operated: Cluster, po
 
 
 def test_an_elastic_pool_loses_no_row_with_its_pods(operated: Cluster, pods_namespace: str) -> None:
-    """It takes a second node, as the trainer waits; one of its pods is killed, and another one comes."""
+    """The pool takes a second node, as the trainer waits; then a pod is killed, and KubeRay makes a new one."""
     operated.offer_volumes(2)
     jobs = generating_apart(STEPS)
     spec = jobs[PPO]["spec"]

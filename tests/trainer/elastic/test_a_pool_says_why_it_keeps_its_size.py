@@ -51,7 +51,7 @@ def test_batches_that_the_fewest_nodes_do_not_divide(tmp_path: Path) -> None:
 
 
 def test_nodes_without_room_or_about_to_end_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the pool would wait for slots there, and then the job would fail."""
+    """The pool does not wait for slots that such nodes lack: the job would fail."""
     slots = [{f"rlhf-pool-{POOL}": own, "CPU": cpus} for own, cpus in ((2.0, 2.0), (1.0, 2.0), (2.0, 1.0), (2.0, 4.0))]
     nodes = [{"NodeID": str(number), "Alive": True, "Resources": each} for number, each in enumerate([*slots, {}])]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
