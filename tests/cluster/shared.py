@@ -64,12 +64,16 @@ def pairs(lives: Lives) -> Document:
     names = ["pair-a", "pair-b"]
     lives.apply(*(job(name, lives.jobs.namespace, workers=ROOM) for name in names))
     lives.jobs.wait_for_pods(names[0], 1, 1 + ROOM)
-    waiting = lives.jobs.wait_for(names[1], "Queued")
+    lives.jobs.wait_for(names[1], "Queued")
+    reserved = lives.jobs.server.until(
+        lambda: found if "1st in line" in (found := lives.jobs.condition(names[1], "QuotaReserved"))["message"] else {},
+        SECONDS,
+        f"{names[1]} is 1st in line",
+    )
     urgent = job("urgent", lives.jobs.namespace, workers=ROOM)
     urgent["spec"]["runtime"]["worker"]["template"]["spec"]["priorityClassName"] = "system-cluster-critical"
     lives.apply(urgent)
     lives.jobs.wait_for("urgent", "Queued")
-    reserved = next(each for each in waiting["conditions"] if each["type"] == "QuotaReserved")
     pods = len(lives.jobs.pods(names[1]))
     finals = []
     for name in (names[0], "urgent", names[1]):
