@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
@@ -18,6 +19,7 @@ from rlhf_operator.conditions import phase_of
 from rlhf_operator.snapshot import ObservedContainer, ObservedJob, ObservedPod
 from rlhf_operator.times import timestamp
 from tests.operator.test_docs import reasons_of_conditions
+from tests.repo.tree import ROOT
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 BEFORE = timestamp(NOW - timedelta(seconds=185))
@@ -117,6 +119,14 @@ def test_a_job_that_waits_says_since_when() -> None:
     told = said(status(condition("QuotaReserved", "False", "WaitingForRoom", "it is the second of 5 in line")))
     assert told.startswith("ppo is Queued and has been waiting for 3 min 05 s (QuotaReserved: WaitingForRoom).")
     assert "it is the second of 5 in line." in told
+
+
+def test_the_example_of_the_guide_is_what_why_prints() -> None:
+    message = (
+        'container ray-head of pod ppo-a1-head: secret "hub" not found; the attempt waits until 2026-05-04T12:30:00Z'
+    )
+    missing = status(condition("ClusterReady", "False", "SecretMissing", message))
+    assert textwrap.indent("\n".join(why(job(missing), [], [], NOW)), "    ") in (ROOT / "docs/jobs.md").read_text()
 
 
 def test_a_wait_begins_at_a_suspensions_end_or_a_pods() -> None:
