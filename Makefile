@@ -124,7 +124,7 @@ docs: install ## Build the site of docs/ into site/; a broken link or a page wit
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "site/index.html; $(BIN)/python -m http.server --directory site shows it with its search"
 
-generate: install ## Write the CRD, docs/api-reference.md, and the chart's copy, version and dashboards anew, and the pages of metrics
+generate: install ## Write the CRD, docs/api-reference.md, docs/status.md, and the chart's copy, version and dashboards anew, and the pages of metrics
 	$(BIN)/python -m helm.crd
 	$(BIN)/python -m helm.dashboards
 

@@ -33,7 +33,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class Condition(Spec):
-    """One fact about a job, as Kubernetes writes conditions; docs/jobs.md lists types and reasons."""
+    """One fact about a job, as Kubernetes writes conditions; docs/status.md lists types and reasons."""
 
     type: ConditionType = Field(description="Type of the condition.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")

@@ -1,11 +1,11 @@
-"""Command `python -m helm.crd`: write the CRD and API reference from the typed spec, and the chart's version."""
+"""Command `python -m helm.crd`: write the CRD, docs/api-reference.md, docs/status.md and the chart's version."""
 
 import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from helm.crd import definition, reference
+from helm.crd import definition, reference, status_page
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,6 +21,7 @@ def generated() -> Mapping[Path, str]:
         ),  # templates cannot read that one
         chart / "Chart.yaml": with_version((chart / "Chart.yaml").read_text(encoding="utf-8")),
         ROOT / "docs/api-reference.md": reference.text(),
+        ROOT / "docs/status.md": status_page.text(),
     }
 
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Final, cast
+from typing import Final
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Condition, Failure, Status
 from rlhf_kubectl.jobs import ENDED_PHASES, JobEvent
-from rlhf_kubectl.remedies import CONDITIONS, FAILURES
+from rlhf_kubectl.status_table import CONDITIONS, FAILURES
 from rlhf_operator import names
 from rlhf_operator.conditions import found
 from rlhf_operator.reconcile.context import explaining
@@ -95,7 +94,7 @@ def _failure(name: str, failure: Failure, now: datetime) -> Iterator[str]:
     if failure.pod:
         yield f"To blame is pod {failure.pod}{f' on node {failure.node}' if failure.node else ''}"
     yield f"It said: {failure.message}"
-    yield FAILURES.get(cast("Reason", failure.reason), "")
+    yield FAILURES.get(failure.reason, "")
     option = f" --attempt {failure.attempt}" if failure.attempt else ""
     yield f"Its log: `kubectl rlhf logs {name}{option}`"
 

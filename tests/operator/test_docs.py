@@ -1,9 +1,8 @@
-"""docs/jobs.md names every phase, condition, reason and default action that the code knows, and no others."""
+"""The table behind docs/status.md has every phase, condition, reason, event and exit code, and no others."""
 
 import ast
 import importlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -11,8 +10,9 @@ import pytest
 import yaml
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.spec.run_policy import FailureRule, Reason, RunPolicy
+from rlhf_api.spec.run_policy import Action, FailureRule, Reason, RunPolicy
 from rlhf_api.status import ConditionType, Phase
+from rlhf_kubectl.status_table import TABLE
 from rlhf_operator import conditions, evidence, names
 from rlhf_operator.evidence import CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES
 from rlhf_operator.failure import CLASSES
@@ -24,46 +24,26 @@ from tests.operator.rendered import changed
 from tests.repo.tree import ROOT
 
 GUIDE = (ROOT / "docs" / "jobs.md").read_text()
+STATUS = (ROOT / "docs" / "status.md").read_text()
 STORAGE = (ROOT / "docs" / "storage.md").read_text()
-RECONCILE = ROOT / "operator" / "rlhf_operator" / "reconcile"
+OPERATOR = ROOT / "operator" / "rlhf_operator"
 WORD = re.compile(r"[A-Z][A-Za-z]+")
-DOCUMENTED_ELSEWHERE = {"Kueue's own", "a [reason](#why-attempts-fail)"}
-"""Rows for the reasons that come from Kueue, and from the failure of an attempt."""
-
-
-def rows(*head: str) -> list[tuple[str, ...]]:
-    """The rows of the table with this head, without backquotes."""
-    lines = iter(GUIDE.splitlines())
-    for line in lines:
-        if _cells(line)[: len(head)] == head:
-            next(lines)
-            return [_cells(row) for row in _until_the_end(lines)]
-    raise AssertionError(f"there is no table with the head {head}")
-
-
-def _until_the_end(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        if not line.startswith("|"):
-            return
-        yield line
+READER_LEFT = 141
+"""Exit code by which a shell reports SIGPIPE; the trainer never returns it."""
 
 
 def reasons_of_conditions() -> list[tuple[str, str, str]]:
-    """(condition, status, reason): each condition has a section with a list of its reasons."""
-    sections = re.findall(r"^### `(\w+)`\n\n.+\n\n((?:[- ] .*\n)+)", GUIDE, re.MULTILINE)
-    return [
-        (condition, status, reason.replace("`", ""))
-        for condition, listed in sections
-        for status, reason in re.findall(r"^- (\w+) (.+?): ", listed, re.MULTILINE)
-    ]
+    """(condition, status, reason) of each row of the table."""
+    return [(kind, *_pair(key)) for kind, rows in TABLE.conditions.items() for key in rows]
 
 
-def _cells(line: str) -> tuple[str, ...]:
-    return tuple(cell.strip().replace("`", "") for cell in line.strip().strip("|").split("|"))
+def _pair(key: str) -> tuple[str, str]:
+    status, reason = key.split()
+    return status, reason
 
 
 def modules() -> list[tuple[Path, ast.Module]]:
-    return [(path, ast.parse(path.read_text())) for path in sorted(RECONCILE.glob("*.py"))]
+    return [(path, ast.parse(path.read_text())) for path in sorted((OPERATOR / "reconcile").glob("*.py"))]
 
 
 def set_conditions() -> set[tuple[str, str, str]]:
@@ -127,12 +107,25 @@ def reasons_of_fail() -> set[str]:
     }
 
 
-def test_every_phase_is_documented() -> None:
-    assert sorted(row[0] for row in rows("phase")) == sorted(get_args(Phase))
+def events() -> set[str]:
+    """Reasons of the events that the operator records, where the reason is a constant."""
+    found = set()
+    for path in [*(OPERATOR / "reconcile").glob("*.py"), *(OPERATOR / "cluster").glob("*.py")]:
+        module = importlib.import_module(f"rlhf_operator.{'.'.join(path.relative_to(OPERATOR).with_suffix('').parts)}")
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1] == "add_event":
+                found.add(_text(call.args[1], module))
+            elif isinstance(call, ast.Call) and ast.unparse(call.func) == "Event":
+                found |= {_text(each.value, module) for each in call.keywords if each.arg == "reason"}
+    return found - {""}
 
 
-def test_every_condition_is_documented() -> None:
-    assert re.findall(r"^### `(\w+)`$", GUIDE, re.MULTILINE) == list(get_args(ConditionType))
+def test_every_word_of_a_status_is_explained() -> None:
+    assert list(TABLE.phases) == list(get_args(Phase))
+    assert list(TABLE.about) == list(TABLE.conditions) == list(get_args(ConditionType))
+    assert list(TABLE.failures) == list(CLASSES) == list(get_args(Reason))
+    assert list(TABLE.actions) == list(get_args(Action))
+    assert list(TABLE.exit_codes) == sorted({*ExitCode, READER_LEFT})
 
 
 def test_every_reason_of_a_condition_is_told_and_no_other() -> None:
@@ -147,20 +140,22 @@ def test_every_reason_of_a_condition_is_told_and_no_other() -> None:
     )
     known |= {*get_args(RefusalReason), *get_args(conditions.Kstatus)} | {conditions.SLOW_START}
     known |= {*evidence.START_SECONDS, *evidence.AWAITED} - {"QuotaTooSmall"}  # which the condition calls QuotaExceeded
-    assert {reason for _, _, reason in documented} - DOCUMENTED_ELSEWHERE == known
+    assert {reason for _, _, reason in documented} == known
 
 
-def test_reasons_and_default_actions_are_documented() -> None:
-    assert {row[0]: row[1] for row in rows("reason", "default")} == {
-        reason: each.action for reason, each in CLASSES.items()
-    }
-    assert list(CLASSES) == list(get_args(Reason))
+def test_every_event_is_told_and_no_other() -> None:
+    assert len(events()) > 5
+    assert set(TABLE.events) == events() | set(get_args(RefusalReason))
 
 
-@pytest.mark.parametrize(("code", "reason"), {**CONCLUSIVE_EXIT_CODES, **INCONCLUSIVE_EXIT_CODES}.items())
-def test_the_exit_code_of_a_reason_is_documented(code: int, reason: str) -> None:
-    (row,) = [row for row in rows("reason", "default") if row[0] == reason]
-    assert re.search(rf"\b{int(code)}\b", row[2]), f"{reason} does not name exit code {int(code)}"
+@pytest.mark.parametrize("reason", CLASSES)
+def test_a_failure_has_its_action_and_exit_codes(reason: str) -> None:
+    (row,) = re.findall(
+        rf"^\| `{reason}` \| (\w+) \| ([\d, ]*) \|", STATUS.split("## Why attempts fail")[1], re.MULTILINE
+    )
+    codes = {**CONCLUSIVE_EXIT_CODES, **INCONCLUSIVE_EXIT_CODES}
+    expected = [int(code) for code, of in codes.items() if of == reason]
+    assert (row[0], [int(code) for code in re.findall(r"\d+", row[1])]) == (CLASSES[reason].action, expected)
 
 
 def test_every_exit_code_of_a_failure_has_a_reason() -> None:

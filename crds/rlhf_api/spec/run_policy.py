@@ -7,17 +7,13 @@ from pydantic import Field
 from rlhf_api.contract import WHOLE, Count, Listed, Name, Spec, Text, Whole
 
 ExitReason = Literal["UserCode", "Data", "Spec", "Environment", "OutOfMemory", "Numerics", "Communication"]
-"""Reason of a failure that follows from the trainer's exit code."""
 PodReason = Literal["NodeLost", "Preempted", "Evicted", "OutOfStorage", "ImagePull", "HeadLost", "WorkerLost"]
-"""Reason of a failure that the state of a pod shows."""
 StartReason = Literal["SecretMissing", "ClaimMissing", "ContainerRefused", "PodsRefused", "QuotaTooSmall"]
-"""Reason of a failure that keeps an attempt's containers from starting."""
 Reason = Literal[ExitReason, PodReason, "Hang", "StartupTimeout", StartReason, "Internal", "Unknown"]
-"""Reason of an attempt's failure; docs/jobs.md says of each what it means and what to do."""
+"""Reason of an attempt's failure; docs/status.md says of each what it means and what to do."""
 
 Action = Literal["Restart", "Remap", "Ignore", "Fail"]
-"""Action after a failure. Restart: a new attempt that counts against backoffLimit, mapped as before if there is
-room. Remap: the same, mapped anew on the nodes of that time. Ignore: as Restart, not counted. Fail: the job fails."""
+"""Action after a failure; docs/status.md says what follows each."""
 
 
 class FailureRule(Spec):
