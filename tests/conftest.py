@@ -14,12 +14,12 @@ MOST_ROWS = 25
 """Of the table of folders and of the table of files."""
 TRAINER = PurePosixPath("tests/trainer")
 WORLDS = {
-    "Ray": [TRAINER / "chain", TRAINER / "controller", TRAINER / "elastic"],
+    "Ray": [TRAINER / "chain", TRAINER / "controller"],
     "ranks": [TRAINER / folder for folder in ("training", "hybrid_engine", "checkpoint")],
     "pods": [PurePosixPath("tests/cluster/pods")],
     "api server": [PurePosixPath("tests/cluster/api")],
     "engines": [TRAINER / folder for folder in ("generation", "rewards", "environments")],
-    "placement": [TRAINER / "placement"],
+    "placement": [TRAINER / "placement", TRAINER / "elastic"],
 }
 """Folders whose tests share what is costly to make: a run of the chain, a cluster, a server of ranks; longest first."""
 WORLDS_AT_ONCE = 2

@@ -4,28 +4,26 @@ API server, scheduler and KubeRay are real; kubelets, trainers and the autoscale
 `python -m tests.cluster.clusters FILE` starts a cluster for it, and writes as JSON what the jobs went through.
 """
 
-import json
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf_operator.names import POOL
+from tests.cluster.api_world import write_measured
 from tests.cluster.autoscaler import Autoscaler
-from tests.cluster.build import API_GROUPS, NotBuiltError, built, no_go
-from tests.cluster.capabilities import api_cannot_run
 from tests.cluster.client import Cluster
-from tests.cluster.conftest import learn_rlhfjobs
-from tests.cluster.launch import cluster
 from tests.cluster.lifecycle import PODS, SECONDS, Document, running_status
-from tests.cluster.processes import FailedError
 from tests.cluster.stage import Lives, small_job, stage
 
 A100 = "NVIDIA-A100-SXM4-80GB"
 GROWS = {"name": "a100", "matchLabels": {"pool": "a100"}, "max": 2, "gpu": A100, "gpusPerNode": 8}
 TAINT = {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"}
 NAMESPACE = "clusters"
+UNKNOWN = (None, "ReadingShapes")
+"""Reasons of a job of which the operator has not judged yet whether it can be mapped."""
+RESIZES = 3
+"""Times that the pool of `elastic` changes its size."""
 
 
 @contextmanager
@@ -58,7 +56,7 @@ def tainted(lives: Lives) -> Document:
         lives.apply(job)
         lives.jobs.wait_for("tainted", "Mapping")
         told = server.until(
-            lambda: found if (found := lives.jobs.condition("tainted", "Mapped")).get("message") else {},
+            lambda: found if (found := lives.jobs.condition("tainted", "Mapped")).get("reason") not in UNKNOWN else {},
             SECONDS,
             "the operator says why tainted is not mapped",
         )
@@ -135,7 +133,12 @@ def shrunk(lives: Lives) -> Document:
         lives.apply(high)
         lives.jobs.wait_for(urgent, "Queued")
         report(1, 10, 2)
-        told, before = lives.jobs.condition(urgent, "QuotaReserved")["message"], lives.jobs.status(big)["attempts"]
+        told = server.until(
+            lambda: told if "next checkpoint" in (told := waits_for(lives, urgent)) else "",
+            SECONDS,
+            f"{urgent} says that it waits for a checkpoint",
+        )
+        before = lives.jobs.status(big)["attempts"]
         report(1, 11, 11)
         lives.train(urgent)
         report(2, 12, 11)
@@ -179,7 +182,11 @@ def elastic(lives: Lives) -> Document:
         path, evicted = PODS.format(lives.jobs.namespace), [*steps.pods("train"), steps.pods("writers")[0]]
         codes = [server.request("POST", f"{path}/{name}/eviction", evicting(name))[0] for name in evicted]
         steps.make_until(2, idle=0.0)
-        sizes = [each["note"] for each in lives.jobs.events(grows) if each["reason"] == "RolloutPoolResized"]
+        sizes = server.until(
+            lambda: found if len(found := resizes(lives, grows)) >= RESIZES else [],
+            SECONDS,
+            f"events of {grows} tell {RESIZES} sizes",
+        )
         finals = [lives.succeed(name)["attempts"] for name in (comes, grows)]
     outcomes = [each["outcome"] for attempts in finals for each in attempts]
     return {"pods": full, "told": sorted(sizes), "evictions": codes, "outcomes": outcomes}
@@ -217,33 +224,26 @@ class Steps:
         return bool(self._lives.jobs.status(self._name).get("progress", {}).get("step") == self._step)
 
 
+def resizes(lives: Lives, name: str) -> list[str]:
+    """What events say of the sizes of a pool of a job."""
+    return [each["note"] for each in lives.jobs.events(name) if each["reason"] == "RolloutPoolResized"]
+
+
+def waits_for(lives: Lives, name: str) -> str:
+    """What a job in line says it waits for; empty before it says something."""
+    return str(lives.jobs.condition(name, "QuotaReserved").get("message", ""))
+
+
 def evicting(pod: str) -> Document:
     """Return the request of `kubectl drain` for a pod."""
     return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
 
 
-def measure(lives: Lives) -> Document:
+def measure(server: Cluster, folder: Path) -> Document:
     """Play all parts, and return what the jobs of each went through."""
-    return {each.__name__: each(lives) for each in (tainted, autoscaled, backfilled, elastic, shrunk)}
-
-
-def main() -> int:
-    """Measure on a cluster of its own; what stops it is one sentence on stderr."""
-    try:
-        if reason := api_cannot_run() or no_go():
-            raise FailedError(reason)
-        built(API_GROUPS)
-        with cluster("api") as server, tempfile.TemporaryDirectory() as folder:
-            learn_rlhfjobs(server)
-            server.make_namespace(NAMESPACE)
-            with stage(server, NAMESPACE, Path(folder), nodeGroups=[GROWS]) as (lives, _):
-                found = measure(lives)
-    except (FailedError, NotBuiltError, AssertionError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    Path(sys.argv[1]).write_text(json.dumps(found))
-    return 0
+    with stage(server, NAMESPACE, folder, nodeGroups=[GROWS]) as (lives, _):
+        return {each.__name__: each(lives) for each in (tainted, autoscaled, backfilled, elastic, shrunk)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_measured(measure, NAMESPACE))

@@ -13,13 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_api import kubectl_yaml
-from tests.cluster.build import API_GROUPS, NotBuiltError, built, no_go
-from tests.cluster.capabilities import api_cannot_run
+from tests.cluster.api_world import write_measured
 from tests.cluster.client import Cluster
-from tests.cluster.conftest import learn_rlhfjobs
-from tests.cluster.launch import cluster
 from tests.cluster.lifecycle import SECONDS, Document, Jobs
-from tests.cluster.processes import FailedError
 from tests.cluster.stage import stage
 
 CLAIM, FOLDER = "models", "llama 7b"
@@ -38,7 +34,7 @@ NODES: Mapping[str, tuple[int, int, str, str]] = {
     "small": (1, 1, "NVIDIA-A10", "a10-24g"),
 }
 """Value of the label `pool` -> nodes, GPUs of each, what their label says, and what `rlhf plan` calls them."""
-POOL = "pool"
+POOL, NAMESPACE = "pool", "mapped"
 MEMORY = 64
 """GiB of a worker pod: too little for models to wait there."""
 
@@ -193,22 +189,10 @@ def summary(found: Mapping[str, Any]) -> Document:
     }
 
 
-def main() -> int:
-    """Measure on a cluster of its own; what stops it is one sentence on stderr."""
-    try:
-        if reason := api_cannot_run() or no_go():
-            raise FailedError(reason)
-        built(API_GROUPS)
-        with cluster("api") as server, tempfile.TemporaryDirectory() as folder:
-            learn_rlhfjobs(server)
-            server.make_namespace("mapped")
-            found = measure(server, "mapped", Path(folder))
-    except (FailedError, NotBuiltError, AssertionError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    Path(sys.argv[1]).write_text(json.dumps(summary(found)))
-    return 0
+def measure_summary(server: Cluster, folder: Path) -> Document:
+    """Return the summary of what operator and `rlhf plan` said."""
+    return summary(measure(server, NAMESPACE, folder))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_measured(measure_summary, NAMESPACE))

@@ -3,20 +3,14 @@
 `python -m tests.cluster.shared FILE` starts a cluster for it, and writes as JSON who had which turn.
 """
 
-import json
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster.build import API_GROUPS, NotBuiltError, built, no_go
-from tests.cluster.capabilities import api_cannot_run
+from tests.cluster.api_world import write_measured
 from tests.cluster.client import Cluster
-from tests.cluster.conftest import learn_rlhfjobs
-from tests.cluster.launch import cluster
 from tests.cluster.lifecycle import SECONDS, Document
-from tests.cluster.processes import FailedError
 from tests.cluster.stage import Lives, small_job, stage
 
 POOL, ROOM, JOBS = "shared", 2, 12
@@ -84,23 +78,11 @@ def pairs(lives: Lives) -> Document:
     return {"outcomes": outcomes, "reason": reserved["reason"], "told": reserved["message"], "pods_meanwhile": pods}
 
 
-def main() -> int:
-    """Measure on a cluster of its own; what stops it is one sentence on stderr."""
-    try:
-        if reason := api_cannot_run() or no_go():
-            raise FailedError(reason)
-        built(API_GROUPS)
-        with cluster("api") as server, tempfile.TemporaryDirectory() as folder:
-            learn_rlhfjobs(server)
-            server.make_namespace(POOL)
-            with two_places(server), stage(server, POOL, Path(folder)) as (lives, _):
-                found = {"turns": turns(lives), "pairs": pairs(lives)}
-    except (FailedError, NotBuiltError, AssertionError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    Path(sys.argv[1]).write_text(json.dumps(found))
-    return 0
+def measure(server: Cluster, folder: Path) -> Document:
+    """Play both parts, and return who had which turn."""
+    with two_places(server), stage(server, POOL, folder) as (lives, _):
+        return {"turns": turns(lives), "pairs": pairs(lives)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_measured(measure, POOL))

@@ -128,7 +128,7 @@ def test_without_kuberay_it_is_said_and_no_pods_are_left(rlhf_server: Cluster, n
 def test_the_same_attempt_goes_on_when_the_namespace_is_mended(told: dict[str, Jobs]) -> None:
     """KubeRay tries again after about as long as it has tried so far."""
     for case, (method, path, body) in LATE.items():
-        assert "; the attempt waits until 20" in told[case].condition(case, "ClusterReady")["message"]
+        wait_until_told(told[case], case, "ClusterReady", "; the attempt waits until 20")
         told[case].server.expect(method, path.format(told[case].namespace), body)
     for case in LATE:
         told[case].wait_for_pods(case, 1)
@@ -140,6 +140,11 @@ def test_a_quota_too_small_for_all_pods_fails_the_job(told: dict[str, Jobs]) -> 
     status = told["full-quota"].wait_for("full-quota", "Failed")
     assert (status["reason"], len(status["attempts"])) == ("QuotaTooSmall", 1)
     assert "the whole job needs more pods than that" in status["lastFailure"]["message"]
+
+
+def wait_until_told(jobs: Jobs, job: str, kind: str, words: str) -> None:
+    """Until a condition says this."""
+    jobs.server.until(lambda: words in jobs.condition(job, kind).get("message", ""), SECONDS, f"{job} says {words}")
 
 
 def wait_for(lives: Lives, job: str, kind: str, reason: str) -> str:

@@ -26,7 +26,12 @@ from tests.patience import PATIENCE_SECONDS
 
 STEPS = {SFT: 120, RM: 4, PPO: 2}
 SAVED_EVERY = 5
-SAVED = r"step \d+ is saved|every step of attempt 2 is saved"
+TOLD = {
+    "why": rf"step \d+ of {STEPS[SFT]}",
+    "logs": f"/{STEPS[SFT]}",
+    "save-now": r"step \d+ is saved|every step of attempt 2 is saved",
+}
+"""What commands of `kubectl rlhf` say of SFT while it runs."""
 TWO_HOSTS = {"nodes": 2, "slotsPerNode": 1}
 NAMESPACE = "golden-path"
 COLUMNS = ["NAME", "ALGORITHM", "PHASE", "STEP", "TOTAL", "REWARD", "GPUS", "AGE"]
@@ -44,7 +49,7 @@ class Chain:
     log: str
     """What `kubectl logs` shows of PPO in its first step."""
     asked: dict[str, str]
-    """What commands of `kubectl rlhf` say of SFT in its second attempt."""
+    """What each command of TOLD says of SFT."""
     image: str
     """Of the operator."""
 
@@ -72,12 +77,11 @@ def chain(pods_cluster: Cluster) -> Iterator[Chain]:
     jobs[RM]["spec"]["resources"] = TWO_HOSTS
     golden_path.apply(pods_cluster, NAMESPACE, jobs)
     golden_path.until(pods_cluster, NAMESPACE, SFT, is_past_checkpoint, 300)
-    golden_path.kill_driver(pods_cluster, NAMESPACE, SFT)
     with ThreadPoolExecutor() as at_once:
-        saved = at_once.submit(save_second_attempt, pods_cluster)
-        golden_path.until(pods_cluster, NAMESPACE, SFT, trains_again, 300)
-        running = {command: at_once.submit(ask, pods_cluster, command, SFT) for command in ("why", "logs")}
-    asked = {command: each.result() for command, each in (running | {"save-now": saved}).items()}
+        running = {command: at_once.submit(ask_until_told, pods_cluster, command) for command in ("why", "logs")}
+        golden_path.kill_driver(pods_cluster, NAMESPACE, SFT)
+        running["save-now"] = at_once.submit(ask_until_told, pods_cluster, "save-now")
+    asked = {command: each.result() for command, each in running.items()}
     ended = {SFT: golden_path.succeeded(pods_cluster, NAMESPACE, SFT)}
     pods_cluster.until(lambda: has_three_addresses(pods_cluster, RM), 300, "a head and two hosts of RM")
     ended[RM] = golden_path.succeeded(pods_cluster, NAMESPACE, RM)
@@ -88,22 +92,17 @@ def chain(pods_cluster: Cluster) -> Iterator[Chain]:
     pods_cluster.drop_namespace(NAMESPACE)
 
 
-def trains_again(found: Document) -> bool:
-    """Whether the second attempt makes steps."""
-    return (found.get("attempt"), found.get("phase")) == (2, "Running")
-
-
 def ask(cluster: Cluster, command: str, *words: object) -> str:
     """What `kubectl rlhf COMMAND` prints."""
     return told(cluster, command, *words, "-n", NAMESPACE)
 
 
-def save_second_attempt(cluster: Cluster) -> str:
-    """Ask for a checkpoint, from the end of the first attempt until the second one, which may be short, saves."""
+def ask_until_told(cluster: Cluster, command: str) -> str:
+    """What `kubectl rlhf COMMAND` prints of SFT as soon as it is what TOLD says; an attempt may be short."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
-        answer = rlhf(cluster, "save-now", SFT, "-n", NAMESPACE).stdout
-        if re.search(SAVED, answer):
+        answer = rlhf(cluster, command, SFT, "-n", NAMESPACE).stdout
+        if re.search(TOLD[command], answer):
             return answer
     return answer
 
@@ -207,9 +206,8 @@ def test_the_log_of_each_attempt_is_kept_on_the_claim(chain: Chain) -> None:
 
 
 def test_the_plugin_shows_and_saves_a_running_job(chain: Chain) -> None:
-    assert re.search(rf"step \d+ of {STEPS[SFT]}", chain.asked["why"])
-    assert f"/{STEPS[SFT]}" in chain.asked["logs"]
-    assert re.search(SAVED, chain.asked["save-now"])
+    for command, words in TOLD.items():
+        assert re.search(words, chain.asked[command]), command
 
 
 def test_the_plugin_shows_finished_jobs(chain: Chain) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
@@ -67,6 +68,7 @@ def save_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+@pytest.mark.slow
 def test_the_manifest_of_the_page_learns_from_its_rewards(tmp_path: Path) -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     manifest, output = tmp_path / "gsm8k.yaml", tmp_path / "run"

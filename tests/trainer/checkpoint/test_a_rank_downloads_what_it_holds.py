@@ -22,7 +22,7 @@ from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import divisible_config, save_tiny
 from tests.trainer.weights import weights_on_first_rank
 
-CUT, FSDP = ParallelSizes(data=1, pipeline=2, tensor=2), ParallelSizes(data=4)
+CUT, FSDP, ALONE = ParallelSizes(data=1, pipeline=2, tensor=2), ParallelSizes(data=4), ParallelSizes(data=1)
 
 
 def trainer_of(folder: str, layout: ParallelSizes) -> Trainer:
@@ -40,21 +40,23 @@ def trainer_of(folder: str, layout: ParallelSizes) -> Trainer:
     )
 
 
-def save(folder: str, uri: str) -> dict[str, Tensor]:
-    trainer = trainer_of(folder, CUT)
+def save(folder: str, uri: str, layout: ParallelSizes) -> dict[str, Tensor]:
+    trainer = trainer_of(folder, layout)
     upload = UploadFolder(uri)
     trainer.state.begin_save(upload.folder, then=upload.upload, copies=True)
     trainer.state.end_save()
     return weights_on_first_rank(trainer.model)
 
 
-def restore(folder: str, uri: str, temporary: str) -> tuple[dict[str, Tensor], dict[ParallelSizes, tuple[int, int]]]:
+def restore(
+    folder: str, uri: str, temporary: str, *layouts: ParallelSizes
+) -> tuple[dict[str, Tensor], dict[ParallelSizes, tuple[int, int]]]:
     """(whole weights, layout -> bytes that this rank asked for and holds)."""
     asked = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tempfile.tempdir", temporary)
         read = stored_tensors.RemoteFile._bytes
-        for layout in (CUT, FSDP):
+        for layout in layouts:
             trainer = trainer_of(folder, layout)
             sizes: list[int] = []
 
@@ -75,9 +77,9 @@ def restore(folder: str, uri: str, temporary: str) -> tuple[dict[str, Tensor], d
 @pytest.mark.slow
 def test_a_rank_downloads_what_it_holds(s3: str, tmp_path: Path) -> None:
     folder, uri = save_tiny(tmp_path / "model", seed=1, config=divisible_config()), f"{s3}/{uuid.uuid4()}/actor"
-    saved = run_ranks(4, save, folder, uri)[0]
+    saved = run_ranks(4, save, folder, uri, CUT)[0]
     (tmp_path / "temporary").mkdir()
-    ranks = run_ranks(4, restore, folder, uri, str(tmp_path / "temporary"))
+    ranks = run_ranks(4, restore, folder, uri, str(tmp_path / "temporary"), CUT, FSDP)
     assert saved.keys() == ranks[0][0].keys()
     assert all(torch.equal(ranks[0][0][name], weight) for name, weight in saved.items())
     files, path = open_storage(uri)
@@ -137,9 +139,9 @@ def test_a_flipped_bit_is_found_where_a_piece_is_read(is_remote: bool, tmp_path:
 
 def test_a_checkpoint_that_is_cut_off_is_named(s3: str, tmp_path: Path) -> None:
     folder, uri = save_tiny(tmp_path / "model", seed=1, config=divisible_config()), f"{s3}/{uuid.uuid4()}/actor"
-    run_ranks(4, save, folder, uri)
+    run_ranks(1, save, folder, uri, ALONE)
     files, path = open_storage(uri)
     file = max(file for file in files.ls(path, detail=False) if file.endswith(".safetensors"))
     files.pipe_file(file, files.cat_file(file)[:-100])
     with pytest.raises(AssertionError, match=rf"EnvironmentProblem: {uri}: .*the file is cut off"):
-        run_ranks(4, restore, folder, uri, str(tmp_path))
+        run_ranks(1, restore, folder, uri, str(tmp_path), ALONE)

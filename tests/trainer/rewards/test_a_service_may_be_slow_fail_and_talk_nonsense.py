@@ -13,6 +13,7 @@ from rlhf_trainer.errors import EnvironmentProblem, UserCodeError
 from rlhf_trainer.rewards import endpoint
 from rlhf_trainer.rewards.endpoint import ServiceClient
 from rlhf_trainer.rewards.sample import Sample, Score
+from tests.patience import PATIENCE_SECONDS
 from tests.trainer.rewards.stub_server import Handler, Server
 
 TOKEN = "planted000009"
@@ -123,17 +124,20 @@ def test_nonsense_is_told_at_once_and_never_repeated(server: Server, body: bytes
 
 
 def test_one_failure_ends_the_other_requests(server: Server) -> None:
+    is_over = threading.Event()
+
     def one_is_bad(handler: Handler, call: dict[str, Any]) -> None:
         if call["response"] == "bad":
             handler.answer(b"", 400)
         else:
-            time.sleep(1)
+            is_over.wait(PATIENCE_SECONDS)
 
     server.behave = one_is_bad
     given = [sample(0), sample(1, "bad"), *(sample(row) for row in range(2, 40))]
     with pytest.raises(UserCodeError, match="the sample is row 1 of step 2"):
-        client(server, concurrency=2).scores(given)
-    assert len(server.seen) < 6
+        client(server, concurrency=2, seconds=float(PATIENCE_SECONDS)).scores(given)
+    is_over.set()
+    assert len(server.seen) <= 2
 
 
 def test_the_token_is_sent_and_never_shown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
