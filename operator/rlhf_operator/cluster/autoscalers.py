@@ -6,6 +6,7 @@ be. A group without such an entry is planned on if a NodePool tells the number a
 
 import re
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
 from rlhf_api import kubectl_yaml
@@ -142,11 +143,9 @@ def _most(limits: Document, gpus: int) -> int | None:
     """Return how many nodes the limits of a NodePool allow, those that exist included; None if nothing limits them."""
     found = []
     for resource, limit in limits.items():
-        per_node = 1 if resource == "nodes" else gpus if names.is_gpu_resource(resource) else 0
-        try:
-            found += [int(amount(str(limit)) // per_node)] * bool(per_node)
-        except ValueError:
-            continue
+        if share := 1 if resource == "nodes" else gpus * names.is_gpu_resource(resource):
+            with suppress(ValueError):
+                found.append(int(amount(str(limit)) // share))
     return min(found, default=None)
 
 

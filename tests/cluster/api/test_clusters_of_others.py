@@ -68,7 +68,10 @@ def test_a_job_passes_another_and_gives_its_node_back(lives: Lives) -> None:
 
 def test_a_job_gives_a_node_to_a_higher_priority_for_a_while(lives: Lives) -> None:
     found = clusters.shrunk(lives)
-    assert f"{lives.jobs.namespace}/gives-a-node gives 1 node at its next checkpoint" in found["told"]
+    assert (
+        f"{lives.jobs.namespace}/gives-a-node makes room at its next checkpoint and goes on with 1 of its 2 nodes"
+        in found["told"]
+    )
     assert found["before"] == ["Running"], "it waits for the checkpoint"
     assert found["meanwhile"] == {"gives-a-node": "Running", "urgent": "Running"}
     assert found["attempts"] == [["Resized", 2, 0], ["Resized", 1, 11], ["Succeeded", 2, 13]], "no step is lost"
