@@ -4,14 +4,18 @@ API server, scheduler and KubeRay are real; kubelets, trainers and the autoscale
 `python -m tests.cluster.clusters FILE` starts a cluster for it, and writes as JSON what the jobs went through.
 """
 
+import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlhf_operator.cluster.autoscalers import read_live_groups
+from rlhf_operator.cluster.client import Client
 from rlhf_operator.names import POOL
+from rlhf_operator.settings import Settings
 from tests.cluster.autoscaler import Autoscaler
 from tests.cluster.build import API_GROUPS, NotBuiltError, built, no_go
 from tests.cluster.capabilities import api_cannot_run
@@ -243,6 +247,44 @@ def main() -> int:
         return 1
     Path(sys.argv[1]).write_text(json.dumps(found))
     return 0
+
+
+
+
+@contextmanager
+def autoscalers(server: Cluster, pools: Sequence[Document], status: str) -> Iterator[None]:
+    """Kinds and objects that Karpenter and Cluster Autoscaler would have on a cluster."""
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    names = {"plural": "nodepools", "kind": "NodePool", "listKind": "NodePoolList", "singular": "nodepool"}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
+    spec = {"group": "karpenter.sh", "scope": "Cluster", "names": names, "versions": [version]}
+    kind = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "spec": spec}
+    server.expect("POST", definitions, {**kind, "metadata": {"name": "nodepools.karpenter.sh"}})
+    config_map = {"metadata": {"name": "cluster-autoscaler-status"}, "data": {"status": status}}
+    maps, made = "/api/v1/namespaces/kube-system/configmaps", "/apis/karpenter.sh/v1/nodepools"
+    try:
+        server.expect("POST", maps, {"apiVersion": "v1", "kind": "ConfigMap", **config_map})
+        server.until(lambda: server.request("GET", made)[0] == 200, 30, "the server knows NodePools")
+        for pool in pools:
+            server.expect("POST", made, pool)
+        yield
+    finally:
+        server.request("DELETE", f"{maps}/cluster-autoscaler-status")
+        server.request("DELETE", f"{definitions}/nodepools.karpenter.sh")
+
+
+def groups_read_by(server: Cluster, user: str) -> tuple[Settings, tuple[str, ...]]:
+    """What an operator with the rights of a user learns of autoscalers."""
+
+    async def read() -> tuple[Settings, tuple[str, ...]]:
+        client = await Client.connect(server.kubeconfig(user))
+        try:
+            return await read_live_groups(client, Settings())
+        finally:
+            await client.close()
+
+    return asyncio.run(read())
 
 
 if __name__ == "__main__":
