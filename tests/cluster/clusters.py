@@ -249,8 +249,6 @@ def main() -> int:
     return 0
 
 
-
-
 @contextmanager
 def autoscalers(server: Cluster, pools: Sequence[Document], status: str) -> Iterator[None]:
     """Kinds and objects that Karpenter and Cluster Autoscaler would have on a cluster."""

@@ -176,11 +176,25 @@ def test_an_entry_needs_no_max_where_the_autoscaler_states_it() -> None:
     assert coming(settings(NAMED)) == []
     known, _ = with_live_groups(settings(NAMED), [node_pool("a100", limits={"nodes": 3}, capacity=["spot"])], "")
     assert [each[1:] for each in coming(known)] == [(A100, "8", True)] * 3
+    known, _ = with_live_groups(settings(NAMED), [node_pool("a100", limits={"nvidia.com/gpu": 17})], "")
+    assert len(coming(known)) == 2, "17 GPUs are two nodes with eight"
+
+
+def test_an_entry_whose_node_pool_is_not_ready_adds_no_node() -> None:
+    pool = {
+        **node_pool("a100"),
+        "status": {"conditions": [{"type": "Ready", "status": "False", "message": "no class"}]},
+    }
+    known, told = with_live_groups(settings({**NAMED, "max": 2}), [pool], "")
+    assert coming(known) == []
+    assert told == ("no job is planned on node group a100 of the autoscaler: it is not ready: no class",)
 
 
 @pytest.mark.parametrize("status", ["", "{", "a: [", "nodeGroups: 3", "nodeGroups: [{health: 1}]", "- 1", "Name: x"])
 def test_no_status_makes_it_fail(status: str) -> None:
-    assert coming(with_live_groups(settings(), [{}, {"spec": 1}], status)[0]) == []
+    wrong = [{"operator": "In", "key": 3, "values": 3}, {"operator": "In", "values": [None, {}]}]
+    pools = [{}, {"spec": 1}, {"spec": {"template": {"spec": {"requirements": wrong, "taints": [{}]}}}}]
+    assert coming(with_live_groups(settings(), pools, status)[0]) == []
 
 
 def test_nodes_that_come_anyway_are_planned_on_first() -> None:

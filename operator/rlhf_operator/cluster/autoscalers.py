@@ -26,11 +26,11 @@ INSTANCES: Final = read_table(__package__, "instances.yaml", dict[str, tuple[str
 """GPU product and number of GPUs of clouds' instance types that Karpenter may add."""
 UNLIMITED: Final = 64
 """Number of nodes up to which jobs are planned on a NodePool without a limit."""
-MAX_NAMES: Final = 5
+MAX_NAMES, MAX_NODES = 5, 10_000
 STATUS: Final = ("kube-system", "cluster-autoscaler-status")
 NODE_POOL, CAPACITY_TYPE = "karpenter.sh/nodepool", "karpenter.sh/capacity-type"
 INSTANCE_TYPE, GPU_COUNT = "node.kubernetes.io/instance-type", "karpenter.k8s.aws/instance-gpu-count"
-OLD_STATUS: Final = re.compile(r"^ *Name: +(\S+)\n *Health: .*\(minSize=(\d+), maxSize=(\d+)\)", re.MULTILINE)
+OLD_STATUS: Final = re.compile(r"^ *Name: +(\S+)\n *Health: .*\(minSize=(\d{1,9}), maxSize=(\d{1,9})\)", re.MULTILINE)
 """Group in the status that releases of Cluster Autoscaler before 1.30 write, which is a text."""
 
 
@@ -61,8 +61,8 @@ class LiveGroup(NamedTuple):
 
     name: str
     least: int
-    most: int | None
-    """Number of nodes that there may be; None if nothing limits it, or the nodes' GPUs are not known."""
+    limits: Document
+    """Most nodes, GPUs and other resources that the group may have, as a NodePool writes them."""
     spot: bool = False
     nodes: NodesOfGroup | None = None
     """Nodes of the group; None if the autoscaler does not tell what they are."""
@@ -83,11 +83,12 @@ def with_live_groups(settings: Settings, pools: Iterable[Document], status: str)
     for live in (*map(_of_pool, ordered), *_of_status(status)):
         entry = entries.get(live.name) or live.nodes
         why = live.problem or _why_unusable(entry, settings)
-        if entry and not why:
-            sizes = {"least": live.least, "most": entry.most or UNLIMITED if live.most is None else live.most}
-            entries[live.name] = entry.model_copy(update={**sizes, "name": live.name, "spot": entry.spot or live.spot})
-        else:
+        if why:
             lacking[live.name] = why
+        if entry:
+            most = 0 if why else _most(live.limits, entry.gpus_per_node, entry.most or UNLIMITED)
+            stated = {"name": live.name, "least": min(live.least, most), "most": most, "spot": entry.spot or live.spot}
+            entries[live.name] = entry.model_copy(update=stated)
     reasons = {why: [name for name, each in lacking.items() if each == why] for why in lacking.values()}
     told = (f"no job is planned on node group {_listed(of)} of the autoscaler: {why}" for why, of in reasons.items())
     return settings.model_copy(update={"node_groups": tuple(entries.values())}), tuple(told)
@@ -108,7 +109,9 @@ def _of_pool(pool: Document) -> LiveGroup:
     """Return the group of a NodePool (karpenter.sh/v1)."""
     name, spec = raw.text(pool, "metadata", "name"), raw.mapping(pool, "spec", "template", "spec")
     allowed = {
-        raw.text(each, "key"): [value for value in each.get("values") or () if isinstance(value, str)]
+        raw.text(each, "key"): list(filter(None, map(str, found)))
+        if isinstance(found := each.get("values"), list)
+        else []
         for each in raw.entries(spec, "requirements")
         if each.get("operator") == "In"
     }
@@ -126,8 +129,8 @@ def _of_pool(pool: Document) -> LiveGroup:
             if each.get("effect") in ("NoSchedule", "PreferNoSchedule", "NoExecute")
         )
         nodes = NodesOfGroup.model_construct(match_labels=labels, gpu=product, gpus_per_node=gpus, taints=taints)
-    most = _most(raw.mapping(pool, "spec", "limits"), gpus)
-    return LiveGroup(name, 0, most, "spot" in allowed.get(CAPACITY_TYPE, ()), nodes, problem)
+    limits = raw.mapping(pool, "spec", "limits")
+    return LiveGroup(name, 0, limits, "spot" in allowed.get(CAPACITY_TYPE, ()), nodes, problem)
 
 
 def _gpus_of(types: list[str], labels: Mapping[str, str]) -> tuple[str, int]:
@@ -139,24 +142,24 @@ def _gpus_of(types: list[str], labels: Mapping[str, str]) -> tuple[str, int]:
     return (product, int(count)) if product and count.isdecimal() and 0 < int(count) <= 1024 else ("", 0)
 
 
-def _most(limits: Document, gpus: int) -> int | None:
-    """Return how many nodes the limits of a NodePool allow, those that exist included; None if nothing limits them."""
+def _most(limits: Document, gpus: int, otherwise: int) -> int:
+    """Return how many nodes a group may have by its limits, those that exist included; `otherwise` without any."""
     found = []
     for resource, limit in limits.items():
         if share := 1 if resource == "nodes" else gpus * names.is_gpu_resource(resource):
             with suppress(ValueError):
                 found.append(int(amount(str(limit)) // share))
-    return min(found, default=None)
+    return min((*found, MAX_NODES) if found else (otherwise,))
 
 
 def _of_status(status: str) -> Iterator[LiveGroup]:
     """Yield the groups of Cluster Autoscaler's status; a cloud's path before the name of a group does not count."""
     for path, least, most in OLD_STATUS.findall(status):
-        yield LiveGroup(path.rpartition("/")[2], int(least), int(most))
+        yield LiveGroup(path.rpartition("/")[2], int(least), {"nodes": most})
     try:
         (document, *_) = kubectl_yaml.read(status, "")
     except (SpecError, ValueError):
         return
     for each in raw.entries(document, "nodeGroups"):
         least, most = (raw.number(each, "health", size) or 0 for size in ("minSize", "maxSize"))
-        yield LiveGroup(raw.text(each, "name").rpartition("/")[2], least, most)
+        yield LiveGroup(raw.text(each, "name").rpartition("/")[2], least, {"nodes": most})
