@@ -109,11 +109,9 @@ def _of_pool(pool: Document) -> LiveGroup:
     """Return the group of a NodePool (karpenter.sh/v1)."""
     name, spec = raw.text(pool, "metadata", "name"), raw.mapping(pool, "spec", "template", "spec")
     allowed = {
-        raw.text(each, "key"): list(filter(None, map(str, found)))
-        if isinstance(found := each.get("values"), list)
-        else []
+        raw.text(each, "key"): [str(value) for value in found]
         for each in raw.entries(spec, "requirements")
-        if each.get("operator") == "In"
+        if each.get("operator") == "In" and isinstance(found := each.get("values"), list)
     }
     fixed = {key: values[0] for key, values in allowed.items() if len(values) == 1}
     labels = {NODE_POOL: name, **raw.texts(pool, "spec", "template", "metadata", "labels"), **fixed}
