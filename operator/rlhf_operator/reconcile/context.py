@@ -178,7 +178,7 @@ class ReconcileContext:
 
     @property
     def coming_nodes(self) -> tuple[str, ...]:
-        """Names of the nodes, yet to come, on which the job holds room that it needs, until its pods have nodes."""
+        """Names of the nodes, yet to come, on which pods that the job needs have room, until these pods have nodes."""
         return tuple(each.node for each in self.status.reserved if names.group_of(each.node) and not each.extra)
 
     @property
