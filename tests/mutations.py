@@ -260,9 +260,9 @@ MUTATIONS = (
     Mutation(f"{API}/exit_codes.py", "COMMUNICATION = 8", "COMMUNICATION = 9", FAILURES),
     Mutation(f"{OPERATOR}/evidence.py", 'ExitCode.NUMERICS: "Numerics"', 'ExitCode.NUMERICS: "Data"', FAILURES),
     Mutation(
-        f"{OPERATOR}/failure.py",
-        '"NodeLost": FailureClass(action="Ignore"',
-        '"NodeLost": FailureClass(action="Restart"',
+        f"{OPERATOR}/failures.yaml",
+        "NodeLost: {action: Ignore",
+        "NodeLost: {action: Restart",
         FAILURES,
     ),
     Mutation(
@@ -351,8 +351,8 @@ MUTATIONS = (
     Mutation(f"{OPERATOR}/reconcile/running.py", "CLOCK_SECONDS: Final = 2.0", "CLOCK_SECONDS: Final = 200.0", WAITS),
     Mutation(
         f"{OPERATOR}/failure.py",
-        '"Unknown": FailureClass(action="Restart", yields_to=(disrupted_lost_pod, lost_worker))',
-        '"Unknown": FailureClass(action="Restart")',
+        '    "Unknown": (disrupted_lost_pod, lost_worker),\n',
+        "",
         WAITS,
     ),
     Mutation(f"{OPERATOR}/failure.py", "AVOIDED_SECONDS: Final = 3600.0", "AVOIDED_SECONDS: Final = 360.0", WAITS),
@@ -395,8 +395,8 @@ MUTATIONS = (
     Mutation(f"{CHART}/templates/deployment.yaml", "failureThreshold: 30", "failureThreshold: 1", NUMBERS),
     Mutation(f"{CHART}/templates/prometheusrule.yaml", "- 3 * stddev", "- 0 * stddev", NUMBERS),
     Mutation(f"{CHART}/values.yaml", "memoryRatio: 0.95", "memoryRatio: 0.59", NUMBERS),
-    Mutation(f"{MAPPER}/efficiency.yaml", "  network: 0.85", "  network: 0.95", COEFFICIENTS),
-    Mutation(f"{MAPPER}/coefficients.py", "running_sequences=256", "running_sequences=512", COEFFICIENTS),
+    Mutation(f"{MAPPER}/software.yaml", "    network: 0.85", "    network: 0.95", COEFFICIENTS),
+    Mutation(f"{MAPPER}/software.yaml", "running_sequences: 256", "running_sequences: 512", COEFFICIENTS),
 )
 
 

@@ -49,13 +49,13 @@ class Software:
     If true, gradients exist only while their model is updated, and the head never computes the logits of all tokens
     at once.
     """
-    weight_bytes: float
+    weight_bytes: int | float
     """Bytes of the weight of one parameter in a trained model."""
-    gradient_bytes: float
-    optimizer_bytes: float
-    frozen_bytes: float
+    gradient_bytes: int | float
+    optimizer_bytes: int | float
+    frozen_bytes: int | float
     """Bytes of the weight of one parameter in a frozen model."""
-    compute_bytes: float
+    compute_bytes: int | float
     """Bytes of a number in matrix products, activations and the KV cache."""
     rereads_kv: bool
     """Whether the generator reads a KV head's cache once for each of its query heads (vLLM 0.3), not once for all."""
@@ -78,37 +78,13 @@ class Correction:
         return self.factors.get(kind, 1.0)
 
 
-_EFFICIENCY = read_table(__package__, "efficiency.yaml", dict[Device, Efficiency])
-
-TRAINER = Software(
-    name="FSDP2, eager, and vLLM V1",
-    is_eager=True,
-    attention="Flash",
-    shards_weights=True,
-    weight_bytes=4,
-    gradient_bytes=4,
-    optimizer_bytes=8,  # Adam's two moments
-    frozen_bytes=2,
-    compute_bytes=2,
-    rereads_kv=False,
-    running_sequences=1024,
-    may_offload=True,
-    state_share=0.92,
-    efficiency=_EFFICIENCY["GPU"],
-)
+_SOFTWARE = read_table(__package__, "software.yaml", dict[Device, Software])
+TRAINER = _SOFTWARE["GPU"]
 
 
 def software_for(device: Device, precision: Literal["Auto", "FP32", "BF16"], attention: Attention = "Auto") -> Software:
     """Return the Software of this project's trainer on a device; Auto: FP32 and SDPA on CPU, BF16 and Flash on GPU."""
     full = precision == "FP32" or (precision == "Auto" and device == "CPU")
-    size, on_cpu = (4 if full else 2), device == "CPU"
-    return replace(
-        TRAINER,
-        name="a CPU slot, rough ones" if on_cpu else TRAINER.name,
-        compute_bytes=size,
-        frozen_bytes=size,
-        attention="SDPA" if attention == "SDPA" or full or on_cpu else "Flash",
-        running_sequences=256 if on_cpu else TRAINER.running_sequences,
-        may_offload=not on_cpu,
-        efficiency=_EFFICIENCY[device],
-    )
+    size, on_device = (4 if full else 2), _SOFTWARE[device]
+    attention = "SDPA" if attention == "SDPA" or full else on_device.attention
+    return replace(on_device, compute_bytes=size, frozen_bytes=size, attention=attention)

@@ -79,25 +79,11 @@ class Gpu:
         )
 
 
-CPU_SLOT = Gpu(
-    name="cpu-slot",
-    memory=8 * GB,
-    bf16=64e9,
-    fp32=64e9,
-    memory_bandwidth=16 * GB,
-    link_bandwidth=2 * GB,
-    host_bandwidth=8 * GB,
-    network_bandwidth=8 * GIGABIT,
-    launch_seconds=20e-6,
-    source="one worker process on one core of a server CPU; rough, to be calibrated by a run",
-)
-
 _Row = tuple[str, float, float, float, float, float, float, str, float]
 """Row of gpus.yaml: the arguments of `Gpu.row` after the name."""
-GPUS: Mapping[str, Gpu] = {
-    **{name: Gpu.row(name, *row) for name, row in read_table(__package__, "gpus.yaml", dict[str, _Row]).items()},
-    CPU_SLOT.name: CPU_SLOT,
-}
+_TABLE = {name: Gpu.row(name, *row) for name, row in read_table(__package__, "gpus.yaml", dict[str, _Row]).items()}
+CPU_SLOT = replace(_TABLE["cpu-slot"], launch_seconds=20e-6)
+GPUS: Mapping[str, Gpu] = {**_TABLE, CPU_SLOT.name: CPU_SLOT}
 
 
 def gpu_of_product(product: str) -> Gpu | None:

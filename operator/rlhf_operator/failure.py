@@ -7,6 +7,7 @@ from typing import Final
 
 from rlhf_api.spec.run_policy import Action, Reason, RunPolicy
 from rlhf_api.status import Attempt, Failure
+from rlhf_api.tables import read_table
 from rlhf_operator import evidence, names
 from rlhf_operator.evidence import Case, Cause, disrupted_lost_pod, lost_worker
 from rlhf_operator.observed_attempt import exit_code, head_can_answer
@@ -47,38 +48,17 @@ class FailureClass:
     """Action if no failureRule matches; Ignore does not count against runPolicy.backoffLimit."""
     is_node_fault: bool = False
     """Whether the node may be to blame for such a failure."""
-    yields_to: tuple[Evidence, ...] = ()
-    """Kinds of evidence; if one of them is found, its cause replaces the cause with this failure reason."""
 
 
-CLASSES: Final[Mapping[str, FailureClass]] = {
-    # The next attempt would fail again in the same way.
-    "UserCode": FailureClass(action="Fail"),
-    "Data": FailureClass(action="Fail"),
-    "Spec": FailureClass(action="Fail"),
-    "Environment": FailureClass(action="Restart", is_node_fault=True),
-    "OutOfMemory": FailureClass(action="Restart"),
-    "Numerics": FailureClass(action="Restart"),
-    "Communication": FailureClass(action="Restart", is_node_fault=True, yields_to=(disrupted_lost_pod, lost_worker)),
-    # The cluster did it, so it does not count against the user.
-    "NodeLost": FailureClass(action="Ignore", is_node_fault=True),
-    "Preempted": FailureClass(action="Ignore"),
-    "Evicted": FailureClass(action="Ignore"),
-    "OutOfStorage": FailureClass(action="Restart"),
-    "ImagePull": FailureClass(action="Restart"),
-    "HeadLost": FailureClass(action="Restart", is_node_fault=True, yields_to=(disrupted_lost_pod,)),
-    "WorkerLost": FailureClass(action="Restart", is_node_fault=True, yields_to=(disrupted_lost_pod,)),
-    "Hang": FailureClass(action="Restart", is_node_fault=True),
-    "StartupTimeout": FailureClass(action="Restart"),
-    "SecretMissing": FailureClass(action="Restart"),
-    "ClaimMissing": FailureClass(action="Restart"),
-    "ContainerRefused": FailureClass(action="Restart", is_node_fault=True),
-    "PodsRefused": FailureClass(action="Restart"),
-    "QuotaTooSmall": FailureClass(action="Fail"),
-    "Internal": FailureClass(action="Restart"),
-    "Unknown": FailureClass(action="Restart", yields_to=(disrupted_lost_pod, lost_worker)),
-}
+CLASSES: Final = read_table(__package__, "failures.yaml", dict[Reason, FailureClass])
 """Consequences of a failure by its reason."""
+YIELDS_TO: Final[Mapping[Reason, tuple[Evidence, ...]]] = {
+    "HeadLost": (disrupted_lost_pod,),
+    "WorkerLost": (disrupted_lost_pod,),
+    "Communication": (disrupted_lost_pod, lost_worker),
+    "Unknown": (disrupted_lost_pod, lost_worker),
+}
+"""Kinds of evidence by failure reason; if one of them is found, its cause replaces the cause with this reason."""
 
 
 def action_on(failure: Failure, policy: RunPolicy) -> tuple[Action, str | None]:
@@ -98,7 +78,7 @@ def classify(snapshot: Snapshot, now: datetime, *, ready_since: datetime | None)
     case = Case(snapshot, now, ready_since)
     if (cause := _first(EVIDENCE, case)) is None:
         return None
-    return failed(snapshot, now, *(_first(CLASSES[cause[0]].yields_to, case) or cause))
+    return failed(snapshot, now, *(_first(YIELDS_TO.get(cause[0], ()), case) or cause))
 
 
 def _first(rows: Iterable[Evidence], case: Case) -> Cause | None:

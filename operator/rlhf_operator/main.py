@@ -21,6 +21,7 @@ import kopf
 from rlhf_api.problems import SpecError
 from rlhf_operator import names
 from rlhf_operator.cluster.apply import Applier
+from rlhf_operator.cluster.autoscalers import read_live_groups
 from rlhf_operator.cluster.cache import Cache, Key
 from rlhf_operator.cluster.client import ApiError, Client, NoClusterError
 from rlhf_operator.cluster.discovery import Kind, discover
@@ -166,6 +167,7 @@ class _Operator:
         while True:
             try:
                 self.observer.offer = await discover(self.client, self.settings)
+                await self.find_groups()
             except ApiError as error:
                 if not error.passing:
                     raise
@@ -173,6 +175,14 @@ class _Operator:
             else:
                 logger.info("besides RLHFJobs the cluster offers %s", self.observer.offer)
                 return
+
+    async def find_groups(self) -> None:
+        """Find out which node groups autoscalers state, and plan on them from now on."""
+        settings, unusable = await read_live_groups(self.client, self.settings)
+        self.reconciler.settings = settings
+        if self.observer.use_groups(settings, unusable):
+            for each in unusable:
+                logger.warning("%s", each)
 
     def _enqueue(self, keys: set[Key]) -> None:
         self.reconciler.enqueue(keys)
@@ -269,6 +279,7 @@ class _Operator:
             await asyncio.sleep(COMPARE_OFFERS_SECONDS * random.uniform(0.9, 1.1))
             try:
                 offer = await discover(self.client, self.settings)
+                await self.find_groups()
             except (ApiError, NoClusterError) as error:
                 logger.warning("cannot see what the cluster offers: %s", error)
                 continue

@@ -55,7 +55,7 @@ class Reconciler:
         reconciled: Callable[[Result, float], None],
         clock: Callable[[], datetime],
     ) -> None:
-        self._decide, self._settings = decide, settings
+        self._decide, self.settings = decide, settings
         self._observer, self._applier, self._heartbeats = observer, applier, heartbeats
         self._reconciled, self._clock = reconciled, clock
         self._queue: WorkQueue[Key] = WorkQueue()
@@ -226,7 +226,7 @@ class Reconciler:
                     return None
                 snapshot = replace(snapshot, refused=self._refused.get(key), alone=alone)
                 loop = asyncio.get_running_loop()
-                plan = await loop.run_in_executor(executor, self._decide, snapshot, self._clock(), self._settings)
+                plan = await loop.run_in_executor(executor, self._decide, snapshot, self._clock(), self.settings)
                 look = next((action for action in plan.actions if isinstance(action, ReadLive)), None)
                 if look is None:
                     await self._applier.write_status(snapshot, plan)
@@ -257,7 +257,7 @@ class Reconciler:
             self._pauses.pop(key, None)
             return
         uid, pod = head
-        interval = self._settings.status_interval_seconds
+        interval = self.settings.status_interval_seconds
         before = self._heartbeats.last(uid, pod.attempt)
         pause = min(2 * self._pauses.get(key, interval), MAX_POLL_INTERVALS * interval)
         try:

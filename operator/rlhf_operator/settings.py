@@ -1,6 +1,6 @@
 """Settings of the installed operator: one YAML file, which the chart writes from its values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -68,6 +68,8 @@ class NodesOfGroup(NodeFigures):
     match_labels: dict[LabelKey, LabelValue]
     name: ObjectName | None = None
     """Name of the group in messages; needed with `max`."""
+    least: Annotated[int, Field(ge=0, le=10_000, alias="min")] = 0
+    """Number of nodes that the autoscaler adds even without waiting pods: pods are planned on these nodes first."""
     most: Annotated[int, Field(ge=0, le=10_000, alias="max")] = 0
     """Number of nodes up to which an autoscaler adds nodes for waiting pods; 0: it adds none."""
     gpu: Text | None = None
@@ -78,12 +80,16 @@ class NodesOfGroup(NodeFigures):
     memory: Annotated[Memory, AS_TEXT] | None = None
     """Memory of a node for pods; None: enough for any pod."""
     taints: Annotated[tuple[NodeTaint, ...], Field(strict=False)] = ()
+    spot: bool = False
+    """Whether the cloud may take its nodes back: pods of elastic pools prefer the group, others avoid it."""
     deadline_seconds: Annotated[int, Field(ge=1)] = 1800
     """Seconds that the autoscaler may take to add nodes for an attempt."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        """Refuse a growing group without a name or without labels of its nodes, and half a statement about GPUs."""
+        """Refuse a growing group without name or labels, contradicting sizes, and half a statement about GPUs."""
+        if self.least > self.most > 0:
+            raise ValueError("has a min above its max")
         if self.most and not (self.name and self.match_labels):
             raise ValueError("has max, so it needs name and matchLabels")
         if bool(self.gpu) != bool(self.gpus_per_node):
@@ -230,6 +236,10 @@ class Settings(Spec):
     def group(self, name: str) -> NodesOfGroup | None:
         """Return the node group of this name to which an autoscaler adds nodes; None if there is none."""
         return next((each for each in self.node_groups if each.most and each.name == name), None)
+
+    def seconds_to_add(self, groups: Iterable[str], otherwise: float) -> float:
+        """Return the seconds that the slowest of these groups may take to add nodes; `otherwise` if none is known."""
+        return max((float(each.deadline_seconds) for each in map(self.group, groups) if each), default=otherwise)
 
     @classmethod
     def read(cls, file: Path) -> Self:

@@ -154,6 +154,10 @@ class ObservedNode:
     """Taints of the node: (key, value, effect)."""
     allocatable: Mapping[str, str] = field(default_factory=dict)
     """Allocatable quantities of the node (cpu, memory and devices), as Kubernetes writes them."""
+    turn: int = 0
+    """Position among the nodes that groups may add, in the order in which pods are planned on them; 0: it exists."""
+    spot: bool = False
+    """Whether the node is one that a group may add, and that the cloud may take back."""
 
     @cached_property
     def room(self) -> Counter[str]:
@@ -257,6 +261,8 @@ class Snapshot:
     """Nodes of the cluster and those that node groups may still add; None if the operator may not list nodes, so that
     it relies on spec.resources.
     """
+    unusable_groups: tuple[str, ...] = ()
+    """Sentences on the node groups of autoscalers on which no job is planned."""
     claimable_gpus: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Number of GPUs that pods can have only by resource claims (DRA), by node and driver; none is planned on."""
     priorities: Mapping[str, int] = field(default_factory=dict)

@@ -4,12 +4,16 @@ API server, scheduler and KubeRay are real; kubelets, trainers and the autoscale
 `python -m tests.cluster.clusters FILE` starts a cluster for it, and writes as JSON what the jobs went through.
 """
 
+import asyncio
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlhf_operator.cluster.autoscalers import read_live_groups
+from rlhf_operator.cluster.client import Client
 from rlhf_operator.names import POOL
+from rlhf_operator.settings import Settings
 from tests.cluster.api_world import write_measured
 from tests.cluster.autoscaler import Autoscaler
 from tests.cluster.client import Cluster
@@ -243,6 +247,42 @@ def measure(server: Cluster, folder: Path) -> Document:
     """Play all parts, and return what the jobs of each went through."""
     with stage(server, NAMESPACE, folder, nodeGroups=[GROWS]) as (lives, _):
         return {each.__name__: each(lives) for each in (tainted, autoscaled, backfilled, elastic, shrunk)}
+
+
+@contextmanager
+def autoscalers(server: Cluster, pools: Sequence[Document], status: str) -> Iterator[None]:
+    """Kinds and objects that Karpenter and Cluster Autoscaler would have on a cluster."""
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    names = {"plural": "nodepools", "kind": "NodePool", "listKind": "NodePoolList", "singular": "nodepool"}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
+    spec = {"group": "karpenter.sh", "scope": "Cluster", "names": names, "versions": [version]}
+    kind = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "spec": spec}
+    server.expect("POST", definitions, {**kind, "metadata": {"name": "nodepools.karpenter.sh"}})
+    config_map = {"metadata": {"name": "cluster-autoscaler-status"}, "data": {"status": status}}
+    maps, made = "/api/v1/namespaces/kube-system/configmaps", "/apis/karpenter.sh/v1/nodepools"
+    try:
+        server.expect("POST", maps, {"apiVersion": "v1", "kind": "ConfigMap", **config_map})
+        server.until(lambda: server.request("GET", made)[0] == 200, 30, "the server knows NodePools")
+        for pool in pools:
+            server.expect("POST", made, pool)
+        yield
+    finally:
+        server.request("DELETE", f"{maps}/cluster-autoscaler-status")
+        server.request("DELETE", f"{definitions}/nodepools.karpenter.sh")
+
+
+def groups_read_by(server: Cluster, user: str) -> tuple[Settings, tuple[str, ...]]:
+    """What an operator with the rights of a user learns of autoscalers."""
+
+    async def read() -> tuple[Settings, tuple[str, ...]]:
+        client = await Client.connect(server.kubeconfig(user))
+        try:
+            return await read_live_groups(client, Settings())
+        finally:
+            await client.close()
+
+    return asyncio.run(read())
 
 
 if __name__ == "__main__":

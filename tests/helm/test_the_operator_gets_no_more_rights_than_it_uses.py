@@ -29,6 +29,7 @@ NODES = {
     ("", "nodes"): WATCH,
     ("scheduling.k8s.io", "priorityclasses"): WATCH,
     ("resource.k8s.io", "resourceslices"): WATCH,
+    ("karpenter.sh", "nodepools"): {"list"},
 }
 LEASES = {("coordination.k8s.io", "leases"): {"get", "create", "update"}}
 """In the namespace of the release."""
@@ -63,6 +64,13 @@ def test_it_may_do_in_all_namespaces_what_its_code_does(helm: Helm) -> None:
 def test_nodes_are_not_shown_to_it_where_that_is_not_wished(helm: Helm) -> None:
     manifests = helm.template({"rbac": {"readNodes": False}})
     assert rights([the(manifests, "ClusterRole", CLUSTER_ROLE)]) == NEEDED
+
+
+def test_it_reads_the_state_of_no_other_program(helm: Helm) -> None:
+    (role,) = (each for each in bound(helm.template()) if each["kind"] == "ClusterRole")
+    named = [rule["resourceNames"] for rule in role["rules"] if "resourceNames" in rule]
+    assert named == [["cluster-autoscaler-status"]]
+    assert not [rule for rule in role["rules"] if "nodepools" in rule["resources"] and rule["verbs"] != ["list"]]
 
 
 def test_policies_are_no_matter_of_its_where_it_makes_none(helm: Helm) -> None:

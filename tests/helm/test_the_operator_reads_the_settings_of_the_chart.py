@@ -61,6 +61,8 @@ OTHER: Values = {
                 "memory": "1Ti",
                 "taints": ({"key": "dedicated", "value": "gpu", "effect": "NoSchedule"},),
                 "deadlineSeconds": 900,
+                "min": 1,
+                "spot": True,
             }
         ],
         "topology": [{"label": "topology.kubernetes.io/zone", "gbps": 100}],

@@ -41,7 +41,7 @@ def elastic(fewest: int = 1, most: int = 3, **fields: Any) -> Document:
 class ElasticCluster(SharedCluster):
     """Pods run as soon as they have a node; a trainer uses the pods that run when a step begins."""
 
-    def __init__(self, workers: int, *more: Any) -> None:
+    def __init__(self, workers: int, *more: Any, settings: Any = None) -> None:
         self.steps: dict[str, int] = {}
         self.metrics: dict[str, dict[str, float]] = {}
         self.sizes: dict[str, Resize] = {}
@@ -49,7 +49,7 @@ class ElasticCluster(SharedCluster):
         self.events: list[Event] = []
         self.exit_code: int | None = None
         self.is_kuberay_away = self.do_pods_linger = self.keep_pending = False
-        super().__init__(nodes_of(workers), 0, *more)
+        super().__init__(nodes_of(workers), 0, *more, settings=settings)
 
     # What is heard
 

@@ -94,7 +94,7 @@ def test_both_run_side_by_side_after_the_next_checkpoint() -> None:
     assert begun(cluster, "urgent", "big") == [True, True]
     assert (outcomes(cluster, "big"), nodes_held(cluster, "big")) == (["Resized", "Running"], 2)
     assert cluster.status("big").attempts[0].message == (
-        "Attempt 1 gives 2 of its 4 nodes to team/urgent, which has a higher priority; the job goes on with 2."
+        "Attempt 1 makes room for team/urgent of higher priority; the job goes on with 2 of its 4 nodes."
     )
     assert cluster.condition("big", "Mapped").message == "2 CPU slots (actor: 2 x 1)."
     assert cluster.status("big").failed_attempts == 0
@@ -108,7 +108,7 @@ def test_the_job_of_higher_priority_is_told_who_gives() -> None:
     submit(cluster, "urgent", with_priority(job(2), "high"))
     assert told(cluster, "urgent") == (
         "1st in line; no node has room for 2 of 2 pods of pool all (4 CPUs, 1Gi each); "
-        "team/big gives 2 nodes at its next checkpoint."
+        "team/big makes room at its next checkpoint and goes on with 2 of its 4 nodes."
     )
 
 
@@ -158,6 +158,23 @@ def test_room_given_before_its_pods_exist_is_taken_at_once() -> None:
     cluster.wait(61)
     assert begun(cluster, "one", "two", "three") == [True, True, True]
     assert outcomes(cluster, "big") == ["Resized", "Resized", "Running"], "five nodes do not divide the batch"
+
+
+def test_jobs_that_wait_together_are_served_by_one_shrink() -> None:
+    cluster = with_classes(cluster_of(6))
+    submit(cluster, "big", elastic(1, 6))
+    train(cluster, "big", step=9)
+    for name in ("one", "two", "three"):
+        submit(cluster, name, with_priority(job(1), "high"))
+    assert told(cluster, "one").endswith("makes room at its next checkpoint and goes on with 4 of its 6 nodes.")
+    train(cluster, "big", step=10, saved=10)
+    cluster.wait(61)
+    assert begun(cluster, "one", "two", "three") == [True, True, True]
+    assert (outcomes(cluster, "big"), nodes_held(cluster, "big")) == (["Resized", "Running"], 3)
+    assert cluster.status("big").attempts[0].message == (
+        "Attempt 1 makes room for team/one and team/three and team/two of higher priority; "
+        "the job goes on with 3 of its 6 nodes."
+    )
 
 
 def test_a_guest_gives_its_room_before_another_job_shrinks() -> None:

@@ -53,7 +53,7 @@ async def discover(client: Client, settings: Settings) -> Offer:
         capabilities.add("kuberay")
         kinds.append(Kind(name="rayjobs", resource=RAYJOBS, selector=OURS))
     first = next(iter(settings.namespaces), None)
-    if (kueue := await _served(client, WORKLOADS)) and await _may_list(client, kueue, first):
+    if (kueue := await served(client, WORKLOADS)) and await _may_list(client, kueue, first):
         capabilities.add("kueue")
         kinds.append(Kind(name="quotas", resource=kueue))
     selector = OURS
@@ -63,7 +63,7 @@ async def discover(client: Client, settings: Settings) -> Offer:
         selector = ""  # pods of others hold GPUs of the nodes
         if await _may_list(client, PRIORITIES, None):
             kinds.append(Kind(name="priorities", resource=PRIORITIES, namespaced=False))
-        if (slices := await _served(client, SLICES)) and await _may_list(client, slices, None):
+        if (slices := await served(client, SLICES)) and await _may_list(client, slices, None):
             kinds.append(Kind(name="slices", resource=slices, namespaced=False))
     kinds.append(Kind(name="pods", resource=PODS, selector=selector))
     return Offer(capabilities=frozenset(capabilities), kinds=tuple(kinds))
@@ -74,7 +74,7 @@ async def _serves(client: Client, resource: Resource) -> bool:
     return any(each.get("name") == resource.plural for each in raw.entries(answer, "resources"))
 
 
-async def _served(client: Client, resource: Resource) -> Resource | None:
+async def served(client: Client, resource: Resource) -> Resource | None:
     """Return a kind in the version that the API server prefers; None if the server does not have it."""
     answer = await client.find(f"/apis/{resource.group}", "apis")
     found = preferred(resource, answer)

@@ -48,10 +48,18 @@ class Observer:
         enqueue: Callable[[set[Key]], None],
     ) -> None:
         self._client, self._cache, self._heartbeats, self._settings = client, cache, heartbeats, settings
-        self._enqueue = enqueue
+        self._enqueue, self._unusable_groups = enqueue, tuple[str, ...]()
         self.failing: dict[Key, float] = {}
         """Time since which every pass over a job has failed, by job, in seconds of this process's monotonic clock."""
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
+
+    def use_groups(self, settings: Settings, unusable: tuple[str, ...]) -> bool:
+        """Use settings with other node groups from now on, and wake all jobs; whether any group has changed."""
+        before = self._settings, self._unusable_groups
+        self._settings, self._unusable_groups = settings, unusable
+        if has_changed := before != (settings, unusable):
+            self._enqueue(set(self.keys()))
+        return has_changed
 
     def keys(self) -> list[Key]:
         """Return the keys of all jobs, the oldest first: younger jobs wait for the first pass of older ones."""
@@ -180,6 +188,7 @@ class Observer:
             measured=tuple(view.measured_attempts(self._cache, job)) if fresh else (),
             nodes=self._nodes(),
             priorities=self._priorities(),
+            unusable_groups=self._unusable_groups,
             claimable_gpus=view.claimable_gpus(self._cache),
             taken=taken,
             held_by_jobs=by_jobs,

@@ -74,10 +74,9 @@ def map_job(job: Job, snapshot: Snapshot, settings: Settings, *, most_nodes: int
         job = with_resources(job, max_nodes=min(max(most_nodes, resources.nodes), resources.max_nodes))
     try:
         return _mapped(job, snapshot, settings, digest)
-    except GpuNodesUnusableError as error:
-        return MappingResult(mapping=None, reason="GPUNodesUnusable", message=str(error))
     except NoPlaceError as error:
-        return MappingResult(mapping=None, reason="NoFeasiblePlacement", message=str(error))
+        reason: MappingReason = "GPUNodesUnusable" if type(error) is GpuNodesUnusableError else "NoFeasiblePlacement"
+        return MappingResult(mapping=None, reason=reason, message="; ".join((str(error), *snapshot.unusable_groups)))
     except UnknownShapeError as error:
         return MappingResult(mapping=None, reason="ShapesUnknown", message=str(error))
     except SpecError as error:

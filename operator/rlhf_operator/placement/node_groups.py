@@ -1,6 +1,7 @@
 """Nodes that do not exist yet: those that an autoscaler may still add to the node groups of the settings."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from rlhf_operator import names
 from rlhf_operator.settings import NodesOfGroup, Settings
@@ -8,25 +9,34 @@ from rlhf_operator.snapshot import ObservedNode
 
 
 def with_coming_nodes(nodes: Iterable[ObservedNode], settings: Settings) -> tuple[ObservedNode, ...]:
-    """Return the nodes, and after them those that each group may still add."""
+    """Return the nodes, and after them those that each group may still add: first those that come without pods."""
     existing = tuple(nodes)
-    return (*existing, *(node for group in settings.node_groups for node in _coming(group, existing, settings)))
+    coming = [each for group in settings.node_groups for each in _coming(group, existing, settings)]
+    ordered = (node for _, node in sorted(coming, key=lambda each: each[0]))
+    return (*existing, *(replace(node, turn=turn) for turn, node in enumerate(ordered, start=1)))
 
 
-def _coming(group: NodesOfGroup, existing: tuple[ObservedNode, ...], settings: Settings) -> Iterator[ObservedNode]:
-    """Yield the nodes that a group may still add; the lowest number is missing once the next node exists."""
+def _coming(
+    group: NodesOfGroup, existing: tuple[ObservedNode, ...], settings: Settings
+) -> Iterator[tuple[bool, ObservedNode]]:
+    """Yield (whether a pod must wait for it, node) for the nodes that a group may still add.
+
+    The lowest number is missing once the next node exists.
+    """
     if not group.most:
         return
     there = sum(group.match_labels.items() <= node.labels.items() for node in existing)
-    product = {names.GPU_PRODUCTS[0]: group.gpu} if group.gpu and not names.gpu_label(group.match_labels) else {}
+    product = {names.GPU_PRODUCTS[0]: group.gpu} if group.gpu else {}
     gpus = {settings.gpu_resource_name: str(group.gpus_per_node)} if group.gpu else {}
     known = {"cpu": group.cpu, "memory": group.memory}
     for number in range(there + 1, group.most + 1):
-        yield ObservedNode(
+        node = ObservedNode(
             name=names.coming_node(group.name or "", number),
             ready=True,
             schedulable=True,
-            labels={**group.match_labels, **product},
+            labels={**product, **group.match_labels},
             taints=tuple((each.key, each.value, each.effect) for each in group.taints),
             allocatable={**{name: amount for name, amount in known.items() if amount}, **gpus},
+            spot=group.spot,
         )
+        yield number > group.least, node

@@ -178,8 +178,8 @@ class ReconcileContext:
 
     @property
     def coming_nodes(self) -> tuple[str, ...]:
-        """Names of the nodes that do not exist yet on which the job holds room, until all of its pods have nodes."""
-        return tuple(each.node for each in self.status.reserved if names.group_of(each.node))
+        """Names of the nodes, yet to come, on which pods that the job needs have room, until these pods have nodes."""
+        return tuple(each.node for each in self.status.reserved if names.group_of(each.node) and not each.extra)
 
     @property
     def is_under_way(self) -> bool:

@@ -1,4 +1,4 @@
-"""Elastic pool: a rollout pool that takes idle nodes, and gives them back to any job that waits in line.
+"""Elastic pool: a rollout pool that takes idle nodes, or has groups add some, and gives them to any job in line.
 
 It grows by one allowed size (`Job.allowed_node_counts`) at a time, once the trainer uses the current one. The status
 has the desired size and the leaving pods, and each pass asks KubeRay for that size until there are as many pods. The
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from rlhf_api.job import Job
 from rlhf_api.status import MappedPlacement, MappedPool, Reserved
-from rlhf_operator import failure, observed_attempt
+from rlhf_operator import failure, names, observed_attempt
 from rlhf_operator.actions import Resize
 from rlhf_operator.placement.capacity import counted
 from rlhf_operator.reconcile import giving, line
@@ -113,11 +113,14 @@ def _follow(ctx: ReconcileContext, found: ObservedPool) -> NewSize | None:
         until = max(pool.steady_until_step or 0, found.step + SETTLE_STEPS)
         ctx.set_status(mapping=found.mapping.resized(resizing_since=timestamp(ctx.now), steady_until_step=until))
     is_whole = running == pool.node_count
-    if ctx.must_wait(RESIZE_SECONDS - ctx.age(since)) or (is_whole and is_steady):
+    groups = sorted({names.group_of(each.node) for each in ctx.status.reserved} - {""})
+    limit = ctx.settings.seconds_to_add(groups, RESIZE_SECONDS)
+    if ctx.must_wait(limit - ctx.age(since)) or (is_whole and is_steady):
         return None
     nodes = _largest(found, found.used if is_whole else running)
     does = f"the trainer uses {found.used:g}" if is_whole else f"pods run on {running}"
-    new = NewSize(nodes, f"after {RESIZE_SECONDS:.0f} s {does}", STEADY_STEPS, found.pods[:nodes])
+    lacking = f"node group {' and '.join(groups)} has not added all nodes, " * bool(groups)
+    new = NewSize(nodes, f"after {limit:.0f} s {lacking}{does}", STEADY_STEPS, found.pods[:nodes])
     return new if nodes < pool.node_count else None
 
 
@@ -139,11 +142,11 @@ def _follow_idle_shares(ctx: ReconcileContext, found: ObservedPool) -> NewSize |
 
 
 def _free_room(ctx: ReconcileContext, found: ObservedPool, count: int) -> tuple[Reserved, ...]:
-    """Return room on existing nodes for `count` more pods; empty if there is none, or a waiting job may use it."""
+    """Return room for `count` more pods, best on existing nodes; none if a waiting job may use these nodes."""
     seen, avoided = ctx.snapshot, failure.bad_nodes(ctx.snapshot, ctx.now)
     pods = AttemptPods(snapshot=seen, job=found.job, mapping=found.mapping, settings=ctx.settings, avoided=avoided)
     group = groups_of(rayjob(pods))[1 + found.mapping.pools.index(found.pool)]
-    room = place([replace(group, count=count)], seen.existing().also_taken(ctx.status.reserved))
+    room = place([replace(group, count=count)], seen.without(avoided).also_taken(ctx.status.reserved))
     nodes = {each.node for each in room.reserved}
     is_free = nodes.isdisjoint(giving.nodes_for_waiting(ctx, line.waiting_jobs(ctx)))
     return room.reserved if is_free and not room.lacks else ()

@@ -180,15 +180,16 @@ def remap(ctx: ReconcileContext) -> None:
 
 def give_room(ctx: ReconcileContext, given: GivenRoom) -> None:
     """End an attempt because a job in line needs its room, or a part of it; the next attempt keeps the rest."""
-    whose, mapping, before = f"{given.to.namespace}/{given.to.name}", given.giver.status.mapping, ctx.status.mapping
+    whose = " and ".join(f"{each.namespace}/{each.name}" for each in given.to)
+    mapping, before = given.giver.status.mapping, ctx.status.mapping
     ctx.require_live(f"{whose} needs the job's room", alone=True)
     if mapping is None or before is None:
         message = f"Attempt {ctx.status.attempt} had begun before its turn and gives its room to {whose}."
         _begin_anew(ctx, "Yielded", message)  # in its turn the job may have more room
         return
-    count, of = before.nodes - mapping.nodes, counted(before.nodes, "node")
-    what = f"gives {count} of its {of} to {whose}, which has a higher priority; the job goes on with {mapping.nodes}"
-    _begin_anew(ctx, "Resized", f"Attempt {ctx.status.attempt} {what}.", given.giver)
+    what = f"makes room for {whose} of higher priority; the job goes on with {mapping.nodes}"
+    of = counted(before.nodes, "node")
+    _begin_anew(ctx, "Resized", f"Attempt {ctx.status.attempt} {what} of its {of}.", given.giver)
 
 
 def take_nodes_back(ctx: ReconcileContext, larger: ObservedJob) -> None:

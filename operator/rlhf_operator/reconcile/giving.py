@@ -27,24 +27,40 @@ MAX_SHRINKING: Final = 4
 
 
 class GivenRoom(NamedTuple):
-    """Room that a running job gives to a job in line."""
+    """Room that a running job gives to jobs in line."""
 
-    to: ObservedJob
+    to: Sequence[ObservedJob]
+    """Jobs that can then begin, in the order of their turns."""
     giver: ObservedJob
     """The running job with the mapping and room that it keeps; without room it gives all, and waits in line again."""
 
 
 def find_room_to_give(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> GivenRoom | None:
-    """Return what the running attempt gives to a job in line that could then begin; None if it goes on as it is."""
+    """Return what the running attempt gives to jobs in line that could then begin; None if it goes on as it is.
+
+    Jobs that wait behind the first one are served, too, as long as the same jobs give.
+    """
     own = replace(ctx.snapshot.job, status=ctx.status)
     may_give = is_open(own) and (is_guest(own) or bool(_spare_nodes(ctx, own)))
     if not (ctx.snapshot.in_line and may_give and _can_save(ctx)):
         return None
-    for each in ctx.turns.first(waiting):
-        givers = find_givers(ctx, each, fewest_pods(ctx, each), (*ctx.snapshot.holders, own))
-        if giver := next((giver for giver in givers if giver.uid == own.uid), None):
-            return GivenRoom(to=each, giver=giver)
-    return None
+    return next(filter(None, (_gift(ctx, own, first, waiting) for first in ctx.turns.first(waiting))), None)
+
+
+def _gift(
+    ctx: ReconcileContext, own: ObservedJob, first: ObservedJob, waiting: Sequence[ObservedJob]
+) -> GivenRoom | None:
+    """Return what a running job gives to a job in line and some behind it; None if the first needs none of it."""
+    found, pods, others = None, list[Group](), None
+    behind = sorted((each for each in waiting if is_behind(ctx, each, first)), key=ctx.turns.of)
+    served = (first, *behind[: MAX_SHRINKING - 1])
+    for count, each in enumerate(served, start=1):
+        pods += fewest_pods(ctx, each)
+        givers = {giver.uid: giver for giver in find_givers(ctx, each, pods, (*ctx.snapshot.holders, own))}
+        if own.uid not in givers or others not in (None, givers.keys()):
+            break
+        found, others = GivenRoom(to=served[:count], giver=givers[own.uid]), givers.keys()
+    return found
 
 
 def find_nodes_to_take_back(ctx: ReconcileContext, waiting: Sequence[ObservedJob]) -> ObservedJob | None:
@@ -78,8 +94,8 @@ def givers_in_words(ctx: ReconcileContext) -> str:
     words = []
     for each in find_givers(ctx, own, fewest_pods(ctx, own), ctx.snapshot.holders):
         was, now = before[each.uid].status.mapping, each.status.mapping
-        what = counted(was.nodes - now.nodes, "node") if was and now else "its room"
-        words.append(f"{each.namespace}/{each.name} gives {what} at its next checkpoint")
+        rest = f" and goes on with {now.nodes} of its {counted(was.nodes, 'node')}" if was and now else ""
+        words.append(f"{each.namespace}/{each.name} makes room at its next checkpoint{rest}")
     return " and ".join(words)
 
 
@@ -95,34 +111,48 @@ def find_givers(
 
     As few jobs give as suffice, in the order of `_possible_givers`, after elastic pools have given their extra nodes.
     """
-    holders = [each.without_extras() for each in holders]
-    nodes, givers = nodes_for(ctx, pods), _possible_givers(ctx, to, pods, holders) if pods else []
+    trial = _Trial(ctx, to, pods, [each.without_extras() for each in holders], nodes_for(ctx, pods))
+    givers = _possible_givers(ctx, to, pods, trial.holders) if pods else []
+    trials = (givers[:count] for count in range(len(givers) + 1))
+    needed = next((some for some in trials if trial.kept(some) is not None), [])
+    for each in needed[:-1]:  # a later one may give enough without it
+        fewer = [other for other in needed if other is not each]
+        needed = needed if trial.kept(fewer) is None else fewer
+    return trial.kept(needed) or []
 
-    def kept(some: Sequence[ObservedJob]) -> list[ObservedJob] | None:
+
+class _Trial(NamedTuple):
+    """Search for the jobs that give room for the pods of a job in line."""
+
+    ctx: ReconcileContext
+    to: ObservedJob
+    pods: Sequence[Group]
+    holders: Sequence[ObservedJob]
+    nodes: Snapshot
+
+    def kept(self, some: Sequence[ObservedJob]) -> list[ObservedJob] | None:
         """Return these givers with what they keep; None if the pods then have too little room."""
-        holding = [each for each in holders if each not in some]
-        room = place(pods, nodes.taken_only_by(holding))
+        holding = [each for each in self.holders if each not in some]
+        room = place(self.pods, self.nodes.taken_only_by(holding))
         if room.lacks:
             return None
-        holding.append(_holding(to, to.status.mapping, room.reserved))
+        holding.append(_holding(self.to, self.to.status.mapping, room.reserved))
         for each in some:
-            sizes = _spare_nodes(ctx, each)[: None if each is some[-1] else 1]  # all but the last keep least
-            if is_guest(each):
-                holding.append(_holding(each, None, ()))
-                continue
-            others = [other for other in some if other is not each]  # best if it fits beside what they hold now
-            seen = (nodes.taken_only_by([*holding, *more]) for more in ([others, []] if others else [[]]))
-            if (rest := next(filter(None, (with_largest_mapping(ctx, each, on, sizes) for on in seen)), None)) is None:
+            rest = self._rest(each, holding, [other for other in some if other is not each], is_last=each is some[-1])
+            if rest is None:
                 return None
             holding.append(rest)
         return holding[len(holding) - len(some) :]
 
-    trials = (givers[:count] for count in range(len(givers) + 1))
-    needed, found = next(((some, holding) for some in trials if (holding := kept(some)) is not None), ([], []))
-    for each in needed[:-1]:  # a later one may give enough without it
-        if (holding := kept(fewer := [other for other in needed if other is not each])) is not None:
-            needed, found = fewer, holding
-    return found
+    def _rest(
+        self, job: ObservedJob, holding: Sequence[ObservedJob], others: Sequence[ObservedJob], *, is_last: bool
+    ) -> ObservedJob | None:
+        """Return a giver with what it keeps beside these jobs, best also beside what the other givers hold now."""
+        if is_guest(job):
+            return _holding(job, None, ())
+        sizes = _spare_nodes(self.ctx, job)[: None if is_last else 1]  # all but the last keep least
+        seen = (self.nodes.taken_only_by([*holding, *more]) for more in ([others, []] if others else [[]]))
+        return next(filter(None, (with_largest_mapping(self.ctx, job, on, sizes) for on in seen)), None)
 
 
 def with_largest_mapping(ctx: ReconcileContext, job: ObservedJob, seen: Snapshot, sizes: range) -> ObservedJob | None:

@@ -23,6 +23,8 @@ class Group:
     count: int
     pod: PodSpec
     requests: Counter[str]
+    is_elastic: bool = False
+    """Whether the pods may leave: then they go to spot nodes rather than to others that are yet to come."""
 
     def __str__(self) -> str:
         """Text for messages: `2 pods of pool main (16 CPUs, 128Gi, 2 nvidia.com/gpu each)`."""
@@ -50,7 +52,7 @@ def place(groups: Iterable[Group], snapshot: Snapshot) -> Room:
     """Place the pods of an attempt on the nodes for trial, the largest pods first.
 
     Each pod goes to the node with the fewest free devices, and among equals to the one with the most free CPU. Nodes
-    that do not exist yet come last.
+    that do not exist yet come last, in the order of `turn`, those on spot first for elastic pools only.
     """
     usable = {node.name: node for node in snapshot.nodes or () if node.ready and node.schedulable}
     free = {name: Counter(node.room) for name, node in usable.items()}
@@ -71,7 +73,14 @@ def _place_group(
     """Place the pods of a group: their requests move from `free` to `held`. Return the number of pods left over."""
     missing, needed = group.count, {name: number for name, number in group.requests.items() if number}
     fitting = [name for name, node in nodes.items() if suits(node, group.pod)]
-    for name in sorted(fitting, key=lambda each: (nodes[each].group, _devices(free[each]), -free[each]["cpu"], each)):
+
+    def last(name: str) -> tuple[bool, bool, int, int, int, str]:
+        node = nodes[name]
+        is_coming = node.turn > 0
+        is_unwanted = is_coming and node.spot != group.is_elastic
+        return is_coming, is_unwanted, node.turn, _devices(free[name]), -free[name]["cpu"], name
+
+    for name in sorted(fitting, key=last):
         known = [each for each in needed if each in nodes[name].allocatable or each not in IMPLIED_RESOURCES]
         here = max(min([missing, *(free[name][each] // needed[each] for each in known)]), 0)
         if here:
@@ -114,14 +123,23 @@ def _reserved(held: Mapping[str, Counter[str]], *, is_extra: bool = False) -> tu
 def groups_of(rayjob: Manifest) -> list[Group]:
     """Return the groups of an attempt's pods, the head pod first."""
     cluster = rayjob["spec"]["rayClusterSpec"]
-    labelled: list[tuple[str, int, Document]] = [("the head pod", 1, cluster["headGroupSpec"]["template"]["spec"])]
+    labelled: list[tuple[str, int, Document, bool]] = [
+        ("the head pod", 1, cluster["headGroupSpec"]["template"]["spec"], False)
+    ]
     for each in cluster["workerGroupSpecs"]:
         count, pool = each["replicas"] * each["numOfHosts"], f"pool {each['groupName']}"
         label = f"{count} pods of {pool}" if count > 1 else f"the pod of {pool}"
-        labelled.append((label, count, each["template"]["spec"]))
+        is_elastic = each["maxReplicas"] > each["minReplicas"]
+        labelled.append((label, count, each["template"]["spec"], is_elastic))
     return [
-        Group(label=label, count=count, pod=PodSpec.model_validate(pod, by_alias=True), requests=requests_of(pod))
-        for label, count, pod in labelled
+        Group(
+            label=label,
+            count=count,
+            pod=PodSpec.model_validate(pod, by_alias=True),
+            requests=requests_of(pod),
+            is_elastic=is_elastic,
+        )
+        for label, count, pod, is_elastic in labelled
     ]
 
 

@@ -165,15 +165,17 @@ def _lacks_quota(ctx: ReconcileContext) -> str:
 def _is_pushed_out(ctx: ReconcileContext) -> str:
     """Return why an attempt must give its room back, because a pod has had no node for too long; else empty.
 
-    Where node groups are to add nodes, the pods wait as long as these groups may take.
+    Where node groups are to add nodes, the pods wait as long as these groups may take. What Kueue admits may wait for
+    any group, as Kueue does not say for which.
     """
-    pods = _waiting_pods(ctx) if ctx.snapshot.in_line else []
+    is_queued = ctx.snapshot.in_queue(ctx.snapshot.job)
+    pods = _waiting_pods(ctx) if ctx.snapshot.in_line or is_queued else []
     if not pods:
         return ""
     waited = max(ctx.age(_latest(ctx, each.created)) for each in pods)
     groups = sorted({names.group_of(each) for each in ctx.coming_nodes})
-    known = filter(None, map(ctx.settings.group, groups))
-    limit = max((float(each.deadline_seconds) for each in known), default=UNSCHEDULABLE_SECONDS)
+    awaited = [each.name for each in ctx.settings.node_groups if each.name] if is_queued else groups
+    limit = ctx.settings.seconds_to_add(awaited, UNSCHEDULABLE_SECONDS)
     if ctx.must_wait(limit - waited):
         return ""
     lacking = f"node group {' and '.join(groups)} has not added all nodes, and " * bool(groups)

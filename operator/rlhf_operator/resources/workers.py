@@ -1,7 +1,7 @@
 """Worker pods: one group for each zone of each pool; its hosts start together, except those of an elastic pool."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -122,8 +122,16 @@ def _collectives(device: Device, *, on_host: bool) -> dict[str, str]:
 
 
 def _affinity(pods: AttemptPods, part: _Part) -> dict[str, Any]:
-    """Return the affinity to nodes of the mapped GPU type and zone without shared GPUs; empty for placement by hand."""
-    if part.pool.gpu is None or pods.job.spec.placement.mode == "Manual":
+    """Return the affinity to nodes of the mapped GPU type and zone without shared GPUs; none for placement by hand.
+
+    Pods of an elastic pool prefer spot nodes.
+    """
+    if pods.job.spec.placement.mode == "Manual":  # elastic pools are placed by hand
+        spot = [_labels_are(each.match_labels) for each in pods.settings.node_groups if each.spot]
+        preferred = [{"weight": 100, "preference": {"matchExpressions": each}} for each in spot if part.pool.max_nodes]
+        rule = "preferredDuringSchedulingIgnoredDuringExecution"
+        return {"affinity": {"nodeAffinity": {rule: preferred}}} if preferred else {}
+    if part.pool.gpu is None:
         return {}
     nodes = pods.snapshot.nodes or ()
     ways = {label: {node.labels.get(label, "none") for node in nodes} - {"none"} for label in names.GPU_SHARING}
@@ -160,7 +168,12 @@ def _groups_to_grow(pods: AttemptPods, fitting: Sequence[ObservedNode]) -> Itera
     groups = {node.group for node in fitting} - {names.group_of(each) for each in pods.avoided}
     for each in pods.settings.node_groups:
         if each.name in groups:
-            yield [_label_is(label, value) for label, value in sorted(each.match_labels.items())]
+            yield _labels_are(each.match_labels)
+
+
+def _labels_are(labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the requirements that labels have these values."""
+    return [_label_is(label, value) for label, value in sorted(labels.items())]
 
 
 def _label_is(key: str, value: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from tests.cluster.clusters import GROWS
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.lifecycle import SECONDS
 from tests.cluster.stage import Lives, small_job, stage
+from tests.operator.test_groups_that_autoscalers_state import NEW_STATUS, node_pool
 
 BROKEN = {"name": "broken", "matchLabels": {"pool": "broken"}, "max": 2, "cpu": "1", "deadlineSeconds": 3}
 
@@ -68,7 +69,10 @@ def test_a_job_passes_another_and_gives_its_node_back(lives: Lives) -> None:
 
 def test_a_job_gives_a_node_to_a_higher_priority_for_a_while(lives: Lives) -> None:
     found = clusters.shrunk(lives)
-    assert f"{lives.jobs.namespace}/gives-a-node gives 1 node at its next checkpoint" in found["told"]
+    assert (
+        f"{lives.jobs.namespace}/gives-a-node makes room at its next checkpoint and goes on with 1 of its 2 nodes"
+        in found["told"]
+    )
     assert found["before"] == ["Running"], "it waits for the checkpoint"
     assert found["meanwhile"] == {"gives-a-node": "Running", "urgent": "Running"}
     assert found["attempts"] == [["Resized", 2, 0], ["Resized", 1, 11], ["Succeeded", 2, 13]], "no step is lost"
@@ -84,3 +88,12 @@ def test_a_pool_takes_idle_nodes_and_gives_one_to_a_job(lives: Lives) -> None:
     ]
     assert found["evictions"] == [429, 201], "a drain waits for the trainer alone"
     assert found["outcomes"] == ["Succeeded", "Succeeded"]
+
+
+def test_groups_of_karpenter_and_cluster_autoscaler_are_read(lives: Lives) -> None:
+    server = lives.jobs.server
+    with clusters.autoscalers(server, [node_pool(limits={"nodes": "2"}, type=["p5.48xlarge"])], NEW_STATUS):
+        for user, groups, refused in (("admin", ["gpus"], 0), ("dev", [], 2)):
+            known, told = clusters.groups_read_by(server, user)
+            assert [each.name for each in known.node_groups] == groups
+            assert sum(each.startswith("the operator may not read ") for each in told) == refused
