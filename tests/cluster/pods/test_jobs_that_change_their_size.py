@@ -1,6 +1,6 @@
 """Jobs that change their size on real pods: rollout pools that grow, lose pods and shrink; a job that gives a node.
 
-A node of two CPUs has room for two pods of a job, as workers ask for 700m or more and so do heads.
+A node of two CPUs has room for two workers of 700m, or for one of 1100m beside heads.
 """
 
 import json
@@ -198,7 +198,8 @@ def test_a_job_gives_a_node_to_an_urgent_one(operated: Cluster, pods_namespace: 
     big.until_step(3)
     urgent = golden_path.shortened({SFT: 5}, every_steps=5)[SFT] | {"metadata": {"name": URGENT}}
     urgent["spec"]["resources"] = {"device": "CPU", "slotsPerNode": 1}
-    urgent["spec"]["runtime"] = {"worker": {"cpu": "1100m", "template": {"spec": {"priorityClassName": "urgent"}}}}
+    worker = {"cpu": "1100m", "template": {"spec": {"priorityClassName": "urgent"}}}
+    urgent["spec"]["runtime"] = {"controller": {"cpu": "200m"}, "worker": worker}
     golden_path.apply(operated, pods_namespace, {URGENT: urgent})
     (attempt,) = golden_path.succeeded(operated, pods_namespace, URGENT)["attempts"]
     assert attempt["outcome"] == "Succeeded"
@@ -227,7 +228,7 @@ def slow_job(name: str, *, most: int, pause: float) -> Document:
     job = golden_path.shortened({SFT: ENDLESS}, every_steps=2)[SFT] | {"metadata": {"name": name}}
     runtime = runtime_of_the_page()
     runtime["env"].append({"name": "PAUSE", "value": str(pause)})
-    runtime["worker"]["cpu"] = "1100m"
+    runtime["controller"]["cpu"], runtime["worker"]["cpu"] = "200m", "1100m"
     job["spec"] |= {
         "algorithm": {"name": "Custom", "entrypoint": "slow:Slow"},
         "resources": {"device": "CPU", "nodes": 1, "maxNodes": most, "slotsPerNode": 1},
