@@ -111,7 +111,7 @@ class Run:
 
     @classmethod
     def of(cls, records: list[dict[str, float]], folder: Path, said: Sequence[str] = ()) -> Run:
-        rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().split("\n")[:-1]]
         return cls(records, rows, list(said))
 
     @property

@@ -109,6 +109,24 @@ def test_the_demo_has_all_that_it_needs(check: Check) -> None:
     assert told.endswith(" has no weights; training begins with random ones")
 
 
+OWN_STEP = """\
+import rlhf
+
+
+class Own(rlhf.Algorithm):
+    @staticmethod
+    def step(completions: rlhf.B, *, actor: rlhf.SupervisedActor[rlhf.B]) -> None:
+        actor.update_actor(completions)
+"""
+
+
+def test_an_own_supervised_step_begins_with_random_weights(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "own_step.py").write_text(OWN_STEP)
+    sft = MANIFEST.read_text().split("\n---")[0]
+    done = check("algorithm={name: Custom, entrypoint: 'own_step:Own'}", manifest=sft)
+    assert (done.exit_code, done.stdout) == (0, "ok\n"), done.stderr
+
+
 MISTAKES: dict[str, tuple[str, ExitCode, str]] = {
     "no file": (
         "data.train.uri=file://no.jsonl",

@@ -126,7 +126,7 @@ def _with_rewards(jobs: Sequence[Job], only: str | None) -> list[Job]:
 
 def _read_texts(file: Path) -> list[tuple[int, str]]:
     try:
-        entries = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        entries = [json.loads(line) for line in file.read_text(encoding="utf-8").rstrip("\n").split("\n")]
         return [(int(entry["row"]), str(entry["response"])) for entry in entries]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise SpecError([Problem("--responses", 'has a line unlike {"row": 3, "response": "..."}')]) from error

@@ -113,7 +113,7 @@ class JobCheck:
         """Build the model of a role on the meta device, and try what it is for: generation, training and saving."""
         setting, is_made = origin_of(self._job, role, self._jobs, self._output)
         remote, revision, scores = setting.model.trust_remote_code, setting.model.revision, role in SCORERS
-        trains, is_sft = role in self._job.trained(), self._job.spec.algorithm.name == "SFT"
+        trains, is_sft = role in self._job.trained(), self._job.spec.algorithm.data == "completions"
         with setting.naming():
             if role == "actor" and not self._job.spec.algorithm.offline:
                 places = {"on_cpu": self._on_cpu, "elsewhere": self._job.generates_elsewhere}

@@ -291,6 +291,9 @@ class ReplaceablePool(RolloutPool):
         if self._machines:
             report.sums |= {RESIZES: float(self._resizes), REPEATED: float(self.repeated_rows)}
             report.maxima[NODES] = float(self._machines.count)
+            if count := self.repeated_rows:
+                lost = f"rollout pool {self._group.name} lost processes"
+                report.warnings[REPEATED] = f"{lost}; {count} rows were generated again"
             self._resizes = self.repeated_rows = 0
         return report
 

@@ -53,7 +53,7 @@ def run(*arguments: object, code: int = 0) -> str:
 
 def test_empty_right_and_given_responses_are_scored(manifest: Path) -> None:
     given = manifest.parent / "texts.jsonl"
-    given.write_text('{"row": 2, "response": "It is 6."}\n{"row": 2, "response": "7"}\n')
+    given.write_text('{"row": 2, "response": "It is\u20286."}\n{"row": 2, "response": "7"}\n')  # no end of a line
     found = json.loads(run(manifest, f"--responses={given}", "--json"))["sums"]
     scores = [tuple(each[name] for name in ("row", "kind", "response", "right", "brief", "total")) for each in found]
     assert [each for each in scores if each[1] != "gold's turn"] == [
@@ -61,7 +61,7 @@ def test_empty_right_and_given_responses_are_scored(manifest: Path) -> None:
         (0, "gold", "4", 1.0, 1.0, 1.5),
         (2, "empty", "", 0.0, 1.0, 0.5),
         (2, "gold", "\\$6", 1.0, 1.0, 1.5),
-        (2, "given", "It is 6.", 1.0, 0.0, 1.0),
+        (2, "given", "It is\u20286.", 1.0, 0.0, 1.0),
         (2, "given", "7", 0.0, 1.0, 0.5),
     ]
     assert all(each["right"] == 1.0 for each in found if each["kind"] == "gold's turn")
