@@ -50,7 +50,7 @@ class FailureClass:
     """Whether the node may be to blame for such a failure."""
 
 
-CLASSES: Final = read_table(__package__, "failures.yaml", dict[Reason, FailureClass])
+CLASSES: Final = read_table(__package__, "failures.yaml", dict[str, FailureClass])
 """Consequences of a failure by its reason."""
 YIELDS_TO: Final[Mapping[Reason, tuple[Evidence, ...]]] = {
     "HeadLost": (disrupted_lost_pod,),

@@ -13,6 +13,7 @@ from rlhf_operator.cluster.autoscalers import UNLIMITED, read_live_groups, with_
 from rlhf_operator.placement.map_job import map_job
 from rlhf_operator.placement.node_groups import with_coming_nodes
 from rlhf_operator.settings import Settings
+from rlhf_operator.snapshot import Document
 from tests.operator.elastic_cluster import POOL, ElasticCluster
 from tests.operator.elastic_cluster import elastic as elastic_job
 from tests.operator.rendered import A100, changed, groups, made, node, pod_of, snapshot
@@ -193,7 +194,7 @@ def test_an_entry_whose_node_pool_is_not_ready_adds_no_node() -> None:
 @pytest.mark.parametrize("status", ["", "{", "a: [", "nodeGroups: 3", "nodeGroups: [{health: 1}]", "- 1", "Name: x"])
 def test_no_status_makes_it_fail(status: str) -> None:
     wrong = [{"operator": "In", "key": 3, "values": 3}, {"operator": "In", "values": [None, {}]}]
-    pools = [{}, {"spec": 1}, {"spec": {"template": {"spec": {"requirements": wrong, "taints": [{}]}}}}]
+    pools: list[Document] = [{}, {"spec": 1}, {"spec": {"template": {"spec": {"requirements": wrong, "taints": [{}]}}}}]
     assert coming(with_live_groups(settings(), pools, status)[0]) == []
 
 

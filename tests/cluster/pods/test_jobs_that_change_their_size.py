@@ -112,8 +112,11 @@ class Pool(Followed):
             time.sleep(self._random.uniform(0, 3))  # anywhere in a step
             before = self._changes()
             change()
-            self.until(lambda _, before=before: self._changes() > before)
+            self._await_change(before)
             yield change.__name__, at
+
+    def _await_change(self, before: int) -> None:
+        self.until(lambda _: self._changes() > before)
 
     def grow(self) -> None:
         """Wait until the trainer uses all nodes."""
