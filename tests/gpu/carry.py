@@ -56,7 +56,7 @@ LATER = re.compile(r"^(ray|vllm)[/-]")
 
 def install(names: Sequence[str], folder: Path) -> None:
     """Unpack the wheels of packages for Python 3.12, from the registry that uv is configured for."""
-    versions = dict(re.findall(r"^([\w.-]+)(?:\[\S+\])?==(\S+)$", LOCK.read_text(), re.MULTILINE))
+    versions = dict(re.findall(r"^([\w.-]+)==(\S+)$", LOCK.read_text(), re.MULTILINE))
     machine = ["--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_35", "--only-binary", ":all:"]
     wanted = [f"{name}=={versions[name]}" if name in versions else name for name in names]
     uv = Path(sys.executable).with_name("uv")

@@ -19,6 +19,8 @@ from tests.gpu.rung import Rung, main
 from tests.repo.tree import ROOT
 
 EXAMPLE = "examples/01-helpful-ppo.yaml"
+RUN_SECONDS, STOP_SECONDS = 220, 20
+"""Longest time of the run on GPUs, and of its end after a signal."""
 JOBS = ("helpful-sft", "helpful-rm", "helpful-ppo")
 
 
@@ -41,7 +43,7 @@ def measure(rung: Rung) -> None:
         if rung.rehearse:
             _rlhf("run", str(_first_job(rung.folder)), "--output", str(output))
         else:
-            _rlhf("run", EXAMPLE, *sets, "--output", str(output))
+            _rlhf("run", EXAMPLE, *sets, "--output", str(output), seconds=RUN_SECONDS)
     with rung.part("jobs") as found:  # also after a run that failed
         for job in JOBS:
             if (records := output / job / "metrics.jsonl").exists():
@@ -60,11 +62,18 @@ def _first_job(folder: Path) -> Path:
     return path
 
 
-def _rlhf(*arguments: str) -> str:
+def _rlhf(*arguments: str, seconds: float | None = None) -> str:
+    """Run the command and return what it prints; after so many seconds it is asked to stop, as a job is."""
     command = [sys.executable, "-c", "from rlhf_trainer.commands.cli import main; main()", *arguments]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 0, f"rlhf {arguments[0]} exits with {done.returncode}: {done.stdout[-500:]}"
-    return done.stdout
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        printed, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait(STOP_SECONDS)
+        raise
+    assert process.returncode == 0, f"rlhf {arguments[0]} exits with {process.returncode}: {printed[-500:]}"
+    return printed
 
 
 def _steps_of(records: Path) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-COUNTED = {"B": "counted-1.5b.json", "C": "counted-7b.json"}
-"""File of the memory counted on fake tensors, by letter of the step."""
+COUNTED = "counted-{case}.json"
+"""File of the memory that `tests.real_size` counts for a case."""
 
 
 class Prediction(NamedTuple):
@@ -66,8 +66,8 @@ def summary_of(lines: Mapping[str, Mapping[str, Any]], names: Mapping[str, str],
         said.insert(0, "a rehearsal: its figures are those of a tiny model on the CPU")
     counted = [
         Prediction(letter, ("plain", "gb", phase), peak, peak, "counted")
-        for letter, phases in _counted(folder).items()
-        for phase, peak in phases.items()
+        for letter, line in lines.items()
+        for phase, peak in _counted(line, folder).items()
     ]
     for each in (*PREDICTIONS, *counted):
         measured = _figure(lines.get(each.letter, {}), each.path)
@@ -104,13 +104,11 @@ def _difference(each: Prediction, measured: float) -> str:
     return f"{share} ({each.source})"
 
 
-def _counted(folder: Path) -> dict[str, dict[str, float]]:
-    """Peaks in GB by letter and phase, where counting has ended."""
-    found = {}
-    for letter, name in COUNTED.items():
-        try:
-            rows = json.loads((folder / name).read_text())
-        except (OSError, json.JSONDecodeError):
-            continue
-        found[letter] = {phase: each["peak"] for row in rows.values() for phase, each in row["phases"].items()}
-    return found
+def _counted(line: Mapping[str, Any], folder: Path) -> dict[str, float]:
+    """Counted peaks in GB by phase; empty where nothing is counted, or counting has not ended."""
+    case = line.get("figures", {}).get("plain", {}).get("case")
+    try:
+        rows = json.loads((folder / COUNTED.format(case=case)).read_text())
+    except (OSError, json.JSONDecodeError):
+        return {}
+    return {phase: each["peak"] for phase, each in rows[case]["phases"].items()}

@@ -19,7 +19,8 @@ STAND_IN = """
 import json, sys
 from pathlib import Path
 calls = Path({calls!r})
-calls.write_text(calls.read_text() + " ".join(sys.argv[1:2] + (["eager"] if "--eager" in sys.argv else [])) + "\\n")
+name = " ".join([Path(__file__).stem, *["eager"] * ("--eager" in sys.argv)])
+calls.write_text(calls.read_text() + name + "\\n")
 failed = {{"start": "no graphs"}} if {broken!r} and "--eager" not in sys.argv else {{}}
 figures = {{"start": {{}}}} if failed else {{"start": {{}}, "later": {{}}}}
 print(json.dumps({{"ok": not failed, "failed": failed, "skipped": {{}}, "figures": figures}}))
@@ -62,37 +63,38 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let steps be stand-ins that note their calls; returns a function that reads these."""
     path = tmp_path / "calls"
     path.write_text("")
-    for module, is_broken in (("plain", False), ("engine", True)):
-        (tmp_path / f"{module}.py").write_text(STAND_IN.format(calls=str(path), broken=is_broken))
+    for module in ("plain", "mode", "first", "second"):
+        (tmp_path / f"{module}.py").write_text(STAND_IN.format(calls=str(path), broken=module != "plain"))
     monkeypatch.setattr(ladder, "ROOT", tmp_path)
     monkeypatch.setattr(ladder, "PACKAGE", "")
     steps = {
-        "A": Step("plain", 60, "one"),
-        "B": Step("engine", 60, "two", has_engine=True),
-        "C": Step("engine", 60, "three", has_engine=True),
+        "A": Step("plain", 60),
+        "B": Step("mode", 60, "x", has_engine=True),
+        "C": Step("first", 60, has_engine=True),
+        "D": Step("second", 60, has_engine=True),
     }
     monkeypatch.setattr(ladder, "STEPS", steps)
     return lambda: path.read_text().splitlines()
 
 
 def test_an_engine_without_graphs_is_tried_at_once(calls: Any, tmp_path: Path) -> None:
-    Ladder(tmp_path, rehearse=True).climb("ABC", seconds=600)
-    assert calls() == ["one", "two", "two eager", "three eager"]
+    Ladder(tmp_path, rehearse=True).climb("ABCD", seconds=600)
+    assert calls() == ["plain", "mode", "mode eager", "first", "first eager", "second eager"]
     lines = Ladder(tmp_path, rehearse=True).lines()
-    assert lines["B"]["ok"]
-    assert lines["B"]["fell_back"] == "no graphs"
+    assert lines["C"]["ok"]
+    assert lines["C"]["fell_back"] == "no graphs"
 
 
 def test_a_repeated_call_goes_on_where_the_last_ended(calls: Any, tmp_path: Path) -> None:
     Ladder(tmp_path, rehearse=True).climb("A", seconds=600)
-    Ladder(tmp_path, rehearse=True).climb("AB", seconds=600)
-    assert calls() == ["one", "two", "two eager"]
+    Ladder(tmp_path, rehearse=True).climb("AC", seconds=600)
+    assert calls() == ["plain", "first", "first eager"]
 
 
 def test_no_step_begins_without_time_for_it(calls: Any, tmp_path: Path) -> None:
     assert Ladder(tmp_path, rehearse=True).climb("AB", seconds=ladder.LEAST_SECONDS - 1)
     assert calls() == []
-    assert "without a result: A plain one, B engine two" in (tmp_path / "summary.txt").read_text()
+    assert "without a result: A plain, B mode x" in (tmp_path / "summary.txt").read_text()
 
 
 def test_results_come_to_the_folder_that_is_sent_back(
@@ -102,7 +104,7 @@ def test_results_come_to_the_folder_that_is_sent_back(
     out.mkdir()
     monkeypatch.setenv("OUT", str(out))
     Ladder(tmp_path, rehearse=True).climb("A", seconds=600)
-    assert calls() == ["one"]
+    assert calls() == ["plain"]
     assert sorted(path.name for path in out.iterdir()) == ["logs.txt", "results.jsonl", "summary.txt"]
 
 
@@ -114,10 +116,10 @@ def test_a_killed_step_keeps_its_finished_parts() -> None:
 
 
 def test_the_summary_says_by_how_much_a_figure_differs(tmp_path: Path) -> None:
-    figures = {"plain": {"update_seconds": 1.3, "mfu": 0.25, "gb": {"actor update": 11.0}}}
+    figures = {"plain": {"case": "x", "update_seconds": 1.3, "mfu": 0.25, "gb": {"actor update": 11.0}}}
     lines = {"B": {"ok": True, "failed": {"fused": "an error"}, "skipped": {}, "figures": figures}}
-    counted = {"case": {"phases": {"actor update": {"peak": 10.0}}}}
-    (tmp_path / "counted-1.5b.json").write_text(json.dumps(counted))
+    counted = {"x": {"phases": {"actor update": {"peak": 10.0}}}}
+    (tmp_path / "counted-x.json").write_text(json.dumps(counted))
     said = summary_of(lines, {letter: step.name for letter, step in STEPS.items()}, tmp_path).splitlines()
     differences = {" ".join(line.split()[3:5]): line.split("  ")[-1] for line in said[1:4]}
     assert differences == {

@@ -26,6 +26,7 @@ from rlhf_trainer.training.distributed import device_here
 from tests.gpu.actors import largest_difference, read
 from tests.gpu.device_bytes import DeviceBytes, randomise
 from tests.gpu.rung import Rung, main
+from tests.gpu.summary import COUNTED
 from tests.real_size.cases import ALONE, CASES
 from tests.real_size.shapes import SHAPES
 from tests.real_size.step import Case, batch_of, prepared, take_step
@@ -59,6 +60,7 @@ def measure(rung: Rung) -> None:
     name = "rehearsal" if rung.rehearse else COMPARED[rung.variant]
     counting = _count(rung, name)
     with rung.part("plain") as found:
+        found["case"] = name
         plain = _measured(rung, _with_kernels(CASES[name], "Plain"), found)
     if not HAS_KERNELS:
         rung.skipped["fused"] = "spec.training.kernels is not there"
@@ -86,11 +88,10 @@ def _with_kernels(case: Case, kernels: str) -> Case:
 
 def _count(rung: Rung, name: str) -> subprocess.Popen[bytes] | None:
     """Start to count the case on fake tensors, in a process that sees no GPU; the summary reads its file."""
-    if rung.output is None:
+    if rung.output is None or (path := rung.output / COUNTED.format(case=name)).exists():
         return None
     command = [sys.executable, "-W", "ignore", "-m", "tests.real_size", "--json", name]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    path = rung.output / f"counted-{rung.variant}.json"
     with path.open("w") as file:  # on a lent machine it goes on between two calls
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, start_new_session=True)
 
