@@ -114,7 +114,7 @@ def prepare() -> list[Path]:
             list(threads.map(compress, [folder / "site"] * 2, groups, archives))
         shutil.rmtree(PARTS, ignore_errors=True)
         parts = [PARTS / str(number) for number in range(1, COUNT + 1)]
-        pieces = split(*(path.stat().st_size for path in archives), COUNT)
+        pieces = split(archives[0].stat().st_size, archives[1].stat().st_size, COUNT)
         with archives[1].open("rb") as rest:
             for number, (part, size) in enumerate(zip(parts, pieces, strict=True), 1):
                 part.mkdir(parents=True)

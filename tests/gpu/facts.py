@@ -118,7 +118,7 @@ def _collectives() -> int:
     came = torch.empty_like(sent)
     dist.all_to_all_single(came, sent)
     dist.barrier()
-    group, _ = join_group(Meeting("127.0.0.1", free_port()), 0, 1, COLLECTIVE_SECONDS)
+    group, _ = join_group(Meeting(address="127.0.0.1", port=free_port()), 0, 1, COLLECTIVE_SECONDS)
     dist.all_to_all_single(came, sent, group=group)
     return int(came.sum())
 

@@ -25,7 +25,7 @@ def measure(rung: Rung) -> None:
     """Start, and batches of several sizes, the second of each size timed."""
     if not rung.can_generate():
         return
-    shape, sizes, prompt, response = ("Llama-1M", (4, 8), 16, 16) if rung.rehearse else _REAL
+    shape, sizes, prompt, response = _REHEARSED if rung.rehearse else _REAL
     if rung.is_eager:  # twice as slow
         sizes = sizes[1:2]
     config = copy.deepcopy(SHAPES[shape])
@@ -59,7 +59,8 @@ def measure(rung: Rung) -> None:
                 found.update(_timed(engine, sequences, prompt, response, greedy=greedy))
 
 
-_REAL = ("Qwen2.5-1.5B", (64, 256, 512), 256, 512)
+_REHEARSED: tuple[str, tuple[int, ...], int, int] = ("Llama-1M", (4, 8), 16, 16)
+_REAL: tuple[str, tuple[int, ...], int, int] = ("Qwen2.5-1.5B", (64, 256, 512), 256, 512)
 """Shape, responses at once, tokens of a prompt and of a response."""
 
 
