@@ -55,7 +55,7 @@ class Rung:
         if not self.rehearse or any(distributions(name=CPU_BUILD)):
             return True
         with self.part("arguments of vLLM"):
-            _check_arguments()
+            _check_arguments(self.folder)
         self.skipped["engine"] = "vLLM's libraries for GPUs do not run on a CPU"
         return False
 
@@ -144,8 +144,8 @@ def main(measure: Callable[[Rung], None], *, one_rank: bool = True) -> None:
     os._exit(int(bool(rung.failed)))  # without finalising: threads of NCCL, gloo and vLLM may abort the process then
 
 
-def _check_arguments() -> None:
-    """Raise TypeError where vLLM does not know an argument that its engine gets on a GPU."""
+def _check_arguments(model: Path) -> None:
+    """Raise TypeError where vLLM does not know an argument that its engine gets on a GPU; it asks for a folder, too."""
     arguments = engine_arguments(
         config=SHAPES["Llama-1M"],
         rollout=Rollout(),
@@ -157,7 +157,7 @@ def _check_arguments() -> None:
         stage_layers=(),
     )
     arguments_class = import_module("vllm.engine.arg_utils").EngineArgs
-    arguments_class(model="model", **arguments)
+    arguments_class(model=str(model), **arguments)
 
 
 def _time_is_up(_: int, __: FrameType | None) -> None:
