@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
 from tests.gpu.ladder import STEPS, Ladder
+from tests.gpu.unpack import RESULTS
 
 
 def main() -> int:
@@ -25,8 +25,8 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.letters) - set(STEPS):
         parser.error(f"{min(unknown)} is no letter of {known}")
-    name = "rlhf-rehearsal" if options.rehearse else "rlhf-ladder"
-    ladder = Ladder(options.output or Path(tempfile.gettempdir()) / name, rehearse=options.rehearse)
+    usual = RESULTS.with_name("rlhf-rehearsal") if options.rehearse else RESULTS
+    ladder = Ladder(options.output or usual, rehearse=options.rehearse)
     letters = options.letters or list(STEPS)
     return int(not ladder.climb(letters, seconds=options.seconds, repeats_failed=bool(options.letters)))
 

@@ -57,7 +57,7 @@ def rehearse(folder: Path) -> Ladder:
     environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"} | {"PYTHONPATH": path}
     command = [str(python), "-m", "tests.gpu", "--rehearse", "--output", str(output)]
     for number in range(1, COUNT + 1):
-        unpack(PARTS / str(number), site)
+        unpack(PARTS / str(number), site, output)
         steps = {1: FIRST_STEPS, COUNT: ()}.get(number)
         if steps is not None:
             subprocess.run([*command, *steps], cwd=ROOT, env=environment, check=False)

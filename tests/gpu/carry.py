@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.gpu.summary import COMPARED, COUNTED
 from tests.gpu.unpack import FIRST, PIECE, SITE
 from tests.repo.tree import ROOT, tracked_files
 
@@ -97,6 +98,13 @@ def split(first: int, rest: int, count: int) -> list[int]:
     ]
 
 
+def count(case: str, folder: Path) -> None:
+    """Count the memory of a case on fake tensors, here: torch 2.11 reads no weights there."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.real_size", "--json", case]
+    with (folder / COUNTED.format(case=case)).open("w") as file:
+        subprocess.run(command, cwd=ROOT, stdout=file, check=True)
+
+
 def prepare() -> list[Path]:
     """Fill .gpu/ anew; returns its parts in the order in which they must go. Trainer steps need the first one only."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -144,6 +152,8 @@ def main() -> None:
     argparse.ArgumentParser(prog="python -m tests.gpu.carry", description=__doc__).parse_args()
     tree = sum(path.stat().st_size for path in tracked_files())
     parts = prepare()
+    for case in COMPARED.values():
+        count(case, parts[0])
     for part in parts:
         size = sum(path.stat().st_size for path in part.iterdir())
         print(f"{part.relative_to(ROOT)}: {size / 1e6:.1f} MB, with the repository {(size + tree) / 1e6:.1f} MB")

@@ -132,7 +132,7 @@ class Ladder:
         name = f"{letter}-{step.name}".replace(" ", "-") + ("-eager" if is_eager and not step.is_eager else "")
         parts, log = self.output / f"{name}.jsonl", self.output / f"{name}.log"
         command = [sys.executable, "-W", "ignore", "-m", f"{PACKAGE}{step.module}", *filter(None, [step.variant])]
-        command += ["--seconds", str(int(box - GRACE_SECONDS)), "--output", str(self.output)]
+        command += ["--seconds", str(int(box - GRACE_SECONDS))]
         command += [*(["--rehearse"] if self.rehearse else []), *(["--eager"] if is_eager else [])]
         began = time.monotonic()
         with parts.open("w") as printed, log.open("w") as errors:

@@ -44,8 +44,6 @@ class Rung:
     variant: str = ""
     is_eager: bool = False
     """Whether vLLM runs without CUDA graphs and compilation."""
-    output: Path | None = None
-    """Folder of the ladder's results."""
     figures: dict[str, dict[str, Any]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -100,7 +98,6 @@ def main(measure: Callable[[Rung], None], *, one_rank: bool = True) -> None:
     parser.add_argument("variant", nargs="?", default="")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with a tiny model")
     parser.add_argument("--eager", action="store_true", help="vLLM without CUDA graphs")
-    parser.add_argument("--output", type=Path, help="folder of the ladder's results")
     parser.add_argument("--seconds", type=int, default=600, help="after which it ends with what it has")
     options = parser.parse_args()
     began = time.monotonic()
@@ -112,7 +109,6 @@ def main(measure: Callable[[Rung], None], *, one_rank: bool = True) -> None:
             folder=Path(folder),
             variant=options.variant,
             is_eager=options.eager,
-            output=options.output,
         )
         try:
             if not rung.rehearse and not torch.cuda.is_available():

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+COMPARED = {"1.5b": "qwen2.5-1.5b-1-16k", "7b": "qwen2.5-7b-1-8-layers-16k"}
+"""Case by variant of an update whose plain and fused kernels are compared, and whose memory is counted beforehand."""
 COUNTED = "counted-{case}.json"
 """File of the memory that `tests.real_size` counts for a case."""
 

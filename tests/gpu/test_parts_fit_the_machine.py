@@ -45,12 +45,14 @@ def test_pieces_of_an_archive_are_joined_and_unpacked(tmp_path: Path) -> None:
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / PIECE.format(number=number, count=3)).write_bytes(piece)
     (tmp_path / "early.tar.xz").rename(tmp_path / "1" / FIRST)
-    site = tmp_path / "site"
-    unpack(tmp_path / "1", site)
+    (tmp_path / "1" / "counted-x.json").write_text("{}")
+    site, results = tmp_path / "site", tmp_path / "results"
+    unpack(tmp_path / "1", site, results)
+    assert [path.name for path in results.iterdir()] == ["counted-x.json"]
     assert (site / "early").read_text() == "early" * 1000
     assert not (site / "late").exists()
-    unpack(tmp_path / "2", site)
-    unpack(tmp_path / "3", site)
+    unpack(tmp_path / "2", site, results)
+    unpack(tmp_path / "3", site, results)
     assert (site / "late").read_text() == "late" * 1000
     assert sorted(path.name for path in site.iterdir()) == ["early", "late"]
 

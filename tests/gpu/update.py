@@ -5,10 +5,7 @@ The variant is `1.5b`, `7b` (8 of its 28 layers) or `others`.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,15 +23,12 @@ from rlhf_trainer.training.distributed import device_here
 from tests.gpu.actors import largest_difference, read
 from tests.gpu.device_bytes import DeviceBytes, randomise
 from tests.gpu.rung import Rung, main
-from tests.gpu.summary import COUNTED
+from tests.gpu.summary import COMPARED
 from tests.real_size.cases import ALONE, CASES
 from tests.real_size.shapes import SHAPES
 from tests.real_size.step import Case, batch_of, prepared, take_step
-from tests.repo.tree import ROOT
 
 TIMED = 3
-COMPARED = {"1.5b": "qwen2.5-1.5b-1-16k", "7b": "qwen2.5-7b-1-8-layers-16k"}
-"""Case by variant of which plain and fused kernels are compared, and whose memory is counted."""
 HAS_KERNELS = "kernels" in Training.model_fields
 """Whether the spec has `training.kernels`."""
 ROUNDING = 0.1
@@ -58,7 +52,6 @@ def measure(rung: Rung) -> None:
                 _measured(rung, _with_kernels(case, "Auto"), found)
         return
     name = "rehearsal" if rung.rehearse else COMPARED[rung.variant]
-    counting = _count(rung, name)
     with rung.part("plain") as found:
         found["case"] = name
         plain = _measured(rung, _with_kernels(CASES[name], "Plain"), found)
@@ -71,8 +64,6 @@ def measure(rung: Rung) -> None:
             fused = _measured(rung, _with_kernels(CASES[name], "Fused"), found)
             found["log_probs_differ_by"] = largest_difference(plain, fused)
             assert found["log_probs_differ_by"] < ROUNDING, f"fused kernels score otherwise by more than {ROUNDING}"
-    if counting and rung.rehearse:
-        counting.wait()
 
 
 def _others() -> Mapping[str, Case]:
@@ -84,16 +75,6 @@ def _others() -> Mapping[str, Case]:
 def _with_kernels(case: Case, kernels: str) -> Case:
     """The case with `training.kernels`, where the spec has such a field."""
     return replace(case, training={**case.training, "kernels": kernels}) if HAS_KERNELS else case
-
-
-def _count(rung: Rung, name: str) -> subprocess.Popen[bytes] | None:
-    """Start to count the case on fake tensors, in a process that sees no GPU; the summary reads its file."""
-    if rung.output is None or (path := rung.output / COUNTED.format(case=name)).exists():
-        return None
-    command = [sys.executable, "-W", "ignore", "-m", "tests.real_size", "--json", name]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    with path.open("w") as file:  # on a lent machine it goes on between two calls
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, start_new_session=True)
 
 
 def _measured(rung: Rung, case: Case, found: dict[str, Any]) -> Tensor:
