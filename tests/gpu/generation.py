@@ -120,6 +120,7 @@ def _responses(actor: ActorWorker, *, greedy: bool, rows: Sequence[int] | None =
 
 def _in_other_batches(actor: ActorWorker, found: dict[str, Any]) -> None:
     """Count the sampled responses that differ in a batch of another order, and in batches of three and one."""
+    actor.reshard()  # an update puts the generator to sleep
     tokens = [each.tokens for each in _responses(actor, greedy=False)]
     found["rows"] = rows = len(tokens)
     backwards = [each.tokens for each in _responses(actor, greedy=False, rows=range(rows)[::-1])]
