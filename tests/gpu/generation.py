@@ -41,7 +41,9 @@ def measure(rung: Rung) -> None:
     if not rung.can_generate():
         return
     is_invariant = rung.variant == "invariant"
-    if is_invariant:
+    if is_invariant and rung.rehearse:
+        rung.skipped["batch-invariant mode"] = "its kernels need a GPU"
+    elif is_invariant:
         os.environ["VLLM_BATCH_INVARIANT"] = "1"
     precision = rung.precision if is_invariant else rung.variant or rung.precision
     case = Case(
