@@ -1,10 +1,13 @@
 """vLLM in the trainer's process: new weights round by round, the tokens that they say, and the bytes of sleep and wake.
 
-The variant is what models compute in; without one it is BF16 on a GPU and FP32 in a rehearsal.
+The variant is what models compute in, BF16 on a GPU and FP32 in a rehearsal by itself, or `invariant`: vLLM's
+batch-invariant mode, in which a response depends on its own prompt and seed alone.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +38,14 @@ GROWTH = 64 * 2**20
 
 def measure(rung: Rung) -> None:
     """An actor on a tiny model: update, reshard and generate in turn."""
-    precision = rung.variant or rung.precision
+    if not rung.can_generate():
+        return
+    is_invariant = rung.variant == "invariant"
+    if is_invariant and rung.rehearse:
+        rung.skipped["batch-invariant mode"] = "its kernels need a GPU"
+    elif is_invariant:
+        os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    precision = rung.precision if is_invariant else rung.variant or rung.precision
     case = Case(
         shape="Llama-1M",
         ranks=1,
@@ -48,7 +58,7 @@ def measure(rung: Rung) -> None:
     with rung.part("start") as found:
         used = bytes_used(device_here())
         folders = random_model(case, rung.folder / "model")
-        share = {} if rung.rehearse else {"gpuMemoryUtilization": 0.2}
+        share = rung.rollout | ({} if rung.rehearse else {"gpuMemoryUtilization": 0.2})
         actor = actor_of(case, folders, learning_rate=3e-3, rollout=share)
         found["bytes_asleep"] = engine_of(actor).bytes_held()
         found["driver_bytes"] = bytes_used(device_here()) - used
@@ -56,7 +66,7 @@ def measure(rung: Rung) -> None:
         return
     close = TOO_CLOSE[device_here().type, precision]
     before: list[list[int]] = []
-    numbers = range(1, 1 + (REHEARSED_ROUNDS if rung.rehearse else ROUNDS))
+    numbers = range(1, 1 + (REHEARSED_ROUNDS if rung.rehearse or is_invariant else ROUNDS))
     for number in numbers:
         with rung.part(f"round {number}") as found:
             before = _round(actor, found, close, before)
@@ -64,6 +74,10 @@ def measure(rung: Rung) -> None:
         rounds = [rung.figures[f"round {number}"] for number in numbers]
         found["bytes"] = rounds[-1]["bytes_asleep"] - rounds[1]["bytes_asleep"]
         assert found["bytes"] <= GROWTH, "the engine holds more with each round"
+    with rung.part("other batches") as found:
+        _in_other_batches(actor, found)
+        if is_invariant and not rung.rehearse:
+            assert not any(rows for name, rows in found.items() if name != "rows"), "a response depends on its batch"
 
 
 def _round(actor: ActorWorker, found: dict[str, Any], close: float, before: list[list[int]]) -> list[list[int]]:
@@ -96,11 +110,28 @@ def _round(actor: ActorWorker, found: dict[str, Any], close: float, before: list
     return tokens
 
 
-def _responses(actor: ActorWorker, *, greedy: bool) -> list[Response]:
+def _responses(actor: ActorWorker, *, greedy: bool, rows: Sequence[int] | None = None) -> list[Response]:
+    """The responses of all prompts or of some, in one batch."""
     asked = prompts()
-    seeds = [response_seed(7, 1, row) for row in range(len(asked))]
-    found: list[Response] = engine_of(actor).generate(asked, seeds, max_tokens=NEW_TOKENS, greedy=greedy)
+    rows = range(len(asked)) if rows is None else rows
+    seeds = [response_seed(7, 1, row) for row in rows]
+    chosen = [asked[row] for row in rows]
+    found: list[Response] = engine_of(actor).generate(chosen, seeds, max_tokens=NEW_TOKENS, greedy=greedy)
     return found
+
+
+def _in_other_batches(actor: ActorWorker, found: dict[str, Any]) -> None:
+    """Count the sampled responses that differ in a batch of another order, and in batches of three and one."""
+    actor.reshard()  # an update puts the generator to sleep
+    tokens = [each.tokens for each in _responses(actor, greedy=False)]
+    found["rows"] = rows = len(tokens)
+    backwards = [each.tokens for each in _responses(actor, greedy=False, rows=range(rows)[::-1])]
+    found["differ backwards"] = sum(one != other for one, other in zip(tokens, backwards[::-1], strict=True))
+    for size in (3, 1):
+        few = range(rows - 8 * size, rows)
+        split = [few[start : start + size] for start in range(0, len(few), size)]
+        again = [each.tokens for part in split for each in _responses(actor, greedy=False, rows=part)]
+        found[f"differ by {size}"] = sum(tokens[row] != other for row, other in zip(few, again, strict=True))
 
 
 def _apart(actor: ActorWorker, greedy: list[Response]) -> tuple[int, float]:

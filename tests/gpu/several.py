@@ -30,6 +30,8 @@ NORM_ROUNDING = {"FP32": 1e-4, "BF16": 0.03}
 
 def measure(rung: Rung) -> None:
     """One rank, then the ranks of all GPUs in each layout."""
+    if not rung.can_generate():
+        return
     ranks = 2 if rung.rehearse else torch.cuda.device_count() // 2 * 2
     if not ranks:
         rung.skipped["layouts"] = "there is one GPU"
@@ -55,7 +57,7 @@ def measure(rung: Rung) -> None:
             )
             folders = random_model(case, rung.folder / "model")
             answer = rung.folder / f"{name}.json"
-            spawn(_rank, (case, folders, rung.rehearse, free_port(), str(answer)), nprocs=world)  # type: ignore[no-untyped-call]
+            spawn(_rank, (case, folders, rung.rehearse, rung.rollout, free_port(), str(answer)), nprocs=world)  # type: ignore[no-untyped-call]
             found.update(json.loads(answer.read_text()))
             _require_alike(found, rung.figures["one rank"], rung.precision)
 
@@ -67,7 +69,15 @@ def _require_alike(found: Mapping[str, Any], alone: Mapping[str, Any], precision
     assert found["kl"] < limit, f"trainer and generator disagree by more than {limit} a token"
 
 
-def _rank(rank: int, case: Case, folders: dict[str, str], rehearse: bool, port: int, answer: str) -> None:
+def _rank(
+    rank: int,
+    case: Case,
+    folders: dict[str, str],
+    rehearse: bool,
+    rollout: Mapping[str, Any],
+    port: int,
+    answer: str,
+) -> None:
     """A rank, which sees one GPU, as under Ray."""
     os.environ.update(contract_of(rank, case.ranks, port))
     if not rehearse:
@@ -76,7 +86,8 @@ def _rank(rank: int, case: Case, folders: dict[str, str], rehearse: bool, port: 
         )
         os.environ.update(CUDA_VISIBLE_DEVICES=visible[rank], LOCAL_RANK="0")
     distributed.start("CPU" if rehearse else "GPU", COLLECTIVE_SECONDS)
-    actor = actor_of(case, folders, learning_rate=1e-3, rollout={} if rehearse else {"gpuMemoryUtilization": 0.2})
+    share = {} if rehearse else {"gpuMemoryUtilization": 0.2, **rollout}
+    actor = actor_of(case, folders, learning_rate=1e-3, rollout=share)
     recorder.drain()
     rows = blocks(ROWS, actor.trainer.mesh.layout.data)[actor.trainer.mesh.coordinate("data")]
     kl = [_generated(actor, rows)]

@@ -1,80 +1,101 @@
-"""Updates of a 1.5B model on one GPU: memory against the count on fake tensors, share of the GPU's peak, kernels."""
+"""Updates of a model on one GPU, with plain and fused kernels: seconds, memory, share of the GPU's peak, kernels.
+
+The variant is `1.5b`, `7b` (8 of its 28 layers) or `others`.
+"""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from rlhf_api.spec.job_spec import Training
 from rlhf_mapper.architecture import Architecture, architecture_of
 from rlhf_mapper.hardware import CPU_SLOT, figures_of
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.training.distributed import device_here
+from tests.gpu.actors import largest_difference, read
 from tests.gpu.device_bytes import DeviceBytes, randomise
 from tests.gpu.rung import Rung, main
+from tests.gpu.summary import COMPARED
 from tests.real_size.cases import ALONE, CASES
 from tests.real_size.shapes import SHAPES
 from tests.real_size.step import Case, batch_of, prepared, take_step
-from tests.repo.tree import ROOT
 
-AGREES = 0.05
-"""How far the peak of an update may be from the count, as a share."""
 TIMED = 3
+HAS_KERNELS = "kernels" in Training.model_fields
+"""Whether the spec has `training.kernels`."""
+ROUNDING = 0.1
+"""How far two log-probabilities of one token may differ by the kernels, in bfloat16."""
 KINDS = {
     "optimizer": r"adam|multi_tensor",
     "attention": r"flash|fmha|attention|attn",
     "products": r"gemm|nvjet|cutlass|cublas|aten::(add)?mm\b|aten::bmm",
     "copies": r"memcpy|memset|copy|aten::to\b",
-    "elementwise": r"elementwise|vectorized|reduce|triton|aten::(add|mul|silu|pow|mean|exp|sub|div)",
+    "elementwise": r"elementwise|vectorized|reduce|triton|liger|aten::(add|mul|silu|pow|mean|exp|sub|div)",
 }
 """Kernels by their names, the first that fits; on CPU operators of torch."""
 
 
 def measure(rung: Rung) -> None:
     """Each case: a step as the simulation takes it, then timed and profiled updates."""
-    names = ["rehearsal"] if rung.rehearse else list(ALONE)
-    counts = {name: _counting(name) for name in names}
-    for name in names:
-        with rung.part(name) as found:
-            _measured(rung, name, counts[name], found)
-    for process in counts.values():
-        process.kill()
+    if rung.variant == "others":
+        cases = {"rehearsal": CASES["rehearsal"]} if rung.rehearse else _others()
+        for name, case in cases.items():
+            with rung.part(name) as found:
+                _measured(rung, _with_kernels(case, "Auto"), found)
+        return
+    name = "rehearsal" if rung.rehearse else COMPARED[rung.variant]
+    with rung.part("plain") as found:
+        found["case"] = name
+        plain = _measured(rung, _with_kernels(CASES[name], "Plain"), found)
+    if not HAS_KERNELS:
+        rung.skipped["fused"] = "spec.training.kernels is not there"
+    elif rung.rehearse:
+        rung.skipped["fused"] = "Triton's kernels need a GPU"
+    else:
+        with rung.part("fused") as found:
+            fused = _measured(rung, _with_kernels(CASES[name], "Fused"), found)
+            found["log_probs_differ_by"] = largest_difference(plain, fused)
+            assert found["log_probs_differ_by"] < ROUNDING, f"fused kernels score otherwise by more than {ROUNDING}"
 
 
-def _counting(name: str) -> subprocess.Popen[str]:
-    """`python -m tests.real_size` on a case, which needs a process that sees no GPU."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.real_size", "--json", name]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+def _others() -> Mapping[str, Case]:
+    """The cases that are not compared, and compiled layers."""
+    compiled = replace(ALONE[COMPARED["7b"]], training={"compile": True})
+    return {name: case for name, case in ALONE.items() if name not in COMPARED.values()} | {"7b compiled": compiled}
 
 
-def _measured(rung: Rung, name: str, counting: subprocess.Popen[str], found: dict[str, Any]) -> None:
-    case, live = CASES[name], DeviceBytes()
-    job, folders = prepared(case, rung.folder / name)
+def _with_kernels(case: Case, kernels: str) -> Case:
+    """The case with `training.kernels`, where the spec has such a field."""
+    return replace(case, training={**case.training, "kernels": kernels}) if HAS_KERNELS else case
+
+
+def _measured(rung: Rung, case: Case, found: dict[str, Any]) -> Tensor:
+    """Put the figures of a case into `found`; returns the log-probabilities of its rows before the updates."""
+    live = DeviceBytes()
+    job, folders = prepared(case, rung.folder / "models")
     actor = take_step(case, job, folders, live)["actor"]
+    torch.manual_seed(0)
     randomise(actor.trainer.model)
     batch = batch_of(case)
+    scored = read(batch.with_fields(actor.compute_log_prob(batch))).cpu()
     for _ in range(1 + TIMED):
         with live.measured("timed update"):
             actor.update_actor(batch)
     seconds, tokens = live.seconds["timed update"], case.rows * (case.prompt + case.response)
     found["update_seconds"], found["tokens_per_second"] = round(seconds, 4), round(tokens / seconds, 1)
-    found["mfu"] = _flops(case) / seconds / _peak_flops()
+    found["mfu"] = round(_flops(case) / seconds / _peak_flops(), 4)
     found["phase_seconds"] = {phase: round(value, 3) for phase, value in live.seconds.items()}
     found["profile"] = _profiled(lambda: actor.update_actor(batch))
-    said, _ = counting.communicate()
-    counted = json.loads(said.splitlines()[-1])[name]["phases"]
-    found["gb"] = {phase: [round(live.phases[phase].peak / 1e9, 2), counted[phase]["peak"]] for phase in counted}
-    ratio = live.phases["actor update"].peak / 1e9 / counted["actor update"]["peak"]
-    found["measured_over_counted"] = round(ratio, 4)
-    if device_here().type == "cuda":
-        assert abs(ratio - 1) < AGREES, f"an update takes {ratio:.3f} times what was counted"
+    found["gb"] = {name: round(phase.peak / 1e9, 2) for name, phase in live.phases.items()}
+    return scored
 
 
 def _flops(case: Case) -> float:

@@ -1,17 +1,15 @@
-"""The trainer without vLLM, on one device: algorithms, updates, offload, checkpoints, attention, saved models."""
+"""The trainer without vLLM, on one device: updates, offload, checkpoints, attention, saved models."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlhf_api.names import Role
 from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.training.distributed import device_here, local_shard
 from rlhf_trainer.training.models import inner
@@ -22,21 +20,16 @@ from tests.gpu.actors import actor_of, largest_difference, random_model, read, s
 from tests.gpu.rung import Rung, main
 from tests.real_size.step import Case
 from tests.trainer.stand_in import GeneratorStandIn
-from tests.trainer.tiny import save_tiny
-from tests.trainer.training.test_every_algorithm_takes_a_step import JOBS, steps
 
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """How far two log-probabilities of one token may differ that were computed in another order, by compute type."""
 
 
 def measure(rung: Rung) -> None:
-    """Every algorithm's step on a tiny model, and an actor's life on a larger one."""
+    """An actor's life."""
     shape = {"shape": "Llama-1M", "prompt": 16, "response": 16} if rung.rehearse else {"shape": "Qwen2.5-0.5B"}
     sizes: dict[str, Any] = {"prompt": 256, "response": 256, "micro_batch_tokens": 2048, **shape}
     case = Case(ranks=1, algorithm="GRPO", rows=8, training={"precision": rung.precision}, **sizes)
-    for path, name in JOBS[:1] if rung.rehearse else JOBS:
-        with rung.part(name) as found:
-            found.update(_last_step(rung, path, name))
     setattr(rollout, "GenerationEngine", GeneratorStandIn)  # noqa: B010
     build = partial(actor_of, folders=random_model(case, rung.folder / "model"), learning_rate=1e-4)
     with rung.part("updates") as found:
@@ -67,20 +60,6 @@ def measure(rung: Rung) -> None:
         plain, compiled = build(case), build(replace(case, training={**case.training, "compile": True}))
         _same(found, read(scored(plain, case)), read(scored(compiled, case)), plain)
         _learns(compiled, case, found, updates=3)
-
-
-def _last_step(rung: Rung, path: Any, name: str) -> dict[str, float]:
-    """The losses and gradient norms of an example's second step."""
-    language = save_tiny(rung.folder / "language", seed=3)
-    scorer = save_tiny(rung.folder / "scorer", seed=4, labels=1)
-    folders = {role: language if role in ("actor", "reference") else scorer for role in get_args(Role)}
-    reports, _ = steps(path, name, folders)
-    record = merge(reports[-1:])
-    norms = {key: value for key, value in record.items() if key.startswith("grad_norm/")}
-    assert norms, f"no gradient norm among {sorted(record)}"
-    assert all(math.isfinite(norm) and norm > 0 for norm in norms.values()), norms
-    assert record["skipped_updates"] == 0
-    return {**norms, **{key: value for key, value in record.items() if key.startswith("loss/")}}
 
 
 def _learns(actor: ActorWorker, case: Case, found: dict[str, Any], *, updates: int) -> None:
