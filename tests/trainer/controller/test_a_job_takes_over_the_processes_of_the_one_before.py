@@ -12,7 +12,8 @@ import torch
 
 from rlhf_api.spec.job_spec import Training
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle
+from rlhf_trainer.controller.call_log import CallLog
+from rlhf_trainer.controller.worker_group import ModelHandle
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.run import slots as run_slots

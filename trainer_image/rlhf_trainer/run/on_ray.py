@@ -14,8 +14,9 @@ from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.call_log import CallLog
 from rlhf_trainer.controller.resource_pool import LOOK_SECONDS
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
@@ -201,6 +202,7 @@ class RayRuntime:
         join()
         if self._job.spec.rollout.stream:  # scoring may have begun on some ranks when others lack rows
             return RolloutPool()
+        self._log.abort = self._groups[self._home].abort_exchange
         self._replaceable = ReplaceablePool(group, self._log, deadline=self._deadline, build=rebuild, machines=machines)
         return self._replaceable
 
