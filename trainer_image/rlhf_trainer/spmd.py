@@ -147,7 +147,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     layout = layout_here(job, int(os.environ["WORLD_SIZE"]))
     models = {role: (model, folders[role]) for role, model in job.models().items()}
     require_possible(job, dict.fromkeys(models, (layout.pipeline, layout.tensor)), models)
-    recorder.rank = distributed.start(device, job.spec.training.call_deadline_seconds)
+    recorder.rank = distributed.start(device, job.spec.training.call_deadline)
     folder = JobFolder(output, job)
     try:
         if recorder.rank > 0:
