@@ -3,7 +3,8 @@
     a collective       returns at once; `wait` blocks, as the first read of a result does on a GPU
     a rank that dies   raises nothing: the others wait
     `abort`            ends what is waited for, without an error and with rubbish as results; what comes later raises
-    the watchdog       ends the process (SIGABRT) if a collective takes longer than its group's timeout
+    the watchdog       ends the process (SIGABRT), or the group where torch's variable says so when it is made, if a
+                       collective exceeds its timeout or, with `sees_losses` (a network), has lost a rank
 
 `install` puts it where the product takes gloo. With this folder in PYTHONPATH torch itself calls it, by its entry point
 for backends of others.
@@ -25,7 +26,10 @@ import torch.distributed as dist
 from torch.distributed import _dist2
 
 NAME = "nccl_like"
+Base: Any = dist.distributed_c10d.Work
 LOOK_SECONDS = 0.2
+SEES_LOSSES = False
+ON_ERROR, GROUP_ENDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
 FOREVER = timedelta(days=1)
 COLLECTIVES = (
     *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "allgather", "allreduce"),
@@ -34,13 +38,13 @@ COLLECTIVES = (
 )
 
 
-class Work(dist._Work):
+class Work(Base):
     """A collective of the carrier, under way or ended."""
 
     def __init__(self, group: NcclLikeGroup, name: str, carried: Any) -> None:
         super().__init__()
         self.group, self.name, self.began, self._carried = group, name, time.monotonic(), carried
-        self._has_ended = False
+        self._has_ended = self.has_lost = False
 
     def is_completed(self) -> bool:
         """Not if the carrier has given up: on NCCL nobody would know."""
@@ -58,6 +62,7 @@ class Work(dist._Work):
             self._carried.wait()
             self._has_ended = True
         except RuntimeError:
+            self.has_lost = True
             self.group.aborted.wait()
         return True
 
@@ -80,7 +85,7 @@ class NcclLikeGroup(dist.ProcessGroup):
         self._carrier = _dist2._BACKENDS["gloo"](store, rank, size, timeout, here)
         self._gloo: Any = self._carrier._get_backend(here)
         self._register_backend(here, dist.ProcessGroup.BackendType.GLOO, self._gloo)  # torch sets timeouts there
-        self.aborted = threading.Event()
+        self.aborted, self.ends_alone = threading.Event(), os.environ.get(ON_ERROR) == GROUP_ENDS
         self._running: list[Work] = []
         threading.Thread(target=watch, args=[weakref.ref(self)], name="watchdog", daemon=True).start()
 
@@ -103,16 +108,18 @@ class NcclLikeGroup(dist.ProcessGroup):
         """The first collective that takes longer than it may."""
         limit = self._gloo.options._timeout.total_seconds()
         running = [each for each in self._running if not each.is_completed()]
-        return next((each for each in running if time.monotonic() - each.began > limit), None)
+        late = (each for each in running if time.monotonic() - each.began > limit or (SEES_LOSSES and each.has_lost))
+        return next(late, None)
 
 
 def watch(group: weakref.ref[NcclLikeGroup]) -> None:
     """The watchdog of a group, which ends with the group."""
     while (here := group()) and not here.aborted.is_set():
         if late := here.late():
-            said = f"[Rank {here.rank()}] Watchdog caught collective operation timeout: {late.name}\n"
-            os.write(2, said.encode())
-            os.abort()
+            os.write(2, f"[Rank {here.rank()}] Watchdog caught collective operation timeout: {late.name}\n".encode())
+            if not here.ends_alone:
+                os.abort()
+            here.abort()
         del here
         time.sleep(LOOK_SECONDS)
 
@@ -129,8 +136,10 @@ def make(store: Any, rank: int, world_size: int, timeout: timedelta, *_: object)
     return NcclLikeGroup(store, rank, world_size, timeout)
 
 
-def install() -> None:
+def install(*, sees_losses: bool = False) -> None:
     """Have this process join worlds of the backend where it asks for gloo; call it once."""
+    global SEES_LOSSES  # noqa: PLW0603 one value for the process, like the backend
+    SEES_LOSSES = sees_losses
     dist.Backend.register_backend(NAME, make, devices=["cpu"])
     _dist2.register_backend(NAME, make)  # type: ignore[arg-type]
     join = dist.init_process_group

@@ -150,14 +150,22 @@ def test_responses_with_new_weights_are_generated_again(
     assert all(record["staleness"] <= 2 for record in found.records)
 
 
-@pytest.mark.parametrize(("staleness", "number"), [pytest.param(0, 2, id="waited for"), pytest.param(2, 2, id="ahead")])
+@pytest.mark.parametrize(
+    ("staleness", "prepare"),
+    [
+        pytest.param(0, install, id="waited for"),
+        pytest.param(2, install, id="ahead"),
+        pytest.param(0, partial(install, sees_losses=True), id="over a network"),
+    ],
+)
 def test_an_exchange_without_a_rank_is_aborted_on_nccl(
-    folders: Mapping[Role, str], tmp_path: Path, staleness: int, number: int
+    folders: Mapping[Role, str], tmp_path: Path, staleness: int, prepare: Callable[[], None]
 ) -> None:
-    """Nothing there ends it but an abort; ahead: the controller waits for calls that are behind it on the trainers."""
-    found = outcome(
-        tmp_path, folders, staleness=staleness, dies_in="load_weights", number=number, times=1, prepare=install
-    )
+    """Nothing there ends it but an abort; ahead: the controller waits for calls that are behind it on the trainers.
+
+    Over a network NCCL's own watchdog sees the loss, and ends the group instead of the trainers.
+    """
+    found = outcome(tmp_path, folders, staleness=staleness, dies_in="load_weights", number=2, times=1, prepare=prepare)
     assert replacements(found) == 1
     assert len(found.records) == STEPS
 

@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, distributed_c10d
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import distributed_c10d
 
 from tests.trainer.nccl_site.nccl_like import NcclLikeGroup
 from tests.trainer.ranks import run_ranks
