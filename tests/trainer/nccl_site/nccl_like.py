@@ -15,10 +15,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ NAME = "nccl_like"
 Base: Any = dist.distributed_c10d.Work
 LOOK_SECONDS = 0.2
 SEES_LOSSES = False
+LOG: Path | None = None
 ON_ERROR, GROUP_ENDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
 FOREVER = timedelta(days=1)
 COLLECTIVES = (
@@ -87,6 +90,11 @@ class NcclLikeGroup(dist.ProcessGroup):
         self._register_backend(here, dist.ProcessGroup.BackendType.GLOO, self._gloo)  # torch sets timeouts there
         self.aborted, self.ends_alone = threading.Event(), os.environ.get(ON_ERROR) == GROUP_ENDS
         self._running: list[Work] = []
+        self._log: Path | None = None
+        if LOG:
+            if rank == 0:
+                store.set("of all", uuid.uuid4().hex)
+            self._log = LOG / f"{store.get('of all').decode()}-{rank}"
         threading.Thread(target=watch, args=[weakref.ref(self)], name="watchdog", daemon=True).start()
 
     def getBackendName(self) -> str:  # noqa: N802 torch's name
@@ -100,6 +108,9 @@ class NcclLikeGroup(dist.ProcessGroup):
     def start(self, name: str, *given: Any, **named: Any) -> Work:
         if self.aborted.is_set():
             raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.")
+        if self._log:
+            with self._log.open("a") as file:
+                file.write(f"{name} {said_of(name, given)}\n")
         work = Work(self, name, getattr(self._carrier, name)(*given, **named))
         self._running = [each for each in self._running if not each.is_completed()] + [work]
         return work
@@ -110,6 +121,16 @@ class NcclLikeGroup(dist.ProcessGroup):
         running = [each for each in self._running if not each.is_completed()]
         late = (each for each in running if time.monotonic() - each.began > limit or (SEES_LOSSES and each.has_lost))
         return next(late, None)
+
+
+def said_of(name: str, given: Sequence[Any]) -> str:
+    """What all ranks of a collective give alike; of a message the other rank and its elements."""
+    tensors = given[0] if isinstance(given[0], list) else [given[0]]
+    if name in ("send", "recv"):
+        return f"{given[1]} {tensors[0].numel()} {tensors[0].dtype}"
+    if not isinstance(tensors[0], torch.Tensor) or name.startswith("all_to_all"):
+        return ""
+    return f"{[each.numel() for each in tensors]} {tensors[0].dtype}"
 
 
 def watch(group: weakref.ref[NcclLikeGroup]) -> None:
@@ -136,10 +157,13 @@ def make(store: Any, rank: int, world_size: int, timeout: timedelta, *_: object)
     return NcclLikeGroup(store, rank, world_size, timeout)
 
 
-def install(*, sees_losses: bool = False) -> None:
-    """Have this process join worlds of the backend where it asks for gloo; call it once."""
-    global SEES_LOSSES  # noqa: PLW0603 one value for the process, like the backend
-    SEES_LOSSES = sees_losses
+def install(*, sees_losses: bool = False, log: Path | None = None) -> None:
+    """Have this process join worlds of the backend where it asks for gloo; call it once.
+
+    log: folder in which each rank of each group writes its collectives to `<group>-<rank>`.
+    """
+    global SEES_LOSSES, LOG
+    SEES_LOSSES, LOG = sees_losses, log
     dist.Backend.register_backend(NAME, make, devices=["cpu"])
     _dist2.register_backend(NAME, make)  # type: ignore[arg-type]
     join = dist.init_process_group

@@ -36,6 +36,7 @@ from rlhf_trainer.run.worker_specs import agreed, data_spec, home_of, worker_spe
 from rlhf_trainer.run_folder.commands import STACKS
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, with_written_data
 from rlhf_trainer.telemetry import CONTROLLER, ENDPOINTS, Report
+from rlhf_trainer.training.link_probe import look_at_links
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.retokenized import with_prompts
 
@@ -75,6 +76,10 @@ def run_on_ray(
             running, mapping, folders, slots=slots, path=folder.path, columns=columns, retokenized=retokenized
         )
         with runtime.running(is_last=is_last, say=publisher.say) as shape:
+            for role in trained:
+                said, slow = look_at_links(runtime.models[role].probe_links().result(), device=mapping.device)
+                folder.event(f"{role}: {said}")
+                publisher.warn(*(f"{role}: {each}" for each in slow))
             if runtime.step_deadline.is_derived:
                 folder.event(str(runtime.step_deadline))
             checkpoints = KeptCheckpoints(

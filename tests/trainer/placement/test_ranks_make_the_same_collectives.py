@@ -1,0 +1,73 @@
+"""Every rank of a group makes the group's collectives in one order, or NCCL would wait for ever: eight ranks."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_api.names import Role
+from tests.trainer.nccl_site.nccl_like import install
+from tests.trainer.placement.sweep import ROLES, pools_of, run, small_job
+
+CUT = {"pipeline": 2, "tensor": 2}
+MESSAGE = re.compile(r"(send|recv) (\d+) (.*)")
+
+
+def sequences(folder: Path) -> dict[str, dict[int, list[str]]]:
+    """Group -> rank -> what it has made in the group."""
+    found: dict[str, dict[int, list[str]]] = defaultdict(dict)
+    for file in folder.iterdir():
+        group, _, rank = file.name.partition("-")
+        found[group][int(rank)] = file.read_text().splitlines()
+    return found
+
+
+def messages(lines: Sequence[str], kind: str, other: int) -> list[str]:
+    """Messages to, or from, another rank."""
+    parts = (match.groups() for match in map(MESSAGE.fullmatch, lines) if match)
+    return [said for each, rank, said in parts if (each, int(rank)) == (kind, other)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("partition", "slots", "changes"),
+    [
+        pytest.param([["actor", "critic", "reference", "reward"]], [8], {}, id="one pool"),
+        pytest.param([["actor", "reference"], ["critic", "reward"]], [4, 4], {}, id="two pools"),
+        pytest.param(
+            [["actor", "reference"], ["critic", "reward"], ["rollout"]],
+            [2, 4, 2],
+            {"rollout": {"maxStaleness": 1, "weightSync": "Delta"}},
+            id="a rollout pool ahead",
+        ),
+    ],
+)
+def test_they_do_so_whatever_the_placement(
+    folders: Mapping[Role, str],
+    tmp_path: Path,
+    partition: list[list[str]],
+    slots: list[int],
+    changes: dict[str, Any],
+) -> None:
+    """Mini-batches of four rows over up to eight ranks; the critic and the reward are cut into stages and shards."""
+    (log := tmp_path / "log").mkdir()
+    models: dict[str, Any] = {role: {"uri": f"file://{folders[role]}"} for role in ROLES["PPO"]}
+    for role in ("actor", "critic"):
+        models[role]["optimizer"] = {"learningRate": 1e-3}
+    for role in ("critic", "reward"):
+        models[role]["parallelism"] = CUT
+    pools = pools_of(partition, slots=slots)
+    one = small_job(tmp_path, "PPO", folders, pools, changes={**changes, "models": models})
+    run(tmp_path, one, folders, prepare=partial(install, log=log))
+    found = sequences(log)
+    assert len(found) >= 4
+    for ranks in found.values():
+        collectives = {rank: [line for line in lines if not MESSAGE.fullmatch(line)] for rank, lines in ranks.items()}
+        assert all(lines == collectives[0] for lines in collectives.values())
+        for one_rank, lines in ranks.items():
+            for other, others in ranks.items():
+                assert messages(lines, "send", other) == messages(others, "recv", one_rank)
