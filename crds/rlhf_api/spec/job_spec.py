@@ -244,9 +244,9 @@ class Training(Spec):
     max_skipped_updates: Whole = 3
     """Largest number of consecutive updates of a model that may be skipped because a value is not finite."""
     call_deadline_seconds: Count | None = None
-    """Longest time in which no worker finishes a call; after it the run is stopped as hung. Unset is 1,800 s; from the
-    second step of an attempt on, if steps are predicted, it is ten times the seconds of the longest step for calls that
-    train, at least 300 s and twice the time limits of a reward's code. Turns of an environment keep the 1,800 s.
+    """Longest time in which no worker finishes a call; after it the run is stopped as hung. Unset is 1,800 s. Where
+    steps are predicted, a call of a later step then has ten times the seconds of the longest step, at least 300 s. It
+    has at least twice the time limit of a reward's code. Jobs with turns keep the 1,800 s.
     """
 
     @property

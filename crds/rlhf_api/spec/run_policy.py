@@ -48,9 +48,9 @@ class RunPolicy(Spec):
     startup_deadline_seconds: Count = 1800
     """Longest time from the moment when all pods of an attempt have nodes to the first sign of training."""
     progress_deadline_seconds: Count | None = None
-    """Longest time between two steps of a running attempt; it is then stopped as hung. Unset is 3,600 s. From the
-    second step of an attempt to the last, if steps are predicted and nothing is evaluated between them, it is ten
-    times the seconds of a step, at least 300, and the deadline of a call for a checkpoint; 3,600 s at most.
+    """Longest time between two steps of a running attempt; it is then stopped as hung. Unset is 3,600 s. Where steps
+    are predicted and nothing is evaluated between them, a later step then has ten times the seconds of a step, at least
+    300 s. To that comes the deadline of a call, for a checkpoint; 3,600 s at most.
     """
     ttl_seconds_after_finished: Whole | None = None
     """Time after which an ended job is deleted; unset keeps the job."""
