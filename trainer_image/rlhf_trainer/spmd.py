@@ -6,6 +6,7 @@ that was stopped starts from the beginning (`rlhf run` resumes).
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -125,6 +126,7 @@ def main(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Run one offline job on the ranks that torchrun started."""
+    faulthandler.enable()  # NCCL's watchdog ends a rank that waits too long, and says no stack of Python's
     folder = output or Path("runs") / file.stem
     code, _ = ending(lambda: run_program(program, file, folder, sets or []), debug=debug)
     sys.stdout.flush()
