@@ -41,7 +41,7 @@ COLLECTIVES = (
 )
 
 
-class Work(Base):
+class Work(Base):  # type: ignore[misc]
     """A collective of the carrier, under way or ended."""
 
     def __init__(self, group: NcclLikeGroup, name: str, carried: Any) -> None:

@@ -22,10 +22,10 @@ def probed(slows: str) -> Speeds:
 
     def slowly(*given: object) -> object:
         time.sleep(SECONDS)
-        return (begin if slows == "link" else multiply)(*given)  # type: ignore[arg-type,operator]
+        return (begin if slows == "link" else multiply)(*given)  # type: ignore[arg-type]
 
     if dist.get_rank() == SLOW and slows == "link":
-        link_probe.dist.batch_isend_irecv = slowly  # type: ignore[assignment]
+        dist.batch_isend_irecv = slowly
     if dist.get_rank() == SLOW and slows == "device":
         torch.Tensor.__matmul__ = slowly  # type: ignore[method-assign,assignment]
     return replace(measure(ModelMesh(ParallelSizes(data=2, tensor=2))), where=f"pod-{dist.get_rank()}")
