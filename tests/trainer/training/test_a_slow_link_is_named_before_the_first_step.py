@@ -25,7 +25,7 @@ def probed(slows: str) -> Speeds:
         return (begin if slows == "link" else multiply)(*given)  # type: ignore[arg-type]
 
     if dist.get_rank() == SLOW and slows == "link":
-        dist.batch_isend_irecv = slowly
+        dist.batch_isend_irecv = slowly  # type: ignore[assignment]
     if dist.get_rank() == SLOW and slows == "device":
         torch.Tensor.__matmul__ = slowly  # type: ignore[method-assign,assignment]
     return replace(measure(ModelMesh(ParallelSizes(data=2, tensor=2))), where=f"pod-{dist.get_rank()}")
