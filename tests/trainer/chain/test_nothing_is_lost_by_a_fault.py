@@ -66,8 +66,8 @@ def disturbed(
     fired = output.parent / "fired"
     fault = "|".join(map(str, (output.parent, *place)))
     with nothing_left_behind() as marks:
-        sites = (FAULT_SITE, NCCL_SITE) if on_nccl else (FAULT_SITE,)
-        environment = {**marks, "PYTHONPATH": os.pathsep.join(map(str, sites)), "RLHF_FAULT": fault}
+        sites = [str(FAULT_SITE), *([str(NCCL_SITE)] if on_nccl else []), os.environ.get("PYTHONPATH", "")]
+        environment = {**marks, "PYTHONPATH": os.pathsep.join(sites), "RLHF_FAULT": fault}
         with running(home / "job.yaml", output, *options, environment=environment) as process:
             wait_until(lambda: fired.exists() or process.poll() is not None)
             _, errors = process.communicate(timeout=PATIENCE_SECONDS)
