@@ -53,7 +53,7 @@ def test_they_do_so_whatever_the_placement(
     slots: list[int],
     changes: dict[str, Any],
 ) -> None:
-    """Mini-batches of four rows over up to eight ranks; the critic and the reward are cut into stages and shards."""
+    """40 rows in batches of 16, over up to eight ranks; the critic and the reward are cut into stages and shards."""
     (log := tmp_path / "log").mkdir()
     models: dict[str, Any] = {role: {"uri": f"file://{folders[role]}"} for role in ROLES["PPO"]}
     for role in ("actor", "critic"):
@@ -61,7 +61,9 @@ def test_they_do_so_whatever_the_placement(
     for role in ("critic", "reward"):
         models[role]["parallelism"] = CUT
     pools = pools_of(partition, slots=slots)
-    one = small_job(tmp_path, "PPO", folders, pools, changes={**changes, "models": models})
+    training = {"totalSteps": 3, "promptBatchSize": 16, "miniBatchSize": 8, "updateEpochs": 2}
+    changes = {**changes, "models": models, "training": training}
+    one = small_job(tmp_path, "PPO", folders, pools, changes=changes)
     run(tmp_path, one, folders, prepare=partial(install, log=log))
     found = sequences(log)
     assert len(found) >= 4
