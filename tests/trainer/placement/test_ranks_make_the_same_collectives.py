@@ -12,9 +12,19 @@ import pytest
 from rlhf_api.names import Role
 from tests.trainer.nccl_site.nccl_like import install
 from tests.trainer.placement.sweep import ROLES, pools_of, run, small_job
+from tests.trainer.tiny import divisible_config, save_tiny
 
 CUT = {"pipeline": 2, "tensor": 2}
 MESSAGE = re.compile(r"(send|recv) (\d+) (.*)")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Role, str]:
+    """Models with heads for two tensor-parallel ranks."""
+    root = tmp_path_factory.mktemp("models")
+    language = save_tiny(root / "language", seed=3, config=divisible_config())
+    reward = save_tiny(root / "reward", seed=4, labels=1, config=divisible_config())
+    return {"actor": language, "reference": language, "critic": reward, "reward": reward}
 
 
 def sequences(folder: Path) -> dict[str, dict[int, list[str]]]:
