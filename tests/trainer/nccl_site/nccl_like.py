@@ -125,6 +125,8 @@ class NcclLikeGroup(dist.ProcessGroup):
 
 def said_of(name: str, given: Sequence[Any]) -> str:
     """What all ranks of a collective give alike; of a message the other rank and its elements."""
+    if not given:
+        return ""
     tensors = given[0] if isinstance(given[0], list) else [given[0]]
     if name in ("send", "recv"):
         return f"{given[1]} {tensors[0].numel()} {tensors[0].dtype}"
