@@ -97,6 +97,7 @@ cluster-programs: install ## Build Kubernetes and KubeRay for the tests, once (n
 test-full: lint cluster-programs mlflow-server $(TEMPLATES)/installed ## All tests, with the long ones (builds Kueue too)
 	$(BIN)/python -m tests.cluster.build kueue
 	$(PYTEST) -m "not gpu" --durations=20
+	TORCH_DISTRIBUTED_DEBUG=DETAIL $(PYTEST) -m "not gpu and not slow" tests/trainer/hybrid_engine
 
 images: ## Build the images of the operator and of the trainer for CPUs, by Docker or buildah (BASE=... IMAGES=operator)
 	@$(PYTHON) -B -m images.build $(IMAGES)

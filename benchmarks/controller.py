@@ -34,9 +34,10 @@ from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.algorithms import PolicyGradient
 from rlhf_trainer.controller import worker_group
 from rlhf_trainer.controller.batch import BatchFuture, PayloadMeter
+from rlhf_trainer.controller.call_log import CallLog
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import Outcome
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
 from rlhf_trainer.meeting import Meeting

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from rlhf_api.status import Pace
 from rlhf_operator import failure, names
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.snapshot import ObservedContainer
@@ -291,6 +293,31 @@ def test_silence_between_two_steps_is_a_hang() -> None:
     world.settle()
     assert failed(world).reason == "Hang"
     assert world.phase == "Restarting"
+
+
+EVALUATED = {**SFT, "evaluation": {"data": SFT["data"]["train"], "everySteps": 5}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "step", "seconds", "limit"),
+    [
+        pytest.param(SFT, 12, 2.0, 300 + 1800, id="short steps"),
+        pytest.param(SFT, 12, 100.0, 1000 + 1800, id="long steps"),
+        pytest.param(SFT, 12, 1000.0, 3600, id="very long steps"),
+        pytest.param(SFT, 1, 2.0, 3600, id="the first steps"),
+        pytest.param(EVALUATED, 12, 2.0, 3600, id="evaluations between steps"),
+    ],
+)
+def test_an_unset_deadline_follows_the_steps(spec: dict[str, Any], step: int, seconds: float, limit: int) -> None:
+    world = World(spec=spec, pace=Pace(step_seconds=seconds))
+    world.run_to(step)
+    world.wait(limit - 1)
+    world.settle()
+    assert world.phase == "Running"
+    world.wait(2)
+    world.settle()
+    assert failed(world).reason == "Hang"
+    assert f"for {limit} s, spec.runPolicy.progressDeadlineSeconds is not set" in failed(world).message
 
 
 @pytest.mark.parametrize("hours", [-10, 10])

@@ -6,6 +6,7 @@ that was stopped starts from the beginning (`rlhf run` resumes).
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -125,6 +126,7 @@ def main(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Run one offline job on the ranks that torchrun started."""
+    faulthandler.enable()  # NCCL's watchdog ends a rank that waits too long, and says no stack of Python's
     folder = output or Path("runs") / file.stem
     code, _ = ending(lambda: run_program(program, file, folder, sets or []), debug=debug)
     sys.stdout.flush()
@@ -147,7 +149,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     layout = layout_here(job, int(os.environ["WORLD_SIZE"]))
     models = {role: (model, folders[role]) for role, model in job.models().items()}
     require_possible(job, dict.fromkeys(models, (layout.pipeline, layout.tensor)), models)
-    recorder.rank = distributed.start(device, job.spec.training.call_deadline_seconds)
+    recorder.rank = distributed.start(device, job.spec.training.call_deadline)
     folder = JobFolder(output, job)
     try:
         if recorder.rank > 0:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rlhf_api.checks.rule import Rule
 from rlhf_api.expressions import Expression, Field
+from rlhf_api.spec.deadlines import CALL_SECONDS
 from rlhf_api.spec.job_spec import CODE
 from rlhf_api.spec.judges import COMPARES
 
@@ -35,7 +36,7 @@ def user_code() -> Iterator[Rule]:
     for path in ("data.train", "data.train.mix[]", "evaluation.data", "evaluation.data.sets[]"):
         named = Field(f"{path}.toolsKey").is_given
         yield Rule(f"{path}.toolsKey", named.implies(~TOOLS), "names tools, and so does rollout.tools")
-    deadline = Field("training.callDeadlineSeconds")
+    deadline = Field("training.callDeadlineSeconds").or_else(CALL_SECONDS[1])
     message = "is {value:g}, expected less than training.callDeadlineSeconds ({deadline})"
     for path, time in times.items():
         yield Rule(path, time < deadline.as_float(), message, {"deadline": deadline})

@@ -1,6 +1,6 @@
 """Schema of one job's spec; `rlhf_api.checks.rules` has the rules that span several fields."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -25,9 +25,9 @@ from rlhf_api.contract import (
 )
 from rlhf_api.expressions import VALUE, Check
 from rlhf_api.names import PoolRole, Role
-from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.algorithm_table import AnyAlgorithm
 from rlhf_api.spec.data import AnyData, Data, HeldOutData, SourceChange
+from rlhf_api.spec.deadlines import CALL_SECONDS
 from rlhf_api.spec.functions import Function, RewardFunction, RewardService
 from rlhf_api.spec.judges import Judge, RewardJudge
 from rlhf_api.spec.lora import Lora
@@ -38,6 +38,7 @@ from rlhf_api.spec.rollout import Rollout
 from rlhf_api.spec.run_policy import RunPolicy, Storage
 from rlhf_api.spec.runtime import Runtime
 from rlhf_api.spec.verifiers import RewardVerifier, Verifier
+from rlhf_api.spec.watch import Watch
 
 MICRO_BATCH_TOKENS = 16384
 """Default number of tokens of a forward pass; on CPU, models with hidden states of more than 64 values get fewer."""
@@ -242,8 +243,16 @@ class Training(Spec):
     """Compute a prompt once for all its responses, in scoring and training."""
     max_skipped_updates: Whole = 3
     """Largest number of consecutive updates of a model that may be skipped because a value is not finite."""
-    call_deadline_seconds: Count = 1800
-    """Longest time in which no worker finishes a call; after it the run is stopped as hung."""
+    call_deadline_seconds: Count | None = None
+    """Longest time in which no worker finishes a call; after it the run is stopped as hung. Unset is 1,800 s. Where
+    steps are predicted, a call of a later step then has ten times the seconds of the longest step, at least 300 s. It
+    has at least twice the time limit of a reward's code. Jobs with turns keep the 1,800 s.
+    """
+
+    @property
+    def call_deadline(self) -> int:
+        """Deadline in seconds of a call that is not of a step, or of a step whose seconds are not known."""
+        return self.call_deadline_seconds or CALL_SECONDS[1]
 
 
 class Resources(Spec):
@@ -329,24 +338,6 @@ class Evaluation(Spec):
     """Functions to apply to responses; RL only."""
     verifiers: Listed[EvaluationVerifier] = Field((), max_length=32)
     """Verifiers to apply to responses; RL only."""
-
-
-class Watch(Spec):
-    """Reactions to problems that raise no error."""
-
-    no_signal: Literal["Off", "Warn", "Fail"] = "Warn"
-    """Reaction to 3 steps in a row without anything to learn: all responses are cut off or get the same reward, no
-    group of responses differs in reward, or every gradient is 0.
-    """
-    changed_code: Literal["Off", "Warn", "Fail"] = "Warn"
-    """Reaction to code of your own, a tokenizer or a template that is not what it was at the job's checkpoint."""
-
-
-def react(reaction: str, path: str, sentences: Sequence[str]) -> Sequence[str]:
-    """Return the sentences to warn of, none if the reaction of `watch` is Off; SpecError with all if it is Fail."""
-    if sentences and reaction == "Fail":
-        raise SpecError(Problem(path, sentence) for sentence in sentences)
-    return sentences if reaction == "Warn" else ()
 
 
 class JobSpec(Spec):

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlhf_api.contract import WHOLE, Count, Listed, Name, Spec, Text, Whole
+from rlhf_api.spec.deadlines import STEP_SECONDS
 
 ExitReason = Literal["UserCode", "Data", "Spec", "Environment", "OutOfMemory", "Numerics", "Communication"]
 PodReason = Literal["NodeLost", "Preempted", "Evicted", "OutOfStorage", "ImagePull", "HeadLost", "WorkerLost"]
@@ -42,8 +43,11 @@ class RunPolicy(Spec):
     """Longest time that the job waits for room; unset waits as long as it takes."""
     startup_deadline_seconds: Count = 1800
     """Longest time from the moment when all pods of an attempt have nodes to the first sign of training."""
-    progress_deadline_seconds: Count = 3600
-    """Longest time between two steps of a running attempt; it is then stopped as hung."""
+    progress_deadline_seconds: Count | None = None
+    """Longest time between two steps of a running attempt; it is then stopped as hung. Unset is 3,600 s. Where steps
+    are predicted and nothing is evaluated between them, a later step then has ten times the seconds of a step, at least
+    300 s. To that comes the deadline of a call, for a checkpoint; 3,600 s at most.
+    """
     ttl_seconds_after_finished: Whole | None = None
     """Time after which an ended job is deleted; unset keeps the job."""
     keep_pods_on_failure: bool = False
@@ -52,6 +56,11 @@ class RunPolicy(Spec):
     """
     failure_rules: Listed[FailureRule] = Field((), max_length=32)
     """Rules for failures: the first that matches decides; if none matches, the failure's reason decides."""
+
+    @property
+    def progress_deadline(self) -> int:
+        """Seconds between two steps where those of a step are not known, or something else may take its time."""
+        return self.progress_deadline_seconds or STEP_SECONDS[1]
 
 
 class Storage(Spec):

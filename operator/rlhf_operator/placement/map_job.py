@@ -115,7 +115,7 @@ def _predicted_step(job: Job, prediction: Prediction | None) -> str:
     assert prediction, "the mapper was asked"
     corrected = " (corrected by measured steps)" * bool(prediction.correction)
     text = f"a step is predicted to take {prediction.step_seconds:.3g} s{corrected}"
-    if prediction.step_seconds > (deadline := job.spec.run_policy.progress_deadline_seconds):
+    if prediction.step_seconds > (deadline := job.spec.run_policy.progress_deadline):
         raise NoPlaceError(f"{text}, longer than spec.runPolicy.progressDeadlineSeconds, {deadline} s")
     return text
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from rlhf_api.spec.deadlines import STEP_SECONDS, deadline_by
 from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Failure
 from rlhf_operator import conditions, evidence, failure, names, observed_attempt
@@ -19,6 +20,8 @@ UNSCHEDULABLE_SECONDS: Final = 120.0
 """Seconds for which pods may find no node although room was reserved: the scheduler is busy, or other pods took it."""
 UNRELATED_TO_ROOM: Final = re.compile("volume|free storage|scheduling gates", re.IGNORECASE)
 """Pattern of scheduler messages about a pod that waits for a volume, its storage or a scheduling gate, not for room."""
+ORDINARY: Final = 2
+"""Steps of an attempt after which a step compiles and loads nothing any more."""
 BETTER: Final = "BetterPlacement"
 CLOCK_SECONDS: Final = 2.0
 """Tolerance in seconds for a time in the status that lies ahead; such times are whole seconds."""
@@ -210,14 +213,34 @@ def _name_deadline(ctx: ReconcileContext) -> None:
 def _hangs(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
     if ctx.record is None or ctx.record.first_step is None:
         return None
-    limit = ctx.policy.progress_deadline_seconds
+    limit = _step_deadline(ctx)
     waited = 0.0 if has_advanced else _silence(ctx)
     attempt_status.set_slow(ctx, waited, limit)
     if ctx.must_wait(limit / 2 - waited) or ctx.must_wait(limit - waited):
         return None
     step = ctx.status.progress.step if ctx.status.progress else 0
-    message = f"no step after step {step} for {limit} s, spec.runPolicy.progressDeadlineSeconds"
+    unset = "" if ctx.policy.progress_deadline_seconds else " is not set"
+    message = f"no step after step {step} for {limit} s, spec.runPolicy.progressDeadlineSeconds{unset}"
     return failure.failed(ctx.snapshot, ctx.now, "Hang", message, observed_attempt.head_of(ctx.snapshot))
+
+
+def _step_deadline(ctx: ReconcileContext) -> int:
+    """Seconds in which the next step must end: the user's, or by those of a step where nothing else follows.
+
+    A checkpoint may, whose wait has the deadline of a call.
+    """
+    policy, spec, progress = ctx.policy, ctx.job.spec if ctx.job else None, ctx.status.progress
+    predicted = ctx.status.mapping.predicted_step_seconds if ctx.status.mapping else None
+    first = ctx.record.first_step or 0 if ctx.record else 0
+    if policy.progress_deadline_seconds or not (spec and progress and predicted):
+        return policy.progress_deadline
+    if not first + ORDINARY <= progress.step < progress.total_steps or (
+        spec.evaluation and spec.evaluation.every_steps
+    ):
+        return policy.progress_deadline
+    measured = (progress.pace.step_seconds if progress.pace else 0.0, progress.step_seconds or 0.0)
+    by_step = deadline_by(max(predicted, *measured), STEP_SECONDS)
+    return min(by_step + spec.training.call_deadline, policy.progress_deadline)
 
 
 def _began(ctx: ReconcileContext) -> datetime:

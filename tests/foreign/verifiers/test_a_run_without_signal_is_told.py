@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_api.job import Job
 from rlhf_api.problems import SpecError
-from rlhf_api.spec.job_spec import react
+from rlhf_api.spec.watch import react
 from rlhf_trainer.run.job_run import SignalWatch
 from rlhf_trainer.run_folder.folder import JobFolder
 from rlhf_trainer.telemetry import StepReport

@@ -18,7 +18,7 @@ from tests.trainer.chain.leftovers import MARK, marked
 from tests.trainer.measured import MACHINE
 from tests.trainer.weights import whole_weights
 
-FAULT_SITE = Path(__file__).parent / "fault_site"
+FAULT_SITE, NCCL_SITE = Path(__file__).parent / "fault_site", Path(__file__).parents[1] / "nccl_site"
 RUN = (*MACHINE, "kv_cache_used", "bytes/reshard", "sync_bytes/")
 """Metrics about the machine, not the job; a resumed generator is given weights that the other one had already."""
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlhf_api.exit_codes import ExitCode
@@ -40,6 +40,8 @@ class Fault:
     """Stands on stderr after `error: `; `…` is anything. Empty where nobody is left to say it."""
     then: str = AGAIN
     sets: tuple[str, ...] = ()
+    on_nccl: bool = False
+    """Whether the ranks are joined by the backend that ends as NCCL does (`nccl_site`)."""
 
     def is_told(self, errors: str) -> bool:
         """Whether stderr is the sentence and nothing else."""
@@ -112,6 +114,16 @@ FAULTS: dict[str, Fault] = {
         code=ExitCode.ENVIRONMENT,
         sentence=MISTAKES["no disk space for a checkpoint"].sentence,
     ),
+}
+ON_NCCL = {
+    "a worker is killed": 5,
+    "a worker is stopped (SIGSTOP)": 95,
+    "a worker has no memory": 5,
+    "a checksum is wrong after the reshard": 5,
+}
+"""Faults that leave the other ranks in a collective, and their seconds where nothing but an abort ends that."""
+FAULTS |= {
+    f"{name}, on NCCL": replace(FAULTS[name], on_nccl=True, seconds=seconds) for name, seconds in ON_NCCL.items()
 }
 SERVICE_SECONDS, SERVICE_PHASES = 30, ("generation", "scoring", "update")
 

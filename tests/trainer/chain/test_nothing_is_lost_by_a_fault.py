@@ -4,6 +4,7 @@ One of them is for every run of the tests; `make test-chaos` does all.
 """
 
 import json
+import os
 import re
 import shutil
 import threading
@@ -18,7 +19,15 @@ import pytest
 from rlhf_trainer.checkpoint import CheckpointStore
 from tests.patience import PATIENCE_SECONDS
 from tests.trainer.chain.conftest import ROOT, rlhf
-from tests.trainer.chain.continued import FAULT_SITE, assert_same_bits, numbers, running, status_of, wait_until
+from tests.trainer.chain.continued import (
+    FAULT_SITE,
+    NCCL_SITE,
+    assert_same_bits,
+    numbers,
+    running,
+    status_of,
+    wait_until,
+)
 from tests.trainer.chain.faults import DAMAGES, FAULTS, JOB, KILLED, MANIFEST, SERVICE_PHASES, SERVICE_SECONDS, table
 from tests.trainer.chain.leftovers import nothing_left_behind
 from tests.trainer.chain.mistakes import matches
@@ -50,12 +59,15 @@ def undisturbed(home: Path) -> Path:
     return home / "undisturbed" / JOB
 
 
-def disturbed(home: Path, output: Path, place: tuple[str, str, int], options: Sequence[str] = ()) -> tuple[int, str]:
+def disturbed(
+    home: Path, output: Path, place: tuple[str, str, int], options: Sequence[str] = (), *, on_nccl: bool = False
+) -> tuple[int, str]:
     """(exit code, stderr) of a run with a fault, which leaves nothing; place: kind, phase and step."""
     fired = output.parent / "fired"
     fault = "|".join(map(str, (output.parent, *place)))
     with nothing_left_behind() as marks:
-        environment = {**marks, "PYTHONPATH": str(FAULT_SITE), "RLHF_FAULT": fault}
+        sites = [str(FAULT_SITE), *([str(NCCL_SITE)] if on_nccl else []), os.environ.get("PYTHONPATH", "")]
+        environment = {**marks, "PYTHONPATH": os.pathsep.join(sites), "RLHF_FAULT": fault}
         with running(home / "job.yaml", output, *options, environment=environment) as process:
             wait_until(lambda: fired.exists() or process.poll() is not None)
             _, errors = process.communicate(timeout=PATIENCE_SECONDS)
@@ -89,7 +101,7 @@ def test_a_fault_is_found_and_named_and_leaves_no_trace(
 ) -> None:
     fault, output = FAULTS[name], tmp_path / "run"
     options = [f"--set={each}" for each in fault.sets]
-    code, errors = disturbed(home, output, (fault.kind, phase, step), options)
+    code, errors = disturbed(home, output, (fault.kind, phase, step), options, on_nccl=fault.on_nccl)
     assert code == fault.code, errors
     assert fault.is_told(errors), errors
     if code != KILLED:
@@ -127,15 +139,17 @@ def test_damaged_files_are_found_and_named_and_leave_no_trace(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("phase", ["generation", "rollout.receive_weights"])
+@pytest.mark.parametrize("on_nccl", [False, True])
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_lost_rank_of_a_rollout_pool_is_replaced(
-    home: Path, undisturbed: Path, tmp_path: Path, staleness: int
+    home: Path, undisturbed: Path, tmp_path: Path, staleness: int, *, on_nccl: bool, phase: str
 ) -> None:
     """Without staleness the losses are those of a run in which nobody died."""
     output, train = tmp_path / "run", "{name: train, models: [actor, critic, reference, reward], slotsPerNode: 2}"
     pools = f"[{train}, {{name: writers, models: [rollout], slotsPerNode: 2}}]"
     options = (f"--set=placement.pools={pools}", f"--set=rollout.maxStaleness={staleness}")
-    code, errors = disturbed(home, output, ("end the worker", "generation", 2), options)
+    code, errors = disturbed(home, output, ("end the worker", phase, 2), options, on_nccl=on_nccl)
     assert code == 0, errors
     found = numbers(output / JOB)
     assert [record["step"] for record in found] == [1, 2, 3]

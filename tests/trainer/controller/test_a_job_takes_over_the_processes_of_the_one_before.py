@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_api.spec.job_spec import Training
+from rlhf_api.spec.deadlines import CALL_SECONDS
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle
+from rlhf_trainer.controller.call_log import CallLog
+from rlhf_trainer.controller.worker_group import ModelHandle
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.run import slots as run_slots
@@ -21,7 +22,7 @@ from rlhf_trainer.types import register
 
 pytestmark = pytest.mark.slow
 
-DEADLINE = float(Training.model_fields["call_deadline_seconds"].default)
+DEADLINE = float(CALL_SECONDS[1])
 """As of a job: pytest ends sooner what hangs, and a slot may start slowly beside other programs."""
 
 

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 
 from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.call_log import CallLog
 from rlhf_trainer.controller.diagnosis import diagnose
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError, user_error
 from rlhf_trainer.protocols import DP_PROTO, ONE_TO_ALL

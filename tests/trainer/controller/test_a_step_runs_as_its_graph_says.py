@@ -22,8 +22,9 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.step_graph import Edge, Graph
 from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.call_log import CallLog
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import FIELDS, Width
 from rlhf_trainer.protocols import blocks

@@ -13,9 +13,10 @@ import torch
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller.batch import BatchFuture, PayloadMeter
+from rlhf_trainer.controller.call_log import CallLog
 from rlhf_trainer.controller.graph import ShapeFuture, Tracer
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.fields import Width
 from rlhf_trainer.meeting import Meeting

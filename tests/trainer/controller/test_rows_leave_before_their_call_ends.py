@@ -11,8 +11,9 @@ import torch
 
 from rlhf_api.spec.rollout import stream_groups
 from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.call_log import CallLog
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.protocols import DP_PROTO

@@ -10,9 +10,10 @@ import ray
 import torch
 
 from rlhf_trainer.controller.batch import BatchFuture, PayloadMeter, tensor_bytes
+from rlhf_trainer.controller.call_log import CallLog
 from rlhf_trainer.controller.message import get
 from rlhf_trainer.controller.resource_pool import ResourcePool
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError, EnvironmentProblem, NumericsError, TrainerError
 from rlhf_trainer.telemetry import CONTROLLER, TRANSFER

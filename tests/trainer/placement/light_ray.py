@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import ray
 
-from rlhf_trainer.controller import resource_pool, worker_group
+from rlhf_trainer.controller import call_log, resource_pool
 from rlhf_trainer.workers import rollout
 from tests.trainer.placement.sampler import PlainSampler
 
@@ -57,12 +57,21 @@ class Reference:
         raise value if isinstance(value, ray.exceptions.RayError) else ray.exceptions.RayTaskError("", "", value)
 
 
+def no_preparation() -> None:
+    """Nothing comes first."""
+
+
 class LightRay:
     """Actors and objects in a folder of their own; `patched` puts it in Ray's place."""
 
-    def __init__(self, folder: Path, sampler: Callable[..., PlainSampler] = PlainSampler) -> None:
-        """sampler: stands where vLLM would, in every worker."""
-        self._folder, self._sampler = folder, sampler
+    def __init__(
+        self,
+        folder: Path,
+        sampler: Callable[..., PlainSampler] = PlainSampler,
+        prepare: Callable[[], None] = no_preparation,
+    ) -> None:
+        """sampler: stands where vLLM would, in every worker; prepare: called first there."""
+        self._folder, self._sampler, self._prepare = folder, sampler, prepare
         self._numbers = itertools.count()
         self.processes: list[Any] = []
         self._makers: dict[Path, Actor] = {}
@@ -80,7 +89,7 @@ class LightRay:
             patch.setattr(resource_pool, "placement_group", lambda *_, **__: SimpleNamespace(wait=lambda _: True))
             patch.setattr(resource_pool, "remove_placement_group", lambda _: None)
             meter = SimpleNamespace(watching=nullcontext, read=lambda: 0)
-            patch.setattr(worker_group, "PayloadMeter", lambda: meter)
+            patch.setattr(call_log, "PayloadMeter", lambda: meter)
             try:
                 yield
             finally:
@@ -112,7 +121,7 @@ class LightRay:
 
     def _start(self, actor_class: type, **arguments: Any) -> Actor:
         actor = Actor(self, self._folder / f"actor-{next(self._numbers)}")
-        args = (actor.inbox, actor.beside.inbox, actor_class, arguments, self._sampler)
+        args = (actor.inbox, actor.beside.inbox, actor_class, arguments, self._sampler, self._prepare)
         process: Any = FORK_SERVER.Process(target=serve, args=args, daemon=True)
         process.start()
         self.processes.append(process)
@@ -181,8 +190,9 @@ def resolved(argument: Any) -> Any:
     return argument.get()
 
 
-def serve(inbox: Path, beside: Path, actor_class: type, arguments: Any, sampler: Any) -> None:
+def serve(inbox: Path, beside: Path, actor_class: type, arguments: Any, sampler: Any, prepare: Any) -> None:
     """The process of an actor, with a plain sampler in vLLM's place."""
+    prepare()
     setattr(rollout, "GenerationEngine", sampler)  # noqa: B010
     actor = actor_class(**arguments)
     threading.Thread(target=answer, args=(beside, actor), daemon=True).start()

@@ -18,7 +18,7 @@ from rlhf_trainer.run.on_ray import RayRuntime
 from rlhf_trainer.run.slots import Slots
 from rlhf_trainer.telemetry import merge
 from tests.trainer.jobs import job
-from tests.trainer.placement.light_ray import LightRay
+from tests.trainer.placement.light_ray import LightRay, no_preparation
 from tests.trainer.placement.sampler import PlainSampler
 
 Partition = Sequence[Sequence[str]]
@@ -104,11 +104,15 @@ def pools_of(partition: Partition, *, slots: Sequence[int]) -> list[dict[str, An
 
 
 def run(
-    folder: Path, one: Job, folders: Mapping[Role, str], sampler: Callable[..., PlainSampler] = PlainSampler
+    folder: Path,
+    one: Job,
+    folders: Mapping[Role, str],
+    sampler: Callable[..., PlainSampler] = PlainSampler,
+    prepare: Callable[[], None] = no_preparation,
 ) -> Outcome:
     """The steps of a job by the product's runtime, on processes without Ray, with this in vLLM's place."""
     placed = place(one, (0,))
-    light, saved = LightRay(folder / "light", sampler), one.saved
+    light, saved = LightRay(folder / "light", sampler, prepare), one.saved
     with light.patched():
         runtime = RayRuntime(one, placed, folders, slots=Slots(), path=folder)
         with runtime.running() as shape:

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from tests.trainer.measured import SHARED
+from tests.trainer.nccl_site.nccl_like import install
+from tests.trainer.placement.light_ray import no_preparation
 from tests.trainer.placement.sampler import PlainSampler
 from tests.trainer.placement.sweep import Outcome, pools_of, run, small_job
 
@@ -65,6 +67,7 @@ def outcome(
     dies_in: str = "generate",
     number: int = 1,
     partial_mode: str | None = None,
+    prepare: Callable[[], None] = no_preparation,
 ) -> Outcome:
     """PPO, in which a generator dies so many times."""
     (folder / "marks").mkdir()
@@ -74,7 +77,7 @@ def outcome(
     }
     pools = pools_of([["actor", "critic", "reference", "reward"], ["rollout"]], slots=(TRAINERS, GENERATORS))
     sampler = partial(Mortal, marks=folder / "marks", dies_in=dies_in, number=number, times=times)
-    found = run(folder, small_job(folder, "PPO", folders, pools, changes=changes), folders, sampler)
+    found = run(folder, small_job(folder, "PPO", folders, pools, changes=changes), folders, sampler, prepare)
     assert len(list((folder / "marks").iterdir())) == times
     return found
 
@@ -145,6 +148,26 @@ def test_responses_with_new_weights_are_generated_again(
     found = outcome(tmp_path, folders, staleness=2, dies_in=dies_in, number=number, times=1, partial_mode="Continue")
     assert replacements(found) == 1
     assert all(record["staleness"] <= 2 for record in found.records)
+
+
+@pytest.mark.parametrize(
+    ("staleness", "prepare"),
+    [
+        pytest.param(0, install, id="waited for"),
+        pytest.param(2, install, id="ahead"),
+        pytest.param(0, partial(install, sees_losses=True), id="over a network"),
+    ],
+)
+def test_an_exchange_without_a_rank_is_aborted_on_nccl(
+    folders: Mapping[Role, str], tmp_path: Path, staleness: int, prepare: Callable[[], None]
+) -> None:
+    """Nothing there ends it but an abort; ahead: the controller waits for calls that are behind it on the trainers.
+
+    Over a network NCCL's own watchdog sees the loss, and ends the group instead of the trainers.
+    """
+    found = outcome(tmp_path, folders, staleness=staleness, dies_in="load_weights", number=2, times=1, prepare=prepare)
+    assert replacements(found) == 1
+    assert len(found.records) == STEPS
 
 
 def test_one_that_always_dies_ends_the_attempt(folders: Mapping[Role, str], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_mapper.mapping import Device, DeviceMapping
 from rlhf_trainer.collector import collector_off
-from rlhf_trainer.controller import worker_group
+from rlhf_trainer.controller import call_log
 from rlhf_trainer.controller.slot_process import SlotProcess
 from rlhf_trainer.run import on_ray
 from tests.trainer.jobs import job
@@ -33,7 +33,7 @@ class Slots:
 def test_processes_without_a_gpu_stay_for_another_job(
     device: Device, is_last: bool, stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_group, "PayloadMeter", lambda: SimpleNamespace(watching=nullcontext))
+    monkeypatch.setattr(call_log, "PayloadMeter", lambda: SimpleNamespace(watching=nullcontext))
     spec = {
         "algorithm": {"name": "SFT"},
         "models": {"actor": {"uri": "hf://of/model"}},

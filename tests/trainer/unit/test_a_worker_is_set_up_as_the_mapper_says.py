@@ -12,7 +12,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import Device, DeviceMapping, MappedPool, ModelPrediction, Prediction
-from rlhf_trainer.controller import worker_group
+from rlhf_trainer.controller import call_log, worker_group
 from rlhf_trainer.run import on_ray, slots
 from rlhf_trainer.workers.base import WorkerSetting
 from rlhf_trainer.workers.data import DataShape
@@ -141,7 +141,7 @@ def arguments(
     patch.setenv("OMP_NUM_THREADS", "1")
     patch.setattr(slots, "WorkerGroup", Group)
     patch.setattr(slots, "ResourcePool", Pool)
-    patch.setattr(worker_group, "PayloadMeter", Meter)
+    patch.setattr(call_log, "PayloadMeter", Meter)
     patch.setattr(Group, "built", {})
     folders: dict[Role, str] = dict.fromkeys(get_args(Role), "of/model")
     columns = job.spec.columns(job.spec.data.train)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_trainer.controller.worker_group import CallLog
+from rlhf_trainer.controller.call_log import CallLog
 from rlhf_trainer.run import slots
 
 

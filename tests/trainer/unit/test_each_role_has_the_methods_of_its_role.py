@@ -26,7 +26,7 @@ from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.reward import RewardWorker
 from tests.mapper.planned_jobs import job_of
 
-SAVED = {"save", "begin_checkpoint", "end_checkpoint", "counters", "set_counters", "restore"}
+SAVED = {"save", "begin_checkpoint", "end_checkpoint", "counters", "set_counters", "restore", "probe_links"}
 OWN_REFERENCE = {"compute_ref_log_prob", "compute_ref_pair_log_prob", "compute_ref_mismatched_log_prob"}
 GENERATES = SAVED | OWN_REFERENCE | {"generate_sequences", "compute_log_prob", "span_pools", "send_weights"}
 CRITIC = SAVED | {"compute_values", "update_critic"}

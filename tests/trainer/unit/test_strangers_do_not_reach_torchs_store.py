@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.controller import worker_group
+from rlhf_trainer.controller.call_log import CallLog
 from rlhf_trainer.controller.resource_pool import ResourcePool
 from rlhf_trainer.controller.slot_process import SlotProcess
-from rlhf_trainer.controller.worker_group import CallLog, WorkerGroup
+from rlhf_trainer.controller.worker_group import WorkerGroup
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.meeting import LOOPBACK, Meeting
 from rlhf_trainer.run.on_ray import RayRuntime

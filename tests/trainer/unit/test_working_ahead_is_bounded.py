@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 
 from rlhf_api.job import Job
+from rlhf_trainer.controller.call_log import CallLog
 from rlhf_trainer.controller.message import Message
 from rlhf_trainer.controller.slot_process import Outcome
-from rlhf_trainer.controller.worker_group import CallLog
 from rlhf_trainer.run.job_run import Lookahead, ModelRuntime
 from rlhf_trainer.run.step_models import ApartRollout, RolloutPool
 from rlhf_trainer.telemetry import Report

@@ -5,7 +5,7 @@ Ray's failures become TrainerErrors.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -70,18 +70,19 @@ def get(
     *,
     deadline: float,
     quiet_seconds: Callable[[], float] = lambda: math.inf,
+    look: Callable[[], None] = lambda: None,
 ) -> list[Any]:  # a reference does not say the type of its object
     """Return the values of the references, as `ray.get` does; fail if none arrives for `deadline` seconds.
 
     quiet_seconds: gives the seconds since the last end of any call, from which the deadline counts too: one value may
-    take several calls. Raises the worker's own error, MemoryProblem if Ray ended a worker for its memory, or
-    CommunicationError for a lost or silent worker.
+    take several calls. look: called every second. Raises the worker's own error, MemoryProblem if Ray ended a worker
+    for its memory, or CommunicationError for a lost or silent worker.
     """
     values: dict[ray.ObjectRef, Any] = {}
     pending, patience = list(references), deadline
     try:
         while pending:
-            arrived, pending = wait(pending, seconds=patience)
+            arrived, pending = wait(pending, seconds=patience, look=look)
             patience = deadline if arrived else deadline - quiet_seconds()
             if patience <= 0:
                 raise CommunicationError(f"no call of a worker ended within {deadline:.0f} s")
@@ -107,14 +108,27 @@ def get(
         raise
 
 
-def wait(references: list[ray.ObjectRef], *, seconds: float) -> tuple[list[ray.ObjectRef], list[ray.ObjectRef]]:
-    """Wait as `ray.wait` does, but in short intervals: between them Python runs the handlers of signals."""
+def failed(references: Iterable[ray.ObjectRef | None]) -> bool:
+    """Whether one of the calls has failed so far."""
+    ended, _ = ray.wait(known, num_returns=len(known), timeout=0) if (known := list(references)) else ([], [])
+    try:
+        ray.get(ended)
+    except ray.exceptions.RayError:
+        return True
+    return False
+
+
+def wait(
+    references: list[ray.ObjectRef], *, seconds: float, look: Callable[[], None] = lambda: None
+) -> tuple[list[ray.ObjectRef], list[ray.ObjectRef]]:
+    """Wait as `ray.wait` does, but in short intervals, with a look after each: there handlers of signals run, too."""
     until = time.monotonic() + seconds
     while True:
         left = max(0.0, until - time.monotonic())
         arrived, pending = ray.wait(references, timeout=min(left, LOOK_SECONDS))
         if arrived or left <= LOOK_SECONDS:
             return arrived, pending
+        look()
 
 
 def first_line(error: Exception) -> str:

@@ -120,6 +120,12 @@ class SlotProcess:
         """Return the state of this process; answers also while a call runs."""
         return inspect_process(self._running, self._thread, quiet_seconds=time.time() - self._free_since)
 
+    def abort_exchange(self) -> None:
+        """End an exchange of weights with another pool, which has lost a rank; also while a call waits for that."""
+        for worker in list(self._workers.values()):
+            if hasattr(worker, "abort_exchange"):
+                worker.abort_exchange()
+
     def row_group(self, call: int, number: int) -> RowGroup:
         """Wait for row group `number` (from 0) of finished responses of a generating call, also while the call runs."""
         group = self._outlet(call).take(number)

@@ -117,7 +117,7 @@ def run_pending(
     slots, first = Slots(), pending[0]
     try:
         if own:  # the first job's processes start before the imports
-            deadline = float(first.spec.training.call_deadline_seconds)
+            deadline = float(first.spec.training.call_deadline)
             slots.prepare(placed[first.name].mapping, home=first.saved, deadline=deadline)
         with collector_off():
             from rlhf_trainer.run.on_ray import run_on_ray  # torch and transformers: seconds

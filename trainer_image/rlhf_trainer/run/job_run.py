@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.algorithms import ActorCritic
-from rlhf_api.spec.job_spec import react
+from rlhf_api.spec.watch import react
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.run.step_models import Handle, Rows
 from rlhf_trainer.telemetry import (

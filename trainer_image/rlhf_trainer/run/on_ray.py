@@ -14,11 +14,13 @@ from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.call_log import CallLog
 from rlhf_trainer.controller.resource_pool import LOOK_SECONDS
-from rlhf_trainer.controller.worker_group import CallLog, ModelHandle, WorkerGroup
+from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
+from rlhf_trainer.run.call_deadline import CallDeadline
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.elastic_pool import ElasticMachines, TooFewNodesError, are_lost, copy_here
 from rlhf_trainer.run.evaluation import evaluation_of
@@ -34,6 +36,7 @@ from rlhf_trainer.run.worker_specs import agreed, data_spec, home_of, worker_spe
 from rlhf_trainer.run_folder.commands import STACKS
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, with_written_data
 from rlhf_trainer.telemetry import CONTROLLER, ENDPOINTS, Report
+from rlhf_trainer.training.link_probe import look_at_links
 from rlhf_trainer.workers.data import DataShape
 from rlhf_trainer.workers.retokenized import with_prompts
 
@@ -73,6 +76,12 @@ def run_on_ray(
             running, mapping, folders, slots=slots, path=folder.path, columns=columns, retokenized=retokenized
         )
         with runtime.running(is_last=is_last, say=publisher.say) as shape:
+            for role in trained:
+                said, slow = look_at_links(runtime.models[role].probe_links().result(), device=mapping.device)
+                folder.event(f"{role}: {said}")
+                publisher.warn(*(f"{role}: {each}" for each in slow))
+            if runtime.step_deadline.is_derived:
+                folder.event(str(runtime.step_deadline))
             checkpoints = KeptCheckpoints(
                 job, folder, runtime.models, trained, data=shape, stop=context.stop, resumed=checkpoint
             )
@@ -113,7 +122,9 @@ class RayRuntime:
         self._job, self._placed, self._folders, self._slots, self._path = job, placed, folders, slots, path
         self._columns, self._retokenized = columns, retokenized
         self._log = CallLog(keeps=job.spec.rollout.max_staleness)
-        self._deadline = float(job.spec.training.call_deadline_seconds)
+        self._deadline = float(job.spec.training.call_deadline)
+        self.step_deadline = CallDeadline(job, placed.prediction.step_seconds if placed.prediction else None)
+        self._step_began = 0.0
         self._groups: Mapping[str, WorkerGroup] = {}
         self._handles: dict[str, ModelHandle] = {}
         """Handles of all workers by role, without replaced calls."""
@@ -143,7 +154,10 @@ class RayRuntime:
 
     def drain(self, step: int = 0) -> Sequence[Report]:
         """Wait for the calls up to a step; return what every rank measured, and the payload bytes of this process."""
-        reports = self._log.drain(deadline=self._deadline, step=step)
+        reports = self._log.drain(deadline=self.step_deadline.seconds if step else self._deadline, step=step)
+        if step and self._step_began:
+            self.step_deadline.note_step(time.monotonic() - self._step_began)
+        self._step_began = time.monotonic()
         if step and self._replaceable:
             reports.append(self._replaceable.drain())
         ahead = self._log.queue() if step and self._log.keeps else {}
@@ -201,7 +215,10 @@ class RayRuntime:
         join()
         if self._job.spec.rollout.stream:  # scoring may have begun on some ranks when others lack rows
             return RolloutPool()
-        self._replaceable = ReplaceablePool(group, self._log, deadline=self._deadline, build=rebuild, machines=machines)
+        self._log.abort = self._groups[self._home].abort_exchange
+        self._replaceable = ReplaceablePool(
+            group, self._log, deadline=self.step_deadline, build=rebuild, machines=machines
+        )
         return self._replaceable
 
     def _join_servers(self) -> None:
@@ -238,7 +255,7 @@ class ReplaceablePool(RolloutPool):
         group: WorkerGroup,
         log: CallLog,
         *,
-        deadline: float,
+        deadline: CallDeadline,
         build: Callable[[], None],
         machines: ElasticMachines | None = None,
     ) -> None:
@@ -255,7 +272,7 @@ class ReplaceablePool(RolloutPool):
         return self._log.aside()
 
     def settle(self, step: int | None = None) -> None:
-        self._log.settle(deadline=self._deadline, step=step)
+        self._log.settle(deadline=self._deadline.seconds, step=step)
         if step is not None:
             self._in_a_row = 0
 
@@ -265,7 +282,7 @@ class ReplaceablePool(RolloutPool):
         Without that error the actor's ranks would wait for the dead rank in the exchange of weights.
         """
         if self._machines and self._machines.must_change():
-            self._log.settle(deadline=self._deadline)  # with `rollout.partial` calls are under way
+            self._log.settle(deadline=self._deadline.seconds)  # with `rollout.partial` calls are under way
             self._renew()
         elif dead := self._dead_ranks():
             raise CommunicationError(", ".join(dead))
@@ -275,7 +292,7 @@ class ReplaceablePool(RolloutPool):
             copy_here(self._blocks(responses))
 
     def has_lost(self, responses: BatchFuture) -> bool:
-        return self._machines is not None and are_lost(self._blocks(responses), deadline=self._deadline)
+        return self._machines is not None and are_lost(self._blocks(responses), deadline=self._deadline.seconds)
 
     def _blocks(self, responses: BatchFuture) -> list[ray.ObjectRef]:
         """Return references to the rows that the pool's processes have put into Ray's object store."""
@@ -321,7 +338,7 @@ class ReplaceablePool(RolloutPool):
         with self._log.recorder.span(CONTROLLER, f"replace the processes of {self._group.name}"):
             self._resizes += bool(self._machines and self._machines.move())
             self._group.restart()
-            self._log.abandon(deadline=self._deadline)
+            self._log.abandon(deadline=self._deadline.seconds)
             self._build()
 
 

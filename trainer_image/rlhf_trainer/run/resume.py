@@ -17,7 +17,7 @@ from rlhf_api.files import document_of
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
-from rlhf_api.spec.job_spec import react
+from rlhf_api.spec.watch import react
 from rlhf_trainer.checkpoint import Checkpoint
 from rlhf_trainer.data.uri import local_path
 from rlhf_trainer.errors import DataError, EnvironmentProblem

@@ -10,9 +10,10 @@ import ray
 
 from rlhf_api.names import Role
 from rlhf_mapper.mapping import Device, DeviceMapping, MappedPool
+from rlhf_trainer.controller.call_log import CallLog
 from rlhf_trainer.controller.diagnosis import diagnose
 from rlhf_trainer.controller.resource_pool import POOL_DEADLINE_SECONDS, BesidePool, ResourcePool, threads_of
-from rlhf_trainer.controller.worker_group import CallLog, WorkerGroup
+from rlhf_trainer.controller.worker_group import WorkerGroup
 from rlhf_trainer.errors import CommunicationError, TrainerError
 from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.run.elastic_pool import ElasticMachines, elastic_machines

@@ -21,6 +21,8 @@ _timeout: timedelta | None = None
 Device = Literal["CPU", "GPU"]
 INTERFACE, OUTER_INTERFACE = "GLOO_SOCKET_IFNAME", "RLHF_OUTER_GLOO_SOCKET_IFNAME"
 """Variables with gloo's interface, and with its interface for groups beyond this machine if the world is on it."""
+ON_ERROR, PROCESS_ENDS, GROUP_ENDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", "2"
+"""Variable by which a new NCCL group ends its process (torch's default), or only itself, when it has lost a rank."""
 
 
 def start(device: Device, timeout_seconds: float, meeting: Meeting | None = None) -> int:
@@ -55,14 +57,20 @@ def open_store(meeting: Meeting, rank: int, size: int, timeout: timedelta) -> TC
 def join_group(meeting: Meeting, rank: int, size: int, timeout_seconds: float) -> tuple[dist.ProcessGroup, TCPStore]:
     """Join a process group over the ranks of several torch worlds; returns the group and its store on rank 0's machine.
 
-    Torch's collectives take the group as `group`, but a rank's number in the group is not its number in its world.
+    Torch's collectives take the group as `group`, but a rank's number in the group is not its number in its world. A
+    lost rank ends the group and not the process, also on NCCL.
     """
     timeout = timedelta(seconds=timeout_seconds)
     there = open_store(meeting, rank, size, timeout)
     if meeting.address != LOOPBACK and OUTER_INTERFACE in os.environ:
         os.environ[INTERFACE] = os.environ[OUTER_INTERFACE]
     make = _dist2._BACKENDS[dist.get_backend()]  # noqa: SLF001 `new_group` would read torchrun's variables
-    return make(there, rank, size, timeout, device_here()), there
+    before = os.environ.get(ON_ERROR, PROCESS_ENDS)
+    os.environ[ON_ERROR] = GROUP_ENDS
+    try:
+        return make(there, rank, size, timeout, device_here()), there
+    finally:
+        os.environ[ON_ERROR] = before
 
 
 def device_here() -> torch.device:
@@ -157,6 +165,13 @@ class ModelMesh:
     def data_group(self) -> dist.ProcessGroup:
         """Process group of this rank's data-parallel ranks, which hold different rows."""
         return self._mesh[DATA if self.layout.replicas > 1 else SHARD].get_group()
+
+    @property
+    def groups(self) -> dict[str, dist.ProcessGroup]:
+        """Process groups of more than one rank to which this rank belongs, by the name of their axis."""
+        found = {DATA: self.data_group} if self.layout.data > 1 else {}
+        sizes = {PIPELINE: self.layout.pipeline, TENSOR: self.layout.tensor}
+        return found | {name: self._mesh[name].get_group() for name, size in sizes.items() if size > 1}
 
     def sum(self, values: Sequence[float | Tensor]) -> list[float]:
         """Sum each value over the data-parallel ranks."""

@@ -27,6 +27,7 @@ from rlhf_trainer.ops.running import RunningMoments
 from rlhf_trainer.protocols import ONE_TO_ALL
 from rlhf_trainer.training.adapters import add_adapter, initial_weights, write_adapter_config
 from rlhf_trainer.training.distributed import device_here, sum_over_ranks
+from rlhf_trainer.training.link_probe import Speeds, measure
 from rlhf_trainer.training.loading import load_config, load_end_tokens, load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
@@ -188,6 +189,11 @@ class TrainedModel:
         self.setting = setting
         self.trainer = trainer
         self.tokenizer = setting.tokenizer()
+
+    @register(ONE_TO_ALL)
+    def probe_links(self) -> Speeds:
+        """Measure the speed of this rank's device and of its links in the groups of the model."""
+        return measure(self.trainer.model.mesh)
 
     @register(ONE_TO_ALL)
     def save(self, *, folder: str) -> None:

@@ -137,6 +137,10 @@ class GeneratingActor(ActorWithReference):
         """Join the torch.distributed group of the actor's ranks and of all ranks that generate."""
         self._sender.span_pools(span)
 
+    def abort_exchange(self) -> None:
+        """End the exchange of weights that this rank is in, from another thread; `send_weights` then fails."""
+        self._sender.exchange.abort()
+
     @register(ONE_TO_ALL)
     def send_weights(self) -> None:
         """Send the weights of the current policy version, unless all generators have them."""

@@ -81,7 +81,7 @@ def evaluation_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
 
     ranks: number of ranks of this machine's worker, which share its CPUs.
     """
-    evaluation, deadline = job.spec.evaluation, job.spec.training.call_deadline_seconds
+    evaluation, deadline = job.spec.evaluation, job.spec.training.call_deadline
     if evaluation is None:
         return {}
     path, code = f"{job.name}: spec.evaluation", partial(code_of, ranks=ranks, deadline=deadline)

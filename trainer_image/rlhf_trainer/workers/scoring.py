@@ -200,7 +200,7 @@ def terms_of(job: Job) -> dict[str, RewardTerm]:
 
 def reward_code(job: Job, *, ranks: int) -> dict[str, UserCode]:
     """Return the functions, verifiers, services and judges of a job's reward by field; their processes are started."""
-    deadline = job.spec.training.call_deadline_seconds
+    deadline = job.spec.training.call_deadline
     return {
         path: code_of(term.reward, ranks=ranks, deadline=deadline, path=path)
         for path, term in terms_of(job).items()
@@ -224,6 +224,12 @@ def code_of(
         name = f"the verifier {reward.verifier.name}"
         return UserFunction(VERIFIERS, arguments=options, seconds=seconds, deadline=deadline, path=path, called=name)
     return UserFunction(reward.entrypoint, arguments=reward.arguments, seconds=seconds, deadline=deadline, path=path)
+
+
+def limits_of(code: Function | RewardVerifier | RewardService | RewardJudge) -> float:
+    """Longest time in seconds of the code of a reward, with all its attempts."""
+    limited = code.judge if isinstance(code, RewardJudge) else code
+    return limited.timeout_seconds * (1 if isinstance(limited, Function | RewardVerifier) else limited.attempts)
 
 
 def _limits(endpoint: RewardService | Judge, *, ranks: int, path: str) -> dict[str, Any]:

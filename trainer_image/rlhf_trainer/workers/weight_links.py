@@ -78,6 +78,17 @@ class PoolExchange:
     def __init__(self) -> None:
         self.joined: HybridEngine | None = None
         """Hybrid engine of the group that this rank has joined; None before, and where the rank has left the group."""
+        self._is_aborted = False
+
+    def join(self, engine: HybridEngine) -> None:
+        """Exchange weights in this engine's group from now on."""
+        self.joined, self._is_aborted = engine, False
+
+    def abort(self) -> None:
+        """End the group's collectives, from another thread: on NCCL they would wait for a lost rank."""
+        if (joined := self.joined) and joined.group:
+            self._is_aborted = True
+            joined.group.abort()
 
     @property
     def engine(self) -> HybridEngine:
@@ -101,6 +112,8 @@ class PoolExchange:
         problem = ""
         try:
             yield
+            if self._is_aborted:  # NCCL ends an aborted collective without an error, and its result is not one
+                problem, self.joined = "the group has lost a rank", None
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError) as error:  # torch, which knows no group like this one, raises ValueError
@@ -123,24 +136,24 @@ class WeightSender:
     """Actor's end of the link to generators in another pool or to external servers."""
 
     def __init__(self, setting: WorkerSetting, runner: ModelRunner) -> None:
-        self._setting, self._runner, self._exchange = setting, runner, PoolExchange()
+        self._setting, self._runner, self.exchange = setting, runner, PoolExchange()
         self.sent_version = -1
         """Policy version of the weights that were sent last; -1: none were sent."""
 
     def span_pools(self, span: Span) -> None:
         """Join the torch.distributed group of both pools."""
         model = self._runner.model
-        self._exchange.joined = hybrid_engine(self._setting, model, None, inner(model.module).config, span)
+        self.exchange.join(hybrid_engine(self._setting, model, None, inner(model.module).config, span))
 
     def send(self, policy_version: int) -> None:
         """Send the weights, which are of this policy version, unless all generators have them."""
-        self._exchange.notices.offer()
-        with recorder.span(TRANSFER, "actor.send_weights: wait"), self._exchange.exchanging():
-            _, is_sent = self._exchange.agree(policy_version, is_needed=self.sent_version != policy_version)
+        self.exchange.notices.offer()
+        with recorder.span(TRANSFER, "actor.send_weights: wait"), self.exchange.exchanging():
+            _, is_sent = self.exchange.agree(policy_version, is_needed=self.sent_version != policy_version)
         if is_sent:
             sending = recorder.span("reshard", "actor.send_weights")
-            with sending, self._exchange.exchanging(), self._runner.offloader.in_use():
-                self._exchange.engine.to_generation()
+            with sending, self.exchange.exchanging(), self._runner.offloader.in_use():
+                self.exchange.engine.to_generation()
         self.sent_version = policy_version
 
 
@@ -154,7 +167,7 @@ class WeightReceiver:
 
     def span_pools(self, span: Span) -> None:
         """Join the torch.distributed group of both pools."""
-        self.exchange.joined = hybrid_engine(self._setting, None, self._engine, self._config, span)
+        self.exchange.join(hybrid_engine(self._setting, None, self._engine, self._config, span))
 
     def receive(self) -> None:
         """Receive the weights that the actor sends, if it sends any."""

@@ -104,7 +104,7 @@ def callers() -> Iterator[Any]:
 
 
 def arm(folder: Path, kind: str, phase: str, step: int) -> None:
-    """Have the fault happen when rank 1 begins with the phase in the step; a step begins with its reshard."""
+    """Have it happen when rank 1 begins with the phase, or span, in the step; a step begins with its reshard."""
     from rlhf_trainer.telemetry import Recorder
 
     span, steps = Recorder.span, 0
@@ -112,7 +112,7 @@ def arm(folder: Path, kind: str, phase: str, step: int) -> None:
     def faulty(recorder: Recorder, now: str, name: str = "", *, since: float | None = None) -> Any:
         nonlocal steps
         steps += now == "reshard"
-        if (recorder.rank, now, steps) == (1, phase, step):
+        if (recorder.rank, steps) == (1, step) and phase in (now, name):
             with suppress(FileExistsError):
                 (folder / "fired").touch(exist_ok=False)
                 FAULTS[kind]()

@@ -1,0 +1,117 @@
+"""A look at the speed of GPUs and links before the first step: one slow link would slow down every step."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlhf_trainer.training.distributed import Device, ModelMesh, device_here
+
+ROUNDS = 3
+"""Number of measurements, of which the fastest counts; one before them sets up the connections."""
+BYTES, WIDTH = {"cuda": 64 * 2**20, "cpu": 2**18}, {"cuda": 4096, "cpu": 256}
+"""Bytes of a message, and rows of the square matrices of a product, by device."""
+SLOWER = 2.0
+MIN_EXCESS: dict[Device, float] = {"GPU": 0.0, "CPU": 1.0}
+"""Seconds above the median from which slowness is named: CPUs are shared, and a rank may just wait for a core."""
+PRODUCT = "product"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """Seconds that a rank has measured, each the fastest of some rounds."""
+
+    rank: int
+    where: str
+    """Name of the rank's machine; on a cluster its pod's, with the node's."""
+    seconds: Mapping[str, float]
+    """Seconds by name: a product of matrices; an all-reduce and a gather in the group of each axis of the layout."""
+    links: Mapping[str, tuple[int, float]]
+    """Axis -> (rank of the world before this one in the group's ring, seconds until its message has arrived)."""
+
+
+def measure(mesh: ModelMesh) -> Speeds:
+    """Measure the device of this rank and its links in every group of a mesh. A collective of the pool."""
+    device = device_here()
+    matrix = torch.ones(WIDTH[device.type], WIDTH[device.type], device=device)
+    seconds, links = {PRODUCT: _fastest(lambda: matrix @ matrix)}, {}
+    for axis, group in mesh.groups.items():
+        seconds[f"all_reduce/{axis}"], seconds[f"gather/{axis}"], *link = _measure_group(group, device)
+        links[axis] = dist.get_global_rank(group, int(link[0])), link[1]
+    where = " on ".join(filter(None, (socket.gethostname(), os.environ.get("RLHF_NODE"))))
+    return Speeds(rank=dist.get_rank(), where=where, seconds=seconds, links=links)
+
+
+def _measure_group(group: dist.ProcessGroup, device: torch.device) -> tuple[float, float, int, float]:
+    """Return seconds of an all-reduce and a gather, and (rank before this one in the group, seconds of its message)."""
+    size, place = dist.get_world_size(group), dist.get_rank(group)
+    before, after = (place - 1) % size, (place + 1) % size
+    whole = torch.ones(BYTES[device.type] // (4 * size) * size, device=device)
+    part, arrived = whole[: len(whole) // size].clone(), torch.empty_like(whole)
+
+    def reduce() -> Tensor:
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    def gather() -> Tensor:
+        dist.all_gather_into_tensor(arrived, part, group=group)
+        return arrived
+
+    def pass_on() -> Tensor:
+        sent = dist.P2POp(dist.isend, whole, group=group, group_peer=after)
+        came = dist.P2POp(dist.irecv, arrived, group=group, group_peer=before)
+        for work in dist.batch_isend_irecv([came, sent]):
+            work.wait()
+        return arrived
+
+    def meet() -> Tensor:
+        dist.all_reduce(one, group=group)
+        return one
+
+    one = torch.ones(1, device=device)
+    return _fastest(reduce, meet), _fastest(gather, meet), before, _fastest(pass_on, meet)
+
+
+def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[str, list[str]]:
+    """Return (the seconds of the slowest rank as text, a sentence for each device or link of less than half the speed).
+
+    The speed is compared with the median of its kind in the pool.
+    """
+    names = dict.fromkeys(name for each in ranks for name in each.seconds)
+    slowest = {name: max(each.seconds.get(name, 0.0) for each in ranks) for name in names}
+    places = {each.rank: f"rank {each.rank} ({each.where})" for each in ranks}
+    usual = median_low(each.seconds[PRODUCT] for each in ranks)
+    found = [
+        f"{places[each.rank]} computes {taken / usual:.1f} times as slowly as the others"
+        for each in ranks
+        if _is_slow(taken := each.seconds[PRODUCT], usual, device)
+    ]
+    for axis in dict.fromkeys(axis for each in ranks for axis in each.links):
+        usual = median_low(each.links[axis][1] for each in ranks)
+        for each in ranks:
+            before, taken = each.links[axis]
+            if _is_slow(taken, usual, device):
+                link = f"the link from {places[before]} to {places[each.rank]} in a {axis} group"
+                found.append(f"{link} takes {taken:.2g} s, others {usual:.2g} s")
+    return "links: " + ", ".join(f"{name} {seconds:.2g} s" for name, seconds in slowest.items()), found
+
+
+def _is_slow(taken: float, usual: float, device: Device) -> bool:
+    return taken > SLOWER * usual and taken - usual > MIN_EXCESS[device]
+
+
+def _fastest(run: Callable[[], Tensor], meet: Callable[[], Tensor] = lambda: torch.ones(1)) -> float:
+    """Return the seconds of the fastest round, until its result can be read; meet: has the ranks begin it together."""
+    taken = []
+    for _ in range(1 + ROUNDS):
+        meet().view(-1)[-1].item()
+        began = time.perf_counter()
+        run().view(-1)[-1].item()
+        taken.append(time.perf_counter() - began)
+    return min(taken[1:])
