@@ -59,6 +59,8 @@ class Software:
     """Bytes of a number in matrix products, activations and the KV cache."""
     rereads_kv: bool
     """Whether the generator reads a KV head's cache once for each of its query heads (vLLM 0.3), not once for all."""
+    chunk_logits: int
+    """Largest number of logits in a chunk of the output head on a rank (`rlhf_trainer.training.head`)."""
     running_sequences: int
     """Largest number of sequences that one generator decodes at once."""
     may_offload: bool
@@ -91,6 +93,7 @@ TRAINER = Software(
     frozen_bytes=2,
     compute_bytes=2,
     rereads_kv=False,
+    chunk_logits=2**28,
     running_sequences=1024,
     may_offload=True,
     state_share=0.92,
@@ -108,6 +111,7 @@ def software_for(device: Device, precision: Literal["Auto", "FP32", "BF16"], att
         compute_bytes=size,
         frozen_bytes=size,
         attention="SDPA" if attention == "SDPA" or full or on_cpu else "Flash",
+        chunk_logits=2**26 if on_cpu else TRAINER.chunk_logits,
         running_sequences=256 if on_cpu else TRAINER.running_sequences,
         may_offload=not on_cpu,
         efficiency=_EFFICIENCY[device],

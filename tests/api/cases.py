@@ -983,6 +983,7 @@ UPDATES: dict[str, Update] = {
     "who is told": Update("PPO", (), ("outputs={wandb: {project: a, mode: Offline}}",)),
     "the tokens of a pass": Update("PPO", (), ("training.microBatchTokens=64", "training.maxSkippedUpdates=0")),
     "the kernels of attention": Update("PPO", (), ("training.attention=SDPA", "training.compile=true")),
+    "the kernels of layers": Update("PPO", (), ("training.kernels=Plain",)),
     "the deadline of a call": Update("PPO", (), ("training.callDeadlineSeconds=99",)),
     "how generation starts": Update("PPO", (), ("rollout.enforceEager=true",)),
     "the memory of generation": Update("PPO", (), ("rollout.gpuMemoryUtilization=0.5",)),

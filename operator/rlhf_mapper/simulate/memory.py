@@ -18,8 +18,6 @@ HOST_SHARE = 0.5
 """Share of a GPU's host memory that offloaded states may fill; a guess, since Ray and other programs need the rest."""
 MAX_SINGLE_UNIT_BYTES = 32 * 2**20
 """Largest bytes of a pipeline stage that FSDP2 gathers as a whole (`rlhf_trainer.training.sharding`)."""
-MAX_CHUNK_LOGITS = 2**26
-"""Largest number of logits in a chunk of the output head on a rank (`rlhf_trainer.training.head`)."""
 WHOLE_GRADIENTS = 0.1
 """Share of a GPU's memory that whole gradients may take beyond their shards (`rlhf_trainer.training.optimizer`)."""
 RESHARD_BUCKETS, BUCKET, BUCKETS_OF_A_MODEL = 3, 512 * 2**20, 48
@@ -134,7 +132,10 @@ def updating(model: Architecture, software: Software, layouts: Layouts, longest:
     for stage in _stages(model, software, layouts, longest):
         gradients = _gradients(stage, software, layouts, how)
         busy_with = stage.root + 2 * stage.layer + stage.head
-        at_head = gradients.waiting + stage.root + stage.layer + (ratio + 1) * stage.head + stage.chunk
+        # the head's gradient in float32, beside a chunk of logits and then its copy in the compute type
+        at_head = (
+            gradients.waiting + stage.root + stage.layer + ratio * stage.head + np.maximum(stage.chunk, stage.head)
+        )
         of_root = (1 + ratio + ratio / layouts.d) * stage.root + ratio * stage.layer
         each, again = (inputs, of_layer) if how.recomputes else (of_layer, 0 * of_layer)
         alive = stage.in_flight * layers * each
@@ -176,7 +177,7 @@ def _stages(model: Architecture, software: Software, layouts: Layouts, longest: 
     tied = model.tied and not model.scores
     one = model.layer_parameters * size / layouts.t
     layers = one * np.ceil(model.layers / layouts.p)
-    logits = np.minimum(0 if model.scores else longest * model.vocabulary / layouts.t, MAX_CHUNK_LOGITS)
+    logits = np.minimum(0 if model.scores else longest * model.vocabulary / layouts.t, software.chunk_logits)
     chunk = (2 * layer.FLOAT + size) * logits
     found = []
     for first in (True, False):

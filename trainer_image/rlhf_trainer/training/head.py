@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 MAX_CHUNK_LOGITS, CPU_CHUNK_LOGITS = 2**28, 2**26
 """Maximum number of logits in a chunk on a rank: 1 GiB in float32 on a GPU, where few large products are faster, and
-256 MiB on CPU, where they are not. Up to two copies are alive at a time, of the fused kernels' one, in the compute type.
+256 MiB on CPU, where they are not. Two copies are alive at a time; with fused kernels one, in the compute type.
 """
 
 
@@ -146,9 +146,7 @@ def sum_logits(logits: Tensor, tokens: Tensor, temperature: Tensor, options: Hea
         found[2] = exponentials.mul_(x).sum(1)
 
 
-def differentiate(
-    logits: Tensor, tokens: Tensor, temperature: Tensor, options: HeadOptions, given: Tensor
-) -> Tensor:
+def differentiate(logits: Tensor, tokens: Tensor, temperature: Tensor, options: HeadOptions, given: Tensor) -> Tensor:
     """Return the gradient of logits [n, V]; both may use the same memory.
 
     given: [2, n], logsumexp(x) and the gradients of log-probabilities, or [4, n], with entropies and their gradients.

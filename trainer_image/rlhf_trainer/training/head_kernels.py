@@ -26,9 +26,7 @@ def sum_logits(logits: Tensor, tokens: Tensor, temperature: Tensor, options: Hea
         _sum_rows[(rows,)](logits, tokens, temperature, found, found.stride(0), width, **_constants(width, options))
 
 
-def differentiate(
-    logits: Tensor, tokens: Tensor, temperature: Tensor, options: HeadOptions, given: Tensor
-) -> Tensor:
+def differentiate(logits: Tensor, tokens: Tensor, temperature: Tensor, options: HeadOptions, given: Tensor) -> Tensor:
     """Do what `head.differentiate` does, in one kernel and in the memory of the logits."""
     rows, width = logits.shape
     constants = _constants(width, options) | {"entropy": len(given) > 2}
@@ -61,8 +59,17 @@ def _tanh(x):
 
 @triton.jit
 def _sum_rows(
-    logits, tokens, temperature, found, stride, width, first, softcap,
-    entropy: tl.constexpr, is_capped: tl.constexpr, block: tl.constexpr,
+    logits,
+    tokens,
+    temperature,
+    found,
+    stride,
+    width,
+    first,
+    softcap,
+    entropy: tl.constexpr,
+    is_capped: tl.constexpr,
+    block: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
@@ -94,8 +101,17 @@ def _sum_rows(
 
 @triton.jit
 def _differentiate_rows(
-    logits, tokens, temperature, given, stride, width, first, softcap,
-    entropy: tl.constexpr, is_capped: tl.constexpr, block: tl.constexpr,
+    logits,
+    tokens,
+    temperature,
+    given,
+    stride,
+    width,
+    first,
+    softcap,
+    entropy: tl.constexpr,
+    is_capped: tl.constexpr,
+    block: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
