@@ -236,8 +236,8 @@ class Training(Spec):
     Auto takes Flash where it runs.
     """
     kernels: Kernels = "Auto"
-    """Kernels of norms, rotary embeddings, gated MLPs and the head: Plain, one for each operation of torch, or Fused, by
-    liger-kernel and Triton on GPUs. Auto takes Fused where it runs; layers of families that are not known stay plain.
+    """Kernels of norms, rotary embeddings, gated MLPs and the head: Plain, one for each operation of torch, or Fused,
+    by Triton on GPUs. Auto takes Fused where it runs. Layers of families that liger-kernel does not know stay plain.
     """
     compile: bool = False
     """Compile the models' layers, but for attention, by torch.compile. It needs models without tensor parallelism and,

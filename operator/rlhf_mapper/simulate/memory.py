@@ -18,6 +18,8 @@ HOST_SHARE = 0.5
 """Share of a GPU's host memory that offloaded states may fill; a guess, since Ray and other programs need the rest."""
 MAX_SINGLE_UNIT_BYTES = 32 * 2**20
 """Largest bytes of a pipeline stage that FSDP2 gathers as a whole (`rlhf_trainer.training.sharding`)."""
+MAX_ROUNDED = 2**20
+"""Largest bytes of a pinned block that torch rounds up to a power of two (`rlhf_trainer.run.slots`)."""
 WHOLE_GRADIENTS = 0.1
 """Share of a GPU's memory that whole gradients may take beyond their shards (`rlhf_trainer.training.optimizer`)."""
 RESHARD_BUCKETS, BUCKET, BUCKETS_OF_A_MODEL = 3, 512 * 2**20, 48
@@ -75,10 +77,11 @@ def parts_of_gpu(
 def pinned(model: Architecture, bytes_: float, gpus: Numbers) -> Numbers:
     """Return the bytes of pinned host memory that a GPU's part of a model's matrices takes when it is offloaded.
 
-    bytes_: bytes of each parameter. Torch takes pinned memory in powers of two, for each matrix.
+    bytes_: bytes of each parameter. Torch takes pinned memory for each matrix, up to 1 MiB in powers of two.
     """
     parts = [(count, size * bytes_ / gpus) for count, size in model.matrices]
-    total: Numbers = sum((count * 2.0 ** np.ceil(np.log2(part)) for count, part in parts), start=0.0 * gpus)
+    blocks = [(count, np.where(part > MAX_ROUNDED, part, 2.0 ** np.ceil(np.log2(part)))) for count, part in parts]
+    total: Numbers = sum((count * block for count, block in blocks), start=0.0 * gpus)
     return total
 
 

@@ -3,9 +3,11 @@
 Texts are packed in one row, and heads are tied or cut over the vocabulary. The head's kernels are compiled for Hopper.
 """
 
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -30,12 +32,6 @@ LENGTHS = (9, 5, 7)
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that are started have it in their environment before they import Triton."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-
-
 class Passed(NamedTuple):
     """Results of a forward and a backward pass."""
 
@@ -44,6 +40,16 @@ class Passed(NamedTuple):
     gradients: dict[str, Tensor]
     functions: Counter[str]
     """Names of liger-kernel's functions in the graph."""
+
+
+Passes = dict[tuple[str, bool], list[Passed]]
+"""(model type, whether the head is tied) -> results with plain and with fused kernels."""
+
+
+def run_interpreted(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Ranks that are started have the variable in their environment before they import Triton."""
+    with patch.dict(os.environ, TRITON_INTERPRET="1"):
+        return run_ranks(ranks, function, *arguments)
 
 
 def complete_interpreter() -> None:
@@ -64,9 +70,14 @@ def complete_interpreter() -> None:
     geglu.tanh = lambda x: 2.0 * tl.sigmoid(2.0 * x) - 1.0
 
 
-def passes(family: str, tensor: int, tied: bool) -> list[Passed]:
-    """What a small model computes with plain kernels, and with fused ones."""
+def passes(tensor: int, families: Sequence[str]) -> Passes:
     complete_interpreter()
+    cases = [(family, tied) for family in families for tied in (True, False)]
+    return {(family, tied): passes_of(family, tensor, tied=tied) for family, tied in cases}
+
+
+def passes_of(family: str, tensor: int, *, tied: bool) -> list[Passed]:
+    """What a small model computes with plain kernels, and with fused ones."""
     from rlhf_trainer.training import head_kernels
 
     head.CPU_CHUNK_LOGITS = VOCABULARY * ROWS
@@ -125,11 +136,17 @@ def assert_same(plain: Passed, fused: Passed) -> None:
     assert_close(plain[:3], fused[:3], atol=2e-5, rtol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def alone() -> Passes:
+    [found] = run_interpreted(1, passes, 1, tuple(kernels.FAMILIES))
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("family", kernels.FAMILIES)
-def test_fused_layers_and_head_compute_the_same(family: str, tied: bool) -> None:
-    [(plain, fused)] = run_ranks(1, passes, family, 1, tied)
+def test_fused_layers_and_head_compute_the_same(alone: Passes, family: str, tied: bool) -> None:
+    plain, fused = alone[family, tied]
     assert_same(plain, fused)
     product = "LigerGELUMul" if family.startswith("gemma") else "LigerSiLUMul"
     norms = {"qwen3": 9, "gemma2": 9, "gemma3_text": 13}.get(family, 5)
@@ -137,13 +154,11 @@ def test_fused_layers_and_head_compute_the_same(family: str, tied: bool) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_ranks_that_share_a_fused_model_compute_the_same(family: str, tied: bool) -> None:
-    [(alone, _)] = run_ranks(1, passes, family, 1, tied)
-    for plain, fused in run_ranks(2, passes, family, 2, tied):
-        assert_same(plain, fused)
-        assert_same(alone, fused)
+def test_ranks_that_share_a_fused_model_compute_the_same(alone: Passes) -> None:
+    for shared in run_interpreted(2, passes, 2, ("llama", "qwen3")):
+        for case, (plain, fused) in shared.items():
+            assert_same(plain, fused)
+            assert_same(alone[case][0], fused)
 
 
 def head_alone(softcap: float | None, entropy: float) -> list[tuple[Likelihood, tuple[Tensor, ...]]]:
@@ -168,13 +183,12 @@ def head_alone(softcap: float | None, entropy: float) -> list[tuple[Likelihood, 
 @pytest.mark.parametrize("entropy", [0.0, 0.3])
 def test_the_fused_head_takes_each_tokens_temperature(softcap: float | None, entropy: float) -> None:
     # rows of more than one block of logits, the last one not full
-    [(plain, fused)] = run_ranks(1, head_alone, softcap, entropy)
+    [(plain, fused)] = run_interpreted(1, head_alone, softcap, entropy)
     assert_close(plain, fused, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["*bf16", "*fp32"])
 def test_the_heads_kernels_compile_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, dtype: str) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     import triton
     from triton.backends.compiler import GPUTarget
