@@ -89,6 +89,10 @@ class Rollout(Spec):
     """Share of a GPU's memory that generation may take; unset: the mapper decides."""
     enforce_eager: bool = False
     """Generate without compiling and without CUDA graphs: starts sooner, slower; always on CPU."""
+    batch_invariant: bool = False
+    """On GPUs, let vLLM compute each response as if it were alone, which is slower, in the trainer's NCCL too. Without
+    it the responses that are generated together can change the rounding, and so the tokens.
+    """
 
     @property
     def has_turns(self) -> bool:

@@ -150,7 +150,7 @@ def settings(device: Device) -> dict[str, str]:
     """Return the settings of memory and waiting threads for processes on a device; the user's own values win."""
     if device == "CPU":
         return {name: os.environ.get(name, value) for name, value in (HEAP | WAITING).items()}
-    is_known = tuple(map(int, version("torch").split(".")[:2])) >= (2, 13)  # an older one refuses names it does not know
+    is_known = tuple(map(int, version("torch").split(".")[:2])) >= (2, 13)  # others refuse unknown names
     return GPU_SLOTS if is_known and not any(name in os.environ for name in ALLOCATOR) else {}
 
 

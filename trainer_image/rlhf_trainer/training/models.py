@@ -97,7 +97,7 @@ class LanguageModel(nn.Module):
             return hidden
         before = hidden[0].index_select(0, text.before)
         before = before if self._divisor == 1.0 else before / self._divisor
-        options = {"entropy": text.entropy, "softcap": self._cap, "kernels": self.kernels}
+        options: dict[str, Any] = {"entropy": text.entropy, "softcap": self._cap, "kernels": self.kernels}
         found = likelihood(before, head.weight, text.targets, text.temperature, **options)
         return Likelihood(*(text.unpacked(values, text.places) for values in found))
 

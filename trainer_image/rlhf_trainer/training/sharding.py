@@ -199,7 +199,7 @@ def _fill(model: ShardedModel, weights: Mapping[str, TensorSource]) -> None:
         try:
             read_shard(parameter, weights[name])
             values, _ = held_piece(parameter.detach())
-            if values.numel() and not torch.stack(values.aminmax()).isfinite().all():
+            if values.numel() and torch.stack(values.aminmax()).isfinite().logical_not().any():
                 raise ValueError("a value in the file is not finite")
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             raise DataError(f"{name} cannot be read: {' '.join(str(error).split())}") from error
