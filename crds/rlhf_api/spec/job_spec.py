@@ -237,7 +237,7 @@ class Training(Spec):
     """
     kernels: Kernels = "Auto"
     """Kernels of norms, rotary embeddings, gated MLPs and the head: Plain, one for each operation of torch, or Fused,
-    by Triton on GPUs. Auto takes Fused where it runs. Layers of families that liger-kernel does not know stay plain.
+    by Triton on GPUs; Auto takes Fused where it runs.
     """
     compile: bool = False
     """Compile the models' layers, but for attention, by torch.compile. It needs models without tensor parallelism and,

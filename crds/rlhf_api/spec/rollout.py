@@ -90,9 +90,7 @@ class Rollout(Spec):
     enforce_eager: bool = False
     """Generate without compiling and without CUDA graphs: starts sooner, slower; always on CPU."""
     batch_invariant: bool = False
-    """On GPUs, let vLLM compute each response as if it were alone, which is slower, in the trainer's NCCL too. Without
-    it the responses that are generated together can change the rounding, and so the tokens.
-    """
+    """On GPUs, let vLLM compute a response as if it were alone; slower, for the trainer's NCCL too."""
 
     @property
     def has_turns(self) -> bool:

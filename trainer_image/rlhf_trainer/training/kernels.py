@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
@@ -102,8 +103,25 @@ def _norm(module: Any, kind: NormKind, plain: Any, hidden: Tensor) -> Tensor:
     if isinstance(hidden, DTensor):  # norms of heads that tensor-parallel ranks share
         return plain(hidden)  # type: ignore[no-any-return]
     epsilon = module.eps if hasattr(module, "eps") else module.variance_epsilon
-    given = hidden, module.weight, epsilon, kind.offset, kind.casting, kind.is_first
-    return LigerRMSNormFunction.apply(*given)  # type: ignore[no-any-return]
+    options = epsilon, kind.offset, kind.casting, kind.is_first
+    normed = LigerRMSNormFunction.apply(_Waited.apply(hidden), module.weight, *options)  # type: ignore[no-untyped-call]
+    return _Waited.apply(normed)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Waited(torch.autograd.Function):
+    """Tensor, and gradient, that a collective of a tensor-parallel module has brought: Triton would not wait for it."""
+
+    @staticmethod
+    def forward(_: Any, given: Tensor) -> Tensor:
+        return _wait(given)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return _wait(gradient)
+
+
+def _wait(given: Tensor) -> Tensor:
+    return given.wait() if isinstance(given, AsyncCollectiveTensor) else given
 
 
 def _gated_mlp(module: Any, product: Any, hidden: Tensor) -> Tensor:
