@@ -37,8 +37,11 @@ looking at all, each wait costs a wake-up.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Names of the environment variable of torch's allocator, the new one first."""
 GPU_SLOTS = {ALLOCATOR[0]: "expandable_segments:True,pinned_max_round_threshold_mb:1"}
-"""Environment variable of torch 2.13 for GPUs: segments grow, so fewer holes stay, and pinned blocks above 1 MiB are
-not rounded up to powers of two. vLLM 0.32, which has that torch, lets no segment grow that it puts to sleep."""
+"""Environment variable of torch 2.13 for GPUs: its segments grow, and fewer holes stay between them.
+
+Pinned blocks above 1 MiB are not rounded up to powers of two. vLLM 0.32, which has that torch, lets no segment grow
+that sleeps.
+"""
 
 
 class Slots:
