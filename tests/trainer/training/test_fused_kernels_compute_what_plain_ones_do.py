@@ -20,7 +20,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.training import head, kernels
 from rlhf_trainer.training.attention import use_attention
-from rlhf_trainer.training.head import Likelihood, likelihood
+from rlhf_trainer.training.head import HeadOptions, Likelihood, VocabularyPart, likelihood
 from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.models import LanguageModel
 from rlhf_trainer.training.sharding import shard
@@ -136,6 +136,10 @@ def assert_same(plain: Passed, fused: Passed) -> None:
     assert_close(plain[:3], fused[:3], atol=2e-5, rtol=1e-4)
 
 
+SHARED = ("llama", "qwen3")
+"""Families that two ranks compute together."""
+
+
 @pytest.fixture(scope="module")
 def alone() -> Passes:
     [found] = run_interpreted(1, passes, 1, tuple(kernels.FAMILIES))
@@ -155,7 +159,7 @@ def test_fused_layers_and_head_compute_the_same(alone: Passes, family: str, tied
 
 @pytest.mark.slow
 def test_ranks_that_share_a_fused_model_compute_the_same(alone: Passes) -> None:
-    for shared in run_interpreted(2, passes, 2, ("llama", "qwen3")):
+    for shared in run_interpreted(2, passes, 2, SHARED):
         for case, (plain, fused) in shared.items():
             assert_same(plain, fused)
             assert_same(alone[case][0], fused)
@@ -185,6 +189,25 @@ def test_the_fused_head_takes_each_tokens_temperature(softcap: float | None, ent
     # rows of more than one block of logits, the last one not full
     [(plain, fused)] = run_interpreted(1, head_alone, softcap, entropy)
     assert_close(plain, fused, atol=2e-5, rtol=1e-4)
+
+
+def sums_of_a_part() -> list[Tensor]:
+    """Sums of logits whose tokens are in parts of other ranks, before and after this one, but for the last."""
+    from rlhf_trainer.training import head_kernels
+
+    tokens, temperature = torch.tensor([0, 99, 100 + VOCABULARY, 127 + VOCABULARY, 100]), torch.full((5,), 0.7)
+    logits = torch.randn(5, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    options = HeadOptions(VocabularyPart(first=100), entropy=True, softcap=None, kernels=None)
+    found = [torch.empty(4, 5) for _ in range(2)]
+    for module, each in zip((head, head_kernels), found, strict=True):
+        module.sum_logits(logits.clone(), tokens, temperature, options, each)
+    return found
+
+
+def test_a_token_of_another_rank_counts_for_nothing() -> None:
+    [(plain, fused)] = run_interpreted(1, sums_of_a_part)
+    assert_close(plain, fused)
+    assert fused[3].count_nonzero() == 1
 
 
 @pytest.mark.parametrize("dtype", ["*bf16", "*fp32"])

@@ -84,8 +84,8 @@ def _sum_rows(
         x = tl.load(logits + columns, mask=columns < width, other=0.0).to(tl.float32)
         if is_capped:
             x = softcap * _tanh(x / softcap)
+        of_own += tl.sum(tl.where((columns == own) & (columns < width), x / divisor, 0.0))  # it may be another rank's
         x = tl.where(columns < width, x / divisor, LOWEST)
-        of_own += tl.sum(tl.where(columns == own, x, 0.0))
         before = largest
         largest = tl.maximum(before, tl.max(x))
         exponentials = tl.exp(x - largest)
