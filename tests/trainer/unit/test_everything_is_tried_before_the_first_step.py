@@ -109,6 +109,14 @@ def test_the_demo_has_all_that_it_needs(check: Check) -> None:
     assert told.endswith(" has no weights; training begins with random ones")
 
 
+def test_layers_without_fused_kernels_are_named(check: Check) -> None:
+    uris = [f"models.{role}.uri=file://models/olmo" for role in ("actor", "reference")]
+    told = "its layers have plain kernels on GPUs: fused kernels know llama, mistral"
+    assert told in check(*uris, "resources.device=GPU").stderr
+    assert told not in check(*uris, "resources.device=GPU", "training.kernels=Plain").stderr
+    assert told not in check(*uris).stderr
+
+
 MISTAKES: dict[str, tuple[str, ExitCode, str]] = {
     "no file": (
         "data.train.uri=file://no.jsonl",
