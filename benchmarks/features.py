@@ -295,7 +295,7 @@ WITHOUT: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "not balanced": lambda: patch.object(
         batching, "assign_bundles", lambda costs: [[at] * len(own) for at, own in enumerate(costs)]
     ),
-    "logits at once": lambda: patch.object(head, "MAX_CHUNK_LOGITS", 2**60),
+    "logits at once": lambda: patch.object(head, "CPU_CHUNK_LOGITS", 2**60),
 }
 
 

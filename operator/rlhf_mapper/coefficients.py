@@ -59,6 +59,8 @@ class Software:
     """Bytes of a number in matrix products, activations and the KV cache."""
     rereads_kv: bool
     """Whether the generator reads a KV head's cache once for each of its query heads (vLLM 0.3), not once for all."""
+    chunk_logits: int
+    """Largest number of logits in a chunk of the output head on a rank (`rlhf_trainer.training.head`)."""
     running_sequences: int
     """Largest number of sequences that one generator decodes at once."""
     may_offload: bool

@@ -377,6 +377,9 @@ WRONG: dict[str, Case] = {
     "memory of engines elsewhere": Case(
         "PPO", (ELSEWHERE, "rollout.gpuMemoryUtilization=0.5"), "spec.rollout.gpuMemoryUtilization"
     ),
+    "invariant engines elsewhere": Case(
+        "PPO", (ELSEWHERE, "rollout.batchInvariant=true"), "spec.rollout.batchInvariant"
+    ),
     "eager engines elsewhere": Case("PPO", (ELSEWHERE, "rollout.enforceEager=true"), "spec.rollout.enforceEager"),
     "episodes elsewhere": Case(
         "PPO", (ELSEWHERE, "rollout.environment={entrypoint: 'a:b'}"), "spec.rollout.environment"
@@ -983,8 +986,10 @@ UPDATES: dict[str, Update] = {
     "who is told": Update("PPO", (), ("outputs={wandb: {project: a, mode: Offline}}",)),
     "the tokens of a pass": Update("PPO", (), ("training.microBatchTokens=64", "training.maxSkippedUpdates=0")),
     "the kernels of attention": Update("PPO", (), ("training.attention=SDPA", "training.compile=true")),
+    "the kernels of layers": Update("PPO", (), ("training.kernels=Plain",)),
     "the deadline of a call": Update("PPO", (), ("training.callDeadlineSeconds=99",)),
     "how generation starts": Update("PPO", (), ("rollout.enforceEager=true",)),
+    "how generation rounds": Update("PPO", (), ("rollout.batchInvariant=true",)),
     "the memory of generation": Update("PPO", (), ("rollout.gpuMemoryUtilization=0.5",)),
     "what the mapper is told": Update("PPO", (), (f"models.actor.shape={SHAPE}", f"models.reward.shape={SHAPE}")),
     "memory saved": Update("PPO", (), ("models.actor.gradientCheckpointing=true", "models.critic.offload=All")),

@@ -108,8 +108,8 @@ def test_gradients_of_earlier_micro_batches_wait() -> None:
 
 def test_the_head_takes_logits_in_chunks() -> None:
     wide = replace(SMALL, layers=1, vocabulary=151936)
-    few, many = (held(layout(), software=SHARDED, model=wide, tokens=tokens) for tokens in (442, 4420))
-    assert many < 2 * few, "of 442 tokens it has 2**26 logits, and never more"
+    few, many = (held(layout(), software=SHARDED, model=wide, tokens=tokens) for tokens in (1767, 17670))
+    assert many < 2 * few, "of 1,767 tokens it has 2**28 logits, and never more"
 
 
 def test_a_micro_batch_fills_the_room_at_its_fullest_moment() -> None:
@@ -120,11 +120,12 @@ def test_a_micro_batch_fills_the_room_at_its_fullest_moment() -> None:
     assert memory.most_tokens(moments, 1e9) < 1, "no room for what is gathered"
 
 
-def test_pinned_memory_comes_in_powers_of_two() -> None:
+def test_small_pinned_memory_comes_in_powers_of_two() -> None:
     one = replace(SMALL, layers=1, kv_heads=3)
     sizes = [384 * 384, 384 * 384, 384 * 192, 384 * 192, *[384 * 1024] * 3, 1000 * 384, 1000 * 384]
     parts = [4 * size / 8 for size in sizes]
     assert memory.pinned(one, 4, np.array(8.0)) == sum(1 << (int(part) - 1).bit_length() for part in parts)
+    assert memory.pinned(one, 4, np.array(0.25)) == 16 * sum(sizes), "each is more than 1 MiB"
 
 
 def test_a_reshard_has_three_buckets() -> None:

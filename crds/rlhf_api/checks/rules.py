@@ -332,6 +332,7 @@ def _apart() -> Iterator[Rule]:
     own = {
         **{f"rollout.{name}": ~Field(f"rollout.{name}").is_given for name in OF_OWN_ENGINES},
         "rollout.enforceEager": ~(Field("rollout.enforceEager") == True),  # noqa: E712 an expression
+        "rollout.batchInvariant": ~(Field("rollout.batchInvariant") == True),  # noqa: E712 an expression
         "rollout.environment": ~ENVIRONMENT,
         "rollout.tools": ~TOOLS,
     }

@@ -65,6 +65,7 @@ class Optimizer(Spec):
 
 
 Attention = Literal["Auto", "SDPA", "Flash"]
+Kernels = Literal["Auto", "Plain", "Fused"]
 Offload = Literal["None", "Parameters", "Optimizer", "All", "OptimizerInHost"]
 
 
@@ -234,6 +235,10 @@ class Training(Spec):
     attention: Attention = "Auto"
     """Kernels of attention within packed rows: SDPA, text by text, or Flash, which needs BF16 on GPUs from Ampere on;
     Auto takes Flash where it runs.
+    """
+    kernels: Kernels = "Auto"
+    """Kernels of norms, rotary embeddings, gated MLPs and the head: Plain, one for each operation of torch, or Fused,
+    by Triton on GPUs; Auto takes Fused where it runs.
     """
     compile: bool = False
     """Compile the models' layers, but for attention, by torch.compile. It needs models without tensor parallelism and,

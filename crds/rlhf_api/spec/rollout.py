@@ -89,6 +89,8 @@ class Rollout(Spec):
     """Share of a GPU's memory that generation may take; unset: the mapper decides."""
     enforce_eager: bool = False
     """Generate without compiling and without CUDA graphs: starts sooner, slower; always on CPU."""
+    batch_invariant: bool = False
+    """Compute a response on GPUs as if it were alone, by vLLM's mode, which slows the trainer's NCCL too."""
 
     @property
     def has_turns(self) -> bool:

@@ -18,8 +18,8 @@ HOST_SHARE = 0.5
 """Share of a GPU's host memory that offloaded states may fill; a guess, since Ray and other programs need the rest."""
 MAX_SINGLE_UNIT_BYTES = 32 * 2**20
 """Largest bytes of a pipeline stage that FSDP2 gathers as a whole (`rlhf_trainer.training.sharding`)."""
-MAX_CHUNK_LOGITS = 2**26
-"""Largest number of logits in a chunk of the output head on a rank (`rlhf_trainer.training.head`)."""
+MAX_ROUNDED = 2**20
+"""Largest bytes of a pinned block that torch rounds up to a power of two (`rlhf_trainer.run.slots`)."""
 WHOLE_GRADIENTS = 0.1
 """Share of a GPU's memory that whole gradients may take beyond their shards (`rlhf_trainer.training.optimizer`)."""
 RESHARD_BUCKETS, BUCKET, BUCKETS_OF_A_MODEL = 3, 512 * 2**20, 48
@@ -77,10 +77,11 @@ def parts_of_gpu(
 def pinned(model: Architecture, bytes_: float, gpus: Numbers) -> Numbers:
     """Return the bytes of pinned host memory that a GPU's part of a model's matrices takes when it is offloaded.
 
-    bytes_: bytes of each parameter. Torch takes pinned memory in powers of two, for each matrix.
+    bytes_: bytes of each parameter. Torch takes pinned memory for each matrix, up to 1 MiB in powers of two.
     """
     parts = [(count, size * bytes_ / gpus) for count, size in model.matrices]
-    total: Numbers = sum((count * 2.0 ** np.ceil(np.log2(part)) for count, part in parts), start=0.0 * gpus)
+    blocks = [(count, np.where(part > MAX_ROUNDED, part, 2.0 ** np.ceil(np.log2(part)))) for count, part in parts]
+    total: Numbers = sum((count * block for count, block in blocks), start=0.0 * gpus)
     return total
 
 
@@ -134,7 +135,10 @@ def updating(model: Architecture, software: Software, layouts: Layouts, longest:
     for stage in _stages(model, software, layouts, longest):
         gradients = _gradients(stage, software, layouts, how)
         busy_with = stage.root + 2 * stage.layer + stage.head
-        at_head = gradients.waiting + stage.root + stage.layer + (ratio + 1) * stage.head + stage.chunk
+        # the head's gradient in float32, beside a chunk of logits and then its copy in the compute type
+        at_head = (
+            gradients.waiting + stage.root + stage.layer + ratio * stage.head + np.maximum(stage.chunk, stage.head)
+        )
         of_root = (1 + ratio + ratio / layouts.d) * stage.root + ratio * stage.layer
         each, again = (inputs, of_layer) if how.recomputes else (of_layer, 0 * of_layer)
         alive = stage.in_flight * layers * each
@@ -176,7 +180,7 @@ def _stages(model: Architecture, software: Software, layouts: Layouts, longest: 
     tied = model.tied and not model.scores
     one = model.layer_parameters * size / layouts.t
     layers = one * np.ceil(model.layers / layouts.p)
-    logits = np.minimum(0 if model.scores else longest * model.vocabulary / layouts.t, MAX_CHUNK_LOGITS)
+    logits = np.minimum(0 if model.scores else longest * model.vocabulary / layouts.t, software.chunk_logits)
     chunk = (2 * layer.FLOAT + size) * logits
     found = []
     for first in (True, False):

@@ -43,7 +43,7 @@ def tokens() -> Tensor:
 
 @pytest.fixture(params=[1, 4, 100], autouse=True)
 def rows_of_a_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "MAX_CHUNK_LOGITS", V * request.param)
+    monkeypatch.setattr(head, "CPU_CHUNK_LOGITS", V * request.param)
 
 
 def test_values_by_hand() -> None:

@@ -57,7 +57,7 @@ class Counted(NamedTuple):
 
 def update(tensor: int, tokens: int, *, tied: bool) -> tuple[Counted, Tensor, Tensor]:
     """(what was counted, log-probabilities, the embedding's gradient) of one forward and backward pass."""
-    head.MAX_CHUNK_LOGITS = VOCABULARY * CHUNK
+    head.CPU_CHUNK_LOGITS = VOCABULARY * CHUNK
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=8,

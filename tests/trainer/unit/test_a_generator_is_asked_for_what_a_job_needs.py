@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf_api.spec.rollout import Rollout
-from rlhf_trainer.generation.vllm_arguments import engine_arguments
+from rlhf_trainer.generation.vllm_arguments import BATCH_INVARIANT, engine_arguments, environment
 from tests.trainer.tiny import tiny_config
 
 
@@ -38,3 +38,9 @@ def test_an_engine_is_eager_on_cpu_and_where_asked() -> None:
     assert not arguments(on_gpu=True)["enforce_eager"]
     assert arguments(on_gpu=True, enforce_eager=True)["enforce_eager"]
     assert arguments(on_gpu=False)["enforce_eager"]
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_batches_are_invariant_on_gpus_where_asked(on_gpu: bool) -> None:
+    assert BATCH_INVARIANT not in environment(on_gpu=on_gpu)
+    assert (environment(on_gpu=on_gpu, batch_invariant=True).get(BATCH_INVARIANT) == "1") is on_gpu

@@ -34,7 +34,7 @@ class Group:
     built: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, pool: Any, *, environment: Mapping[str, str], **_: Any) -> None:
-        assert environment.items() >= slots.HEAP.items(), "ranks would keep freed memory"
+        assert environment.items() >= slots.settings(pool.device).items(), "ranks would keep freed memory"
         self.layout = ParallelSizes(data=pool.size)
 
     def build(self, workers: dict[str, Any]) -> dict[str, Any]:
@@ -62,8 +62,8 @@ class Pool:
 
     threads = 1
 
-    def __init__(self, slots: Any, **_: Any) -> None:
-        self.size = sum(slots)
+    def __init__(self, slots: Any, *, device: Device, **_: Any) -> None:
+        self.size, self.device = sum(slots), device
 
     def reserve(self, *, deadline: float) -> None: ...
     def release(self) -> None: ...

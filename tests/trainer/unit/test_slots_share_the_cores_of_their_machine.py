@@ -86,3 +86,14 @@ def test_a_container_has_the_cores_of_its_limit(
     if said:
         machine.CPU_LIMIT.write_text(f"{said}\n")
     assert machine.cores() == expected
+
+
+@pytest.mark.parametrize(("torch", "is_known"), [("2.11.0+cu130", False), ("2.13.0", True), ("3.0.1", True)])
+def test_slots_on_gpus_have_settings_of_their_own(monkeypatch: pytest.MonkeyPatch, torch: str, is_known: bool) -> None:
+    monkeypatch.setattr(slots, "version", lambda _: torch)
+    for name in slots.ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    assert slots.settings("GPU") == (slots.GPU_SLOTS if is_known else {})
+    assert slots.settings("CPU").keys() == {"MALLOC_MMAP_THRESHOLD_", "GOMP_SPINCOUNT"}
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    assert not slots.settings("GPU"), "the newer name would hide the user's own value"

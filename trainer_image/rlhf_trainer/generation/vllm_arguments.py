@@ -40,6 +40,8 @@ tried on several GPUs, nor was its cost measured.
 """
 BACKEND = {"model_impl": "transformers", "enforce_eager": True}
 """Engine arguments for vLLM's Transformers backend; eager, because `modules_served` leaves out vLLM's compilation."""
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
+"""Environment variable of vLLM; what it changes in a process stays, also for the next job of a chain."""
 STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
 """Environment variable of vLLM with the number of layers of each pipeline stage."""
 CPU_BLOCK_TOKENS = 128
@@ -56,9 +58,11 @@ UNMAPPED_SHARE = 0.4
 GIB = 1024**3
 
 
-def environment(*, on_gpu: bool, stage_layers: Sequence[int] = ()) -> dict[str, str]:
+def environment(*, on_gpu: bool, stage_layers: Sequence[int] = (), batch_invariant: bool = False) -> dict[str, str]:
     """Return environment variables to set for vLLM: those that the user has not set, and the layers of stages."""
     wanted = ENVIRONMENT | (GPU_ENVIRONMENT if on_gpu else CPU_ENVIRONMENT)
+    if on_gpu and batch_invariant:
+        wanted = {**wanted, BATCH_INVARIANT: "1"}
     stages = {STAGE_LAYERS: ",".join(map(str, stage_layers))} if stage_layers else {}
     return {name: value for name, value in wanted.items() if name not in os.environ} | stages
 

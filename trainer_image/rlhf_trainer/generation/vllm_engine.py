@@ -105,7 +105,10 @@ class GenerationEngine:
             stage_layers=stage_layers,
             trust_remote_code=trust_remote_code,
         )
-        self._vllm = _import_vllm(environment(on_gpu=self._on_gpu, stage_layers=stage_layers))
+        invariant = rollout.batch_invariant
+        self._vllm = _import_vllm(
+            environment(on_gpu=self._on_gpu, stage_layers=stage_layers, batch_invariant=invariant)
+        )
         field = "spec.rollout.gpuMemoryUtilization" if self._on_gpu else "spec.data.maxResponseTokens"
         served = modules_served(revision) if "model_impl" in arguments else nullcontext()
         with self._measured(), served, _start_of_vllm(tensor_groups, field):

@@ -36,6 +36,7 @@ from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import JobFolder, is_written, model_folders, with_written_data
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.batching import RowCosts
+from rlhf_trainer.training.kernels import why_plain
 from rlhf_trainer.training.loading import has_weights, try_config, unread_tensors
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
 from rlhf_trainer.training.optimizer import learning_rate
@@ -133,6 +134,9 @@ class JobCheck:
         place = f"{setting.path}: {setting.folder}"
         if not has_weights(setting.folder):
             sys.stderr.write(f"{place} has no weights; training begins with random ones\n")
+        may_fuse = not (self._on_cpu or self._job.spec.training.kernels == "Plain" or self._job.spec.training.compile)
+        if may_fuse and (reason := why_plain(inner(model).config, is_elsewhere=self._elsewhere)):
+            sys.stderr.write(f"{place}: its layers have plain kernels on GPUs: {reason}\n")
         if unread := unread_tensors(inner(model), model.weights or ()):
             sys.stderr.write(f"{place}: {len(unread)} tensors are not read, and not saved: {', '.join(unread[:4])}\n")
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import ray
@@ -31,8 +32,16 @@ THREADS = "OMP_NUM_THREADS"
 WAITING = {"GOMP_SPINCOUNT": "1000"}
 """Environment variable of OpenMP: how often a waiting thread looks for work before it yields its core (microseconds).
 
-The user's own value wins. By default OpenMP looks for milliseconds, and beside other programs a step then takes many
-times as long; without looking at all, each wait costs a wake-up.
+By default OpenMP looks for milliseconds, and beside other programs a step then takes many times as long; without
+looking at all, each wait costs a wake-up.
+"""
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Names of the environment variable of torch's allocator, the new one first."""
+GPU_SLOTS = {ALLOCATOR[0]: "expandable_segments:True,pinned_max_round_threshold_mb:1"}
+"""Environment variable of torch 2.13 for GPUs: its segments grow, and fewer holes stay between them.
+
+Pinned blocks above 1 MiB are not rounded up to powers of two. vLLM 0.32, which has that torch, lets no segment grow
+that sleeps.
 """
 
 
@@ -130,7 +139,7 @@ class Slots:
         return WorkerGroup(
             pool,
             start=partial(join, device, COLLECTIVE_DEADLINES * deadline),
-            environment={**threads, **HEAP, **{name: os.environ.get(name, value) for name, value in WAITING.items()}},
+            environment={**threads, **settings(device)},
             log=log,
             deadline=deadline,
         )
@@ -139,6 +148,14 @@ class Slots:
 def likeness(placed: DeviceMapping, deadline: float) -> object:
     """Return a job's device, deadline and pools; jobs with equal ones may run in the same processes."""
     return placed.device, deadline, [(pool.name, tuple(pool.slots_per_machine)) for pool in placed.pools]
+
+
+def settings(device: Device) -> dict[str, str]:
+    """Return the settings of memory and waiting threads for processes on a device; the user's own values win."""
+    if device == "CPU":
+        return {name: os.environ.get(name, value) for name, value in (HEAP | WAITING).items()}
+    is_known = tuple(map(int, version("torch").split(".")[:2])) >= (2, 13)  # others refuse unknown names
+    return GPU_SLOTS if is_known and not any(name in os.environ for name in ALLOCATOR) else {}
 
 
 def import_workers() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
-MAX_CHUNK_LOGITS = 2**26
-"""Maximum number of logits in a chunk on a rank: 256 MiB in float32; two copies are alive at a time."""
+MAX_CHUNK_LOGITS, CPU_CHUNK_LOGITS = 2**28, 2**26
+"""Maximum number of logits in a chunk on a rank: 1 GiB in float32 on a GPU, where few large products are faster, and
+256 MiB on CPU, where they are not. Two copies are alive at a time; with fused kernels one, in the compute type.
+"""
 
 
 class Likelihood(NamedTuple):
@@ -37,15 +40,34 @@ class VocabularyPart:
         return values
 
 
+@dataclass(frozen=True)
+class HeadOptions:
+    """Options of the output head: all that decides its values besides tensors."""
+
+    part: VocabularyPart
+    entropy: bool
+    softcap: float | None
+    kernels: ModuleType | None
+    """Module with the functions `sum_logits` and `differentiate` as here, for one pass each over the logits of a chunk;
+    None: this module."""
+
+
 def likelihood(
-    hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: Tensor, *, entropy: bool, softcap: float | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    temperature: Tensor,
+    *,
+    entropy: bool,
+    softcap: float | None = None,
+    kernels: ModuleType | None = None,
 ) -> Likelihood:
     """Log-probability [n] of each token under softmax(hidden @ weight.T / temperature), and the entropy [n] if asked.
 
     hidden: [n, H], the state before each token; weight: [V, H], the head's, which may be a DTensor split along V (then
     all ranks of its mesh have the same hidden states and call together); tokens: int64 [n]; temperature: float32 [n].
     Logits have the type of hidden and weight, everything after them is float32. softcap: logits are first bounded to
-    softcap * tanh(logits / softcap), as by Gemma 2 (arXiv:2408.00118, section 2).
+    softcap * tanh(logits / softcap), as by Gemma 2 (arXiv:2408.00118, section 2). kernels: see `HeadOptions`.
 
     Forward and backward pass go through the tokens in chunks of at most `MAX_CHUNK_LOGITS` logits, which the backward
     pass computes again. Ranks that share the vocabulary exchange four numbers a token (as Megatron-LM does,
@@ -56,7 +78,8 @@ def likelihood(
         mesh = weight.device_mesh
         part = VocabularyPart(mesh.get_local_rank() * -(-len(weight) // mesh.size()), mesh.get_group())
         weight = weight.to_local()
-    return Likelihood(*_Likelihood.apply(hidden, weight, part, tokens, temperature, entropy, softcap))  # type: ignore[no-untyped-call]
+    options = HeadOptions(part, entropy, softcap, kernels)
+    return Likelihood(*_Likelihood.apply(hidden, weight, tokens, temperature, options))  # type: ignore[no-untyped-call]
 
 
 class _Likelihood(torch.autograd.Function):
@@ -67,34 +90,22 @@ class _Likelihood(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        part: VocabularyPart,
-        tokens: Tensor,
-        temperature: Tensor,
-        entropy: bool,
-        softcap: float | None,
+        ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: Tensor, options: HeadOptions
     ) -> tuple[Tensor, Tensor]:
-        largest, total, weighted, own = (temperature.new_zeros(len(tokens)) for _ in range(4))
-        for rows in _chunks(len(tokens), len(weight)):
-            x = _scaled_logits(hidden[rows], weight, temperature[rows], softcap)
-            column, is_here = _columns(tokens[rows], part, len(weight))
-            own[rows] = torch.where(is_here, x.gather(1, column)[:, 0], 0.0)
-            largest[rows] = x.amax(1)
-            x -= largest[rows, None]
-            exponentials = x.exp()
-            total[rows] = exponentials.sum(1)
-            if entropy:
-                weighted[rows] = exponentials.mul_(x).sum(1)
+        found = temperature.new_zeros(4, len(tokens))
+        sum_chunk = options.kernels.sum_logits if options.kernels else sum_logits
+        for rows in _chunks(len(tokens), weight):
+            sum_chunk(hidden[rows] @ weight.T, tokens[rows], temperature[rows], options, found[:, rows])
+        largest = found[0]
         # sums relative to this rank's largest logit become sums relative to the largest of all ranks
-        of_all = part.reduce(largest.clone(), dist.ReduceOp.MAX)
+        of_all = options.part.reduce(largest.clone(), dist.ReduceOp.MAX)
         shift = largest - of_all
+        total, weighted, own = found[1:]
         sums = torch.stack([total * shift.exp(), (weighted + shift * total) * shift.exp(), own])
-        total, weighted, own = part.reduce(sums)
+        total, weighted, own = options.part.reduce(sums)
         log_total = of_all + total.log()
-        entropies = total.log() - weighted / total if entropy else torch.zeros_like(total)
-        ctx.part, ctx.softcap = part, softcap
+        entropies = total.log() - weighted / total if options.entropy else torch.zeros_like(total)
+        ctx.options = options
         ctx.save_for_backward(hidden, weight, tokens, temperature, log_total, entropies)
         ctx.set_materialize_grads(False)
         return own - log_total, entropies
@@ -103,38 +114,79 @@ class _Likelihood(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_log_probs: Tensor | None, of_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, tokens, temperature, log_total, entropies = ctx.saved_tensors
+        options: HeadOptions = ctx.options
         of_hidden = torch.empty_like(hidden)
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         of_log_probs = torch.zeros_like(log_total) if of_log_probs is None else of_log_probs
-        for rows in _chunks(len(tokens), len(weight)):
-            x = _scaled_logits(hidden[rows], weight, temperature[rows], ctx.softcap)
-            # d (softcap * tanh(z / softcap)) / d z = 1 - tanh(z / softcap)^2
-            slope = 1.0 - (x * (temperature[rows, None] / ctx.softcap)).square_() if ctx.softcap else None
-            x -= log_total[rows, None]
-            if of_entropies is None:
-                of_x = x.exp_().mul_(-of_log_probs[rows, None])
-            else:
-                of_x = x.exp()
-                of_x *= x.add_(entropies[rows, None]).mul_(-of_entropies[rows, None]).sub_(of_log_probs[rows, None])
-            column, is_here = _columns(tokens[rows], ctx.part, len(weight))
-            of_x.scatter_add_(1, column, torch.where(is_here, of_log_probs[rows], 0.0)[:, None])
-            of_x.div_(temperature[rows, None])
-            of_logits = (of_x if slope is None else of_x.mul_(slope)).to(weight.dtype)
-            of_hidden[rows] = of_logits @ weight
-            if of_weight is not None and of_logits.dtype == of_weight.dtype:
-                of_weight.addmm_(of_logits.T, hidden[rows])
-            elif of_weight is not None:
-                of_weight += of_logits.T @ hidden[rows]
-        return ctx.part.reduce(of_hidden), of_weight, None, None, None, None, None
+        given = torch.stack([log_total, of_log_probs, *([] if of_entropies is None else [entropies, of_entropies])])
+        differentiate_chunk = options.kernels.differentiate if options.kernels else differentiate
+        for rows in _chunks(len(tokens), weight):
+            part = tokens[rows], temperature[rows], options, given[:, rows]
+            of_logits = differentiate_chunk(hidden[rows] @ weight.T, *part)
+            torch.mm(of_logits, weight, out=of_hidden[rows])
+            if of_weight is not None:
+                _add_product(of_weight, of_logits.T, hidden[rows])
+        return options.part.reduce(of_hidden), of_weight, None, None, None
 
 
-def _chunks(count: int, vocabulary: int) -> Iterator[slice]:
-    size = max(1, MAX_CHUNK_LOGITS // max(1, vocabulary))
+def sum_logits(logits: Tensor, tokens: Tensor, temperature: Tensor, options: HeadOptions, found: Tensor) -> None:
+    """Write four numbers of each row of logits [n, V] into found [4, n], with x as in `_Likelihood`.
+
+    They are m = max x, sum exp(x - m), sum (x - m) exp(x - m) if the entropy is asked, and x of the row's token.
+    """
+    x = _scaled_logits(logits, temperature, options.softcap)
+    del logits
+    column, is_here = _columns(tokens, options.part, x.shape[1])
+    found[3] = torch.where(is_here, x.gather(1, column)[:, 0], 0.0)
+    found[0] = x.amax(1)
+    x -= found[0, :, None]
+    exponentials = x.exp()
+    found[1] = exponentials.sum(1)
+    if options.entropy:
+        found[2] = exponentials.mul_(x).sum(1)
+
+
+def differentiate(logits: Tensor, tokens: Tensor, temperature: Tensor, options: HeadOptions, given: Tensor) -> Tensor:
+    """Return the gradient of logits [n, V]; both may use the same memory.
+
+    given: [2, n], logsumexp(x) and the gradients of log-probabilities, or [4, n], with entropies and their gradients.
+    """
+    log_total, of_log_probs, *of_entropy = given
+    x, dtype = _scaled_logits(logits, temperature, options.softcap), logits.dtype
+    del logits
+    # d (softcap * tanh(z / softcap)) / d z = 1 - tanh(z / softcap)^2
+    slope = 1.0 - (x * (temperature[:, None] / options.softcap)).square_() if options.softcap else None
+    x -= log_total[:, None]
+    if of_entropy:
+        entropies, of_entropies = of_entropy
+        of_x = x.exp()
+        of_x *= x.add_(entropies[:, None]).mul_(-of_entropies[:, None]).sub_(of_log_probs[:, None])
+    else:
+        of_x = x.exp_().mul_(-of_log_probs[:, None])
+    column, is_here = _columns(tokens, options.part, x.shape[1])
+    of_x.scatter_add_(1, column, torch.where(is_here, of_log_probs, 0.0)[:, None])
+    of_x.div_(temperature[:, None])
+    return (of_x if slope is None else of_x.mul_(slope)).to(dtype)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right to a float32 total, on a GPU in the product itself: the sum of a whole head costs 4 passes."""
+    if left.dtype is total.dtype:
+        total.addmm_(left, right)
+    elif total.device.type == "cpu":  # there is no such product of bfloat16
+        total += left @ right
+    else:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+
+
+def _chunks(count: int, weight: Tensor) -> Iterator[slice]:
+    limit = CPU_CHUNK_LOGITS if weight.device.type == "cpu" else MAX_CHUNK_LOGITS
+    size = max(1, limit // max(1, len(weight)))
     return (slice(start, start + size) for start in range(0, count, size))
 
 
-def _scaled_logits(hidden: Tensor, weight: Tensor, temperature: Tensor, softcap: float | None) -> Tensor:
-    logits = (hidden @ weight.T).float()
+def _scaled_logits(logits: Tensor, temperature: Tensor, softcap: float | None) -> Tensor:
+    logits = logits.float()
     if softcap:
         logits = logits.div_(softcap).tanh_().mul_(softcap)
     return logits.div_(temperature[:, None])

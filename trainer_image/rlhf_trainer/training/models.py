@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -82,6 +83,8 @@ class LanguageModel(nn.Module):
             raise DataError(f"{causal_lm.name_or_path}: the model's head has a bias, which is not supported")
         self.causal_lm, self.weights = causal_lm, weights
         self.adapter: Adapter | None = None
+        self.kernels: ModuleType | None = None
+        """Kernels of the head; see `HeadOptions`."""
         # Granite divides the logits, Cohere multiplies them, Gemma 2 bounds them.
         scale = getattr(causal_lm.config, "logit_scale", None) or 1.0
         self._divisor: float = (getattr(causal_lm.config, "logits_scaling", None) or 1.0) / scale
@@ -94,7 +97,8 @@ class LanguageModel(nn.Module):
             return hidden
         before = hidden[0].index_select(0, text.before)
         before = before if self._divisor == 1.0 else before / self._divisor
-        found = likelihood(before, head.weight, text.targets, text.temperature, entropy=text.entropy, softcap=self._cap)
+        options: dict[str, Any] = {"entropy": text.entropy, "softcap": self._cap, "kernels": self.kernels}
+        found = likelihood(before, head.weight, text.targets, text.temperature, **options)
         return Likelihood(*(text.unpacked(values, text.places) for values in found))
 
 

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlhf_api.spec.job_spec import Attention, Offload, Optimizer
+from rlhf_api.spec.job_spec import Attention, Kernels, Offload, Optimizer
 from rlhf_trainer.device import peak_flops
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.batching import Bundles, RowAssignment, RowCosts, micro_batches
 from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.kernels import use_kernels
 from rlhf_trainer.training.model_input import FieldsOnDevice, ModelInput, TokenBatch
 from rlhf_trainer.training.models import inner, trained_tie
 from rlhf_trainer.training.offload import Offloader
@@ -54,6 +55,8 @@ class RunnerOptions(TypedDict):
     offload: Offload
     """Tensors to move to host memory while the model is not in use."""
     attention: Attention
+    kernels: NotRequired[Kernels]
+    """Kernels of layers and head; default Auto."""
     share_prompts: NotRequired[bool]
     """Whether the prompt that several rows have is computed once; default True."""
 
@@ -66,6 +69,7 @@ class ModelRunner:
     ) -> None:
         self.model, self.mesh = model, model.mesh
         use_attention(inner(model.module), options["attention"], device=device_here(), dtype=model.compute_dtype)
+        use_kernels(model.module, options.get("kernels", "Auto"), device=device_here())
         self._run: Passes = partial(run_whole, model.module)
         if model.mesh.layout.pipeline > 1:
             self._run = partial(run_stage, model.module, model.mesh, model.compute_dtype)

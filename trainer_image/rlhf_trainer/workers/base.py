@@ -178,6 +178,7 @@ class WorkerSetting:
             "role": self.role,
             "offload": self.model.offload,
             "attention": training.attention,
+            "kernels": training.kernels,
             "share_prompts": training.share_prompts,
         }
 

@@ -105,6 +105,7 @@ class GeneratingActor(ActorWithReference):
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
         """Sample a response to each prompt (HybridFlow Table 4); the response of row r depends on (seed, step, r) only.
 
+        On a GPU that holds with `rollout.batchInvariant`; else responses beside it can change how it is rounded.
         Without `do_sample` each token is the likeliest one. outlet: gets the rows as they end.
         Adds tokens int64 [B, T], attention_mask and response_mask [B, T], rollout_log_probs [B, T], finished [B],
         sampled [B] (0 without `do_sample`) and policy_version [B, T]: how many steps have trained the weights that
