@@ -175,6 +175,11 @@ class Job(Spec):
         )
 
     @property
+    def derives_call_deadline(self) -> bool:
+        """Whether the deadline of a step's calls follows from the seconds of steps: turns may take any time."""
+        return self.spec.training.call_deadline_seconds is None and not self.spec.rollout.has_turns
+
+    @property
     def recomputes_log_probs(self) -> bool:
         """Whether the trainer makes a forward pass only for the old log-probabilities of the responses."""
         return self.spec.training.old_log_probs != "Generator" and not self.old_log_probs_by_update

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlhf_trainer.controller.batch import BatchFuture
+from rlhf_trainer.controller.call_log import CallDeadline
 from rlhf_trainer.run.on_ray import ReplaceablePool
 from rlhf_trainer.run.step_models import ApartRollout, RolloutPool
 
@@ -49,7 +50,8 @@ def test_a_step_says_how_many_rows_were_generated_again() -> None:
     group: Any = SimpleNamespace(name="writers")
     machines: Any = SimpleNamespace(count=1)
     log: Any = None
-    pool = ReplaceablePool(group, log, deadline=1.0, build=lambda: None, machines=machines)
+    deadline = CallDeadline(1.0, predicted=None, least=0.0)
+    pool = ReplaceablePool(group, log, deadline=deadline, build=lambda: None, machines=machines)
     assert not pool.drain().warnings
     pool.repeated_rows = ROWS
     assert list(pool.drain().warnings.values()) == ["rollout pool writers lost processes; 6 rows were generated again"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_trainer.run.call_deadline import CallDeadline
+from rlhf_trainer.controller.call_log import CallDeadline
 from tests.trainer.jobs import job
 
 MODEL = {"uri": "package://rlhf_examples/helpful/model"}
@@ -19,7 +19,12 @@ def deadline(
     data = {"train": {"uri": "file:///rows.jsonl"}, "maxPromptTokens": 8, "maxResponseTokens": 8}
     spec = {"algorithm": {"name": "GRPO"}, "models": models, "data": data, "rollout": {"samplesPerPrompt": 2}}
     training = {"totalSteps": 9, "promptBatchSize": 4, **(training or {})}
-    return CallDeadline(job(folder, "job", {**spec, "training": training, **changes}), predicted)
+    made = job(folder, "job", {**spec, "training": training, **changes})
+    return CallDeadline(
+        made.spec.training.call_deadline,
+        predicted=predicted if made.derives_call_deadline else None,
+        least=2 * made.spec.models.reward_seconds,
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from rlhf_api.spec.deadlines import CALL_SECONDS, STEPS, deadline_by
 from rlhf_trainer.controller.batch import PayloadMeter
 from rlhf_trainer.controller.dispatch import Readers, Streams
 from rlhf_trainer.controller.message import Message, failed, get, wait
@@ -18,6 +19,30 @@ from rlhf_trainer.telemetry import CONTROLLER, Recorder, Report
 
 if TYPE_CHECKING:
     from rlhf_trainer.controller.worker_group import WorkerGroup
+
+
+class CallDeadline:
+    """Deadline of the calls of steps: some of the longest steps, where the user has set none."""
+
+    def __init__(self, seconds: float, *, predicted: float | None, least: float) -> None:
+        """seconds: deadline until steps are known, and for good if `predicted`, the seconds of a step, is None."""
+        self.seconds = seconds
+        self.is_derived = bool(predicted)
+        self._least, self._longest = max(least, CALL_SECONDS[0]), predicted or 0.0
+
+    def __str__(self) -> str:
+        """Return the rule as a sentence for the start of a run."""
+        after = f"after the first step that is {self._after(0.0):.0f} s or {STEPS} times the longest step"
+        return f"a call may take {self.seconds:.0f} s (training.callDeadlineSeconds is not set); {after}"
+
+    def note_step(self, seconds: float) -> None:
+        """Note the seconds of a step; the first one, which may compile and load, had the longest deadline."""
+        if self.is_derived:
+            self.seconds = self._after(seconds)
+
+    def _after(self, seconds: float) -> float:
+        self._longest = max(self._longest, seconds)
+        return max(self._least, float(deadline_by(self._longest, CALL_SECONDS)))
 
 
 class CallLog:

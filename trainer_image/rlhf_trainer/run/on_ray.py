@@ -14,13 +14,12 @@ from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_trainer.controller.batch import BatchFuture
-from rlhf_trainer.controller.call_log import CallLog
+from rlhf_trainer.controller.call_log import CallDeadline, CallLog
 from rlhf_trainer.controller.resource_pool import LOOK_SECONDS
 from rlhf_trainer.controller.worker_group import ModelHandle, WorkerGroup
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
-from rlhf_trainer.run.call_deadline import CallDeadline
 from rlhf_trainer.run.checkpoints import KeptCheckpoints
 from rlhf_trainer.run.elastic_pool import ElasticMachines, TooFewNodesError, are_lost, copy_here
 from rlhf_trainer.run.evaluation import evaluation_of
@@ -75,13 +74,9 @@ def run_on_ray(
         runtime = RayRuntime(
             running, mapping, folders, slots=slots, path=folder.path, columns=columns, retokenized=retokenized
         )
-        with runtime.running(is_last=is_last, say=publisher.say) as shape:
-            for role in trained:
-                said, slow = look_at_links(runtime.models[role].probe_links().result(), device=mapping.device)
-                folder.event(f"{role}: {said}")
-                publisher.warn(*(f"{role}: {each}" for each in slow))
-            if runtime.step_deadline.is_derived:
-                folder.event(str(runtime.step_deadline))
+        with runtime.running(is_last=is_last, say=publisher.say, warn=publisher.warn) as shape:
+            for fact in runtime.facts:
+                folder.event(fact)
             checkpoints = KeptCheckpoints(
                 job, folder, runtime.models, trained, data=shape, stop=context.stop, resumed=checkpoint
             )
@@ -119,11 +114,17 @@ class RayRuntime:
         """Handles of the models by role, with calls replaced as the job's options require (see `connected`)."""
         self.step_models: dict[str, Handle] = {}
         """Models that the algorithm's step takes, by parameter."""
+        self.facts: list[str] = []
+        """Sentences for events.log on what was measured or derived at the start."""
         self._job, self._placed, self._folders, self._slots, self._path = job, placed, folders, slots, path
         self._columns, self._retokenized = columns, retokenized
         self._log = CallLog(keeps=job.spec.rollout.max_staleness)
         self._deadline = float(job.spec.training.call_deadline)
-        self.step_deadline = CallDeadline(job, placed.prediction.step_seconds if placed.prediction else None)
+        self.step_deadline = CallDeadline(
+            self._deadline,
+            predicted=placed.prediction.step_seconds if placed.prediction and job.derives_call_deadline else None,
+            least=2 * job.spec.models.reward_seconds,
+        )
         self._step_began = 0.0
         self._groups: Mapping[str, WorkerGroup] = {}
         self._handles: dict[str, ModelHandle] = {}
@@ -133,9 +134,16 @@ class RayRuntime:
         self._replaceable: ReplaceablePool | None = None
 
     @contextmanager
-    def running(self, *, is_last: bool = True, say: Callable[[str], None] = lambda _: None) -> Iterator[DataShape]:
-        """Run the block with pools, processes and models; gives the shape of the data. say: tells the user a sentence.
+    def running(
+        self,
+        *,
+        is_last: bool = True,
+        say: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> Iterator[DataShape]:
+        """Run the block with pools, processes and models; gives the shape of the data.
 
+        say and warn: tell the user a sentence; warnings are kept in the status.
         Afterwards the next job may take over the processes, unless this job is the last or runs on GPUs. A
         CommunicationError that leaves the block says which rank is to blame.
         """
@@ -144,7 +152,7 @@ class RayRuntime:
         with self._slots.held(
             self._placed, log=self._log, deadline=self._deadline, stacks=self._path / STACKS, may_stay=may_stay
         ) as self._groups:
-            yield self._start(say)
+            yield self._start(say, warn)
 
     def blank(self, step: int, size: int) -> BatchFuture:
         return BatchFuture(step=step, size=size)
@@ -163,8 +171,8 @@ class RayRuntime:
         ahead = self._log.queue() if step and self._log.keeps else {}
         return [*reports, Report(sums={"bytes/controller": float(self._log.meter.read()), **ahead})]
 
-    def _start(self, say: Callable[[str], None]) -> DataShape:
-        """Build the workers of all pools, connect the models, and return the shape of the data."""
+    def _start(self, say: Callable[[str], None], warn: Callable[[str], None]) -> DataShape:
+        """Build the workers of all pools, connect the models, time their links, and return the shape of the data."""
         job, placed = self._job, self._placed
         self._home = home_of(job, placed)
         home = self._groups[self._home]
@@ -186,6 +194,13 @@ class RayRuntime:
         self._log.streams.are_on = any(scorers)
         self.models = connected(job, self._handles, rollout_pool, scorers=scorers, streams=self._log.streams)
         self.step_models = step_models_of(job, self.models)
+        for role in job.trained():
+            said, slow = look_at_links(self.models[role].probe_links().result(), device=placed.device)
+            self.facts.append(f"{role}: {said}")
+            for each in slow:
+                warn(f"{role}: {each}")
+        if self.step_deadline.is_derived:
+            self.facts.append(str(self.step_deadline))
         gc.freeze()  # else every full collection of a step looks through all that the imports have left
         return shape
 

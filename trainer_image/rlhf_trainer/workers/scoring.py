@@ -226,12 +226,6 @@ def code_of(
     return UserFunction(reward.entrypoint, arguments=reward.arguments, seconds=seconds, deadline=deadline, path=path)
 
 
-def limits_of(code: Function | RewardVerifier | RewardService | RewardJudge) -> float:
-    """Longest time in seconds of the code of a reward, with all its attempts."""
-    limited = code.judge if isinstance(code, RewardJudge) else code
-    return limited.timeout_seconds * (1 if isinstance(limited, Function | RewardVerifier) else limited.attempts)
-
-
 def _limits(endpoint: RewardService | Judge, *, ranks: int, path: str) -> dict[str, Any]:
     return {
         "seconds": endpoint.timeout_seconds,
