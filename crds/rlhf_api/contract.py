@@ -36,30 +36,6 @@ STORAGE_URI = r"^(file:///|s3://[^/]|gs://[^/]|pvc://[a-z0-9]).*$"
 PROJECT = r"^[^/\\#?%:]+$"
 
 CHAT_TEMPLATE, PROMPT_TEMPLATE = "^(Auto|Never|(file|package)://.+)$", r"\{\{"
-FORMS = {
-    JOB_NAME: "lower-case letters, digits and '-', with a letter first and a letter or digit last",
-    DNS_LABEL: "lower-case letters, digits and '-', with a letter or digit at both ends",
-    IDENTIFIER: "letters, digits and '_', not starting with a digit",
-    ENTRYPOINT: "module.path:function",
-    SCHEDULE: "Constant, Cosine or module.path:function",
-    OWN_CLASS: "module.path:Class, or a name",
-    TIMESTAMP: "an RFC 3339 time such as 2026-01-31T12:00:00Z",
-    DNS_SUBDOMAIN: "lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
-    LABEL_KEY: "a name such as zone or example.com/zone",
-    LABEL_VALUE: "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
-    SECRET_KEY: "letters, digits, '-', '_' and '.'",
-    CPUS: "a number of CPUs such as 500m or 4",
-    IMAGE: "the name of an image, without spaces",
-    QUANTITY: "a quantity such as 500m, 4 or 16Gi",
-    URI: "a URI that starts with hf://, job://, package://, file:// or pvc://claim/",
-    SERVICE_URL: "an http or https URL",
-    OBJECTIVE: "throughput, fewest-gpus=SECONDS or lowest-cost",
-    STORAGE_URI: "file:///folder, s3://bucket, gs://bucket or pvc://claim",
-    PROJECT: "a name without / \\ # ? % :",
-    CHAT_TEMPLATE: "Auto, Never, or file:// or package:// of a template",
-    PROMPT_TEMPLATE: "a Jinja text with {{ prompt }}",
-}
-"""Pattern of a field -> words that say in an error message what the pattern expects."""
 
 MAX_INTEGER = 2**31 - 1
 """Largest whole number of a field: the API server can multiply two of them without overflow."""

@@ -6,7 +6,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlhf_api.contract import FORMS, tag_of
+from rlhf_api import contract
+from rlhf_api.contract import tag_of
 from rlhf_api.foreign_words import MEANT
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
 from rlhf_api.tables import read_table
@@ -15,6 +16,8 @@ Models = tuple[type[BaseModel], ...]
 
 SENTENCES = read_table(__package__, "pydantic_errors.yaml", dict[str, str])
 """Type of a pydantic error -> sentence for it; `_sentence` fills in the names in braces from the error."""
+FORMS = {vars(contract)[name]: words for name, words in read_table(__package__, "forms.yaml", dict[str, str]).items()}
+"""Pattern of a field -> words that say what the pattern expects."""
 
 
 def explain(root: type[BaseModel], found: ValidationError) -> SpecError:

@@ -14,19 +14,20 @@ from rich.console import Console
 from rich.progress import wrap_file
 
 from rlhf_api.exit_codes import ExitCode
+from rlhf_api.tables import read_table
 from rlhf_kubectl.kubectl import Kubectl, KubectlError, require_success
 from rlhf_kubectl.why import complaint
 from rlhf_operator.cluster import parse, raw
 from rlhf_operator.cluster.resources import PODS
+from rlhf_operator.overlay import merged
 from rlhf_operator.reconcile.context import parse_job
 from rlhf_operator.resources import identity
 from rlhf_operator.resources.storage import PVC, Place, run_folder
 from rlhf_operator.snapshot import ObservedJob
 
+POD: Final = read_table(__package__, "claim_pod.yaml", dict[str, Any])
 CLAIM: Final = "/claim"
 CONTAINER: Final = "files"
-MAX_POD_SECONDS: Final = 86400
-"""Seconds after which Kubernetes ends the pod that mounts the claim, if this program has not."""
 START_SECONDS: Final = 300.0
 """Seconds within which the pod that mounts the claim must run."""
 POLL_SECONDS: Final = 0.5
@@ -85,34 +86,16 @@ def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
     """Return the manifest of a pod that mounts the claim and only sleeps, without a service account token."""
     runtime = parse_job(job).spec.runtime
     secrets = job.status.image_pull_secrets or runtime.image_pull_secrets
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "generateName": f"{job.name[:40]}-files-",
-            "labels": {"app.kubernetes.io/managed-by": "kubectl-rlhf"},
-            "ownerReferences": [identity.owner(job)],
-        },
+    own = {
+        "metadata": {"generateName": f"{job.name[:40]}-files-", "ownerReferences": [identity.owner(job)]},
         "spec": {
             **identity.pod_security(runtime.model_copy(update={"image_pull_secrets": secrets})),
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": MAX_POD_SECONDS,
-            "containers": [
-                {
-                    "name": CONTAINER,
-                    "image": image,
-                    "command": ["sleep", str(MAX_POD_SECONDS)],
-                    "resources": {
-                        "requests": {"cpu": "50m", "memory": "32Mi"},
-                        "limits": {"cpu": "1", "memory": "256Mi"},
-                    },
-                    "securityContext": identity.container_security(),
-                    "volumeMounts": [{"name": "claim", "mountPath": CLAIM, "readOnly": True}],
-                }
-            ],
+            "containers": [{"name": CONTAINER, "image": image, "securityContext": identity.container_security()}],
             "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}],
         },
     }
+    document: dict[str, Any] = merged(POD, own)
+    return document
 
 
 def _wait(kubectl: Kubectl, path: str) -> None:

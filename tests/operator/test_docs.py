@@ -17,7 +17,7 @@ from rlhf_operator import conditions, evidence, names
 from rlhf_operator.evidence import CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES
 from rlhf_operator.failure import CLASSES
 from rlhf_operator.placement import map_job
-from rlhf_operator.resources import identity
+from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import RefusalReason
 from tests.operator.rendered import changed
@@ -184,7 +184,7 @@ def test_the_pod_that_hands_out_files_mounts_the_jobs_claim() -> None:
     pod = yaml.safe_load(text)
     (volume,) = pod["spec"]["volumes"]
     assert volume["persistentVolumeClaim"]["claimName"] == names.output_claim_name("JOB")
-    assert pod["spec"]["securityContext"]["runAsUser"] == identity.USER
+    assert pod["spec"]["securityContext"]["runAsUser"] == fixed_part("pod_security")["securityContext"]["runAsUser"]
     (mount,) = pod["spec"]["containers"][0]["volumeMounts"]
     assert (mount["name"], mount["mountPath"]) == (volume["name"], "/claim")
     assert f"files:{mount['mountPath']}/JOB/model " in STORAGE

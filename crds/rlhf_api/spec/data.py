@@ -161,9 +161,8 @@ class Data(Spec):
     """Treatment of a row that is broken or lacks a column that the job reads."""
     chat_template: TemplateUri = "Auto"
     """Auto: the tokenizer's template, if it has one. Never: none. Else the URI of a template, saved with the model."""
-    chat_template_arguments: JsonFields[Identifier] = Field(
-        default_factory=dict, description="Arguments of the chat template, such as enable_thinking: false."
-    )
+    chat_template_arguments: JsonFields[Identifier] = Field(default_factory=dict)
+    """Arguments of the chat template, such as enable_thinking: false."""
     prompt_template: Jinja | None = None
     """Jinja text that a prompt, or its last message, becomes, with {{ prompt }} and columns of the row."""
     system_prompt: Annotated[str, Field(min_length=1, max_length=16384)] | None = None

@@ -77,7 +77,6 @@ class RewardService(Spec):
     url: ServiceUrl = Field(description="URL of the service: http:// or https://.")
     timeout_seconds: float = Field(30.0, gt=0, description="Longest time of one attempt for one response.")
     attempts: Count = Field(8, description="Largest number of attempts for one response, with growing pauses between.")
-    concurrency: Count = Field(
-        16, description="Largest number of requests at once, over all ranks; one a rank at least."
-    )
+    concurrency: Count = 16
+    """Largest number of requests at once, over all ranks; one a rank at least."""
     token_variable: Identifier | None = Field(None, description="Environment variable that holds the bearer token.")

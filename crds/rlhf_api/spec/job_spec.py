@@ -224,12 +224,11 @@ class Training(Spec):
     mini_batch_size: Count | None = None
     """Sequences of an optimizer step, RL only; unset means the whole batch."""
     update_epochs: Count = Field(1, description="Number of passes of the updates over a step's batch; RL only.")
-    old_log_probs: Literal["Auto", "Recompute", "Generator"] = Field(
-        "Auto",
-        description="Source of the responses' log-probabilities before a step's updates; RL only. Recompute: a "
-        "forward pass of the trainer. Generator: the generator's values. Auto: Recompute, except for steps of one "
-        "update without a KL penalty in the reward, where that update's own forward pass gives them.",
-    )
+    old_log_probs: Literal["Auto", "Recompute", "Generator"] = "Auto"
+    """Source of the responses' log-probabilities before a step's updates; RL only. Recompute: a forward pass of the
+    trainer. Generator: the generator's values. Auto: Recompute, except for steps of one update without a KL penalty in
+    the reward, where that update's own forward pass gives them.
+    """
     seed: Annotated[int, Field(ge=0, lt=2**32, description="Seed of all random choices of the job."), WHOLE] = 0
     precision: Literal["Auto", "FP32", "BF16"] = "Auto"
     """Precision of training: Auto is FP32 on CPU, and BF16 with FP32 master weights on GPU."""

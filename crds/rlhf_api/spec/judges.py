@@ -52,9 +52,8 @@ class Judge(Spec):
     """Largest share of a call's questions without a verdict; above it the run ends."""
     timeout_seconds: float = Field(120.0, gt=0, description="Longest time of one attempt for one question.")
     attempts: Count = Field(8, description="Largest number of attempts for one question, with growing pauses between.")
-    concurrency: Count = Field(
-        16, description="Largest number of questions at once, over all ranks; one a rank at least."
-    )
+    concurrency: Count = 16
+    """Largest number of questions at once, over all ranks; one a rank at least."""
     token_variable: Identifier | None = Field(None, description="Environment variable that holds the bearer token.")
 
     @field_validator("maximum")

@@ -76,9 +76,8 @@ class FuzzyMatch(Comparing):
 
 
 class JSONSchema(Verifier):
-    name: Literal["JSONSchema"] = Field(
-        description="1 for a response whose JSON, or last JSON block, obeys jsonSchema."
-    )
+    name: Literal["JSONSchema"]
+    """1 for a response whose JSON, or last JSON block, obeys jsonSchema."""
     json_schema: dict[Annotated[str, Field(pattern=r"^[!-~]+$", max_length=128)], JsonValue] = Field(max_length=64)
     """JSON Schema (draft 2020-12) that the JSON of the response must obey."""
 

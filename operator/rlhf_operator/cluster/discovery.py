@@ -2,22 +2,10 @@
 
 from typing import NamedTuple
 
-from rlhf_operator.cluster import raw
+from rlhf_operator.cluster import raw, resources
 from rlhf_operator.cluster.cache import KindName
 from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client, NoClusterError
-from rlhf_operator.cluster.resources import (
-    CLAIMS,
-    JOBS,
-    NODES,
-    OURS,
-    PODS,
-    PRIORITIES,
-    RAYJOBS,
-    SLICES,
-    WORKLOADS,
-    Resource,
-    preferred,
-)
+from rlhf_operator.cluster.resources import OURS, Resource, preferred
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Capability
 
@@ -44,28 +32,28 @@ class Offer(NamedTuple):
 
 async def discover(client: Client, settings: Settings) -> Offer:
     """Ask the API server what the cluster offers. Raises NoClusterError if it has no RLHFJobs, or ApiError."""
-    if not await _serves(client, JOBS):
+    if not await _serves(client, resources.JOBS):
         what_to_do = "install the chart with crds.enabled=true, or apply crds/rlhfjobs.yaml"
-        raise NoClusterError(f"the API server has no {JOBS.plural}.{JOBS.group}: {what_to_do}")
-    kinds = [Kind(name="jobs", resource=JOBS), Kind(name="claims", resource=CLAIMS)]
+        raise NoClusterError(f"the API server has no {resources.JOBS.plural}.{resources.JOBS.group}: {what_to_do}")
+    kinds = [Kind(name="jobs", resource=resources.JOBS), Kind(name="claims", resource=resources.CLAIMS)]
     capabilities: set[Capability] = set()
-    if await _serves(client, RAYJOBS):
+    if await _serves(client, resources.RAYJOBS):
         capabilities.add("kuberay")
-        kinds.append(Kind(name="rayjobs", resource=RAYJOBS, selector=OURS))
+        kinds.append(Kind(name="rayjobs", resource=resources.RAYJOBS, selector=OURS))
     first = next(iter(settings.namespaces), None)
-    if (kueue := await served(client, WORKLOADS)) and await _may_list(client, kueue, first):
+    if (kueue := await served(client, resources.WORKLOADS)) and await _may_list(client, kueue, first):
         capabilities.add("kueue")
         kinds.append(Kind(name="quotas", resource=kueue))
     selector = OURS
-    if settings.read_nodes and await _may_list(client, NODES, None):
+    if settings.read_nodes and await _may_list(client, resources.NODES, None):
         capabilities.add("nodes")
-        kinds.append(Kind(name="nodes", resource=NODES, namespaced=False))
+        kinds.append(Kind(name="nodes", resource=resources.NODES, namespaced=False))
         selector = ""  # pods of others hold GPUs of the nodes
-        if await _may_list(client, PRIORITIES, None):
-            kinds.append(Kind(name="priorities", resource=PRIORITIES, namespaced=False))
-        if (slices := await served(client, SLICES)) and await _may_list(client, slices, None):
+        if await _may_list(client, resources.PRIORITIES, None):
+            kinds.append(Kind(name="priorities", resource=resources.PRIORITIES, namespaced=False))
+        if (slices := await served(client, resources.SLICES)) and await _may_list(client, slices, None):
             kinds.append(Kind(name="slices", resource=slices, namespaced=False))
-    kinds.append(Kind(name="pods", resource=PODS, selector=selector))
+    kinds.append(Kind(name="pods", resource=resources.PODS, selector=selector))
     return Offer(capabilities=frozenset(capabilities), kinds=tuple(kinds))
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
+from rlhf_operator.overlay import merged
 from rlhf_operator.resources import identity, job_file, storage, workers
+from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.resources.pods import SCRATCH, AttemptPods, image_of, object_store, shared_memory
 from rlhf_operator.settings import JobNetworkPolicy
 from rlhf_operator.snapshot import ObservedJob, ObservedRayJob
@@ -50,39 +52,27 @@ def rayjob(pods: AttemptPods) -> Manifest:
     name = names.rayjob_name(pods.job.name, pods.attempt)
     metadata, policy = identity.metadata(pods.snapshot.job, name, attempt=pods.attempt), pods.job.spec.run_policy
     run = ("rlhf", "run", f"{names.JOB_FOLDER}/{job_file.KEY}", "--output", names.OUTPUT_FOLDER)
-    return {
+    own = {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": {
-            **metadata,
-            "labels": {**metadata["labels"], **identity.queue(pods.snapshot.job)},
-            # no new head pod, to which KubeRay would submit the job once more
-            "annotations": {"ray.io/disable-provisioned-head-restart": "true"},
-            # Kubernetes ends the pods at once, whoever deletes the RayJob and even without KubeRay
-            "finalizers": ["foregroundDeletion"],
-        },
+        "metadata": {**metadata, "labels": {**metadata["labels"], **identity.queue(pods.snapshot.job)}},
         "spec": {
-            "submissionMode": "HTTPMode",
             "jobId": name,
             "entrypoint": shlex.join((*run, "--metrics-port", str(names.TRAINER_METRICS_PORT))),
-            "entrypointNumCpus": 0,
-            "backoffLimit": 0,
-            "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": KEPT_FOR_EVER if policy.keep_pods_on_failure else KEPT_SECONDS,
             "rayClusterSpec": {
                 "rayVersion": pods.settings.ray_version,
-                # KubeRay makes a Secret that goes with this Ray, which answers to nobody without the token in it.
-                "authOptions": {"mode": "token"},
-                "enableInTreeAutoscaling": False,
                 "headGroupSpec": _head_group(pods),
                 "workerGroupSpecs": workers.groups(pods),
             },
         },
     }
+    document: Manifest = merged(fixed_part("rayjob"), own)
+    return document
 
 
 def _head_group(pods: AttemptPods) -> dict[str, Any]:
-    """Return the head group of the Ray cluster; only the controller runs in it, and Ray gets no CPUs of it."""
+    """Return the head group of the Ray cluster, without its fixed fields."""
     size, default = pods.job.spec.runtime.controller, pods.settings.controller
     resources = {"cpu": size.cpu or default.cpu, "memory": size.memory or default.memory}
     # the controller holds references to data, never the bytes
@@ -93,17 +83,8 @@ def _head_group(pods: AttemptPods) -> dict[str, Any]:
         "securityContext": identity.container_security(),
     }
     pod = {"containers": [ray, _driver_log(pods)], "volumes": pods.volumes(shared)}
-    return {
-        "serviceType": "ClusterIP",
-        "rayStartParams": {
-            "num-cpus": "0",
-            "num-gpus": "0",
-            "dashboard-host": "0.0.0.0",  # KubeRay submits the job there
-            "no-monitor": "true",  # Ray's autoscaler: an attempt keeps the hosts that it was given
-            "object-store-memory": object_store(shared),
-        },
-        "template": pods.template(names.CONTROLLER, pod),
-    }
+    parameters = {"object-store-memory": object_store(shared)}
+    return {"rayStartParams": parameters, "template": pods.template(names.CONTROLLER, pod)}
 
 
 def _driver_log(pods: AttemptPods) -> dict[str, Any]:

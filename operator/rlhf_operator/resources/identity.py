@@ -7,10 +7,8 @@ from rlhf_api.checks.pod_template import OWN_LABEL
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.spec.runtime import Runtime
 from rlhf_operator import names
+from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.snapshot import ObservedJob
-
-USER = 1000
-"""User id of the trainer's image, and group id of the volumes."""
 
 TRACKING = r"argocd\.argoproj\.io/.*|helm\.sh/.*|(helm|kustomize)\.toolkit\.fluxcd\.io/.*|app\.kubernetes\.io/instance"
 NOT_COPIED = re.compile(f"{OWN_LABEL.pattern}|{TRACKING}")
@@ -46,18 +44,7 @@ def queue(job: ObservedJob) -> dict[str, str]:
 
 def pod_security(runtime: Runtime) -> dict[str, Any]:
     """Return pod fields for the restricted profile of Kubernetes, without a service account token."""
-    pod: dict[str, Any] = {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-    }
+    pod = fixed_part("pod_security")
     if runtime.service_account_name:
         pod["serviceAccountName"] = runtime.service_account_name
     if runtime.image_pull_secrets:
@@ -67,4 +54,4 @@ def pod_security(runtime: Runtime) -> dict[str, Any]:
 
 def container_security() -> dict[str, Any]:
     """Return the security context of a container without capabilities."""
-    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return fixed_part("container_security")

@@ -12,6 +12,7 @@ from rlhf_api.status import MappedPlacement, MappedPool
 from rlhf_operator import names
 from rlhf_operator.overlay import avoid_nodes, merged
 from rlhf_operator.resources import identity, storage
+from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
@@ -135,14 +136,7 @@ def environment(job: Job, settings: Settings, ours: Mapping[str, str]) -> list[d
     authorities = f"{CA_FOLDER}/{CA_FILE}"
     always = {
         "HOME": SCRATCH,
-        "PYTHONUNBUFFERED": "1",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        # What is to be saved was saved by preStop: Ray would keep the node for 30 s, if something still has a slot.
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",  # Ray's own is 15, which only serves who works at the machine
-        # Ray would shoot a worker before the pod's own limit is reached, and say less about it.
-        "RAY_memory_monitor_refresh_ms": "0",
+        **fixed_part("environment"),
         # In the run folder, so that an attempt finds what an earlier one compiled for minutes.
         "VLLM_CACHE_ROOT": f"{names.OUTPUT_FOLDER}/.cache/vllm",
         **(dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), authorities) if settings.ca_bundle else {}),

@@ -11,6 +11,7 @@ from rlhf_api.status import MappedPool
 from rlhf_mapper.mapping import Device
 from rlhf_operator import names
 from rlhf_operator.resources import identity
+from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.resources.pods import AttemptPods, object_store, shared_memory
 from rlhf_operator.snapshot import ObservedNode
 
@@ -112,13 +113,7 @@ def _collectives(device: Device, *, on_host: bool) -> dict[str, str]:
         return interface
     if interface:
         interface["NCCL_SOCKET_IFNAME"] = INTERFACE
-    return {
-        **interface,
-        "NCCL_DEBUG": "WARN",
-        # If a collective hangs, the last calls of each rank are written beside the log.
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-    }
+    return {**interface, **fixed_part("collectives")}
 
 
 def _affinity(pods: AttemptPods, part: _Part) -> dict[str, Any]:

@@ -16,17 +16,12 @@ from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
 class CISPO(PolicyGradient):
     paper, comparing = "arXiv:2506.13585", {}
     step = staticmethod(sample_and_learn)
-    name: Annotated[
-        Literal["CISPO"],
-        Field(description="REINFORCE with clipped importance weights; advantages compare a prompt's responses."),
-    ]
-    clip_range: Annotated[
-        float,
-        Field(gt=0, lt=1, description="Clipping of the importance weight below 1; the paper does not clip it."),
-    ] = 0.99
-    clip_range_high: Annotated[
-        float, Field(gt=0, description="Clipping of the importance weight above 1; the paper names no number.")
-    ] = 5.0
+    name: Literal["CISPO"]
+    """REINFORCE with clipped importance weights; advantages compare a prompt's responses."""
+    clip_range: float = Field(0.99, gt=0, lt=1)
+    """Clipping of the importance weight below 1; the paper does not clip it."""
+    clip_range_high: float = Field(5.0, gt=0)
+    """Clipping of the importance weight above 1; the paper names no number."""
     kl: Annotated[NoKL, Field(description="The penalty that keeps the actor near the reference.")] = NoKL()
 
     def advantage(self, returns: Tensor, *, group_size: int) -> Tensor:

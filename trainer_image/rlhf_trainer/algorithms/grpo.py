@@ -20,9 +20,8 @@ class LossKL(KL):
     """KL penalty with the defaults of GRPO's paper: weight 0.04, added to the loss."""
 
     coefficient: Annotated[float, Field(ge=0, description="KL penalty's weight; the initial one with Adaptive.")] = 0.04
-    apply_to: Annotated[
-        Literal["Reward", "Loss"], Field(description="Place of the KL penalty: the rewards or the loss.")
-    ] = "Loss"
+    apply_to: Literal["Reward", "Loss"] = "Loss"
+    """Place of the KL penalty: the rewards or the loss."""
 
 
 class GRPO(PolicyGradient):
@@ -32,23 +31,16 @@ class GRPO(PolicyGradient):
     name: Annotated[Literal["GRPO"], Field(description="RLHF without a critic; a prompt's responses are compared.")]
     aggregation: Annotated[Aggregation, Field(description="Loss of a batch; Dr. GRPO: FixedLength.")] = "SequenceMean"
     kl: Annotated[LossKL, Field(description="The penalty that keeps the actor near the reference.")] = LossKL()
-    normalize_by_std: Annotated[
-        bool, Field(description="Divide advantages by the standard deviation of the prompt's rewards; Dr. GRPO: false.")
-    ] = True
-    ratio: Annotated[
-        Ratio,
-        Field(
-            description="Unit with one probability ratio: a token or, as in GSPO (arXiv 2507.18071), the whole "
-            "response. Sequence needs aggregation SequenceMean."
-        ),
-    ] = "Token"
-    oversampling: Annotated[
-        Count | None,
-        Field(
-            description="Factor of DAPO's dynamic sampling: so many times promptBatchSize prompts are drawn. The first "
-            "promptBatchSize of them whose responses differ in reward are trained on. Unset: all drawn prompts are.",
-        ),
-    ] = None
+    normalize_by_std: bool = True
+    """Divide advantages by the standard deviation of the prompt's rewards; Dr. GRPO: false."""
+    ratio: Ratio = "Token"
+    """Unit with one probability ratio: a token or, as in GSPO (arXiv 2507.18071), the whole response. Sequence needs
+    aggregation SequenceMean.
+    """
+    oversampling: Count | None = None
+    """Factor of DAPO's dynamic sampling: so many times promptBatchSize prompts are drawn. The first promptBatchSize of
+    them whose responses differ in reward are trained on. Unset: all drawn prompts are.
+    """
 
     @property
     def resolved_ratio(self) -> Ratio:

@@ -16,13 +16,10 @@ from rlhf_trainer.algorithms.models import Tensor, sample_and_learn
 class OPO(PolicyGradient):
     paper, comparing = "arXiv:2505.23585", {}
     step = staticmethod(sample_and_learn)
-    name: Annotated[
-        Literal["OPO"],
-        Field(description="RLHF without a critic; baseline: mean reward weighted by length."),
-    ]
-    aggregation: Annotated[Aggregation, Field(description="Loss of a batch; the paper sums over response tokens.")] = (
-        "FixedLength"
-    )
+    name: Literal["OPO"]
+    """RLHF without a critic; baseline: mean reward weighted by length."""
+    aggregation: Aggregation = "FixedLength"
+    """Loss of a batch; the paper sums over response tokens."""
     kl: Annotated[NoKL, Field(description="The penalty that keeps the actor near the reference.")] = NoKL()
 
     def advantage(self, returns: Tensor, lengths: Tensor, *, group_size: int) -> Tensor:

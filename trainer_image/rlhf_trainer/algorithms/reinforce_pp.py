@@ -16,10 +16,8 @@ class REINFORCEPP(PolicyGradient):
     paper, comparing = "arXiv:2501.03262", {"baseline": "Group"}
     step = staticmethod(sample_and_learn)
     name: Annotated[Literal["REINFORCEPP"], Field(description="RLHF without a critic; batch-normalised advantages.")]
-    baseline: Annotated[
-        Literal["None", "Group"],
-        Field(description="Group: the baseline is the mean reward of the prompt's responses (REINFORCE++-baseline)."),
-    ] = "None"
+    baseline: Literal["None", "Group"] = "None"
+    """Group: the baseline is the mean reward of the prompt's responses (REINFORCE++-baseline)."""
 
     def advantage(
         self,

@@ -15,9 +15,8 @@ class ReMax(PolicyGradient):
     paper = "arXiv:2310.10505"
     estimates = ("advantages", "response_mask")
     name: Annotated[Literal["ReMax"], Field(description="RLHF without a critic; the baseline is a greedy response.")]
-    aggregation: Annotated[Aggregation, Field(description="Loss of a batch; the paper sums over response tokens.")] = (
-        "FixedLength"
-    )
+    aggregation: Aggregation = "FixedLength"
+    """Loss of a batch; the paper sums over response tokens."""
 
     @staticmethod
     def step(

@@ -15,9 +15,8 @@ class RLOO(PolicyGradient):
     paper, comparing = "arXiv:2402.14740", {}
     step = staticmethod(sample_and_learn)
     name: Annotated[Literal["RLOO"], Field(description="RLHF without a critic; baseline: a prompt's other responses.")]
-    aggregation: Annotated[Aggregation, Field(description="Loss of a batch; the paper sums over response tokens.")] = (
-        "FixedLength"
-    )
+    aggregation: Aggregation = "FixedLength"
+    """Loss of a batch; the paper sums over response tokens."""
 
     def advantage(self, returns: Tensor, *, group_size: int) -> Tensor:
         """Return each response's return less the mean of its prompt's other returns, [N]; NaN returns do not count."""

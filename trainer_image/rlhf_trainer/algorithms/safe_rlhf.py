@@ -26,13 +26,10 @@ from rlhf_trainer.algorithms.models import (
 class SafeRLHF(Constrained):
     paper = "arXiv:2310.12773"
     name: Annotated[Literal["SafeRLHF"], Field(description="PPO with a cost model and a Lagrange multiplier.")]
-    separate_cost_critic: Annotated[
-        bool,
-        Field(
-            description="Train a second critic for the costs, which starts from the cost model and has an optimizer of "
-            "its own. False: one critic for rewards and costs."
-        ),
-    ] = True
+    separate_cost_critic: bool = True
+    """Train a second critic for the costs, which starts from the cost model and has an optimizer of its own. False: one
+    critic for rewards and costs.
+    """
 
     @property
     def has_cost_critic(self) -> bool:

@@ -18,22 +18,14 @@ class VAPO(ActorCritic):
     paper = "arXiv:2504.05118"
     step = staticmethod(PPO.step)
     estimates = ("advantages", "token_weights")
-    name: Annotated[
-        Literal["VAPO"], Field(description="PPO for long answers with a binary reward, such as a verifier's.")
-    ]
-    clip_range_high: Annotated[float, Field(gt=0, description="Clipping of ratios above 1 (DAPO's clip-higher).")] = (
-        0.28
-    )
-    gae_lambda: Annotated[float, Field(ge=0, le=1, description="Lambda of the critic's returns; 1 is Monte Carlo.")] = (
-        1.0
-    )
-    lambda_length_scale: Annotated[
-        float,
-        Field(gt=0, description="Alpha of the policy's GAE lambda: 1 - 1 / (alpha * tokens), at least 0."),
-    ] = 0.05
-    positive_coefficient: Annotated[
-        float, Field(ge=0, description="Weight (mu) of the log-likelihood of responses whose reward is above 0.")
-    ] = 0.1
+    name: Literal["VAPO"]
+    """PPO for long answers with a binary reward, such as a verifier's."""
+    clip_range_high: float = Field(0.28, gt=0, description="Clipping of ratios above 1 (DAPO's clip-higher).")
+    gae_lambda: float = Field(1.0, ge=0, le=1, description="Lambda of the critic's returns; 1 is Monte Carlo.")
+    lambda_length_scale: float = Field(0.05, gt=0)
+    """Alpha of the policy's GAE lambda: 1 - 1 / (alpha * tokens), at least 0."""
+    positive_coefficient: float = Field(0.1, ge=0)
+    """Weight (mu) of the log-likelihood of responses whose reward is above 0."""
     critic_warmup_steps: Annotated[Whole, Field(description="Number of first steps that update only the critic.")] = 50
     kl: Annotated[NoKL, Field(description="The penalty that keeps the actor near the reference.")] = NoKL()
 

@@ -11,19 +11,11 @@ from rich.table import Column, Table
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
+from rlhf_api.tables import read_table
 from rlhf_planning.command_line import silence
 from rlhf_trainer.telemetry import StepReport
 
-SHOWN = {
-    "loss/sft": ("loss", ".3f"),
-    "loss/reward_model": ("loss", ".3f"),
-    "loss/kto": ("loss", ".3f"),
-    "accuracy/pairs": ("accuracy", ".2f"),
-    "reward/mean": ("reward", ".2f"),
-    "kl/reference": ("kl", ".3f"),
-    "response_length/mean": ("length", ".1f"),
-    "tokens_per_second": ("tokens/s", ",.0f"),
-}
+SHOWN = read_table(__package__, "shown_metrics.yaml", dict[str, tuple[str, str]])
 """Metrics on the printed line of a step: name in metrics.jsonl -> label and format."""
 
 

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from rlhf_api.job import Job
 from rlhf_api.status import Phase
+from rlhf_api.tables import read_table
 from rlhf_trainer.outputs.display import SHOWN, Display, LastingConsole, clock
 from rlhf_trainer.telemetry import StepReport
 
@@ -25,25 +26,10 @@ POINTS = 48
 BAR = 24
 BLOCKS = "▁▂▃▄▅▆▇"
 """Characters of a sparkline, lowest first; without the full block, so that a line does not touch the line above."""
-STATES = {
-    "waiting": "dim",
-    "starting": "cyan",
-    "running": "cyan",
-    "finishing": "cyan",
-    "done": "green",
-    "failed": "red",
-    "stopped": "yellow",
-}
-"""State of a job in the display -> its style of text."""
+_STYLES = read_table(__package__, "styles.yaml", dict[str, dict[str, str]])
+STATES, PHASE_COLORS = _STYLES["states"], _STYLES["phases"]
+"""State of a job in the display -> its style of text; phase of a step -> its colour."""
 STATE_OF: dict[Phase, str] = {"Succeeded": "done", "Failed": "failed", "Stopped": "stopped"}
-PHASE_COLORS = {
-    "generation": "magenta",
-    "reshard": "blue",
-    "scoring": "yellow",
-    "update": "green",
-    "transfer": "cyan",
-    "controller": "bright_black",
-}
 MIN_SHARE = 0.01
 """Share of the steps' time below which a phase is not shown."""
 

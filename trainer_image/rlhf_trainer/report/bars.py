@@ -9,6 +9,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rlhf_api.tables import read_table
+
 LETTER = 6.4
 """Width of a letter of the small text, in points, rounded up; the browser chooses the font."""
 BAR_HEIGHT, LEAST_WIDTH = 0.72, 1.0
@@ -18,6 +20,8 @@ PLAIN: dict[Any, Any] = {"svg.fonttype": "none", "text.parse_math": False, "ytic
     ("axes.spines.top", "axes.spines.right", "axes.spines.left"), False
 )
 """Matplotlib's settings of every picture: text stays text, and no frame."""
+STYLES = read_table(__package__, "styles.yaml", dict[str, dict[str, Any]])
+"""Further settings of plots and of plans, and colours of phases."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,34 +9,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from rlhf_mapper.mapping import PHASES, Phase
+from rlhf_mapper.mapping import PHASES
 from rlhf_planning.numbers import size_text
 from rlhf_planning.step_graph import Graph
 from rlhf_planning.timeline import Timeline, marks_of, seconds_text
-from rlhf_trainer.report.bars import LETTER, PLAIN, WHITE, Bar, draw_bars, svg_of
+from rlhf_trainer.report.bars import LETTER, PLAIN, STYLES, WHITE, Bar, draw_bars, svg_of
 
 INCH = 72
-INK, FAINT, BAND, RULE = "#24292f", "#6e7781", "#f3f5f8", "#b8c0c8"
-PHASE_COLOURS: dict[Phase, str] = {
-    "reshard": "#b8860b",
-    "generation": "#2f6fb3",
-    "scoring": "#8a4fa3",
-    "update": "#3f8a52",
-}
+STYLE, PHASE_COLOURS = PLAIN | STYLES["plan"], STYLES["phases"]
+INK, FAINT, BAND, RULE = (STYLE[each] for each in ("text.color", "xtick.labelcolor", "axes.facecolor", "hatch.color"))
 POOL_COLOURS = ("#2f6fb3", "#b3562f", "#3f8a52", "#8a4fa3", "#8a7a1f", "#4a8a8a")
-STYLE = PLAIN | {
-    "svg.hashsalt": "plan",
-    "font.size": 12,
-    "text.color": INK,
-    "axes.facecolor": BAND,
-    "axes.labelcolor": INK,
-    "axes.spines.bottom": False,
-    "xtick.color": RULE,
-    "xtick.labelcolor": FAINT,
-    "ytick.labelcolor": INK,
-    "hatch.color": RULE,
-    "hatch.linewidth": 1.6,
-}
 
 WIDTH = 960
 """Width of the timeline's picture in points."""

@@ -16,33 +16,18 @@ from numpy.typing import NDArray
 
 from rlhf_planning.numbers import ticks
 from rlhf_planning.timeline import marks_of
-from rlhf_trainer.report.bars import BAR_HEIGHT, PLAIN, Bar, draw_bars, svg_of
+from rlhf_trainer.report.bars import BAR_HEIGHT, PLAIN, STYLES, Bar, draw_bars, svg_of
 
 POINTS = 200
 """Most points of a plot; with more steps a point is the mean of several steps, with their range as a band."""
 LOG_ABOVE = 20.0
 """Ratio of the largest to the median value from which a positive series is drawn on a logarithmic axis."""
 
-INK, GRID, BEFORE = "#0000f1", "#0000f2", "#0000f3"
+STYLE = PLAIN | STYLES["plot"]
+INK, GRID, BEFORE = STYLE["xtick.labelcolor"], STYLE["grid.color"], "#0000f3"
 SERIES = tuple(f"#0000d{number}" for number in range(10))
 VARIABLES = {INK: "--plot-ink", GRID: "--plot-grid", BEFORE: "--c-before"} | {
     colour: f"--c{number}" for number, colour in enumerate(SERIES)
-}
-STYLE = PLAIN | {
-    "font.size": 8.5,
-    "axes.edgecolor": GRID,
-    "axes.linewidth": 0.8,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": GRID,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "ytick.minor.left": False,
-    "lines.linewidth": 1.6,
-    "lines.solid_joinstyle": "round",
 }
 
 LABEL_INCHES = 0.07 / 8.5
