@@ -23,6 +23,7 @@ from rlhf_api.spec.job_spec import (
     Optimizer,
     Pool,
 )
+from rlhf_api.spec.judges import RewardJudge
 from rlhf_api.spec.runtime import PodSize
 from rlhf_api.status import MappedPool
 
@@ -178,6 +179,14 @@ class Job(Spec):
     def derives_call_deadline(self) -> bool:
         """Whether the deadline of a step's calls follows from the seconds of steps: turns may take any time."""
         return self.spec.training.call_deadline_seconds is None and not self.spec.rollout.has_turns
+
+    @property
+    def reward_seconds(self) -> float:
+        """Longest time in seconds of a part of the reward that is no model, with all attempts; 0 if all are models."""
+        rewards = self.spec.models.rewards().values()
+        parts = [part.judge if isinstance(part, RewardJudge) else part for part in rewards]
+        code = [each for each in parts if each and not isinstance(each, Model)]
+        return max((each.timeout_seconds * getattr(each, "attempts", 1) for each in code), default=0.0)
 
     @property
     def recomputes_log_probs(self) -> bool:

@@ -205,13 +205,6 @@ class Models(Spec):
             return {"reward": self.reward}
         return {f"reward.sum.{place}.reward": term.reward for place, term in enumerate(self.reward.sum)}
 
-    @property
-    def reward_seconds(self) -> float:
-        """Longest time in seconds of a part of the reward that is no model, with all attempts; 0 if all are models."""
-        parts = [part.judge if isinstance(part, RewardJudge) else part for part in self.rewards().values()]
-        code = [each for each in parts if each and not isinstance(each, Model)]
-        return max((each.timeout_seconds * getattr(each, "attempts", 1) for each in code), default=0.0)
-
 
 class Training(Spec):
     """How long, in what batches and how reproducibly a job trains."""

@@ -123,7 +123,7 @@ class RayRuntime:
         self.step_deadline = CallDeadline(
             self._deadline,
             predicted=placed.prediction.step_seconds if placed.prediction and job.derives_call_deadline else None,
-            least=2 * job.spec.models.reward_seconds,
+            least=2 * job.reward_seconds,
         )
         self._step_began = 0.0
         self._groups: Mapping[str, WorkerGroup] = {}
