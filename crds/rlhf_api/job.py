@@ -12,17 +12,10 @@ from rlhf_api.names import Role
 from rlhf_api.own_code import add_search_path
 from rlhf_api.problems import SpecError
 from rlhf_api.pydantic_errors import explain
+from rlhf_api.spec import job_spec
 from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.spec.custom_algorithm import AlgorithmFacts
-from rlhf_api.spec.job_spec import (
-    CPU_HIDDEN_VALUES,
-    CPU_MIN_TOKENS,
-    MICRO_BATCH_TOKENS,
-    JobSpec,
-    Model,
-    Optimizer,
-    Pool,
-)
+from rlhf_api.spec.job_spec import JobSpec, Model, Optimizer, Pool
 from rlhf_api.spec.judges import RewardJudge
 from rlhf_api.spec.runtime import PodSize
 from rlhf_api.status import MappedPool
@@ -157,8 +150,9 @@ class Job(Spec):
 
     def micro_batch_tokens(self, device: Literal["CPU", "GPU"], *, hidden: int) -> int:
         """Return the most tokens of one forward pass of a model with hidden states of size `hidden`."""
-        fastest = max(CPU_HIDDEN_VALUES // hidden, CPU_MIN_TOKENS) if device == "CPU" else MICRO_BATCH_TOKENS
-        return self.spec.training.micro_batch_tokens or min(fastest, MICRO_BATCH_TOKENS)
+        most = job_spec.MICRO_BATCH_TOKENS
+        fastest = max(job_spec.CPU_HIDDEN_VALUES // hidden, job_spec.CPU_MIN_TOKENS) if device == "CPU" else most
+        return self.spec.training.micro_batch_tokens or min(fastest, most)
 
     @property
     def old_log_probs_by_update(self) -> bool:

@@ -13,10 +13,11 @@ from rlhf_api import kubectl_yaml
 from rlhf_api.checks.resume import LENGTHS, MAY_CHANGE, is_prefix, may_change
 from rlhf_api.checks.rule import Rule
 from rlhf_api.checks.rules import ROLES, RULES
-from rlhf_api.contract import FORMS, JOB_NAME
+from rlhf_api.contract import JOB_NAME
 from rlhf_api.expressions import Field, as_cel, entries, validation, without_values
 from rlhf_api.job import MAX_NAME_LENGTH
 from rlhf_api.names import GROUP, KIND, VERSION
+from rlhf_api.pydantic_errors import FORMS
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_api.status import Status
 

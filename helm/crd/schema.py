@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlhf_api.contract import FORMS
 from rlhf_api.expressions import validation
 from rlhf_api.problems import choice
+from rlhf_api.pydantic_errors import FORMS
 
 Schema = dict[str, Any]
 

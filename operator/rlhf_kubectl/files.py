@@ -22,6 +22,7 @@ from rlhf_operator.cluster.resources import PODS
 from rlhf_operator.overlay import merged
 from rlhf_operator.reconcile.context import parse_job
 from rlhf_operator.resources import identity
+from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.resources.storage import PVC, Place, run_folder
 from rlhf_operator.snapshot import ObservedJob
 
@@ -90,7 +91,7 @@ def manifest(job: ObservedJob, claim: str, image: str) -> dict[str, Any]:
         "metadata": {"generateName": f"{job.name[:40]}-files-", "ownerReferences": [identity.owner(job)]},
         "spec": {
             **identity.pod_security(runtime.model_copy(update={"image_pull_secrets": secrets})),
-            "containers": [{"name": CONTAINER, "image": image, "securityContext": identity.container_security()}],
+            "containers": [{"name": CONTAINER, "image": image, "securityContext": fixed_part("container_security")}],
             "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}],
         },
     }

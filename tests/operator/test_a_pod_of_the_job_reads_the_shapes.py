@@ -15,6 +15,7 @@ from rlhf_operator import names
 from rlhf_operator.placement.map_job import map_job
 from rlhf_operator.reconcile.decide import decide
 from rlhf_operator.resources import reader
+from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.snapshot import ObservedClaim, ObservedContainer, Refusal, Snapshot
 from tests.operator.rendered import A100, SETTINGS, changed, nodes, snapshot, variables
 from tests.operator.simulated import SFT, World
@@ -442,4 +443,4 @@ def test_the_pod_has_the_code_that_a_volume_holds() -> None:
     assert len(container["volumeMounts"]) > 1
     assert {"name": "code", "configMap": {"name": "my-algo"}} in pod["volumes"]
     assert {"name": "PYTHONPATH", "value": "/code"} in container["env"]
-    assert container["resources"] == reader.RESOURCES
+    assert container["resources"] == fixed_part("reader_container")["resources"]

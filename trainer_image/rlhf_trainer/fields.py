@@ -7,6 +7,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from rlhf_api.tables import read_table
+
 
 class Width(Enum):
     """Number of values in a row of a batch's field."""
@@ -43,25 +45,10 @@ class FieldType:
         return tensor.dtype == self.dtype and tensor.dim() == dims and len(tensor) == rows
 
 
-NUMBER = FieldType(torch.float32, Width.ONE)
-PER_TOKEN = FieldType(torch.float32, Width.TEXT)
-TOKENS = FieldType(torch.int64, Width.TEXT)
-
-FIELDS: Mapping[str, FieldType] = {
-    "prompt_ids": FieldType(torch.int64, Width.PROMPT),
-    "prompt_mask": FieldType(torch.float32, Width.PROMPT),
-    **dict.fromkeys(("columns", "reward_parts", "raw_prompts"), FieldType(torch.uint8, Width.BYTES)),
-    **dict.fromkeys(("tokens", "pretrain_tokens", "chosen_tokens", "rejected_tokens", "mismatched_tokens"), TOKENS),
-    **dict.fromkeys(("attention_mask", "pretrain_attention_mask", "chosen_mask", "rejected_mask"), PER_TOKEN),
-    **dict.fromkeys(("response_mask", "pretrain_response_mask"), PER_TOKEN),
-    **dict.fromkeys(("chosen_response_mask", "rejected_response_mask"), PER_TOKEN),
-    **dict.fromkeys(("rollout_log_probs", "old_log_probs", "ref_log_probs", "policy_version"), PER_TOKEN),
-    **dict.fromkeys(("values", "cost_values", "advantages", "token_rewards", "token_costs"), PER_TOKEN),
-    **dict.fromkeys(("token_weights", "turn_rewards", "mismatched_mask", "mismatched_response_mask"), PER_TOKEN),
-    **dict.fromkeys(("played", "ref_mismatched", "reference_point", "desirable"), NUMBER),
-    **dict.fromkeys(("valid", "finished", "sampled", "scores", "costs"), NUMBER),
-    **dict.fromkeys(("ref_chosen", "ref_rejected", "chosen_safe", "rejected_safe"), NUMBER),
-}
+_TYPES = (FieldType(dtype, width) for dtype in (torch.float32, torch.int64, torch.uint8) for width in Width)
+_BY_TEXT = {str(each): each for each in _TYPES}
+_NAMES = read_table(__package__, "fields.yaml", dict[str, list[str]])
+FIELDS: Mapping[str, FieldType] = {name: _BY_TEXT[text] for text, names in _NAMES.items() for name in names}
 """Name -> type of the fields of all algorithms. Of a field that is not listed only the number of rows is checked."""
 UNDECLARED = FieldType(torch.float32, Width.BYTES)
 """The type that a step graph assumes for a field without a declaration."""

@@ -253,11 +253,8 @@ class Cache:
             return {(namespace, job) for rayjob in rayjobs for job in rayjob.index_names}
         if kind == "nodes":
             on_it = {(key[0], job) for key, pod in self.pods if pod.value.node == name for job in pod.index_names}
-            return on_it | self._in_phase(*PLACED_LATER)
+            return on_it | {job for job, entry in self.jobs if entry.value.status.phase in PLACED_LATER}
         return set()
-
-    def _in_phase(self, *phases: Phase) -> set[Key]:
-        return {key for key, job in self.jobs if job.value.status.phase in phases}
 
     def _jobs_of_job(self, key: Key, before: Entry[ObservedJob] | None, now: Entry[ObservedJob] | None) -> set[Key]:
         if before is now:

@@ -12,19 +12,9 @@ from pydantic import ValidationError
 from rlhf_api.names import KIND
 from rlhf_api.quantities import amount
 from rlhf_api.status import MAX_LOSSES, Status
-from rlhf_operator import names
+from rlhf_operator import names, snapshot
 from rlhf_operator.cluster import raw
-from rlhf_operator.snapshot import (
-    Document,
-    ObservedClaim,
-    ObservedContainer,
-    ObservedJob,
-    ObservedNode,
-    ObservedPod,
-    ObservedQuota,
-    ObservedRayJob,
-    requests_of,
-)
+from rlhf_operator.snapshot import Document, requests_of
 
 REFUSED_POD: Final = re.compile(r'[Pp]ods? "[^"]*" is (?:forbidden|invalid): ')
 """Beginning of the API server's refusal of a pod, removed because the pod has another name in each try."""
@@ -66,8 +56,8 @@ def _storable(value: object) -> bool:
     return all(_storable(each) for each in value) if isinstance(value, list) else True
 
 
-def job(document: Document) -> ObservedJob:
-    return ObservedJob(
+def job(document: Document) -> snapshot.ObservedJob:
+    return snapshot.ObservedJob(
         namespace=raw.text(document, "metadata", "namespace"),
         name=raw.text(document, "metadata", "name"),
         uid=raw.text(document, "metadata", "uid"),
@@ -144,9 +134,9 @@ def _attempt(document: Document) -> int:
     return int(label) if label.isascii() and label.isdigit() and len(label) <= MAX_ATTEMPT_DIGITS else 0
 
 
-def parse_rayjob(document: Document, job_uid: str = "") -> ObservedRayJob:
+def parse_rayjob(document: Document, job_uid: str = "") -> snapshot.ObservedRayJob:
     """Parse a RayJob; `owned` tells whether the job with `job_uid` controls it."""
-    return ObservedRayJob(
+    return snapshot.ObservedRayJob(
         name=raw.text(document, "metadata", "name"),
         uid=raw.text(document, "metadata", "uid"),
         attempt=_attempt(document),
@@ -176,7 +166,7 @@ def complaint(document: Document) -> tuple[str, str]:
     return last or raw.text(document, "eventTime"), REFUSED_POD.sub("", raw.text(document, "note"))
 
 
-def pod(document: Document) -> ObservedPod:
+def pod(document: Document) -> snapshot.ObservedPod:
     labels = raw.texts(document, "metadata", "labels")
     ready, scheduled = raw.find_condition(document, "Ready"), raw.find_condition(document, "PodScheduled")
     disrupted = raw.find_condition(document, "DisruptionTarget")
@@ -185,7 +175,7 @@ def pod(document: Document) -> ObservedPod:
     planned = raw.number(document, "spec", "terminationGracePeriodSeconds")
     seconds = requested if requested is not None else planned if planned is not None else 30
     grace, phase = min(max(seconds, 0), MAX_SECONDS), raw.text(document, "status", "phase")
-    return ObservedPod(
+    return snapshot.ObservedPod(
         name=raw.text(document, "metadata", "name"),
         uid=raw.text(document, "metadata", "uid"),
         attempt=_attempt(document),
@@ -242,7 +232,7 @@ def _requesting_fields(document: Document) -> dict[str, Any]:
     }
 
 
-def _containers(document: Document) -> Iterator[ObservedContainer]:
+def _containers(document: Document) -> Iterator[snapshot.ObservedContainer]:
     is_reader = raw.text(document, "metadata", "labels", names.ROLE) == names.READER
     for part in ("initContainerStatuses", "containerStatuses"):
         for each in raw.entries(document, "status", part):
@@ -251,7 +241,7 @@ def _containers(document: Document) -> Iterator[ObservedContainer]:
             ended = raw.mapping(each, "state", "terminated") or raw.mapping(each, state, "terminated")
             name = raw.text(each, "name")
             speaks = is_reader or name == names.FOLDER_CONTAINER
-            yield ObservedContainer(
+            yield snapshot.ObservedContainer(
                 name=name,
                 running=bool(raw.mapping(each, "state", "running")),
                 waiting_reason=raw.text(each, "state", "waiting", "reason"),
@@ -262,9 +252,9 @@ def _containers(document: Document) -> Iterator[ObservedContainer]:
             )
 
 
-def node(document: Document) -> ObservedNode:
+def node(document: Document) -> snapshot.ObservedNode:
     taints, ready = raw.entries(document, "spec", "taints"), raw.find_condition(document, "Ready")
-    return ObservedNode(
+    return snapshot.ObservedNode(
         name=raw.text(document, "metadata", "name"),
         ready=ready.get("status") == "True",
         not_ready_since=raw.time(ready, "lastTransitionTime") if ready.get("status") != "True" else None,
@@ -289,7 +279,7 @@ def device_slice(document: Document) -> tuple[str, str, int]:
     )
 
 
-def claim(document: Document) -> ObservedClaim:
+def claim(document: Document) -> snapshot.ObservedClaim:
     size = raw.text(document, "status", "capacity", "storage")
     size = size or raw.text(document, "spec", "resources", "requests", "storage")
     if raw.text(document, "metadata", "annotations", names.SIZE_IS_NOMINAL) == "true":
@@ -298,7 +288,7 @@ def claim(document: Document) -> ObservedClaim:
         amount(size)
     except ValueError:
         size = ""
-    return ObservedClaim(
+    return snapshot.ObservedClaim(
         name=raw.text(document, "metadata", "name"),
         kept_for=kept_for(document),
         maker=raw.text(document, "metadata", "labels", names.JOB_UID),
@@ -306,7 +296,7 @@ def claim(document: Document) -> ObservedClaim:
     )
 
 
-def quota(document: Document) -> ObservedQuota:
+def quota(document: Document) -> snapshot.ObservedQuota:
     """Parse the state of the quota from a Workload of Kueue; a pending admission check is its message."""
     evicted, reserved = raw.find_condition(document, "Evicted"), raw.find_condition(document, "QuotaReserved")
     is_evicted = evicted.get("status") == "True"
@@ -314,7 +304,7 @@ def quota(document: Document) -> ObservedQuota:
     for check in raw.entries(document, "status", "admissionChecks") if not is_evicted else ():
         if raw.text(check, "state") in ("Pending", "Retry"):  # such as a ProvisioningRequest, for nodes
             message = f"admission check {raw.text(check, 'name')} is pending: {raw.text(check, 'message')}".rstrip(": ")
-    return ObservedQuota(
+    return snapshot.ObservedQuota(
         # One whose RayJob has ended has given its quota back, and waits for none.
         reserved="True" in (reserved.get("status"), raw.find_condition(document, "Finished").get("status")),
         evicted=raw.text(evicted, "reason") if is_evicted else "",

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
-from types import MappingProxyType
 from typing import Any, Final, Literal, Self
 
 from pydantic import ValidationError
@@ -31,23 +30,17 @@ MAX_LISTED_ATTEMPTS: Final = 10
 FINAL: Final = frozenset({"Succeeded", "Failed"})
 CURRENT: Final = frozenset({"Running", "Suspended", "Succeeded"})
 """Phases of a job that is as its manifest wants it."""
-READINESS: Final[Mapping[Readiness, Kstatus]] = MappingProxyType(
-    {"Ready": "Current", "Reconciling": "InProgress", "Stalled": "Failed"}
-)
+READINESS: Final[Mapping[Readiness, Kstatus]] = {"Ready": "Current", "Reconciling": "InProgress", "Stalled": "Failed"}
 """Condition of kstatus -> state in which it is True."""
-EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = MappingProxyType(
-    {
-        "Pending": ("Accepted", "InputsReady"),
-        "Mapping": ("Mapped",),
-        "Queued": ("QuotaReserved",),
-        "WaitingForNodes": ("QuotaReserved",),
-        "Provisioning": ("ClusterReady",),
-        "Suspending": ("Suspended",),
-        "Suspended": ("Suspended",),
-        "Succeeded": ("Complete",),
-        "Failed": ("Failed",),
-    }
-)
+EXPLAINING_CONDITIONS: Final[Mapping[Phase, tuple[ConditionType, ...]]] = {
+    "Pending": ("Accepted", "InputsReady"),
+    "Mapping": ("Mapped",),
+    **dict.fromkeys(("Queued", "WaitingForNodes"), ("QuotaReserved",)),
+    "Provisioning": ("ClusterReady",),
+    **dict.fromkeys(("Suspending", "Suspended"), ("Suspended",)),
+    "Succeeded": ("Complete",),
+    "Failed": ("Failed",),
+}
 """Conditions whose message explains a phase; all other phases are explained by Training."""
 
 BEFORE_AN_ATTEMPT: Final[tuple[ConditionType, ...]] = ("Accepted", "InputsReady", "Mapped")

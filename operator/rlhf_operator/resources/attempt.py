@@ -77,11 +77,7 @@ def _head_group(pods: AttemptPods) -> dict[str, Any]:
     resources = {"cpu": size.cpu or default.cpu, "memory": size.memory or default.memory}
     # the controller holds references to data, never the bytes
     shared = shared_memory("4Gi", resources["memory"], share=Fraction(1, 4))
-    ray = {
-        **pods.container(names.HEAD_CONTAINER, resources, {}),
-        "ports": _named(PORTS),
-        "securityContext": identity.container_security(),
-    }
+    ray = {**pods.container(names.HEAD_CONTAINER, resources, {}), "ports": _named(PORTS)}
     pod = {"containers": [ray, _driver_log(pods)], "volumes": pods.volumes(shared)}
     parameters = {"object-store-memory": object_store(shared)}
     return {"rayStartParams": parameters, "template": pods.template(names.CONTROLLER, pod)}
@@ -98,7 +94,7 @@ def _driver_log(pods: AttemptPods) -> dict[str, Any]:
         "env": pods.environment({}),
         "ports": _named(LOG_PORTS),
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}},
-        "securityContext": identity.container_security(),
+        "securityContext": fixed_part("container_security"),
         "volumeMounts": [{"name": "scratch", "mountPath": SCRATCH, "readOnly": True}, *output],
     }
 

@@ -50,8 +50,3 @@ def pod_security(runtime: Runtime) -> dict[str, Any]:
     if runtime.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in runtime.image_pull_secrets]
     return pod
-
-
-def container_security() -> dict[str, Any]:
-    """Return the security context of a container without capabilities."""
-    return fixed_part("container_security")

@@ -25,13 +25,6 @@ MODELS_FOLDER: Final = "/rlhf/models"
 CA_VOLUME, MODELS_VOLUME = "rlhf-ca", "rlhf-models"
 END_SECONDS = 15
 """Seconds of the grace period that processes have left to end after save-now."""
-KEPT_BY_AUTOSCALERS: Final = {
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-    "karpenter.sh/do-not-disrupt": "true",
-}
-"""Annotations of a pod whose node an autoscaler must not take away."""
-LEFT_TO_AUTOSCALERS: Final = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
-"""Annotation of a pod of an elastic pool: an autoscaler may remove its node although the pod has local volumes."""
 AWAIT_SAVE: Final = f"sleep 5; while [ -e {names.OUTPUT_FOLDER}/save-now ]; do sleep 1; done"
 """Command before the end of an elastic pool's pod: asks for no checkpoint, but waits for one that others ask for."""
 
@@ -66,7 +59,7 @@ class AttemptPods:
         ours = {
             "metadata": {
                 "labels": labels | ({names.POOL: pool.name} if pool else {}),
-                "annotations": LEFT_TO_AUTOSCALERS if pool and pool.max_nodes else KEPT_BY_AUTOSCALERS,
+                "annotations": fixed_part("left_to_autoscalers" if pool and pool.max_nodes else "kept_by_autoscalers"),
             },
             "spec": {
                 "restartPolicy": "Never",
@@ -95,6 +88,7 @@ class AttemptPods:
             **image_of(self.job, self.settings),
             "env": self.environment({"RAY_JOB_STOP_WAIT_TIME_S": saving_seconds, **variables}),
             "resources": {"requests": dict(resources), "limits": dict(resources)},
+            "securityContext": fixed_part("container_security"),
             "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", f"{keep_logs} & {save_now}; wait"]}}},
             "volumeMounts": [
                 {"name": "scratch", "mountPath": SCRATCH},

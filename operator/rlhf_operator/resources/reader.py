@@ -12,20 +12,16 @@ from rlhf_operator import names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.overlay import merged
 from rlhf_operator.resources import identity, storage
+from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.resources.pods import SCRATCH, environment, image_of, installed_mounts, installed_volumes
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 
 ReadRequest = Sequence[tuple[str, str | None]] | Mapping[str, Any]
 """Request to a reader pod: (URI as the job names it, revision) of each model, or a custom algorithm."""
-RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}}
-"""Requests and limits of the reader pod; the user's module that it loads may import torch."""
-KEPT_SECONDS = 60
-"""Seconds for which Kubernetes keeps an ended reader Job; after that it may be made anew."""
 MESSAGE = "/dev/termination-log"
 CONTAINERS = ("containers", "initContainers")
 """Fields of the head's pod template that the reader pod does not take over."""
-DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 
 
 def name(snapshot: Snapshot, job: Job, request: ReadRequest) -> str:
@@ -42,9 +38,8 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequ
         **image_of(job, settings),
         "command": ["python", "-m", "rlhf_trainer.pods.read_shapes", _argument(snapshot, request), MESSAGE],
         "env": environment(job, settings, {}),
-        "resources": RESOURCES,
-        "securityContext": identity.container_security(),
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": fixed_part("container_security"),
+        **fixed_part("reader_container"),
         "volumeMounts": [
             # A variable of the user's may put the hub's cache into the run folder, which is not there yet.
             *({"name": "scratch", "mountPath": folder} for folder in (SCRATCH, names.OUTPUT_FOLDER)),
@@ -67,17 +62,9 @@ def manifest(snapshot: Snapshot, job: Job, settings: Settings, request: ReadRequ
     spec = {field: value for field, value in over.get("spec", {}).items() if field not in CONTAINERS}
     labels = {**identity.labels(snapshot.job), names.ROLE: names.READER}
     template = merged({"metadata": {"labels": labels}, "spec": pod}, {**over, "spec": spec})
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {**metadata, "labels": {**metadata["labels"], **identity.queue(snapshot.job)}},
-        "spec": {
-            "backoffLimit": 0,
-            "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [DISRUPTED]}]},
-            "ttlSecondsAfterFinished": KEPT_SECONDS,
-            "template": template,
-        },
-    }
+    metadata["labels"] |= identity.queue(snapshot.job)
+    spec = {**fixed_part("reader_job"), "template": template}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
 def _argument(snapshot: Snapshot, request: ReadRequest) -> str:

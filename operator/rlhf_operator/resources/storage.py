@@ -13,6 +13,7 @@ from rlhf_api.quantities import amount
 from rlhf_operator import names
 from rlhf_operator.actions import Manifest
 from rlhf_operator.resources import identity
+from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import ObservedInput, ObservedJob, claims_named, inputs_of
 
@@ -107,7 +108,7 @@ def make_run_folder(mounted: tuple[Mount, ...], image: Mapping[str, str]) -> dic
         **image,
         "command": ["sh", "-c", MAKE_FOLDER, "sh", names.WHOLE_CLAIM, place.path, place.claim],
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}},
-        "securityContext": identity.container_security(),
+        "securityContext": fixed_part("container_security"),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [{"name": _volumes(mounted)[place.claim], "mountPath": names.WHOLE_CLAIM}],
     }

@@ -10,7 +10,6 @@ from rlhf_api.quantities import amount, times
 from rlhf_api.status import MappedPool
 from rlhf_mapper.mapping import Device
 from rlhf_operator import names
-from rlhf_operator.resources import identity
 from rlhf_operator.resources.fixed import fixed_part
 from rlhf_operator.resources.pods import AttemptPods, object_store, shared_memory
 from rlhf_operator.snapshot import ObservedNode
@@ -74,7 +73,6 @@ def _group(pods: AttemptPods, part: _Part, name: str) -> dict[str, Any]:
     ray = {
         **pods.container(names.WORKER_CONTAINER, resources, variables, leaves_early=pool.max_nodes is not None),
         "ports": [{"name": "metrics", "containerPort": names.RAY_METRICS_PORT}],
-        "securityContext": identity.container_security(),
     }
     taint = {"key": pods.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
     pod = {

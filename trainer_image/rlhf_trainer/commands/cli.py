@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
@@ -103,18 +103,14 @@ def generate(
 
     from rlhf_trainer.run_folder.folder import writing
 
-    document: dict[str, Any] = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {"name": "generate"},
-        "spec": {
-            "algorithm": {"name": "Generate"},
-            "models": {"actor": {"uri": uri_of(model)}},
-            "data": {"train": {"uri": uri_of(data)}},
-            "rollout": {"samplesPerPrompt": samples},
-            "training": {"totalEpochs": 1, "promptBatchSize": batch},
-        },
+    spec = {
+        "algorithm": {"name": "Generate"},
+        "models": {"actor": {"uri": uri_of(model)}},
+        "data": {"train": {"uri": uri_of(data)}},
+        "rollout": {"samplesPerPrompt": samples},
+        "training": {"totalEpochs": 1, "promptBatchSize": batch},
     }
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "generate"}, "spec": spec}
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
         (output / "generate.yaml").write_text(yaml.safe_dump(document, sort_keys=False))

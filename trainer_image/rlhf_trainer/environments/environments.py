@@ -20,17 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_trainer.rewards import supervision
 from rlhf_trainer.rewards.function import description_of, import_all, kind_of, number_of, place_of
-from rlhf_trainer.rewards.supervision import (
-    GUARD_SECONDS,
-    AnswerFailure,
-    UserProcess,
-    end_with_parent,
-    ending_of,
-    guard,
-    receive,
-    send,
-)
+from rlhf_trainer.rewards.supervision import AnswerFailure, receive, send
 
 POLL_SECONDS = 0.001
 """Shortest wait in seconds for the answer of an episode that is late."""
@@ -55,7 +47,7 @@ class Environments:
         """
         names = ",".join(entrypoints)
         self._arguments, self._seconds, self._path = dict(arguments), seconds, path
-        self._process = UserProcess("rlhf_trainer.environments.environments", names, subject=f"{names} ")
+        self._process = supervision.UserProcess("rlhf_trainer.environments.environments", names, subject=f"{names} ")
         self._selector = selectors.DefaultSelector()
         self._episodes: dict[int, RunningEpisode] = {}
         self._failed: list[tuple[int, AnswerFailure]] = []
@@ -117,8 +109,8 @@ class Environments:
         episode.channel.close()
         if not self._process.is_running:
             return ""
-        answer = self._process.call({"end": number}, seconds=GUARD_SECONDS)
-        return answer.what if isinstance(answer, AnswerFailure) else ending_of(answer["code"])
+        answer = self._process.call({"end": number}, seconds=supervision.GUARD_SECONDS)
+        return answer.what if isinstance(answer, AnswerFailure) else supervision.ending_of(answer["code"])
 
     def close(self) -> None:
         """End the guarded process, the processes of all episodes, and all their descendants."""
@@ -187,7 +179,7 @@ def _begin(channel: socket.socket, make: Callable[..., Any], command: Mapping[st
         process = os.fork()
         if process == 0:
             channel.close()
-            end_with_parent()
+            supervision.end_with_parent()
             random.seed(command["seed"])  # forks of one process would all draw the same numbers
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed(command["seed"] % 2**32)
@@ -285,4 +277,4 @@ ANSWERS: Mapping[str, Callable[[Any], Any]] = {"reset": _messages, "step": _step
 
 
 if __name__ == "__main__":
-    guard(serve)
+    supervision.guard(serve)

@@ -13,21 +13,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, Final
 
-from rlhf_api.spec.verifiers import (
-    ANSWERS,
-    VERIFIERS,
-    Code,
-    Comparing,
-    ExactMatch,
-    Format,
-    FuzzyMatch,
-    JSONSchema,
-    Length,
-    Math,
-    Regex,
-    Verifier,
-    are_answers,
-)
+from rlhf_api.spec import verifiers as spec
 from rlhf_trainer.rewards.code_tests import passed_tests, read_tests, unpacked
 from rlhf_trainer.rewards.supervision import MEBIBYTE, ChildLimits, judge_in_children, require_sandbox
 from rlhf_trainer.thoughts import BEGUN, THOUGHTS
@@ -36,6 +22,7 @@ OPTIONS: Final = "verifier()"
 JUDGING_SHARE = 0.8
 """Share of a call's time limit after which the verifier judges no further response."""
 BLOCK = re.compile(r"```[^\S\n]*(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
+PYTHON = ("python", "py", "python3")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 CODES = r"(?:USD|EUR|GBP|INR|JPY|CNY|CHF|US(?=\\?\$)|Rs\.?)"
 SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -87,13 +74,13 @@ def score(
     """
     verifier, seconds, ranks = given.pop(OPTIONS)
     until = time.monotonic() + JUDGING_SHARE * seconds
-    chosen = VERIFIERS[verifier["name"]].model_validate(verifier)
+    chosen = spec.VERIFIERS[verifier["name"]].model_validate(verifier)
     column = next(iter(chosen.columns), None)
     expected = [expectation(chosen, value) for value in given[column]] if column else [()] * len(responses)
     places = [place for place, is_finished in enumerate(finished) if is_finished]
     items = [(_turn(chosen, prompts[place], responses[place]), expected[place]) for place in places]
     limits = ChildLimits(seconds=5.0, memory=1024 * MEBIBYTE)  # against regular expressions and formulas that never end
-    if isinstance(chosen, Code):
+    if isinstance(chosen, spec.Code):
         require_sandbox()
         limits = ChildLimits(seconds=chosen.seconds, memory=chosen.memory_mebibytes * MEBIBYTE, is_sandboxed=True)
     judge = JUDGES[type(chosen)](chosen)
@@ -105,33 +92,33 @@ def score(
     scores: list[VerifierScore] = [0.0] * len(responses)
     for place, number in zip(places, found, strict=True):
         scores[place] = number
-        if isinstance(chosen, Code) and number is not None:
+        if isinstance(chosen, spec.Code) and number is not None:
             tests = len(expected[place])
             scores[place] = {"score": float(number == tests), "tests": number / tests}
     return scores
 
 
-def expectation(verifier: Verifier, value: Any) -> Sequence[Any]:
+def expectation(verifier: spec.Verifier, value: Any) -> Sequence[Any]:
     """Return the right answers as texts, or the tests, in a row's column; ValueError for a value without any."""
-    if isinstance(verifier, Code):
+    if isinstance(verifier, spec.Code):
         return read_tests(value)
-    if not are_answers(value):
-        raise ValueError(f"the column {verifier.columns[0]} holds {json.dumps(value)[:80]}, expected {ANSWERS}")
+    if not spec.are_answers(value):
+        raise ValueError(f"the column {verifier.columns[0]} holds {json.dumps(value)[:80]}, expected {spec.ANSWERS}")
     texts = [str(each) for each in (value if isinstance(value, list) else [value])]
-    pattern = verifier.answer_extract if isinstance(verifier, Comparing) else None
+    pattern = verifier.answer_extract if isinstance(verifier, spec.Comparing) else None
     found = [_last_match(pattern, text) if pattern else text for text in texts]
     if None in found:
         raise ValueError("holds no match of answerExtract")
     return found
 
 
-def right_responses(verifier: Verifier, columns: Mapping[str, Any]) -> list[str]:
+def right_responses(verifier: spec.Verifier, columns: Mapping[str, Any]) -> list[str]:
     """Return responses of which one has to get the full score by a row's columns; ValueError as `expectation`."""
     answers = expectation(verifier, columns[verifier.columns[0]])
-    if isinstance(verifier, Code):
+    if isinstance(verifier, spec.Code):
         known = unpacked(columns[verifier.solution_key]) if verifier.solution_key else []
         return [str(each) for each in (known if isinstance(known, list) else [known])][:MAX_SOLUTIONS]
-    if not isinstance(verifier, Math):
+    if not isinstance(verifier, spec.Math):
         return [*answers]
     formulas = [_as_formula(each) for each in answers]
     if all(WORDS.fullmatch(COMMANDS.sub("", each).strip("$ ")) for each in formulas):
@@ -139,10 +126,10 @@ def right_responses(verifier: Verifier, columns: Mapping[str, Any]) -> list[str]
     return formulas
 
 
-def _turn(verifier: Verifier, prompt: str, response: str) -> str:
+def _turn(verifier: spec.Verifier, prompt: str, response: str) -> str:
     """Return the assistant's whole turn: the response, after a tag of a thought that ends the prompt."""
-    own = rf"<({'|'.join(verifier.tags)})>\s*(</\1>\s*)?\Z" if isinstance(verifier, Format) else BEGUN
-    begun = None if isinstance(verifier, Length) else re.search(own, prompt)
+    own = rf"<({'|'.join(verifier.tags)})>\s*(</\1>\s*)?\Z" if isinstance(verifier, spec.Format) else BEGUN
+    begun = None if isinstance(verifier, spec.Length) else re.search(own, prompt)
     return (begun[0] if begun else "") + response
 
 
@@ -163,7 +150,7 @@ def _plain_numbers(text: str) -> str:
     return text
 
 
-def _comparing(compare: Callable[[str, str], float], verifier: Comparing) -> Judge:
+def _comparing(compare: Callable[[str, str], float], verifier: spec.Comparing) -> Judge:
     """Return a judge that scores a response by its best comparison with any of the right answers."""
 
     def judge(turn: str, answers: Sequence[str]) -> float:
@@ -190,7 +177,7 @@ def _same_words(given: str, answer: str) -> float:
     return 2 * common / (len(words) + len(right)) if common else float(words == right)
 
 
-def _by_value(verifier: Math) -> Judge:
+def _by_value(verifier: spec.Math) -> Judge:
     """Return the judge of the verifier Math: equality by math-verify; the judging process has the time limit."""
     from math_verify import parse, verify  # imported in the parent, not in each child
 
@@ -213,7 +200,7 @@ def _as_formula(answer: str) -> str:
     return plain if is_marked else "${}$".format(plain.replace("$", "").strip())
 
 
-def _by_schema(verifier: JSONSchema) -> Judge:
+def _by_schema(verifier: spec.JSONSchema) -> Judge:
     from jsonschema import Draft202012Validator
     from referencing import Registry
 
@@ -238,12 +225,12 @@ def _last_block(response: str, *languages: str) -> str:
     return str([text, *(each for _, each in blocks), *(each for mark, each in blocks if mark.lower() in languages)][-1])
 
 
-def _by_regex(verifier: Regex) -> Judge:
+def _by_regex(verifier: spec.Regex) -> Judge:
     pattern = re.compile(verifier.pattern)
     return lambda response, _: float(pattern.search(response) is not None)
 
 
-def _by_format(verifier: Format) -> Judge:
+def _by_format(verifier: spec.Format) -> Judge:
     """Return the judge of the verifier Format: all tags in order, each exactly once, and no tag in their texts."""
 
     def judge(response: str, _: Sequence[str]) -> float:
@@ -255,18 +242,14 @@ def _by_format(verifier: Format) -> Judge:
     return judge
 
 
-def _by_tests(_: Code) -> Judge:
-    return lambda response, tests: float(passed_tests(_last_block(response, "python", "py", "python3"), tests))
-
-
-JUDGES: Mapping[type[Verifier], Callable[[Any], Judge]] = {
-    Math: _by_value,
-    ExactMatch: partial(_comparing, lambda given, answer: float(given.strip() == answer.strip())),
-    FuzzyMatch: partial(_comparing, _same_words),
-    JSONSchema: _by_schema,
-    Regex: _by_regex,
-    Format: _by_format,
-    Length: lambda each: lambda response, _: float(each.minimum <= len(response.strip()) <= each.maximum),
-    Code: _by_tests,
+JUDGES: Mapping[type[spec.Verifier], Callable[[Any], Judge]] = {
+    spec.Math: _by_value,
+    spec.ExactMatch: partial(_comparing, lambda given, answer: float(given.strip() == answer.strip())),
+    spec.FuzzyMatch: partial(_comparing, _same_words),
+    spec.JSONSchema: _by_schema,
+    spec.Regex: _by_regex,
+    spec.Format: _by_format,
+    spec.Length: lambda each: lambda response, _: float(each.minimum <= len(response.strip()) <= each.maximum),
+    spec.Code: lambda _: lambda response, tests: float(passed_tests(_last_block(response, *PYTHON), tests)),
 }
 """Class of a verifier -> function that makes the verifier's judge from its options."""
