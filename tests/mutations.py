@@ -158,7 +158,7 @@ MUTATIONS = (
     training("optimizer", "max(0, step - settings.warmup_steps)", "step", RATES),
     training("optimizer", "betas=settings.betas", "betas=(0.9, 0.999)", ADAMW),
     training("optimizer", "weight_decay=settings.weight_decay", "weight_decay=0.0", ADAMW),
-    training("head", "weighted / total if entropy", "weighted if entropy", HEAD),
+    training("head", "weighted / total if options.entropy", "weighted if options.entropy", HEAD),
     training("head", "own - log_total, entropies", "own - total.log(), entropies", HEAD),
     training("model_input", "packed.flatten()[places - 1]", "packed.flatten()[places]", PACKING),
     training("model_input", "packed[with_prompt], packed", "packed, packed", PACKING),
