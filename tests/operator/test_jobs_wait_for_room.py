@@ -145,6 +145,13 @@ def test_a_waiting_job_says_its_place_and_what_it_lacks() -> None:
     assert cluster.begun == [f"{first}-a1"]
 
 
+def test_workers_are_placed_before_a_head_that_fits_beside_them() -> None:
+    cluster = SharedCluster([node("a", HEAD), node("b", 2)])
+    submitted(cluster, spec(cpus=2))
+    cluster.pass_over_all()
+    assert reserved(cluster) == {"a": 1050, "b": 2000}, "although the head has more memory"
+
+
 def test_a_job_waits_no_longer_than_it_wants_to() -> None:
     cluster = SharedCluster([node("a", 1 + HEAD)])
     _, second = submitted(cluster, spec(), spec(runPolicy={"queueDeadlineSeconds": 600}))

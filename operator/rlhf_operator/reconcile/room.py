@@ -1,5 +1,6 @@
 """Trial placement of an attempt's pods on the nodes, by their requests, affinities and tolerations."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -51,16 +52,20 @@ def room_for(rayjob: Manifest, snapshot: Snapshot) -> Room:
 def place(groups: Iterable[Group], snapshot: Snapshot) -> Room:
     """Place the pods of an attempt on the nodes for trial, the largest pods first.
 
-    Each pod goes to the node with the fewest free devices, and among equals to the one with the most free CPU. Nodes
+    Those are the pods with most devices, and among equals with the largest share of the CPU or memory that a node has
+    free. Each goes to the node with the fewest free devices, and among equals to the one with the most free CPU. Nodes
     that do not exist yet come last, in the order of `turn`, those on spot first for elastic pools only.
     """
     usable = {node.name: node for node in snapshot.nodes or () if node.ready and node.schedulable}
-    free = {name: Counter(node.room) for name, node in usable.items()}
-    for name, left in free.items():
-        left.subtract(snapshot.taken.get(name, {}))
+    free = {name: Counter(node.room) - Counter(snapshot.taken.get(name, {})) for name, node in usable.items()}
+    most = {each: max((left[each] for left in free.values()), default=0) or math.inf for each in IMPLIED_RESOURCES}
     held: dict[str, Counter[str]] = {}
     lacks = []
-    for group in sorted(groups, key=lambda each: (-_devices(each.requests), -each.requests["memory"])):
+
+    def size(group: Group) -> tuple[int, float]:
+        return _devices(group.requests), max(group.requests[each] / most[each] for each in most)
+
+    for group in sorted(groups, key=size, reverse=True):
         missing = _place_group(group, usable, free, held)
         if missing:
             lacks.append(f"{missing} of {group}" if group.count > 1 else str(group))
@@ -123,24 +128,18 @@ def _reserved(held: Mapping[str, Counter[str]], *, is_extra: bool = False) -> tu
 def groups_of(rayjob: Manifest) -> list[Group]:
     """Return the groups of an attempt's pods, the head pod first."""
     cluster = rayjob["spec"]["rayClusterSpec"]
-    labelled: list[tuple[str, int, Document, bool]] = [
-        ("the head pod", 1, cluster["headGroupSpec"]["template"]["spec"], False)
-    ]
+    groups = [_group("the head pod", 1, cluster["headGroupSpec"])]
     for each in cluster["workerGroupSpecs"]:
         count, pool = each["replicas"] * each["numOfHosts"], f"pool {each['groupName']}"
         label = f"{count} pods of {pool}" if count > 1 else f"the pod of {pool}"
-        is_elastic = each["maxReplicas"] > each["minReplicas"]
-        labelled.append((label, count, each["template"]["spec"], is_elastic))
-    return [
-        Group(
-            label=label,
-            count=count,
-            pod=PodSpec.model_validate(pod, by_alias=True),
-            requests=requests_of(pod),
-            is_elastic=is_elastic,
-        )
-        for label, count, pod, is_elastic in labelled
-    ]
+        groups.append(_group(label, count, each, is_elastic=each["maxReplicas"] > each["minReplicas"]))
+    return groups
+
+
+def _group(label: str, count: int, group: Document, *, is_elastic: bool = False) -> Group:
+    pod = group["template"]["spec"]
+    known = PodSpec.model_validate(pod, by_alias=True)
+    return Group(label=label, count=count, pod=known, requests=requests_of(pod), is_elastic=is_elastic)
 
 
 def _devices(amounts_of: Mapping[str, int]) -> int:

@@ -100,7 +100,7 @@ def test_a_replaced_key_costs_no_step_before_the_checkpoint(pods_cluster: Cluste
         }
         golden_path.apply(pods_cluster, pods_namespace, job)
         found = golden_path.until(pods_cluster, pods_namespace, SFT, is_past_checkpoint, 600)
-        assert found["checkpoint"]["uri"].startswith(f"s3://{BUCKET}/runs/{pods_namespace}/{SFT}/step-")
+        assert found["checkpoint"]["uri"].startswith(f"s3://{BUCKET}/runs/{pods_namespace}/output/{SFT}/step-")
         old = store.make_new_key()
         pods_cluster.expect("PATCH", f"{secrets}/{SECRET}", store.secret)
         store.delete_key(old)
