@@ -317,7 +317,7 @@ def test_an_unset_deadline_follows_the_steps(spec: dict[str, Any], step: int, se
     world.wait(2)
     world.settle()
     assert failed(world).reason == "Hang"
-    assert f"for {limit} s, spec.runPolicy.progressDeadlineSeconds is not set" in failed(world).message
+    assert f"for {limit} s, spec.runPolicy.progressDeadlineSeconds (not set)" in failed(world).message
 
 
 @pytest.mark.parametrize("hours", [-10, 10])

@@ -272,7 +272,7 @@ def test_a_pool_whose_node_does_not_come_shrinks_again() -> None:
     assert (size(cluster), extras(cluster)) == ((1, 1), [])
     said = [each.message for each in cluster.events if each.reason == "RolloutPoolResized"]
     assert said[-1] == (
-        "Pool writers: 2 -> 1 node, because after 1200 s node group spot has not added all nodes, pods run on 1."
+        "Pool writers: 2 -> 1 node, because after 1200 s node group spot has not added all nodes, and pods run on 1."
     )
     assert [each.outcome for each in cluster.status("grows").attempts] == ["Running"]
 

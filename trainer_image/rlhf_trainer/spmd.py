@@ -126,7 +126,7 @@ def main(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Run one offline job on the ranks that torchrun started."""
-    faulthandler.enable()  # NCCL's watchdog ends a rank that waits too long, and says no stack of Python's
+    faulthandler.enable()  # NCCL's watchdog ends a rank that waits too long, and prints no Python stack
     folder = output or Path("runs") / file.stem
     code, _ = ending(lambda: run_program(program, file, folder, sets or []), debug=debug)
     sys.stdout.flush()

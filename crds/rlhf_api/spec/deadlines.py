@@ -3,9 +3,9 @@
 STEPS = 10
 """A call or a step that takes as long as so many steps counts as hung."""
 CALL_SECONDS = 300, 1800
-"""Bounds of the deadline of a call of a step; the upper one is that of all other calls, and of steps not predicted."""
+"""Bounds of the deadline of a step's call. All other calls, and steps without a prediction, have the upper one."""
 STEP_SECONDS = 300, 3600
-"""Bounds of the time from one step to the next, without the wait for a checkpoint; the upper one with it."""
+"""Bounds of the time between two steps. The wait for a checkpoint is added, but not above the upper one."""
 
 
 def deadline_by(step_seconds: float, bounds: tuple[int, int]) -> int:

@@ -90,7 +90,7 @@ class Rollout(Spec):
     enforce_eager: bool = False
     """Generate without compiling and without CUDA graphs: starts sooner, slower; always on CPU."""
     batch_invariant: bool = False
-    """Compute a response on GPUs as if it were alone, by vLLM's mode, which slows the trainer's NCCL too."""
+    """Compute a response on GPUs as if it were alone: vLLM's batch-invariant mode. It slows the trainer's NCCL too."""
 
     @property
     def has_turns(self) -> bool:

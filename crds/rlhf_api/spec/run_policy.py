@@ -44,9 +44,9 @@ class RunPolicy(Spec):
     startup_deadline_seconds: Count = 1800
     """Longest time from the moment when all pods of an attempt have nodes to the first sign of training."""
     progress_deadline_seconds: Count | None = None
-    """Longest time between two steps of a running attempt; it is then stopped as hung. Unset is 3,600 s. Where steps
-    are predicted and nothing is evaluated between them, a later step then has ten times the seconds of a step, at least
-    300 s. To that comes the deadline of a call, for a checkpoint; 3,600 s at most.
+    """Longest time between two steps of a running attempt; it is then stopped as hung. Unset is 3,600 s. If steps are
+    predicted and nothing is evaluated between them, unset means less from the second step on: ten times the seconds of
+    a step (at least 300), plus the deadline of a call.
     """
     ttl_seconds_after_finished: Whole | None = None
     """Time after which an ended job is deleted; unset keeps the job."""
@@ -59,7 +59,7 @@ class RunPolicy(Spec):
 
     @property
     def progress_deadline(self) -> int:
-        """Seconds between two steps where those of a step are not known, or something else may take its time."""
+        """Deadline in seconds between two steps if their time is not known, or evaluation may come between."""
         return self.progress_deadline_seconds or STEP_SECONDS[1]
 
 

@@ -35,7 +35,7 @@ OLD_STATUS: Final = re.compile(r"^ *Name: +(\S+)\n *Health: .*\(minSize=(\d{1,9}
 
 
 async def read_live_groups(client: Client, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
-    """Return what `with_live_groups` does for the autoscalers of the cluster; a missing right is a sentence."""
+    """Read the cluster's autoscalers and return `with_live_groups` of them, with a sentence on each missing right."""
     refused = list[str]()
 
     async def found(reading: Awaitable[T], what: str) -> T | None:
@@ -52,8 +52,8 @@ async def read_live_groups(client: Client, settings: Settings) -> tuple[Settings
     kind = await served(client, NODE_POOLS)
     pools = await found(client.list(kind, None), "Karpenter's NodePools") if kind else None
     status = await found(client.get(CONFIG_MAPS, *STATUS), f"ConfigMap {'/'.join(STATUS)}")
-    known, told = with_live_groups(settings, pools.items if pools else (), raw.text(status, "data", "status"))
-    return known, (*refused, *told)
+    known, unusable = with_live_groups(settings, pools.items if pools else (), raw.text(status, "data", "status"))
+    return known, (*refused, *unusable)
 
 
 class LiveGroup(NamedTuple):
@@ -71,9 +71,10 @@ class LiveGroup(NamedTuple):
 
 
 def with_live_groups(settings: Settings, pools: Iterable[Document], status: str) -> tuple[Settings, tuple[str, ...]]:
-    """Return the settings with the groups that autoscalers state, and a sentence on each kind that is not planned on.
+    """Return the settings with the autoscalers' groups, and a sentence for each reason why groups are not planned on.
 
-    pools: Karpenter's NodePools; status: text of Cluster Autoscaler's status. Settings come first, then higher weights.
+    pools: Karpenter's NodePools; status: text of Cluster Autoscaler's status. Groups of the settings come first, then
+    NodePools, those of higher weight first.
     """
     entries = {each.name or f"/{at}": each for at, each in enumerate(settings.node_groups)}
     lacking = dict[str, str]()
@@ -90,8 +91,10 @@ def with_live_groups(settings: Settings, pools: Iterable[Document], status: str)
             stated = {"name": live.name, "least": min(live.least, most), "most": most, "spot": entry.spot or live.spot}
             entries[live.name] = entry.model_copy(update=stated)
     reasons = {why: [name for name, each in lacking.items() if each == why] for why in lacking.values()}
-    told = (f"no job is planned on node group {_listed(of)} of the autoscaler: {why}" for why, of in reasons.items())
-    return settings.model_copy(update={"node_groups": tuple(entries.values())}), tuple(told)
+    unusable = (
+        f"no job is planned on node group {_listed(of)} of the autoscaler: {why}" for why, of in reasons.items()
+    )
+    return settings.model_copy(update={"node_groups": tuple(entries.values())}), tuple(unusable)
 
 
 def _why_unusable(group: NodesOfGroup | None, settings: Settings) -> str:

@@ -54,7 +54,7 @@ class Observer:
         self._namespaces: tuple[str | None, ...] = settings.namespaces or (None,)
 
     def use_groups(self, settings: Settings, unusable: tuple[str, ...]) -> bool:
-        """Use settings with other node groups from now on, and wake all jobs; whether any group has changed."""
+        """Use these settings from now on. If node groups have changed, wake all jobs and return True."""
         before = self._settings, self._unusable_groups
         self._settings, self._unusable_groups = settings, unusable
         if has_changed := before != (settings, unusable):

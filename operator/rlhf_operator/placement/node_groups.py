@@ -9,7 +9,7 @@ from rlhf_operator.snapshot import ObservedNode
 
 
 def with_coming_nodes(nodes: Iterable[ObservedNode], settings: Settings) -> tuple[ObservedNode, ...]:
-    """Return the nodes, and after them those that each group may still add: first those that come without pods."""
+    """Return the nodes, and after them those that groups may still add: first those up to each group's `min`."""
     existing = tuple(nodes)
     coming = [each for group in settings.node_groups for each in _coming(group, existing, settings)]
     ordered = (node for _, node in sorted(coming, key=lambda each: each[0]))
@@ -21,7 +21,7 @@ def _coming(
 ) -> Iterator[tuple[bool, ObservedNode]]:
     """Yield (whether a pod must wait for it, node) for the nodes that a group may still add.
 
-    The lowest number is missing once the next node exists.
+    Numbers begin after the nodes that exist, so the lowest one disappears when a node comes.
     """
     if not group.most:
         return

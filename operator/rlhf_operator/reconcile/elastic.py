@@ -119,7 +119,7 @@ def _follow(ctx: ReconcileContext, found: ObservedPool) -> NewSize | None:
         return None
     nodes = _largest(found, found.used if is_whole else running)
     does = f"the trainer uses {found.used:g}" if is_whole else f"pods run on {running}"
-    lacking = f"node group {' and '.join(groups)} has not added all nodes, " * bool(groups)
+    lacking = f"node group {' and '.join(groups)} has not added all nodes, and " * bool(groups)
     new = NewSize(nodes, f"after {limit:.0f} s {lacking}{does}", STEADY_STEPS, found.pods[:nodes])
     return new if nodes < pool.node_count else None
 

@@ -23,7 +23,7 @@ from rlhf_operator.resources.pods import AttemptPods
 from rlhf_operator.snapshot import ObservedJob, Snapshot
 
 MAX_SHRINKING: Final = 4
-"""Most jobs that shrink for one job in line; each is mapped anew in each trial."""
+"""Most jobs that shrink for one job in line, and most jobs served at once; each is mapped anew in each trial."""
 
 
 class GivenRoom(NamedTuple):
@@ -188,12 +188,12 @@ def _possible_givers(
     guests = [each for each in found if is_guest(each) and is_behind(ctx, each, to)]
     if not place(pods, ctx.snapshot.taken_only_by(each for each in holders if each not in guests)).lacks:
         return guests
-    wanted = ctx.turns.demand(to.node_request)
+    demand = ctx.turns.demand(to.node_request)
     shrinking = [
         each
         for each in found
-        if not is_guest(each) and ctx.turns.demand(each.node_request).priority < wanted.priority
-        if _spare_nodes(ctx, each) and any(held.node in wanted.nodes for held in each.status.reserved)
+        if not is_guest(each) and ctx.turns.demand(each.node_request).priority < demand.priority
+        if _spare_nodes(ctx, each) and any(held.node in demand.nodes for held in each.status.reserved)
     ]
     return [*guests, *shrinking[:MAX_SHRINKING]]
 

@@ -219,15 +219,16 @@ def _hangs(ctx: ReconcileContext, *, has_advanced: bool) -> Failure | None:
     if ctx.must_wait(limit / 2 - waited) or ctx.must_wait(limit - waited):
         return None
     step = ctx.status.progress.step if ctx.status.progress else 0
-    unset = "" if ctx.policy.progress_deadline_seconds else " is not set"
+    unset = "" if ctx.policy.progress_deadline_seconds else " (not set)"
     message = f"no step after step {step} for {limit} s, spec.runPolicy.progressDeadlineSeconds{unset}"
     return failure.failed(ctx.snapshot, ctx.now, "Hang", message, observed_attempt.head_of(ctx.snapshot))
 
 
 def _step_deadline(ctx: ReconcileContext) -> int:
-    """Seconds in which the next step must end: the user's, or by those of a step where nothing else follows.
+    """Return the seconds in which the next step must end.
 
-    A checkpoint may, whose wait has the deadline of a call.
+    If the user has set none, they follow from the seconds of a step, plus a call's deadline for a checkpoint. The first
+    two steps, the time after the last one, and jobs that evaluate between steps keep the longest deadline.
     """
     policy, spec, progress = ctx.policy, ctx.job.spec if ctx.job else None, ctx.status.progress
     predicted = ctx.status.mapping.predicted_step_seconds if ctx.status.mapping else None

@@ -129,7 +129,7 @@ def test_an_own_supervised_step_begins_with_random_weights(check: Check, tmp_pat
 
 def test_layers_without_fused_kernels_are_named(check: Check) -> None:
     uris = [f"models.{role}.uri=file://models/olmo" for role in ("actor", "reference")]
-    told = "its layers have plain kernels on GPUs: fused kernels know llama, mistral"
+    told = "its layers have plain kernels on GPUs: fused kernels are for llama, mistral"
     assert told in check(*uris, "resources.device=GPU").stderr
     assert told not in check(*uris, "resources.device=GPU", "training.kernels=Plain").stderr
     assert told not in check(*uris).stderr

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CallDeadline:
-    """Deadline of the calls of steps: some of the longest steps, where the user has set none."""
+    """Deadline of a step's calls; if the user has set none, `STEPS` times the longest step so far."""
 
     def __init__(self, seconds: float, *, predicted: float | None, least: float) -> None:
         """seconds: deadline until steps are known, and for good if `predicted`, the seconds of a step, is None."""
@@ -32,7 +32,7 @@ class CallDeadline:
 
     def __str__(self) -> str:
         """Return the rule as a sentence for the start of a run."""
-        after = f"after the first step that is {self._after(0.0):.0f} s or {STEPS} times the longest step"
+        after = f"after the first step {self._after(0.0):.0f} s, or {STEPS} times the longest step if that is more"
         return f"a call may take {self.seconds:.0f} s (training.callDeadlineSeconds is not set); {after}"
 
     def note_step(self, seconds: float) -> None:

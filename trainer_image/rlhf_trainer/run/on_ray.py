@@ -195,8 +195,8 @@ class RayRuntime:
         self.models = connected(job, self._handles, rollout_pool, scorers=scorers, streams=self._log.streams)
         self.step_models = step_models_of(job, self.models)
         for role in job.trained():
-            said, slow = look_at_links(self.models[role].probe_links().result(), device=placed.device)
-            self.facts.append(f"{role}: {said}")
+            seconds, slow = look_at_links(self.models[role].probe_links().result(), device=placed.device)
+            self.facts.append(f"{role}: {seconds}")
             for each in slow:
                 warn(f"{role}: {each}")
         if self.step_deadline.is_derived:

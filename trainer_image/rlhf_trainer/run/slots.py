@@ -38,10 +38,10 @@ looking at all, each wait costs a wake-up.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Names of the environment variable of torch's allocator, the new one first."""
 GPU_SLOTS = {ALLOCATOR[0]: "expandable_segments:True,pinned_max_round_threshold_mb:1"}
-"""Environment variable of torch 2.13 for GPUs: its segments grow, and fewer holes stay between them.
+"""Environment variable of torch 2.13 for GPUs: segments of memory grow, which leaves fewer holes.
 
-Pinned blocks above 1 MiB are not rounded up to powers of two. vLLM 0.32, which has that torch, lets no segment grow
-that sleeps.
+Pinned blocks above 1 MiB are not rounded up to powers of two. vLLM 0.32, which has that torch, turns growing segments
+off for the memory that it frees in its sleep.
 """
 
 

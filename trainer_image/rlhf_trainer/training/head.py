@@ -170,7 +170,7 @@ def differentiate(logits: Tensor, tokens: Tensor, temperature: Tensor, options: 
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to a float32 total, on a GPU in the product itself: the sum of a whole head costs 4 passes."""
+    """Add left @ right to a float32 total; on a GPU the product adds, which saves four passes over a whole head."""
     if left.dtype is total.dtype:
         total.addmm_(left, right)
     elif total.device.type == "cpu":  # there is no such product of bfloat16

@@ -1,7 +1,7 @@
 """Triton kernels of the output head: they read the logits of a chunk once for its sums, and once for its gradient.
 
 liger-kernel's head does not fit here: it takes one temperature for all tokens, waits for the device, adds up the
-weight's gradient in bfloat16, and is made of torch's operations but on Hopper GPUs with CUTLASS.
+weight's gradient in bfloat16, and except on Hopper GPUs with CUTLASS it runs torch's operations.
 """
 
 from typing import Any

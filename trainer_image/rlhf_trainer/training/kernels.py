@@ -22,7 +22,7 @@ from rlhf_trainer.training.models import LanguageModel, inner
 PACKAGES = {"triton": "triton", "liger_kernel": "liger-kernel"}
 """Import name -> name of the packages that fused kernels need."""
 ROTARY = "apply_rotary_pos_emb"
-"""Name of the function in a family's file of transformers that turns queries and keys."""
+"""Function by which a family's file of transformers applies rotary embeddings to queries and keys."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ def use_kernels(model: nn.Module, kernels: Kernels, *, device: torch.device) -> 
 
 
 def why_plain(config: PreTrainedConfig, *, is_elsewhere: bool) -> str:
-    """Say why a model's layers stay plain on a GPU; empty if they can be fused. is_elsewhere: with other packages."""
+    """Say why a model's layers stay plain on a GPU; empty if they can be fused. is_elsewhere: other packages count."""
     if lacking := "" if is_elsewhere else _lacking_packages():
         return f"{lacking} is not installed"
-    return "" if config.model_type in FAMILIES else f"fused kernels know {choice(FAMILIES)}, not {config.model_type}"
+    return "" if config.model_type in FAMILIES else f"fused kernels are for {choice(FAMILIES)}, not {config.model_type}"
 
 
 def _lacking_packages() -> str:
-    """Name the packages that fused kernels need and that are not installed; empty if there are all."""
+    """Name the packages that fused kernels need and that are not installed; empty if none is missing."""
     return " and ".join(name for module, name in PACKAGES.items() if find_spec(module) is None)
 
 
@@ -129,7 +129,7 @@ def _gated_mlp(module: Any, product: Any, hidden: Tensor) -> Tensor:
 
 
 def _turned(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn queries and keys [1, heads, N, size] in their own memory, by tables [1, N, size]."""
+    """Apply rotary embeddings to queries and keys [1, heads, N, size] in place, by tables [1, N, size]."""
     from liger_kernel.ops.rope import LigerRopeFunction
 
     return LigerRopeFunction.apply(query, key, cos, sin)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""A look at the speed of GPUs and links before the first step: one slow link would slow down every step."""
+"""Measurement of devices and links before the first step: one slow link would slow down every step."""
 
 import os
 import socket
@@ -18,6 +18,7 @@ ROUNDS = 3
 BYTES, WIDTH = {"cuda": 64 * 2**20, "cpu": 2**18}, {"cuda": 4096, "cpu": 256}
 """Bytes of a message, and rows of the square matrices of a product, by device."""
 SLOWER = 2.0
+"""Multiple of the median seconds above which a device or link counts as slow."""
 MIN_EXCESS: dict[Device, float] = {"GPU": 0.0, "CPU": 1.0}
 """Seconds above the median from which slowness is named: CPUs are shared, and a rank may just wait for a core."""
 PRODUCT = "product"
@@ -99,7 +100,7 @@ def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[str, list
             if _is_slow(taken, usual, device):
                 link = f"the link from {places[before]} to {places[each.rank]} in a {axis} group"
                 found.append(f"{link} takes {taken:.2g} s, others {usual:.2g} s")
-    return "links: " + ", ".join(f"{name} {seconds:.2g} s" for name, seconds in slowest.items()), found
+    return "slowest ranks: " + ", ".join(f"{name} {seconds:.2g} s" for name, seconds in slowest.items()), found
 
 
 def _is_slow(taken: float, usual: float, device: Device) -> bool:
