@@ -15,6 +15,7 @@ from rlhf_api.pydantic_errors import explain
 from rlhf_api.spec import job_spec
 from rlhf_api.spec.algorithms import ActorCritic, PolicyGradient
 from rlhf_api.spec.custom_algorithm import AlgorithmFacts
+from rlhf_api.spec.deadlines import CALL_SECONDS
 from rlhf_api.spec.job_spec import JobSpec, Model, Optimizer, Pool
 from rlhf_api.spec.judges import RewardJudge
 from rlhf_api.spec.runtime import PodSize
@@ -175,12 +176,16 @@ class Job(Spec):
         return self.spec.training.call_deadline_seconds is None and not self.spec.rollout.has_turns
 
     @property
-    def reward_seconds(self) -> float:
-        """Longest time in seconds of a part of the reward that is no model, with all attempts; 0 if all are models."""
+    def least_call_deadline(self) -> int:
+        """Least deadline in seconds of a step's calls, where steps tell it: twice the longest time of a reward's code.
+
+        The time has all attempts in it, and is not above the deadline of all other calls.
+        """
         rewards = self.spec.models.rewards().values()
         parts = [part.judge if isinstance(part, RewardJudge) else part for part in rewards]
         code = [each for each in parts if each and not isinstance(each, Model)]
-        return max((each.timeout_seconds * getattr(each, "attempts", 1) for each in code), default=0.0)
+        seconds = max((each.timeout_seconds * getattr(each, "attempts", 1) for each in code), default=0.0)
+        return int(min(max(2 * seconds, CALL_SECONDS[0]), CALL_SECONDS[1]))
 
     @property
     def recomputes_log_probs(self) -> bool:

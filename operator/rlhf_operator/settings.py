@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
@@ -62,6 +62,9 @@ class NodeTaint(Spec):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 
+DEADLINE_SECONDS: Final = 1800
+
+
 class NodesOfGroup(NodeFigures):
     """Links and prices of the nodes that have all of some labels, and how many of them an autoscaler may let exist."""
 
@@ -82,7 +85,7 @@ class NodesOfGroup(NodeFigures):
     taints: Annotated[tuple[NodeTaint, ...], Field(strict=False)] = ()
     spot: bool = False
     """Whether the cloud may take its nodes back: pods of elastic pools prefer the group, others avoid it."""
-    deadline_seconds: Annotated[int, Field(ge=1)] = 1800
+    deadline_seconds: Annotated[int, Field(ge=1)] = DEADLINE_SECONDS
     """Seconds that the autoscaler may take to add nodes for an attempt."""
 
     @model_validator(mode="after")
@@ -238,8 +241,12 @@ class Settings(Spec):
         return next((each for each in self.node_groups if each.most and each.name == name), None)
 
     def seconds_to_add(self, groups: Iterable[str], otherwise: float) -> float:
-        """Return the seconds that the slowest of these groups may take to add nodes; `otherwise` if none is known."""
-        return max((float(each.deadline_seconds) for each in map(self.group, groups) if each), default=otherwise)
+        """Return the seconds that the slowest of these groups may take to add nodes; `otherwise` without groups.
+
+        A group that is not there any more has the default of `deadlineSeconds`.
+        """
+        known = {each.name: each.deadline_seconds for each in self.node_groups}
+        return max((float(known.get(each, DEADLINE_SECONDS)) for each in groups), default=otherwise)
 
     @classmethod
     def read(cls, file: Path) -> Self:

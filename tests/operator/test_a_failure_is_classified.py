@@ -296,6 +296,15 @@ def test_silence_between_two_steps_is_a_hang() -> None:
 
 
 EVALUATED = {**SFT, "evaluation": {"data": SFT["data"]["train"], "everySteps": 5}}
+SERVICE = {"url": "http://host/score", "timeoutSeconds": 250, "attempts": 2}
+JUDGED = {
+    **SFT,
+    "algorithm": {"name": "GRPO", "kl": {"coefficient": 0.0}},
+    "models": {**SFT["models"], "reward": SERVICE},
+    "data": {**SFT["data"], "maxPromptTokens": 8, "maxResponseTokens": 8},
+    "rollout": {"samplesPerPrompt": 2},
+    "training": {"totalSteps": SFT["training"]["totalSteps"], "promptBatchSize": 4},
+}
 
 
 @pytest.mark.parametrize(
@@ -305,6 +314,7 @@ EVALUATED = {**SFT, "evaluation": {"data": SFT["data"]["train"], "everySteps": 5
         pytest.param(SFT, 12, 100.0, 1000 + 1800, id="long steps"),
         pytest.param(SFT, 12, 1000.0, 3600, id="very long steps"),
         pytest.param(SFT, 1, 2.0, 3600, id="the first steps"),
+        pytest.param(JUDGED, 12, 2.0, 1000 + 1800, id="a slow service"),
         pytest.param(EVALUATED, 12, 2.0, 3600, id="evaluations between steps"),
     ],
 )

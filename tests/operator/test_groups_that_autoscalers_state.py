@@ -181,6 +181,27 @@ def test_an_entry_needs_no_max_where_the_autoscaler_states_it() -> None:
     assert len(coming(known)) == 2, "17 GPUs are two nodes with eight"
 
 
+def test_an_entry_for_the_nodes_of_a_node_pool_is_that_group() -> None:
+    entry = {**NAMED, "name": "large", "matchLabels": {"karpenter.sh/nodepool": "p4"}, "max": 3, "deadlineSeconds": 60}
+    pool = node_pool("p4", type=["p4de.24xlarge"])
+    known, told = with_live_groups(settings(entry), [pool], "")
+    assert ([each[0] for each in coming(known)], told) == ([f"large/{n:05}" for n in (1, 2, 3)], ())
+    away, _ = with_live_groups(
+        settings(), [{**pool, "status": {"conditions": [{"type": "Ready", "status": "False"}]}}], ""
+    )
+    assert [known.seconds_to_add(["large"], 9), away.seconds_to_add(["p4"], 9), away.seconds_to_add([], 9)] == [
+        60,
+        1800,
+        9,
+    ]
+
+
+def test_limits_of_cpus_count_where_the_size_of_a_node_is_known() -> None:
+    pool = node_pool("a100", limits={"cpu": "1k", "memory": "8Ti"})
+    known, _ = with_live_groups(settings({**NAMED, "cpu": 192, "memory": "1Ti", "max": 40}), [pool], "")
+    assert len(coming(known)) == 5
+
+
 def test_an_entry_whose_node_pool_is_not_ready_adds_no_node() -> None:
     pool = {
         **node_pool("a100"),
@@ -277,7 +298,7 @@ def test_a_pool_whose_node_does_not_come_shrinks_again() -> None:
     assert [each.outcome for each in cluster.status("grows").attempts] == ["Running"]
 
 
-@pytest.mark.parametrize(("group", "limit"), [(None, 120), (NAMED, 1800)])
+@pytest.mark.parametrize(("group", "limit"), [(None, 1800), (NAMED, 1800)])
 def test_a_pod_without_a_node_ends_a_queued_attempt(group: dict[str, Any] | None, limit: int) -> None:
     world = starting()
     world.settings = settings(*([{**group, "max": 2}] if group else []))

@@ -77,19 +77,22 @@ def with_live_groups(settings: Settings, pools: Iterable[Document], status: str)
     NodePools, those of higher weight first.
     """
     entries = {each.name or f"/{at}": each for at, each in enumerate(settings.node_groups)}
+    of_pools = {pool: key for key, each in entries.items() if (pool := each.match_labels.get(NODE_POOL))}
     lacking = dict[str, str]()
     ordered = sorted(
         pools, key=lambda each: (-(raw.number(each, "spec", "weight") or 0), raw.text(each, "metadata", "name"))
     )
     for live in (*map(_of_pool, ordered), *_of_status(status)):
-        entry = entries.get(live.name) or live.nodes
+        key = live.name if live.name in entries else of_pools.get(live.name, live.name)
+        entry = entries.get(key) or live.nodes
         why = live.problem or _why_unusable(entry, settings)
         if why:
             lacking[live.name] = why
         if entry:
-            most = 0 if why else _most(live.limits, entry.gpus_per_node, entry.most or UNLIMITED)
-            stated = {"name": live.name, "least": min(live.least, most), "most": most, "spot": entry.spot or live.spot}
-            entries[live.name] = entry.model_copy(update=stated)
+            most = 0 if why else _most(live.limits, entry)
+            name = entry.name or live.name
+            stated = {"name": name, "least": min(live.least, most), "most": most, "spot": entry.spot or live.spot}
+            entries[key] = entry.model_copy(update=stated)
     reasons = {why: [name for name, each in lacking.items() if each == why] for why in lacking.values()}
     unusable = (
         f"no job is planned on node group {_listed(of)} of the autoscaler: {why}" for why, of in reasons.items()
@@ -143,14 +146,18 @@ def _gpus_of(types: list[str], labels: Mapping[str, str]) -> tuple[str, int]:
     return (product, int(count)) if product and count.isdecimal() and 0 < int(count) <= 1024 else ("", 0)
 
 
-def _most(limits: Document, gpus: int, otherwise: int) -> int:
-    """Return how many nodes a group may have by its limits, those that exist included; `otherwise` without any."""
+def _most(limits: Document, group: NodesOfGroup) -> int:
+    """Return how many nodes a group may have by its limits, those that exist included.
+
+    Limits of CPUs and memory count if the settings say what a node has. Without a limit it is the group's own `max`.
+    """
+    of_node = {"nodes": "1", "cpu": group.cpu, "memory": group.memory}
     found = []
     for resource, limit in limits.items():
-        if share := 1 if resource == "nodes" else gpus * names.is_gpu_resource(resource):
-            with suppress(ValueError):
-                found.append(int(amount(str(limit)) // share))
-    return min((*found, MAX_NODES) if found else (otherwise,))
+        share = str(group.gpus_per_node) if names.is_gpu_resource(resource) else of_node.get(resource)
+        with suppress(ValueError, ZeroDivisionError):
+            found.append(int(amount(str(limit)) // amount(share or "0")))
+    return min((*found, MAX_NODES) if found else (group.most or UNLIMITED,))
 
 
 def _of_status(status: str) -> Iterator[LiveGroup]:

@@ -157,7 +157,8 @@ def _give_to_a_job(ctx: ReconcileContext, found: ObservedPool) -> NewSize | None
     own, now = ctx.snapshot.job, found.pool.node_count
     # Of several jobs with extras those with the lowest uid give first.
     others = [each.without_extras() if each.uid < own.uid else each for each in ctx.snapshot.holders]
-    seen = ctx.snapshot.existing().taken_only_by(others)
+    has_coming = any(each.extra and names.group_of(each.node) for each in ctx.status.reserved)
+    seen = (ctx.snapshot if has_coming else ctx.snapshot.existing()).taken_only_by(others)
     waiting = sorted(line.waiting_jobs(ctx), key=ctx.turns.of) if now > found.pool.nodes else []
     for job in waiting[: line.MAX_REPORTED_POSITIONS]:
         wished, pods = ctx.turns.demand(job.node_request).nodes, giving.fewest_pods(ctx, job)

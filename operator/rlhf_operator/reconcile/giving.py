@@ -55,7 +55,9 @@ def _gift(
     behind = sorted((each for each in waiting if is_behind(ctx, each, first)), key=ctx.turns.of)
     served = (first, *behind[: MAX_SHRINKING - 1])
     for count, each in enumerate(served, start=1):
-        pods += fewest_pods(ctx, each)
+        if not (more := fewest_pods(ctx, each)):
+            break
+        pods += more
         givers = {giver.uid: giver for giver in find_givers(ctx, each, pods, (*ctx.snapshot.holders, own))}
         if own.uid not in givers or others not in (None, givers.keys()):
             break

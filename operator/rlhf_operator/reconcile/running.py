@@ -168,8 +168,8 @@ def _lacks_quota(ctx: ReconcileContext) -> str:
 def _is_pushed_out(ctx: ReconcileContext) -> str:
     """Return why an attempt must give its room back, because a pod has had no node for too long; else empty.
 
-    Where node groups are to add nodes, the pods wait as long as these groups may take. What Kueue admits may wait for
-    any group, as Kueue does not say for which.
+    Where node groups are to add nodes, the pods wait as long as these groups may take. Kueue does not name the group of
+    an attempt: its pods wait as long as any group may take, also groups that the settings do not name.
     """
     is_queued = ctx.snapshot.in_queue(ctx.snapshot.job)
     pods = _waiting_pods(ctx) if ctx.snapshot.in_line or is_queued else []
@@ -177,7 +177,7 @@ def _is_pushed_out(ctx: ReconcileContext) -> str:
         return ""
     waited = max(ctx.age(_latest(ctx, each.created)) for each in pods)
     groups = sorted({names.group_of(each) for each in ctx.coming_nodes})
-    awaited = [each.name for each in ctx.settings.node_groups if each.name] if is_queued else groups
+    awaited = ["", *(each.name for each in ctx.settings.node_groups if each.name)] if is_queued else groups
     limit = ctx.settings.seconds_to_add(awaited, UNSCHEDULABLE_SECONDS)
     if ctx.must_wait(limit - waited):
         return ""
@@ -228,20 +228,21 @@ def _step_deadline(ctx: ReconcileContext) -> int:
     """Return the seconds in which the next step must end.
 
     If the user has set none, they follow from the seconds of a step, plus a call's deadline for a checkpoint. The first
-    two steps, the time after the last one, and jobs that evaluate between steps keep the longest deadline.
+    two steps, the time after the last one, and jobs with turns or evaluations keep the longest deadline.
     """
-    policy, spec, progress = ctx.policy, ctx.job.spec if ctx.job else None, ctx.status.progress
+    policy, job, progress = ctx.policy, ctx.job, ctx.status.progress
     predicted = ctx.status.mapping.predicted_step_seconds if ctx.status.mapping else None
     first = ctx.record.first_step or 0 if ctx.record else 0
-    if policy.progress_deadline_seconds or not (spec and progress and predicted):
+    if policy.progress_deadline_seconds or not (job and progress and predicted):
         return policy.progress_deadline
-    if not first + ORDINARY <= progress.step < progress.total_steps or (
-        spec.evaluation and spec.evaluation.every_steps
-    ):
+    evaluates = job.spec.evaluation is not None and bool(job.spec.evaluation.every_steps)
+    is_ordinary = first + ORDINARY <= progress.step < progress.total_steps
+    if evaluates or job.spec.rollout.has_turns or not is_ordinary:
         return policy.progress_deadline
     measured = (progress.pace.step_seconds if progress.pace else 0.0, progress.step_seconds or 0.0)
     by_step = deadline_by(max(predicted, *measured), STEP_SECONDS)
-    return min(by_step + spec.training.call_deadline, policy.progress_deadline)
+    by_step = max(by_step, job.least_call_deadline)
+    return min(by_step + job.spec.training.call_deadline, policy.progress_deadline)
 
 
 def _began(ctx: ReconcileContext) -> datetime:

@@ -51,6 +51,24 @@ def test_a_rank_that_computes_slowly_is_named() -> None:
     assert [each.partition(" computes ")[0] for each in slow if " computes " in each] == ["rank 2 (pod-2)"]
 
 
+def test_links_within_and_between_machines_are_not_compared() -> None:
+    """A ring over two machines of four ranks has six fast links and two slow ones."""
+    ranks = [
+        Speeds(
+            rank=rank,
+            where=f"pod-{rank // 4}",
+            seconds={PRODUCT: 1.0},
+            links={"data": ((rank - 1) % 8, 0.003 if rank % 4 == 0 else 0.0003)},
+        )
+        for rank in range(8)
+    ]
+    assert look_at_links(ranks, device="GPU")[1] == []
+    ranks[6] = replace(ranks[6], links={"data": (5, 0.001)})
+    assert [each.partition(" takes ")[0] for each in look_at_links(ranks, device="GPU")[1]] == [
+        "the link from rank 5 (pod-1) to rank 6 (pod-1) in a data group"
+    ]
+
+
 def test_half_the_speed_is_the_limit_on_gpus() -> None:
     ranks = [Speeds(rank=rank, where="here", seconds={PRODUCT: 1.0}, links={"data": (0, 1.0)}) for rank in range(4)]
     assert look_at_links(ranks, device="GPU") == ("slowest ranks: product 1 s", [])

@@ -23,7 +23,7 @@ def deadline(
     return CallDeadline(
         made.spec.training.call_deadline,
         predicted=predicted if made.derives_call_deadline else None,
-        least=2 * made.reward_seconds,
+        least=made.least_call_deadline,
     )
 
 

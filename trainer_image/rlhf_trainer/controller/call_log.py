@@ -26,9 +26,10 @@ class CallDeadline:
 
     def __init__(self, seconds: float, *, predicted: float | None, least: float) -> None:
         """seconds: deadline until steps are known, and for good if `predicted`, the seconds of a step, is None."""
-        self.seconds = seconds
+        self.seconds = self.of_others = seconds
+        """Deadline of the next step's calls, and of those of no step."""
         self.is_derived = bool(predicted)
-        self._least, self._longest = max(least, CALL_SECONDS[0]), predicted or 0.0
+        self._least, self._longest = least, predicted or 0.0
 
     def __str__(self) -> str:
         """Return the rule as a sentence for the start of a run."""

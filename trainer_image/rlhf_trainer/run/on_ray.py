@@ -123,7 +123,7 @@ class RayRuntime:
         self.step_deadline = CallDeadline(
             self._deadline,
             predicted=placed.prediction.step_seconds if placed.prediction and job.derives_call_deadline else None,
-            least=2 * job.reward_seconds,
+            least=job.least_call_deadline,
         )
         self._step_began = 0.0
         self._groups: Mapping[str, WorkerGroup] = {}
@@ -287,7 +287,9 @@ class ReplaceablePool(RolloutPool):
         return self._log.aside()
 
     def settle(self, step: int | None = None) -> None:
-        self._log.settle(deadline=self._deadline.seconds, step=step)
+        is_evaluation = step is not None and step <= 0
+        deadline = self._deadline.of_others if is_evaluation else self._deadline.seconds
+        self._log.settle(deadline=deadline, step=step)
         if step is not None:
             self._in_a_row = 0
 

@@ -40,7 +40,8 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 GPU_SLOTS = {ALLOCATOR[0]: "expandable_segments:True,pinned_max_round_threshold_mb:1"}
 """Environment variable of torch 2.13 for GPUs: segments of memory grow, which leaves fewer holes.
 
-Pinned blocks above 1 MiB are not rounded up to powers of two. vLLM 0.32 turns growing segments off for the memory that sleep frees.
+Pinned blocks above 1 MiB are not rounded up to powers of two. vLLM 0.32 turns growing segments off for the memory
+that sleep frees.
 """
 
 

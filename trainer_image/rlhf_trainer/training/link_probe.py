@@ -82,7 +82,7 @@ def _measure_group(group: dist.ProcessGroup, device: torch.device) -> tuple[floa
 def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[str, list[str]]:
     """Return (the seconds of the slowest rank as text, a sentence for each device or link of less than half the speed).
 
-    The speed is compared with the median of its kind in the pool.
+    The speed is compared with the median of its kind in the pool: links within a machine are one kind.
     """
     names = dict.fromkeys(name for each in ranks for name in each.seconds)
     slowest = {name: max(each.seconds.get(name, 0.0) for each in ranks) for name in names}
@@ -93,13 +93,19 @@ def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[str, list
         for each in ranks
         if _is_slow(taken := each.seconds[PRODUCT], usual, device)
     ]
-    for axis in dict.fromkeys(axis for each in ranks for axis in each.links):
-        usual = median_low(each.links[axis][1] for each in ranks)
-        for each in ranks:
-            before, taken = each.links[axis]
-            if _is_slow(taken, usual, device):
-                link = f"the link from {places[before]} to {places[each.rank]} in a {axis} group"
-                found.append(f"{link} takes {taken:.2g} s, others {usual:.2g} s")
+    machines = {each.rank: each.where for each in ranks}
+    links: dict[tuple[str, bool], list[tuple[int, int, float]]] = {}
+    for each in ranks:
+        for axis, (before, taken) in each.links.items():
+            links.setdefault((axis, machines[before] == each.where), []).append((before, each.rank, taken))
+    for (axis, _), of_kind in links.items():
+        usual = median_low(taken for *_, taken in of_kind)
+        found += [
+            f"the link from {places[before]} to {places[rank]} in a {axis} group takes {taken:.2g} s, "
+            f"others {usual:.2g} s"
+            for before, rank, taken in of_kind
+            if _is_slow(taken, usual, device)
+        ]
     return "slowest ranks: " + ", ".join(f"{name} {seconds:.2g} s" for name, seconds in slowest.items()), found
 
 
