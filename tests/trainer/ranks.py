@@ -60,10 +60,10 @@ class RankServer:
 
 @cache
 def _server() -> RankServer:
-    return RankServer(_import_trainer)
+    return RankServer(import_trainer)
 
 
-def _import_trainer() -> None:
+def import_trainer() -> None:
     """What each rank would import and make again."""
     import datasets  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401

@@ -6,6 +6,7 @@ Texts are packed in one row, and heads are tied or cut over the vocabulary. The 
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -25,7 +26,7 @@ from rlhf_trainer.training.head import HeadOptions, Likelihood, VocabularyPart, 
 from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.models import LanguageModel
 from rlhf_trainer.training.sharding import shard
-from tests.trainer.ranks import run_ranks
+from tests.trainer.ranks import RankServer, import_trainer
 
 VOCABULARY, ROWS = 101, 7
 """A vocabulary that two ranks cannot share evenly; rows of a chunk, which tokens do not fill evenly."""
@@ -47,10 +48,17 @@ Passes = dict[tuple[str, bool], list[Passed]]
 """(model type, whether the head is tied) -> results with plain and with fused kernels."""
 
 
-def run_interpreted(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Ranks that are started have the variable in their environment before they import Triton."""
+@cache
+def interpreting() -> RankServer:
+    """Server of ranks that has the variable in its environment before anything imports Triton."""
     with patch.dict(os.environ, TRITON_INTERPRET="1"):
-        return run_ranks(ranks, function, *arguments)
+        return RankServer(import_trainer)
+
+
+def run_interpreted(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run a function as `run_ranks` does, with kernels that Triton's interpreter computes."""
+    with patch.dict(os.environ, TRITON_INTERPRET="1"):
+        return interpreting().run(ranks, function, *arguments)
 
 
 def complete_interpreter() -> None:
