@@ -139,7 +139,8 @@ def test_a_column_that_is_not_there_is_told() -> None:
         "crashes": r"was ended by signal 11 \(SIGSEGV\)",
         "never_returns": r"did not return within 2 s",
         "sleeps": r"did not return within 2 s",
-        "closes_everything": r"ended its process with exit code (1|120)",  # 120: Python could not write what it had kept
+        # 120: Python could not write what it had kept
+        "closes_everything": r"ended its process with exit code (1|120)",
         "is_ended_in_real_time": r"was ended by signal 35",
         "raises_half_a_character": r"raised ValueError: half a pair: \\ud800 \(.*\)",
         "nan": rf"returned nan, expected a finite number \(float32\){FILE}",
