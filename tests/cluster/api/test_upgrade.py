@@ -47,6 +47,13 @@ def with_old_fields(server: Cluster, namespace: str) -> dict[str, Any]:
     return job
 
 
+def keeps(before: object, after: object) -> bool:
+    """Whether all of a part of a spec is there later; defaults of new fields may be beside it."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return all(name in after and keeps(part, after[name]) for name, part in before.items())
+    return before == after
+
+
 def test_an_upgrade_goes_on_with_jobs_and_tells_what_they_lost(server: Cluster, namespace: str, tmp_path: Path) -> None:
     own = ("--namespace", namespace, "--take-ownership")
     server.helm("upgrade", "--install", chart.RELEASE, last_release.CHART, *own, "--set", "replicaCount=0")
@@ -84,7 +91,7 @@ def test_an_upgrade_goes_on_with_jobs_and_tells_what_they_lost(server: Cluster, 
             lambda: lives.jobs.condition("of-old", "Accepted")["status"] == "True", SECONDS, "the edit is accepted"
         )
         after = lives.jobs.get("runs")
-        assert {**after["spec"], **before["spec"]} == after["spec"], "an object of the last release stays as it is"
+        assert keeps(before["spec"], after["spec"]), "an object of the last release stays as it is"
         assert (after["status"]["phase"], after["status"]["attempt"]) == ("Running", 1)
         lives.succeed("runs")
     chart.uninstall(server, namespace=namespace)
