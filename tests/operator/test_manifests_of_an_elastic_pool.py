@@ -1,7 +1,12 @@
 """Pods of an elastic pool come and go one by one, and may be evicted; other pods may not."""
 
+import os
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
@@ -48,10 +53,20 @@ def test_autoscalers_may_take_its_nodes_and_no_others() -> None:
     assert annotated("train") == {SAFE_TO_EVICT: "false", DO_NOT_DISRUPT: "true"}
 
 
-def test_a_pod_that_leaves_asks_for_no_checkpoint() -> None:
-    assert "rlhf save-now" in script("train")
-    assert "rlhf save-now" not in script(POOL)
-    assert f"while [ -e {names.OUTPUT_FOLDER}/save-now ]" in script(POOL), "if all end, others save"
+@pytest.mark.parametrize(
+    ("name", "when", "saves"), [("train", "never", True), (POOL, "never", False), (POOL, "later", True)]
+)
+def test_a_pod_saves_before_its_end_if_others_save(tmp_path: Path, name: str, when: str, saves: bool) -> None:
+    """A pod of the pool that leaves alone saves nothing; at the end of all it waits, as long as the others do."""
+    for program, does in {"timeout": 'shift; "$@"', "python": "", "rlhf": f'echo "$@" >> {tmp_path}/said'}.items():
+        (tmp_path / program).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / program).chmod(0o755)
+    waits = f"[ -e {tmp_path}/later ] && touch {tmp_path}/save-now; touch {tmp_path}/{when}"
+    (tmp_path / "sleep").write_text(f"#!/bin/sh\n{waits}\n")
+    (tmp_path / "sleep").chmod(0o755)
+    command = script(name).replace(names.OUTPUT_FOLDER, str(tmp_path))
+    subprocess.run(["sh", "-c", command], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, check=True)
+    assert (tmp_path / "said").exists() == saves
 
 
 def test_the_trainer_is_told_both_bounds() -> None:

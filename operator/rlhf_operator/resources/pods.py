@@ -25,8 +25,11 @@ MODELS_FOLDER: Final = "/rlhf/models"
 CA_VOLUME, MODELS_VOLUME = "rlhf-ca", "rlhf-models"
 END_SECONDS = 15
 """Seconds of the grace period that processes have left to end after save-now."""
-AWAIT_SAVE: Final = f"sleep 5; while [ -e {names.OUTPUT_FOLDER}/save-now ]; do sleep 1; done"
-"""Command before the end of an elastic pool's pod: asks for no checkpoint, but waits for one that others ask for."""
+IF_OTHERS_SAVE: Final = (
+    f"for _ in $(seq 10); do [ ! -e {names.OUTPUT_FOLDER}/save-now ] || break; sleep 1; done; "
+    f"[ ! -e {names.OUTPUT_FOLDER}/save-now ] || "
+)
+"""Prefix of a command before the end of an elastic pool's pod: a pod that leaves alone saves nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +85,14 @@ class AttemptPods:
         # after asking it to stop.
         saving_seconds = str(max(1, self.settings.grace_period_seconds - END_SECONDS))
         keep_logs = f"timeout {END_SECONDS} python -m rlhf_trainer.pods.ray_logs {names.OUTPUT_FOLDER}"
-        save_now = AWAIT_SAVE if leaves_early else f"timeout {saving_seconds} rlhf save-now {names.OUTPUT_FOLDER}"
+        save = f"{IF_OTHERS_SAVE if leaves_early else ''}timeout {saving_seconds} rlhf save-now {names.OUTPUT_FOLDER}"
         return {
             "name": name,
             **image_of(self.job, self.settings),
             "env": self.environment({"RAY_JOB_STOP_WAIT_TIME_S": saving_seconds, **variables}),
             "resources": {"requests": dict(resources), "limits": dict(resources)},
             "securityContext": fixed_part("container_security"),
-            "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", f"{keep_logs} & {save_now}; wait"]}}},
+            "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", f"{keep_logs} & {save}; wait"]}}},
             "volumeMounts": [
                 {"name": "scratch", "mountPath": SCRATCH},
                 {"name": "shared-memory", "mountPath": SHARED_MEMORY},
