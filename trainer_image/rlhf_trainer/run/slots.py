@@ -23,10 +23,11 @@ from rlhf_trainer.run_folder.attempt import own_attempt
 
 COLLECTIVE_DEADLINES = 2
 """Timeout of a collective in call deadlines: the controller, which can see the rank to blame, gives up first."""
-HEAP = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
-"""Environment variable of glibc: memory blocks of at least this many bytes go back to the system when freed.
+HEAP = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**20), "THP_MEM_ALLOC_ENABLE": "1"}
+"""Environment variables of glibc and torch: blocks of at least 4 MiB go back to the system when freed.
 
-By default glibc soon keeps all blocks below 32 MiB, such as the weights of a layer, in heaps full of holes.
+By default glibc soon keeps all blocks below 32 MiB, such as the weights of a layer, in heaps full of holes. Blocks of
+new memory come in pages of 2 MiB instead of 4 KiB: the faults of small pages take longer than an elementwise kernel.
 """
 THREADS = "OMP_NUM_THREADS"
 WAITING = {"GOMP_SPINCOUNT": "1000"}
