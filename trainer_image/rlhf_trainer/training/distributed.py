@@ -26,9 +26,6 @@ INTERFACE, OUTER_INTERFACE = "GLOO_SOCKET_IFNAME", "RLHF_OUTER_GLOO_SOCKET_IFNAM
 ON_ERROR, PROCESS_ENDS, GROUP_ENDS = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", "2"
 """Variable by which a new NCCL group ends its process (torch's default), or only itself, when it has lost a rank."""
 
-ARRIVED, ARRIVAL_SECONDS = "ranks that have arrived", 0.05
-"""Key in a group's store, and seconds between two looks at it."""
-
 
 def start(device: Device, timeout_seconds: float, meeting: Meeting | None = None) -> int:
     """Join the world of RANK, WORLD_SIZE and LOCAL_RANK by NCCL or gloo; returns the rank.
@@ -83,12 +80,12 @@ def join_group(
     timeout = timedelta(seconds=timeout_seconds)
     there = open_store(meeting, rank, size, timeout)
     until = time.monotonic() + timeout_seconds
-    arrived = there.add(ARRIVED, 1)
+    arrived = there.add("arrived", 1)
     while arrived < size:  # in torch nothing could end the wait for a lost rank
         if switch.is_on or time.monotonic() > until:
             raise CommunicationError(f"rank {rank} met {arrived} of the {size} ranks of a group with another pool")
-        time.sleep(ARRIVAL_SECONDS)
-        arrived = there.add(ARRIVED, 0)
+        time.sleep(0.05)
+        arrived = there.add("arrived", 0)
     if meeting.address != LOOPBACK and OUTER_INTERFACE in os.environ:
         os.environ[INTERFACE] = os.environ[OUTER_INTERFACE]
     make = _dist2._BACKENDS[dist.get_backend()]  # noqa: SLF001 `new_group` would read torchrun's variables

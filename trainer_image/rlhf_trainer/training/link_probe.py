@@ -79,8 +79,8 @@ def _measure_group(group: dist.ProcessGroup, device: torch.device) -> tuple[floa
     return _fastest(reduce, meet), _fastest(gather, meet), before, _fastest(pass_on, meet)
 
 
-def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[str, list[str]]:
-    """Return (the seconds of the slowest rank as text, a sentence for each device or link of less than half the speed).
+def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[dict[str, float], list[str]]:
+    """Return (the slowest rank's seconds by name, a sentence for each device or link of less than half the speed).
 
     The speed is compared with the median of its kind in the pool: links within a machine are one kind.
     """
@@ -106,7 +106,7 @@ def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[str, list
             for before, rank, taken in of_kind
             if _is_slow(taken, usual, device)
         ]
-    return "slowest ranks: " + ", ".join(f"{name} {seconds:.2g} s" for name, seconds in slowest.items()), found
+    return slowest, found
 
 
 def _is_slow(taken: float, usual: float, device: Device) -> bool:

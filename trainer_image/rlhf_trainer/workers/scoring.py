@@ -173,9 +173,8 @@ class ScoringWorker:
 
 def _count_stopped(path: str, scores: Sequence[Score]) -> None:
     count = sum(STOPPED in score.parts for score in scores)
-    why = "responses took more time or memory than their judgement may, and count as wrong"
     recorder.add("reward/stopped", float(count))
-    recorder.warn(f"reward/stopped {path}", f"{path}: {count} {why}")
+    recorder.warn(f"reward/stopped {path}", f"{path}: {count} responses took too long to judge, and count as wrong")
 
 
 @dataclass(frozen=True)

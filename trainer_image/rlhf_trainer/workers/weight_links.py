@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -80,10 +81,10 @@ class PoolExchange:
         """Hybrid engine of the group that this rank has joined; None before, and where the rank has left the group."""
         self._switch = AbortSwitch()
 
-    def join(self, build: Callable[[AbortSwitch], HybridEngine]) -> None:
+    def join(self, build: Callable[..., HybridEngine]) -> None:
         """Exchange weights from now on in the group that `build` joins for a hybrid engine."""
         self.joined, self._switch = None, AbortSwitch()
-        joined = build(self._switch)
+        joined = build(switch=self._switch)
         if self._switch.is_on:  # NCCL ends an aborted collective without an error, and its result is not one
             raise CommunicationError(f"rank {dist.get_rank()} joined a group that had lost a rank")
         self.joined = joined
@@ -123,6 +124,7 @@ class PoolExchange:
             traceback.clear_frames(error.__traceback__)  # the frames hold the group
             self.joined = None
         if problem:
+            self._switch.group = None
             gc.collect()
             raise CommunicationError(f"weights for another pool on rank {dist.get_rank()}: {problem}")
 
@@ -145,8 +147,7 @@ class WeightSender:
     def span_pools(self, span: Span) -> None:
         """Join the torch.distributed group of both pools."""
         model = self._runner.model
-        config = inner(model.module).config
-        self.exchange.join(lambda switch: hybrid_engine(self._setting, model, None, config, span, switch))
+        self.exchange.join(partial(hybrid_engine, self._setting, model, None, inner(model.module).config, span))
 
     def send(self, policy_version: int) -> None:
         """Send the weights, which are of this policy version, unless all generators have them."""
@@ -170,8 +171,7 @@ class WeightReceiver:
 
     def span_pools(self, span: Span) -> None:
         """Join the torch.distributed group of both pools."""
-        given = self._setting, None, self._engine, self._config, span
-        self.exchange.join(lambda switch: hybrid_engine(*given, switch))
+        self.exchange.join(partial(hybrid_engine, self._setting, None, self._engine, self._config, span))
 
     def receive(self) -> None:
         """Receive the weights that the actor sends, if it sends any."""
