@@ -132,6 +132,12 @@ def test_the_summary_says_by_how_much_a_figure_differs(tmp_path: Path) -> None:
     assert "A facts" in said[-1]
 
 
+def test_the_page_says_what_each_step_shows() -> None:
+    page = (ROOT / "docs" / "what-ran-on-a-gpu.md").read_text().splitlines()
+    rows = [line.split("|")[1].strip() for line in page if line.startswith("| ")]
+    assert [row for row in rows if row[1:2] == " "] == [f"{letter} {step.name}" for letter, step in STEPS.items()]
+
+
 def run(*options: str) -> list[dict[str, Any]]:
     """The lines of a rung that takes a minute."""
     program = """

@@ -8,8 +8,7 @@ from typing import Any
 MAX_SHOWN = 80
 """Most characters of a prompt or a response that an error message quotes."""
 SCORE, STOPPED = "score", "stopped_by_limits"
-"""Keys in the mapping that a function returns for a response: the score, without which it is the parts' sum; and the
-mark of a response whose judgement was ended, which is counted and no part."""
+"""Keys in a function's result for a response: the score (default: the parts' sum); mark of an ended judgement."""
 EXPECTED = "a finite number (float32)"
 """Words for a valid score, for error messages."""
 

@@ -36,7 +36,6 @@ SIGNALS = {int(each): f" ({each.name})" for each in signal.Signals}
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 MEBIBYTE = 2**20
 WAIT_FACTOR = 5.0
-"""Multiple of an item's CPU seconds that its judgement may take."""
 JUDGEMENT = struct.Struct("16sd")
 """Message of a child process on a judged item: secret key, score. The key tells it from bytes that a response wrote."""
 Serve = Callable[[socket.socket, str], None]
@@ -249,7 +248,7 @@ class ChildLimits:
     """Limits of the judgement of one item, such as a response, in a child process."""
 
     seconds: float
-    """CPU seconds; on a busy machine they last longer, at most `WAIT_FACTOR` times."""
+    """CPU seconds; with all waiting the judgement may take `WAIT_FACTOR` times as long."""
     memory: int
     """Most bytes of the child's address space beyond those of its parent."""
     is_sandboxed: bool = False

@@ -84,8 +84,7 @@ def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[dict[str,
 
     The speed is compared with the median of its kind in the pool: links within a machine are one kind.
     """
-    names = dict.fromkeys(name for each in ranks for name in each.seconds)
-    slowest = {name: max(each.seconds.get(name, 0.0) for each in ranks) for name in names}
+    slowest = {name: max(each.seconds[name] for each in ranks) for name in ranks[0].seconds}
     places = {each.rank: f"rank {each.rank} ({each.where})" for each in ranks}
     usual = median_low(each.seconds[PRODUCT] for each in ranks)
     found = [
