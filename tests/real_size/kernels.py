@@ -68,7 +68,7 @@ def count(build: Callable[[], Tensor]) -> tuple[Kernels, Kernels]:
     with forward, forward.of_triton():
         output = build()
     with backward, backward.of_triton():
-        output.backward(torch.empty_like(output))
+        output.backward(torch.empty_like(output))  # type: ignore[no-untyped-call]
     return forward, backward
 
 
