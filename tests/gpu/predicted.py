@@ -44,8 +44,9 @@ def predict_generation(
 
 def predict_reshard(config: PreTrainedConfig) -> float | None:
     """Seconds in which new weights come to the generator on the same GPU."""
-    passes = _passes(config)
-    return passes and _rounded(generation.transition_seconds(passes, Work(), ALONE, ALONE))
+    if (passes := _passes(config)) is None:
+        return None
+    return _rounded(generation.transition_seconds(passes, Work(), ALONE, ALONE))
 
 
 def _passes(config: PreTrainedConfig, layers: int | None = None) -> Passes | None:

@@ -17,6 +17,7 @@ from rlhf_trainer.generation.vllm_engine import Response
 from rlhf_trainer.hybrid_engine import hybrid_engine
 from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
+from rlhf_trainer.training.distributed import join_group
 from tests.trainer.measured import SHARED
 from tests.trainer.nccl_site.nccl_like import install
 from tests.trainer.placement.light_ray import no_preparation
@@ -175,15 +176,14 @@ def test_an_exchange_without_a_rank_is_aborted_on_nccl(
 def die_while_joining(marks: Path) -> None:
     """Have the last of the new generators end its process on its way to the group, once."""
     install()
-    join = hybrid_engine.join_group
 
     def joined(meeting: Meeting, rank: int, size: int, *given: Any) -> Any:
         if rank == size - 1 and len(list(marks.iterdir())) == 1:
             (marks / "joining").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return join(meeting, rank, size, *given)
+        return join_group(meeting, rank, size, *given)
 
-    hybrid_engine.join_group = joined
+    setattr(hybrid_engine, "join_group", joined)  # noqa: B010
 
 
 def test_a_group_that_a_new_rank_never_joins_is_given_up(folders: Mapping[Role, str], tmp_path: Path) -> None:
