@@ -297,6 +297,8 @@ class Status(Spec):
     """Room on nodes that the job holds; none for a job in one of Kueue's queues."""
     progress: Progress | None = Field(None, description="Progress of the job.")
     metrics: Listed[Metric] = Field((), max_length=100, description="Latest values of metrics.")
+    links: Listed[Metric] = Field((), max_length=64)
+    """Seconds of each trained model's slowest rank before the first step: a product, an all-reduce and a gather."""
     warnings: Listed[str] = Field((), max_length=8, description="Latest warnings of the steps, oldest first.")
     checkpoint: SavedState | None = Field(None, description="The newest whole checkpoint.")
     output: Output | None = Field(None, description="Result of the job; set once it has succeeded.")

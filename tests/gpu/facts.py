@@ -18,7 +18,7 @@ from torch.nn.attention.varlen import varlen_attn
 from rlhf_trainer.device import gpus_here, peak_flops
 from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.training import attention, head
-from rlhf_trainer.training.distributed import device_here, join_group
+from rlhf_trainer.training.distributed import AbortSwitch, device_here, join_group
 from rlhf_trainer.training.model_input import Documents
 from tests.gpu.rung import COLLECTIVE_SECONDS, Rung, free_port, main
 
@@ -118,7 +118,7 @@ def _collectives() -> int:
     came = torch.empty_like(sent)
     dist.all_to_all_single(came, sent)
     dist.barrier()
-    group, _ = join_group(Meeting(address="127.0.0.1", port=free_port()), 0, 1, COLLECTIVE_SECONDS)
+    group, _ = join_group(Meeting(address="127.0.0.1", port=free_port()), 0, 1, COLLECTIVE_SECONDS, AbortSwitch())
     dist.all_to_all_single(came, sent, group=group)
     return int(came.sum())
 

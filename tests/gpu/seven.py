@@ -7,6 +7,7 @@ memory are not tried: 61 GB of them took 116 GB of pinned memory.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedConfig
@@ -16,13 +17,17 @@ from rlhf_trainer.generation.vllm_engine import bytes_used, response_seed
 from rlhf_trainer.training.distributed import device_here
 from tests.gpu.actors import actor_of, engine_of
 from tests.gpu.device_bytes import DeviceBytes, randomise
+from tests.gpu.predicted import predict_generation, predict_reshard, predict_update
 from tests.gpu.rung import Rung, main
+from tests.gpu.summary import MAPPER
 from tests.real_size.model_folder import model_folder
 from tests.real_size.shapes import SHAPES
 from tests.real_size.step import Case, batch_of
 
 TRAINED_BYTES = 16
 """Of a parameter in an update: float32 weight, gradient and two moments."""
+MEMORY_SHARE = 0.35
+"""`rollout.gpuMemoryUtilization`."""
 ROOM = 1.2
 """For activations, gathered layers and what vLLM keeps asleep, as a factor."""
 
@@ -46,7 +51,7 @@ def measure(rung: Rung) -> None:
     live = DeviceBytes()
     with rung.part("start") as found:
         folder = model_folder(rung.folder / "model", config)
-        share = rung.rollout | ({} if rung.rehearse else {"gpuMemoryUtilization": 0.35})
+        share = rung.rollout | ({} if rung.rehearse else {"gpuMemoryUtilization": MEMORY_SHARE})
         folders = {"actor": folder, "reward": folder}
         actor = actor_of(case, folders, learning_rate=1e-6, rollout=share, live=live)
         with actor.trainer.offloader.in_use():
@@ -71,10 +76,17 @@ def measure(rung: Rung) -> None:
         with rung.part(f"{turn} update") as found, live.measured(f"{turn} update"):
             actor.update_actor(batch)
             found["tokens"] = batch["tokens"].numel()
+    predicted = {
+        "second reshard": predict_reshard(config),
+        "generate": predict_generation(config, 8 * case.rows, prompt, response, memory_share=MEMORY_SHARE),
+        "second update": predict_update(replace(case, layers=config.num_hidden_layers)),
+    }
     for name, phase in live.phases.items():
         rung.figures.setdefault(name, {}).update(
             peak_gb=round(phase.peak / 1e9, 2), phase_seconds=round(live.seconds[name], 3)
         )
+        if name in predicted:
+            rung.figures[name][MAPPER] = {"phase_seconds": predicted[name]}
 
 
 def _config_that_fits(shape: str) -> PreTrainedConfig:

@@ -14,11 +14,15 @@ from rlhf_trainer.generation.vllm_engine import GenerationEngine, response_seed
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.distributed import device_here
 from tests.gpu.device_bytes import STD
+from tests.gpu.predicted import predict_generation
 from tests.gpu.rung import Rung, main
+from tests.gpu.summary import MAPPER
 from tests.real_size.model_folder import model_folder
 from tests.real_size.shapes import SHAPES
 
 END = 2
+MEMORY_SHARE = 0.8
+"""`rollout.gpuMemoryUtilization`."""
 
 
 def measure(rung: Rung) -> None:
@@ -31,11 +35,12 @@ def measure(rung: Rung) -> None:
     config = copy.deepcopy(SHAPES[shape])
     dtype = torch.float32 if rung.rehearse else torch.bfloat16
     with rung.part("start") as found:
-        share = None if rung.rehearse else 0.8
         engine = GenerationEngine(
             model_folder(rung.folder / "model", config),
             config=config,
-            rollout=Rollout(gpu_memory_utilization=share, enforce_eager=rung.is_eager),
+            rollout=Rollout(
+                gpu_memory_utilization=None if rung.rehearse else MEMORY_SHARE, enforce_eager=rung.is_eager
+            ),
             max_tokens=prompt + response,
             max_sequences=max(sizes),
             ends=[END],
@@ -57,6 +62,8 @@ def measure(rung: Rung) -> None:
         for greedy in (False, True):
             with rung.part(f"{sequences} {'greedy' if greedy else 'sampled'}") as found:
                 found.update(_timed(engine, sequences, prompt, response, greedy=greedy))
+                seconds = predict_generation(config, sequences, prompt, response, memory_share=MEMORY_SHARE)
+                found[MAPPER] = {"batch_seconds": seconds}
 
 
 _REHEARSED: tuple[str, tuple[int, ...], int, int] = ("Llama-1M", (4, 8), 16, 16)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 COMPARED = {"1.5b": "qwen2.5-1.5b-1-16k", "7b": "qwen2.5-7b-1-8-layers-16k"}
 """Case by variant of an update whose plain and fused kernels are compared, and whose memory is counted beforehand."""
+MAPPER = "mapper"
+"""Name, among a part's figures, of those that the mapper predicts for it."""
 COUNTED = "counted-{case}.json"
 """File of the memory that `tests.real_size` counts for a case."""
 
@@ -71,7 +73,14 @@ def summary_of(lines: Mapping[str, Mapping[str, Any]], names: Mapping[str, str],
         for letter, line in lines.items()
         for phase, peak in _counted(line, folder).items()
     ]
-    for each in (*PREDICTIONS, *counted):
+    mapped = [
+        Prediction(letter, (part, name), seconds, seconds, MAPPER)
+        for letter, line in lines.items()
+        for part, figures in line["figures"].items()
+        for name, seconds in figures.get(MAPPER, {}).items()
+        if seconds is not None
+    ]
+    for each in (*PREDICTIONS, *counted, *mapped):
         measured = _figure(lines.get(each.letter, {}), each.path)
         if measured is not None:
             said.append(_row(f"{each.letter} {names[each.letter]}", each, measured))

@@ -116,19 +116,26 @@ def test_a_killed_step_keeps_its_finished_parts() -> None:
 
 
 def test_the_summary_says_by_how_much_a_figure_differs(tmp_path: Path) -> None:
-    figures = {"plain": {"case": "x", "update_seconds": 1.3, "mfu": 0.25, "gb": {"actor update": 11.0}}}
-    lines = {"B": {"ok": True, "failed": {"fused": "an error"}, "skipped": {}, "figures": figures}}
+    mapped = {"update_seconds": 1.04, "on a GPU that is unknown": None}
+    plain = {"case": "x", "update_seconds": 1.3, "mfu": 0.25, "gb": {"actor update": 11.0}, "mapper": mapped}
+    lines = {"B": {"ok": True, "failed": {"fused": "an error"}, "skipped": {}, "figures": {"plain": plain}}}
     counted = {"x": {"phases": {"actor update": {"peak": 10.0}}}}
     (tmp_path / "counted-x.json").write_text(json.dumps(counted))
     said = summary_of(lines, {letter: step.name for letter, step in STEPS.items()}, tmp_path).splitlines()
-    differences = {" ".join(line.split()[3:5]): line.split("  ")[-1] for line in said[1:4]}
-    assert differences == {
-        "plain update_seconds": "+100% (measured on an H100)",
-        "plain mfu": "none (measured on an H100)",
-        "plain gb": "+10% (counted)",
-    }
+    assert [(" ".join(line.split()[3:5]), line.split("  ")[-1]) for line in said[1:5]] == [
+        ("plain update_seconds", "+100% (measured on an H100)"),
+        ("plain mfu", "none (measured on an H100)"),
+        ("plain gb", "+10% (counted)"),
+        ("plain update_seconds", "+25% (mapper)"),
+    ]
     assert "B update 1.5b: fused FAILED: an error" in said
     assert "A facts" in said[-1]
+
+
+def test_the_page_says_what_each_step_shows() -> None:
+    page = (ROOT / "docs" / "what-ran-on-a-gpu.md").read_text().splitlines()
+    rows = [line.split("|")[1].strip() for line in page if line.startswith("| ")]
+    assert [row for row in rows if row[1:2] == " "] == [f"{letter} {step.name}" for letter, step in STEPS.items()]
 
 
 def run(*options: str) -> list[dict[str, Any]]:

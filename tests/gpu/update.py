@@ -22,8 +22,9 @@ from rlhf_trainer.device import gpus_here
 from rlhf_trainer.training.distributed import device_here
 from tests.gpu.actors import largest_difference, read
 from tests.gpu.device_bytes import DeviceBytes, randomise
+from tests.gpu.predicted import predict_update
 from tests.gpu.rung import Rung, main
-from tests.gpu.summary import COMPARED
+from tests.gpu.summary import COMPARED, MAPPER
 from tests.real_size.cases import ALONE, CASES
 from tests.real_size.shapes import SHAPES
 from tests.real_size.step import Case, batch_of, prepared, take_step
@@ -93,6 +94,7 @@ def _measured(rung: Rung, case: Case, found: dict[str, Any]) -> Tensor:
     found["update_seconds"], found["tokens_per_second"] = round(seconds, 4), round(tokens / seconds, 1)
     found["mfu"] = round(_flops(case) / seconds / _peak_flops(), 4)
     found["phase_seconds"] = {phase: round(value, 3) for phase, value in live.seconds.items()}
+    found[MAPPER] = {"update_seconds": predict_update(case)}
     found["profile"] = _profiled(lambda: actor.update_actor(batch))
     found["gb"] = {name: round(phase.peak / 1e9, 2) for name, phase in live.phases.items()}
     return scored

@@ -47,6 +47,7 @@ def words(trainer: Trainer, saved: int, saved_at: datetime, pace: Pace | None) -
             "phase": trainer.phase,
             "progress": progress if made else None,
             "metrics": (Metric(name="loss/sft", value=f"{1 / (1 + trainer.step):.6g}"),) if made else (),
+            "links": (Metric(name="actor/product", value="0.1"),),
             "checkpoint": SavedState(step=saved, uri=f"/rlhf/output/job/checkpoints/{saved}", time=timestamp(saved_at))
             if saved
             else None,

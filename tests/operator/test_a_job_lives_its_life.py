@@ -82,6 +82,7 @@ def test_success_is_written_before_the_rayjob_is_deleted() -> None:
     assert plan.status.output.uri == "pvc://job-output/job/model"
     assert plan.status.progress
     assert plan.status.progress.step == 50
+    assert [link.name for link in plan.status.links] == ["actor/product"]
 
 
 def test_success_waits_a_little_for_the_last_words() -> None:

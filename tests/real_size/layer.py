@@ -91,21 +91,22 @@ def counted(config: PreTrainedConfig, attention: Attention, dtype: torch.dtype) 
             kept[key] = tensor
         return tensor
 
-    operations, documents = _Operations(), _documents()
-    with _flash_on_meta(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), operations:
+    operations, documents = _Operations(), documents_of(ROWS, TOKENS)
+    with flash_on_meta(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), operations:
         one(hidden, attention_mask=None, position_embeddings=tables, documents=documents)
     bytes_ = sum(each.untyped_storage().nbytes() for each in kept.values())
     return Counted(bytes_ / tokens, operations.moved / tokens, operations.kernels)
 
 
-def _documents() -> Documents:
-    sizes = torch.full((2, ROWS), TOKENS)
+def documents_of(count: int, tokens: int) -> Documents:
+    """Texts of one length, packed in a row."""
+    sizes = torch.full((2, count), tokens)
     made = Documents.of(sizes, None)
     return made.to(torch.device("meta"))
 
 
 @contextmanager
-def _flash_on_meta() -> Iterator[None]:
+def flash_on_meta() -> Iterator[None]:
     """What CUDA does in scaled_dot_product_attention, also with fewer keys than queries."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:

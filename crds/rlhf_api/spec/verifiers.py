@@ -107,7 +107,7 @@ class Code(Verifier):
     """
     solution_key: Text | None = None
     """Column of a right program, or of several. A row is bad if its tests fail all of the first 3."""
-    seconds: float = Field(5.0, gt=0, description="Longest run time of a response's code and its tests.")
+    seconds: float = Field(5.0, gt=0, description="Most CPU time of a response's code and tests; 5 times it in all.")
     memory_mebibytes: Count = Field(1024, description="Most memory that the code and its tests may take.")
 
     @property

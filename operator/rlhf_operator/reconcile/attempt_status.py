@@ -61,7 +61,7 @@ def update_progress(ctx: ReconcileContext) -> bool:
         has_advanced = steps > 0
         if steps >= 0:
             metrics, warnings = reported.metrics[:MAX_METRICS], reported.warnings
-            ctx.set_status(progress=reported.progress, metrics=metrics, warnings=warnings)
+            ctx.set_status(progress=reported.progress, metrics=metrics, warnings=warnings, links=reported.links)
     if (progress := ctx.status.progress) is not None:
         # The deadline uses the operator's clock, since the pod's clock may be wrong.
         stepped = timestamp(ctx.now) if has_advanced else before.last_step_time if before else None

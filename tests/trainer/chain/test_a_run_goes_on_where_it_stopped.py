@@ -105,6 +105,7 @@ def stopped(chain: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -
     assert errors == "error: stopped by SIGTERM; the checkpoint of step 2 is saved\n"
     status = status_of(output / PPO)
     assert (status["phase"], status["checkpoint"]["step"]) == ("Stopped", 2)
+    assert {"actor/product", "critic/product"} <= {link["name"] for link in status["links"] if float(link["value"]) > 0}
     _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
     assert not alive, "something of the run is still there"
     return output

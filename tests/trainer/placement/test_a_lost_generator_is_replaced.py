@@ -14,7 +14,10 @@ from torch import Tensor
 from rlhf_api.names import Role
 from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.generation.vllm_engine import Response
+from rlhf_trainer.hybrid_engine import hybrid_engine
+from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
+from rlhf_trainer.training.distributed import join_group
 from tests.trainer.measured import SHARED
 from tests.trainer.nccl_site.nccl_like import install
 from tests.trainer.placement.light_ray import no_preparation
@@ -167,6 +170,27 @@ def test_an_exchange_without_a_rank_is_aborted_on_nccl(
     """
     found = outcome(tmp_path, folders, staleness=staleness, dies_in="load_weights", number=2, times=1, prepare=prepare)
     assert replacements(found) == 1
+    assert len(found.records) == STEPS
+
+
+def die_while_joining(marks: Path) -> None:
+    """Have the last of the new generators end its process on its way to the group, once."""
+    install()
+
+    def joined(meeting: Meeting, rank: int, size: int, *given: Any) -> Any:
+        if rank == size - 1 and len(list(marks.iterdir())) == 1:
+            (marks / "joining").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return join_group(meeting, rank, size, *given)
+
+    setattr(hybrid_engine, "join_group", joined)  # noqa: B010
+
+
+def test_a_group_that_a_new_rank_never_joins_is_given_up(folders: Mapping[Role, str], tmp_path: Path) -> None:
+    """The trainers are in the group already, and wait."""
+    prepare = partial(die_while_joining, tmp_path / "marks")
+    found = outcome(tmp_path, folders, staleness=0, number=2, times=2, prepare=prepare)
+    assert replacements(found) == 2
     assert len(found.records) == STEPS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from rlhf_api.spec.verifiers import RewardVerifier
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.rewards.function import UserFunction
-from rlhf_trainer.rewards.sample import Sample, Score
+from rlhf_trainer.rewards.sample import STOPPED, Sample, Score
 from rlhf_trainer.rewards.supervision import ChildLimits, judge_in_children
 from rlhf_trainer.workers.scoring import code_of
 
@@ -338,7 +339,8 @@ def passed(folder: Path) -> dict[str, float | None]:
     others = psutil.Process().children(recursive=True)
     found = scores("Code", options, {"tests": [TESTS] * len(CODE)}, responses)
     assert [process for process in psutil.Process().children(recursive=True) if process not in others] == []
-    assert all(score.value == (score.parts["tests"] == 1.0) for score in found if score.parts)
+    assert all(score.value == (score.parts["tests"] == 1.0) for score in found if "tests" in score.parts)
+    assert STOPPED in found[list(CODE).index("it takes for ever")].parts
     return {name: score.parts.get("tests", score.value) for name, score in zip(CODE, found, strict=True)}
 
 
@@ -375,6 +377,20 @@ def test_a_response_has_no_more_time_than_its_call() -> None:
         return 1.0
 
     assert judge_in_children(slow, [0, 1], limits, until=time.monotonic() + 0.2) == [None, None]
+
+
+def test_only_seconds_of_the_cpu_count() -> None:
+    """As on a machine where other processes are in turn; who computes for ever is stopped and marked."""
+    limits = ChildLimits(seconds=1.0, memory=2**30)
+
+    def judge(item: int) -> float:
+        time.sleep(1.2)
+        while item:
+            pass
+        return 1.0
+
+    found = judge_in_children(judge, [0, 1, 0], limits, until=time.monotonic() + 600)
+    assert found == pytest.approx([1.0, math.nan, 1.0], nan_ok=True)
 
 
 def test_a_schema_that_is_none_is_told() -> None:

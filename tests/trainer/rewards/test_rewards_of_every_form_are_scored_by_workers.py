@@ -266,6 +266,15 @@ def test_a_response_without_a_score_becomes_padding(folder: Path, ranks: int) ->
     assert record == {"reward/left_out": 2.0, "reward_part/size": 3.0, "reward_part_std/size": 0.0}
 
 
+def test_a_judgement_that_was_ended_is_counted_and_told(folder: Path) -> None:
+    job = job_with(folder, f"models.reward={{entrypoint: '{FUNCTIONS}:stopped_twice'}}")
+    ((found, report),) = run_kept_ranks(1, score_by_column, job, folder)
+    assert found["scores"] == [0.0, 0.0, 1.0, 1.0, 0.0]
+    assert report.sums == {"reward/left_out": 0.0, "reward/stopped": 2.0}
+    assert ["2 responses" in warning for warning in report.warnings.values()] == [True]
+    assert not [name for name in report.means if name.startswith("reward_part")]
+
+
 def test_a_sum_leaves_out_a_response_without_a_score(folder: Path) -> None:
     terms = f"[{{name: a, reward: {{{LENGTHS}}}}}, {{name: b, reward: {{entrypoint: '{FUNCTIONS}:every_other'}}}}]"
     ((found, report),) = run_kept_ranks(1, score_by_column, job_with(folder, f"models.reward={{sum: {terms}}}"), folder)

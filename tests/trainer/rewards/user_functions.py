@@ -87,6 +87,11 @@ def every_other(*_: object, size: list[int]) -> list[Any]:
     return [{"score": 1.0, "size": 3.0} if value % 2 else {"size": None, "score": None} for value in size]
 
 
+def stopped_twice(*_: object, size: list[int]) -> list[dict[str, float]]:
+    """As a verifier marks the responses whose judgement it has ended."""
+    return [{"score": 0.0, "stopped_by_limits": 1.0} if value < 2 else {"score": 1.0} for value in size]
+
+
 def sizes(*_: object, size: list[int]) -> list[float]:
     return [float(value) for value in size]
 

@@ -139,7 +139,7 @@ def arguments(
 ) -> dict[str, Any]:
     """Role, or what else works on the batch -> what its workers are built from when the job starts."""
     patch.setenv("OMP_NUM_THREADS", "1")
-    patch.setattr(on_ray, "look_at_links", lambda *_, **__: ("nothing was timed", []))
+    patch.setattr(on_ray, "look_at_links", lambda *_, **__: ({}, []))
     patch.setattr(slots, "WorkerGroup", Group)
     patch.setattr(slots, "ResourcePool", Pool)
     patch.setattr(call_log, "PayloadMeter", Meter)

@@ -163,7 +163,7 @@ def world_of_one_machine() -> tuple[set[str], list[str]]:
     with patch.dict(
         "torch.distributed._dist2._BACKENDS", gloo=lambda *_: seen.append(os.environ[distributed.INTERFACE])
     ):
-        distributed.join_group(Meeting(address=RANK, port=free_port()), 0, 1, 10)
+        distributed.join_group(Meeting(address=RANK, port=free_port()), 0, 1, 10, distributed.AbortSwitch())
     return found, seen
 
 

@@ -95,7 +95,7 @@ class CallLog:
         self.abort()
         pending = [each.ended for each in self._aside]
         while pending:
-            arrived, pending = wait(pending, seconds=deadline)
+            arrived, pending = wait(pending, seconds=deadline, look=self.abort)  # a rank may only now begin it
             if not arrived:
                 raise CommunicationError(f"a call without its other ranks did not end within {deadline:.0f} s")
         self._aside = []

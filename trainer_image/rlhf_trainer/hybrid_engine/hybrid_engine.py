@@ -20,7 +20,7 @@ from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
 from rlhf_trainer.training.adapters import with_adapters
-from rlhf_trainer.training.distributed import device_here, join_group
+from rlhf_trainer.training.distributed import AbortSwitch, device_here, join_group
 from rlhf_trainer.training.sharding import ShardedModel, named_parameters
 
 BUCKET_BYTES = 16 * 2**20, 512 * 2**20
@@ -75,6 +75,7 @@ class HybridEngine:
         trust_remote_code: bool,
         span: Span | None = None,
         sends_changes: bool = False,
+        switch: AbortSwitch | None = None,
     ) -> None:
         """Plan the reshard; if generation has its own pool, join the process group of both pools' ranks.
 
@@ -93,7 +94,8 @@ class HybridEngine:
         else:
             rank = dist.get_rank() + (0 if model else span.training.world_size + span.before)
             parties = span.parties
-            self.group, store = join_group(span.meeting, rank, len(span.hosts), span.timeout_seconds)
+            switch = switch or AbortSwitch()
+            self.group, store = join_group(span.meeting, rank, len(span.hosts), span.timeout_seconds, switch)
             self.notices = Notices(store, rank, parties.destinations)
         self._plan = plan(parameters, parties, rank)
         self._exchange = Exchange(

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlhf_trainer.rewards.sample import EXPECTED, Sample, Score, is_score
+from rlhf_trainer.rewards.sample import EXPECTED, SCORE, Sample, Score, is_score
 from rlhf_trainer.rewards.supervision import AnswerFailure, UserProcess, guard, receive, send
 
 ALWAYS_GIVEN = ("prompts", "responses", "finished")
@@ -28,8 +28,6 @@ SEARCH_LIMITS = 3
 """Multiple of a call's time limit that the search for the sample at fault may take."""
 MAX_SHOWN = 300
 """Most characters of an exception's text in a message."""
-SCORE = "score"
-"""Key of the score in the mapping that a function returns for a response; without it the score is the parts' sum."""
 MAX_PARTS = 16
 """Most names of reward parts in the result of one call; each name gives two metrics."""
 OWN_FILES = (

@@ -7,6 +7,8 @@ from typing import Any
 
 MAX_SHOWN = 80
 """Most characters of a prompt or a response that an error message quotes."""
+SCORE, STOPPED = "score", "stopped_by_limits"
+"""Keys in a function's result for a response: the score (default: the parts' sum); mark of an ended judgement."""
 EXPECTED = "a finite number (float32)"
 """Words for a valid score, for error messages."""
 

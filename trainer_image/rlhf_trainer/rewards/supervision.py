@@ -10,6 +10,7 @@ JSON values, each after its length in bytes (4, big-endian).
 import ctypes
 import errno
 import json
+import math
 import os
 import platform
 import resource
@@ -34,6 +35,7 @@ SIGNALS = {int(each): f" ({each.name})" for each in signal.Signals}
 """Number of a signal -> name in brackets, for error messages; most real-time signals have none."""
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 MEBIBYTE = 2**20
+WAIT_FACTOR = 5.0
 JUDGEMENT = struct.Struct("16sd")
 """Message of a child process on a judged item: secret key, score. The key tells it from bytes that a response wrote."""
 Serve = Callable[[socket.socket, str], None]
@@ -246,6 +248,7 @@ class ChildLimits:
     """Limits of the judgement of one item, such as a response, in a child process."""
 
     seconds: float
+    """CPU seconds; with all waiting the judgement may take `WAIT_FACTOR` times as long."""
     memory: int
     """Most bytes of the child's address space beyond those of its parent."""
     is_sandboxed: bool = False
@@ -255,22 +258,23 @@ class ChildLimits:
 def judge_in_children(
     judge: Callable[[Item], float], items: Sequence[Item], limits: ChildLimits, *, until: float
 ) -> list[float | None]:
-    """Return judge(item) for each item; 0 if the judgement raises, ends its process, or exceeds the limits.
+    """Return judge(item) for each item; 0 if the judgement raises, NaN if it ends its process or exceeds the limits.
 
     None for the items that are left at `until`, a time of the monotonic clock. Children are forked, so they have the
     caller's imports. The caller's other threads may only do the same.
     """
     found: list[float | None] = []
+    longest = WAIT_FACTOR * limits.seconds
     child: _Child | None = None
     try:
         for place in range(len(items)):
             if (left := until - time.monotonic()) <= 0:
                 break
             child = child or _Child(judge, items[place : place + 1] if limits.is_sandboxed else items[place:], limits)
-            number = child.answer(min(limits.seconds, left))
-            if number is None and left < limits.seconds and time.monotonic() >= until:
+            number = child.answer(min(longest, left))
+            if number is None and left < longest and time.monotonic() >= until:
                 break
-            found.append(0.0 if number is None else number)
+            found.append(math.nan if number is None else number)
             if number is None or limits.is_sandboxed:
                 child.end()
                 child = None
@@ -325,6 +329,7 @@ def _judge_all(
     if limits.is_sandboxed:
         enter_sandbox()
     for item in items:
+        signal.setitimer(signal.ITIMER_PROF, limits.seconds)  # whose signal ends the process
         try:
             number = float(judge(item))
         except Exception:  # noqa: BLE001 a response that cannot be judged is wrong

@@ -1,6 +1,7 @@
 """The verifiers of `reward: {verifier: ...}` as one reward function; `rlhf_api.spec.verifiers` has their options."""
 
 import json
+import math
 import os
 import re
 import string
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from rlhf_api.spec import verifiers as spec
 from rlhf_trainer.rewards.code_tests import passed_tests, read_tests, unpacked
+from rlhf_trainer.rewards.sample import SCORE, STOPPED
 from rlhf_trainer.rewards.supervision import MEBIBYTE, ChildLimits, judge_in_children, require_sandbox
 from rlhf_trainer.thoughts import BEGUN, THOUGHTS
 
@@ -92,9 +94,11 @@ def score(
     scores: list[VerifierScore] = [0.0] * len(responses)
     for place, number in zip(places, found, strict=True):
         scores[place] = number
-        if isinstance(chosen, spec.Code) and number is not None:
+        if number is not None and math.isnan(number):
+            scores[place] = {SCORE: 0.0, STOPPED: 1.0}
+        elif isinstance(chosen, spec.Code) and number is not None:
             tests = len(expected[place])
-            scores[place] = {"score": float(number == tests), "tests": number / tests}
+            scores[place] = {SCORE: float(number == tests), "tests": number / tests}
     return scores
 
 

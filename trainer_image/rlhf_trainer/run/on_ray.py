@@ -75,8 +75,9 @@ def run_on_ray(
             running, mapping, folders, slots=slots, path=folder.path, columns=columns, retokenized=retokenized
         )
         with runtime.running(is_last=is_last, say=publisher.say, warn=publisher.warn) as shape:
-            for fact in runtime.facts:
-                folder.event(fact)
+            folder.record_links(runtime.links)
+            if runtime.step_deadline.is_derived:
+                folder.event(str(runtime.step_deadline))
             checkpoints = KeptCheckpoints(
                 job, folder, runtime.models, trained, data=shape, stop=context.stop, resumed=checkpoint
             )
@@ -114,8 +115,8 @@ class RayRuntime:
         """Handles of the models by role, with calls replaced as the job's options require (see `connected`)."""
         self.step_models: dict[str, Handle] = {}
         """Models that the algorithm's step takes, by parameter."""
-        self.facts: list[str] = []
-        """Sentences for events.log on what was measured or derived at the start."""
+        self.links: dict[str, float] = {}
+        """Seconds of the slowest rank of each trained model, by model and name (`link_probe`)."""
         self._job, self._placed, self._folders, self._slots, self._path = job, placed, folders, slots, path
         self._columns, self._retokenized = columns, retokenized
         self._log = CallLog(keeps=job.spec.rollout.max_staleness)
@@ -196,11 +197,9 @@ class RayRuntime:
         self.step_models = step_models_of(job, self.models)
         for role in job.trained():
             seconds, slow = look_at_links(self.models[role].probe_links().result(), device=placed.device)
-            self.facts.append(f"{role}: {seconds}")
+            self.links |= {f"{role}/{name}": slowest for name, slowest in seconds.items()}
             for each in slow:
                 warn(f"{role}: {each}")
-        if self.step_deadline.is_derived:
-            self.facts.append(str(self.step_deadline))
         gc.freeze()  # else every full collection of a step looks through all that the imports have left
         return shape
 

@@ -318,6 +318,11 @@ class JobFolder:
         self._write_status(warnings=(*self._status.warnings, message)[-MAX_WARNINGS:])
 
     @writes
+    def record_links(self, seconds: Mapping[str, float]) -> None:
+        """Add the seconds of the slowest ranks before the first step to the status."""
+        self._write_status(links=tuple(Metric(name=name, value=f"{each:.2g}") for name, each in seconds.items()))
+
+    @writes
     def record(self, record: Mapping[str, float], *, total_steps: int, stage: str) -> None:
         """Add the metrics of a step to metrics.jsonl and to the status."""
         with (self.path / METRICS).open("a") as file:

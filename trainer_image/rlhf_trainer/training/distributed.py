@@ -1,6 +1,7 @@
 """torch.distributed: joining a world, a few collectives, and the process groups of a model's p-t-d axes."""
 
 import os
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal
@@ -14,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from rlhf_api.spec.parallel_sizes import Axis, ParallelSizes
+from rlhf_trainer.errors import CommunicationError
 from rlhf_trainer.meeting import LOOPBACK, Meeting
 
 _timeout: timedelta | None = None
@@ -54,21 +56,44 @@ def open_store(meeting: Meeting, rank: int, size: int, timeout: timedelta) -> TC
     return TCPStore(*place, timeout=timeout, wait_for_workers=False, master_listen_fd=listener)
 
 
-def join_group(meeting: Meeting, rank: int, size: int, timeout_seconds: float) -> tuple[dist.ProcessGroup, TCPStore]:
+class AbortSwitch:
+    """Switch by which another thread ends a group that has lost a rank, also while this rank still joins the group."""
+
+    is_on = False
+    group: dist.ProcessGroup | None = None
+
+    def turn_on(self) -> None:
+        """End the group's collectives, which on NCCL would wait for the lost rank."""
+        self.is_on = True
+        if self.group:
+            self.group.abort()
+
+
+def join_group(
+    meeting: Meeting, rank: int, size: int, timeout_seconds: float, switch: AbortSwitch
+) -> tuple[dist.ProcessGroup, TCPStore]:
     """Join a process group over the ranks of several torch worlds; returns the group and its store on rank 0's machine.
 
     Torch's collectives take the group as `group`, but a rank's number in the group is not its number in its world. A
-    lost rank ends the group and not the process, also on NCCL.
+    lost rank ends the group and not the process, also on NCCL. CommunicationError if ranks do not come.
     """
     timeout = timedelta(seconds=timeout_seconds)
     there = open_store(meeting, rank, size, timeout)
+    until = time.monotonic() + timeout_seconds
+    arrived = there.add("arrived", 1)
+    while arrived < size:  # in torch nothing could end the wait for a lost rank
+        if switch.is_on or time.monotonic() > until:
+            raise CommunicationError(f"rank {rank} met {arrived} of the {size} ranks of a group with another pool")
+        time.sleep(0.05)
+        arrived = there.add("arrived", 0)
     if meeting.address != LOOPBACK and OUTER_INTERFACE in os.environ:
         os.environ[INTERFACE] = os.environ[OUTER_INTERFACE]
     make = _dist2._BACKENDS[dist.get_backend()]  # noqa: SLF001 `new_group` would read torchrun's variables
     before = os.environ.get(ON_ERROR, PROCESS_ENDS)
     os.environ[ON_ERROR] = GROUP_ENDS
     try:
-        return make(there, rank, size, timeout, device_here()), there
+        group = switch.group = make(there, rank, size, timeout, device_here())
+        return group, there
     finally:
         os.environ[ON_ERROR] = before
 

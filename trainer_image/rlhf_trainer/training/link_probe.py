@@ -79,13 +79,12 @@ def _measure_group(group: dist.ProcessGroup, device: torch.device) -> tuple[floa
     return _fastest(reduce, meet), _fastest(gather, meet), before, _fastest(pass_on, meet)
 
 
-def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[str, list[str]]:
-    """Return (the seconds of the slowest rank as text, a sentence for each device or link of less than half the speed).
+def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[dict[str, float], list[str]]:
+    """Return (the slowest rank's seconds by name, a sentence for each device or link of less than half the speed).
 
     The speed is compared with the median of its kind in the pool: links within a machine are one kind.
     """
-    names = dict.fromkeys(name for each in ranks for name in each.seconds)
-    slowest = {name: max(each.seconds.get(name, 0.0) for each in ranks) for name in names}
+    slowest = {name: max(each.seconds[name] for each in ranks) for name in ranks[0].seconds}
     places = {each.rank: f"rank {each.rank} ({each.where})" for each in ranks}
     usual = median_low(each.seconds[PRODUCT] for each in ranks)
     found = [
@@ -106,7 +105,7 @@ def look_at_links(ranks: Sequence[Speeds], *, device: Device) -> tuple[str, list
             for before, rank, taken in of_kind
             if _is_slow(taken, usual, device)
         ]
-    return "slowest ranks: " + ", ".join(f"{name} {seconds:.2g} s" for name, seconds in slowest.items()), found
+    return slowest, found
 
 
 def _is_slow(taken: float, usual: float, device: Device) -> bool:

@@ -26,7 +26,7 @@ from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_PROTO
 from rlhf_trainer.rewards.endpoint import ServiceClient
 from rlhf_trainer.rewards.function import UserFunction
 from rlhf_trainer.rewards.judge import JudgeClient
-from rlhf_trainer.rewards.sample import Sample, Score
+from rlhf_trainer.rewards.sample import STOPPED, Sample, Score
 from rlhf_trainer.rewards.verifiers import OPTIONS
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import Batch, Fields, Marks, register
@@ -137,7 +137,11 @@ class ScoringWorker:
         if scores is None:
             return Numbers(torch.zeros(batch.size), batch["valid"])
         prefix = f"{self._terms[path].name}_" if len(self._terms) > 1 else ""
-        for name in dict.fromkeys(name for score in scores for name in score.parts):
+        names = dict.fromkeys(name for score in scores for name in score.parts)
+        if STOPPED in names:
+            del names[STOPPED]
+            _count_stopped(path, scores)
+        for name in names:
             found = [score.parts.get(name) for score in scores]
             self._measure(prefix + name, Numbers.at(rows, found, size=batch.size), batch)
         return Numbers.at(rows, [score.value for score in scores], size=batch.size)
@@ -165,6 +169,12 @@ class ScoringWorker:
         total, squares = (values * counts).sum(), (values**2 * counts).sum()
         recorder.mean(f"reward_part/{name}", total, counts.sum())
         recorder.deviation(f"reward_part_std/{name}", total, squares, counts.sum())
+
+
+def _count_stopped(path: str, scores: Sequence[Score]) -> None:
+    count = sum(STOPPED in score.parts for score in scores)
+    recorder.add("reward/stopped", float(count))
+    recorder.warn(f"reward/stopped {path}", f"{path}: {count} responses took too long to judge, and count as wrong")
 
 
 @dataclass(frozen=True)

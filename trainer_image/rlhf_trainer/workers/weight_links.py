@@ -17,9 +17,10 @@ import itertools
 import json
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ from rlhf_trainer.hybrid_engine.hybrid_engine import HybridEngine, Span
 from rlhf_trainer.hybrid_engine.layout import describe
 from rlhf_trainer.hybrid_engine.notices import Notices
 from rlhf_trainer.telemetry import TRANSFER, recorder
-from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.distributed import AbortSwitch, device_here
 from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.sharding import ShardedModel
 from rlhf_trainer.training.trainer import ModelRunner
@@ -78,17 +79,19 @@ class PoolExchange:
     def __init__(self) -> None:
         self.joined: HybridEngine | None = None
         """Hybrid engine of the group that this rank has joined; None before, and where the rank has left the group."""
-        self._is_aborted = False
+        self._switch = AbortSwitch()
 
-    def join(self, engine: HybridEngine) -> None:
-        """Exchange weights in this engine's group from now on."""
-        self.joined, self._is_aborted = engine, False
+    def join(self, build: Callable[..., HybridEngine]) -> None:
+        """Exchange weights from now on in the group that `build` joins for a hybrid engine."""
+        self.joined, self._switch = None, AbortSwitch()
+        joined = build(switch=self._switch)
+        if self._switch.is_on:  # NCCL ends an aborted collective without an error, and its result is not one
+            raise CommunicationError(f"rank {dist.get_rank()} joined a group that had lost a rank")
+        self.joined = joined
 
     def abort(self) -> None:
-        """End the group's collectives, from another thread: on NCCL they would wait for a lost rank."""
-        if (joined := self.joined) and joined.group:
-            self._is_aborted = True
-            joined.group.abort()
+        """End the group, from another thread, also while this rank joins it."""
+        self._switch.turn_on()
 
     @property
     def engine(self) -> HybridEngine:
@@ -112,7 +115,7 @@ class PoolExchange:
         problem = ""
         try:
             yield
-            if self._is_aborted:  # NCCL ends an aborted collective without an error, and its result is not one
+            if self._switch.is_on:  # as in `join`
                 problem, self.joined = "the group has lost a rank", None
         except torch.OutOfMemoryError:
             raise
@@ -121,6 +124,7 @@ class PoolExchange:
             traceback.clear_frames(error.__traceback__)  # the frames hold the group
             self.joined = None
         if problem:
+            self._switch.group = None
             gc.collect()
             raise CommunicationError(f"weights for another pool on rank {dist.get_rank()}: {problem}")
 
@@ -143,7 +147,7 @@ class WeightSender:
     def span_pools(self, span: Span) -> None:
         """Join the torch.distributed group of both pools."""
         model = self._runner.model
-        self.exchange.join(hybrid_engine(self._setting, model, None, inner(model.module).config, span))
+        self.exchange.join(partial(hybrid_engine, self._setting, model, None, inner(model.module).config, span))
 
     def send(self, policy_version: int) -> None:
         """Send the weights, which are of this policy version, unless all generators have them."""
@@ -167,7 +171,7 @@ class WeightReceiver:
 
     def span_pools(self, span: Span) -> None:
         """Join the torch.distributed group of both pools."""
-        self.exchange.join(hybrid_engine(self._setting, None, self._engine, self._config, span))
+        self.exchange.join(partial(hybrid_engine, self._setting, None, self._engine, self._config, span))
 
     def receive(self) -> None:
         """Receive the weights that the actor sends, if it sends any."""
@@ -276,6 +280,7 @@ def hybrid_engine(
     generator: GenerationEngine | None,
     config: PreTrainedConfig,
     span: Span | None = None,
+    switch: AbortSwitch | None = None,
 ) -> HybridEngine:
     """Return the hybrid engine of this rank's trained model or generation engine; span: group of both pools to join."""
     return HybridEngine(
@@ -286,6 +291,7 @@ def hybrid_engine(
         trust_remote_code=setting.model.trust_remote_code,
         span=span,
         sends_changes=span is not None and setting.job.spec.rollout.weight_sync == "Delta",
+        switch=switch,
     )
 
 
