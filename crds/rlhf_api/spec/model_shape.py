@@ -1,7 +1,7 @@
 """Shape of a model: the numbers of its config.json that determine its size and FLOPs."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -12,8 +12,10 @@ from rlhf_api.tables import read_table
 
 
 class _Sizes(NamedTuple):
-    """Row of known_models.yaml: sizes of a model by their names in config.json."""
+    """Row of known_models.yaml: the model's id on the hub, and its sizes by their names in config.json."""
 
+    hub: str
+    source: Literal["A", "L", "P"]
     model_type: str
     hidden_size: int
     num_hidden_layers: int
@@ -23,13 +25,19 @@ class _Sizes(NamedTuple):
     vocab_size: int
     tie_word_embeddings: bool = False
     head_dim: int | None = None
+    num_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    moe_intermediate_size: int | None = None
 
 
+_ROWS = read_table(__package__, "known_models.yaml", dict[str, _Sizes])
 KNOWN: Mapping[str, Mapping[str, Any]] = {
-    name: {size: value for size, value in sizes._asdict().items() if value is not None}
-    for name, sizes in read_table(__package__, "known_models.yaml", dict[str, _Sizes]).items()
+    name: {size: value for size, value in sizes._asdict().items() if value is not None and size not in ("hub", "source")}
+    for name, sizes in _ROWS.items()
 }
 """Name of a well-known model -> its config.json on the Hugging Face Hub."""
+HUB_IDS: Mapping[str, str] = {name: sizes.hub for name, sizes in _ROWS.items()}
+"""Name of a well-known model -> its id on the Hugging Face Hub."""
 
 
 KnownModel = Annotated[
