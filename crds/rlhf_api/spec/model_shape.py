@@ -32,7 +32,7 @@ class _Sizes(NamedTuple):
 
 _ROWS = read_table(__package__, "known_models.yaml", dict[str, _Sizes])
 KNOWN: Mapping[str, Mapping[str, Any]] = {
-    name: {size: value for size, value in sizes._asdict().items() if value is not None and size not in ("hub", "source")}
+    name: {size: value for size, value in zip(_Sizes._fields[2:], sizes[2:], strict=True) if value is not None}
     for name, sizes in _ROWS.items()
 }
 """Name of a well-known model -> its config.json on the Hugging Face Hub."""

@@ -1,0 +1,125 @@
+"""Text of the answer of `rlhf size`: a table of hardware, and sentences on the chosen row."""
+
+import re
+from collections.abc import Iterator
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from rlhf_api.job import Job
+from rlhf_mapper.coefficients import TRAINER
+from rlhf_planning.mapping_text import COLUMNS, Prose
+from rlhf_planning.market import Market
+from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing
+from rlhf_planning.timeline import interval_text, plain
+
+MAX_INSTANCES = 4
+"""Largest number of instance types that a sentence names."""
+
+
+def print_sizing(sizing: Sizing, job: Job, market: Market, limits: Limits, *, title: str) -> None:
+    """Print the table and its sentences to stdout, in COLUMNS columns if that is no terminal."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = COLUMNS
+    with console.capture() as shown:
+        console.print(Prose(title, "bold"))
+        for sentence in sizing.unfit:
+            console.print(Prose(sentence))
+        if sizing.rows:
+            console.print()
+            console.print(Padding(table_of(sizing), (0, 0, 0, 0), expand=False))
+            console.print()
+        for sentence in sentences_of(sizing, job, market, limits):
+            console.print(Prose(sentence))
+    typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
+
+
+def table_of(sizing: Sizing) -> Table:
+    """Return the table of hardware, a row for each; the chosen one has an arrow."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", highlight=False)
+    for name in ("", "GPUs", "type", "a step", "hours", "USD", "free"):
+        table.add_column(name, justify="left" if name in ("", "type") else "right", no_wrap=True)
+    table.add_column("tight")
+    for row in sizing.rows:
+        cost = "no price" if row.cost() is None else money(row.cost())
+        step, hours = interval_text(*(row.seconds[case] for case in (1, 0, 2))), hours_text(row)
+        cells = [
+            str(row.gpus),
+            row.gpu,
+            step,
+            hours,
+            cost,
+            f"{row.room[0] / 1e9:.0f} GB",
+            row.tight,
+        ]
+        table.add_row(">" if row is sizing.chosen else "", *cells, style="bold" if row is sizing.chosen else "")
+    return table
+
+
+def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> Iterator[str]:
+    """Yield sentences on the chosen row, its spot price, the smallest hardware, instance types, and prices."""
+    if not (row := sizing.chosen):
+        yield "The job fits on none of the hardware that was asked for."
+        return
+    phase, share = row.slowest
+    yield f"> {name_of(row)} is {sizing.why}: {hours_text(row)} h{_with_money(row)}; {share:.0%} of it is {phase}."
+    if (cost := row.cost()) and limits.budget not in (0, float("inf")):
+        per_step = cost / row.steps
+        yield f"  {money(limits.budget)} USD buy about {int(limits.budget / per_step):,} steps on it."
+    if late := list(_overruns(row, limits)):
+        yield f"  At the high end of its interval it takes {' and '.join(late)}."
+    if row.spot is not None:
+        minutes = job.spec.checkpoint.every_minutes
+        lost = (minutes / 2 + RESTART_MINUTES) / 60
+        yield (
+            f"  On spot: {money(row.cost(spot=True))} USD. Each interruption adds {lost * 60:g} minutes "
+            f"({money(row.cost(lost, spot=True))} USD): half of the {minutes:g} minutes between checkpoints, and "
+            f"{RESTART_MINUTES:g} to start again."
+        )
+    if row.instances:
+        more = f" and {len(row.instances) - MAX_INSTANCES} more" * (len(row.instances) > MAX_INSTANCES)
+        count = f"{row.nodes} of " * (row.nodes > 1)
+        yield f"  Instances: {count}{', '.join(row.instances[:MAX_INSTANCES])}{more}."
+    if (small := sizing.smallest) and small is not row:
+        hours = f"{hours_text(small)} h{_with_money(small)}"
+        yield f"Smallest that fits: {name_of(small)}, {hours}{f'; {small.tight}' * bool(small.tight)}."
+    source = next((f" ({market.gpus[row.gpu].source})" for _ in [0] if row.gpu in market.gpus and row.price), "")
+    yield (
+        f"Prices are of {market.date}{source}, for the GPUs alone, on demand; --prices FILE takes yours. About 80 % of "
+        f"jobs should be within the intervals. Free is what the fullest GPU has besides the KV cache. No GPU has run "
+        f"any of this; predicted with coefficients of {TRAINER.name}."
+    )
+
+
+def name_of(row: Row) -> str:
+    """Return a row's hardware in words: `16 x h100-80g (2 nodes of 8)`."""
+    nodes = f" ({row.nodes} nodes of {row.gpus // row.nodes})" * (row.nodes > 1)
+    return f"{row.gpus} x {row.gpu}{nodes}"
+
+
+def hours_text(row: Row) -> str:
+    """Return the hours of a job with their interval: `31.2 (20.3 to 46.8)`."""
+    low, hours, high = map(plain, row.hours)
+    return f"{hours} ({low} to {high})"
+
+
+def money(amount: float | None) -> str:
+    """Format USD: whole ones from 100, else cents."""
+    return f"{amount or 0:,.0f}" if (amount or 0) >= 100 else f"{amount or 0:,.2f}"
+
+
+def _with_money(row: Row) -> str:
+    low, cost, high = (row.cost(hours) for hours in row.hours)
+    return "" if cost is None else f", {money(cost)} USD ({money(low)} to {money(high)})"
+
+
+def _overruns(row: Row, limits: Limits) -> Iterator[str]:
+    """Yield what the high end of a row's interval takes, where it exceeds a limit that the prediction keeps."""
+    high, cost = row.hours[2], row.cost(row.hours[2])
+    if row.hours[1] <= limits.deadline / 3600 < high:
+        yield f"{plain(high)} h"
+    if cost is not None and row.money <= limits.budget < cost:
+        yield f"{money(cost)} USD"
