@@ -19,7 +19,7 @@ from rlhf_planning.asked_model import AskedModel
 TOKENS = re.compile(r"(\d+(?:\.\d+)?)(k?)")
 SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|min|m|h|d)?")
 SECONDS = {None: 1, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
-TAIL = 4.0
+TAIL = 2.0
 """Default length that 99 of 100 responses do not reach, as a multiple of the mean, but never above the limit."""
 DATA = "file:///data/train.jsonl"
 """Place of the training data in the manifest, which the user replaces."""
@@ -40,7 +40,7 @@ class Training:
     sets: Sequence[str] = ()
 
     def lengths(self) -> tuple[float, ...]:
-        """Return the lengths of responses in tokens; empty if all have the limit. SpecError for an impossible mean."""
+        """Return the lengths of responses in tokens; empty if no mean is known. SpecError for an impossible mean."""
         if self.mean is None:
             return ()
         if not 0 < self.mean <= self.response:
@@ -122,10 +122,15 @@ def placed_document(document: Mapping[str, Any], mapping: DeviceMapping) -> dict
         for pool in mapping.pools
     ]
     spec["placement"] = {"mode": "Manual", "pools": pools}
+    if "reference" in mapping.sizes and mapping.sizes["reference"] != mapping.sizes["actor"]:
+        spec["models"]["reference"] = {name: spec["models"]["actor"][name] for name in ("uri", "shape")}
     for role, sizes in mapping.sizes.items():
         if role in spec["models"] and sizes.pipeline * sizes.tensor > 1:
             spec["models"][role]["parallelism"] = {"pipeline": sizes.pipeline, "tensor": sizes.tensor}
-    actor = mapping.sizes.get("rollout") or mapping.sizes.get("actor")
-    if actor and "rollout" in spec and (actor.generation_pipeline, actor.generation_tensor) != (1, 1):
-        spec["rollout"] |= {"pipelineParallel": actor.generation_pipeline, "tensorParallel": actor.generation_tensor}
+    generates = mapping.sizes.get("rollout") or mapping.sizes.get("actor")
+    if generates and "rollout" in spec:
+        spec["rollout"] |= {
+            "pipelineParallel": generates.generation_pipeline,
+            "tensorParallel": generates.generation_tensor,
+        }
     return placed

@@ -38,7 +38,8 @@ class Limits:
 
     def __str__(self) -> str:
         parts = [f"{self.budget:,.0f} USD"] * math.isfinite(self.budget)
-        parts += [f"{self.deadline / 3600:g} h"] * math.isfinite(self.deadline)
+        hours, minutes = f"{self.deadline / 3600:g} h", f"{self.deadline / 60:g} min"
+        parts += [hours if self.deadline >= 3600 else minutes] * math.isfinite(self.deadline)
         return " and ".join(parts + [f"{self.step:g} s a step"] * math.isfinite(self.step))
 
 
@@ -264,9 +265,11 @@ def choose(rows: Sequence[Row], limits: Limits) -> tuple[Row | None, str]:
     sure = [row for row in rows if row.excess(limits, case=2) <= 1]
     within = sure or [row for row in rows if row.excess(limits) <= 1]
     if not within:
-        return min(rows, key=lambda row: row.excess(limits)), f"NOTHING here meets {limits}; this is the nearest"
+        return min(rows, key=lambda row: row.excess(limits)), f"the nearest to {limits}, which nothing here meets"
     hedge = "" if sure else ", by the prediction; the high end of its interval is not"
     where = f" within {limits}{hedge}" * (limits != Limits())
+    if len(rows) == 1:
+        return within[0], "what fits" + where
     if math.isfinite(limits.budget) and limits == Limits(budget=limits.budget):
         return min(within, key=lambda row: row.hours[1]), f"the fastest{where}"
     if math.isfinite(limits.step) and limits == Limits(step=limits.step):

@@ -19,8 +19,8 @@ MAX_INSTANCES = 4
 """Largest number of instance types that a sentence names."""
 
 
-def print_sizing(sizing: Sizing, job: Job, market: Market, limits: Limits, *, title: str) -> None:
-    """Print the table and its sentences to stdout, in COLUMNS columns if that is no terminal."""
+def print_sizing(sizing: Sizing, job: Job, market: Market, limits: Limits, *, title: str, closing: str) -> None:
+    """Print the table between its sentences to stdout, in COLUMNS columns if that is no terminal."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = COLUMNS
@@ -32,7 +32,7 @@ def print_sizing(sizing: Sizing, job: Job, market: Market, limits: Limits, *, ti
             console.print()
             console.print(Padding(table_of(sizing), (0, 0, 0, 0), expand=False))
             console.print()
-        for sentence in sentences_of(sizing, job, market, limits):
+        for sentence in [*sentences_of(sizing, job, market, limits), closing]:
             console.print(Prose(sentence))
     typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
 

@@ -109,9 +109,10 @@ def _facts(job: Job, mapping: DeviceMapping) -> dict[str, Any]:
     role = job.saved
     sizes, model = mapping.sizes[role], mapping.prediction.models[role]
     tokens, rows = data.max_prompt_tokens + data.max_response_tokens, job.sequences_per_step
-    kl, lora, ranks = getattr(job.spec.algorithm, "kl", None), job.models()[role].lora, sizes.data
+    kl, lora = getattr(job.spec.algorithm, "kl", None), job.models()[role].lora
     has_kl = kl is not None and "reference" in job.models()
-    micro_rows = min(model.micro_batch, max(rows // ranks, 1))
+    of_rank = max(rows // pool.size, 1)
+    micro_rows = next(size for size in range(min(model.micro_batch, of_rank), 0, -1) if of_rank % size == 0)
     return {
         "nodes": len(pool.slots_per_machine),
         "slots": pool.slots_per_machine[0],
@@ -122,8 +123,9 @@ def _facts(job: Job, mapping: DeviceMapping) -> dict[str, Any]:
         "tokens": tokens,
         "micro_tokens": model.micro_batch * tokens,
         "micro_rows": micro_rows,
-        "accumulation": max(rows // (ranks * micro_rows), 1),
+        "accumulation": of_rank // micro_rows,
         "steps": training.total_steps,
+        "all_rows": (training.total_steps or 1) * (training.prompt_batch_size or rows),
         "updates": (training.total_steps or 1) * job.updates_per_step,
         "engines": pool.size // sizes.generation_tensor,
         "generation_tensor": sizes.generation_tensor,

@@ -31,26 +31,26 @@ def size_and_print(
     output: Path | None,
     pictures: Sequence[Path],
 ) -> None:
-    """Print the hardware for a training, as text or JSON; write the chosen row's files and the pictures."""
+    """Print the hardware for a training, as text or JSON; write the chosen row's files and the pictures.
+
+    Raises EnvironmentProblem if the job fits on none of the asked hardware.
+    """
     document = document_of(model, training)
-    job = Job.parse(document)
-    sizing = size_job(job, wanted_gpus(gpus), market, limits, training.lengths())
-    files = _files(document, sizing)
-    title = _title(model, training, job)
+    job, wanted = Job.parse(document), wanted_gpus(gpus)
+    sizing = size_job(job, wanted, market, limits, training.lengths())
+    files, title = _files(document, sizing), _title(model, training, job, sizing)
     if in_json:
         typer.echo(json.dumps(_document(model, market, sizing, files), indent=2))
     else:
-        print_sizing(sizing, job, market, limits, title=title)
-        _print_files(files, output)
-    if output and files:
+        print_sizing(sizing, job, market, limits, title=title, closing=_layout(files, output))
+    if output:
         with writing(output):
             output.mkdir(parents=True, exist_ok=True)
-            for name, (text, _) in files.items():
-                if text:
-                    (output / name).write_text(text)
+            for name in (name for name, (text, _) in files.items() if text):
+                (output / name).write_text(files[name][0])
     for picture in pictures:
         _draw(sizing, title, picture)
-    if not sizing.rows:
+    if len(sizing.unfit) == len(wanted) and (wanted or not sizing.rows):
         raise EnvironmentProblem("; ".join(sizing.unfit) or "the job fits on none of the GPUs with a price")
 
 
@@ -63,18 +63,19 @@ def limits_of(budget: float | None, deadline: str | None, step: str | None) -> L
     return Limits(**{name: float(value) for name, value in given.items() if value})
 
 
-def _title(model: AskedModel, training: Training, job: Job) -> str:
-    data, steps = job.spec.data, job.spec.training.total_steps
+def _title(model: AskedModel, training: Training, job: Job, sizing: Sizing) -> str:
+    data, offline = job.spec.data, job.spec.algorithm.offline
     name = model.shape.get("name") or model.uri.rpartition("/")[2]
-    rows = f"{job.spec.training.batch_size:,} rows" if job.spec.algorithm.offline else ""
     prompts, samples = job.spec.training.prompt_batch_size, job.spec.rollout.samples_per_prompt
-    mean = f", {training.mean:,} on average" if training.mean else ", all counted as that long (--mean says otherwise)"
-    adapter = f", LoRA of rank {training.lora}" * bool(training.lora)
+    rows = f"{job.spec.training.batch_size:,} rows" if offline else f"{prompts:,} prompts x {samples} responses"
+    counted = f", counted as {sizing.chosen.prediction.response_tokens:,.0f} on average" if sizing.chosen else ""
+    unsaid = " (--mean TOKENS says what they are)" if counted and not training.mean and not offline else ""
     same = [role for role in job.models() if role not in ("actor", "reference", job.saved)]
     return (
-        f"{job.spec.algorithm.name} of {name}, {size_in_words(model.architecture)}{adapter}: {steps:,} steps of "
-        f"{rows or f'{prompts:,} prompts x {samples} responses'}; prompts of {data.max_prompt_tokens:,} tokens, "
-        f"responses of at most {data.max_response_tokens:,}{mean}."
+        f"{job.spec.algorithm.name} of {name}, {size_in_words(model.architecture)}"
+        + f", LoRA of rank {training.lora}" * bool(training.lora)
+        + f": {job.spec.training.total_steps:,} steps of {rows}; prompts of {data.max_prompt_tokens:,} tokens, "
+        f"responses of at most {data.max_response_tokens:,}{counted}{unsaid}."
         + f" {model.found[:1].upper()}{model.found[1:]}." * bool(model.found)
         + f" Of the same shape: {', '.join(same)}." * bool(same)
     )
@@ -91,13 +92,16 @@ def _files(document: dict[str, Any], sizing: Sizing) -> dict[str, tuple[str, str
     return files
 
 
-def _print_files(files: dict[str, tuple[str, str]], output: Path | None) -> None:
-    said = [
-        f"{name} ({remark})" if text and remark else name if text else f"no {name}: {remark}"
+def _layout(files: dict[str, tuple[str, str]], output: Path | None) -> str:
+    """Return a sentence on the files of the chosen row: those that there are, and what other projects do otherwise."""
+    written = ", ".join(name for name, (text, _) in files.items() if text)
+    remarks = "; ".join(
+        f"{name.removesuffix('.sh')}{'' if text else ' cannot'}: {remark}"
         for name, (text, remark) in files.items()
-    ]
-    if files:
-        typer.echo(f"{f'{output} has' if output else '--output FOLDER writes'} this layout: {'; '.join(said)}")
+        if remark
+    )
+    verb = f"{output} has" if output else "--output FOLDER writes"
+    return f"{verb} this layout as {written}. Other projects: {remarks or 'the same'}." if files else ""
 
 
 def _document(model: AskedModel, market: Market, sizing: Sizing, files: dict[str, tuple[str, str]]) -> dict[str, Any]:

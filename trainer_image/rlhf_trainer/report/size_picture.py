@@ -42,7 +42,8 @@ def size_figure(sizing: Sizing, title: str, picture: Path) -> None:
                 axes.annotate(
                     str(row.gpus), (row.money, row.hours[1]), (6, 5), textcoords="offset points", color=colour, **chosen
                 )
-        axes.legend(title="GPUs of type", frameon=False)
+        axes.margins(x=0.08)
+        axes.legend(title="number of GPUs of type", frameon=False)
         if picture.suffix == ".png":
             figure.savefig(picture, dpi=150)
         else:
