@@ -40,13 +40,16 @@ def model_of(text: str) -> AskedModel:
         return _of_folder(path.parent if path.name == "config.json" else path)
     if size := SIZE.fullmatch(name):
         return _of_size(text, float(size[1]) * UNITS[size[2]])
-    known = name if name in KNOWN else _by_hub_id().get(_plain(name))
-    if known is None:
+    if name in KNOWN:
+        return _known(name, HUB_IDS[name][0], "")
+    found = _by_hub_id().get(_plain(name))
+    if found is None:
         where = "is neither a folder nor one of the table's models, and nothing is fetched"
         hint = f"pass a folder with its config.json, or a size such as 7b; {_close(name)}"
         raise SpecError([Problem(f"MODEL {text}", f"{where}: {hint}")])
-    hub = text.strip() if "/" in name else HUB_IDS[known]
-    return _known(known, hub, "" if known == name else f"{text} has the shape of {known}")
+    known, owner = found
+    hub = text.strip() if "/" in name else f"{owner}/{text.strip()}"
+    return _known(known, hub, f"{text} has the shape of {known}")
 
 
 def _of_folder(folder: Path) -> AskedModel:
@@ -74,7 +77,7 @@ def _of_size(text: str, parameters: float) -> AskedModel:
             f"is far from all dense models of the table; the nearest is {nearest}; pass a folder with a config.json"
         )
         raise SpecError([Problem(f"MODEL {text}", message)])
-    return _known(nearest, HUB_IDS[nearest], f"{text} is taken as {nearest}, the nearest dense model of the table")
+    return _known(nearest, HUB_IDS[nearest][0], f"{text} is taken as {nearest}, the nearest dense model of the table")
 
 
 def _known(name: str, hub: str, found: str) -> AskedModel:
@@ -86,10 +89,10 @@ def _architecture(name: str) -> Architecture:
     return architecture_in(Shape(name=name), "actor")
 
 
-def _by_hub_id() -> dict[str, str]:
-    """Return the table's names by what is left of the hub id; a name without its owner counts, too."""
-    ids = {_plain(hub.lower()): name for name, hub in reversed(HUB_IDS.items())}
-    return {_plain(name): name for name in KNOWN} | {each.partition("/")[2]: name for each, name in ids.items()} | ids
+def _by_hub_id() -> dict[str, tuple[str, str]]:
+    """Return (name in the table, owner) by what is left of a hub id, with its owner and without."""
+    ids = {hub: (name, hub.partition("/")[0]) for name, hubs in HUB_IDS.items() for hub in hubs}
+    return {_plain(part.lower()): found for hub, found in ids.items() for part in (hub, hub.partition("/")[2])}
 
 
 def _plain(name: str) -> str:
@@ -98,8 +101,9 @@ def _plain(name: str) -> str:
 
 
 def _close(name: str) -> str:
-    hint = suggestion(name.rpartition("/")[2], [*KNOWN, *(hub.rpartition("/")[2].lower() for hub in HUB_IDS.values())])
-    return hint if hint.startswith("did") else f"the table has {', '.join(list(KNOWN)[:6])} and {len(KNOWN) - 6} more"
+    names = {hub.rpartition("/")[2].lower() for hubs in HUB_IDS.values() for hub in hubs}
+    hint = suggestion(name.rpartition("/")[2], names.union(KNOWN))
+    return hint if hint.startswith("did") else f"the table has {', '.join(list(KNOWN)[:6])} and {len(names) - 6} more"
 
 
 def size_in_words(model: Architecture) -> str:

@@ -7,14 +7,12 @@ from pydantic import Field
 
 from rlhf_api.contract import Count, Spec
 from rlhf_api.expressions import VALUE, Check
-from rlhf_api.problems import choice
 from rlhf_api.tables import read_table
 
 
 class _Sizes(NamedTuple):
-    """Row of known_models.yaml: the model's id on the hub, and its sizes by their names in config.json."""
+    """Row of known_models.yaml: sizes of a model by their names in config.json."""
 
-    hub: str
     source: Literal["A", "L", "P"]
     model_type: str
     hidden_size: int
@@ -30,19 +28,15 @@ class _Sizes(NamedTuple):
     moe_intermediate_size: int | None = None
 
 
-_ROWS = read_table(__package__, "known_models.yaml", dict[str, _Sizes])
 KNOWN: Mapping[str, Mapping[str, Any]] = {
-    name: {size: value for size, value in zip(_Sizes._fields[2:], sizes[2:], strict=True) if value is not None}
-    for name, sizes in _ROWS.items()
+    name: {size: value for size, value in zip(_Sizes._fields[1:], sizes[1:], strict=True) if value is not None}
+    for name, sizes in read_table(__package__, "known_models.yaml", dict[str, _Sizes]).items()
 }
 """Name of a well-known model -> its config.json on the Hugging Face Hub."""
-HUB_IDS: Mapping[str, str] = {name: sizes.hub for name, sizes in _ROWS.items()}
-"""Name of a well-known model -> its id on the Hugging Face Hub."""
-
-
-KnownModel = Annotated[
-    str, Field(max_length=64), Check(VALUE.one_of(tuple(KNOWN)), f'is "{{value}}", expected {choice(KNOWN)}')
-]
+HUB_IDS: Mapping[str, tuple[str, ...]] = read_table(__package__, "hub_ids.yaml", dict[str, tuple[str, ...]])
+"""Name of a well-known model -> ids of the models on the Hugging Face Hub that have its shape."""
+NO_MODEL = 'is "{value}", expected a known model, such as llama-3-8b; `rlhf size` says close names'
+KnownModel = Annotated[str, Field(max_length=64), Check(VALUE.one_of(tuple(KNOWN)), NO_MODEL)]
 
 
 class Shape(Spec):
