@@ -105,9 +105,9 @@ class Row:
         models, (free, stage, part) = self.prediction.models.values(), self.room
         limit, offloads = min(self.prediction.memory_limit.values()), {model.offload for model in models} - {"None"}
         notes = [f"memory in {stage} ({part})"] * (free < TIGHT * limit)
-        notes += ["optimizer in host memory"] * ("OptimizerInHost" in offloads)
-        notes += ["idle states in host memory"] * bool(offloads - {"OptimizerInHost"})
-        notes += ["layers recomputed"] * any(model.recomputes for model in models)
+        notes += ["optimizer on host"] * ("OptimizerInHost" in offloads)
+        notes += ["idle states on host"] * bool(offloads - {"OptimizerInHost"})
+        notes += ["recomputes"] * any(model.recomputes for model in models)
         return ", ".join(notes + [f"{self.idle} GPUs idle"] * bool(self.idle))
 
     @property

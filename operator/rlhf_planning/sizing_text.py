@@ -75,22 +75,20 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
         minutes = job.spec.checkpoint.every_minutes
         lost = (minutes / 2 + RESTART_MINUTES) / 60
         yield (
-            f"  On spot: {money(row.cost(spot=True))} USD. Each interruption adds {lost * 60:g} minutes "
-            f"({money(row.cost(lost, spot=True))} USD): half of the {minutes:g} minutes between checkpoints, and "
-            f"{RESTART_MINUTES:g} to start again."
+            f"  On spot {money(row.cost(spot=True))} USD, and {money(row.cost(lost, spot=True))} more for each "
+            f"interruption: half of the {minutes:g} minutes between checkpoints, and {RESTART_MINUTES:g} to start again."
         )
     if row.instances:
         more = f" and {len(row.instances) - MAX_INSTANCES} more" * (len(row.instances) > MAX_INSTANCES)
-        count = f"{row.nodes} of " * (row.nodes > 1)
-        yield f"  Instances: {count}{', '.join(row.instances[:MAX_INSTANCES])}{more}."
+        names = (name.partition(" (")[0] for name in row.instances[:MAX_INSTANCES])
+        yield f"  Instances: {f'{row.nodes} of ' * (row.nodes > 1)}{', '.join(names)}{more}."
     if (small := sizing.smallest) and small is not row:
         hours = f"{hours_text(small)} h{_with_money(small)}"
         yield f"Smallest that fits: {name_of(small)}, {hours}{f'; {small.tight}' * bool(small.tight)}."
-    source = next((f" ({market.gpus[row.gpu].source})" for _ in [0] if row.gpu in market.gpus and row.price), "")
+    source = market.gpus[row.gpu].source if row.price else ""
     yield (
-        f"Prices are of {market.date}{source}, for the GPUs alone, on demand; --prices FILE takes yours. About 80 % of "
-        f"jobs should be within the intervals. Free is what the fullest GPU has besides the KV cache. No GPU has run "
-        f"any of this; predicted with coefficients of {TRAINER.name}."
+        f"Prices: {market.date}{f', {source}' * bool(source)}; GPUs alone, on demand. About 80 % of jobs should be within "
+        f"the intervals; no GPU has run any. Coefficients of {TRAINER.name}."
     )
 
 

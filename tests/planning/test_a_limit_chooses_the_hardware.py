@@ -63,7 +63,7 @@ def test_a_type_without_a_price_is_sized_by_gpu_hours() -> None:
 
 def test_an_interruption_costs_half_an_interval_and_a_restart() -> None:
     told = ask(f"{JOB}=8 --set spec.checkpoint.everyMinutes=30")
-    assert f"Each interruption adds 25 minutes ({25 / 60 * 8 * 0.80:.2f} USD)" in told
+    assert f"USD, and {25 / 60 * 8 * 0.80:.2f} more for each interruption: half of the 30 minutes" in told
 
 
 @pytest.mark.parametrize(

@@ -96,12 +96,12 @@ def _layout(files: dict[str, tuple[str, str]], output: Path | None) -> str:
     """Return a sentence on the files of the chosen row: those that there are, and what other projects do otherwise."""
     written = ", ".join(name for name, (text, _) in files.items() if text)
     remarks = "; ".join(
-        f"{name.removesuffix('.sh')}{'' if text else ' cannot'}: {remark}"
+        f"{name.removesuffix('.sh')}{' differs' if text else ' cannot'}: {remark}"
         for name, (text, remark) in files.items()
         if remark
     )
     verb = f"{output} has" if output else "--output FOLDER writes"
-    return f"{verb} this layout as {written}. Other projects: {remarks or 'the same'}." if files else ""
+    return f"{verb} this layout as {written}. {remarks}{'.' * bool(remarks)}" if files else ""
 
 
 def _document(model: AskedModel, market: Market, sizing: Sizing, files: dict[str, tuple[str, str]]) -> dict[str, Any]:

@@ -1,0 +1,37 @@
+"""docs/size.md shows what the command prints and draws now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf_api.spec.model_shape import HUB_IDS, KNOWN
+from rlhf_mapper.hardware import GPUS, gpu_of_product
+from rlhf_planning.market import INSTANCES, PRICES
+from tests.planning.page import DRAWN, PICTURE, example, printed, words_of
+
+
+def test_the_example_is_what_the_command_prints() -> None:
+    _, shown, expected = example()
+    assert shown == expected, "python -m tests.planning.page writes it anew; then read the page"
+
+
+def test_the_picture_is_what_the_command_draws(tmp_path: Path) -> None:
+    printed(f"{DRAWN} --svg {tmp_path / 'drawn.svg'}")
+    drawn = (tmp_path / "drawn.svg").read_text()
+    assert len(words_of(drawn)) > 15
+    assert words_of(drawn) == words_of(PICTURE.read_text()), "python -m tests.planning.page draws it anew"
+
+
+def test_a_picture_may_be_png(tmp_path: Path) -> None:
+    printed(f"{DRAWN} --png {tmp_path / 'drawn.png'}")
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_tables_name_what_exists() -> None:
+    assert HUB_IDS.keys() == KNOWN.keys()
+    assert sum(map(len, HUB_IDS.values())) >= 60
+    assert not PRICES.gpus.keys() - GPUS.keys()
+    names = [name for offer in PRICES.gpus.values() for name in offer.names]
+    assert len(names) == len(set(names))
+    assert not set(names) & GPUS.keys()
+    assert [name for name, each in INSTANCES.items() if not gpu_of_product(each.product)] == []
