@@ -3,8 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhf_api.files import apply
 from rlhf_api.job import Job
@@ -25,46 +24,39 @@ DATA = "file:///data/train.jsonl"
 """Place of the training data in the manifest, which the user replaces."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """Training that a user asks about."""
+class Training(NamedTuple):
+    """Training that a user asks about; a mean response of 0 is not known, and rank 0 no adapter."""
 
     algorithm: str
     response: int
-    mean: int | None
     prompt: int
+    mean: int
     samples: int
     prompts: int
-    lora: int | None
+    lora: int
     steps: int
-    sets: Sequence[str] = ()
+    sets: Sequence[str]
 
     def lengths(self) -> tuple[float, ...]:
         """Return the lengths of responses in tokens; empty if no mean is known. SpecError for an impossible mean."""
-        if self.mean is None:
-            return ()
-        if not 0 < self.mean <= self.response:
+        if self.mean > self.response:
             raise SpecError([Problem("--mean", f"is {self.mean}, above the limit of {self.response} (--response)")])
         most = min(TAIL * self.mean, float(self.response))
-        return lognormal(self.mean, most, most=self.response) if most > self.mean else (float(self.mean),)
+        return lognormal(self.mean, most, most=self.response) if most > self.mean else (most,) * bool(self.mean)
 
 
 def tokens_of(text: str, path: str) -> int:
     """Return a number of tokens; `16k` is 16,384. Raises SpecError."""
-    found = TOKENS.fullmatch(text.strip().lower())
-    count = round(float(found[1]) * (1024 if found[2] else 1)) if found else 0
-    if not count:
+    if not (found := TOKENS.fullmatch(text.strip().lower())):
         raise SpecError([Problem(path, f"is {text}, expected a number of tokens, such as 16k")])
-    return count
+    return round(float(found[1]) * (1024 if found[2] else 1))
 
 
 def seconds_of(text: str, path: str) -> float:
     """Return the seconds of a duration such as 48h, 2min or 90. Raises SpecError."""
-    found = SPAN.fullmatch(text.strip().lower())
-    seconds = float(found[1]) * SECONDS[found[2]] if found else 0.0
-    if not seconds:
+    if not (found := SPAN.fullmatch(text.strip().lower())):
         raise SpecError([Problem(path, f"is {text}, expected a duration, such as 48h, 2min or 90s")])
-    return seconds
+    return float(found[1]) * SECONDS[found[2]]
 
 
 def document_of(model: AskedModel, training: Training) -> dict[str, Any]:
@@ -73,31 +65,21 @@ def document_of(model: AskedModel, training: Training) -> dict[str, Any]:
     if (name := known.get(training.algorithm.lower())) is None:
         message = f"is {training.algorithm}; {suggestion(training.algorithm, ALGORITHMS)}"
         raise SpecError([Problem("--algorithm", message)])
-    algorithm = ALGORITHMS[name]
-    place: dict[str, Any] = {"uri": model.uri, "shape": dict(model.shape)}
-    wanted = [role for role in (*algorithm.trained, *algorithm.frozen) if role not in PLACED_WITH]
-    models = {role: deepcopy(place) for role in wanted if role != "reference"}
-    if training.lora:
-        for role in algorithm.trained:
-            if role in models:
-                models[role]["lora"] = {"rank": training.lora, "alpha": 2 * training.lora}
-    spec: dict[str, Any] = {
+    algorithm, place = ALGORITHMS[name], {"uri": model.uri, "shape": dict(model.shape)}
+    roles = [role for role in (*algorithm.trained, *algorithm.frozen) if role not in (*PLACED_WITH, "reference")]
+    adapter = {"lora": {"rank": training.lora, "alpha": 2 * training.lora}} if training.lora else {}
+    models: dict[str, Any] = {role: place | (adapter if role in algorithm.trained else {}) for role in roles}
+    if "reward" in algorithm.frozen and "critic" not in models:
+        models["reward"] = {"verifier": {"name": "Math", "answerKey": "answer"}}
+    limits = {"maxPromptTokens": training.prompt, "maxResponseTokens": training.response}
+    batch = "batchSize" if algorithm.offline else "promptBatchSize"
+    spec = {
         "algorithm": {"name": name},
         "models": models,
-        "data": {
-            "train": {"uri": DATA},
-            "maxPromptTokens": training.prompt,
-            "maxResponseTokens": training.response,
-        },
-        "training": {"totalSteps": training.steps},
+        "data": {"train": {"uri": DATA}, **limits},
+        "training": {"totalSteps": training.steps, batch: training.prompts},
+        **({} if algorithm.offline else {"rollout": {"samplesPerPrompt": training.samples}}),
     }
-    if algorithm.offline:
-        spec["training"]["batchSize"] = training.prompts
-    else:
-        spec["rollout"] = {"samplesPerPrompt": training.samples}
-        spec["training"]["promptBatchSize"] = training.prompts
-        if "reward" in models and "reward" not in algorithm.trained and "critic" not in models:
-            models["reward"] = {"verifier": {"name": "Math", "answerKey": "answer"}}
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "sized"}, "spec": spec}
     (changed,) = apply(training.sets, [document])
     return dict(changed)
@@ -113,12 +95,8 @@ def placed_document(document: Mapping[str, Any], mapping: DeviceMapping) -> dict
     placed = deepcopy(dict(document))
     spec = placed["spec"]
     pools = [
-        {
-            "name": pool.name,
-            "models": [role for role in pool.models if role not in PLACED_WITH],
-            "nodes": len(pool.slots_per_machine),
-            "slotsPerNode": pool.slots_per_machine[0],
-        }
+        {"name": pool.name, "models": [role for role in pool.models if role not in PLACED_WITH]}
+        | {"nodes": len(pool.slots_per_machine), "slotsPerNode": pool.slots_per_machine[0]}
         for pool in mapping.pools
     ]
     spec["placement"] = {"mode": "Manual", "pools": pools}
@@ -129,8 +107,6 @@ def placed_document(document: Mapping[str, Any], mapping: DeviceMapping) -> dict
             spec["models"][role]["parallelism"] = {"pipeline": sizes.pipeline, "tensor": sizes.tensor}
     generates = mapping.sizes.get("rollout") or mapping.sizes.get("actor")
     if generates and "rollout" in spec:
-        spec["rollout"] |= {
-            "pipelineParallel": generates.generation_pipeline,
-            "tensorParallel": generates.generation_tensor,
-        }
+        spec["rollout"]["pipelineParallel"] = generates.generation_pipeline
+        spec["rollout"]["tensorParallel"] = generates.generation_tensor
     return placed

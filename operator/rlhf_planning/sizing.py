@@ -125,20 +125,12 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         """Return the row as JSON; money in USD, memory in bytes."""
         (low, seconds, high), (free, stage, part), (phase, share) = self.seconds, self.room, self.slowest
-        hours = dict(zip(("hours_low", "hours", "hours_high"), self.hours, strict=True))
-        return {"gpu": self.gpu, "gpus": self.gpus, "nodes": self.nodes, "idle_gpus": self.idle, **hours} | {
-            "step_seconds": seconds,
-            "low": low,
-            "high": high,
-            "price_per_gpu_hour": self.price,
-            "cost": self.cost(),
-            "spot_cost": self.cost(spot=True),
-            "free_bytes": free,
-            "fullest": f"{stage}: {part}",
-            "tight": self.tight,
-            "slowest": {"phase": phase, "share": share},
-            "instances": self.instances,
-        }
+        answer: dict[str, Any] = {"gpu": self.gpu, "gpus": self.gpus, "nodes": self.nodes, "idle_gpus": self.idle}
+        answer |= {"step_seconds": seconds, "low": low, "high": high}
+        answer |= zip(("hours_low", "hours", "hours_high"), self.hours, strict=True)
+        answer |= {"price_per_gpu_hour": self.price, "cost": self.cost(), "spot_cost": self.cost(spot=True)}
+        answer |= {"free_bytes": free, "fullest": f"{stage}: {part}", "tight": self.tight}
+        return answer | {"slowest": {"phase": phase, "share": share}, "instances": self.instances}
 
     @property
     def instances(self) -> list[str]:
@@ -157,6 +149,12 @@ class Sizing:
     smallest: Row | None
     """Row with the fewest GPUs, the cheapest of several."""
     unfit: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the answer as JSON, with the same keys in every case."""
+        one, smallest = (row and row.as_json() for row in (self.chosen, self.smallest))
+        rows, unfit = [row.as_json() for row in self.rows], list(self.unfit)
+        return {"rows": rows, "chosen": one, "why": self.why, "smallest": smallest, "unfit": unfit}
 
 
 def wanted_gpus(text: str) -> list[tuple[str, int | None]]:

@@ -1,5 +1,6 @@
 """Text of the answer of `rlhf size`: a table of hardware, and sentences on the chosen row."""
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -9,7 +10,6 @@ from rich.padding import Padding
 from rich.table import Table
 
 from rlhf_api.job import Job
-from rlhf_mapper.coefficients import TRAINER
 from rlhf_planning.mapping_text import COLUMNS, Prose
 from rlhf_planning.market import Market
 from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing
@@ -66,17 +66,14 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
         return
     phase, share = row.slowest
     yield f"> {name_of(row)} is {sizing.why}: {hours_text(row)} h{_with_money(row)}; {share:.0%} of it is {phase}."
-    if (cost := row.cost()) and limits.budget not in (0, float("inf")):
-        per_step = cost / row.steps
-        yield f"  {money(limits.budget)} USD buy about {int(limits.budget / per_step):,} steps on it."
-    if late := list(_overruns(row, limits)):
-        yield f"  At the high end of its interval it takes {' and '.join(late)}."
+    if (cost := row.cost()) and limits.budget < math.inf:
+        yield f"  {money(limits.budget)} USD buy about {int(limits.budget / cost * row.steps):,} steps on it."
     if row.spot is not None:
         minutes = job.spec.checkpoint.every_minutes
         lost = (minutes / 2 + RESTART_MINUTES) / 60
         yield (
             f"  On spot {money(row.cost(spot=True))} USD, and {money(row.cost(lost, spot=True))} more for each "
-            f"interruption: half of the {minutes:g} minutes between checkpoints, and {RESTART_MINUTES:g} to start again."
+            f"interruption: half of the {minutes:g} minutes between checkpoints, and {RESTART_MINUTES:g} to restart."
         )
     if row.instances:
         more = f" and {len(row.instances) - MAX_INSTANCES} more" * (len(row.instances) > MAX_INSTANCES)
@@ -87,8 +84,8 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
         yield f"Smallest that fits: {name_of(small)}, {hours}{f'; {small.tight}' * bool(small.tight)}."
     source = market.gpus[row.gpu].source if row.price else ""
     yield (
-        f"Prices: {market.date}{f', {source}' * bool(source)}; GPUs alone, on demand. About 80 % of jobs should be within "
-        f"the intervals; no GPU has run any. Coefficients of {TRAINER.name}."
+        f"Prices: {market.date}{f', {source}' * bool(source)}; GPUs alone, on demand. About 80 % of jobs should be "
+        "within the intervals; no GPU has run any."
     )
 
 
@@ -112,12 +109,3 @@ def money(amount: float | None) -> str:
 def _with_money(row: Row) -> str:
     low, cost, high = (row.cost(hours) for hours in row.hours)
     return "" if cost is None else f", {money(cost)} USD ({money(low)} to {money(high)})"
-
-
-def _overruns(row: Row, limits: Limits) -> Iterator[str]:
-    """Yield what the high end of a row's interval takes, where it exceeds a limit that the prediction keeps."""
-    high, cost = row.hours[2], row.cost(row.hours[2])
-    if row.hours[1] <= limits.deadline / 3600 < high:
-        yield f"{plain(high)} h"
-    if cost is not None and row.money <= limits.budget < cost:
-        yield f"{money(cost)} USD"

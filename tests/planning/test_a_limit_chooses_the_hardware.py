@@ -24,9 +24,7 @@ def test_a_deadline_takes_the_cheapest_that_is_surely_in_time() -> None:
 def test_a_deadline_inside_the_interval_is_said() -> None:
     (row,) = answer(f"{JOB}=8")["rows"]
     between = (row["hours"] + row["hours_high"]) / 2
-    told = ask(f"{JOB}=8 --deadline {between:.2f}h")
-    assert "by the prediction; the high end of its interval is not" in told
-    assert "At the high end of its interval it takes" in told
+    assert "by the prediction; the high end of its interval is not" in ask(f"{JOB}=8 --deadline {between:.2f}h")
 
 
 def test_a_budget_takes_the_fastest_and_counts_its_steps() -> None:
@@ -77,7 +75,6 @@ def test_an_interruption_costs_half_an_interval_and_a_restart() -> None:
         ("7b --response lots", "--response: is lots, expected a number of tokens, such as 16k"),
         ("7b --response 1k --mean 2k", "--mean: is 2048, above the limit of 1024 (--response)"),
         ("7b --deadline soon", "--deadline: is soon, expected a duration, such as 48h, 2min or 90s"),
-        ("7b --budget 0", "--budget: is 0, expected USD above 0"),
         ("7b --set spec.training.nonsense=1", "spec.training.nonsense: unknown field"),
     ],
 )

@@ -1,6 +1,7 @@
 """`rlhf size`: hardware, hours and money of a training, without a manifest, a cluster or a network."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,8 @@ import typer
 
 from rlhf_api.job import Job
 from rlhf_api.kubectl_yaml import write
-from rlhf_api.problems import Problem, SpecError
 from rlhf_importers.peers import commands_of
-from rlhf_planning.asked_model import AskedModel, size_in_words
+from rlhf_planning.asked_model import AskedModel, model_of, size_in_words
 from rlhf_planning.market import Market
 from rlhf_planning.sized_job import Training, document_of, placed_document, seconds_of
 from rlhf_planning.sizing import Limits, Sizing, size_job, wanted_gpus
@@ -19,28 +19,33 @@ from rlhf_planning.sizing_text import print_sizing
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.run_folder.folder import writing
 
+TIMES = ("--deadline", "--step-time")
+
 
 def size_and_print(
-    model: AskedModel,
+    name: str,
     training: Training,
     market: Market,
-    *,
     gpus: str,
     limits: Limits,
     in_json: bool,
     output: Path | None,
     pictures: Sequence[Path],
 ) -> None:
-    """Print the hardware for a training, as text or JSON; write the chosen row's files and the pictures.
+    """Print the hardware for a training of the model `name`; write the chosen row's files and the pictures.
 
     Raises EnvironmentProblem if the job fits on none of the asked hardware.
     """
+    model, wanted = model_of(name), wanted_gpus(gpus)
     document = document_of(model, training)
-    job, wanted = Job.parse(document), wanted_gpus(gpus)
+    job = Job.parse(document)
     sizing = size_job(job, wanted, market, limits, training.lengths())
-    files, title = _files(document, sizing), _title(model, training, job, sizing)
+    files, title = _files(document, sizing), _title(model, job, training.mean, sizing)
     if in_json:
-        typer.echo(json.dumps(_document(model, market, sizing, files), indent=2))
+        found = {"uri": model.uri, "shape": dict(model.shape), "parameters": model.architecture.parameters}
+        texts = {name: {"text": text, "remark": remark} for name, (text, remark) in files.items()}
+        answer = {"schema_version": 1, "model": found, "found": model.found, "prices": market.date}
+        typer.echo(json.dumps({**answer, **sizing.as_json(), "files": texts}, indent=2))
     else:
         print_sizing(sizing, job, market, limits, title=title, closing=_layout(files, output))
     if output:
@@ -54,30 +59,27 @@ def size_and_print(
         raise EnvironmentProblem("; ".join(sizing.unfit) or "the job fits on none of the GPUs with a price")
 
 
-def limits_of(budget: float | None, deadline: str | None, step: str | None) -> Limits:
-    """Return the limits of `--budget`, `--deadline` and `--step-time`. Raises SpecError."""
-    if budget is not None and budget <= 0:
-        raise SpecError([Problem("--budget", f"is {budget:g}, expected USD above 0")])
-    given = {"budget": budget, "deadline": deadline and seconds_of(deadline, "--deadline")}
-    given["step"] = step and seconds_of(step, "--step-time")
-    return Limits(**{name: float(value) for name, value in given.items() if value})
+def limits_of(budget: float, deadline: str, step: str) -> Limits:
+    """Return the limits of `--budget`, `--deadline` and `--step-time`, of which any may be 0 or empty. SpecError."""
+    times = [seconds_of(text, path) if text else math.inf for text, path in zip((deadline, step), TIMES, strict=True)]
+    return Limits(budget=budget or math.inf, deadline=times[0], step=times[1])
 
 
-def _title(model: AskedModel, training: Training, job: Job, sizing: Sizing) -> str:
-    data, offline = job.spec.data, job.spec.algorithm.offline
-    name = model.shape.get("name") or model.uri.rpartition("/")[2]
-    prompts, samples = job.spec.training.prompt_batch_size, job.spec.rollout.samples_per_prompt
-    rows = f"{job.spec.training.batch_size:,} rows" if offline else f"{prompts:,} prompts x {samples} responses"
+def _title(model: AskedModel, job: Job, mean: int, sizing: Sizing) -> str:
+    spec, role = job.spec, job.saved
+    rows, samples = spec.training.prompt_batch_size, spec.rollout.samples_per_prompt
+    work = f"{rows:,} prompts x {samples} responses" if rows else f"{spec.training.batch_size:,} rows"
     counted = f", counted as {sizing.chosen.prediction.response_tokens:,.0f} on average" if sizing.chosen else ""
-    unsaid = " (--mean TOKENS says what they are)" if counted and not training.mean and not offline else ""
-    same = [role for role in job.models() if role not in ("actor", "reference", job.saved)]
+    counted += " (--mean TOKENS says what they are)" * bool(rows and not mean)
+    same = ", ".join(each for each in job.models() if each not in ("actor", "reference", role))
+    lora = job.models()[role].lora
     return (
-        f"{job.spec.algorithm.name} of {name}, {size_in_words(model.architecture)}"
-        + f", LoRA of rank {training.lora}" * bool(training.lora)
-        + f": {job.spec.training.total_steps:,} steps of {rows}; prompts of {data.max_prompt_tokens:,} tokens, "
-        f"responses of at most {data.max_response_tokens:,}{counted}{unsaid}."
+        f"{spec.algorithm.name} of {model.shape.get('name') or model.uri.rpartition('/')[2]}, "
+        f"{size_in_words(model.architecture)}{f', LoRA of rank {lora.rank}' if lora else ''}: "
+        f"{spec.training.total_steps:,} steps of {work}; prompts of {spec.data.max_prompt_tokens:,} tokens, "
+        f"responses of at most {spec.data.max_response_tokens:,}{counted}."
         + f" {model.found[:1].upper()}{model.found[1:]}." * bool(model.found)
-        + f" Of the same shape: {', '.join(same)}." * bool(same)
+        + f" Of the same shape: {same}." * bool(same)
     )
 
 
@@ -86,38 +88,18 @@ def _files(document: dict[str, Any], sizing: Sizing) -> dict[str, tuple[str, str
     if not (row := sizing.chosen):
         return {}
     placed = placed_document(document, row.mapping)
-    files = {"job.yaml": (write(placed), "")}
-    for project, (command, remark) in commands_of(Job.parse(placed), row.mapping).items():
-        files[f"{project}.sh"] = (command and f"{command}\n", remark)
-    return files
+    commands = commands_of(Job.parse(placed), row.mapping)
+    lines = {f"{name}.sh": (command and f"{command}\n", remark) for name, (command, remark) in commands.items()}
+    return {"job.yaml": (write(placed), ""), **lines}
 
 
 def _layout(files: dict[str, tuple[str, str]], output: Path | None) -> str:
-    """Return a sentence on the files of the chosen row: those that there are, and what other projects do otherwise."""
+    """Return a sentence on the files of the chosen row, and on what other projects do otherwise."""
     written = ", ".join(name for name, (text, _) in files.items() if text)
-    remarks = "; ".join(
-        f"{name.removesuffix('.sh')}{' differs' if text else ' cannot'}: {remark}"
-        for name, (text, remark) in files.items()
-        if remark
-    )
+    differing = ((name.partition(".")[0], "differs" if text else "cannot", why) for name, (text, why) in files.items())
+    remarks = "; ".join(f"{name} {verb}: {why}" for name, verb, why in differing if why)
     verb = f"{output} has" if output else "--output FOLDER writes"
     return f"{verb} this layout as {written}. {remarks}{'.' * bool(remarks)}" if files else ""
-
-
-def _document(model: AskedModel, market: Market, sizing: Sizing, files: dict[str, tuple[str, str]]) -> dict[str, Any]:
-    """Return the answer as the JSON object of `rlhf size --json`, with the same keys in every case."""
-    return {
-        "schema_version": 1,
-        "model": {"uri": model.uri, "shape": dict(model.shape), "parameters": model.architecture.parameters},
-        "found": model.found,
-        "prices": market.date,
-        "rows": [row.as_json() for row in sizing.rows],
-        "chosen": sizing.chosen and sizing.chosen.as_json(),
-        "why": sizing.why,
-        "smallest": sizing.smallest and sizing.smallest.as_json(),
-        "unfit": list(sizing.unfit),
-        "files": {name: {"text": text, "remark": remark} for name, (text, remark) in files.items()},
-    }
 
 
 def _draw(sizing: Sizing, title: str, picture: Path) -> None:
