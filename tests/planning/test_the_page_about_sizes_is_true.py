@@ -37,8 +37,6 @@ def test_a_plain_installation_is_enough() -> None:
         "matplotlib",
         "huggingface_hub",
         "httpx",
-        "kubernetes",
-        "kopf",
     ]
     text = (
         f"import sys; sys.modules.update(dict.fromkeys({missing})); sys.argv = ['rlhf', 'size', '7b', '--json'];"
