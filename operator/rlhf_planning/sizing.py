@@ -107,7 +107,7 @@ class Row:
         notes = [f"memory in {stage} ({part})"] * (free < TIGHT * limit)
         notes += ["optimizer on host"] * ("OptimizerInHost" in offloads)
         notes += ["idle states on host"] * bool(offloads - {"OptimizerInHost"})
-        notes += ["recomputes"] * any(model.recomputes for model in models)
+        notes += ["recomputes layers"] * any(model.recomputes for model in models)
         return ", ".join(notes + [f"{self.idle} GPUs idle"] * bool(self.idle))
 
     @property
@@ -264,7 +264,7 @@ def choose(rows: Sequence[Row], limits: Limits) -> tuple[Row | None, str]:
     within = sure or [row for row in rows if row.excess(limits) <= 1]
     if not within:
         return min(rows, key=lambda row: row.excess(limits)), f"the nearest to {limits}, which nothing here meets"
-    hedge = "" if sure else ", by the prediction; the high end of its interval is not"
+    hedge = ", its whole interval too" if sure else ", by the prediction; the high end of its interval is not"
     where = f" within {limits}{hedge}" * (limits != Limits())
     if len(rows) == 1:
         return within[0], "what fits" + where

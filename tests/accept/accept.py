@@ -425,9 +425,7 @@ def size(_: Path) -> dict[str, Any]:
         if done.returncode:
             raise FellShortError(f"rlhf size exits with {done.returncode}", row | {name: done.returncode})
         found = json.loads(done.stdout)
-        row[name] = {
-            key: found["chosen"][key] for key in ("gpu", "gpus", "step_seconds", "low", "high", "hours", "cost")
-        }
+        one = row[name] = {key: found["chosen"][key] for key in SIZE_KEYS}
         print("{:20} {gpus:4} x {gpu:12} {hours:6.1f} h {cost:8,.0f} USD".format(name, **one), file=sys.stderr)
         if not one["low"] < one["step_seconds"] < one["high"] or not load(found["files"]["job.yaml"]["text"]):
             raise FellShortError(f"{name}: no interval, or no manifest", row)
