@@ -178,6 +178,10 @@ class MappedPlacement(Spec):
     """Price of all GPUs for an hour, in the currency of the chart's prices; unset if a GPU type has no price."""
     predicted_step_seconds: float | None = Field(None, gt=0)
     """Predicted duration of a step; unset if shapes are unknown."""
+    predicted_step_seconds_low: float | None = Field(None, gt=0)
+    """Lower end of the interval of predictedStepSeconds, in which about 80 % of predictions of this kind lie."""
+    predicted_step_seconds_high: float | None = Field(None, gt=0)
+    """Upper end of the interval of predictedStepSeconds."""
     predicted_tokens_per_second: float | None = Field(None, gt=0)
     """Predicted prompt and response tokens in a second; unset if shapes are unknown."""
     measured_step_seconds: Seconds | None = None

@@ -1,11 +1,16 @@
 """Coefficients of the simulators: shares of hardware peaks that kernels and links reach, and overheads of software."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rlhf_api.spec.job_spec import Attention
 from rlhf_api.tables import read_table
 from rlhf_mapper.mapping import Device, Kind
+
+
+ErrorKind = Literal["Sync", "Async", "Experts", "Training"]
+"""Kind of job in whose prediction errors are alike: RL in turn or working ahead, a mixture of experts, no generation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +72,8 @@ class Software:
     """Whether the states of idle models may be moved to host memory."""
     state_share: float
     """Largest share of a GPU's memory that model states (weights, gradients, optimizer) may fill."""
+    errors: Mapping[ErrorKind, tuple[float, float]]
+    """Published / predicted seconds by kind of job: bounds of about 80 % of the points that a fit has not seen."""
     efficiency: Efficiency
 
 

@@ -86,6 +86,9 @@ class Prediction:
     """Prediction of a step under a mapping."""
 
     step_seconds: float
+    low: float
+    """Lower end of the interval of `step_seconds`, in which about 80 % of predictions of this kind lie."""
+    high: float
     tokens_per_second: float
     """Prompt and response tokens of the batch over the time of a step."""
     phases: Mapping[Phase, float]

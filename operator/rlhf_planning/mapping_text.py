@@ -26,7 +26,7 @@ from rlhf_mapper.mapping import (
     Rejected,
     Stage,
 )
-from rlhf_planning.timeline import chart_of, legend_of, plain, seconds_text, timeline_of
+from rlhf_planning.timeline import chart_of, interval_text, legend_of, plain, seconds_text, timeline_of
 
 PARTS = {
     "weights": "weights",
@@ -241,7 +241,8 @@ def _filled(share: float, cells: int) -> Text:
 
 def _times(console: Console, mapping: DeviceMapping, prediction: Prediction, prices: Mapping[str, float]) -> None:
     seconds = prediction.step_seconds
-    line = f"predicted: {seconds_text(seconds)} a step, {plain(prediction.tokens_per_second)} tokens/s"
+    step = interval_text(seconds, prediction.low, prediction.high)
+    line = f"predicted: {step} a step, {plain(prediction.tokens_per_second)} tokens/s"
     if prices:
         pools = [(pool.gpu, pool.size) for pool in mapping.pools]
         line += f", price {plain(step_price(pools, seconds, prices))} a step"

@@ -121,6 +121,12 @@ def seconds_text(seconds: float) -> str:
     return f"{plain(seconds)} s" if seconds >= 1 else f"{plain(1000 * seconds)} ms"
 
 
+def interval_text(seconds: float, low: float, high: float) -> str:
+    """Return a predicted duration with its interval: 74 s (55 to 95), 840 ms (620 to 1,090)."""
+    scale = 1 if seconds >= 1 else 1000
+    return f"{seconds_text(seconds)} ({plain(low * scale)} to {plain(high * scale)})"
+
+
 def plain(value: float) -> str:
     """Format a number with an ASCII minus, which every terminal can show."""
     return number(value).replace(MINUS, "-")

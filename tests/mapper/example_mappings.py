@@ -77,6 +77,8 @@ def mapping(
     step = sum(work.values())
     prediction = Prediction(
         step_seconds=step,
+        low=0.75 * step,
+        high=1.5 * step,
         tokens_per_second=2048 * 1024 / step,
         phases={phase: total for phase, total in totals if total},
         stages=work,

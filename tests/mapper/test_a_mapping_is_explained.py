@@ -179,7 +179,7 @@ def test_the_text_shows_memory_times_and_what_others_take_longer() -> None:
     assert "all, limit 76.5 GB" in lines
     (generation,) = [line for line in lines if line.startswith("generation 39.0 █")]
     assert generation.endswith("51% 2.6 2.6 15.6 5.2 13.0")
-    assert "predicted: 91.3 s a step, 22,967 tokens/s" in lines
+    assert "predicted: 91.3 s (68.5 to 137) a step, 22,967 tokens/s" in lines
     assert "by stage: generation 31.7 s, preparation 11 s, training 48.6 s" in lines
     assert any(line.startswith(f"96.1 s +5.2% actor, critic, reward on 12{TIMES}a100-80g; reference") for line in lines)
     assert any("memory of a CPU slot in MB" in line for line in text_of(LAPTOP, 80).splitlines())

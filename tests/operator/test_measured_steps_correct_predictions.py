@@ -109,7 +109,7 @@ def test_the_next_attempt_is_predicted_as_the_last_measured() -> None:
     world.settle()
     assert mapping(world).predicted_step_seconds == pytest.approx(2.0)
     assert mapping(world).measured_step_seconds is None
-    assert "a step is predicted to take 2 s (corrected by measured steps)" in mapped(world)[1]
+    assert "a step is predicted to take 2 s (1 to 4), corrected by measured steps" in mapped(world)[1]
     go_on(world, 3)
     assert measured(world, 2).phases == measured(world, 1).phases, "predictions beside it are not corrected"
 

@@ -1,19 +1,19 @@
 """Shape of a model: the numbers of its config.json that determine its size and FLOPs."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from rlhf_api.contract import Count, Spec
 from rlhf_api.expressions import VALUE, Check
-from rlhf_api.problems import choice
 from rlhf_api.tables import read_table
 
 
 class _Sizes(NamedTuple):
     """Row of known_models.yaml: sizes of a model by their names in config.json."""
 
+    source: Literal["A", "L", "P"]
     model_type: str
     hidden_size: int
     num_hidden_layers: int
@@ -23,18 +23,20 @@ class _Sizes(NamedTuple):
     vocab_size: int
     tie_word_embeddings: bool = False
     head_dim: int | None = None
+    num_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    moe_intermediate_size: int | None = None
 
 
 KNOWN: Mapping[str, Mapping[str, Any]] = {
-    name: {size: value for size, value in sizes._asdict().items() if value is not None}
+    name: {size: value for size, value in zip(_Sizes._fields[1:], sizes[1:], strict=True) if value is not None}
     for name, sizes in read_table(__package__, "known_models.yaml", dict[str, _Sizes]).items()
 }
 """Name of a well-known model -> its config.json on the Hugging Face Hub."""
-
-
-KnownModel = Annotated[
-    str, Field(max_length=64), Check(VALUE.one_of(tuple(KNOWN)), f'is "{{value}}", expected {choice(KNOWN)}')
-]
+HUB_IDS: Mapping[str, tuple[str, ...]] = read_table(__package__, "hub_ids.yaml", dict[str, tuple[str, ...]])
+"""Name of a well-known model -> ids of the models on the Hugging Face Hub that have its shape."""
+NO_MODEL = 'is "{value}", expected a known model, such as llama-3-8b; `rlhf size` says close names'
+KnownModel = Annotated[str, Field(max_length=64), Check(VALUE.one_of(tuple(KNOWN)), NO_MODEL)]
 
 
 class Shape(Spec):

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple, TypeVar
 from rlhf_api import kubectl_yaml
 from rlhf_api.problems import SpecError
 from rlhf_api.quantities import amount
-from rlhf_api.tables import read_table
 from rlhf_operator import names
 from rlhf_operator.cluster import raw
 from rlhf_operator.cluster.client import FORBIDDEN, ApiError, Client
@@ -20,10 +19,9 @@ from rlhf_operator.cluster.discovery import served
 from rlhf_operator.cluster.resources import CONFIG_MAPS, NODE_POOLS
 from rlhf_operator.settings import NodesOfGroup, NodeTaint, Settings
 from rlhf_operator.snapshot import Document
+from rlhf_planning.market import INSTANCES
 
 T = TypeVar("T")
-INSTANCES: Final = read_table(__package__, "instances.yaml", dict[str, tuple[str, int]])
-"""GPU product and number of GPUs of clouds' instance types that Karpenter may add."""
 UNLIMITED: Final = 64
 """Number of nodes up to which jobs are planned on a NodePool without a limit."""
 MAX_NAMES, MAX_NODES = 5, 10_000
@@ -139,7 +137,7 @@ def _of_pool(pool: Document) -> LiveGroup:
 
 def _gpus_of(types: list[str], labels: Mapping[str, str]) -> tuple[str, int]:
     """Return the GPU product and the number of GPUs of the nodes that a NodePool adds; empty and 0 if they differ."""
-    known = {INSTANCES.get(each, ("", 0)) for each in types}
+    known = {(found.product, found.gpus) if (found := INSTANCES.get(each)) else ("", 0) for each in types}
     if len(known) == 1 and all(each[0] for each in known):
         return known.pop()
     count, product = labels.get(GPU_COUNT, ""), names.gpu_product(labels, "")

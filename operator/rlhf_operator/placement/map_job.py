@@ -24,6 +24,7 @@ from rlhf_operator.placement.shapes import UnknownShapeError, origins_of, shapes
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Snapshot
 from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_tokens
+from rlhf_planning.timeline import interval_text, seconds_text
 
 MappingReason = Literal[
     "Mapped",
@@ -113,8 +114,9 @@ def _mapped(job: Job, snapshot: Snapshot, settings: Settings, digest: str) -> Ma
 def _predicted_step(job: Job, prediction: Prediction | None) -> str:
     """Return how long a step is predicted to take. Raises NoPlaceError if the trainer would be stopped as hung."""
     assert prediction, "the mapper was asked"
-    corrected = " (corrected by measured steps)" * bool(prediction.correction)
-    text = f"a step is predicted to take {prediction.step_seconds:.3g} s{corrected}"
+    corrected = ", corrected by measured steps" * bool(prediction.correction)
+    step = interval_text(prediction.step_seconds, prediction.low, prediction.high)
+    text = f"a step is predicted to take {step}{corrected}"
     if prediction.step_seconds > (deadline := job.spec.run_policy.progress_deadline):
         raise NoPlaceError(f"{text}, longer than spec.runPolicy.progressDeadlineSeconds, {deadline} s")
     return text
@@ -166,6 +168,8 @@ def _status_mapping(job: Job, mapping: DeviceMapping, digest: str, prices: Mappi
         ),
         micro_batch_tokens=micro_batch_tokens(job, map(prediction.models.__getitem__, roles)) if prediction else None,
         predicted_step_seconds=mapping.prediction.step_seconds if mapping.prediction else None,
+        predicted_step_seconds_low=mapping.prediction.low if mapping.prediction else None,
+        predicted_step_seconds_high=mapping.prediction.high if mapping.prediction else None,
         predicted_tokens_per_second=mapping.prediction.tokens_per_second if mapping.prediction else None,
     )
 
@@ -248,4 +252,4 @@ def better(job: Job, current: MappedPlacement, snapshot: Snapshot, settings: Set
     seconds = mapped.mapping.predicted_step_seconds if mapped.mapping else None
     if not (seconds and now and now.prediction and now.prediction.step_seconds > MIN_SLOWDOWN * seconds):
         return ""
-    return f"{mapped.message}, instead of {now.prediction.step_seconds:.3g} s"
+    return f"{mapped.message}, instead of {seconds_text(now.prediction.step_seconds)}"

@@ -124,6 +124,8 @@ def mapping(device: Device) -> DeviceMapping:
         sizes=dict.fromkeys(ROLES, ParallelSizes(data=2)),
         prediction=Prediction(
             step_seconds=1.0,
+            low=0.5,
+            high=2.0,
             tokens_per_second=1.0,
             phases={},
             stages={},

@@ -20,6 +20,7 @@ from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import Problem, SpecError
 from rlhf_planning.command_line import Follow, Once, Program, print_errors
 from rlhf_trainer.commands.ending import ending
+from rlhf_trainer.commands.size_command import declare as declare_size
 from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.run.stopping import Stopped, heeded
 from rlhf_trainer.run_folder.attempt import write_exit
@@ -205,6 +206,9 @@ def plan(
     folder = run_folder(file, output)
     plans = plans_of(chosen, jobs, folder, cluster, objective=objective, calibrate=calibrate, lengths=response_tokens)
     print_plans(plans, in_json=in_json, graph=graph, svg=svg)
+
+
+declare_size(program)
 
 
 @command("rlhf checkpoints runs/first")

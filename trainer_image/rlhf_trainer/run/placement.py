@@ -12,7 +12,7 @@ from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from rlhf_planning.job_plan import plan_job
 from rlhf_planning.machines import UnknownGpuError, slots_of
-from rlhf_planning.numbers import duration
+from rlhf_planning.timeline import interval_text
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
 from rlhf_trainer.run.preconditions import require_generating, require_possible
@@ -32,7 +32,10 @@ class Placed(NamedTuple):
         """Sentences about the predicted seconds of a step, and about why the mapper was not used; may be empty."""
         prediction, count = self.mapping.prediction, len(self.mapping.pools)
         pools = "1 pool" if count == 1 else f"{count} pools"
-        notes = [f"mapped: {pools}, predicted {duration(prediction.step_seconds)} a step"] if prediction else []
+        notes = []
+        if prediction:
+            step = interval_text(prediction.step_seconds, prediction.low, prediction.high)
+            notes = [f"mapped: {pools}, predicted {step} a step"]
         return [*notes, f"not mapped: {self.unmapped}"] if self.unmapped else notes
 
 

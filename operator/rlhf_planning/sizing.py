@@ -1,0 +1,276 @@
+"""Hardware for a job: GPU types and numbers on which it fits, their seconds, hours and money, and the best of them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from rlhf_api.job import Job
+from rlhf_api.problems import Problem, SpecError
+from rlhf_mapper.auto_map import MappingProblem, auto_map, mapping_of, task_of
+from rlhf_mapper.hardware import GPUS, Cluster
+from rlhf_mapper.mapping import PLACED_WITH, STAGES, DeviceMapping, Prediction
+from rlhf_mapper.search.tables import ALONE
+from rlhf_mapper.simulate import overlap
+from rlhf_planning.market import UNKNOWN, Market, instances_with, named_gpu
+from rlhf_planning.sized_job import shapes_of
+
+MAX_GPUS, MOST_GPUS = 256, 16384
+"""Largest number of GPUs of a type that is tried if the user names no number, and that a user may name."""
+SLACK = 1.1
+"""Factor by which hardware may be dearer and slower than the front and is still searched for a better layout."""
+RESTART_MINUTES = 10.0
+"""Assumed minutes from the loss of a node to the next step: a new node, its image, the weights."""
+TIGHT = 0.1
+"""Share of a GPU's usable memory below which free memory is called tight."""
+Point = tuple[str, int]
+"""GPU type and number of GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of the job in USD and seconds, and of a step in seconds; infinite without a limit."""
+
+    budget: float = math.inf
+    deadline: float = math.inf
+    step: float = math.inf
+
+    def __str__(self) -> str:
+        parts = [f"{self.budget:,.0f} USD"] * math.isfinite(self.budget)
+        hours, minutes = f"{self.deadline / 3600:g} h", f"{self.deadline / 60:g} min"
+        parts += [hours if self.deadline >= 3600 else minutes] * math.isfinite(self.deadline)
+        return " and ".join(parts + [f"{self.step:g} s a step"] * math.isfinite(self.step))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Row:
+    """Hardware on which the job fits, with its prediction for the job; prices are in USD for a GPU and an hour."""
+
+    gpu: str
+    gpus: int
+    nodes: int
+    mapping: DeviceMapping
+    steps: int
+    price: float | None
+    spot: float | None
+
+    @property
+    def prediction(self) -> Prediction:
+        assert self.mapping.prediction, "the shapes are known"
+        return self.mapping.prediction
+
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        """Seconds of a step: low, predicted, high."""
+        return self.prediction.low, self.prediction.step_seconds, self.prediction.high
+
+    @property
+    def hours(self) -> tuple[float, float, float]:
+        """Hours of all steps: low, predicted, high."""
+        low, middle, high = (self.steps * seconds / 3600 for seconds in self.seconds)
+        return low, middle, high
+
+    def cost(self, hours: float | None = None, *, spot: bool = False) -> float | None:
+        """Return the USD for all GPUs, idle ones too, over some hours, or else the predicted ones; None: no price."""
+        price = self.spot if spot else self.price
+        return None if price is None else price * self.gpus * (self.hours[1] if hours is None else hours)
+
+    @property
+    def money(self) -> float:
+        """Number by which rows are ordered: USD, or an infinite number without a price."""
+        return math.inf if (cost := self.cost()) is None else cost
+
+    @property
+    def idle(self) -> int:
+        """Number of GPUs that are paid, but that the mapping leaves unused."""
+        return self.gpus - sum(pool.size for pool in self.mapping.pools)
+
+    @property
+    def room(self) -> tuple[float, str, str]:
+        """(free bytes, stage, largest part) of the fullest GPU at its fullest moment; the KV cache counts as free."""
+        found = []
+        for pool in self.mapping.pools:
+            for stage in STAGES:
+                parts = self.prediction.peak(pool.models, stage)
+                used = {part: size for part, size in parts.items() if part != "kv_cache"}
+                if used:
+                    free = self.prediction.memory_limit[pool.name] - sum(used.values())
+                    found.append((free, stage, max(used, key=lambda part: used[part])))
+        return min(found)
+
+    @property
+    def tight(self) -> str:
+        """What this hardware lacks, in words: memory, so that states wait in host memory or layers are recomputed."""
+        models, (free, stage, part) = self.prediction.models.values(), self.room
+        limit, offloads = min(self.prediction.memory_limit.values()), {model.offload for model in models} - {"None"}
+        notes = [f"memory in {stage} ({part})"] * (free < TIGHT * limit)
+        notes += ["optimizer on host"] * ("OptimizerInHost" in offloads)
+        notes += ["idle states on host"] * bool(offloads - {"OptimizerInHost"})
+        notes += ["recomputes layers"] * any(model.recomputes for model in models)
+        return ", ".join(notes + [f"{self.idle} GPUs idle"] * bool(self.idle))
+
+    @property
+    def slowest(self) -> tuple[str, float]:
+        """(phase, share of the step) of the phase that takes longest."""
+        phase, seconds = max(self.prediction.phases.items(), key=lambda each: each[1])
+        return phase, seconds / self.prediction.step_seconds
+
+    def excess(self, limits: Limits, *, case: int = 1) -> float:
+        """Return the largest factor by which the row exceeds a limit; case 0, 1, 2: low, predicted, high seconds."""
+        factor = self.seconds[case] / self.seconds[1]
+        needs = (self.money / limits.budget, self.hours[1] * 3600 / limits.deadline, self.seconds[1] / limits.step)
+        return max(need * factor for need in needs if not math.isnan(need))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row as JSON; money in USD, memory in bytes."""
+        (low, seconds, high), (free, stage, part), (phase, share) = self.seconds, self.room, self.slowest
+        answer: dict[str, Any] = {"gpu": self.gpu, "gpus": self.gpus, "nodes": self.nodes, "idle_gpus": self.idle}
+        answer |= {"step_seconds": seconds, "low": low, "high": high}
+        answer |= zip(("hours_low", "hours", "hours_high"), self.hours, strict=True)
+        answer |= {"price_per_gpu_hour": self.price, "cost": self.cost(), "spot_cost": self.cost(spot=True)}
+        answer |= {"free_bytes": free, "fullest": f"{stage}: {part}", "tight": self.tight}
+        return answer | {"slowest": {"phase": phase, "share": share}, "instances": self.instances}
+
+    @property
+    def instances(self) -> list[str]:
+        """Instance types of clouds that are one node of the row, in words."""
+        return instances_with(GPUS[self.gpu], self.gpus // self.nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizing:
+    """Answer of `rlhf size`: rows of hardware, cheapest first, the chosen one, and sentences on what does not fit."""
+
+    rows: tuple[Row, ...]
+    chosen: Row | None
+    why: str
+    """Why this row is chosen."""
+    smallest: Row | None
+    """Row with the fewest GPUs, the cheapest of several."""
+    unfit: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the answer as JSON, with the same keys in every case."""
+        one, smallest = (row and row.as_json() for row in (self.chosen, self.smallest))
+        rows, unfit = [row.as_json() for row in self.rows], list(self.unfit)
+        return {"rows": rows, "chosen": one, "why": self.why, "smallest": smallest, "unfit": unfit}
+
+
+def wanted_gpus(text: str) -> list[tuple[str, int | None]]:
+    """Return (GPU type, number or None) of `--gpus`, a list such as `h100,a100=16`; `any`: none. Raises SpecError."""
+    found: list[tuple[str, int | None]] = []
+    for each in text.split(",") if text.strip().lower() != "any" else ():
+        name, equals, count = each.partition("=")
+        if equals and not (count.strip().isdecimal() and 0 < int(count) <= MOST_GPUS):
+            raise SpecError([Problem("--gpus", f"{each.strip()} has no number of GPUs from 1 to {MOST_GPUS}")])
+        found.append((named_gpu(name), int(count) if equals else None))
+    return found
+
+
+def size_job(
+    job: Job, wanted: Sequence[tuple[str, int | None]], market: Market, limits: Limits, responses: Sequence[float]
+) -> Sizing:
+    """Return hardware for a job: the asked numbers of GPUs, and the front of cost and time of each asked type.
+
+    wanted: as of `wanted_gpus`; if empty, the front of all types with a price. responses: sampled lengths in tokens;
+    if empty, all have the limit. Raises SpecError.
+    """
+    task, steps = task_of(job, shapes_of(job), device="GPU", responses=responses), job.spec.training.total_steps or 1
+    fits = {gpu: _screen(task, gpu, market) for gpu in dict.fromkeys(gpu for gpu, _ in wanted) or market.priced()}
+
+    @cache
+    def row_of(gpu: str, gpus: int) -> Row | None:
+        nodes, offer = market.nodes(gpu, gpus), market.gpus.get(gpu, UNKNOWN)
+        if not (mapping := mapping_of(task, Cluster((nodes,)))):
+            return None
+        prices = {"price": offer.on_demand, "spot": offer.spot}
+        return Row(gpu=gpu, gpus=gpus, nodes=nodes.count, mapping=mapping, steps=steps, **prices)
+
+    rows, unfit = list[Row](), list[str]()
+    for group in [[gpu] for gpu, count in wanted if not count] if wanted else [list(fits)]:
+        near = _near_front([(gpu, count, seconds) for gpu in group for count, seconds in fits[gpu].items()], market)
+        rows += _front([row for point in near if (row := row_of(*point))])
+        unfit += [f"{gpu}: does not fit on up to {MAX_GPUS}" for gpu in group if wanted and not fits[gpu]]
+    for gpu, count in wanted:
+        if count and not (row := row_of(gpu, count)):
+            enough = min((other for other in fits[gpu] if other > count), default=None)
+            unfit.append(f"{count} x {gpu}: {_why_unfit(job, Cluster((market.nodes(gpu, count),)), responses, enough)}")
+            row = row_of(gpu, enough) if enough else None
+        rows += [row] if count and row else []
+    points = [
+        (min(counts), market.gpus.get(gpu, UNKNOWN).on_demand or 0.0, gpu) for gpu, counts in fits.items() if counts
+    ]
+    chosen, why = choose(rows, limits)
+    return Sizing(
+        rows=tuple(sorted(dict.fromkeys(rows), key=lambda row: (row.money, row.hours[1]))),
+        chosen=chosen,
+        why=why,
+        smallest=row_of(min(points)[2], min(points)[0]) if points else None,
+        unfit=tuple(unfit),
+    )
+
+
+def _screen(task: MappingProblem, gpu: str, market: Market) -> dict[int, float]:
+    """Return number of GPUs -> seconds of a step with all models in one pool, for powers of two on which they fit."""
+    nodes = market.nodes(gpu, MAX_GPUS)
+    costs = task.costs(Cluster((nodes,)))
+    together = frozenset(role for role in task.requests if role not in (*PLACED_WITH, ALONE))
+    found = {}
+    for place, sizes in enumerate(costs.sizes):
+        whole = costs.settings[place].nodes.gpus_per_node == nodes.gpus_per_node
+        for gpus in (size for size in sizes.tolist() if whole and size.bit_count() == 1):
+            seconds, _ = overlap.step_of([costs.seconds(together, place, gpus)], task.load)
+            found |= {gpus: seconds} if math.isfinite(seconds) else {}
+    return found
+
+
+def _near_front(points: Sequence[tuple[str, int, float]], market: Market) -> list[Point]:
+    """Return the hardware that is near the front; points: GPU type, number, seconds of a step in one pool."""
+    dear = [(gpu, count, took, took * count * (market.gpus[gpu].on_demand or 1.0)) for gpu, count, took in points]
+    return [
+        (gpu, count)
+        for gpu, count, took, cost in dear
+        if not any(took > SLACK * other_took and cost > SLACK * other for _, _, other_took, other in dear)
+    ]
+
+
+def _front(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that no other one beats in both money (or GPU hours, without a price) and time."""
+    keys = {row: (row.gpus * row.hours[1] if row.cost() is None else row.money, row.hours[1]) for row in rows}
+    return [
+        row
+        for row, (money, hours) in keys.items()
+        if not any(other[0] <= money and other[1] <= hours and other != (money, hours) for other in keys.values())
+    ]
+
+
+def _why_unfit(job: Job, cluster: Cluster, responses: Sequence[float], enough: int | None) -> str:
+    """Return why a job does not fit on a cluster, and what would do: as many GPUs as are enough, or other remedies."""
+    if enough:
+        return f"does not fit; the smallest that fits is {enough}"
+    return f"does not fit: {auto_map(job, cluster, shapes_of(job), device='GPU', responses=responses)}"
+
+
+def choose(rows: Sequence[Row], limits: Limits) -> tuple[Row | None, str]:
+    """Return the best row within the limits, or else the nearest one, and why it is that one.
+
+    A limit of money alone takes the fastest row, one of a step alone the fewest GPUs, and all others the cheapest row.
+    Rows whose high seconds are within the limits go before those whose predicted seconds are.
+    """
+    if not rows:
+        return None, ""
+    sure = [row for row in rows if row.excess(limits, case=2) <= 1]
+    within = sure or [row for row in rows if row.excess(limits) <= 1]
+    if not within:
+        return min(rows, key=lambda row: row.excess(limits)), f"the nearest to {limits}, which nothing here meets"
+    hedge = ", its whole interval too" if sure else ", by the prediction; the high end of its interval is not"
+    where = f" within {limits}{hedge}" * (limits != Limits())
+    if len(rows) == 1:
+        return within[0], "what fits" + where
+    if math.isfinite(limits.budget) and limits == Limits(budget=limits.budget):
+        return min(within, key=lambda row: row.hours[1]), f"the fastest{where}"
+    if math.isfinite(limits.step) and limits == Limits(step=limits.step):
+        return min(within, key=lambda row: (row.gpus, row.money)), f"the fewest GPUs{where}"
+    cheapest = min(within, key=lambda row: (row.money, row.gpus * row.hours[1]))
+    return cheapest, f"{'the fewest GPU hours' if cheapest.cost() is None else 'the cheapest'}{where}"

@@ -1,0 +1,96 @@
+"""Budget, deadline and seconds of a step choose a row; what nothing meets, and what may fail, is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf_planning.sized_job import seconds_of, tokens_of
+from tests.planning.sized import MISTAKE, UNFIT, answer, ask
+
+JOB = "7b --response 4k --mean 1500 --gpus h100"
+
+
+def test_a_deadline_takes_the_cheapest_that_is_surely_in_time() -> None:
+    free, bound = answer(JOB), answer(f"{JOB} --deadline 5h")
+    assert free["why"] == "the cheapest"
+    assert free["chosen"]["hours_high"] > 5 > bound["chosen"]["hours_high"]
+    in_time = [row for row in bound["rows"] if row["hours_high"] <= 5]
+    assert bound["chosen"]["cost"] == min(row["cost"] for row in in_time)
+    assert bound["why"] == "the cheapest within 5 h, its whole interval too"
+
+
+def test_a_deadline_inside_the_interval_is_said() -> None:
+    (row,) = answer(f"{JOB}=8")["rows"]
+    between = (row["hours"] + row["hours_high"]) / 2
+    assert "by the prediction; the high end of its interval is not" in ask(f"{JOB}=8 --deadline {between:.2f}h")
+
+
+def test_a_budget_takes_the_fastest_and_counts_its_steps() -> None:
+    found = answer(f"{JOB} --budget 200")
+    assert found["why"] == "the fastest within 200 USD, its whole interval too"
+    sure = [row for row in found["rows"] if row["cost"] * row["high"] / row["step_seconds"] <= 200]
+    assert found["chosen"]["hours"] == min(row["hours"] for row in sure)
+    steps = int(200 / (found["chosen"]["cost"] / 200))
+    assert f"200 USD buy about {steps:,} steps on it" in ask(f"{JOB} --budget 200")
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"), [("--budget 1", "1 USD"), ("--deadline 1min --budget 5", "5 USD and 1 min")]
+)
+def test_what_nothing_meets_has_a_nearest(limits: str, words: str) -> None:
+    found = answer(f"{JOB} {limits}")
+    assert found["why"] == f"the nearest to {words}, which nothing here meets"
+    assert found["chosen"] in found["rows"]
+
+
+def test_a_type_on_which_nothing_fits_is_named() -> None:
+    found = answer("llama-3.1-405b --response 16k --gpus t4", UNFIT)
+    assert (found["rows"], found["chosen"], found["files"]) == ([], None, {})
+    assert found["unfit"] == ["t4-16g: does not fit on up to 256"]
+    assert "The job fits on none of the hardware that was asked for." in ask("405b --gpus t4", UNFIT)
+
+
+def test_a_type_without_a_price_is_sized_by_gpu_hours() -> None:
+    found = answer("7b --gpus mi300x")
+    assert {row["cost"] for row in found["rows"]} == {None}
+    assert found["why"] == "the fewest GPU hours"
+    assert "no price" in ask("7b --gpus mi300x")
+
+
+def test_an_interruption_costs_half_an_interval_and_a_restart() -> None:
+    told = ask(f"{JOB}=8 --set spec.checkpoint.everyMinutes=30")
+    assert f"USD, and {25 / 60 * 8 * 0.80:.2f} more for each interruption: half of the 30 minutes" in told
+
+
+@pytest.mark.parametrize(
+    ("question", "sentence"),
+    [
+        ("7b --gpus h1000", "--gpus: h1000 is no known GPU; did you mean h100?"),
+        ("7b --gpus h100=many", "--gpus: h100=many has no number of GPUs from 1 to 16384"),
+        ("qwen3-33b", "did you mean qwen3-32b?"),
+        ("5000b", "is far from all dense models of the table; the nearest is llama-3.1-405b"),
+        ("7b --algorithm GRP", "--algorithm: is GRP; did you mean GRPO?"),
+        ("7b --response lots", "--response: is lots, expected a number of tokens, such as 16k"),
+        ("7b --response 1k --mean 2k", "--mean: is 2048, above the limit of 1024 (--response)"),
+        ("7b --deadline soon", "--deadline: is soon, expected a duration, such as 48h, 2min or 90s"),
+        ("7b --set spec.training.nonsense=1", "spec.training.nonsense: unknown field"),
+    ],
+)
+def test_a_mistake_is_a_sentence_with_close_names(question: str, sentence: str) -> None:
+    assert sentence in ask(question, MISTAKE)
+
+
+def test_a_price_list_that_is_none_says_what_one_is(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    for text in ("h100: cheap", "- 3", "h100: -1", ""):
+        file.write_text(text)
+        assert "write lines such as `h100: 2.5`" in ask(f"7b --prices {file}", MISTAKE)
+    file.write_text("h101: 3")
+    assert "h101 is no known GPU; did you mean h100?" in ask(f"7b --prices {file}", MISTAKE)
+
+
+def test_numbers_of_tokens_and_durations_are_read() -> None:
+    assert [tokens_of(text, "") for text in ("16k", "600", "1.5K")] == [16384, 600, 1536]
+    assert [seconds_of(text, "") for text in ("48h", "2min", "90", "1.5 h", "3d")] == [172800, 120, 90, 5400, 259200]
