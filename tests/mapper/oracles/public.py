@@ -124,7 +124,7 @@ DECODED: Mapping[str, tuple[str, str, int, int, float]] = {
 def trained_seconds(name: str, efficiency: Efficiency) -> float:
     """Of a token on a GPU. Its norms are fused, as those of a generator; its matrix products are ours."""
     shape, gpu, tokens, sequences, _ = TRAINED[name]
-    software = replace(software_for("GPU", "BF16"), efficiency=efficiency, is_eager=False)
+    software = replace(software_for("GPU", "BF16"), efficiency=efficiency, layers="Megatron")
     passes, work = Passes(SHAPES[shape], _one(gpu), software), Work(trained=8.0 * sequences, updates=1)
     layouts, load, size = _alone(1, 1, 8), _load(0.0, tokens), np.array(float(sequences))
     once, again = (

@@ -1,0 +1,54 @@
+"""Seconds of a model's matrix products and attention, from measured kernels or from a roofline."""
+
+from functools import cache
+
+import numpy as np
+
+from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.hardware import Gpu
+from rlhf_mapper.kernels import Table, nearest, product_seconds
+from rlhf_mapper.simulate.layouts import Numbers
+
+SHARDS = 2.0 ** np.arange(8)[:, None]
+ROWS = 2.0 ** np.arange(21)
+"""Tensor-parallel ranks [8, 1] and tokens [21] for which the products of a layer are added up once for a model."""
+
+
+@cache
+def layer_products(model: Architecture, gpu: Gpu) -> Table:
+    """Return the seconds of a layer's matrix products on one of t tensor-parallel ranks, by (t, tokens)."""
+    queries, keys = (heads * model.head_size for heads in (model.heads, model.kv_heads))
+    joined = queries / SHARDS + 2 * np.maximum(keys / SHARDS, model.head_size)
+    seconds = product_seconds(gpu, ROWS, joined, np.array(float(model.hidden)))
+    seconds = seconds + product_seconds(gpu, ROWS, np.array(float(model.hidden)), queries / SHARDS)
+    chosen, tokens = 1.0 + 0 * ROWS, ROWS
+    if model.experts > 1:  # each chosen expert is a product of its own, with its share of the tokens
+        chosen = model.experts * (1 - (1 - model.experts_per_token / model.experts) ** ROWS)
+        tokens = np.maximum(ROWS * model.experts_per_token / chosen, 1.0)
+    wide = sum(width for _, width in model.mlp[:-1]) * model.ffn / SHARDS
+    mlp = product_seconds(gpu, tokens, wide, np.array(float(model.hidden)))
+    mlp = mlp + product_seconds(gpu, tokens, np.array(float(model.hidden)), model.ffn / SHARDS)
+    return Table(np.log2(seconds + chosen * mlp), (0, 0))
+
+
+@cache
+def head_product(model: Architecture, gpu: Gpu) -> Table:
+    """Return the seconds of the output head's matrix product on one of t tensor-parallel ranks, by (t, tokens)."""
+    columns = np.maximum(model.head_parameters / model.hidden / SHARDS, 1.0)
+    return Table(np.log2(product_seconds(gpu, ROWS, columns, np.array(float(model.hidden)))), (0, 0))
+
+
+def prefill_attention(model: Architecture, gpu: Gpu, t: Numbers, sequences: Numbers, tokens: Numbers) -> Numbers:
+    """Return the seconds of a layer's causal attention over whole sequences."""
+    flops = 2 * sequences * tokens**2 * model.heads * model.head_size / t
+    share = nearest(gpu).tables["prefill"].at(np.maximum(sequences * model.heads / t, 1.0), tokens)
+    seconds: Numbers = flops / gpu.bf16 / share
+    return seconds
+
+
+def decode_attention(model: Architecture, gpu: Gpu, t: Numbers, sequences: Numbers, tokens: Numbers) -> Numbers:
+    """Return the seconds of a layer's attention of one new token to each sequence of `tokens` tokens."""
+    heads = np.maximum(model.kv_heads / t, 1.0)
+    read = 2 * 2 * sequences * heads * model.head_size * tokens
+    seconds: Numbers = read / gpu.memory_bandwidth / nearest(gpu).tables["decode"].at(sequences * heads, tokens)
+    return seconds
