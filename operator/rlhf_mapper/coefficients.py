@@ -24,6 +24,10 @@ class Efficiency:
     """The same of a forward pass without gradients."""
     prefill: float
     """The same of a prompt's pass in the generator."""
+    balance: float
+    """Share of an update or a scoring pass in which a rank computes, if the lengths of sequences differ."""
+    rollout: float
+    """Share of a generation phase that decode steps and prefills explain; wake-up and uneven replicas take the rest."""
     memory: float
     """Share of memory bandwidth that reads of weights, activations and the KV cache reach."""
     link: float

@@ -50,10 +50,10 @@ def generation_seconds(passes: Passes, work: Work, load: Workload, generator: La
     fits, at_once = at_once >= 1, np.maximum(at_once, 1)
     full = np.ceil(of_a_replica / at_once) - 1
     last = of_a_replica - full * at_once
-    seconds = _prefill(passes, load, generator, of_a_replica) + _last_wave(passes, load, generator, last)
+    seconds = prefill_seconds(passes, load, generator, of_a_replica) + _last_wave(passes, load, generator, last)
     usual = load.prompt.mean + load.response.mean_square / (2 * load.response.mean)
     seconds = seconds + full * load.response.mean * decode_step(passes, generator, at_once, usual)
-    return np.where(fits, work.passes * seconds, np.inf)
+    return np.where(fits, work.passes * seconds / passes.software.efficiency.rollout, np.inf)
 
 
 def _last_wave(passes: Passes, load: Workload, generator: Layouts, count: Numbers) -> Numbers:
@@ -72,7 +72,7 @@ def _last_wave(passes: Passes, load: Workload, generator: Layouts, count: Number
     return seconds
 
 
-def _prefill(passes: Passes, load: Workload, generator: Layouts, sequences: Numbers) -> Numbers:
+def prefill_seconds(passes: Passes, load: Workload, generator: Layouts, sequences: Numbers) -> Numbers:
     """Return the seconds to prefill all prompts with fused kernels; the head computes only each prompt's last token."""
     own = passes.software.efficiency
     program = replace(passes.software, layers="Megatron", efficiency=replace(own, kernel=own.prefill))

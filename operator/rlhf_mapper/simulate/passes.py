@@ -15,6 +15,7 @@ from rlhf_mapper.kernels import Collective, collective_seconds
 from rlhf_mapper.simulate import layer
 from rlhf_mapper.simulate.layouts import Layouts, Network, Numbers, ring
 from rlhf_mapper.simulate.products import head_product, layer_products, prefill_attention
+from rlhf_mapper.workload import Workload
 
 TOUCHES_OF_A_LOGIT: Mapping[Layers, float] = {"Plain": 12.7, "Fused": 4.7, "Megatron": 6.0}
 """Number of times that a logit is read or written in float32 in a forward pass, by kind of kernels.
@@ -50,6 +51,11 @@ class Passes:
     def memory_bandwidth(self) -> float:
         """Bytes/s of the GPU's memory that kernels reach."""
         return self.nodes.gpu.memory_bandwidth * self.software.efficiency.memory
+
+    def balance(self, load: Workload, layouts: Layouts) -> Numbers:
+        """Return the share of a pass in which a rank computes, while others have longer sequences."""
+        is_even = (layouts.d == 1) | (len(load.response.sample) == 1)
+        return np.where(is_even, 1.0, self.software.efficiency.balance)
 
     def to_or_from_host(self, layouts: Layouts, bytes_: float) -> Numbers:
         """Return the seconds to move `bytes_` bytes for each parameter of a GPU's shards to or from host memory."""

@@ -29,12 +29,15 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
     count = np.ceil(of_a_rank / size)
     forwards = 1.0 + bool(work.recomputes)
     backwards = BACKWARD_OVER_FORWARD if work.trained_share == 1 else BESIDE_FROZEN
-    compute = passes.compute(layouts, size, tokens) * (forwards + backwards)
+    busy = passes.balance(load, layouts)
+    head = passes.head(layouts, size * tokens)
+    backward = backwards * (passes.layers(layouts, size, tokens) + head) / busy
+    again = (forwards - 1) * passes.layers(layouts, size, tokens) / busy  # never the head
+    compute = passes.compute(layouts, size, tokens) / busy + again + backward
     reduces = passes.tensor_parallel(layouts, size * tokens) * (forwards + 1)
     one = np.maximum(compute, _gathered_and_scattered(passes, work, layouts)) + reduces
     one = one + 2 * passes.between_stages(layouts, size * tokens)
     filled = (count + layouts.p - 1) * one
-    backward = backwards * passes.compute(layouts, size, tokens)
     update = filled + _synchronised(passes, work, layouts, backward) + _optimizer(passes, work, layouts)
     seconds: Numbers = work.updates * (update + passes.software.efficiency.update_seconds)
     return seconds
@@ -49,7 +52,8 @@ def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layou
     tokens = _computed_tokens(load, size, work.read_together)
     count = np.ceil(of_a_rank / size)
     forward = replace(passes, software=replace(passes.software, efficiency=replace(own, kernel=own.scoring)))
-    compute = np.maximum(forward.compute(layouts, size, tokens), _gathered(passes, work, layouts))
+    work_seconds = forward.compute(layouts, size, tokens) / passes.balance(load, layouts)
+    compute = np.maximum(work_seconds, _gathered(passes, work, layouts))
     one = compute + passes.tensor_parallel(layouts, size * tokens) + passes.between_stages(layouts, size * tokens)
     seconds: Numbers = (count + layouts.p - 1) * one + own.call_seconds
     return seconds
