@@ -36,6 +36,8 @@ CONTEXTS = [2**power for power in range(6, 18)]
 HEADS = [2**power for power in range(13)]
 """Grid of prefill attention: query heads of all sequences together."""
 LENGTHS = [2**power for power in range(4, 15)]
+WIDTHS = [2**power for power in range(6, 14)]
+"""Grid of a mixture's experts: tokens (ROWS), and width of an expert on one of its ranks."""
 RANKS = [2, 4, 8]
 MESSAGES = [2**power for power in range(8, 31)]
 """Bytes of a collective's whole tensor."""
@@ -116,6 +118,20 @@ def prefills(rows: Iterable[Row], system: System) -> dict[tuple[float, ...], flo
     return {key: median(each) for key, each in shares.items()}
 
 
+def experts(rows: Iterable[Row], system: System) -> dict[tuple[float, ...], float]:
+    """Return the share of the roofline of all experts of a layer by (tokens, width of an expert on a rank)."""
+    shares: dict[tuple[float, ...], list[float]] = defaultdict(list)
+    names = ("num_tokens", "num_experts", "topk", "hidden_size", "inter_size", "moe_tp_size")
+    for row in rows:
+        tokens, count, chosen, hidden, width, ranks = (int(row[name]) for name in names)
+        if row["moe_dtype"] == "float16" and row["moe_ep_size"] == "1":
+            active = count * (1 - (1 - chosen / count) ** tokens)
+            one = 3 * hidden * width / ranks
+            least = max(2 * tokens * chosen * one / system.flops, 2 * active * one / system.bandwidth)
+            shares[tokens, width / ranks].append(1e3 * least / float(row["latency"]))
+    return {key: median(each) for key, each in shares.items()}
+
+
 def collectives(rows: Iterable[Row], takes: Callable[[Row], bool]) -> dict[tuple[float, ...], float]:
     """Return seconds by (ranks, bytes of the whole tensor); the files count numbers of 2 bytes."""
     return {
@@ -136,6 +152,7 @@ def tables_of(wheel: zipfile.ZipFile, folder: str) -> dict[str, tuple[Any, Seque
         "gemm": (gemms(measured("gemm"), system), (ROWS, SIDES, SIDES)),
         "decode": (decodes(measured("generation_attention"), system), (GROUPS, CONTEXTS)),
         "prefill": (prefills(measured("context_attention"), system), (HEADS, LENGTHS)),
+        "experts": (experts(measured("moe"), system), (ROWS, WIDTHS)),
         "custom": (
             collectives(measured("custom_allreduce"), lambda row: row["backend"] == "vllm_graph"),
             (ranks, MESSAGES),

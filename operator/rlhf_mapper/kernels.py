@@ -23,6 +23,7 @@ FIRST: Mapping[str, tuple[int, ...]] = {
     "gemm": (0, 7, 7),  # rows m, columns n, inner size k
     "decode": (0, 6),  # KV heads of all sequences, tokens of a sequence
     "prefill": (0, 4),  # query heads of all sequences, tokens of a sequence
+    "experts": (0, 6),  # tokens, width of an expert on a rank
     **dict.fromkeys(("custom", "all_reduce", "all_gather", "reduce_scatter"), (1, 8)),  # ranks, bytes of the tensor
 }
 """Table -> power of two of the first grid point of each axis."""

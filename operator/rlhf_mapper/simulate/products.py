@@ -21,14 +21,22 @@ def layer_products(model: Architecture, gpu: Gpu) -> Table:
     joined = queries / SHARDS + 2 * np.maximum(keys / SHARDS, model.head_size)
     seconds = product_seconds(gpu, ROWS, joined, np.array(float(model.hidden)))
     seconds = seconds + product_seconds(gpu, ROWS, np.array(float(model.hidden)), queries / SHARDS)
-    chosen, tokens = 1.0 + 0 * ROWS, ROWS
-    if model.experts > 1:  # each chosen expert is a product of its own, with its share of the tokens
-        chosen = model.experts * (1 - (1 - model.experts_per_token / model.experts) ** ROWS)
-        tokens = np.maximum(ROWS * model.experts_per_token / chosen, 1.0)
+    if model.experts > 1:
+        return Table(np.log2(seconds + _experts(model, gpu)), (0, 0))
     wide = sum(width for _, width in model.mlp[:-1]) * model.ffn / SHARDS
-    mlp = product_seconds(gpu, tokens, wide, np.array(float(model.hidden)))
-    mlp = mlp + product_seconds(gpu, tokens, np.array(float(model.hidden)), model.ffn / SHARDS)
-    return Table(np.log2(seconds + chosen * mlp), (0, 0))
+    mlp = product_seconds(gpu, ROWS, wide, np.array(float(model.hidden)))
+    mlp = mlp + product_seconds(gpu, ROWS, np.array(float(model.hidden)), model.ffn / SHARDS)
+    return Table(np.log2(seconds + mlp), (0, 0))
+
+
+def _experts(model: Architecture, gpu: Gpu) -> Numbers:
+    """Return the seconds of a mixture's experts by (t, tokens), each cut over all ranks."""
+    active = model.experts * (1 - (1 - model.experts_per_token / model.experts) ** ROWS)
+    one = model.mlp_parameters / SHARDS
+    flops, read = 2 * ROWS * model.experts_per_token * one, 2 * active * one
+    roofline = np.maximum(flops / gpu.bf16, read / gpu.memory_bandwidth)
+    seconds: Numbers = roofline / nearest(gpu).tables["experts"].at(ROWS, model.ffn / SHARDS)
+    return seconds
 
 
 @cache
