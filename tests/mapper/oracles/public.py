@@ -125,10 +125,11 @@ def load_of(prompt: float, response: float) -> Workload:
 
 def pass_seconds(point: Mapping[str, Any], software: Software) -> float:
     """Predicted seconds of an update, or of a scoring pass, of a point that only trains or scores."""
-    if point["trainer"].endswith("plain kernels") or "torchtitan" in point["trainer"]:
-        software = replace(software, layers="Plain")
-    model, gpus = shape_of(point), point["gpus"]
-    passes, size = Passes(model, nodes_of(point["gpu"], gpus), software), float(point["sequences_per_gpu"])
+    software = replace(software, layers="Plain")  # none of these points has fused norms and MLPs
+    model, gpus, nodes = shape_of(point), point["gpus"], nodes_of(point["gpu"], point["gpus"])
+    if "HBM2e" in point["source"]:  # with NVLink, but slower memory and 500 W: the figures of the PCIe card
+        nodes = replace(nodes, gpu=GPUS["h100-pcie-80g"], link_bandwidth=nodes.gpu.link_bandwidth)
+    passes, size = Passes(model, nodes, software), float(point["sequences_per_gpu"])
     layouts, load = alone(1, 1, gpus), load_of(0.0, point["tokens_of_a_sequence"])
     micro = np.array(float(point.get("micro_batch_sequences", size)))
     if point["kind"] == "scoring only":
