@@ -192,7 +192,9 @@ def _print_residuals(title: str, points: Points, left: Mapping[str, float]) -> N
         of_kind[points[name].kind].append(each)
     for kind, errors in of_kind.items():
         off = [abs(math.expm1(each)) for each in errors]
-        print(f"{kind}: {mean(off):.1%} on average, {max(off):.1%} at worst of {len(off)}; interval x {interval(errors):.2f}")
+        print(
+            f"{kind}: {mean(off):.1%} on average, {max(off):.1%} at worst of {len(off)}; interval x {interval(errors):.2f}"
+        )
 
 
 def main() -> None:
@@ -207,7 +209,9 @@ def main() -> None:
     points = {name: point for each, _ in stages for name, point in each.items()}
     _print_residuals(f"{options.set}: what is left", points, residuals(points, best))
     if options.leave_out:
-        _print_residuals("each source left out of its fit", {**points, **held_out()}, left_out(stages, start, options.rounds))
+        _print_residuals(
+            "each source left out of its fit", {**points, **held_out()}, left_out(stages, start, options.rounds)
+        )
     names = {name for _, each in stages for name in each}
     for name, value in asdict(best).items():
         note = "  # at a bound" if value in BOUNDS.get(name, ()) else "" if name in names else "  # given"

@@ -160,7 +160,8 @@ def tables_of(wheel: zipfile.ZipFile, folder: str) -> dict[str, tuple[Any, Seque
         **{
             name: (
                 collectives(
-                    nccl, lambda row, name=name: row["op_name"] == name and row["nccl_dtype"] == "half"  # type: ignore[misc]
+                    nccl,
+                    lambda row, name=name: row["op_name"] == name and row["nccl_dtype"] == "half",  # type: ignore[misc]
                 ),
                 (ranks, MESSAGES),
             )

@@ -8,7 +8,6 @@ from rlhf_api.spec.job_spec import Attention, Kernels
 from rlhf_api.tables import read_table
 from rlhf_mapper.mapping import Device, Kind
 
-
 Layers = Literal["Plain", "Fused", "Megatron"]
 ErrorKind = Literal["Sync", "Async", "Experts", "Training"]
 """Kind of job in whose prediction errors are alike: RL in turn or working ahead, a mixture of experts, no generation."""

@@ -7,9 +7,9 @@ roofline of the GPU with the most similar figures.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,24 +40,29 @@ class Table:
 
     def at(self, *sizes: Numbers | float) -> Numbers:
         """Return the values at sizes, which broadcast against each other."""
-        found: Numbers = np.exp2(self._mixed(self.logs, [np.log2(size) for size in sizes]))
+        corners: list[tuple[Any, Any]] = [(0, None)]
+        for length, first, size, stride in zip(self.logs.shape, self.first, sizes, self._strides, strict=True):
+            place = np.minimum(np.maximum(np.log2(size) - first, 0.0), length - 1.0)
+            below = np.minimum(place.astype(np.int64), length - 2) if length > 1 else place.astype(np.int64)
+            above, at = place - below, below * stride
+            ways = [(at, 1 - above), (at + stride, above)] if np.count_nonzero(above) else [(at, None)]
+            corners = [
+                (begin + step, part if share is None else share if part is None else share * part)
+                for begin, share in corners
+                for step, part in ways
+            ]
+        each = [self._flat[at] if share is None else share * self._flat[at] for at, share in corners]
+        found: Numbers = np.exp2(sum(each[1:], each[0]))
         return found
 
-    def _mixed(self, logs: Numbers, powers: list[Numbers]) -> Numbers:
-        """Interpolate linearly along one axis after the other."""
-        places = []
-        for length, first, power in zip(logs.shape, self.first, powers, strict=True):
-            place = np.clip(power - first, 0, length - 1)
-            below = np.minimum(place.astype(int), max(length - 2, 0))
-            places.append((below, place - below))
-        mixed: Numbers = np.zeros(())
-        for corner in np.ndindex(*(min(length, 2) for length in logs.shape)):
-            share: Numbers = np.ones(())
-            for (_, above), step in zip(places, corner, strict=True):
-                share = share * (above if step else 1 - above)
-            at = tuple(below + step for (below, _), step in zip(places, corner, strict=True))
-            mixed = mixed + share * logs[at]
-        return mixed
+    @cached_property
+    def _flat(self) -> Numbers:
+        return self.logs.ravel()
+
+    @cached_property
+    def _strides(self) -> tuple[int, ...]:
+        """Steps in `_flat` to the next point of each axis."""
+        return tuple(int(np.prod(self.logs.shape[axis + 1 :])) for axis in range(self.logs.ndim))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +82,7 @@ def measured() -> tuple[Measured, ...]:
     return tuple(
         Measured(
             GPUS[name],
-            {
-                table: Table(np.log2(np.array(system[table])), first)
-                for table, first in FIRST.items()
-            },
+            {table: Table(np.log2(np.array(system[table])), first) for table, first in FIRST.items()},
         )
         for name, system in document["systems"].items()
     )
@@ -106,17 +108,18 @@ def product_seconds(gpu: Gpu, rows: Numbers, columns: Numbers, inner: Numbers) -
     return seconds
 
 
-def collective_seconds(gpu: Gpu, link: float, kind: Collective, ranks: Numbers, bytes_: Numbers) -> Numbers:
-    """Return the seconds of a collective in a node. link: bytes/s of a GPU, one direction; bytes_: the whole tensor.
+@cache
+def collective_seconds(gpu: Gpu, link: float, kind: Collective) -> Table:
+    """Return the seconds of a collective in a node, by (ranks, bytes of the whole tensor).
 
-    A link of another speed than the measured one stretches what exceeds the shortest message; more ranks than were
-    measured add a step of latency each.
+    link: bytes/s of a GPU, one direction. A link of another speed than the measured one stretches what exceeds the
+    shortest message; ranks beyond the measured ones add latency in proportion.
     """
     source = min(measured(), key=lambda each: abs(np.log(each.gpu.link_bandwidth / 2 / link)))
     table = source.tables[kind]
-    least, most = 2.0 ** table.first[1], 2.0 ** (table.first[1] + table.logs.shape[1] - 1)
-    shortest = table.at(ranks, least)
-    stretched = (table.at(ranks, bytes_) - shortest) * np.maximum(bytes_ / most, 1.0)
-    known = 2.0 ** (table.first[0] + table.logs.shape[0] - 1)
-    seconds: Numbers = shortest * np.maximum(ranks / known, 1.0) + stretched * source.gpu.link_bandwidth / 2 / link
-    return seconds
+    ranks, bytes_ = 2.0 ** np.arange(9)[:, None], 2.0 ** np.arange(8, 40)
+    known, most = (2.0 ** (first + size - 1) for first, size in zip(table.first, table.logs.shape, strict=True))
+    shortest = table.at(ranks, bytes_[0])
+    more = (table.at(ranks, bytes_) - shortest) * np.maximum(bytes_ / most, 1.0)
+    seconds = shortest * np.maximum(ranks / known, 1.0) + more * source.gpu.link_bandwidth / 2 / link
+    return Table(np.log2(seconds), (0, 8))

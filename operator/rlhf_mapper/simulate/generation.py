@@ -11,12 +11,8 @@ import numpy as np
 from rlhf_mapper.simulate.layer import FUSED_KERNELS
 from rlhf_mapper.simulate.layouts import Layouts, Numbers
 from rlhf_mapper.simulate.passes import Passes
-from rlhf_mapper.simulate.products import decode_attention, layer_products
+from rlhf_mapper.simulate.products import decode_attention, decode_products
 from rlhf_mapper.workload import Work, Workload
-
-GRAPH_KERNELS, GRAPH_SECONDS = 5, 2e-6
-"""Kernels of a layer besides products and attention in a decode step (norms, rotary embedding, cache, MLP), and the
-seconds of one in a CUDA graph."""
 
 
 def weights_of_gpu(passes: Passes, generator: Layouts) -> Numbers:
@@ -89,9 +85,10 @@ def decode_step(passes: Passes, generator: Layouts, at_once: Numbers, context: f
     """
     model, gpu, own = passes.model, passes.nodes.gpu, passes.software.efficiency
     if passes.is_measured:
-        one = layer_products(model, gpu).at(generator.t, at_once) + GRAPH_KERNELS * GRAPH_SECONDS
-        one = one + decode_attention(model, gpu, generator.t, at_once, context)
-        stages = model.layers * one + passes.head(generator, at_once)
+        stages = model.layers * decode_attention(model, gpu, generator.t, at_once, context)
+        stages = stages + decode_products(model, gpu, passes.nodes.link, passes.memory_bandwidth).at(
+            generator.t, at_once
+        )
     else:
         weights = weights_of_gpu(passes, generator) / passes.memory_bandwidth
         multiplied = model.active_layer_parameters * model.layers + model.head_parameters
@@ -100,9 +97,8 @@ def decode_step(passes: Passes, generator: Layouts, at_once: Numbers, context: f
         stages = np.maximum(np.maximum(generator.p * weights, flops), started)
         copies = model.heads / model.kv_heads if passes.software.rereads_kv else 1.0
         cache = at_once * cached_bytes(passes, generator, context) * generator.p * copies
-        stages = stages + cache / passes.memory_bandwidth
-    reduces = generator.p * passes.tensor_parallel(generator, at_once, generates=True)
-    seconds: Numbers = stages + reduces + own.decode_seconds + own.sequence_seconds * at_once
+        stages = stages + cache / passes.memory_bandwidth + generator.p * passes.tensor_parallel(generator, at_once)
+    seconds: Numbers = stages + own.decode_seconds + own.sequence_seconds * at_once
     return seconds
 
 

@@ -3,25 +3,18 @@
 After llm-analysis (github:cli99/llm-analysis), which HybridFlow cites for its simulators (section 6).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.coefficients import Layers, Software
+from rlhf_mapper.coefficients import Software
 from rlhf_mapper.hardware import NodeGroup
 from rlhf_mapper.kernels import Collective, collective_seconds
 from rlhf_mapper.simulate import layer
 from rlhf_mapper.simulate.layouts import Layouts, Network, Numbers, ring
-from rlhf_mapper.simulate.products import head_product, layer_products, prefill_attention
+from rlhf_mapper.simulate.products import TOUCHES_OF_A_LOGIT, head_product, layer_products, prefill_attention
 from rlhf_mapper.workload import Workload
-
-TOUCHES_OF_A_LOGIT: Mapping[Layers, float] = {"Plain": 12.7, "Fused": 4.7, "Megatron": 6.0}
-"""Number of times that a logit is read or written in float32 in a forward pass, by kind of kernels.
-
-A third of what docs/performance.md counts for an update; Megatron's are those of a softmax and a log-probability.
-"""
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,7 @@ class Passes:
     def _all_reduce(self, t: Numbers, bytes_: Numbers, kind: Collective) -> Numbers:
         seconds = 2 * (t - 1) * self.network.latency(t) + 2 * ring(t) * bytes_ / self.network.of(t)
         if self.is_measured:
-            measured = collective_seconds(self.nodes.gpu, self.nodes.link, kind, t, bytes_)
+            measured = collective_seconds(self.nodes.gpu, self.nodes.link, kind).at(t, bytes_)
             seconds = np.where(t <= self.nodes.gpus_per_node, measured, seconds)
         return np.where(t > 1, seconds, 0.0)
 

@@ -1,17 +1,28 @@
 """Seconds of a model's matrix products and attention, from measured kernels or from a roofline."""
 
+from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
 
 from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.coefficients import Layers
 from rlhf_mapper.hardware import Gpu
-from rlhf_mapper.kernels import Table, nearest, product_seconds
+from rlhf_mapper.kernels import Table, collective_seconds, nearest, product_seconds
 from rlhf_mapper.simulate.layouts import Numbers
 
 SHARDS = 2.0 ** np.arange(8)[:, None]
 ROWS = 2.0 ** np.arange(21)
 """Tensor-parallel ranks [8, 1] and tokens [21] for which the products of a layer are added up once for a model."""
+
+GRAPH_KERNELS, GRAPH_SECONDS = 5, 2e-6
+"""Kernels of a layer besides products and attention in a decode step (norms, rotary embedding, cache, MLP), and the
+seconds of one in a CUDA graph."""
+TOUCHES_OF_A_LOGIT: Mapping[Layers, float] = {"Plain": 12.7, "Fused": 4.7, "Megatron": 6.0}
+"""Number of times that a logit is read or written in float32 in a forward pass, by kind of kernels.
+
+A third of what docs/performance.md counts for an update; Megatron's are those of a softmax and a log-probability.
+"""
 
 
 @cache
@@ -44,6 +55,15 @@ def head_product(model: Architecture, gpu: Gpu) -> Table:
     """Return the seconds of the output head's matrix product on one of t tensor-parallel ranks, by (t, tokens)."""
     columns = np.maximum(model.head_parameters / model.hidden / SHARDS, 1.0)
     return Table(np.log2(product_seconds(gpu, ROWS, columns, np.array(float(model.hidden)))), (0, 0))
+
+
+@cache
+def decode_products(model: Architecture, gpu: Gpu, link: float, memory_bandwidth: float) -> Table:
+    """Return the seconds of a decode step's kernels and all-reduces without attention, by (t, sequences)."""
+    reduced = collective_seconds(gpu, link, "custom").at(SHARDS, 2 * ROWS * model.hidden) * (SHARDS > 1)
+    of_layers = layer_products(model, gpu).at(SHARDS, ROWS) + 2 * reduced + GRAPH_KERNELS * GRAPH_SECONDS
+    logits = 4 * ROWS * model.vocabulary / SHARDS * TOUCHES_OF_A_LOGIT["Fused"] / memory_bandwidth
+    return Table(np.log2(model.layers * of_layers + head_product(model, gpu).at(SHARDS, ROWS) + logits), (0, 0))
 
 
 def prefill_attention(model: Architecture, gpu: Gpu, t: Numbers, sequences: Numbers, tokens: Numbers) -> Numbers:

@@ -30,10 +30,9 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
     forwards = 1.0 + bool(work.recomputes)
     backwards = BACKWARD_OVER_FORWARD if work.trained_share == 1 else BESIDE_FROZEN
     busy = passes.balance(load, layouts)
-    head = passes.head(layouts, size * tokens)
-    backward = backwards * (passes.layers(layouts, size, tokens) + head) / busy
-    again = (forwards - 1) * passes.layers(layouts, size, tokens) / busy  # never the head
-    compute = passes.compute(layouts, size, tokens) / busy + again + backward
+    layers, head = passes.layers(layouts, size, tokens) / busy, passes.head(layouts, size * tokens) / busy
+    backward = backwards * (layers + head)
+    compute = forwards * layers + head + backward  # the head is never recomputed
     reduces = passes.tensor_parallel(layouts, size * tokens) * (forwards + 1)
     one = np.maximum(compute, _gathered_and_scattered(passes, work, layouts)) + reduces
     one = one + 2 * passes.between_stages(layouts, size * tokens)
@@ -82,7 +81,7 @@ def _collectives(passes: Passes, layouts: Layouts, bytes_: float, kind: Collecti
         return seconds
     spanned = layouts.gpus / nodes.gpus_per_node
     across = seconds + count * spanned * nodes.node_latency
-    inside = count * collective_seconds(nodes.gpu, nodes.link, kind, layouts.d, np.maximum(whole / count, 1.0))
+    inside = count * collective_seconds(nodes.gpu, nodes.link, kind).at(layouts.d, whole / count)
     return np.where(layouts.d == 1, 0.0, np.where(spanned <= 1, inside, across))
 
 

@@ -88,7 +88,10 @@ def problem_of(point: Mapping[str, Any], software: Software | None = None) -> tu
         "kind": "RLHFJob",
         "metadata": {"name": "published"},
         "spec": {
-            "algorithm": {"name": "GRPO", "kl": {"coefficient": 0.01 if "kl" in point and point["kl"] != "none" else 0}},
+            "algorithm": {
+                "name": "GRPO",
+                "kl": {"coefficient": 0.01 if "kl" in point and point["kl"] != "none" else 0},
+            },
             "models": {"actor": {"uri": "hf://org/model"}, "reward": {"entrypoint": "rules:score"}},
             "data": {"train": {"uri": "hf://org/data"}, "maxPromptTokens": prompt, "maxResponseTokens": limit},
             "rollout": {"samplesPerPrompt": samples, **({"maxStaleness": 1} if is_async else {})},
@@ -180,7 +183,13 @@ PUBLISHED_PHASES: Mapping[Phase, str] = {"generation": "generation", "scoring": 
 def phase_points() -> list[Point]:
     """Phases, passes and decode steps, which a fit uses."""
     found = [
-        Point(f"{step['id']} {phase}", source_of(step), step_kind(step), step["phases"][name], partial(step_seconds, step, phase))
+        Point(
+            f"{step['id']} {phase}",
+            source_of(step),
+            step_kind(step),
+            step["phases"][name],
+            partial(step_seconds, step, phase),
+        )
         for step in usable_steps()
         for phase, name in PUBLISHED_PHASES.items()
         if name in step.get("phases", {})
