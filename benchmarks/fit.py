@@ -193,7 +193,8 @@ def _print_residuals(title: str, points: Points, left: Mapping[str, float]) -> N
     for kind, errors in of_kind.items():
         off = [abs(math.expm1(each)) for each in errors]
         print(
-            f"{kind}: {mean(off):.1%} on average, {max(off):.1%} at worst of {len(off)}; interval x {interval(errors):.2f}"
+            f"{kind}: {mean(off):.1%} on average, {max(off):.1%} at worst of {len(off)}; "
+            f"interval x {interval(errors):.2f}"
         )
 
 

@@ -1,9 +1,9 @@
 """Writes the tables of measured kernels that the mapper reads: python benchmarks/kernels.py WHEEL [--check].
 
 WHEEL is a wheel of aiconfigurator below 0.9 (PyPI, Apache-2.0), which holds what NVIDIA measured with vLLM and NCCL.
-Written is operator/rlhf_mapper/kernels.json. Each table is a grid over two or three sizes in powers of two. Kernels of a
-GPU are stored as shares of its roofline, which is the larger of FLOPs / peak and bytes / bandwidth; collectives as
-seconds. `--check` writes nothing and prints how far interpolation is off at the points between grid points.
+Written is operator/rlhf_mapper/kernels.json. Each table is a grid over two or three sizes in powers of two. Kernels of
+a GPU are shares of its roofline, which is the larger of FLOPs / peak and bytes / bandwidth; collectives are seconds.
+`--check` writes nothing and prints how far interpolation is off at all measured points.
 """
 
 from __future__ import annotations

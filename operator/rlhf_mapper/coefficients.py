@@ -10,7 +10,7 @@ from rlhf_mapper.mapping import Device, Kind
 
 Layers = Literal["Plain", "Fused", "Megatron"]
 ErrorKind = Literal["Sync", "Async", "Experts", "Training"]
-"""Kind of job in whose prediction errors are alike: RL in turn or working ahead, a mixture of experts, no generation."""
+"""Kind of job, for its prediction errors: RL in turn, RL that works ahead, a mixture of experts, no generation."""
 
 
 @dataclass(frozen=True, kw_only=True)

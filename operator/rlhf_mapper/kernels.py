@@ -109,7 +109,7 @@ def product_seconds(gpu: Gpu, rows: Numbers, columns: Numbers, inner: Numbers) -
 
 
 @cache
-def collective_seconds(gpu: Gpu, link: float, kind: Collective) -> Table:
+def collective_seconds(link: float, kind: Collective) -> Table:
     """Return the seconds of a collective in a node, by (ranks, bytes of the whole tensor).
 
     link: bytes/s of a GPU, one direction. A link of another speed than the measured one stretches what exceeds the

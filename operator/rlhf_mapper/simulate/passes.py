@@ -79,7 +79,7 @@ class Passes:
     def _all_reduce(self, t: Numbers, bytes_: Numbers, kind: Collective) -> Numbers:
         seconds = 2 * (t - 1) * self.network.latency(t) + 2 * ring(t) * bytes_ / self.network.of(t)
         if self.is_measured:
-            measured = collective_seconds(self.nodes.gpu, self.nodes.link, kind).at(t, bytes_)
+            measured = collective_seconds(self.nodes.link, kind).at(t, bytes_)
             seconds = np.where(t <= self.nodes.gpus_per_node, measured, seconds)
         return np.where(t > 1, seconds, 0.0)
 

@@ -60,7 +60,7 @@ def head_product(model: Architecture, gpu: Gpu) -> Table:
 @cache
 def decode_products(model: Architecture, gpu: Gpu, link: float, memory_bandwidth: float) -> Table:
     """Return the seconds of a decode step's kernels and all-reduces without attention, by (t, sequences)."""
-    reduced = collective_seconds(gpu, link, "custom").at(SHARDS, 2 * ROWS * model.hidden) * (SHARDS > 1)
+    reduced = collective_seconds(link, "custom").at(SHARDS, 2 * ROWS * model.hidden) * (SHARDS > 1)
     of_layers = layer_products(model, gpu).at(SHARDS, ROWS) + 2 * reduced + GRAPH_KERNELS * GRAPH_SECONDS
     logits = 4 * ROWS * model.vocabulary / SHARDS * TOUCHES_OF_A_LOGIT["Fused"] / memory_bandwidth
     return Table(np.log2(model.layers * of_layers + head_product(model, gpu).at(SHARDS, ROWS) + logits), (0, 0))

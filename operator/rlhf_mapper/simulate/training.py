@@ -81,7 +81,7 @@ def _collectives(passes: Passes, layouts: Layouts, bytes_: float, kind: Collecti
         return seconds
     spanned = layouts.gpus / nodes.gpus_per_node
     across = seconds + count * spanned * nodes.node_latency
-    inside = count * collective_seconds(nodes.gpu, nodes.link, kind).at(layouts.d, whole / count)
+    inside = count * collective_seconds(nodes.link, kind).at(layouts.d, whole / count)
     return np.where(layouts.d == 1, 0.0, np.where(spanned <= 1, inside, across))
 
 

@@ -198,9 +198,11 @@ def phase_points() -> list[Point]:
         if point["kind"] != "step":
             kind: Kind = "scoring" if point["kind"] == "scoring only" else "training"
             found.append(Point(point["id"], source_of(point), kind, point["seconds"], partial(pass_seconds, point)))
-    for point in POINTS["decode"]:
-        found.append(Point(point["id"], source_of(point), "decode", point["seconds"], partial(decode_seconds, point)))
-    return [*found, *serving_points(POINTS["serving"]["rows"])]
+    steps = [
+        Point(point["id"], source_of(point), "decode", point["seconds"], partial(decode_seconds, point))
+        for point in POINTS["decode"]
+    ]
+    return [*found, *steps, *serving_points(POINTS["serving"]["rows"])]
 
 
 def serving_points(rows: Sequence[Mapping[str, Any]]) -> list[Point]:
