@@ -34,8 +34,10 @@ WORST = 10.0
 """Logarithm of the ratio of a point for which nothing fits."""
 FIRST_STEP, SHRINK, LEAST = 0.4, 0.5, 0.02
 """Steps are by a factor; they shrink after a round that makes the loss smaller by less than this share."""
-COVERED = 0.8
-"""Share of left-out points that an interval holds."""
+T90 = (3.08, 1.89, 1.64, 1.53, 1.48)
+"""Student's t that 90 % do not exceed, by degrees of freedom: 80 % lie between it and its negative."""
+INTERVALS: Mapping[str, Sequence[str]] = {"Sync": ("sync", "training"), "Training": ("training",)}
+"""Kind of job -> kinds of points whose errors make its interval."""
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "kernel": (0.2, 1.2),
     "scoring": (0.2, 1.0),
@@ -172,10 +174,17 @@ def left_out(stages: Sequence[Stage], start: Efficiency, rounds: int) -> dict[st
     return found
 
 
-def interval(errors: Sequence[float]) -> float:
-    """Factor f so that measured / predicted lies in 1/f to f for COVERED of unseen points (split conformal)."""
-    ordered = sorted(map(abs, errors))
-    return math.exp(ordered[min(math.ceil(COVERED * (len(ordered) + 1)), len(ordered)) - 1])
+def interval(points: Points, left: Mapping[str, float]) -> float:
+    """Factor f so that measured / predicted of a new source lies in 1/f to f with a probability of 80 %.
+
+    Sources are few: Student's t of the mean logarithm of each source that was left out, around 0.
+    """
+    of_source: dict[str, list[float]] = defaultdict(list)
+    for name, each in left.items():
+        of_source[points[name].source].append(each)
+    means = [mean(each) for each in of_source.values()]
+    spread = math.sqrt(mean(each**2 for each in means) * (1 + 1 / len(means)))
+    return math.exp(T90[min(len(means) - 1, len(T90)) - 1] * spread) if len(means) > 1 else math.inf
 
 
 def _values(efficiency: Efficiency, stages: Sequence[Stage]) -> str:
@@ -187,15 +196,9 @@ def _print_residuals(title: str, points: Points, left: Mapping[str, float]) -> N
     for name, each in sorted(left.items(), key=lambda pair: (points[pair[0]].source, pair[0])):
         table.add_row(points[name].source, points[name].kind, name, f"{math.exp(each):.2f}")
     Console(width=120).print(table)
-    of_kind: dict[str, list[float]] = defaultdict(list)
-    for name, each in left.items():
-        of_kind[points[name].kind].append(each)
-    for kind, errors in of_kind.items():
-        off = [abs(math.expm1(each)) for each in errors]
-        print(
-            f"{kind}: {mean(off):.1%} on average, {max(off):.1%} at worst of {len(off)}; "
-            f"interval x {interval(errors):.2f}"
-        )
+    for kind in dict.fromkeys(points[name].kind for name in left):
+        off = [abs(math.expm1(each)) for name, each in left.items() if points[name].kind == kind]
+        print(f"{kind}: off by {mean(off):.1%} on average, {max(off):.1%} at worst of {len(off)}")
 
 
 def main() -> None:
@@ -210,9 +213,12 @@ def main() -> None:
     points = {name: point for each, _ in stages for name, point in each.items()}
     _print_residuals(f"{options.set}: what is left", points, residuals(points, best))
     if options.leave_out:
-        _print_residuals(
-            "each source left out of its fit", {**points, **held_out()}, left_out(stages, start, options.rounds)
-        )
+        points |= held_out()
+        left = left_out(stages, start, options.rounds)
+        _print_residuals("each source left out of its fit", points, left)
+        for kind, kinds in INTERVALS.items():
+            factor = interval(points, {name: each for name, each in left.items() if points[name].kind in kinds})
+            print(f"interval of {kind}: {1 / factor:.2f} to {factor:.2f}")
     names = {name for _, each in stages for name in each}
     for name, value in asdict(best).items():
         note = "  # at a bound" if value in BOUNDS.get(name, ()) else "" if name in names else "  # given"

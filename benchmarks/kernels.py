@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from rlhf_mapper import kernels
+
 OUTPUT = Path(__file__).resolve().parents[1] / "operator/rlhf_mapper/kernels.json"
 HEAD = 128
 """Size of the attention heads that were measured."""
@@ -170,13 +172,29 @@ def tables_of(wheel: zipfile.ZipFile, folder: str) -> dict[str, tuple[Any, Seque
     }
 
 
+def check(wheel: zipfile.ZipFile) -> None:
+    """Print how far each system's tables are off at all measured points, most of which lie between grid points."""
+    for folder, system in SYSTEMS.items():
+        said = []
+        for name, (points, _) in tables_of(wheel, folder).items():
+            table = next(each for each in kernels.measured() if each.gpu.name == system.name).tables[name]
+            sizes = np.array(list(points)).T
+            off = np.abs(table.at(*sizes) / np.array(list(points.values())) - 1)
+            said.append(f"{name} {off.mean():.1%} ({np.quantile(off, 0.9):.0%})")
+        print(f"{system.name}: mean error (nine of ten below): {', '.join(said)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
+    parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     package, version = options.wheel.name.split("-")[:2]
     systems = {}
     with zipfile.ZipFile(options.wheel) as wheel:
+        if options.check:
+            check(wheel)
+            return
         for folder, system in SYSTEMS.items():
             tables = {
                 name: np.vectorize(lambda value: float(f"{value:.3g}"))(grid(points, axes)).tolist()

@@ -86,13 +86,12 @@ def test_more_rows_of_a_product_never_take_less_than_half() -> None:
 
 def test_uneven_lengths_let_ranks_wait() -> None:
     passes = Passes(MODEL, NODES, software_for("GPU", "BF16"))
-    work, even, uneven = Work(trained=64, updates=1), load_of(500.0), load_of(250.0, 750.0)
-    alone, together = (
-        [float(training.training_seconds(passes, work, load, layout(d=d), np.array(2.0))) for load in (even, uneven)]
-        for d in (1, 8)
+    work = Work(trained=64, updates=1)
+    even, uneven = (
+        float(training.training_seconds(passes, work, load, layout(d=8), np.array(8.0)))
+        for load in (load_of(500.0), load_of(250.0, 750.0))
     )
-    assert alone[0] == pytest.approx(alone[1], rel=0.02)
-    assert together[1] > 1.3 * together[0]
+    assert even < uneven < 2.1 * even
 
 
 def test_all_replicas_wait_for_the_longest_response() -> None:
@@ -132,6 +131,6 @@ def test_an_interval_is_that_of_the_kind_of_job() -> None:
 
 
 def test_plans_within_the_error_do_not_differ() -> None:
-    assert not differ(100.0, 104.0)
-    assert not differ(104.0, 100.0)
-    assert differ(100.0, 106.0)
+    assert not differ(100.0, 109.0)
+    assert not differ(109.0, 100.0)
+    assert differ(100.0, 111.0)

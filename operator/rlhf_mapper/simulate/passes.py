@@ -45,10 +45,9 @@ class Passes:
         """Bytes/s of the GPU's memory that kernels reach."""
         return self.nodes.gpu.memory_bandwidth * self.software.efficiency.memory
 
-    def balance(self, load: Workload, layouts: Layouts) -> Numbers:
-        """Return the share of a pass in which a rank computes, while others have longer sequences."""
-        is_even = (layouts.d == 1) | (len(load.response.sample) == 1)
-        return np.where(is_even, 1.0, self.software.efficiency.balance)
+    def balance(self, load: Workload) -> float:
+        """Return the share of an update or a scoring pass that its kernels explain: 1 if all sequences are alike."""
+        return 1.0 if len(load.response.sample) == 1 else self.software.efficiency.balance
 
     def to_or_from_host(self, layouts: Layouts, bytes_: float) -> Numbers:
         """Return the seconds to move `bytes_` bytes for each parameter of a GPU's shards to or from host memory."""
@@ -108,7 +107,9 @@ class Passes:
     def head(self, layouts: Layouts, count: Numbers) -> Numbers:
         """Return the seconds of the output head on `count` tokens in the last stage; logits are in float32."""
         logits = count * (1 if self.model.scores else self.model.vocabulary) / layouts.t
-        product = 2 * logits * self.model.hidden / self.peak
-        if self.is_measured:
+        product, layers = 2 * logits * self.model.hidden / self.peak, self.software.layers
+        if not self.is_measured:
+            layers = "Megatron"
+        else:
             product = head_product(self.model, self.nodes.gpu).at(layouts.t, count) / self.software.efficiency.kernel
-        return product + TOUCHES_OF_A_LOGIT[self.software.layers] * 4 * logits / self.memory_bandwidth
+        return product + TOUCHES_OF_A_LOGIT[layers] * 4 * logits / self.memory_bandwidth

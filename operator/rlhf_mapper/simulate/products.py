@@ -21,7 +21,8 @@ seconds of one in a CUDA graph."""
 TOUCHES_OF_A_LOGIT: Mapping[Layers, float] = {"Plain": 12.7, "Fused": 4.7, "Megatron": 6.0}
 """Number of times that a logit is read or written in float32 in a forward pass, by kind of kernels.
 
-A third of what docs/performance.md counts for an update; Megatron's are those of a softmax and a log-probability.
+A third of what docs/performance.md counts for an update; Megatron's, and those of a roofline, are those of a softmax and
+a log-probability.
 """
 
 

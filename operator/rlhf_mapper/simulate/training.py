@@ -29,7 +29,7 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
     count = np.ceil(of_a_rank / size)
     forwards = 1.0 + bool(work.recomputes)
     backwards = BACKWARD_OVER_FORWARD if work.trained_share == 1 else BESIDE_FROZEN
-    busy = passes.balance(load, layouts)
+    busy = passes.balance(load)
     layers, head = passes.layers(layouts, size, tokens) / busy, passes.head(layouts, size * tokens) / busy
     backward = backwards * (layers + head)
     compute = forwards * layers + head + backward  # the head is never recomputed
@@ -51,7 +51,7 @@ def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layou
     tokens = _computed_tokens(load, size, work.read_together)
     count = np.ceil(of_a_rank / size)
     forward = replace(passes, software=replace(passes.software, efficiency=replace(own, kernel=own.scoring)))
-    work_seconds = forward.compute(layouts, size, tokens) / passes.balance(load, layouts)
+    work_seconds = forward.compute(layouts, size, tokens) / passes.balance(load)
     compute = np.maximum(work_seconds, _gathered(passes, work, layouts))
     one = compute + passes.tensor_parallel(layouts, size * tokens) + passes.between_stages(layouts, size * tokens)
     seconds: Numbers = (count + layouts.p - 1) * one + own.call_seconds

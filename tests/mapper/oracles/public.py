@@ -83,6 +83,9 @@ def problem_of(point: Mapping[str, Any], software: Software | None = None) -> tu
     limit = point.get("max_response_tokens") or point["max_total_tokens"] - point.get("max_prompt_tokens", PROMPT)
     is_async = not point["mode"].startswith("sync")
     mini = point.get("mini_batch_sequences") or sequences // point.get("updates", 4)
+    actor: dict[str, Any] = {"uri": "hf://org/model"}
+    if "recomputed" in point["trainer"]:  # 20 of 28 blocks
+        actor["gradientCheckpointing"] = True
     manifest: dict[str, Any] = {
         "apiVersion": "rlhf.hybridflow.io/v1alpha1",
         "kind": "RLHFJob",
@@ -92,7 +95,7 @@ def problem_of(point: Mapping[str, Any], software: Software | None = None) -> tu
                 "name": "GRPO",
                 "kl": {"coefficient": 0.01 if "kl" in point and point["kl"] != "none" else 0},
             },
-            "models": {"actor": {"uri": "hf://org/model"}, "reward": {"entrypoint": "rules:score"}},
+            "models": {"actor": actor, "reward": {"entrypoint": "rules:score"}},
             "data": {"train": {"uri": "hf://org/data"}, "maxPromptTokens": prompt, "maxResponseTokens": limit},
             "rollout": {"samplesPerPrompt": samples, **({"maxStaleness": 1} if is_async else {})},
             "training": {"totalSteps": 1, "promptBatchSize": sequences // samples, "miniBatchSize": mini},
