@@ -1,6 +1,6 @@
 """The auto-mapper against what is known: python benchmarks/mapper.py [--json PATH] [PART ...].
 
-Parts: throughput, placements, transition, generation, points, public, scaling, real; by default all but the last, which
+Parts: throughput, placements, transition, generation, points, public, passes, scaling, real; by default all but the last, which
 takes minutes. All figures but those of `real` are predictions of the cost models: nothing runs on a GPU. `real` trains
 the tiny model with Ray on CPU slots in several placements, predicts each from one of them, and says how far it was off.
 Published figures are HybridFlow's, read off its figures (tests/mapper/oracles/testbed.py), and those of public.py
@@ -32,12 +32,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests is not ins
 
 from rlhf_mapper.auto_map import MappingProblem
 from rlhf_mapper.calibration import KIND_OF, Compared, compare_phases, correction_of
-from rlhf_mapper.coefficients import Correction, software_for
+from rlhf_mapper.coefficients import TRAINER, Correction, software_for
 from rlhf_mapper.hardware import GPUS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PHASES, Kind, Phase
 from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.prediction import cuts_of
 from rlhf_mapper.search.pruned import pruned
+from rlhf_planning.timeline import interval_text
 from tests.mapper.oracles import public, testbed
 from tests.mapper.oracles.exhaustive import exhaustive
 
@@ -86,19 +87,39 @@ def throughput() -> dict[str, Any]:
 
 
 def public_steps() -> dict[str, Any]:
-    """GRPO with long, uneven responses, as the mapper searches, against what NeMo RL published."""
-    rows, off = [], []
-    for name, step in public.STEPS.items():
-        task, cluster = public.problem_of(step)
-        costs = task.costs(cluster)
-        best = task.search(costs)[0]
-        cuts = {role: str(cut.sizes) for pool in best.sets for role, cut in cuts_of(costs, *pool).items()}
-        off.append(best.seconds / step.seconds - 1)
-        rows.append((name, step.mean, f"{step.seconds:.0f}", f"{best.seconds:.0f}", f"{off[-1]:+.0%}", cuts["actor"]))
-    columns = ("step", "mean tokens", "published", "predicted", "off", "actor p-t-d")
+    """Published steps of GRPO, as the mapper plans them, with their intervals."""
+    rows, off, inside = [], [], []
+    for step in public.usable_steps():
+        mapping = public.mapped_step(step)
+        assert mapping and mapping.prediction
+        predicted, published = mapping.prediction, step["step_seconds"]
+        off.append(predicted.step_seconds / published - 1)
+        inside.append(predicted.low <= published <= predicted.high)
+        interval = interval_text(predicted.step_seconds, predicted.low, predicted.high)
+        cells = (f"{published:.0f}", interval, f"{off[-1]:+.0%}", str(mapping.sizes["actor"]))
+        rows.append((step["id"], step["mode"].split(",")[0], step["mean_response_tokens"], *cells))
+    columns = ("step", "mode", "mean tokens", "published", "predicted", "off", "actor p-t-d")
     table("seconds of GRPO with responses of many lengths (predicted)", columns, rows)
-    CONSOLE.print(f"off by {mean(map(abs, off)):.0%} on average")
-    return {"rows": rows, "mean": mean(map(abs, off)), "largest": max(map(abs, off))}
+    CONSOLE.print(f"off by {mean(map(abs, off)):.0%} on average; {sum(inside)} of {len(inside)} inside")
+    return {"rows": rows, "mean": mean(map(abs, off)), "largest": max(map(abs, off)), "inside": mean(inside)}
+
+
+def public_passes() -> dict[str, Any]:
+    """Phases, updates and decode steps against measurements, by source; serving rows as a mean."""
+    software, rows = public.software_of(TRAINER.efficiency), []
+    serving: list[float] = []
+    for point in public.phase_points():
+        predicted = point.predict(software)
+        if point.source == "aisimulate":
+            serving.append(abs(predicted / point.seconds - 1))
+            continue
+        off = f"{predicted / point.seconds - 1:+.0%}"
+        rows.append((point.name, point.kind, f"{point.seconds:.4g}", f"{predicted:.4g}", off))
+    table(
+        "seconds of phases, updates and decode steps (predicted)", ("point", "", "measured", "predicted", "off"), rows
+    )
+    CONSOLE.print(f"serving: {len(serving)} rows off by {mean(serving):.1%} on average, {max(serving):.0%} at worst")
+    return {"rows": rows, "serving": mean(serving)}
 
 
 def placed(gpus: int, sets: Sequence[frozenset[Any]]) -> float:
@@ -344,6 +365,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "generation": generation,
     "points": points,
     "public": public_steps,
+    "passes": public_passes,
     "scaling": scaling,
     "real": real,
 }

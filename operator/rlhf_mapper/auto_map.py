@@ -185,7 +185,7 @@ def task_of(
         raise SpecError(problems)
     load = workload_of(job, responses=responses)
     requests = {role: _request(job, role, shapes[role], load.work[role], device) for role in job.placed_roles()}
-    software = software_for(device, job.spec.training.precision, job.spec.training.attention)
+    software = software_for(device, job.spec.training.precision, job.spec.training.attention, job.spec.training.kernels)
     return MappingProblem(requests=requests, load=load, software=software, correction=correction or Correction())
 
 

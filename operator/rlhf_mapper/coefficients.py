@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rlhf_api.spec.job_spec import Attention
+from rlhf_api.spec.job_spec import Attention, Kernels
 from rlhf_api.tables import read_table
 from rlhf_mapper.mapping import Device, Kind
 
-
+Layers = Literal["Plain", "Fused", "Megatron"]
 ErrorKind = Literal["Sync", "Async", "Experts", "Training"]
-"""Kind of job in whose prediction errors are alike: RL in turn or working ahead, a mixture of experts, no generation."""
+"""Kind of job, for its prediction errors: RL in turn, RL that works ahead, a mixture of experts, no generation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,15 @@ class Efficiency:
     """Shares of hardware peaks that programs reach, and overheads in seconds that no bandwidth explains."""
 
     kernel: float
-    """Share of peak FLOP/s that matrix products reach."""
+    """Share of measured kernels' speed, or of peak FLOP/s, that products and attention of an update reach."""
+    scoring: float
+    """The same of a forward pass without gradients."""
+    prefill: float
+    """The same of a prompt's pass in the generator."""
+    balance: float
+    """Share of an update or a scoring pass that its kernels explain, if the lengths of sequences differ."""
+    rollout: float
+    """Share of a generation phase that decode steps and prefills explain; wake-up and uneven replicas take the rest."""
     memory: float
     """Share of memory bandwidth that reads of weights, activations and the KV cache reach."""
     link: float
@@ -44,8 +52,11 @@ class Software:
     """Properties of the training and generation programs that decide their memory and speed."""
 
     name: str
-    is_eager: bool
-    """Whether layers are transformers' own modules, a kernel for each operation; else they are fused (Megatron)."""
+    layers: Layers
+    """Layers of training and scoring: transformers' own modules with a kernel for each operation, with fused norms,
+    rotary embeddings, gated MLPs and heads (liger-kernel), or Megatron's."""
+    products: Literal["Measured", "Roofline"]
+    """Source of the seconds of matrix products, attention and collectives in 16 bits: measured kernels, or peaks."""
     attention: Literal["Flash", "SDPA"]
     """Attention kernels of training and scoring."""
     shards_weights: bool
@@ -91,9 +102,25 @@ _SOFTWARE = read_table(__package__, "software.yaml", dict[Device, Software])
 TRAINER = _SOFTWARE["GPU"]
 
 
-def software_for(device: Device, precision: Literal["Auto", "FP32", "BF16"], attention: Attention = "Auto") -> Software:
-    """Return the Software of this project's trainer on a device; Auto: FP32 and SDPA on CPU, BF16 and Flash on GPU."""
+def software_for(
+    device: Device,
+    precision: Literal["Auto", "FP32", "BF16"],
+    attention: Attention = "Auto",
+    kernels: Kernels = "Plain",
+) -> Software:
+    """Return the Software of this project's trainer on a device.
+
+    Auto: FP32 and SDPA on CPU, BF16 and Flash on GPU, fused kernels on GPU.
+    """
     full = precision == "FP32" or (precision == "Auto" and device == "CPU")
     size, on_device = (4 if full else 2), _SOFTWARE[device]
     attention = "SDPA" if attention == "SDPA" or full else on_device.attention
-    return replace(on_device, compute_bytes=size, frozen_bytes=size, attention=attention)
+    fused = device == "GPU" and not full and kernels != "Plain"
+    return replace(
+        on_device,
+        layers="Fused" if fused else "Plain",
+        products="Roofline" if full else on_device.products,
+        compute_bytes=size,
+        frozen_bytes=size,
+        attention=attention,
+    )

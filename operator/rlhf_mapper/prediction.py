@@ -1,13 +1,16 @@
 """Prediction of a mapping, model by model, and the reasons why other placements are slower."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_mapper.coefficients import Software
+from rlhf_mapper.hardware import Gpu
 from rlhf_mapper.intervals import error_kind, interval_of
+from rlhf_mapper.kernels import nearest
 from rlhf_mapper.mapping import STAGE_OF, STAGES, MappedPool, ModelPrediction, Phase, Prediction, Rejected, Stage
 from rlhf_mapper.pools import PoolCosts, StateChoice, offload_seconds
 from rlhf_mapper.search.objective import Objective
@@ -63,10 +66,19 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
         memory_limit={pool.name: memory.USABLE_SHARE * limits[pool.gpu] for pool in pools},
         gpu_memory_utilization=max(cut.generator_share for cut in cuts.values()),
         correction=shared.correction.factors,
-        coefficients=shared.software.name,
+        coefficients=_coefficients(shared.software, {costs.settings[group].nodes.gpu for _, group, _ in found.sets}),
         response_tokens=shared.load.response.mean,
         works_ahead=shared.load.works_ahead,
     )
+
+
+def _coefficients(software: Software, gpus: Iterable[Gpu]) -> str:
+    """Return the programs whose coefficients are used, and the GPUs whose measured kernels are."""
+    if software.products == "Roofline":
+        return software.name
+    sources = {gpu.name: nearest(gpu).gpu.name for gpu in gpus}
+    said = (of if name == of else f"{of} (estimated for {name})" for name, of in sorted(sources.items()))
+    return f"{software.name}, {software.layers.lower()} layers, kernels as measured on {' and '.join(said)}"
 
 
 def _phases(

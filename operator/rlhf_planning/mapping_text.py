@@ -15,6 +15,7 @@ from rich.text import Text
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.hardware import ESTIMATED
+from rlhf_mapper.intervals import differ
 from rlhf_mapper.mapping import (
     PHASES,
     STAGES,
@@ -276,7 +277,8 @@ def _rejected(console: Console, placements: Sequence[Rejected], won: float, pric
         if prices:
             pools = [(gpu, slots) for _, gpu, slots in placement.pools]
             where = f"price {plain(step_price(pools, placement.step_seconds, prices))}: {where}"
-        table.add_row(seconds_text(placement.step_seconds), slower, Prose(f"{where}\n{placement.reason}"))
+        why = placement.reason if differ(placement.step_seconds, won) else f"{placement.reason}; within the error"
+        table.add_row(seconds_text(placement.step_seconds), slower, Prose(f"{where}\n{why}"))
     _print_table(console, table)
 
 

@@ -1,7 +1,7 @@
 """The coefficients of the simulators: figures that were fitted or measured, which only a new fit may change.
 
-Of GPUs the shares of kernels and memory and the generator's seconds are what `benchmarks/fit.py ours` finds; the other
-figures, and those of a CPU slot, are explained in the docs about auto-mapping.
+Those of a GPU down to `call_seconds` in software.yaml are what `benchmarks/fit.py ours` finds; docs/mapper-reference.md explains
+the others, and those of a CPU slot.
 """
 
 from __future__ import annotations
@@ -15,19 +15,27 @@ from rlhf_mapper.mapping import Device
 
 EFFICIENCY: dict[Device, dict[str, float]] = {
     "GPU": {
-        "kernel": 0.37,
+        "kernel": 0.84,
+        "scoring": 0.83,
+        "prefill": 1.02,
+        "balance": 0.54,
+        "rollout": 0.61,
         "memory": 0.85,
         "link": 0.8,
         "network": 0.85,
-        "decode_seconds": 8e-4,
-        "sequence_seconds": 3.1e-5,
+        "decode_seconds": 1e-4,
+        "sequence_seconds": 3.3e-5,
         "update_seconds": 0.02,
-        "call_seconds": 0.5,
+        "call_seconds": 0.05,
         "stage_seconds": 1e-3,
         "transition_seconds": 0.25,
     },
     "CPU": {
         "kernel": 0.5,
+        "scoring": 0.5,
+        "prefill": 0.5,
+        "balance": 1.0,
+        "rollout": 1.0,
         "memory": 0.7,
         "link": 0.5,
         "network": 0.5,

@@ -2,45 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import mean
 
+import numpy as np
 import pytest
 
 from rlhf_api.job import Job
 from rlhf_mapper.auto_map import auto_map
 from rlhf_mapper.coefficients import TRAINER
 from rlhf_mapper.mapping import DeviceMapping
+from rlhf_mapper.simulate import generation
+from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Lengths, lognormal
 from tests.mapper.oracles import public, testbed
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
-MOST_OFF = 0.4
-PEAK = 989.4e12
-OF_PEAK = 0.34, 0.5
-FORWARDS = 3.5
-"""Of a training step, in FLOPs: forward, twice as many backward, and every second layer once more."""
+MOST_OFF = {"sync": (0.2, 0.45), "async": (0.2, 0.45), "experts": (0.45, 0.45), "decode": (0.12, 0.3)}
+"""Mean and largest error by kind; those of passes alone are in the docs."""
+SOFTWARE = public.software_of(TRAINER.efficiency)
 
 
-def test_long_uneven_responses_are_within_forty_percent() -> None:
-    off = [abs(public.step_seconds(step, TRAINER.efficiency) / step.seconds - 1) for step in public.STEPS.values()]
-    assert mean(off) <= MOST_OFF
-    assert max(off) <= MOST_OFF + 0.1
+def errors_of(points: Sequence[public.Point]) -> dict[str, float]:
+    return {point.name: abs(point.predict(SOFTWARE) / point.seconds - 1) for point in points}
 
 
-@pytest.mark.parametrize("name", public.DECODED)
-def test_a_decode_step_takes_about_as_long(name: str) -> None:
-    *_, seconds = public.DECODED[name]
-    assert public.decoded_seconds(name, TRAINER.efficiency) == pytest.approx(seconds, rel=0.2)
+@pytest.mark.parametrize("kind", MOST_OFF)
+def test_steps_and_decoding_take_about_as_long(kind: str) -> None:
+    points = [*public.step_points(), *public.phase_points()]
+    off = errors_of([point for point in points if point.kind == kind])
+    usual, most = MOST_OFF[kind]
+    assert mean(off.values()) <= usual
+    assert max(off.values()) <= most, off
 
 
-@pytest.mark.parametrize("name", public.TRAINED)
-def test_training_is_as_fast_as_it_is_honest(name: str) -> None:
-    shape, _, tokens, _, speed = public.TRAINED[name]
-    seconds, model = public.trained_seconds(name, TRAINER.efficiency), public.SHAPES[shape]
-    assert seconds == pytest.approx(1 / speed, rel=0.3)
-    attention = 2 * tokens * model.heads * model.head_size * model.layers
-    flops = 2 * (model.layers * model.active_layer_parameters + model.head_parameters) + attention
-    assert OF_PEAK[0] <= FORWARDS * flops / seconds / PEAK <= OF_PEAK[1]
+def test_most_published_steps_lie_in_their_interval() -> None:
+    inside = []
+    for point in public.usable_steps():
+        mapping = public.mapped_step(point, SOFTWARE)
+        assert mapping and mapping.prediction
+        inside.append(mapping.prediction.low <= point["step_seconds"] <= mapping.prediction.high)
+    assert mean(inside) >= 0.8
+
+
+def test_our_own_updates_take_about_as_long() -> None:
+    off = errors_of([each for each in public.phase_points() if each.source in ("ours", "torchtitan")])
+    updates = [error for name, error in off.items() if "vllm" not in name]
+    assert mean(updates) <= 0.2
+
+
+@pytest.mark.parametrize(("most_gpus", "shards"), [(1, 1), (8, 8)])
+def test_a_larger_generator_is_faster_for_one_sequence(most_gpus: int, shards: int) -> None:
+    """An all-reduce of a decode step takes 5 us, so eight GPUs beat one as measured, and do not lose as once said."""
+    model = public.shape_of(public.POINTS["points"][0])
+    passes = Passes(model, public.nodes_of("H100", 8), SOFTWARE)
+    seconds = {
+        t: float(generation.decode_step(passes, public.alone(1, t, 1), np.array(1.0), 1024))
+        for t in (1, 2, 4, 8)
+        if t <= most_gpus
+    }
+    assert min(seconds, key=seconds.__getitem__) == shards
 
 
 def test_a_prediction_says_coefficients_and_lengths() -> None:
@@ -52,8 +73,9 @@ def test_a_prediction_says_coefficients_and_lengths() -> None:
         assert found.prediction
         return found.prediction.coefficients, found.prediction.response_tokens
 
-    assert predicted(job) == (TRAINER.name, 1000), "without a history all are as long as may be"
-    assert predicted(job, 100, 300) == (TRAINER.name, 200)
+    said = f"{TRAINER.name}, fused layers, kernels as measured on h100-80g"
+    assert predicted(job) == (said, 1000), "without a history all are as long as may be"
+    assert predicted(job, 100, 300) == (said, 200)
     assert testbed.SOFTWARE.name != TRAINER.name
 
 

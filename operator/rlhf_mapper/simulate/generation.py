@@ -11,6 +11,7 @@ import numpy as np
 from rlhf_mapper.simulate.layer import FUSED_KERNELS
 from rlhf_mapper.simulate.layouts import Layouts, Numbers
 from rlhf_mapper.simulate.passes import Passes
+from rlhf_mapper.simulate.products import decode_attention, decode_products
 from rlhf_mapper.workload import Work, Workload
 
 
@@ -45,55 +46,60 @@ def generation_seconds(passes: Passes, work: Work, load: Workload, generator: La
     fits, at_once = at_once >= 1, np.maximum(at_once, 1)
     full = np.ceil(of_a_replica / at_once) - 1
     last = of_a_replica - full * at_once
-    seconds = _prefill(passes, load, generator, of_a_replica) + _last_wave(passes, load, generator, last)
-    seconds = seconds + np.where(full > 0, full * load.response.mean * _step(passes, generator, at_once), 0.0)
-    seconds = seconds + of_a_replica * _cache_reads(passes, load, generator)
-    return np.where(fits, work.passes * seconds, np.inf)
+    seconds = prefill_seconds(passes, load, generator, of_a_replica) + _last_wave(passes, load, generator, last)
+    usual = load.prompt.mean + load.response.mean_square / (2 * load.response.mean)
+    seconds = seconds + full * load.response.mean * decode_step(passes, generator, at_once, usual)
+    return np.where(fits, work.passes * seconds / passes.software.efficiency.rollout, np.inf)
 
 
 def _last_wave(passes: Passes, load: Workload, generator: Layouts, count: Numbers) -> Numbers:
     """Return the seconds of all decode steps of `count` sequences that start together and end one after the other.
 
-    If each of n sequences is still running with probability s, at least one is with probability 1 - (1 - s)^n.
+    If each of n sequences is still running with probability s, at least one is with probability 1 - (1 - s)^n. All
+    replicas wait for the last sequence of all: its replica runs alone in the end.
     """
     seconds, before = 0.0 * count, 0.0
     for tokens, share in load.response.still_running:
-        any_ = 1 - (1 - share) ** count
-        seconds = seconds + (tokens - before) * any_ * _step(passes, generator, count * share / any_)
+        here, anywhere = (1 - (1 - share) ** number for number in (count, count * generator.d))
+        context = load.prompt.mean + (before + tokens) / 2
+        step = decode_step(passes, generator, count * share / here, context)
+        seconds = seconds + (tokens - before) * anywhere * step
         before = tokens
     return seconds
 
 
-def _prefill(passes: Passes, load: Workload, generator: Layouts, sequences: Numbers) -> Numbers:
+def prefill_seconds(passes: Passes, load: Workload, generator: Layouts, sequences: Numbers) -> Numbers:
     """Return the seconds to prefill all prompts with fused kernels; the head computes only each prompt's last token."""
-    fused = replace(passes, software=replace(passes.software, is_eager=False))
+    own = passes.software.efficiency
+    program = replace(passes.software, layers="Megatron", efficiency=replace(own, kernel=own.prefill))
+    fused = replace(passes, software=program)
     read = fused.layers(generator, sequences, load.prompt.mean) + fused.head(generator, sequences)
-    return generator.p * (read + fused.tensor_parallel(generator, sequences * load.prompt.mean))
+    reduces = fused.tensor_parallel(generator, sequences * load.prompt.mean, generates=True)
+    return generator.p * (read + reduces)
 
 
-def _step(passes: Passes, generator: Layouts, at_once: Numbers) -> Numbers:
-    """Return the seconds of a decode step that do not depend on lengths.
+def decode_step(passes: Passes, generator: Layouts, at_once: Numbers, context: float) -> Numbers:
+    """Return the seconds of a decode step of `at_once` sequences that have `context` tokens each.
 
-    The seconds are those of weights, all-reduces, kernel starts, and the generator's own code.
+    They are those of weights, attention, all-reduces, kernel starts, and the generator's own code.
     """
-    model, software = passes.model, passes.software
-    weights = weights_of_gpu(passes, generator) / passes.memory_bandwidth
-    multiplied = model.active_layer_parameters * model.layers + model.head_parameters
-    flops = 2 * at_once * multiplied / generator.t / passes.peak
-    started = model.layers * FUSED_KERNELS * passes.nodes.gpu.launch_seconds
-    stages = np.maximum(np.maximum(generator.p * weights, flops), started)
-    reduces = generator.p * passes.tensor_parallel(generator, at_once)
-    own = software.efficiency.decode_seconds + software.efficiency.sequence_seconds * at_once
-    seconds: Numbers = stages + reduces + own
+    model, gpu, own = passes.model, passes.nodes.gpu, passes.software.efficiency
+    if passes.is_measured:
+        stages = model.layers * decode_attention(model, gpu, generator.t, at_once, context)
+        stages = stages + decode_products(model, gpu, passes.nodes.link, passes.memory_bandwidth).at(
+            generator.t, at_once
+        )
+    else:
+        weights = weights_of_gpu(passes, generator) / passes.memory_bandwidth
+        multiplied = model.active_layer_parameters * model.layers + model.head_parameters
+        flops = 2 * at_once * multiplied / generator.t / passes.peak
+        started = model.layers * FUSED_KERNELS * gpu.launch_seconds
+        stages = np.maximum(np.maximum(generator.p * weights, flops), started)
+        copies = model.heads / model.kv_heads if passes.software.rereads_kv else 1.0
+        cache = at_once * cached_bytes(passes, generator, context) * generator.p * copies
+        stages = stages + cache / passes.memory_bandwidth + generator.p * passes.tensor_parallel(generator, at_once)
+    seconds: Numbers = stages + own.decode_seconds + own.sequence_seconds * at_once
     return seconds
-
-
-def _cache_reads(passes: Passes, load: Workload, generator: Layouts) -> Numbers:
-    """Return the seconds to read the KV cache of one sequence in all its decode steps."""
-    model, response = passes.model, load.response
-    copies = model.heads / model.kv_heads if passes.software.rereads_kv else 1.0
-    tokens = load.prompt.mean * response.mean + response.mean_square / 2
-    return cached_bytes(passes, generator, tokens) * generator.p * copies / passes.memory_bandwidth
 
 
 def received_bytes(passes: Passes, work: Work, training: Layouts, generator: Layouts) -> Numbers:

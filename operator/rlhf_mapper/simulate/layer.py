@@ -46,17 +46,20 @@ def kept(model: Architecture, software: Software) -> Widths:
 
     Eager layers keep: for a norm its input in float32, the normalised values and its output; in the MLP gate,
     silu(gate), up and their product; in attention queries, keys, values and output. Rotary embeddings keep nothing.
-    SDPA copies the joined outputs of documents. Fused layers keep what Megatron does, with queries as wide as hidden
-    states (Korthikanti et al., arXiv 2205.05198, with flash attention: 34 h).
+    SDPA copies the joined outputs of documents. Fused norms keep their input and output, and a fused MLP keeps gate, up
+    and their product; rotary embeddings work in place. Megatron's layers are those of
+    Korthikanti et al. (arXiv 2205.05198, with flash attention: 34 h), with queries as wide as hidden states.
     """
     size = software.compute_bytes
-    if not software.is_eager:
+    if software.layers == "Megatron":
         return Widths(hidden=5 * size, ffn=0.0, queries=12 * size, keys=0.0)
-    own = FLOAT + size if model.norms_heads else 0.0
+    is_fused = software.layers == "Fused"
+    in_norm = 0 if is_fused else FLOAT
+    own = in_norm + size if model.norms_heads else 0.0
     copied = size * (software.attention == "SDPA")
     return Widths(
-        hidden=2 * (FLOAT + 2 * size),
-        ffn=4 * size,
+        hidden=2 * (in_norm + 2 * size),
+        ffn=(3 if is_fused else 4) * size,
         queries=2 * size + copied + own,
         keys=2 * size + own,
         heads=FLOAT,
@@ -69,8 +72,11 @@ def moved(model: Architecture, software: Software) -> Widths:
     Matrix products and attention do not count.
     """
     size = software.compute_bytes
-    if not software.is_eager:
+    if software.layers == "Megatron":
         return Widths(hidden=FUSED_TOUCHES * size, ffn=0.0, queries=0.0, keys=0.0)
+    if software.layers == "Fused":  # each kernel reads its inputs and writes its output once; two residuals
+        own = 2 * size * model.norms_heads
+        return Widths(hidden=2 * 2 * size + 6 * size, ffn=3 * size, queries=2 * size + own, keys=2 * size + own)
     norm = 28.0 + (8.0 if size == HALF else 0.0)  # to float32, square, mean, scale, back, times the weight
     own = norm if model.norms_heads else 0.0
     return Widths(
@@ -83,9 +89,12 @@ def moved(model: Architecture, software: Software) -> Widths:
 
 def kernels(model: Architecture, software: Software) -> int:
     """Return the number of kernels that a forward pass of a layer starts."""
-    if not software.is_eager:
+    if software.layers == "Megatron":
         return FUSED_KERNELS
-    norms, of_a_norm = (4 if model.norms_heads else 2), (8 if software.compute_bytes == HALF else 6)
+    norms = 4 if model.norms_heads else 2
+    if software.layers == "Fused":
+        return norms + 7 + 1 + 1 + 2 + 1
+    of_a_norm = 8 if software.compute_bytes == HALF else 6
     return of_a_norm * norms + 7 + 10 + 2 + 2 + 1  # matrix products, rotary embedding, MLP, residuals, attention
 
 

@@ -1,4 +1,4 @@
-"""Seconds of a micro-batch through one pipeline stage: roofline of each layer, and the tensor-parallel all-reduces.
+"""Seconds of a micro-batch through one pipeline stage: its layers, and the tensor-parallel all-reduces.
 
 After llm-analysis (github:cli99/llm-analysis), which HybridFlow cites for its simulators (section 6).
 """
@@ -10,11 +10,11 @@ import numpy as np
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Software
 from rlhf_mapper.hardware import NodeGroup
+from rlhf_mapper.kernels import Collective, collective_seconds
 from rlhf_mapper.simulate import layer
 from rlhf_mapper.simulate.layouts import Layouts, Network, Numbers, ring
-
-TOUCHES_OF_A_LOGIT = 6
-"""Number of times that a logit is read or written: softmax and the log-probability of a token, in float32."""
+from rlhf_mapper.simulate.products import TOUCHES_OF_A_LOGIT, head_product, layer_products, prefill_attention
+from rlhf_mapper.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,11 @@ class Passes:
         return Network(self.nodes, self.software.efficiency)
 
     @property
+    def is_measured(self) -> bool:
+        """Whether measured kernels tell the seconds of products, attention and collectives; they are of 16 bits."""
+        return self.software.products == "Measured" and self.software.compute_bytes == layer.HALF
+
+    @property
     def peak(self) -> float:
         """FLOP/s that large matrix products reach."""
         gpu = self.nodes.gpu
@@ -39,6 +44,10 @@ class Passes:
     def memory_bandwidth(self) -> float:
         """Bytes/s of the GPU's memory that kernels reach."""
         return self.nodes.gpu.memory_bandwidth * self.software.efficiency.memory
+
+    def balance(self, load: Workload) -> float:
+        """Return the share of an update or a scoring pass that its kernels explain: 1 if all sequences are alike."""
+        return 1.0 if len(load.response.sample) == 1 else self.software.efficiency.balance
 
     def to_or_from_host(self, layouts: Layouts, bytes_: float) -> Numbers:
         """Return the seconds to move `bytes_` bytes for each parameter of a GPU's shards to or from host memory."""
@@ -56,13 +65,22 @@ class Passes:
         """Return the seconds of a forward pass through the largest stage's layers, without communication."""
         return self.stage_layers(layouts) * self._layer(layouts, sequences, tokens)
 
-    def tensor_parallel(self, layouts: Layouts, tokens: Numbers) -> Numbers:
-        """Return the seconds of a stage's tensor-parallel communication: two ring all-reduces in each layer."""
-        t, bytes_ = layouts.t, tokens * self.model.hidden * self.software.compute_bytes
-        steps = 2 * (t - 1) * self.network.latency(t)
-        once = np.where(t > 1, steps + 2 * ring(t) * bytes_ / self.network.of(t), 0.0)
-        both: Numbers = 2 * self.stage_layers(layouts) * once
+    def tensor_parallel(self, layouts: Layouts, tokens: Numbers, *, generates: bool = False) -> Numbers:
+        """Return the seconds of a stage's tensor-parallel communication: two all-reduces in each layer.
+
+        generates: by vLLM's own all-reduce instead of NCCL's.
+        """
+        bytes_ = tokens * self.model.hidden * self.software.compute_bytes
+        kind: Collective = "custom" if generates else "all_reduce"
+        both: Numbers = 2 * self.stage_layers(layouts) * self._all_reduce(layouts.t, bytes_, kind)
         return both
+
+    def _all_reduce(self, t: Numbers, bytes_: Numbers, kind: Collective) -> Numbers:
+        seconds = 2 * (t - 1) * self.network.latency(t) + 2 * ring(t) * bytes_ / self.network.of(t)
+        if self.is_measured:
+            measured = collective_seconds(self.nodes.link, kind).at(t, bytes_)
+            seconds = np.where(t <= self.nodes.gpus_per_node, measured, seconds)
+        return np.where(t > 1, seconds, 0.0)
 
     def between_stages(self, layouts: Layouts, tokens: Numbers) -> Numbers:
         """Return the seconds, with overhead, to send a micro-batch's hidden states to the next stage; 0 with one."""
@@ -72,17 +90,26 @@ class Passes:
         return np.where(layouts.p > 1, way + self.software.efficiency.stage_seconds, 0.0)
 
     def _layer(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
-        model, size = self.model, self.software.compute_bytes
-        count = sequences * tokens
-        attention = 2 * 2 * count * tokens / 2 * model.heads * model.head_size  # causal: half of the square
-        flops = (2 * count * model.active_layer_parameters + attention) / layouts.t
-        weights = model.layer_parameters * size / layouts.t
+        model, gpu, count = self.model, self.nodes.gpu, sequences * tokens
+        if self.is_measured:
+            products = layer_products(model, gpu).at(layouts.t, count)
+            products = products + prefill_attention(model, gpu, layouts.t, sequences, tokens)
+            products = products / self.software.efficiency.kernel
+        else:
+            attention = 2 * 2 * count * tokens / 2 * model.heads * model.head_size  # causal: half of the square
+            flops = (2 * count * model.active_layer_parameters + attention) / layouts.t
+            weights = model.layer_parameters * self.software.compute_bytes / layouts.t
+            products = np.maximum(flops / self.peak, weights / self.memory_bandwidth)
         moved = layer.moved(model, self.software).of(model, layouts.t) * count
-        products = np.maximum(flops / self.peak, weights / self.memory_bandwidth)
-        started = layer.kernels(model, self.software) * self.nodes.gpu.launch_seconds
+        started = layer.kernels(model, self.software) * gpu.launch_seconds
         return np.maximum(products + moved / self.memory_bandwidth, started)
 
     def head(self, layouts: Layouts, count: Numbers) -> Numbers:
         """Return the seconds of the output head on `count` tokens in the last stage; logits are in float32."""
         logits = count * (1 if self.model.scores else self.model.vocabulary) / layouts.t
-        return 2 * logits * self.model.hidden / self.peak + TOUCHES_OF_A_LOGIT * 4 * logits / self.memory_bandwidth
+        product, layers = 2 * logits * self.model.hidden / self.peak, self.software.layers
+        if not self.is_measured:
+            layers = "Megatron"
+        else:
+            product = head_product(self.model, self.nodes.gpu).at(layouts.t, count) / self.software.efficiency.kernel
+        return product + TOUCHES_OF_A_LOGIT[layers] * 4 * logits / self.memory_bandwidth

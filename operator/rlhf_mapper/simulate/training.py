@@ -1,9 +1,11 @@
 """Seconds of training and of forward passes (inference) with the parallel sizes p-t-d."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from rlhf_mapper.kernels import Collective, collective_seconds
 from rlhf_mapper.simulate.layouts import Layouts, Numbers, ring
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Work, Workload
@@ -27,12 +29,14 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
     count = np.ceil(of_a_rank / size)
     forwards = 1.0 + bool(work.recomputes)
     backwards = BACKWARD_OVER_FORWARD if work.trained_share == 1 else BESIDE_FROZEN
-    compute = passes.compute(layouts, size, tokens) * (forwards + backwards)
+    busy = passes.balance(load)
+    layers, head = passes.layers(layouts, size, tokens) / busy, passes.head(layouts, size * tokens) / busy
+    backward = backwards * (layers + head)
+    compute = forwards * layers + head + backward  # the head is never recomputed
     reduces = passes.tensor_parallel(layouts, size * tokens) * (forwards + 1)
     one = np.maximum(compute, _gathered_and_scattered(passes, work, layouts)) + reduces
     one = one + 2 * passes.between_stages(layouts, size * tokens)
     filled = (count + layouts.p - 1) * one
-    backward = backwards * passes.compute(layouts, size, tokens)
     update = filled + _synchronised(passes, work, layouts, backward) + _optimizer(passes, work, layouts)
     seconds: Numbers = work.updates * (update + passes.software.efficiency.update_seconds)
     return seconds
@@ -42,13 +46,15 @@ def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layou
     """Return the seconds of a model's forward passes in a step, without those of its updates."""
     if not work.read:
         return np.zeros_like(layouts.gpus)
-    of_a_rank = np.ceil(work.read / layouts.d)
+    own, of_a_rank = passes.software.efficiency, np.ceil(work.read / layouts.d)
     size = np.minimum(micro_batch, of_a_rank)
     tokens = _computed_tokens(load, size, work.read_together)
     count = np.ceil(of_a_rank / size)
-    compute = np.maximum(passes.compute(layouts, size, tokens), _gathered(passes, work, layouts))
+    forward = replace(passes, software=replace(passes.software, efficiency=replace(own, kernel=own.scoring)))
+    work_seconds = forward.compute(layouts, size, tokens) / passes.balance(load)
+    compute = np.maximum(work_seconds, _gathered(passes, work, layouts))
     one = compute + passes.tensor_parallel(layouts, size * tokens) + passes.between_stages(layouts, size * tokens)
-    seconds: Numbers = (count + layouts.p - 1) * one + passes.software.efficiency.call_seconds
+    seconds: Numbers = (count + layouts.p - 1) * one + own.call_seconds
     return seconds
 
 
@@ -63,12 +69,27 @@ def _shard_parameters(passes: Passes, layouts: Layouts) -> Numbers:
     return passes.model.parameters / (layouts.p * layouts.t)
 
 
+def _collectives(passes: Passes, layouts: Layouts, bytes_: float, kind: Collective) -> Numbers:
+    """Return the seconds of one collective for each layer among data ranks; bytes_: of each parameter.
+
+    In a node they are measured. Between nodes a ring passes each node once, with its latency.
+    """
+    whole = _shard_parameters(passes, layouts) * bytes_
+    nodes, count = passes.nodes, passes.stage_layers(layouts)
+    seconds = ring(layouts.d) * whole / passes.network.of_data_ranks(layouts)
+    if not passes.is_measured:
+        return seconds
+    spanned = layouts.gpus / nodes.gpus_per_node
+    across = seconds + count * spanned * nodes.node_latency
+    inside = count * collective_seconds(nodes.link, kind).at(layouts.d, whole / count)
+    return np.where(layouts.d == 1, 0.0, np.where(spanned <= 1, inside, across))
+
+
 def _gathered(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
     """Return the seconds of FSDP's all-gather of weights for a pass of one micro-batch; computation may hide them."""
     if not passes.software.shards_weights:
         return np.zeros_like(layouts.gpus)
-    bytes_ = _shard_parameters(passes, layouts) * passes.software.compute_bytes
-    gathered = ring(layouts.d) * bytes_ / passes.network.of_data_ranks(layouts)
+    gathered = _collectives(passes, layouts, passes.software.compute_bytes, "all_gather")
     return gathered + passes.to_or_from_host(layouts, passes.software.weight_bytes) * work.steps_in_host
 
 
@@ -77,8 +98,7 @@ def _gathered_and_scattered(passes: Passes, work: Work, layouts: Layouts) -> Num
     if not passes.software.shards_weights:
         return np.zeros_like(layouts.gpus)
     trained = passes.software.gradient_bytes * work.trained_share
-    gradients = _shard_parameters(passes, layouts) * trained
-    scattered = ring(layouts.d) * gradients / passes.network.of_data_ranks(layouts)
+    scattered = _collectives(passes, layouts, trained, "reduce_scatter")
     back = passes.to_or_from_host(layouts, trained) * work.steps_in_host
     return 2 * _gathered(passes, work, layouts) + scattered + back
 

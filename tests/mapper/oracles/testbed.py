@@ -27,6 +27,10 @@ Recipe = Literal["PPO", "ReMax", "SafeRLHF"]
 
 EFFICIENCY = Efficiency(  # benchmarks/fit.py paper says what is left with these
     kernel=0.64,
+    scoring=0.64,
+    prefill=0.64,
+    balance=1.0,
+    rollout=1.0,
     memory=0.8,
     link=0.8,
     network=0.8,
@@ -40,7 +44,8 @@ EFFICIENCY = Efficiency(  # benchmarks/fit.py paper says what is left with these
 SOFTWARE = replace(
     TRAINER,
     name="Megatron-core 0.6 and vLLM 0.3.1",
-    is_eager=False,
+    layers="Megatron",
+    products="Roofline",
     shards_weights=False,
     weight_bytes=2,  # bf16; gradients, master weights and moments are float32
     gradient_bytes=4,

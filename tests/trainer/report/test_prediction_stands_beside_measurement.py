@@ -36,8 +36,8 @@ def test_every_job_leaves_its_mapping(tmp_path: Path, mapping: DeviceMapping) ->
 
 def test_a_prediction_is_told_in_a_line_of_terminal_and_events(tmp_path: Path) -> None:
     folder = run_job(tmp_path, PPO, [])
-    assert told(folder, LAPTOP) == "helpful-ppo: mapped: 1 pool, predicted 593 ms (297 to 1,186) a step\n"
-    assert "Z mapped: 1 pool, predicted 593 ms (297 to 1,186) a step\n" in (folder.path / "events.log").read_text()
+    assert told(folder, LAPTOP) == "helpful-ppo: mapped: 1 pool, predicted 593 ms (445 to 890) a step\n"
+    assert "Z mapped: 1 pool, predicted 593 ms (445 to 890) a step\n" in (folder.path / "events.log").read_text()
     assert told(folder, SPLIT).startswith("helpful-ppo: mapped: 4 pools, predicted ")
     assert told(folder, UNKNOWN) == ""
 

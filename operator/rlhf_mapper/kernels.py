@@ -1,0 +1,125 @@
+"""Measured kernels of GPUs: products of matrices, attention and collectives, interpolated in logarithms of sizes.
+
+`kernels.json` names its source; `benchmarks/kernels.py` writes it. A GPU that was not measured takes the shares of the
+roofline of the GPU with the most similar figures.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import resources
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhf_mapper.hardware import GPUS, Gpu
+
+Numbers = NDArray[np.float64]
+Collective = Literal["custom", "all_reduce", "all_gather", "reduce_scatter"]
+"""Collective of NCCL, or vLLM's own all-reduce (custom)."""
+FIRST: Mapping[str, tuple[int, ...]] = {
+    "gemm": (0, 7, 7),  # rows m, columns n, inner size k
+    "decode": (0, 6),  # KV heads of all sequences, tokens of a sequence
+    "prefill": (0, 4),  # query heads of all sequences, tokens of a sequence
+    "experts": (0, 6),  # tokens, width of an expert on a rank
+    **dict.fromkeys(("custom", "all_reduce", "all_gather", "reduce_scatter"), (1, 8)),  # ranks, bytes of the tensor
+}
+"""Table -> power of two of the first grid point of each axis."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Positive values on a grid over two or three sizes in powers of two; sizes beyond the grid count as its edge."""
+
+    logs: Numbers
+    """Logarithms (base 2) of the values."""
+    first: tuple[int, ...]
+    """Power of two of the first grid point of each axis."""
+
+    def at(self, *sizes: Numbers | float) -> Numbers:
+        """Return the values at sizes, which broadcast against each other."""
+        corners: list[tuple[Any, Any]] = [(0, None)]
+        for length, first, size, stride in zip(self.logs.shape, self.first, sizes, self._strides, strict=True):
+            place = np.minimum(np.maximum(np.log2(size) - first, 0.0), length - 1.0)
+            below = np.minimum(place.astype(np.int64), length - 2) if length > 1 else place.astype(np.int64)
+            above, at = place - below, below * stride
+            ways = [(at, 1 - above), (at + stride, above)] if np.count_nonzero(above) else [(at, None)]
+            corners = [
+                (begin + step, part if share is None else share if part is None else share * part)
+                for begin, share in corners
+                for step, part in ways
+            ]
+        each = [self._flat[at] if share is None else share * self._flat[at] for at, share in corners]
+        found: Numbers = np.exp2(sum(each[1:], each[0]))
+        return found
+
+    @cached_property
+    def _flat(self) -> Numbers:
+        return self.logs.ravel()
+
+    @cached_property
+    def _strides(self) -> tuple[int, ...]:
+        """Steps in `_flat` to the next point of each axis."""
+        return tuple(int(np.prod(self.logs.shape[axis + 1 :])) for axis in range(self.logs.ndim))
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Kernels of one GPU type."""
+
+    gpu: Gpu
+    """The GPU that was measured."""
+    tables: Mapping[str, Table]
+    """Shares of the roofline, and seconds of collectives."""
+
+
+@cache
+def measured() -> tuple[Measured, ...]:
+    """Return all measured GPU types."""
+    document = json.loads(resources.files(__package__).joinpath("kernels.json").read_text(encoding="utf-8"))
+    return tuple(
+        Measured(
+            GPUS[name],
+            {table: Table(np.log2(np.array(system[table])), first) for table, first in FIRST.items()},
+        )
+        for name, system in document["systems"].items()
+    )
+
+
+@cache
+def nearest(gpu: Gpu) -> Measured:
+    """Return the measured GPU type with the most similar peak and memory bandwidth."""
+
+    def distance(other: Measured) -> float:
+        ratios = other.gpu.bf16 / gpu.bf16, other.gpu.memory_bandwidth / gpu.memory_bandwidth
+        return float(np.abs(np.log(ratios)).sum())
+
+    return min(measured(), key=distance)
+
+
+def product_seconds(gpu: Gpu, rows: Numbers, columns: Numbers, inner: Numbers) -> Numbers:
+    """Return the seconds of a product [rows, inner] x [inner, columns] in 16 bits."""
+    flops = 2 * rows * columns * inner
+    bytes_ = 2 * (rows * inner + inner * columns + rows * columns)
+    roofline = np.maximum(flops / gpu.bf16, bytes_ / gpu.memory_bandwidth)
+    seconds: Numbers = roofline / nearest(gpu).tables["gemm"].at(rows, columns, inner)
+    return seconds
+
+
+@cache
+def collective_seconds(link: float, kind: Collective) -> Table:
+    """Return the seconds of a collective in a node, by (ranks, bytes of the whole tensor).
+
+    link: bytes/s of a GPU, one direction. A link of another speed than the measured one stretches what exceeds the
+    shortest message; ranks beyond the measured ones add latency in proportion.
+    """
+    source = min(measured(), key=lambda each: abs(np.log(each.gpu.link_bandwidth / 2 / link)))
+    table = source.tables[kind]
+    ranks, bytes_ = 2.0 ** np.arange(9)[:, None], 2.0 ** np.arange(8, 40)
+    known, most = (2.0 ** (first + size - 1) for first, size in zip(table.first, table.logs.shape, strict=True))
+    shortest = table.at(ranks, bytes_[0])
+    more = (table.at(ranks, bytes_) - shortest) * np.maximum(bytes_ / most, 1.0)
+    seconds = shortest * np.maximum(ranks / known, 1.0) + more * source.gpu.link_bandwidth / 2 / link
+    return Table(np.log2(seconds), (0, 8))
