@@ -68,6 +68,7 @@ def auto_map(
     objective: Objective | None = None,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
+    prompts: Sequence[float] = (),
     explains: bool = True,
 ) -> DeviceMapping | Infeasible:
     """Return the best mapping of a job's models onto a cluster, or why there is none.
@@ -76,14 +77,14 @@ def auto_map(
     have the maximum length. explains: whether to search for remedies if nothing fits, which takes many searches.
     Raises SpecError for sizes of the manifest that a model cannot be cut into.
     """
-    task = task_of(job, shapes, device=device, correction=correction, responses=responses)
+    task = task_of(job, shapes, device=device, correction=correction, responses=responses, prompts=prompts)
     if answer := mapping_of(task, cluster, device=device, objective=objective):
         return answer
     if not explains:
         return Infeasible(reason="nothing fits")
 
     def fits(other: Job, machines: Cluster) -> bool:
-        problem = task_of(other, shapes, device=device, correction=correction, responses=responses)
+        problem = task_of(other, shapes, device=device, correction=correction, responses=responses, prompts=prompts)
         return bool(problem.search(problem.costs(machines)))
 
     return replace(_infeasible(task, cluster), options=remedies_of(job, cluster, fits))
@@ -133,9 +134,10 @@ def predict(
     *,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
+    prompts: Sequence[float] = (),
 ) -> DeviceMapping | Infeasible:
     """Return a placement made by hand with its prediction, or the reason why it does not fit."""
-    task = task_of(job, shapes, device=placed.device, correction=correction, responses=responses)
+    task = task_of(job, shapes, device=placed.device, correction=correction, responses=responses, prompts=prompts)
     taken = sum(pool.size for pool in placed.pools)
     if taken > cluster.gpus:
         return Infeasible(reason=f"the pools of the manifest take {taken} GPUs, but there are {cluster.gpus}")
@@ -178,12 +180,13 @@ def task_of(
     device: Device,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
+    prompts: Sequence[float] = (),
 ) -> MappingProblem:
     """Build a job's mapping problem on GPUs or CPUs. Raises SpecError for parallel sizes that do not divide a model."""
     shapes = {**shapes, "rollout": shapes["actor"]} if job.generates_apart else shapes
     if problems := [problem for role in job.placed_roles() for problem in _impossible(job, role, shapes[role])]:
         raise SpecError(problems)
-    load = workload_of(job, responses=responses)
+    load = workload_of(job, responses=responses, prompts=prompts)
     requests = {role: _request(job, role, shapes[role], load.work[role], device) for role in job.placed_roles()}
     software = software_for(device, job.spec.training.precision, job.spec.training.attention)
     return MappingProblem(requests=requests, load=load, software=software, correction=correction or Correction())

@@ -1,6 +1,10 @@
 """Coefficients of the simulators: shares of hardware peaks that kernels and links reach, and overheads of software."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
 from typing import Literal
 
 from rlhf_api.spec.job_spec import Attention
@@ -78,6 +82,14 @@ class Correction:
 
     def of(self, kind: Kind) -> float:
         return self.factors.get(kind, 1.0)
+
+    @classmethod
+    def mean(cls, several: Sequence[Correction]) -> Correction:
+        """Return the geometric mean of several corrections; a kind counts where it was measured."""
+        found: dict[Kind, list[float]] = {}
+        for kind, factor in (item for each in several for item in each.factors.items()):
+            found.setdefault(kind, []).append(factor)
+        return cls({kind: geometric_mean(factors) for kind, factors in found.items()})
 
 
 _SOFTWARE = read_table(__package__, "software.yaml", dict[Device, Software])

@@ -103,6 +103,10 @@ class Prediction:
     """Name of the software whose coefficients the predicted seconds are computed with."""
     response_tokens: float = 0.0
     """Mean length of the responses that the prediction assumes, in tokens."""
+    prompt_tokens: float = 0.0
+    response_source: str = ""
+    """Source of the response lengths, in words; `prompt_source` is that of the prompts."""
+    prompt_source: str = ""
     works_ahead: bool = False
     """Whether the responses of a later step are generated during preparation and training."""
 

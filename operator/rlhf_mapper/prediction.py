@@ -60,6 +60,9 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
         correction=shared.correction.factors,
         coefficients=shared.software.name,
         response_tokens=shared.load.response.mean,
+        prompt_tokens=shared.load.prompt.mean,
+        response_source=shared.load.response.source,
+        prompt_source=shared.load.prompt.source,
         works_ahead=shared.load.works_ahead,
     )
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -28,15 +29,17 @@ def plan_job(
     objective: Objective | None = None,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
+    prompts: Sequence[float] = (),
     explains: bool = True,
 ) -> DeviceMapping | Infeasible:
     """Return the manifest's placement, or the best mapping for `objective` or else the manifest's; see `auto_map`."""
+    known: dict[str, Any] = {"correction": correction, "responses": responses, "prompts": prompts}
     if job.spec.placement.mode == "Manual":
         slots = (group.gpus_per_node if device == "GPU" else 0 for group in cluster.groups for _ in range(group.count))
         placed = place(job, tuple(slots))
-        return predict(job, placed, cluster, shapes, correction=correction, responses=responses)
+        return predict(job, placed, cluster, shapes, **known)
     objective = objective or objective_for(job, cluster)
-    search = partial(auto_map, job, cluster, shapes, device=device, correction=correction, responses=responses)
+    search = partial(auto_map, job, cluster, shapes, device=device, **known)
     mapping = search(objective=objective, explains=explains)
     if isinstance(mapping, Infeasible) and explains and objective.kind == "fewest_gpus":
         fastest = search()

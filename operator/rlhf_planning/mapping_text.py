@@ -242,13 +242,14 @@ def _filled(share: float, cells: int) -> Text:
 def _times(console: Console, mapping: DeviceMapping, prediction: Prediction, prices: Mapping[str, float]) -> None:
     seconds = prediction.step_seconds
     line = f"predicted: {seconds_text(seconds)} a step, {plain(prediction.tokens_per_second)} tokens/s"
+    line += f", with responses of {plain(prediction.response_tokens)} tokens ({prediction.response_source})"
     if prices:
         pools = [(pool.gpu, pool.size) for pool in mapping.pools]
         line += f", price {plain(step_price(pools, seconds, prices))} a step"
     _print_head(console, line)
     if used := prediction.coefficients:
-        tokens = plain(prediction.response_tokens)
-        console.print(Prose(f"  with coefficients of {used}; responses of {tokens} tokens on average"))
+        prompts = f"prompts of {plain(prediction.prompt_tokens)} tokens ({prediction.prompt_source})"
+        console.print(Prose(f"  lengths are means; {prompts}; coefficients of {used}"))
     console.print(Prose(f"  by phase: {_listed(prediction.phases, PHASES)}"))
     console.print(Prose(f"  by stage: {_listed(prediction.stages, STAGES)}"))
     timeline = timeline_of(mapping.pools, prediction)
