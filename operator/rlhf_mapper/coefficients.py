@@ -39,6 +39,20 @@ class Efficiency:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reserve:
+    """Memory of a device that is not for states, activations and the KV cache, in bytes but for a share."""
+
+    context: float
+    """Bytes of the CUDA context with its kernels and the workspace of cuBLAS."""
+    nccl: float
+    """Bytes of NCCL's buffers on a GPU that talks to others."""
+    graphs: float
+    """Bytes of the generator's CUDA graphs."""
+    fragmented: float
+    """Share of the rest that is lost between the blocks of torch's allocator."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Software:
     """Properties of the training and generation programs that decide their memory and speed."""
 
@@ -71,6 +85,7 @@ class Software:
     """Whether the states of idle models may be moved to host memory."""
     state_share: float
     """Largest share of a GPU's memory that model states (weights, gradients, optimizer) may fill."""
+    reserve: Reserve
     efficiency: Efficiency
 
 

@@ -95,6 +95,8 @@ class Prediction:
     models: Mapping[Role, ModelPrediction]
     memory_limit: Mapping[str, float]
     """Usable bytes of a GPU's memory, by pool."""
+    host_memory: Mapping[str, float] = field(default_factory=dict)
+    """Bytes of host memory for each GPU's states that are kept there, by pool."""
     gpu_memory_utilization: float
     """Share of a GPU's memory for the generator's weights and KV cache."""
     correction: Mapping[Kind, float] = field(default_factory=dict)
@@ -197,6 +199,7 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
                 "nodes": len(pool.slots_per_machine),
                 "zones": list(pool.zones),
                 "memory_limit": mapping.prediction and mapping.prediction.memory_limit[pool.name],
+                "host_memory": mapping.prediction and mapping.prediction.host_memory[pool.name],
             }
             for pool in mapping.pools
         ],
@@ -214,7 +217,7 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
         roles = [role for pool in mapping.pools for role in pool.models]
         answer["models"] = {role: _model(mapping.sizes[role], prediction.models[role]) for role in roles}
         answer["predicted"] = asdict(prediction)
-        for name in ("models", "memory_limit", "works_ahead"):  # shown at another place, or not at all
+        for name in ("models", "memory_limit", "host_memory", "works_ahead"):  # shown at another place, or not at all
             del answer["predicted"][name]
     return answer
 

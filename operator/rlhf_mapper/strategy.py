@@ -219,7 +219,7 @@ class Strategies:
         """Return the seconds by `simulate` with each micro-batch of `_sizes`: [G sizes, C cuts, K pool sizes]."""
         load, longest = self.setting.load, self.setting.load.most_tokens
         budgets = np.maximum(self._sizes * longest, min(longest, self.request.micro_batch_tokens))
-        rows = np.maximum.accumulate([load.rows_within(float(budget), together) for budget in budgets])
+        rows = np.array(load.rows_within(budgets.tolist(), together))
         seconds = simulate(self.passes, work, load, self.layouts, rows[:, None, None]) + 0 * rows[:, None, None]
         return np.where(self.fits, seconds, np.inf) * self.setting.correction.of(kind)
 
@@ -292,7 +292,8 @@ class GeneratingStrategies(Strategies):
         held: bytes of a GPU for the states, by pool size.
         """
         q = self.setting.nodes.gpu.memory
-        room = np.minimum(memory.USABLE_SHARE * q - held, (self.request.generator_share or 1.0) * q)
+        usable = memory.usable(self.setting.software, q, self.gpus, generates=True)
+        room = np.minimum(usable - held, (self.request.generator_share or 1.0) * q)
         left = room - self.generator_bytes
         resharding = memory.reshard_bytes(self.setting.software, self.generator_bytes)  # before there is a cache
         return np.where(left >= resharding, left, -1.0)

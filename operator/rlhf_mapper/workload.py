@@ -83,8 +83,7 @@ def lengths_around(mean: float, most: float) -> tuple[float, ...]:
     return lognormal(mean, min(P99_OVER_MEAN * mean, most), most=most) if mean < most else (most,)
 
 
-@lru_cache(maxsize=2**12)
-def packed_rows(lengths: tuple[float, ...], budget: float) -> float:
+def packed_rows(lengths: Sequence[float], budget: float) -> float:
     """Return how many rows a micro-batch holds on average, as the trainer packs them.
 
     budget: most tokens of a micro-batch, unless one row is longer. Packing is that of `rlhf_trainer.training.batching`:
@@ -107,6 +106,17 @@ def _fits_packed(ordered: Sequence[float], count: int, budget: float) -> bool:
             return False
         heapreplace(filled, filled[0] + length)
     return True
+
+
+@lru_cache(maxsize=2**10)
+def _rows_within(prompt: float, response: Lengths, budgets: Sequence[float], together: int) -> tuple[float, ...]:
+    """Return sequences by budget of a micro-batch in tokens, ascending; prompt: mean length."""
+    rows = [1.0]
+    for budget in budgets:
+        shared = min(together, max(budget // (prompt + response.mean), 1))
+        found = packed_rows([prompt / shared + length for length in response.sample], budget)
+        rows.append(max(rows[-1], found))  # packing may be a row worse with more room
+    return tuple(rows[1:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,11 +175,9 @@ class Workload:
         longest = max(self.prompt.longest, self.most_prompt_tokens)
         return longest + max(self.response.longest, self.most_response_tokens)
 
-    def rows_within(self, budget: float, together: int) -> float:
-        """Return how many sequences a micro-batch of at most `budget` tokens holds; `together` share a prompt."""
-        shared = min(together, max(budget // (self.prompt.mean + self.response.mean), 1))
-        own = self.prompt.mean / shared
-        return packed_rows(tuple(own + length for length in self.response.sample), budget)
+    def rows_within(self, budgets: Sequence[float], together: int) -> tuple[float, ...]:
+        """Return how many sequences micro-batches of at most so many tokens hold; `together` share a prompt."""
+        return _rows_within(self.prompt.mean, self.response, tuple(budgets), together)
 
     @property
     def held_tokens(self) -> float:

@@ -59,6 +59,21 @@ def prices_of(cluster: Cluster) -> dict[str, float]:
     return prices if len(prices) == len(groups) else {}
 
 
+def notes_of(mapping: DeviceMapping | Infeasible, cluster: Cluster, shapes: Mapping[Role, Architecture]) -> list[str]:
+    """Return sentences on what a plan assumes: networks, host memory where it is used, and what is not modelled."""
+    notes = [*networks_of(cluster)]
+    used = isinstance(mapping, DeviceMapping) and mapping.prediction and any(mapping.prediction.host_memory.values())
+    for group in cluster.groups if used else ():
+        if group.host_memory is None:
+            size = plain(group.host / 1e9)
+            notes.append(f"Nodes of {group.gpu.name} are taken to have {size} GB of host memory for each GPU.")
+    if experts := ", ".join(role for role, shape in shapes.items() if shape.experts > 1):
+        notes.append(f"Not predicted: the all-to-all of experts ({experts}); a mixture is planned without sharding.")
+    if without := [group.gpu.name for group in cluster.groups if not group.gpu.has_bf16]:
+        notes.append(f"Only jobs in FP32 use {' and '.join(without)}: vLLM refuses bf16 there.")
+    return notes
+
+
 def networks_of(cluster: Cluster) -> Iterator[str]:
     """Yield sentences on the network speed between the nodes of each node group, then between its zones."""
     usual = ", as is usual with them; an --inventory can say otherwise"

@@ -17,7 +17,7 @@ from rlhf_mapper.mapping import DeviceMapping, Infeasible, as_json
 from rlhf_mapper.workload import lengths_around
 from rlhf_planning.checkpoint_size import in_words
 from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
-from rlhf_planning.job_plan import networks_of, objective_of, plan_job, prices_of
+from rlhf_planning.job_plan import notes_of, objective_of, plan_job, prices_of
 from rlhf_planning.lengths import lengths_of
 from rlhf_planning.machines import device_of, local_cluster
 from rlhf_planning.mapping_text import print_plan, step_price
@@ -40,8 +40,8 @@ class JobPlan:
     """Past runs that correct the prediction; None: no correction."""
     prices: Mapping[str, float]
     """Price of a GPU-hour by GPU type; empty if a price is not known."""
-    networks: tuple[str, ...]
-    """Sentences on the network speeds that the prediction assumes for the nodes."""
+    notes: tuple[str, ...]
+    """Sentences on what the prediction assumes."""
     checkpoints: str
 
     @property
@@ -100,8 +100,8 @@ def plans_of(
             responses=given or _measured_lengths(earlier, job),
             prompts=lengths_of(prompts, "--prompt-tokens", most=data.max_prompt_tokens) if prompts else (),
         )
-        prices, networks, checkpoints = prices_of(machines), tuple(networks_of(machines)), in_words(job, shapes)
-        plans.append(JobPlan(job, mapping, calibration, prices, networks, checkpoints))
+        notes = tuple(notes_of(mapping, machines, shapes))
+        plans.append(JobPlan(job, mapping, calibration, prices_of(machines), notes, in_words(job, shapes)))
     return plans
 
 
@@ -158,7 +158,7 @@ def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
 
 
 def _explain(answer: JobPlan, svg: Path | None) -> None:
-    print_plan(answer.mapping, title=answer.title, prices=answer.prices, networks=answer.networks)
+    print_plan(answer.mapping, title=answer.title, prices=answer.prices, notes=answer.notes)
     typer.echo(f"{answer.checkpoints}\n")
     typer.echo(f"{answer.calibration}\n" if answer.calibration else "")
     if svg and isinstance(answer.mapping, DeviceMapping):
