@@ -199,7 +199,7 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
                 "nodes": len(pool.slots_per_machine),
                 "zones": list(pool.zones),
                 "memory_limit": mapping.prediction and mapping.prediction.memory_limit[pool.name],
-                "host_memory": mapping.prediction and mapping.prediction.host_memory[pool.name],
+                "host_memory": mapping.prediction and mapping.prediction.host_memory.get(pool.name, 0.0),
             }
             for pool in mapping.pools
         ],

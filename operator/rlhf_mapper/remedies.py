@@ -9,7 +9,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.job import Job
-from rlhf_mapper.hardware import CPU_SLOT, GPUS, Cluster, Gpu, merged
+from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, merged
 
 Fits = Callable[[Job, Cluster], bool]
 """Function that tells whether there is a mapping of a job onto a cluster."""
@@ -35,7 +35,7 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     most = max(group.gpu.memory for group in cluster.groups)
     amd = {group.gpu.source.startswith("AMD") for group in cluster.groups}  # these need another image
     suits = (gpu for gpu in GPUS.values() if gpu.memory > most and gpu.source.startswith("AMD") in amd)
-    larger = sorted(suits, key=lambda gpu: gpu.memory)
+    larger = sorted(suits, key=lambda gpu: round(gpu.memory / GB))
 
     def would_do(gpu: Gpu) -> bool:
         nodes = (replace(group, gpu=gpu, link_bandwidth=None) for group in cluster.groups)

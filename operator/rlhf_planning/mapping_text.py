@@ -244,10 +244,11 @@ def _filled(share: float, cells: int) -> Text:
 def _times(console: Console, mapping: DeviceMapping, prediction: Prediction, prices: Mapping[str, float]) -> None:
     seconds = prediction.step_seconds
     line = f"predicted: {seconds_text(seconds)} a step, {plain(prediction.tokens_per_second)} tokens/s"
-    line += f", with responses of {plain(prediction.response_tokens)} tokens ({prediction.response_source})"
     if prices:
         pools = [(pool.gpu, pool.size) for pool in mapping.pools]
         line += f", price {plain(step_price(pools, seconds, prices))} a step"
+    if source := prediction.response_source:
+        line += f", with responses of {plain(prediction.response_tokens)} tokens ({source})"
     _print_head(console, line)
     if used := prediction.coefficients:
         prompts = f"prompts of {plain(prediction.prompt_tokens)} tokens ({prediction.prompt_source})"
