@@ -62,6 +62,8 @@ class MappingProblem:
     def search(self, costs: PoolCosts, objective: Objective | None = None) -> list[Found]:
         """Return the best placements of models in pools, each with its best allocation of GPUs."""
         goal = replace(objective or Objective(), works_ahead=self.load.works_ahead)
+        if self.load.scores_early:
+            goal = replace(goal, streams=overlap.groups_of(self.load))
         return pruned(costs, [role for role in self.requests if role not in PLACED_WITH], MAX_PLACEMENTS, goal)
 
 
@@ -114,8 +116,6 @@ def mapping_of(
         return None
     _, costs, found, goal = best
     sets = found[0].sets
-    if task.load.streams:  # the search does not know of streaming
-        found = [Found(sets, *overlap.step_of([costs.seconds(*each) for each in sets], task.load)), *found[1:]]
     ordered = sorted(sets, key=lambda each: ("actor" not in each[0], sorted(each[0])))
     pools = [_pool(costs, models, group, gpus) for models, group, gpus in ordered]
     pools = [replace(pools[0], name="all")] if len(pools) == 1 else pools

@@ -112,6 +112,11 @@ class PoolCosts:
             seconds = np.stack([choice.seconds for choice in self._state_choices(models, group)])
             best = np.argmin(seconds.sum(axis=1), axis=0)
             chosen = np.take_along_axis(seconds, best[None, None, :], axis=0)[0]
+            if self.settings[group].load.scores_early:
+                generates = not self._generating.isdisjoint(self.roles_of(models))
+                nothing = np.zeros_like(chosen[1])
+                scored = (chosen[1], nothing) if generates else (nothing, chosen[1])
+                chosen = np.stack([chosen[0], *scored, chosen[2]])
             tables[key] = StageTable(self.sizes[group], chosen)
         return tables[key]
 

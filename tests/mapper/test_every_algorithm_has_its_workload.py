@@ -310,6 +310,28 @@ def test_what_streams_is_scored_beside_the_longest_responses() -> None:
     assert seconds[True] < seconds[False]
 
 
+def test_streaming_is_searched() -> None:
+    """No placement of the search without streaming is faster with it than the one that is found with it."""
+    cluster, lengths = cluster_of(("h100-80g", 2, 8)), lognormal(500, 1000, most=1024)
+    given = {mode: job_of("PPO", rollout={"stream": mode}, training={"promptBatchSize": 256}) for mode in (False, True)}
+    shapes = shapes_of(given[True])
+    best = {
+        mode: auto_map(job, cluster, shapes, device="GPU", responses=lengths) for mode, job in given.items()
+    }
+    assert isinstance(best[True], DeviceMapping)
+    assert isinstance(best[False], DeviceMapping)
+    late = predict(given[True], best[False], cluster, shapes, responses=lengths)
+    again = predict(given[True], best[True], cluster, shapes, responses=lengths)
+    assert isinstance(late, DeviceMapping)
+    assert isinstance(again, DeviceMapping)
+    assert best[True].prediction
+    assert late.prediction
+    assert again.prediction
+    assert best[True].prediction.step_seconds == pytest.approx(again.prediction.step_seconds)
+    assert best[True].prediction.step_seconds < 0.999 * late.prediction.step_seconds
+    assert best[True].pools != best[False].pools
+
+
 def test_without_shared_prompts_each_sequence_computes_its_own() -> None:
     algorithm, changes = JOBS["RLOO"]
     work = workload_of(job_of(algorithm, **changes, training={"sharePrompts": False})).work

@@ -123,11 +123,11 @@ class _Best:
 def pruned(costs: Costs, models: Iterable[str], keep: int = 4, objective: Objective | None = None) -> list[Found]:
     """Return the best `keep` placements, with the same `Objective.keys` as an exhaustive search finds."""
     goal, placed = objective or Objective(), placements(models)
-    if not placed:
+    if not placed or not costs.groups:
         return []
     problem = _Problem(costs, placed, goal)
     best, count = _Best(len(placed), keep), len(problem.placement)
-    low = np.zeros((count, 3), np.int64)
+    low = np.zeros((count, goal.stages), np.int64)
     high = low + problem.stacked.seconds.shape[1] - 1
     boxes = _Boxes(np.arange(count), low, high, np.zeros(count), np.zeros(count))
     while count := len(boxes.typed):
@@ -205,6 +205,6 @@ def _found(problem: _Problem, goal: Objective, typed: int, options: Ints) -> Fou
     sets, groups = problem.placed[int(problem.placement[typed])], problem.groups[typed].tolist()
     sizes = problem.stacked.gpus[options].tolist()
     stages = problem.stacked.values(problem.stacked.ranks[options].max(0)[None])
-    generation, preparation, training = stages[0].tolist()
+    generation, preparation, training = goal.three(stages)[0].tolist()
     pools = tuple(zip(sets, groups, sizes, strict=False))
     return Found(pools, float(goal.step(stages)[0]), (generation, preparation, training))

@@ -20,7 +20,9 @@ class StageTable:
     gpus: NDArray[np.int64]
     """[K] pool sizes, ascending, above zero. Pools fit in a node group whenever the sum of their sizes does."""
     seconds: NDArray[np.float64]
-    """[3, K] seconds of generation, preparation and training, none negative; inf where the set does not fit."""
+    """[S, K] seconds of generation, preparation and training, none negative; inf where the set does not fit.
+
+    S is 3, or 4 if scoring overlaps generation (`Objective.streams`)."""
 
 
 class Costs(Protocol):
@@ -81,8 +83,9 @@ def _partitions(names: list[str]) -> Iterator[list[list[str]]]:
 def assignments(count: int, hosts: Sequence[frozenset[tuple[int, str]]]) -> NDArray[np.int64]:
     """Return all ways to put so many pools into node groups, in ascending order: the group of each pool, [A, count]."""
     groups = np.arange(len(hosts))
-    together = np.array([[one.isdisjoint(other) for other in hosts] for one in hosts]).reshape(len(hosts), -1)
-    together |= np.diag([len(host) == 1 for host in hosts]).astype(bool).reshape(together.shape)
+    apart = [[one.isdisjoint(other) for other in hosts] for one in hosts]
+    together = np.array(apart, dtype=bool).reshape(len(hosts), len(hosts))
+    np.fill_diagonal(together, [len(host) == 1 for host in hosts])
     chosen = np.zeros((1, 0), dtype=np.int64)
     for _ in range(count):
         last = np.tile(groups, len(chosen))

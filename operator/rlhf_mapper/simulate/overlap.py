@@ -6,7 +6,7 @@ import numpy as np
 
 from rlhf_api.spec.rollout import stream_groups
 from rlhf_mapper.simulate.layouts import Numbers
-from rlhf_mapper.workload import Lengths, Workload
+from rlhf_mapper.workload import Workload
 
 
 def left_to_score(generation: float, scoring: float, load: Workload) -> float:
@@ -16,18 +16,19 @@ def left_to_score(generation: float, scoring: float, load: Workload) -> float:
     So a group ends after (its longest response / the longest of all) of the generation time. Its scoring takes its
     share of all tokens.
     """
-    ready = 0.0
-    for ends, share in _groups(load.response, load.prompt.mean):
-        ready = max(ready, generation * ends) + scoring * share
-    return ready - generation
+    return max(generation * ends + scoring * rest for ends, rest in groups_of(load)) - generation
 
 
-def _groups(response: Lengths, prompt: float) -> list[tuple[float, float]]:
-    """Return (end as a share of generation time, share of the tokens) of each group of responses, shortest first."""
-    ordered = np.sort(np.array(response.sample))
+def groups_of(load: Workload) -> tuple[tuple[float, float], ...]:
+    """Return (end as a share of generation, share of all scoring that is left then) by group, shortest first."""
+    ordered, prompt = np.sort(np.array(load.response.sample)), load.prompt.mean
     total = float((prompt + ordered).sum())
-    parts = [ordered[rows.start : rows.stop] for rows in stream_groups(len(ordered)) if rows]
-    return [(float(part[-1]) / response.longest, float((prompt + part).sum()) / total) for part in parts]
+    starts = [rows.start for rows in stream_groups(len(ordered)) if rows]
+    ends = [rows.stop for rows in stream_groups(len(ordered)) if rows]
+    return tuple(
+        (float(ordered[end - 1]) / load.response.longest, float((prompt + ordered[start:]).sum()) / total)
+        for start, end in zip(starts, ends, strict=True)
+    )
 
 
 def step_of(pools: Sequence[Numbers], load: Workload) -> tuple[float, tuple[float, float, float]]:
@@ -44,5 +45,5 @@ def step_of(pools: Sequence[Numbers], load: Workload) -> tuple[float, tuple[floa
 
 def _second(generation: float, stages: Numbers, load: Workload) -> float:
     """Return the seconds of a pool's preparation (scoring); streaming shortens it in pools that do not generate."""
-    is_beside = load.streams and not load.works_ahead and stages[0] == 0
+    is_beside = load.scores_early and stages[0] == 0
     return left_to_score(generation, float(stages[1]), load) if is_beside else float(stages[1])
