@@ -312,8 +312,12 @@ def test_what_streams_is_scored_beside_the_longest_responses() -> None:
 
 def test_streaming_is_searched() -> None:
     """No placement of the search without streaming is faster with it than the one that is found with it."""
-    cluster, lengths = cluster_of(("h100-80g", 2, 8)), lognormal(500, 1000, most=1024)
-    given = {mode: job_of("PPO", rollout={"stream": mode}, training={"promptBatchSize": 256}) for mode in (False, True)}
+    cluster, lengths = cluster_of(("h100-80g", 1, 8), ("a100-80g", 2, 8)), lognormal(800, 8000, most=8192)
+    same: dict[str, Any] = {
+        "training": {"promptBatchSize": 256},
+        "data": {"maxPromptTokens": 2048, "maxResponseTokens": 8192},
+    }
+    given = {mode: job_of("PPO", rollout={"stream": mode}, **same) for mode in (False, True)}
     shapes = shapes_of(given[True])
     best = {
         mode: auto_map(job, cluster, shapes, device="GPU", responses=lengths) for mode, job in given.items()
@@ -328,8 +332,7 @@ def test_streaming_is_searched() -> None:
     assert late.prediction
     assert again.prediction
     assert best[True].prediction.step_seconds == pytest.approx(again.prediction.step_seconds)
-    assert best[True].prediction.step_seconds < 0.999 * late.prediction.step_seconds
-    assert best[True].pools != best[False].pools
+    assert best[True].prediction.step_seconds < 0.9 * late.prediction.step_seconds
 
 
 def test_without_shared_prompts_each_sequence_computes_its_own() -> None:
