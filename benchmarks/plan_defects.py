@@ -1,4 +1,4 @@
-"""Defects of plans before and after they were mended, for `benchmarks/mapper.py defects`; all seconds are predictions."""
+"""Defects of plans, before and now: `python benchmarks/mapper.py defects`. All seconds are predictions."""
 
 from __future__ import annotations
 

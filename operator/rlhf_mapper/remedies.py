@@ -56,9 +56,9 @@ def _optimizer_in_host(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of optimizers in host memory, where the manifest asks for another offload, if that would do."""
     trained = dict.fromkeys(job.spec.models.field(role) for role in job.trained())
     changed = _with_models(job, {field: {"offload": "OptimizerInHost"} for field in trained})
-    if any(job.models()[role].offload not in ("None", "OptimizerInHost") for role in job.trained()):
-        if fits(changed, cluster):
-            yield " and ".join(f"spec.models.{field}.offload: OptimizerInHost" for field in trained)
+    asks_otherwise = any(job.models()[role].offload not in ("None", "OptimizerInHost") for role in job.trained())
+    if asks_otherwise and fits(changed, cluster):
+        yield " and ".join(f"spec.models.{field}.offload: OptimizerInHost" for field in trained)
 
 
 def _full_precision(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:

@@ -319,9 +319,7 @@ def test_streaming_is_searched() -> None:
     }
     given = {mode: job_of("PPO", rollout={"stream": mode}, **same) for mode in (False, True)}
     shapes = shapes_of(given[True])
-    best = {
-        mode: auto_map(job, cluster, shapes, device="GPU", responses=lengths) for mode, job in given.items()
-    }
+    best = {mode: auto_map(job, cluster, shapes, device="GPU", responses=lengths) for mode, job in given.items()}
     assert isinstance(best[True], DeviceMapping)
     assert isinstance(best[False], DeviceMapping)
     late = predict(given[True], best[False], cluster, shapes, responses=lengths)

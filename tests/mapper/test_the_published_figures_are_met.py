@@ -10,7 +10,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from rlhf_mapper.hardware import GPUS, Cluster
+from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.prediction import cuts_of
 from rlhf_mapper.search.pruned import pruned

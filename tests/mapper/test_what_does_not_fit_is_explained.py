@@ -48,8 +48,10 @@ def refused(job: Job, cluster: Cluster) -> Infeasible:
 def test_a_large_model_on_one_small_gpu_is_short_of_its_states() -> None:
     short = refused(recomputed(960), cluster_of(("a10-24g", 1, 1)))
     assert short.short_bytes == pytest.approx(12 * SIZE - room("a10-24g")), "float32 weights and two moments"
-    assert short.reason == "the states of actor take 827.7 GB, but 1 x a10-24g hold 22.4 GB, " \
+    assert (
+        short.reason == "the states of actor take 827.7 GB, but 1 x a10-24g hold 22.4 GB, "
         "and the host memory is too small for them to wait there"
+    )
 
 
 @pytest.mark.parametrize(("gpu", "gpus_per_node"), [("a10-24g", 1), ("h100-80g", 4), ("h200-141g", 2)])
@@ -251,7 +253,8 @@ def test_gpus_without_bf16_are_refused_with_a_remedy() -> None:
     assert found.reason == "vLLM refuses bf16 on t4-16g, whose compute capability is below 8.0"
     assert "spec.training.precision: FP32" in found.options
     whole = job_of("SFT", data={"maxPromptTokens": 64, "maxResponseTokens": 64}, training={"precision": "FP32"})
-    assert isinstance(auto_map(whole, cluster_of(("t4-16g", 1, 4)), shapes_of(whole, small), device="GPU"), DeviceMapping)
+    found = auto_map(whole, cluster_of(("t4-16g", 1, 4)), shapes_of(whole, small), device="GPU")
+    assert isinstance(found, DeviceMapping)
     both = auto_map(job, cluster_of(("t4-16g", 1, 4), ("l4-24g", 1, 4)), shapes_of(job, small), device="GPU")
     assert isinstance(both, DeviceMapping)
     assert {pool.gpu for pool in both.pools} == {"l4-24g"}

@@ -60,7 +60,7 @@ class Objective:
         return seconds
 
     def beside(self, stages: Floats) -> Floats:
-        """Return for each stage a lower bound of the seconds that a step adds to it; stages: seconds of each, [M, S]."""
+        """Return for each stage a lower bound of the seconds that a step adds to it; stages: of M steps, [M, S]."""
         generation, preparation, training = self.three(stages).T
         if self.streams:
             _, own, beside, _ = stages.T

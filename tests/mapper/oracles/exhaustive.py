@@ -35,7 +35,10 @@ def exhaustive(costs: Costs, models: Iterable[str], objective: Objective | None 
     goal = objective or Objective()
     found: list[tuple[Key, Found]] = []
     for placement in placements(models):
-        answers = [_best(costs, placement, groups, goal) for groups in map(tuple, assignments(len(placement), costs.hosts).tolist())]
+        answers = [
+            _best(costs, placement, groups, goal)
+            for groups in map(tuple, assignments(len(placement), costs.hosts).tolist())
+        ]
         fits = [answer for answer in answers if answer is not None]
         if fits:
             found.append(min(fits, key=lambda answer: answer[0]))

@@ -187,7 +187,8 @@ def plan(
         typer.Option(metavar="RUN_DIR", help="Correct predictions by a run's times on the same GPU type; repeatable."),
     ] = None,
     response_tokens: Annotated[
-        str | None, typer.Option(metavar=METAVAR, help="Lengths of responses; default: as in an earlier run, or assumed.")
+        str | None,
+        typer.Option(metavar=METAVAR, help="Lengths of responses; default: of an earlier run, or assumed."),
     ] = None,
     prompt_tokens: Annotated[
         str | None, typer.Option(metavar=METAVAR, help="Lengths of prompts (`rlhf data`); default: all at their limit.")
