@@ -59,11 +59,14 @@ class MappingProblem:
         """Whether the GPUs of some nodes compute in the job's precision."""
         return self.software.compute_bytes > HALF or nodes.gpu.has_bf16
 
+    def goal(self, objective: Objective | None = None) -> Objective:
+        """Return an objective, by default the fastest, with how the stages of a step overlap."""
+        ahead = self.load.works_ahead
+        return replace(objective or Objective(), works_ahead=ahead, streams=overlap.groups_of(self.load))
+
     def search(self, costs: PoolCosts, objective: Objective | None = None) -> list[Found]:
         """Return the best placements of models in pools, each with its best allocation of GPUs."""
-        goal = replace(objective or Objective(), works_ahead=self.load.works_ahead)
-        if self.load.scores_early:
-            goal = replace(goal, streams=overlap.groups_of(self.load))
+        goal = self.goal(objective)
         return pruned(costs, [role for role in self.requests if role not in PLACED_WITH], MAX_PLACEMENTS, goal)
 
 
@@ -160,7 +163,9 @@ def predict(
     of_pools = [costs.seconds(*each) for each in sets]
     if full := [pool.name for pool, each in zip(placed.pools, of_pools, strict=True) if np.isinf(each).any()]:
         return Infeasible(reason=f"the models of pool {', '.join(full)} do not fit on its GPUs")
-    found = Found(sets, *overlap.step_of(of_pools, task.load))
+    stages, goal = np.max([costs.stages(*each) for each in sets], axis=0), task.goal()
+    generation, preparation, training = goal.three(stages).tolist()
+    found = Found(sets, float(goal.step(stages)), (generation, preparation, training))
     named = (replace(pool, gpu=each.gpu.name) for pool, each in zip(placed.pools, nodes, strict=True))
     return _with_prediction(costs, found, replace(placed, pools=tuple(named)))
 

@@ -10,7 +10,7 @@ from rlhf_api.names import Role
 from rlhf_mapper.hardware import NodeGroup
 from rlhf_mapper.mapping import PLACED_WITH
 from rlhf_mapper.search.tables import StageTable
-from rlhf_mapper.simulate import memory
+from rlhf_mapper.simulate import memory, overlap
 from rlhf_mapper.simulate.layouts import Numbers
 from rlhf_mapper.strategy import ACTIVATION_SHARES, GeneratingStrategies, Indices, ModelRequest, Setting, Strategies
 
@@ -112,12 +112,7 @@ class PoolCosts:
             seconds = np.stack([choice.seconds for choice in self._state_choices(models, group)])
             best = np.argmin(seconds.sum(axis=1), axis=0)
             chosen = np.take_along_axis(seconds, best[None, None, :], axis=0)[0]
-            if self.settings[group].load.scores_early:
-                generates = not self._generating.isdisjoint(self.roles_of(models))
-                nothing = np.zeros_like(chosen[1])
-                scored = (chosen[1], nothing) if generates else (nothing, chosen[1])
-                chosen = np.stack([chosen[0], *scored, chosen[2]])
-            tables[key] = StageTable(self.sizes[group], chosen)
+            tables[key] = StageTable(self.sizes[group], self._staged(models, group, chosen))
         return tables[key]
 
     def chosen(self, models: frozenset[str], group: int, gpus: int) -> tuple[StateChoice, int]:
@@ -130,6 +125,14 @@ class PoolCosts:
         """Return the seconds of generation, preparation and training in one pool: [3]."""
         choice, size = self.chosen(models, group, gpus)
         return choice.seconds[:, size]
+
+    def stages(self, models: frozenset[str], group: int, gpus: int) -> Numbers:
+        """Return the seconds of one pool by stage of the search: [S]."""
+        return self._staged(models, group, self.seconds(models, group, gpus))
+
+    def _staged(self, models: frozenset[str], group: int, seconds: Numbers) -> Numbers:
+        generates = not self._generating.isdisjoint(self.roles_of(models))
+        return overlap.stages_of(seconds, self.settings[group].load, generates=generates)
 
     def roles_of(self, models: frozenset[str]) -> tuple[Role, ...]:
         """Return the models of a pool in the order of `requests`, and the models that are always placed with them."""

@@ -170,11 +170,6 @@ class Workload:
     """Batch sizes in sequences that each pool's number of slots must divide; empty: uneven shares are allowed."""
 
     @property
-    def scores_early(self) -> bool:
-        """Whether scoring in other pools overlaps the generation of the same step."""
-        return self.streams and not self.works_ahead
-
-    @property
     def most_tokens(self) -> float:
         """Largest number of tokens in a sequence, for which memory must have room."""
         longest = max(self.prompt.longest, self.most_prompt_tokens)

@@ -212,7 +212,12 @@ def test_a_generation_layout_that_is_asked_for_is_kept() -> None:
 
 def test_measurements_correct_each_kind_by_its_factor() -> None:
     work = Work(generated=64, passes=1, read=64, trained=64, updates=4)
-    sizes = {"sizes": TWO_BY_FOUR, "generation_tensor": 2, "generation_pipeline": 1, "micro_batch_tokens": 1024}
+    sizes: dict[str, Any] = {
+        "sizes": TWO_BY_FOUR,
+        "generation_tensor": 2,
+        "generation_pipeline": 1,
+        "micro_batch_tokens": 1024,
+    }
     wanted = ModelRequest(model=SMALL, work=work, **sizes)
     plain = setting_of(NODES["8 A100"])
     factors = Correction({"training": 2.0, "inference": 3.0, "generation": 5.0, "transition": 7.0})

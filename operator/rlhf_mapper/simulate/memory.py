@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Software
@@ -49,7 +50,7 @@ class Update:
     """Bytes of the GPU's memory, by which the trainer decides whether to keep whole gradients or only shards."""
 
 
-def usable(software: Software, gpu_memory: float, gpus: Numbers | float, *, generates: bool) -> Numbers:
+def usable(software: Software, gpu_memory: float, gpus: NDArray[Any] | float, *, generates: bool) -> Numbers:
     """Return the bytes of a GPU that states, activations and the KV cache may fill together, by pool size.
 
     generates: whether the generator has CUDA graphs there. The generator's own share (`gpu_memory_utilization`) is one
@@ -57,7 +58,8 @@ def usable(software: Software, gpu_memory: float, gpus: Numbers | float, *, gene
     """
     reserve = software.reserve
     held = reserve.context + reserve.nccl * (np.asarray(gpus) > 1) + reserve.graphs * generates
-    return np.maximum(gpu_memory - held, 0.0) * (1 - reserve.fragmented)
+    free: Numbers = np.maximum(gpu_memory - held, 0.0) * (1 - reserve.fragmented)
+    return free
 
 
 def states(model: Architecture, software: Software, *, trains: bool, trained_share: float = 1.0) -> dict[Part, float]:
