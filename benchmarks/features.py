@@ -41,6 +41,7 @@ from statistics import NormalDist, median
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from rich.console import Console
@@ -72,7 +73,8 @@ from work import (
 
 from rlhf_api.job import Job
 from rlhf_mapper.place import place
-from rlhf_mapper.simulate.overlap import left_to_score
+from rlhf_mapper.search.objective import Objective
+from rlhf_mapper.simulate.overlap import groups_of
 from rlhf_mapper.workload import workload_of
 from rlhf_trainer.run.on_ray import RayRuntime
 from rlhf_trainer.run.session import ray_session
@@ -266,7 +268,8 @@ def measure_streaming(output: Path) -> dict[str, Any]:
         phase: median(each[f"time/{phase}"] for each in records[False][WARM_UP:]) for phase in ("generation", "scoring")
     }
     load = workload_of(Job.parse(manifest_of(output, stream=True)), responses=STREAMED)
-    hidden = off["scoring"] - left_to_score(off["generation"], off["scoring"], load)
+    stages = np.array([off["generation"], 0.0, off["scoring"], 0.0])
+    hidden = off["scoring"] - float(Objective(streams=groups_of(load)).three(stages)[1])
     apart = [
         max(abs(one[name] / other[name] - 1) for one, other in zip(*records.values(), strict=True))
         for name in ("loss/value", "grad_norm/value", "reward/mean", "kl/reference")

@@ -1,10 +1,10 @@
 """The auto-mapper against what is known: python benchmarks/mapper.py [--json PATH] [PART ...].
 
-Parts: throughput, placements, transition, generation, points, public, passes, scaling, real; by default all but the last, which
-takes minutes. All figures but those of `real` are predictions of the cost models: nothing runs on a GPU. `real` trains
-the tiny model with Ray on CPU slots in several placements, predicts each from one of them, and says how far it was off.
-Published figures are HybridFlow's, read off its figures (tests/mapper/oracles/testbed.py), and those of public.py
-beside it.
+Parts: throughput, placements, transition, generation, points, public, passes, scaling, defects, real; by default all but
+the last, which takes minutes. All figures but those of `real` are predictions of the cost models: nothing runs on a GPU.
+`real` trains the tiny model with Ray on CPU slots in several placements, predicts each from one of them, and says how
+far it was off. Published figures are HybridFlow's, read off its figures (tests/mapper/oracles/testbed.py), and those of
+public.py beside it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from rich.table import Table
 from work import SIZES, changed, make_inputs, manifest, run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests is not installed
+
+import plan_defects
 
 from rlhf_mapper.auto_map import MappingProblem
 from rlhf_mapper.calibration import KIND_OF, Compared, compare_phases, correction_of
@@ -358,6 +360,13 @@ def real() -> dict[str, Any]:
     return {"factors": factors, "error": summary, "rows": rows}
 
 
+def defects() -> dict[str, Any]:
+    """Print the defects of plans, before and now."""
+    found = [*plan_defects.rows()]
+    table("defects of plans (predicted)", ("defect", f"before ({plan_defects.BEFORE_ON})", "now"), found)
+    return {"rows": found}
+
+
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "throughput": throughput,
     "placements": placement_study,
@@ -367,6 +376,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "public": public_steps,
     "passes": public_passes,
     "scaling": scaling,
+    "defects": defects,
     "real": real,
 }
 

@@ -9,6 +9,8 @@ from rlhf_api.spec.lora import Lora
 CUT = ("llama", "mistral", "qwen2", "qwen3")
 """Model types that the trainer can cut into pipeline stages; stages of other types may scale their input.
 Only for these types does the mapper choose more than one stage or tensor shard."""
+SCALED = ("linear", "dynamic", "yarn")
+"""Types of rotary embeddings by whose factor a model reads more than its `max_position_embeddings`."""
 PLAIN_HEADS = ("llama", "mistral", "qwen2")
 """Model types that do not normalize queries and keys."""
 FUSED = ("phi3",)
@@ -49,6 +51,8 @@ class Architecture:
     mlp: MlpMatrices = GATED
     norms_heads: bool = False
     """Whether attention normalizes queries and keys (as in Qwen3)."""
+    positions: int = 0
+    """Largest number of tokens of a sequence that the model reads, with scaled rotary embeddings; 0: unknown."""
     scores: bool = False
     """Whether the model is a reward model, cost model or critic, whose head gives one value a token."""
 
@@ -146,5 +150,17 @@ def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Archi
         tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
         experts_per_token=int(config.get("num_experts_per_tok") or 1) if experts > 1 else 1,
+        positions=_positions(config),
         scores=scores,
     )
+
+
+def _positions(config: Mapping[str, Any]) -> int:
+    """Return the most tokens that a model of a config.json reads; 0 if it does not tell."""
+    most = config.get("max_position_embeddings", config.get("n_positions"))
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(most, int) or not isinstance(rope, Mapping | None):
+        return 0
+    kind = (rope or {}).get("rope_type", (rope or {}).get("type"))
+    known = (rope or {}).get("original_max_position_embeddings") or (most if kind in SCALED else 0)
+    return max(most, int(known * ((rope or {}).get("factor") or 0)))

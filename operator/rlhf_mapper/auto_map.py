@@ -1,10 +1,9 @@
 """The auto-mapper: Algorithm 1 of HybridFlow over all placements of a job's models in pools, and all pool sizes."""
 
-import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from rlhf_mapper.coefficients import Correction, Software, software_for
 from rlhf_mapper.hardware import MAX_GROUPS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.node_uses import node_uses, nodes_of_pool, sizes_of_pools
-from rlhf_mapper.pools import PoolCosts
+from rlhf_mapper.pools import PoolCosts, Simulated
 from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of
 from rlhf_mapper.remedies import remedies_of
 from rlhf_mapper.search.objective import Objective
@@ -29,6 +28,8 @@ from rlhf_mapper.workload import Work, Workload, workload_of
 
 MAX_PLACEMENTS = 4
 """Number of placements that a search returns: the best, and three others to compare with."""
+HALF = 2
+"""Bytes of a number in bf16."""
 MAX_NODES = 4096
 """Largest number of nodes to try in the search for the smallest cluster on which a job fits."""
 ONE = Architecture(layers=1, hidden=1, heads=1, kv_heads=1, head_size=1, ffn=1, vocabulary=1)
@@ -43,19 +44,29 @@ class MappingProblem:
     load: Workload
     software: Software
     correction: Correction
+    simulated: Simulated = field(default_factory=Simulated, compare=False)
 
     def costs(self, cluster: Cluster) -> PoolCosts:
         """Return stage costs of every set of models on every node group, with all or some GPUs of each node in use."""
         most = max(MAX_GROUPS // sum(len(group.in_zones) for group in cluster.groups), 1)
         used = [(host, part) for host, nodes in enumerate(cluster.groups) for part in node_uses(nodes, self.load, most)]
         settings = [Setting(nodes, self.software, self.load, self.correction) for _, nodes in used]
-        sizes = [sizes_of_pools(nodes, self.load) for _, nodes in used]
+        sizes = [sizes_of_pools(nodes, self.load)[: None if self.can_use(nodes) else 0] for _, nodes in used]
         hosts = [frozenset((host, zone) for zone in nodes.zones or ("",)) for host, nodes in used]
-        return PoolCosts(self.requests, settings, sizes, hosts)
+        return PoolCosts(self.requests, settings, sizes, hosts, self.simulated)
+
+    def can_use(self, nodes: NodeGroup) -> bool:
+        """Whether the GPUs of some nodes compute in the job's precision."""
+        return self.software.compute_bytes > HALF or nodes.gpu.has_bf16
+
+    def goal(self, objective: Objective | None = None) -> Objective:
+        """Return an objective, by default the fastest, with how the stages of a step overlap."""
+        ahead = self.load.works_ahead
+        return replace(objective or Objective(), works_ahead=ahead, streams=overlap.groups_of(self.load))
 
     def search(self, costs: PoolCosts, objective: Objective | None = None) -> list[Found]:
         """Return the best placements of models in pools, each with its best allocation of GPUs."""
-        goal = replace(objective or Objective(), works_ahead=self.load.works_ahead)
+        goal = self.goal(objective)
         return pruned(costs, [role for role in self.requests if role not in PLACED_WITH], MAX_PLACEMENTS, goal)
 
 
@@ -68,6 +79,7 @@ def auto_map(
     objective: Objective | None = None,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
+    prompts: Sequence[float] = (),
     explains: bool = True,
 ) -> DeviceMapping | Infeasible:
     """Return the best mapping of a job's models onto a cluster, or why there is none.
@@ -76,14 +88,14 @@ def auto_map(
     have the maximum length. explains: whether to search for remedies if nothing fits, which takes many searches.
     Raises SpecError for sizes of the manifest that a model cannot be cut into.
     """
-    task = task_of(job, shapes, device=device, correction=correction, responses=responses)
+    task = task_of(job, shapes, device=device, correction=correction, responses=responses, prompts=prompts)
     if answer := mapping_of(task, cluster, device=device, objective=objective):
         return answer
     if not explains:
         return Infeasible(reason="nothing fits")
 
     def fits(other: Job, machines: Cluster) -> bool:
-        problem = task_of(other, shapes, device=device, correction=correction, responses=responses)
+        problem = task_of(other, shapes, device=device, correction=correction, responses=responses, prompts=prompts)
         return bool(problem.search(problem.costs(machines)))
 
     return replace(_infeasible(task, cluster), options=remedies_of(job, cluster, fits))
@@ -107,8 +119,6 @@ def mapping_of(
         return None
     _, costs, found, goal = best
     sets = found[0].sets
-    if task.load.streams:  # the search does not know of streaming
-        found = [Found(sets, *overlap.step_of([costs.seconds(*each) for each in sets], task.load)), *found[1:]]
     ordered = sorted(sets, key=lambda each: ("actor" not in each[0], sorted(each[0])))
     pools = [_pool(costs, models, group, gpus) for models, group, gpus in ordered]
     pools = [replace(pools[0], name="all")] if len(pools) == 1 else pools
@@ -133,9 +143,10 @@ def predict(
     *,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
+    prompts: Sequence[float] = (),
 ) -> DeviceMapping | Infeasible:
     """Return a placement made by hand with its prediction, or the reason why it does not fit."""
-    task = task_of(job, shapes, device=placed.device, correction=correction, responses=responses)
+    task = task_of(job, shapes, device=placed.device, correction=correction, responses=responses, prompts=prompts)
     taken = sum(pool.size for pool in placed.pools)
     if taken > cluster.gpus:
         return Infeasible(reason=f"the pools of the manifest take {taken} GPUs, but there are {cluster.gpus}")
@@ -143,6 +154,8 @@ def predict(
         pools = " and ".join(f"{pool.size} slots for pool {pool.name}" for pool in placed.pools)
         return Infeasible(reason=f"no node group has room for each of {pools}")
     nodes = [cluster.groups[group] for group in groups]
+    if refused := _without_bf16(task, nodes):
+        return Infeasible(reason=refused)
     costs = _costs_of(task, placed, nodes)
     sets = tuple(
         (frozenset(pool.models).difference(PLACED_WITH), place, pool.size) for place, pool in enumerate(placed.pools)
@@ -150,9 +163,17 @@ def predict(
     of_pools = [costs.seconds(*each) for each in sets]
     if full := [pool.name for pool, each in zip(placed.pools, of_pools, strict=True) if np.isinf(each).any()]:
         return Infeasible(reason=f"the models of pool {', '.join(full)} do not fit on its GPUs")
-    found = Found(sets, *overlap.step_of(of_pools, task.load))
+    stages, goal = np.max([costs.stages(*each) for each in sets], axis=0), task.goal()
+    generation, preparation, training = goal.three(stages).tolist()
+    found = Found(sets, float(goal.step(stages)), (generation, preparation, training))
     named = (replace(pool, gpu=each.gpu.name) for pool, each in zip(placed.pools, nodes, strict=True))
     return _with_prediction(costs, found, replace(placed, pools=tuple(named)))
+
+
+def _without_bf16(task: MappingProblem, groups: Sequence[NodeGroup]) -> str:
+    """Return a sentence on GPUs that lack the job's precision; empty if there are none."""
+    names = " and ".join(dict.fromkeys(group.gpu.name for group in groups if not task.can_use(group)))
+    return names and f"vLLM refuses bf16 on {names}, whose compute capability is below 8.0"
 
 
 def _costs_of(task: MappingProblem, placed: DeviceMapping, nodes: Sequence[NodeGroup]) -> PoolCosts:
@@ -178,12 +199,14 @@ def task_of(
     device: Device,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
+    prompts: Sequence[float] = (),
 ) -> MappingProblem:
     """Build a job's mapping problem on GPUs or CPUs. Raises SpecError for parallel sizes that do not divide a model."""
     shapes = {**shapes, "rollout": shapes["actor"]} if job.generates_apart else shapes
-    if problems := [problem for role in job.placed_roles() for problem in _impossible(job, role, shapes[role])]:
+    problems = [problem for role in job.placed_roles() for problem in _impossible(job, role, shapes[role])]
+    if problems := [*problems, *_too_long(job, shapes)]:
         raise SpecError(problems)
-    load = workload_of(job, responses=responses)
+    load = workload_of(job, responses=responses, prompts=prompts)
     requests = {role: _request(job, role, shapes[role], load.work[role], device) for role in job.placed_roles()}
     software = software_for(device, job.spec.training.precision, job.spec.training.attention, job.spec.training.kernels)
     return MappingProblem(requests=requests, load=load, software=software, correction=correction or Correction())
@@ -208,6 +231,16 @@ def _impossible(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
         yield Problem(f"{job.name}: spec.rollout.tensorParallel", message)
     if wrong:
         yield Problem(f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{wrong[0]}", wrong[1])
+
+
+def _too_long(job: Job, shapes: Mapping[Role, Architecture]) -> Iterator[Problem]:
+    """Yield a problem if a model does not read sequences as long as a job that generates may make them."""
+    longest, offline = job.spec.data.max_prompt_tokens + job.spec.data.max_response_tokens, job.spec.algorithm.offline
+    for role, model in () if offline else shapes.items():
+        if 0 < model.positions < longest:
+            limit = f"{role} reads {model.positions} tokens at most (max_position_embeddings, scaled as RoPE is)"
+            yield Problem(f"{job.name}: spec.data", f"maxPromptTokens + maxResponseTokens is {longest}, but {limit}")
+            return
 
 
 def _fixed_sizes(job: Job, role: Role) -> Parallelism | None:
@@ -271,7 +304,7 @@ def short_of_states(job: Job, cluster: Cluster, parameters: Mapping[Role, float]
         if number and models[role].offload != "OptimizerInHost"
     }
     needed = sum(states.values())
-    have = software.state_share * sum(group.gpu.memory * group.gpus for group in cluster.groups)
+    have = _room_for_states(software, cluster)
     if needed <= have:
         return None
     least, there = f"the states of {', '.join(states)} take at least {needed / 1e9:,.1f} GB", _gpus_in_words(cluster)
@@ -282,10 +315,10 @@ def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
     """Return why no mapping fits, the GPU bytes missing for states, and the smallest clusters that suffice."""
     costs = task.costs(cluster)
     states = [sum(costs.states(role, 0).values()) for role in task.requests]
-    room = sum(memory.HOST_SHARE * (group.host_memory or math.inf) * group.gpus for group in cluster.groups)
+    room = sum(memory.HOST_SHARE * group.host * group.gpus for group in cluster.groups)
     waits = task.software.may_offload and sum(states) <= room
     needed = max(states) if waits else sum(states)
-    have = sum(task.software.state_share * group.gpu.memory * group.gpus for group in cluster.groups)
+    have = _room_for_states(task.software, cluster)
     smallest = tuple(
         (group.gpu.name, nodes * group.gpus_per_node)
         for group in cluster.groups
@@ -293,6 +326,13 @@ def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
     )
     reason = _short_of(task, costs, cluster, needed, have, waits=waits)
     return Infeasible(short_bytes=max(needed - have, 0.0), smallest=smallest, reason=reason)
+
+
+def _room_for_states(software: Software, cluster: Cluster) -> float:
+    """Return the bytes of all GPUs of a cluster that models may fill."""
+    several = float(cluster.gpus > 1)
+    rooms = (memory.usable(software, group.gpu.memory, 1 + several, generates=False) for group in cluster.groups)
+    return sum(float(room) * group.gpus for room, group in zip(rooms, cluster.groups, strict=True))
 
 
 def _smallest(task: MappingProblem, group: NodeGroup) -> int | None:
@@ -327,6 +367,8 @@ def _short_of(
 ) -> str:
     """Return why no mapping fits. needed, have: needed and existing GPU bytes for states; waits: host can hold all."""
     models = ", ".join(task.requests)
+    if not any(map(task.can_use, cluster.groups)):
+        return _without_bf16(task, cluster.groups)
     if needed > have:
         one = "the largest of " * (waits and len(task.requests) > 1)
         full = ", and the host memory is too small for them to wait there" * (task.software.may_offload and not waits)

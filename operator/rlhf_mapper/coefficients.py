@@ -1,7 +1,10 @@
 """Coefficients of the simulators: shares of hardware peaks that kernels and links reach, and overheads of software."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
 from typing import Literal
 
 from rlhf_api.spec.job_spec import Attention, Kernels
@@ -48,6 +51,20 @@ class Efficiency:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reserve:
+    """Memory of a device that is not for states, activations and the KV cache, in bytes but for a share."""
+
+    context: float
+    """Bytes of the CUDA context with its kernels and the workspace of cuBLAS."""
+    nccl: float
+    """Bytes of NCCL's buffers on a GPU that talks to others."""
+    graphs: float
+    """Bytes of the generator's CUDA graphs."""
+    fragmented: float
+    """Share of the rest that is lost between the blocks of torch's allocator."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Software:
     """Properties of the training and generation programs that decide their memory and speed."""
 
@@ -85,6 +102,7 @@ class Software:
     """Largest share of a GPU's memory that model states (weights, gradients, optimizer) may fill."""
     errors: Mapping[ErrorKind, tuple[float, float]]
     """Published / predicted seconds by kind of job: bounds of about 80 % of the points that a fit has not seen."""
+    reserve: Reserve
     efficiency: Efficiency
 
 
@@ -96,6 +114,14 @@ class Correction:
 
     def of(self, kind: Kind) -> float:
         return self.factors.get(kind, 1.0)
+
+    @classmethod
+    def mean(cls, several: Sequence[Correction]) -> Correction:
+        """Return the geometric mean of several corrections; a kind counts where it was measured."""
+        found: dict[Kind, list[float]] = {}
+        for kind, factor in (item for each in several for item in each.factors.items()):
+            found.setdefault(kind, []).append(factor)
+        return cls({kind: geometric_mean(factors) for kind, factors in found.items()})
 
 
 _SOFTWARE = read_table(__package__, "software.yaml", dict[Device, Software])

@@ -47,6 +47,10 @@ class Gpu:
     launch_seconds: float = 4e-6
     """Seconds to start a kernel; a decoder layer starts 12 to 54 kernels."""
     source: str
+    host_memory: float = 128 * GB
+    """Bytes of host memory for each GPU of a usual node, if the node's figure is unknown."""
+    has_bf16: bool = True
+    """Whether vLLM takes bf16 on it: from compute capability 8.0 on."""
     product: frozenset[str] = frozenset()
     """Words of the product name besides memory and NEUTRAL words; empty: no product name stands for this type."""
 
@@ -81,7 +85,23 @@ class Gpu:
 
 _Row = tuple[str, float, float, float, float, float, float, str, float]
 """Row of gpus.yaml: the arguments of `Gpu.row` after the name."""
-_TABLE = {name: Gpu.row(name, *row) for name, row in read_table(__package__, "gpus.yaml", dict[str, _Row]).items()}
+_MEMORY = read_table(__package__, "nodes.yaml", dict[str, tuple[float, float, str]])
+NO_BF16 = "t4-16g"
+"""GPU type of the table with a compute capability below 8.0."""
+
+
+def _in_usual_node(gpu: Gpu) -> Gpu:
+    """Return a GPU type with the memory that torch reports, and the host memory of a usual node."""
+    if gpu.name not in _MEMORY:
+        return gpu
+    memory, host, _ = _MEMORY[gpu.name]
+    return replace(gpu, memory=memory * 2**30, host_memory=host * GB, has_bf16=gpu.name != NO_BF16)
+
+
+_TABLE = {
+    name: _in_usual_node(Gpu.row(name, *row))
+    for name, row in read_table(__package__, "gpus.yaml", dict[str, _Row]).items()
+}
 CPU_SLOT = replace(_TABLE["cpu-slot"], launch_seconds=20e-6)
 GPUS: Mapping[str, Gpu] = {**_TABLE, CPU_SLOT.name: CPU_SLOT}
 
@@ -132,6 +152,7 @@ def _slice(gpu: Gpu, sevenths: int, gigabytes: int) -> Gpu:
         link_bandwidth=2 * share * gpu.host_bandwidth,
         host_bandwidth=share * gpu.host_bandwidth,
         network_bandwidth=share * gpu.network_bandwidth,
+        host_memory=share * gpu.host_memory,
         source=f"{gpu.source}, {sevenths}/7 of it",
     )
 
@@ -189,6 +210,7 @@ def figures_of(found: FoundGpu) -> Gpu | None:
         memory_bandwidth=found.memory_bandwidth,
         link_bandwidth=2 * PCIE_4,
         host_bandwidth=PCIE_4,
+        has_bf16=found.capability >= (8, 0),
         source="its multiprocessors and clocks as the driver says them",
     )
 
@@ -213,7 +235,7 @@ class NodeGroup:
     node_latency: float = 15e-6
     """Seconds that a message takes between nodes."""
     host_memory: float | None = None
-    """Bytes of host memory for each GPU; None: enough for all offloaded states."""
+    """Bytes of host memory for each GPU; None: as in a usual node of the GPU type."""
     gpu_hour_price: float | None = None
     """Price of a GPU for an hour, in any currency."""
     zones: tuple[str, ...] = ()
@@ -240,6 +262,11 @@ class NodeGroup:
     def link(self) -> float:
         """Bytes/s that one GPU sends to the other GPUs of its node."""
         return (self.link_bandwidth or self.gpu.link_bandwidth) / 2
+
+    @property
+    def host(self) -> float:
+        """Bytes of host memory for each GPU."""
+        return self.gpu.host_memory if self.host_memory is None else self.host_memory
 
     @property
     def network(self) -> float:

@@ -98,6 +98,8 @@ class Prediction:
     models: Mapping[Role, ModelPrediction]
     memory_limit: Mapping[str, float]
     """Usable bytes of a GPU's memory, by pool."""
+    host_memory: Mapping[str, float] = field(default_factory=dict)
+    """Bytes of host memory for each GPU's states that are kept there, by pool."""
     gpu_memory_utilization: float
     """Share of a GPU's memory for the generator's weights and KV cache."""
     correction: Mapping[Kind, float] = field(default_factory=dict)
@@ -106,6 +108,10 @@ class Prediction:
     """Name of the software whose coefficients the predicted seconds are computed with."""
     response_tokens: float = 0.0
     """Mean length of the responses that the prediction assumes, in tokens."""
+    prompt_tokens: float = 0.0
+    response_source: str = ""
+    """Source of the response lengths, in words; `prompt_source` is that of the prompts."""
+    prompt_source: str = ""
     works_ahead: bool = False
     """Whether the responses of a later step are generated during preparation and training."""
 
@@ -196,6 +202,7 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
                 "nodes": len(pool.slots_per_machine),
                 "zones": list(pool.zones),
                 "memory_limit": mapping.prediction and mapping.prediction.memory_limit[pool.name],
+                "host_memory": mapping.prediction and mapping.prediction.host_memory.get(pool.name, 0.0),
             }
             for pool in mapping.pools
         ],
@@ -213,7 +220,7 @@ def as_json(mapping: DeviceMapping | Infeasible) -> dict[str, Any]:
         roles = [role for pool in mapping.pools for role in pool.models]
         answer["models"] = {role: _model(mapping.sizes[role], prediction.models[role]) for role in roles}
         answer["predicted"] = asdict(prediction)
-        for name in ("models", "memory_limit", "works_ahead"):  # shown at another place, or not at all
+        for name in ("models", "memory_limit", "host_memory", "works_ahead"):  # shown at another place, or not at all
             del answer["predicted"][name]
     return answer
 

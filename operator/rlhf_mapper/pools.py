@@ -1,7 +1,7 @@
 """Seconds of a pool's stages by number of GPUs: states take memory first, then strategies must fit beside them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -10,7 +10,7 @@ from rlhf_api.names import Role
 from rlhf_mapper.hardware import NodeGroup
 from rlhf_mapper.mapping import PLACED_WITH
 from rlhf_mapper.search.tables import StageTable
-from rlhf_mapper.simulate import memory
+from rlhf_mapper.simulate import memory, overlap
 from rlhf_mapper.simulate.layouts import Numbers
 from rlhf_mapper.strategy import ACTIVATION_SHARES, GeneratingStrategies, Indices, ModelRequest, Setting, Strategies
 
@@ -48,6 +48,8 @@ class StateChoice:
     """Bytes of a GPU for the KV cache: [G generation cuts, K pool sizes]; [0, K] without a generator."""
     generator: Indices
     """Index of the fastest generation cut (p_g, t_g), by pool size: [K]."""
+    pinned: Numbers
+    """Bytes of host memory for each GPU, by pool size: [K]."""
     seconds: Numbers
     """Seconds of generation, preparation and training by pool size, [3, K]; inf where the models do not fit."""
 
@@ -64,6 +66,19 @@ def offload_seconds(request: ModelRequest, parts: Mapping[memory.Part, Numbers],
     return np.stack(uses)
 
 
+NodesKey = tuple[NodeGroup, tuple[int, ...]]
+"""Key of simulated results: node group, and pool sizes in GPUs."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Results of simulations of one mapping problem on all clusters that were asked about."""
+
+    strategies: dict[tuple[ModelRequest, NodesKey, int], Strategies] = field(default_factory=dict)
+    tables: dict[tuple[frozenset[str], NodesKey], StageTable] = field(default_factory=dict)
+    choices: dict[tuple[frozenset[str], NodesKey], list[StateChoice]] = field(default_factory=dict)
+
+
 class PoolCosts:
     """Stage costs of every set of models on every node group; a strategy is simulated once for all sets."""
 
@@ -73,14 +88,18 @@ class PoolCosts:
         settings: Sequence[Setting],
         sizes: Sequence[Indices],
         hosts: Sequence[frozenset[tuple[int, str]]] | None = None,
+        simulated: Simulated | None = None,
     ) -> None:
-        """Keep the settings, pool sizes in GPUs, and hosts of the node groups; hosts None: groups share no nodes."""
+        """Keep the settings, pool sizes in GPUs, and hosts of the node groups; hosts None: groups share no nodes.
+
+        simulated: results of other clusters with the same requests, workload and software.
+        """
         self.requests, self.settings, self.sizes = requests, settings, sizes
         self.hosts = hosts or [frozenset({(group, "")}) for group in range(len(settings))]
         self._generating = {role for role, request in requests.items() if request.work.generated}
-        self._strategies: dict[tuple[ModelRequest, int, int], Strategies] = {}
-        self._tables: dict[tuple[frozenset[str], int], StageTable] = {}
-        self._choices: dict[tuple[frozenset[str], int], list[StateChoice]] = {}
+        self._simulated = Simulated() if simulated is None else simulated
+        pairs = zip(settings, sizes, strict=True)
+        self._keys = [(setting.nodes, tuple(each.tolist())) for setting, each in pairs]
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -88,13 +107,13 @@ class PoolCosts:
 
     def of(self, models: frozenset[str], group: int) -> StageTable:
         """Return the stage seconds of a set of models by pool size, each with the fastest way to keep the states."""
-        key = (models, group)
-        if key not in self._tables:
+        key, tables = (models, self._keys[group]), self._simulated.tables
+        if key not in tables:
             seconds = np.stack([choice.seconds for choice in self._state_choices(models, group)])
             best = np.argmin(seconds.sum(axis=1), axis=0)
             chosen = np.take_along_axis(seconds, best[None, None, :], axis=0)[0]
-            self._tables[key] = StageTable(self.sizes[group], chosen)
-        return self._tables[key]
+            tables[key] = StageTable(self.sizes[group], self._staged(models, group, chosen))
+        return tables[key]
 
     def chosen(self, models: frozenset[str], group: int, gpus: int) -> tuple[StateChoice, int]:
         """Return (fastest way to keep the states in a pool of `gpus` GPUs, index of this size in the way's arrays)."""
@@ -106,6 +125,14 @@ class PoolCosts:
         """Return the seconds of generation, preparation and training in one pool: [3]."""
         choice, size = self.chosen(models, group, gpus)
         return choice.seconds[:, size]
+
+    def stages(self, models: frozenset[str], group: int, gpus: int) -> Numbers:
+        """Return the seconds of one pool by stage of the search: [S]."""
+        return self._staged(models, group, self.seconds(models, group, gpus))
+
+    def _staged(self, models: frozenset[str], group: int, seconds: Numbers) -> Numbers:
+        generates = not self._generating.isdisjoint(self.roles_of(models))
+        return overlap.stages_of(seconds, self.settings[group].load, generates=generates)
 
     def roles_of(self, models: frozenset[str]) -> tuple[Role, ...]:
         """Return the models of a pool in the order of `requests`, and the models that are always placed with them."""
@@ -120,11 +147,11 @@ class PoolCosts:
             request = replace(request, work=replace(request.work, read=0.0))
         if offload == "OptimizerInHost" and request.work.trained:
             request = replace(request, work=replace(request.work, steps_in_host=True))
-        key = (request, group, least)
-        if key not in self._strategies:
+        key, known = (request, self._keys[group], least), self._simulated.strategies
+        if key not in known:
             kind = GeneratingStrategies if request.work.generated else Strategies
-            self._strategies[key] = kind(request, self.settings[group], self.sizes[group], least=least)
-        return self._strategies[key]
+            known[key] = kind(request, self.settings[group], self.sizes[group], least=least)
+        return known[key]
 
     def states(self, role: Role, group: int, offload: PoolOffload = "None") -> dict[memory.Part, float]:
         """Return the bytes of a model's weights, gradients and optimizer on all GPUs that share one copy of weights."""
@@ -135,37 +162,30 @@ class PoolCosts:
         return memory.states(request.model, software, trains=work.trained > 0, trained_share=work.trained_share)
 
     def _state_choices(self, models: frozenset[str], group: int) -> list[StateChoice]:
-        """Return the ways to keep the states: one for each smallest p x t, and for each use of host memory.
-
-        Unless the manifest asks for it, an optimizer steps in host memory only where nothing else fits: no run has
-        measured its speed.
-        """
-        key = (models, group)
-        if key not in self._choices:
+        """Return the ways to keep the states: one for each smallest p x t, and for each use of host memory."""
+        key, choices = (models, self._keys[group]), self._simulated.choices
+        if key not in choices:
             software, largest = self.settings[group].software, self.sizes[group].max(initial=1)
             leasts = [1] if software.shards_weights else [2**power for power in range(11) if 2**power <= largest]
-            offloads = self._offloads(models, group)
-            found = [
+            choices[key] = [
                 self._choice(models, group, least, offload)
-                for offload in offloads
+                for offload in self._offloads(models, group)
                 for least in (leasts if offload == "None" else [1])
             ]
-            fits_nowhere = np.isinf([each.seconds.sum(axis=0) for each in found]).all(axis=0)
-            known = self.settings[group].nodes.host_memory is not None
-            if known and len(offloads) > 1 and fits_nowhere.any():
-                last = self._choice(models, group, 1, "OptimizerInHost")
-                found.append(replace(last, seconds=np.where(fits_nowhere, last.seconds, np.inf)))
-            self._choices[key] = found
-        return self._choices[key]
+        return choices[key]
 
     def _offloads(self, models: frozenset[str], group: int) -> list[PoolOffload]:
         """Return the uses of host memory that the manifest leaves open for a pool of `models`."""
-        fixed = {self.requests[role].offload for role in self.roles_of(models)} - {"None"}
+        roles = self.roles_of(models)
+        fixed = {self.requests[role].offload for role in roles} - {"None"}
         if not self.settings[group].software.may_offload:
             return ["None"]
         if "OptimizerInHost" in fixed:
             return ["OptimizerInHost"]
-        return ["All"] if fixed else ["None", "All"]
+        if fixed:
+            return ["All"]
+        is_trained = any(self.requests[role].work.trained for role in roles)
+        return ["None", "All", "OptimizerInHost"] if is_trained else ["None", "All"]
 
     def _choice(self, models: frozenset[str], group: int, least: int, offload: PoolOffload) -> StateChoice:
         setting, gpus, offloads = self.settings[group], self.sizes[group], offload == "All"
@@ -182,10 +202,12 @@ class PoolCosts:
         }
         states = [np.sum(list(each.values()), axis=0) for each in parts.values()]
         together = np.max(states, axis=0) if offloads else np.sum(states, axis=0)
-        room = np.searchsorted(ACTIVATION_SHARES, (memory.USABLE_SHARE * q - together) / q + 1e-9, side="right") - 1
+        generates = not self._generating.isdisjoint(roles)
+        usable = memory.usable(setting.software, q, gpus, generates=generates)
+        room = np.searchsorted(ACTIVATION_SHARES, (usable - together) / q + 1e-9, side="right") - 1
         fits = together <= setting.software.state_share * q
-        if offload != "None" and setting.nodes.host_memory is not None:
-            fits &= self._pinned(roles, group, whole, offload) <= memory.HOST_SHARE * setting.nodes.host_memory
+        pinned = self._pinned(roles, group, whole, offload) if offload != "None" else 0.0 * whole
+        fits &= pinned <= memory.HOST_SHARE * setting.nodes.host
         room = np.where(fits, room, -1)
         seconds = np.zeros((3, len(gpus)))
         cache, generator = np.zeros((0, len(gpus))), np.zeros(len(gpus), dtype=np.int64)
@@ -205,7 +227,7 @@ class PoolCosts:
             seconds += offload_seconds(strategies.request, parts[role], setting) * offloads
         if self._generating and self._generating.isdisjoint(roles):
             seconds[1] += _batch_seconds(setting, gpus)
-        return StateChoice(least, offload, room, cache, generator, np.where(room < 0, np.inf, seconds))
+        return StateChoice(least, offload, room, cache, generator, pinned, np.where(room < 0, np.inf, seconds))
 
     def _pinned(self, roles: Sequence[Role], group: int, gpus: Numbers, offload: PoolOffload) -> Numbers:
         """Return the bytes of pinned host memory for one GPU's part of the states (and gradients) in host memory."""

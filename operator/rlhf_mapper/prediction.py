@@ -33,6 +33,8 @@ class Cut:
     predicted: ModelPrediction
     generator_share: float = 0.0
     """Share of a GPU's memory for the generator's weights and cache."""
+    pinned: float = 0.0
+    """Bytes of host memory for a GPU's states of all models of the pool."""
 
 
 def cuts_of(costs: PoolCosts, models: frozenset[str], group: int, gpus: int) -> dict[Role, Cut]:
@@ -63,11 +65,15 @@ def prediction_of(costs: PoolCosts, found: Found, cuts: dict[Role, Cut], pools: 
         phases=_phases(found, cuts, pools, streams=shared.load.streams),
         stages=dict(zip(STAGES, found.stages, strict=True)),
         models={role: cut.predicted for role, cut in cuts.items()},
-        memory_limit={pool.name: memory.USABLE_SHARE * limits[pool.gpu] for pool in pools},
+        memory_limit={pool.name: _limit(pool, limits[pool.gpu], shared.software, cuts) for pool in pools},
+        host_memory={pool.name: max(cuts[role].pinned for role in pool.models) for pool in pools},
         gpu_memory_utilization=max(cut.generator_share for cut in cuts.values()),
         correction=shared.correction.factors,
         coefficients=_coefficients(shared.software, {costs.settings[group].nodes.gpu for _, group, _ in found.sets}),
         response_tokens=shared.load.response.mean,
+        prompt_tokens=shared.load.prompt.mean,
+        response_source=shared.load.response.source,
+        prompt_source=shared.load.prompt.source,
         works_ahead=shared.load.works_ahead,
     )
 
@@ -79,6 +85,10 @@ def _coefficients(software: Software, gpus: Iterable[Gpu]) -> str:
     sources = {gpu.name: nearest(gpu).gpu.name for gpu in gpus}
     said = (of if name == of else f"{of} (estimated for {name})" for name, of in sorted(sources.items()))
     return f"{software.name}, {software.layers.lower()} layers, kernels as measured on {' and '.join(said)}"
+def _limit(pool: MappedPool, memory_: float, software: Software, cuts: Mapping[Role, Cut]) -> float:
+    """Return the usable bytes of a GPU of a pool; memory_: all its bytes."""
+    generates = any("generation" in cuts[role].predicted.seconds for role in pool.models)
+    return float(memory.usable(software, memory_, pool.size, generates=generates))
 
 
 def _phases(
@@ -163,7 +173,7 @@ def _cut(strategies: Strategies, states: Mapping[memory.Part, float], choice: St
         seconds={phase: value for phase, value in seconds.items() if value},
         memory=parts,
     )
-    return Cut(sizes, predicted, sum(generator.values()) / setting.nodes.gpu.memory)
+    return Cut(sizes, predicted, sum(generator.values()) / setting.nodes.gpu.memory, float(choice.pinned[size]))
 
 
 def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[int, ParallelSizes, dict[Phase, float]]:

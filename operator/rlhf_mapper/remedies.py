@@ -1,13 +1,15 @@
 """Remedies for a job that fits nowhere: larger GPUs, host memory, recomputed layers, another batch."""
 
+import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.job import Job
-from rlhf_mapper.hardware import CPU_SLOT, GPUS, Cluster, Gpu, merged
+from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, merged
 
 Fits = Callable[[Job, Cluster], bool]
 """Function that tells whether there is a mapping of a job onto a cluster."""
@@ -15,7 +17,14 @@ Fits = Callable[[Job, Cluster], bool]
 
 def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
     """Return remedies in words, each of which alone would make the job fit."""
-    searches = (_larger_type, _more_host_memory, _recomputed_layers, _larger_batch)
+    searches = (
+        _larger_type,
+        _optimizer_in_host,
+        _more_host_memory,
+        _recomputed_layers,
+        _full_precision,
+        _larger_batch,
+    )
     return tuple(remedy for search in searches for remedy in search(job, cluster, fits))
 
 
@@ -26,7 +35,7 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     most = max(group.gpu.memory for group in cluster.groups)
     amd = {group.gpu.source.startswith("AMD") for group in cluster.groups}  # these need another image
     suits = (gpu for gpu in GPUS.values() if gpu.memory > most and gpu.source.startswith("AMD") in amd)
-    larger = sorted(suits, key=lambda gpu: gpu.memory)
+    larger = sorted(suits, key=lambda gpu: round(gpu.memory / GB))
 
     def would_do(gpu: Gpu) -> bool:
         nodes = (replace(group, gpu=gpu, link_bandwidth=None) for group in cluster.groups)
@@ -38,20 +47,43 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
 
 def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of more host memory (of worker pods or an inventory's nodes), if the job would fit so."""
-    enough = Cluster(merged(replace(group, host_memory=None) for group in cluster.groups))
+    enough = Cluster(merged(replace(group, host_memory=math.inf) for group in cluster.groups))
     if enough != cluster and fits(job, enough):
-        yield "more host memory (spec.runtime.worker.memory)"
+        yield "more host memory (spec.runtime.worker.memory, or hostMemoryGB of an inventory)"
+
+
+def _optimizer_in_host(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
+    """Yield the remedy of optimizers in host memory, where the manifest asks for another offload, if that would do."""
+    trained = dict.fromkeys(job.spec.models.field(role) for role in job.trained())
+    changed = _with_models(job, {field: {"offload": "OptimizerInHost"} for field in trained})
+    asks_otherwise = any(job.models()[role].offload not in ("None", "OptimizerInHost") for role in job.trained())
+    if asks_otherwise and fits(changed, cluster):
+        yield " and ".join(f"spec.models.{field}.offload: OptimizerInHost" for field in trained)
+
+
+def _full_precision(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
+    """Yield the remedy of float32 for GPUs without bf16, if the job would fit so."""
+    training = job.spec.training.model_copy(update={"precision": "FP32"})
+    whole = job.model_copy(update={"spec": job.spec.model_copy(update={"training": training})})
+    if not all(group.gpu.has_bf16 for group in cluster.groups) and fits(whole, cluster):
+        yield "spec.training.precision: FP32"
 
 
 def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     """Yield the remedy of gradient checkpointing for models whose manifest turns it off, if the job would fit so."""
     kept = [role for role in job.trained() if job.models()[role].gradient_checkpointing is False]
     fields = dict.fromkeys(job.spec.models.field(role) for role in kept)
-    document = job.model_dump(mode="json", by_alias=True)
-    for field in fields:
-        document["spec"]["models"][field]["gradientCheckpointing"] = True
-    if fields and fits(Job.parse(document), cluster):
+    again = _with_models(job, {field: {"gradientCheckpointing": True} for field in fields})
+    if fields and fits(again, cluster):
         yield " and ".join(f"spec.models.{field}.gradientCheckpointing: true" for field in fields)
+
+
+def _with_models(job: Job, changes: Mapping[str, Mapping[str, Any]]) -> Job:
+    """Return a job with some fields of its models changed, by field of `spec.models`."""
+    document = job.model_dump(mode="json", by_alias=True)
+    for field, change in changes.items():
+        document["spec"]["models"][field] |= change
+    return Job.parse(document)
 
 
 def _larger_batch(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """Algorithm 2 of HybridFlow: the parallel sizes of one model on every number of GPUs at once, by simulation."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software
 from rlhf_mapper.hardware import NodeGroup
+from rlhf_mapper.mapping import Kind
 from rlhf_mapper.simulate import generation, memory, training
 from rlhf_mapper.simulate.layouts import Layouts, Numbers
 from rlhf_mapper.simulate.passes import Passes
@@ -22,8 +24,8 @@ Indices = NDArray[np.int64]
 ACTIVATION_SHARES = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75)
 """Shares of a GPU's memory that activations may fill beside states; coarse, so that sets of models share strategies."""
 PIPELINES = (*range(1, 11), 12, 14, 16, 18, 20, 24, 28, 32)
-MICRO_BATCHES_OF_A_STAGE = 4
-"""Number of micro-batches for each pipeline stage that keeps the bubble below a fifth."""
+ALL_SIZES_TO, SIZES_OF_AN_OCTAVE = 16, 8
+"""Micro-batches of up to so many sequences are all tried, and of more so many between a number and twice that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,20 @@ class Way(NamedTuple):
         return self.training_seconds + self.inference_seconds
 
 
+def _fastest_so_far(seconds: Numbers) -> Indices:
+    """Return for each size the index of the fastest among it and all smaller ones, the largest of equals: [G, ...]."""
+    is_fastest = seconds <= np.minimum.accumulate(seconds, axis=0)
+    places = np.arange(len(seconds)).reshape(-1, *(1,) * (seconds.ndim - 1))
+    fastest: Indices = np.maximum.accumulate(np.where(is_fastest, places, 0), axis=0)
+    return fastest
+
+
+def _at(table: NDArray[Any], place: Indices) -> NDArray[Any]:
+    """Return table [G, C, K] at the index `place` [R, C, K] of each cut and pool size; -1 where that is -1."""
+    found = np.take_along_axis(table, np.clip(place, 0, len(table) - 1), axis=0)
+    return np.where(place < 0, -1, found)
+
+
 class Strategies:
     """Ways to cut one model over a pool, for all pool sizes at once: C cuts (p, t) by K pool sizes in GPUs."""
 
@@ -126,14 +142,24 @@ class Strategies:
         return Way(*(np.where(faster, new, old) for new, old in zip(again, found, strict=True)))
 
     def _way(self, *, recomputes: bool) -> Way:
-        work, factors = replace(self.request.work, recomputes=recomputes), self.setting.correction
-        size = self._largest(self.updating(self.layouts, recomputes=recomputes, accumulates=False))
-        if work.trained:
-            several = self._largest(self.updating(self.layouts, recomputes=recomputes, accumulates=True))
-            size = np.where(size >= np.ceil(self._of_a_rank), size, several)
-        trained = self._seconds(training.training_seconds, work, size) * factors.of("training")
-        read = self._seconds(training.inference_seconds, work, size) * factors.of("inference")
-        return Way(size, np.full(size.shape, float(recomputes)), trained, read)
+        """Return the costs of each cut with the fastest micro-batch that fits, and of equally fast ones the largest."""
+        work = replace(self.request.work, recomputes=recomputes)
+        trained = self._seconds(training.training_seconds, work, work.trained_together, "training")
+        read = self._seconds(training.inference_seconds, work, work.read_together, "inference")
+        seconds = trained + read
+        whole = np.searchsorted(self._sizes, np.ceil(self._of_a_rank))  # all rows of a rank, without accumulation
+        several = self._largest(self.updating(self.layouts, recomputes=recomputes, accumulates=True))
+        best = _at(_fastest_so_far(seconds), np.minimum(several, whole))
+        at_once = self._largest(self.updating(self.layouts, recomputes=recomputes, accumulates=False)) >= whole
+        is_faster = at_once & ((best < 0) | (_at(seconds, whole + 0 * best) <= _at(seconds, best)))
+        best = np.where(is_faster, whole, best)
+        fits = best >= 0
+        return Way(
+            np.where(fits, self._sizes[np.maximum(best, 0)], 0).astype(float),
+            np.full(best.shape, float(recomputes)),
+            np.where(fits, _at(trained, best), np.inf),
+            np.where(fits, _at(read, best), np.inf),
+        )
 
     def reading(self, layouts: Layouts) -> list[memory.Moment]:
         """Return the moments of the model's forward passes at which memory may be fullest."""
@@ -167,23 +193,35 @@ class Strategies:
         work = self.request.work
         return (work.trained / work.updates if work.trained else max(work.read, 1)) / self.layouts.d
 
-    def _largest(self, updating: Sequence[memory.Moment]) -> Numbers:
-        """Return the largest number of sequences of a micro-batch that fits and keeps a pipeline busy; 0: none fits.
+    @cached_property
+    def _sizes(self) -> Indices:
+        """Numbers of longest sequences in a micro-batch to try, ascending from 1: [G]."""
+        most = max(int(self.request.micro_batch_tokens // self.setting.load.most_tokens), 1)
+        octaves = range(math.ceil(math.log2(max(most / ALL_SIZES_TO, 1))))
+        more = (
+            (ALL_SIZES_TO << octave) * (SIZES_OF_AN_OCTAVE + part) // SIZES_OF_AN_OCTAVE
+            for octave in octaves
+            for part in range(1, SIZES_OF_AN_OCTAVE + 1)
+        )
+        return np.array([size for size in (*range(1, ALL_SIZES_TO + 1), *more) if size <= most])
+
+    def _largest(self, updating: Sequence[memory.Moment]) -> Indices:
+        """Return the index into `_sizes` of the largest micro-batch that fits; -1: none fits.
 
         Axes of the result: [ACTIVATION_SHARES, C cuts, K pool sizes].
         """
-        setting, layouts, of_a_rank = self.setting, self.layouts, self._of_a_rank
-        tokens = setting.load.most_tokens
-        moments = [*updating, *(self.reading(layouts) if self.request.work.read or not updating else ())]
-        most = np.minimum(max(self.request.micro_batch_tokens // tokens, 1), np.ceil(of_a_rank))
-        enough = np.where(layouts.p > 1, np.maximum(of_a_rank // (MICRO_BATCHES_OF_A_STAGE * layouts.p), 1), most)
-        rooms = np.array(ACTIVATION_SHARES)[:, None, None] * setting.nodes.gpu.memory
-        return np.clip(np.floor(memory.most_tokens(moments, rooms) / tokens), 0, np.minimum(most, enough))
+        moments = [*updating, *(self.reading(self.layouts) if self.request.work.read or not updating else ())]
+        rooms = np.array(ACTIVATION_SHARES)[:, None, None] * self.setting.nodes.gpu.memory
+        most = memory.most_tokens(moments, rooms) / self.setting.load.most_tokens
+        return np.searchsorted(self._sizes, most, side="right") - 1 + np.zeros(self.fits.shape, dtype=np.int64)
 
-    def _seconds(self, simulate: training.Simulator, work: Work, size: Numbers) -> Numbers:
-        """Return the seconds by `simulate`, shaped like `size` (sequences of a micro-batch); inf if nothing fits."""
-        seconds = simulate(self.passes, work, self.setting.load, self.layouts, np.maximum(size, 1))
-        return np.where(self.fits & (size >= 1), seconds, np.inf)
+    def _seconds(self, simulate: training.Simulator, work: Work, together: int, kind: Kind) -> Numbers:
+        """Return the seconds by `simulate` with each micro-batch of `_sizes`: [G sizes, C cuts, K pool sizes]."""
+        load, longest = self.setting.load, self.setting.load.most_tokens
+        budgets = np.maximum(self._sizes * longest, min(longest, self.request.micro_batch_tokens))
+        rows = np.array(load.rows_within(budgets.tolist(), together))
+        seconds = simulate(self.passes, work, load, self.layouts, rows[:, None, None]) + 0 * rows[:, None, None]
+        return np.where(self.fits, seconds, np.inf) * self.setting.correction.of(kind)
 
     @cached_property
     def best(self) -> Indices:
@@ -254,7 +292,8 @@ class GeneratingStrategies(Strategies):
         held: bytes of a GPU for the states, by pool size.
         """
         q = self.setting.nodes.gpu.memory
-        room = np.minimum(memory.USABLE_SHARE * q - held, (self.request.generator_share or 1.0) * q)
+        usable = memory.usable(self.setting.software, q, self.gpus, generates=True)
+        room = np.minimum(usable - held, (self.request.generator_share or 1.0) * q)
         left = room - self.generator_bytes
         resharding = memory.reshard_bytes(self.setting.software, self.generator_bytes)  # before there is a cache
         return np.where(left >= resharding, left, -1.0)

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from heapq import heapreplace
 from itertools import pairwise
-from math import exp, log, sqrt
+from math import ceil, exp, log, sqrt
 from statistics import NormalDist
 
 from rlhf_api.job import Job
@@ -14,8 +15,15 @@ PAIRED = ("pairs", "safety_pairs")
 """Kinds of data whose rows are two sequences each."""
 CUTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 0.995, 1.0)
 """Quantiles that cut a sorted sample of lengths into parts of similar lengths; the parts of the longest are narrow."""
-SAMPLE = 400
+SAMPLE, PACKED_SAMPLE = 400, 100
+"""Numbers of lengths that stand for a distribution, and of those that are packed to see how many a micro-batch holds.
+"""
 P99 = NormalDist().inv_cdf(0.99)
+ASSUMED_SHARE = 0.5
+"""Mean response as a share of `data.maxResponseTokens` if nothing is known. Of published runs with both numbers it is
+0.27 (Llama-3.1-8B) and 0.82 (Qwen3-32B, both NeMo RL), and 0.51 (R1-Distill-1.5B, RLinf)."""
+P99_OVER_MEAN = 2.0
+"""Response that 99 of 100 do not reach, over the mean response, if only the mean is known."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,8 @@ class Lengths:
     """Lengths of sequences in tokens: a sample with equal weights; if only a maximum is known, a sample of one."""
 
     sample: tuple[float, ...]
+    source: str = ""
+    """Source of the lengths, in words."""
 
     @cached_property
     def mean(self) -> float:
@@ -68,6 +78,47 @@ def lognormal(mean: float, p99: float, *, most: float) -> tuple[float, ...]:
     return tuple(min(max(exp(middle + sigma * NormalDist().inv_cdf(each)), 1.0), most) for each in quantiles)
 
 
+def lengths_around(mean: float, most: float) -> tuple[float, ...]:
+    """Return lengths of which only the mean is known: log-normal, and 99 of 100 below P99_OVER_MEAN times the mean."""
+    return lognormal(mean, min(P99_OVER_MEAN * mean, most), most=most) if mean < most else (most,)
+
+
+def packed_rows(lengths: Sequence[float], budget: float) -> float:
+    """Return how many rows a micro-batch holds on average, as the trainer packs them.
+
+    budget: most tokens of a micro-batch, unless one row is longer. Packing is that of `rlhf_trainer.training.batching`:
+    the longest row first, into the micro-batch with the fewest tokens.
+    """
+    if len(lengths) == 1:
+        return max(budget // lengths[0], 1.0)
+    ordered = sorted(lengths, reverse=True)[:: max(len(lengths) // PACKED_SAMPLE, 1)]
+    count = ceil(sum(min(length, budget) for length in ordered) / budget)
+    while count < len(ordered) and not _fits_packed(ordered, count, budget):
+        count += 1
+    return len(ordered) / min(count, len(ordered))
+
+
+def _fits_packed(ordered: Sequence[float], count: int, budget: float) -> bool:
+    """Whether rows, longest first, fit into so many micro-batches; a row above the budget has one of its own."""
+    filled = [0.0] * count
+    for length in ordered:
+        if filled[0] and filled[0] + length > budget:
+            return False
+        heapreplace(filled, filled[0] + length)
+    return True
+
+
+@lru_cache(maxsize=2**10)
+def _rows_within(prompt: float, response: Lengths, budgets: Sequence[float], together: int) -> tuple[float, ...]:
+    """Return sequences by budget of a micro-batch in tokens, ascending; prompt: mean length."""
+    rows = [1.0]
+    for budget in budgets:
+        shared = min(together, max(budget // (prompt + response.mean), 1))
+        found = packed_rows([prompt / shared + length for length in response.sample], budget)
+        rows.append(max(rows[-1], found))  # packing may be a row worse with more room
+    return tuple(rows[1:])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """Work of one model in a step, in sequences of all its ranks together."""
@@ -108,6 +159,7 @@ class Workload:
     prompt: Lengths
     response: Lengths
     work: Mapping[Role, Work]
+    most_prompt_tokens: float = 0.0
     most_response_tokens: float = 0.0
     """Length in tokens of the longest possible response, which the sample need not contain."""
     works_ahead: bool = False
@@ -120,7 +172,12 @@ class Workload:
     @property
     def most_tokens(self) -> float:
         """Largest number of tokens in a sequence, for which memory must have room."""
-        return self.prompt.longest + max(self.response.longest, self.most_response_tokens)
+        longest = max(self.prompt.longest, self.most_prompt_tokens)
+        return longest + max(self.response.longest, self.most_response_tokens)
+
+    def rows_within(self, budgets: Sequence[float], together: int) -> tuple[float, ...]:
+        """Return how many sequences micro-batches of at most so many tokens hold; `together` share a prompt."""
+        return _rows_within(self.prompt.mean, self.response, tuple(budgets), together)
 
     @property
     def held_tokens(self) -> float:
@@ -133,23 +190,36 @@ class Workload:
         return self.sequences * (self.prompt.mean + self.response.mean)
 
 
-def workload_of(job: Job, *, responses: Sequence[float] = ()) -> Workload:
-    """Return the work of a job's step. responses: sampled lengths in tokens; if empty, all have the maximum length."""
+def workload_of(job: Job, *, responses: Sequence[float] = (), prompts: Sequence[float] = ()) -> Workload:
+    """Return the work of a job's step. responses, prompts: known lengths in tokens, in any number and order.
+
+    Without known lengths, prompts and the responses of data sets are at their limits, and generated responses are
+    log-normal with a mean of ASSUMED_SHARE of the limit.
+    """
     data, training, algorithm = job.spec.data, job.spec.training, job.spec.algorithm
-    lengths = Lengths(tuple(responses) or (float(data.max_response_tokens),))
+    most = float(data.max_response_tokens)
+    response = Lengths((most,), "the limit")
+    if not algorithm.offline:
+        response = Lengths(lengths_around(ASSUMED_SHARE * most, most), f"assumed: {ASSUMED_SHARE:.0%} of the limit")
     divided = [job.sequences_per_step, training.mini_batch_size]
     if algorithm.chooses_pairs:  # a rank has all responses to a prompt
         divided.append(job.rows_per_step)
     return Workload(
         sequences=job.sequences_per_step * (2 if algorithm.data in PAIRED else 1),
-        prompt=Lengths((float(data.max_prompt_tokens),)),
-        response=lengths,
+        prompt=_known(prompts) or Lengths((float(data.max_prompt_tokens),), "the limit"),
+        response=_known(responses) or response,
+        most_prompt_tokens=data.max_prompt_tokens,
         most_response_tokens=data.max_response_tokens,
         works_ahead=job.spec.rollout.max_staleness > 0 and not job.generates_elsewhere,
         streams=job.spec.rollout.stream,
         work={role: _work(job, role) for role in job.placed_roles()},
         pool_divides=tuple(number for number in divided if number),
     )
+
+
+def _known(lengths: Sequence[float]) -> Lengths | None:
+    """Return known lengths; None without any."""
+    return Lengths(tuple(lengths), "known") if lengths else None
 
 
 def _work(job: Job, role: Role) -> Work:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -28,15 +29,17 @@ def plan_job(
     objective: Objective | None = None,
     correction: Correction | None = None,
     responses: Sequence[float] = (),
+    prompts: Sequence[float] = (),
     explains: bool = True,
 ) -> DeviceMapping | Infeasible:
     """Return the manifest's placement, or the best mapping for `objective` or else the manifest's; see `auto_map`."""
+    known: dict[str, Any] = {"correction": correction, "responses": responses, "prompts": prompts}
     if job.spec.placement.mode == "Manual":
         slots = (group.gpus_per_node if device == "GPU" else 0 for group in cluster.groups for _ in range(group.count))
         placed = place(job, tuple(slots))
-        return predict(job, placed, cluster, shapes, correction=correction, responses=responses)
+        return predict(job, placed, cluster, shapes, **known)
     objective = objective or objective_for(job, cluster)
-    search = partial(auto_map, job, cluster, shapes, device=device, correction=correction, responses=responses)
+    search = partial(auto_map, job, cluster, shapes, device=device, **known)
     mapping = search(objective=objective, explains=explains)
     if isinstance(mapping, Infeasible) and explains and objective.kind == "fewest_gpus":
         fastest = search()
@@ -54,6 +57,21 @@ def prices_of(cluster: Cluster) -> dict[str, float]:
     groups = {(group.gpu.name, group.gpu_hour_price) for group in cluster.groups}
     prices = {gpu: price for gpu, price in groups if price is not None}
     return prices if len(prices) == len(groups) else {}
+
+
+def notes_of(mapping: DeviceMapping | Infeasible, cluster: Cluster, shapes: Mapping[Role, Architecture]) -> list[str]:
+    """Return sentences on what a plan assumes: networks, host memory where it is used, and what is not modelled."""
+    notes = [*networks_of(cluster)]
+    used = isinstance(mapping, DeviceMapping) and mapping.prediction and any(mapping.prediction.host_memory.values())
+    for group in cluster.groups if used else ():
+        if group.host_memory is None:
+            size = plain(group.host / 1e9)
+            notes.append(f"Nodes of {group.gpu.name} are taken to have {size} GB of host memory for each GPU.")
+    if experts := ", ".join(role for role, shape in shapes.items() if shape.experts > 1):
+        notes.append(f"Not predicted: the all-to-all of experts ({experts}); a mixture is planned without sharding.")
+    if without := [group.gpu.name for group in cluster.groups if not group.gpu.has_bf16]:
+        notes.append(f"Only jobs in FP32 use {' and '.join(without)}: vLLM refuses bf16 there.")
+    return notes
 
 
 def networks_of(cluster: Cluster) -> Iterator[str]:

@@ -58,14 +58,14 @@ def print_plan(
     *,
     title: str,
     prices: Mapping[str, float] | None = None,
-    networks: Iterable[str] = (),
+    notes: Iterable[str] = (),
 ) -> None:
     """Print what `explain` says to stdout, in COLUMNS columns if that is no terminal, without trailing spaces."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = COLUMNS
     with console.capture() as shown:
-        explain(mapping, title=title, console=console, prices=prices, networks=networks)
+        explain(mapping, title=title, console=console, prices=prices, notes=notes)
     typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
 
 
@@ -75,11 +75,11 @@ def explain(
     title: str,
     console: Console,
     prices: Mapping[str, float] | None = None,
-    networks: Iterable[str] = (),
+    notes: Iterable[str] = (),
 ) -> None:
     """Print the pool of each model, the predicted step and the rejected placements; or why nothing fits.
 
-    prices: price of a GPU for an hour by type; if empty, no price of a step is printed. networks: sentences to print.
+    prices: price of a GPU for an hour by type; if empty, no price of a step is printed. notes: sentences to print.
     """
     console.print(Prose(title, "bold"))
     if isinstance(mapping, Infeasible):
@@ -87,7 +87,7 @@ def explain(
         return
     _print_head(console, "pools")
     _print_table(console, _pools(mapping))
-    for sentence in networks:
+    for sentence in notes:
         console.print(Prose(f"  {sentence}"))
     if any(pool.gpu.endswith(ESTIMATED) for pool in mapping.pools):
         line = (
@@ -207,6 +207,8 @@ def _memory(console: Console, mapping: DeviceMapping, prediction: Prediction) ->
         table = _stages(held[pool.name], limit, scale=10**power, cells=cells)
         table.show_header = pool is mapping.pools[0]
         _print_table(console, table)
+        if held_there := prediction.host_memory.get(pool.name):
+            console.print(Prose(f"  host memory of {pool.name}: {plain(held_there / 1e9)} GB for each GPU"))
     if any("generation" in model.seconds for model in prediction.models.values()):
         console.print(Prose(f"  gpu_memory_utilization of the generator: {prediction.gpu_memory_utilization:.2f}"))
 
@@ -247,10 +249,12 @@ def _times(console: Console, mapping: DeviceMapping, prediction: Prediction, pri
     if prices:
         pools = [(pool.gpu, pool.size) for pool in mapping.pools]
         line += f", price {plain(step_price(pools, seconds, prices))} a step"
+    if source := prediction.response_source:
+        line += f", with responses of {plain(prediction.response_tokens)} tokens ({source})"
     _print_head(console, line)
     if used := prediction.coefficients:
-        tokens = plain(prediction.response_tokens)
-        console.print(Prose(f"  with coefficients of {used}; responses of {tokens} tokens on average"))
+        prompts = f"prompts of {plain(prediction.prompt_tokens)} tokens ({prediction.prompt_source})"
+        console.print(Prose(f"  lengths are means; {prompts}; coefficients of {used}"))
     console.print(Prose(f"  by phase: {_listed(prediction.phases, PHASES)}"))
     console.print(Prose(f"  by stage: {_listed(prediction.stages, STAGES)}"))
     timeline = timeline_of(mapping.pools, prediction)

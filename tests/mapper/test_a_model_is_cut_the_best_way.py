@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from math import ceil, floor
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -71,13 +71,11 @@ def every_cut(wanted: ModelRequest, setting: Setting, gpus: int) -> Iterator[Cut
 def shares_held(wanted: ModelRequest, setting: Setting, cut: Cut) -> list[float]:
     """Of a GPU's memory, with micro-batches of 1, 2, .. sequences, at the fullest moment of updates and forward passes.
 
-    As many as a micro-batch may have; a pipeline wants four micro-batches a stage.
+    As many as a micro-batch may have.
     """
     work, gpu, longest = wanted.work, setting.nodes.gpu.memory, wanted.micro_batch_tokens
     share = (work.trained / work.updates if work.trained else work.read) / cut[2]
     most = min(longest // 1024, ceil(share))
-    if cut[0] > 1:
-        most = min(most, max(floor(share / (4 * cut[0])), 1))
     given = (wanted.model, setting.software, layout(cut), longest)
     tokens: Numbers = 1024 * np.arange(1, most + 1, dtype=np.float64)
     held = memory.fullest(memory.reading(*given), tokens)
@@ -105,7 +103,7 @@ def seconds_of(wanted: ModelRequest, setting: Setting, cut: Cut, rooms: Sequence
         return float(sum(parts))
 
     fitting = ([place + 1 for place, each in enumerate(held) if each <= room] for room in rooms)
-    return [taken(max(sizes)) if sizes else float("inf") for sizes in fitting]
+    return [min(map(taken, sizes), default=float("inf")) for sizes in fitting]
 
 
 @pytest.mark.parametrize("work", WORK)
@@ -214,7 +212,13 @@ def test_a_generation_layout_that_is_asked_for_is_kept() -> None:
 
 def test_measurements_correct_each_kind_by_its_factor() -> None:
     work = Work(generated=64, passes=1, read=64, trained=64, updates=4)
-    wanted = ModelRequest(model=SMALL, work=work, sizes=TWO_BY_FOUR, generation_tensor=2, generation_pipeline=1)
+    sizes: dict[str, Any] = {
+        "sizes": TWO_BY_FOUR,
+        "generation_tensor": 2,
+        "generation_pipeline": 1,
+        "micro_batch_tokens": 1024,
+    }
+    wanted = ModelRequest(model=SMALL, work=work, **sizes)
     plain = setting_of(NODES["8 A100"])
     factors = Correction({"training": 2.0, "inference": 3.0, "generation": 5.0, "transition": 7.0})
     cache, room = np.array([[20e9]]), np.array([5])
@@ -230,13 +234,13 @@ def test_measurements_correct_each_kind_by_its_factor() -> None:
 
 
 def test_a_model_is_simulated_once_for_all_sets_and_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: dict[str, list[Architecture]] = {"training_seconds": [], "inference_seconds": []}
+    calls: dict[str, list[tuple[Architecture, bool]]] = {"training_seconds": [], "inference_seconds": []}
 
     def counting(name: str) -> training.Simulator:
         simulate: training.Simulator = getattr(training, name)
 
         def counted(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
-            calls[name].append(passes.model)
+            calls[name].append((passes.model, work.steps_in_host))
             return simulate(passes, work, load, layouts, micro_batch)
 
         return counted
@@ -251,4 +255,4 @@ def test_a_model_is_simulated_once_for_all_sets_and_allocations(monkeypatch: pyt
     costs = PoolCosts(wanted, [setting], [pool_sizes(setting.nodes)])
     assert pruned(costs, list(wanted))
     for name, models in calls.items():
-        assert len(models) == len(set(models)) == len(wanted), name
+        assert len(models) == len(set(models)) == len(wanted) + sum(each.trained > 0 for each in work.values()), name

@@ -16,6 +16,7 @@ from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.auto_map import auto_map
 from rlhf_mapper.coefficients import TRAINER
 from rlhf_mapper.config_file import shape_of
+from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_mapper.simulate import memory
 from rlhf_mapper.workload import workload_of
@@ -78,7 +79,8 @@ def test_ppo_with_adapters_needs_fewer_gpus_and_no_reference() -> None:
     whole, adapted = job_of("PPO"), job_of("PPO", {"actor": LORA, "critic": LORA})
     assert "reference" in whole.models()
     assert "reference" not in adapted.models()
-    cluster = cluster_of(("a100-80g", 1, 1))
+    (nodes,) = cluster_of(("a100-80g", 1, 1)).groups
+    cluster = Cluster((replace(nodes, host_memory=1e9),))
     found = [auto_map(each, cluster, shapes_of(each), device="GPU") for each in (whole, adapted)]
     assert [isinstance(each, DeviceMapping) for each in found] == [False, True]
     model: Architecture = MODELS["7B"]

@@ -59,8 +59,8 @@ def test_shares_and_seconds_are_as_fitted(device: Device) -> None:
 @pytest.mark.parametrize(
     ("device", "others"),
     [
-        ("GPU", {"compute_bytes": 2, "frozen_bytes": 2, "running_sequences": 1024, "state_share": 0.92}),
-        ("CPU", {"compute_bytes": 4, "frozen_bytes": 4, "running_sequences": 256, "state_share": 0.92}),
+        ("GPU", {"compute_bytes": 2, "frozen_bytes": 2, "running_sequences": 1024, "state_share": 1.0}),
+        ("CPU", {"compute_bytes": 4, "frozen_bytes": 4, "running_sequences": 256, "state_share": 1.0}),
     ],
 )
 def test_bytes_and_limits_are_those_of_the_engines(device: Device, others: dict[str, float]) -> None:

@@ -111,6 +111,28 @@ def test_pruning_changes_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -
         assert [score(answer, objective) for answer in found] == [score(answer, objective) for answer in every[:keep]]
 
 
+STREAMS = ((0.25, 1.0), (0.5, 0.6), (1.0, 0.3))
+
+
+@pytest.mark.parametrize("seed", range(0, 48, 3))
+def test_pruning_changes_no_answer_where_scoring_streams(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The set of the first model generates; of the others' scoring a part is left when generation has ended."""
+    costs, models = uneven(seed)
+    monkeypatch.setattr(pruned_search, "WAVE", (1024, 3)[seed % 2])
+    early = dict(costs.tables)
+    for key, table in costs.tables.items():
+        first, second, third = table.seconds
+        is_generator = models[0] in key[0]
+        nothing = 0.0 * np.nan_to_num(first)
+        writes = [first, second, nothing] if is_generator else [nothing, nothing, second]
+        early[key] = StageTable(table.gpus, np.stack([*writes, third]))
+    costs = replace(costs, tables=early)
+    for objective in (Objective(), Objective("fewest_gpus", most_seconds=20.0)):
+        goal = replace(objective, streams=STREAMS)
+        every, found = exhaustive(costs, models, goal), pruned(costs, models, 4, goal)
+        assert [score(answer, goal) for answer in found] == [score(answer, goal) for answer in every[:4]]
+
+
 @pytest.mark.parametrize("seed", range(0, 200, 5))
 def test_answers_are_what_they_say(seed: int) -> None:
     costs, models = uneven(seed)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import TRAINER, Efficiency, Software
 from rlhf_mapper.hardware import Gpu, NodeGroup
+from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.simulate import generation, training
 from rlhf_mapper.simulate.layouts import Layouts, Network, ring
-from rlhf_mapper.simulate.overlap import left_to_score, step_of
+from rlhf_mapper.simulate.overlap import groups_of, stages_of
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Lengths, Work, Workload
 from tests.mapper.oracles.testbed import LAYOUTS, MODELS, SOFTWARE, Size, machines
@@ -341,6 +344,17 @@ SKEWED = Workload(sequences=8, prompt=Lengths((8.0,)), response=Lengths((*7 * (8
 """Eight responses to prompts of 8 tokens: seven of 8 tokens, one of 64."""
 
 
+def left_to_score(generation: float, scoring: float, load: Workload) -> float:
+    """Seconds of scoring in another pool that are left when generation has ended."""
+    streams = groups_of(replace(load, streams=True))
+    return float(Objective(streams=streams).three(np.array([generation, 0.0, scoring, 0.0]))[1])
+
+
+def step_of(pools: Sequence[NDArray[np.float64]], load: Workload) -> float:
+    goal = Objective(streams=groups_of(load), works_ahead=load.works_ahead)
+    return float(goal.step(np.max([stages_of(each, load, generates=each[0] > 0) for each in pools], axis=0)))
+
+
 @pytest.mark.parametrize(
     ("generation", "scoring", "left"),
     [
@@ -360,8 +374,8 @@ def test_without_a_longest_response_nothing_is_saved() -> None:
 
 def test_only_what_is_scored_in_another_pool_begins_early() -> None:
     pools = [np.array([8.0, 1.0, 2.0]), np.array([0.0, 4.6, 3.0])]
-    assert step_of(pools, SKEWED) == (8.0 + 4.6 + 3.0, (8.0, 4.6, 3.0))
-    assert step_of(pools, replace(SKEWED, streams=True))[0] == pytest.approx(8.0 + 1.8 + 3.0)
-    assert step_of(pools, replace(SKEWED, streams=True, works_ahead=True))[0] == pytest.approx(8.0)
+    assert step_of(pools, SKEWED) == 8.0 + 4.6 + 3.0
+    assert step_of(pools, replace(SKEWED, streams=True)) == pytest.approx(8.0 + 1.8 + 3.0)
+    assert step_of(pools, replace(SKEWED, streams=True, works_ahead=True)) == pytest.approx(8.0)
     pools[0][1] = 2.5  # the pool that generates scores, too, and only afterwards
-    assert step_of(pools, replace(SKEWED, streams=True))[0] == pytest.approx(8.0 + 2.5 + 3.0)
+    assert step_of(pools, replace(SKEWED, streams=True)) == pytest.approx(8.0 + 2.5 + 3.0)

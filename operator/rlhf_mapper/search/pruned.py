@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,32 +21,36 @@ from rlhf_mapper.search.objective import Floats, Objective, weight
 from rlhf_mapper.search.stacked import Ints, StackedTables
 from rlhf_mapper.search.tables import Costs, Found, Sets, assignments, placements
 
-WAVE = 1024
-"""Number of boxes processed at once: numpy calls on so many cost little more than on a few."""
+WAVE, WAVES = 1024, 8
+"""Boxes processed at once: numpy calls on WAVE boxes cost little more than on a few. Of very many boxes a WAVES-th part
+is processed at once, since the others are copied each time."""
 SLACK = 1 + 1e-9
 """Factor that widens limits computed by subtraction or division, lest rounding excludes an equally good allocation."""
-Typed = tuple[int, Sets, tuple[int, ...]]
-"""Typed placement: (number of the placement, its sets of models, index of a node group for each set)."""
 
 
 class _Problem:
     """Input of the search as arrays over T typed placements, in the order of `placements` and then of `assignments`."""
 
-    def __init__(self, costs: Costs, typed: list[Typed], goal: Objective) -> None:
-        pools = list(dict.fromkeys(pool for _, sets, groups in typed for pool in zip(sets, groups, strict=True)))
-        index = {pool: number for number, pool in enumerate(pools)}
-        shape = (len(typed), max(len(sets) for _, sets, _ in typed))
-        self.typed = typed
+    def __init__(self, costs: Costs, placed: list[Sets], goal: Objective) -> None:
+        """Make the tables of all sets in all node groups; placed: sets of models of each placement."""
+        sets = list(dict.fromkeys(models for each in placed for models in each))
+        index, count = {models: number for number, models in enumerate(sets)}, len(costs.groups)
+        pools = list(product(sets, range(count)))
         self.stacked = StackedTables([costs.of(*pool) for pool in pools], [costs.groups[group] for _, group in pools])
-        self.tables = np.full(shape, len(pools), np.int64)
-        """[T, S] number of each set's stage table in `stacked`; the table `nothing` beyond the placement's sets."""
-        self.groups = np.zeros(shape, np.int64)
-        """[T, S] index of each set's node group; 0 beyond the placement's sets."""
-        for row, (_, sets, groups) in enumerate(typed):
-            self.tables[row, : len(sets)] = [index[pool] for pool in zip(sets, groups, strict=True)]
-            self.groups[row, : len(sets)] = groups
-        self.placement = np.array([number for number, _, _ in typed], dtype=np.int64)
+        width = max(map(len, placed))
+        choices = {size: assignments(size, costs.hosts) for size in {len(each) for each in placed}}
+        lengths = [len(choices[len(each)]) for each in placed]
+        self.placed = placed
+        self.placement = np.repeat(np.arange(len(placed)), lengths)
         """[T] number of the placement to which each typed placement belongs."""
+        self.tables = np.full((len(self.placement), width), len(pools), np.int64)
+        """[T, S] number of each set's stage table in `stacked`; the table `nothing` beyond the placement's sets."""
+        self.groups = np.zeros_like(self.tables)
+        """[T, S] index of each set's node group; 0 beyond the placement's sets."""
+        for each, end in zip(placed, np.cumsum(lengths).tolist(), strict=True):
+            groups, numbers = choices[len(each)], np.array([index[models] for models in each])
+            rows = np.s_[end - len(groups) : end, : len(each)]
+            self.groups[rows], self.tables[rows] = groups, numbers * count + groups
         self.budgets = np.array(costs.groups, dtype=np.int64)
         """[G] number of GPUs in each node group."""
         self.weights = goal.weights(len(costs.groups))
@@ -117,24 +122,19 @@ class _Best:
 
 def pruned(costs: Costs, models: Iterable[str], keep: int = 4, objective: Objective | None = None) -> list[Found]:
     """Return the best `keep` placements, with the same `Objective.keys` as an exhaustive search finds."""
-    goal = objective or Objective()
-    typed = [
-        (number, sets, groups)
-        for number, sets in enumerate(placements(models))
-        for groups in assignments(sets, costs.hosts)
-    ]
-    if not typed:
+    goal, placed = objective or Objective(), placements(models)
+    if not placed or not costs.groups:
         return []
-    problem = _Problem(costs, typed, goal)
-    best = _Best(typed[-1][0] + 1, keep)
-    low = np.zeros((len(typed), 3), np.int64)
+    problem = _Problem(costs, placed, goal)
+    best, count = _Best(len(placed), keep), len(problem.placement)
+    low = np.zeros((count, goal.stages), np.int64)
     high = low + problem.stacked.seconds.shape[1] - 1
-    boxes = _Boxes(np.arange(len(typed)), low, high, np.zeros(len(typed)), np.zeros(len(typed)))
-    while len(boxes.typed):
-        wave, rest = boxes, boxes[:0]
-        if len(boxes.typed) > WAVE:
-            order = np.argpartition(boxes.first, WAVE)
-            wave, rest = boxes[order[:WAVE]], boxes[order[WAVE:]]
+    boxes = _Boxes(np.arange(count), low, high, np.zeros(count), np.zeros(count))
+    while count := len(boxes.typed):
+        wave, rest, size = boxes, boxes[:0], max(WAVE, count // WAVES)
+        if count > size:
+            order = np.argpartition(boxes.first, size)
+            wave, rest = boxes[order[:size]], boxes[order[size:]]
         boxes = _halved(problem, goal, best, wave) + rest
         boxes = boxes[_worthwhile(problem, best, boxes)]
     return [_found(problem, goal, *best.options[int(index)]) for index in best.order()]
@@ -202,9 +202,9 @@ def _less(first: Floats, second: Floats, than_first: Floats, than_second: Floats
 
 
 def _found(problem: _Problem, goal: Objective, typed: int, options: Ints) -> Found:
-    _, sets, groups = problem.typed[typed]
+    sets, groups = problem.placed[int(problem.placement[typed])], problem.groups[typed].tolist()
     sizes = problem.stacked.gpus[options].tolist()
     stages = problem.stacked.values(problem.stacked.ranks[options].max(0)[None])
-    generation, preparation, training = stages[0].tolist()
-    pools = tuple(zip(sets, groups, sizes[: len(sets)], strict=True))
+    generation, preparation, training = goal.three(stages)[0].tolist()
+    pools = tuple(zip(sets, groups, sizes, strict=False))
     return Found(pools, float(goal.step(stages)[0]), (generation, preparation, training))

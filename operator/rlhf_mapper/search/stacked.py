@@ -21,7 +21,7 @@ class StackedTables:
     def __init__(self, tables: Sequence[StageTable], budgets: Sequence[int]) -> None:
         """Stack tables; budgets: GPUs that each table may use."""
         kept = [_useful(table, budget) for table, budget in zip(tables, budgets, strict=True)]
-        kept.append((np.zeros(1, np.int64), np.zeros((3, 1))))
+        kept.append((np.zeros(1, np.int64), np.zeros((len(kept[0][1]), 1))))
         most = self.most_gpus = max(budgets)
         """Largest number of GPUs that any table may use; end marks have one more."""
         number = np.repeat(np.arange(len(kept)), [len(gpus) + 1 for gpus, _ in kept])
@@ -55,7 +55,7 @@ class StackedTables:
         """Return the index [M, S] of each table's option of fewest GPUs with ranks <= `ranks` [M, 3], or end mark."""
         width = self.seconds.shape[1] + 1
         option = np.zeros_like(tables)
-        for stage in range(3):
+        for stage in range(len(self.seconds)):
             key = (tables + 1) * width - 1 - ranks[:, None, stage]
             np.maximum(option, np.searchsorted(self.by_rank[stage], key), out=option)
         # Each stage alone allows an option no smaller; only where seconds go up and down must more be tried.
@@ -69,12 +69,14 @@ class StackedTables:
 
     def values(self, ranks: Ints) -> Floats:
         """Return the seconds at `ranks`, which are indices into a stage's sorted seconds; both are [M, 3 stages]."""
-        seconds: Floats = self.seconds[np.arange(3), ranks]
+        seconds: Floats = self.seconds[np.arange(len(self.seconds)), ranks]
         return seconds
 
     def highest(self, seconds: Floats) -> Ints:
         """Return the highest ranks whose seconds are at most `seconds`, both [M, 3 stages]; -1 for negative seconds."""
-        columns = [np.searchsorted(self.seconds[stage], seconds[:, stage], "right") - 1 for stage in range(3)]
+        columns = [
+            np.searchsorted(self.seconds[stage], seconds[:, stage], "right") - 1 for stage in range(len(self.seconds))
+        ]
         return np.stack(columns, 1)
 
 

@@ -20,7 +20,9 @@ class StageTable:
     gpus: NDArray[np.int64]
     """[K] pool sizes, ascending, above zero. Pools fit in a node group whenever the sum of their sizes does."""
     seconds: NDArray[np.float64]
-    """[3, K] seconds of generation, preparation and training, none negative; inf where the set does not fit."""
+    """[S, K] seconds of generation, preparation and training, none negative; inf where the set does not fit.
+
+    S is 3, or 4 if scoring overlaps generation (`Objective.streams`)."""
 
 
 class Costs(Protocol):
@@ -78,19 +80,16 @@ def _partitions(names: list[str]) -> Iterator[list[list[str]]]:
             yield [*blocks[:index], [*block, last], *blocks[index + 1 :]]
 
 
-def assignments(placement: Sets, hosts: Sequence[frozenset[tuple[int, str]]]) -> Iterator[tuple[int, ...]]:
-    """Yield all ways to put the pools of a placement into node groups: the index of a group for each pool."""
-
-    def goes(group: int, other: int) -> bool:
-        """Whether a pool may lie in the node group `group` if another pool lies in the node group `other`."""
-        return len(hosts[group]) == 1 if group == other else hosts[group].isdisjoint(hosts[other])
-
-    def extended(chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        if len(chosen) == len(placement):
-            yield chosen
-            return
-        for group in range(len(hosts)):
-            if all(goes(group, other) for other in set(chosen)):
-                yield from extended((*chosen, group))
-
-    yield from extended(())
+def assignments(count: int, hosts: Sequence[frozenset[tuple[int, str]]]) -> NDArray[np.int64]:
+    """Return all ways to put so many pools into node groups, in ascending order: the group of each pool, [A, count]."""
+    groups = np.arange(len(hosts))
+    apart = [[one.isdisjoint(other) for other in hosts] for one in hosts]
+    together = np.array(apart, dtype=bool).reshape(len(hosts), len(hosts))
+    np.fill_diagonal(together, [len(host) == 1 for host in hosts])
+    chosen = np.zeros((1, 0), dtype=np.int64)
+    for _ in range(count):
+        last = np.tile(groups, len(chosen))
+        chosen = chosen.repeat(len(groups), axis=0)
+        fits = together[chosen, last[:, None]].all(axis=1)
+        chosen = np.column_stack([chosen, last])[fits]
+    return chosen

@@ -3,17 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Software
 from rlhf_mapper.simulate import layer
 from rlhf_mapper.simulate.layouts import Layouts, Numbers
 
-USABLE_SHARE = 0.92
-"""Share of a GPU's memory that states, activations and the KV cache may fill together."""
 HOST_SHARE = 0.5
 """Share of a GPU's host memory that offloaded states may fill; a guess, since Ray and other programs need the rest."""
 MAX_SINGLE_UNIT_BYTES = 32 * 2**20
@@ -49,6 +48,18 @@ class Update:
     """Share of the parameters that have gradients."""
     gpu_memory: float
     """Bytes of the GPU's memory, by which the trainer decides whether to keep whole gradients or only shards."""
+
+
+def usable(software: Software, gpu_memory: float, gpus: NDArray[Any] | float, *, generates: bool) -> Numbers:
+    """Return the bytes of a GPU that states, activations and the KV cache may fill together, by pool size.
+
+    generates: whether the generator has CUDA graphs there. The generator's own share (`gpu_memory_utilization`) is one
+    of the whole memory.
+    """
+    reserve = software.reserve
+    held = reserve.context + reserve.nccl * (np.asarray(gpus) > 1) + reserve.graphs * generates
+    free: Numbers = np.maximum(gpu_memory - held, 0.0) * (1 - reserve.fragmented)
+    return free
 
 
 def states(model: Architecture, software: Software, *, trains: bool, trained_share: float = 1.0) -> dict[Part, float]:

@@ -15,18 +15,17 @@ BACKWARD_OVER_FORWARD, BESIDE_FROZEN = 2.0, 1.0
 OPTIMIZER_BYTES = 34.0
 """Bytes that Adam reads and writes for a parameter: gradient, master weight, moments, and the rounded weight."""
 
-
+ROUNDING = 1e-9
+"""Excess of a quotient over a whole number that is a rounding error."""
 Simulator = Callable[[Passes, Work, Workload, Layouts, Numbers], Numbers]
 
 
 def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
-    """Return the seconds of all updates of a model in a step, with micro-batches of `micro_batch` sequences."""
+    """Return the seconds of all updates of a model in a step; micro_batch: most sequences of a micro-batch."""
     if not work.trained:
         return np.zeros_like(layouts.gpus)
-    of_a_rank = np.ceil(work.trained / work.updates / layouts.d)
-    size = np.minimum(micro_batch, of_a_rank)
+    count, size = _packed(np.ceil(work.trained / work.updates / layouts.d), micro_batch, layouts)
     tokens = _computed_tokens(load, size, work.trained_together)
-    count = np.ceil(of_a_rank / size)
     forwards = 1.0 + bool(work.recomputes)
     backwards = BACKWARD_OVER_FORWARD if work.trained_share == 1 else BESIDE_FROZEN
     busy = passes.balance(load)
@@ -43,19 +42,27 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
 
 
 def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layouts, micro_batch: Numbers) -> Numbers:
-    """Return the seconds of a model's forward passes in a step, without those of its updates."""
+    """Return the seconds of a model's forward passes in a step, without those of its updates; see training_seconds."""
     if not work.read:
         return np.zeros_like(layouts.gpus)
-    own, of_a_rank = passes.software.efficiency, np.ceil(work.read / layouts.d)
-    size = np.minimum(micro_batch, of_a_rank)
+    count, size = _packed(np.ceil(work.read / layouts.d), micro_batch, layouts)
     tokens = _computed_tokens(load, size, work.read_together)
-    count = np.ceil(of_a_rank / size)
+    own = passes.software.efficiency
     forward = replace(passes, software=replace(passes.software, efficiency=replace(own, kernel=own.scoring)))
     work_seconds = forward.compute(layouts, size, tokens) / passes.balance(load)
     compute = np.maximum(work_seconds, _gathered(passes, work, layouts))
     one = compute + passes.tensor_parallel(layouts, size * tokens) + passes.between_stages(layouts, size * tokens)
     seconds: Numbers = (count + layouts.p - 1) * one + own.call_seconds
     return seconds
+
+
+def _packed(rows: Numbers, most: Numbers, layouts: Layouts) -> tuple[Numbers, Numbers]:
+    """Return (number of micro-batches of a rank, mean sequences of each), all about equally full, as the trainer packs.
+
+    rows: sequences of the rank; most: sequences that a micro-batch holds. A pipeline has one for each stage at least.
+    """
+    count = np.maximum(np.ceil(rows / most - ROUNDING), layouts.p)
+    return count, np.maximum(rows / count, 1.0)
 
 
 def _computed_tokens(load: Workload, sequences: Numbers, together: int) -> Numbers:

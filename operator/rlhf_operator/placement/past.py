@@ -13,6 +13,7 @@ from rlhf_mapper.calibration import KIND_OF
 from rlhf_mapper.coefficients import Correction, software_for
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import Device
+from rlhf_mapper.workload import lengths_around
 from rlhf_operator.snapshot import Snapshot
 
 MAX_RATIO: Final = 1e3
@@ -26,7 +27,7 @@ class Past:
     measured: tuple[Measured, ...] = ()
     """Measurements of attempts with models of the same shapes and the same prediction software, the newest last."""
     responses: tuple[float, ...] = ()
-    """Mean response length of the job's own newest measured attempt, in tokens; empty without one."""
+    """Lengths by the mean response of the job's own newest measured attempt, in tokens; empty without one."""
 
     @classmethod
     def of(cls, job: Job, shapes: Mapping[Role, Architecture], device: Device, snapshot: Snapshot) -> Self:
@@ -56,5 +57,5 @@ def models_digest(job: Job, shapes: Mapping[Role, Architecture], device: Device)
 
 
 def lengths(job: Job, tokens: float | None) -> tuple[float, ...]:
-    """Return a sample of response lengths for the mapper: the mean length, at most the job's limit."""
-    return (min(max(tokens, 1.0), float(job.spec.data.max_response_tokens)),) if tokens else ()
+    """Return response lengths for the mapper by their measured mean; empty without one."""
+    return lengths_around(max(tokens, 1.0), float(job.spec.data.max_response_tokens)) if tokens else ()

@@ -35,7 +35,10 @@ def exhaustive(costs: Costs, models: Iterable[str], objective: Objective | None 
     goal = objective or Objective()
     found: list[tuple[Key, Found]] = []
     for placement in placements(models):
-        answers = [_best(costs, placement, groups, goal) for groups in assignments(placement, costs.hosts)]
+        answers = [
+            _best(costs, placement, groups, goal)
+            for groups in map(tuple, assignments(len(placement), costs.hosts).tolist())
+        ]
         fits = [answer for answer in answers if answer is not None]
         if fits:
             found.append(min(fits, key=lambda answer: answer[0]))
@@ -44,7 +47,7 @@ def exhaustive(costs: Costs, models: Iterable[str], objective: Objective | None 
 
 def _best(costs: Costs, placement: Sets, groups: tuple[int, ...], goal: Objective) -> tuple[Key, Found] | None:
     """With its key, or None where no allocation fits."""
-    every = _combinations(costs, placement, groups)
+    every = _combinations(costs, placement, groups, goal.stages)
     first, second = goal.keys(goal.step(every.stages), weight(every.gpus, goal.weights(len(costs.groups))))
     order = np.lexsort((second, first))
     if not len(order) or not np.isfinite(first[order[0]]):
@@ -52,14 +55,14 @@ def _best(costs: Costs, placement: Sets, groups: tuple[int, ...], goal: Objectiv
     best = order[0]
     sets = tuple(zip(placement, groups, every.sizes[best].tolist(), strict=True))
     stages = every.stages[best]
-    generation, preparation, training = stages.tolist()
+    generation, preparation, training = goal.three(stages).tolist()
     answer = Found(sets, float(goal.step(stages)), (generation, preparation, training))
     return (float(first[best]), float(second[best])), answer
 
 
-def _combinations(costs: Costs, placement: Sets, groups: tuple[int, ...]) -> _Combinations:
+def _combinations(costs: Costs, placement: Sets, groups: tuple[int, ...], width: int) -> _Combinations:
     budgets = np.array(costs.groups, dtype=np.int64)
-    every = _Combinations(np.zeros((1, 0), np.int64), np.zeros((1, len(budgets)), np.int64), np.zeros((1, 3)))
+    every = _Combinations(np.zeros((1, 0), np.int64), np.zeros((1, len(budgets)), np.int64), np.zeros((1, width)))
     for models, group in zip(placement, groups, strict=True):
         table = costs.of(models, group)
         old, new = (axis.ravel() for axis in np.indices((len(every.gpus), len(table.gpus))))

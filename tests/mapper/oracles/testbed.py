@@ -15,7 +15,7 @@ from typing import Literal
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.coefficients import TRAINER, Correction, Efficiency
+from rlhf_mapper.coefficients import TRAINER, Correction, Efficiency, Reserve
 from rlhf_mapper.hardware import GPUS, NodeGroup
 from rlhf_mapper.pools import PoolCosts, pool_sizes
 from rlhf_mapper.prediction import cuts_of
@@ -54,6 +54,7 @@ SOFTWARE = replace(
     rereads_kv=True,
     running_sequences=256,
     may_offload=False,
+    reserve=Reserve(context=0, nccl=0, graphs=0, fragmented=0.08),
     state_share=0.8,  # with 18 and 2 bytes a parameter it gives the published smallest clusters
     efficiency=EFFICIENCY,
 )
@@ -132,7 +133,8 @@ GENERATION: Mapping[Size, Mapping[int, float]] = {
 
 def machines(gpus: int) -> NodeGroup:
     """So many GPUs of the testbed."""
-    return NodeGroup(gpu=GPUS["a100-80g"], count=gpus // 8, gpus_per_node=8, link_bandwidth=600e9, node_bandwidth=25e9)
+    gpu = replace(GPUS["a100-80g"], memory=80e9)  # the coefficients were found with it
+    return NodeGroup(gpu=gpu, count=gpus // 8, gpus_per_node=8, link_bandwidth=600e9, node_bandwidth=25e9)
 
 
 def work_of(recipe: Recipe, sequences: int = 1024, mini_batches: int = 8) -> dict[Role, Work]:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from rlhf_api.files import dump, load
 from rlhf_api.problems import SpecError
+from rlhf_mapper.calibration import KIND_OF
 from rlhf_mapper.hardware import GPUS, Cluster, FoundGpu, NodeGroup, figures_of
 from rlhf_mapper.mapping import PHASES, STAGES
 from rlhf_planning.job_plan import objective_of
@@ -119,28 +120,45 @@ def test_pools_by_hand_are_predicted_as_they_are(manifest: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "mean"), [("fixed(100)", 100), ("lognormal(300,1000)", 300), ("lognormal(300, 1000)", 300)]
+    ("lengths", "mean"),
+    [("fixed(100)", 100), ("lognormal(300,1000)", 300), ("lognormal(300, 1000)", 300), ("300,1000", 300), ("200", 200)],
 )
 def test_lengths_of_responses_may_be_named(manifest: Path, lengths: str, mean: float) -> None:
-    every, some = (planned(manifest, *TWO_NODES, *options) for options in ((), (f"--response-tokens={lengths}",)))
+    every, some = (planned(manifest, *TWO_NODES, f"--response-tokens={each}") for each in ("fixed(1024)", lengths))
     assert every["predicted"]["response_tokens"] == 1024
     assert some["predicted"]["response_tokens"] == pytest.approx(mean, rel=0.05)
     assert some["predicted"]["step_seconds"] < every["predicted"]["step_seconds"]
-    shown = plan(manifest, *TWO_NODES, f"--response-tokens={lengths}")[1]
-    assert "with coefficients of FSDP2, eager, and vLLM V1; responses of " in " ".join(shown.split())
 
 
-def test_lengths_of_past_responses_are_a_file(manifest: Path) -> None:
+def test_without_lengths_half_of_the_limit_is_assumed_and_said(manifest: Path) -> None:
+    assert planned(manifest, *TWO_NODES)["predicted"]["response_tokens"] == pytest.approx(512, rel=0.01)
+    shown = " ".join(plan(manifest, *TWO_NODES)[1].split())
+    assert "tokens/s, with responses of 511 tokens (assumed: 50% of the limit)" in shown
+    assert "prompts of 1,024 tokens (the limit)" in shown
+
+
+def test_short_prompts_take_less_time(manifest: Path) -> None:
+    longest, short = (planned(manifest, *TWO_NODES, *each) for each in ((), ("--prompt-tokens=100",)))
+    assert (longest["predicted"]["prompt_tokens"], longest["predicted"]["prompt_source"]) == (1024, "the limit")
+    assert short["predicted"]["prompt_tokens"] == pytest.approx(100, rel=0.01)
+    assert short["predicted"]["step_seconds"] < longest["predicted"]["step_seconds"]
+
+
+@pytest.mark.parametrize("option", ["--prompt-tokens", "--response-tokens"])
+def test_lengths_of_past_texts_are_a_file(manifest: Path, option: str) -> None:
     file = manifest.parent / "lengths.txt"
     file.write_text("100\n300\n")
-    assert planned(manifest, *TWO_NODES, "--response-tokens", file)["predicted"]["response_tokens"] == 200
+    name = option.removeprefix("--").replace("-", "_")
+    assert planned(manifest, *TWO_NODES, option, file)["predicted"][name] == 200
 
 
 @pytest.mark.parametrize(
-    "lengths", ["fixed(5000)", "fixed(10,20)", "lognormal(300)", "lognormal(300,200)", "lognormal(10,1000)", "nowhere"]
+    "lengths",
+    ["fixed(5000)", "fixed(10,20)", "lognormal(300)", "lognormal(300,200)", "lognormal(10,1000)", "nowhere", "5000"],
 )
 def test_lengths_that_cannot_be_are_refused(manifest: Path, lengths: str) -> None:
-    assert plan(manifest, *TWO_NODES, f"--response-tokens={lengths}")[0] == 2
+    for option in ("--response-tokens", "--prompt-tokens"):
+        assert plan(manifest, *TWO_NODES, f"{option}={lengths}")[0] == 2
 
 
 def test_what_fits_nowhere_is_an_answer_in_json_too(manifest: Path) -> None:
@@ -264,6 +282,29 @@ def test_measured_times_correct_the_prediction(tmp_path: Path) -> None:
     right = run_folder(tmp_path / "right", after, factor=1)
     again = planned(EXAMPLES[0], "helpful-ppo", "--calibrate", right)
     assert again["predicted"]["correction"] == pytest.approx(after["predicted"]["correction"])
+
+
+def test_several_runs_correct_together_and_each_is_left_out(tmp_path: Path) -> None:
+    before = planned(EXAMPLES[0], "helpful-ppo")
+    runs = [run_folder(tmp_path / str(factor), before, factor=factor) for factor in (2, 8)]
+    both = [word for run in runs for word in ("--calibrate", run)]
+    after = planned(EXAMPLES[0], "helpful-ppo", *both)
+    assert after["predicted"]["correction"] == pytest.approx(dict.fromkeys(KIND_OF.values(), 4)), "the geometric mean"
+    shown = " ".join(plan(EXAMPLES[0], "helpful-ppo", *both)[1].split())
+    assert "scoring 2, update 2; left out, it is predicted +300% off corrected by helpful-ppo" in shown
+    assert "scoring 8, update 8; left out, it is predicted -75% off" in shown
+
+
+def test_responses_are_as_long_as_in_an_earlier_run(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", planned(EXAMPLES[0], "helpful-ppo"), factor=1)
+    rows = [{"step": step, "response_length/mean": mean} for step, mean in ((1, 5.0), (2, 6.0), (3, 100.0))]
+    (run / "helpful-ppo" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assumed, known = (planned(EXAMPLES[0], "helpful-ppo", *each) for each in ((), (f"--output={run}",)))
+    assert known["predicted"]["response_tokens"] == pytest.approx(6, rel=0.1)
+    assert known["predicted"]["response_source"] == "known"
+    assert assumed["predicted"]["response_source"] == "assumed: 50% of the limit"
+    given = planned(EXAMPLES[0], "helpful-ppo", f"--output={run}", "--response-tokens=fixed(3)")
+    assert given["predicted"]["response_tokens"] == 3
 
 
 @pytest.mark.parametrize(

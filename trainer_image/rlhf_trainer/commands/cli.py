@@ -19,6 +19,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import API_VERSION, KIND
 from rlhf_api.problems import Problem, SpecError
 from rlhf_planning.command_line import Follow, Once, Program, print_errors
+from rlhf_planning.lengths import METAVAR
 from rlhf_trainer.commands.ending import ending
 from rlhf_trainer.commands.size_command import declare as declare_size
 from rlhf_trainer.errors import reason_of, together
@@ -183,15 +184,15 @@ def plan(
         typer.Option(metavar="FILE", help="Also draw the timeline of a step, or the graph, into this SVG file."),
     ] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(metavar="RUN_DIR", help="Correct predictions by a run's times on the same GPU type.")
+        list[Path] | None,
+        typer.Option(metavar="RUN_DIR", help="Correct predictions by a run's times on the same GPU type; repeatable."),
     ] = None,
     response_tokens: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE|fixed(TOKENS)|lognormal(MEAN,P99)",
-            help="Lengths of responses in tokens: a file with one a line, or a distribution; default: all have "
-            "data.maxResponseTokens.",
-        ),
+        typer.Option(metavar=METAVAR, help="Lengths of responses; default: of an earlier run, or assumed."),
+    ] = None,
+    prompt_tokens: Annotated[
+        str | None, typer.Option(metavar=METAVAR, help="Lengths of prompts (`rlhf data`); default: all at their limit.")
     ] = None,
     output: Finished = None,
     sets: Sets = None,
@@ -204,7 +205,8 @@ def plan(
     chosen = choose(jobs, only=job, in_json=in_json, graph=graph, svg=svg)
     cluster = requested_cluster(nodes=nodes, gpus_per_node=gpus_per_node, gpu=gpu, inventory=inventory)
     folder = run_folder(file, output)
-    plans = plans_of(chosen, jobs, folder, cluster, objective=objective, calibrate=calibrate, lengths=response_tokens)
+    lengths = {"responses": response_tokens, "prompts": prompt_tokens}
+    plans = plans_of(chosen, jobs, folder, cluster, objective=objective, calibrate=calibrate or (), **lengths)
     print_plans(plans, in_json=in_json, graph=graph, svg=svg)
 
 
@@ -285,13 +287,16 @@ def samples(
 def data(
     file: File,
     job: Annotated[str | None, typer.Option(help="Name of one job; default: all jobs.")] = None,
+    prompt_tokens: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the length of each prompt, for `rlhf plan`.")
+    ] = None,
     output: Finished = None,
     sets: Sets = None,
 ) -> None:
     """Show the data that jobs read: rows, lengths, dropped rows and why, and examples with trained tokens marked."""
     from rlhf_trainer.commands.data import print_data  # torch and transformers: seconds
 
-    print_data(jobs_of(file, sets, output), run_folder(file, output), only=job)
+    print_data(jobs_of(file, sets, output), run_folder(file, output), only=job, prompt_tokens=prompt_tokens)
 
 
 @command("rlhf reward job.yaml --rows 5")

@@ -23,7 +23,7 @@ from rlhf_trainer.environments.of_job import environments_of, play
 from rlhf_trainer.rewards.judge import JudgeClient
 from rlhf_trainer.rewards.sample import Sample
 from rlhf_trainer.run.deep_check import origin_of
-from rlhf_trainer.run_folder.folder import with_written_data
+from rlhf_trainer.run_folder.folder import with_written_data, writing
 from rlhf_trainer.workers.data import DataWorker
 from rlhf_trainer.workers.scoring import reward_code, terms_of
 from rlhf_trainer.workers.trials import made_samples, total_of, try_score, with_first_rows
@@ -40,11 +40,16 @@ TEXTS = {
 OPEN, CLOSE = "\u27e6", "\u27e7"
 
 
-def print_data(jobs: Sequence[Job], output: Path, *, only: str | None) -> None:
-    """Print rows, lengths and examples of each job's data, or of one job's; of models only tokenizers are loaded."""
-    chosen = [job for job in jobs if only in (None, job.name)]
+def print_data(jobs: Sequence[Job], output: Path, *, only: str | None, prompt_tokens: Path | None = None) -> None:
+    """Print rows, lengths and examples of each job's data, or of one job's; of models only tokenizers are loaded.
+
+    prompt_tokens: file for the token counts of the training prompts of one job, one a line.
+    """
+    names, chosen = [job.name for job in jobs], [job for job in jobs if only in (None, job.name)]
     if not chosen:
-        raise SpecError([Problem("--job", f"is {only}; there are {', '.join(job.name for job in jobs)}")])
+        raise SpecError([Problem("--job", f"is {only}; there are {', '.join(names)}")])
+    if prompt_tokens and len(chosen) > 1:
+        raise SpecError([Problem("--prompt-tokens", f"is for one job; name one of {', '.join(names)}")])
     console, by_name = Console(highlight=False, soft_wrap=True), {job.name: job for job in jobs}
     for job in chosen:
         setting, _ = origin_of(with_written_data(job, output), job.saved, by_name, output)
@@ -53,6 +58,10 @@ def print_data(jobs: Sequence[Job], output: Path, *, only: str | None) -> None:
         console.print(Text(f"{job.name}: {worker.ends.sentence()}"))
         for loader in worker.loaders:
             _print_loader(console, job.name, loader, tokenizer)
+        if prompt_tokens:
+            lengths = next(iter(worker.train.lengths().values()))
+            with writing(prompt_tokens):
+                prompt_tokens.write_text("".join(f"{length}\n" for length in lengths.tolist()))
 
 
 def _print_loader(console: Console, title: str, loader: Loader, tokenizer: PreTrainedTokenizerBase) -> None:

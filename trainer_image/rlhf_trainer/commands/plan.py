@@ -1,36 +1,33 @@
 """`rlhf plan`: placement and parallel sizes of the models of a manifest, and the predicted step."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import Any
 
 import typer
 
-from rlhf_api.files import read_text
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping, Infeasible, as_json
-from rlhf_mapper.workload import lognormal
+from rlhf_mapper.workload import lengths_around
 from rlhf_planning.checkpoint_size import in_words
 from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
-from rlhf_planning.job_plan import networks_of, objective_of, plan_job, prices_of
+from rlhf_planning.job_plan import notes_of, objective_of, plan_job, prices_of
+from rlhf_planning.lengths import lengths_of
 from rlhf_planning.machines import device_of, local_cluster
 from rlhf_planning.mapping_text import print_plan, step_price
 from rlhf_planning.timeline import timeline_of
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.report.calibrate import RunCalibration, calibration_of
-from rlhf_trainer.report.run_record import read_run
+from rlhf_trainer.report.calibrate import Calibration, calibration_of
+from rlhf_trainer.report.run_record import JobRecord, read_run
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import writing
-
-LENGTHS = "fixed(TOKENS) or lognormal(MEAN,P99)"
-DISTRIBUTION = re.compile(r"(?P<name>fixed|lognormal)\((?P<mean>[1-9]\d*)(, *(?P<p99>[1-9]\d*))?\)")
 
 
 @dataclass(frozen=True)
@@ -39,12 +36,12 @@ class JobPlan:
 
     job: Job
     mapping: DeviceMapping | Infeasible
-    calibration: RunCalibration | None
-    """Past run that corrects the prediction; None: no correction."""
+    calibration: Calibration | None
+    """Past runs that correct the prediction; None: no correction."""
     prices: Mapping[str, float]
     """Price of a GPU-hour by GPU type; empty if a price is not known."""
-    networks: tuple[str, ...]
-    """Sentences on the network speeds that the prediction assumes for the nodes."""
+    notes: tuple[str, ...]
+    """Sentences on what the prediction assumes."""
     checkpoints: str
 
     @property
@@ -72,20 +69,26 @@ def plans_of(
     cluster: Cluster | None,
     *,
     objective: str | None = None,
-    calibrate: Path | None = None,
-    lengths: str | None = None,
+    calibrate: Sequence[Path] = (),
+    responses: str | None = None,
+    prompts: str | None = None,
 ) -> list[JobPlan]:
     """Return the plan of each chosen job of a manifest, from models' shapes (config.json); no weight is loaded.
 
-    cluster: by default this machine. objective: by default the manifest's. calibrate: run folder of an earlier run,
-    whose measured times correct the prediction. lengths: those of responses, a named distribution or a file of past
-    lengths in tokens; by default all are the longest. Raises SpecError; DataError if a model's shape cannot be read.
+    cluster: by default this machine. objective: by default the manifest's. calibrate: folders of earlier runs, whose
+    measured times correct the prediction. responses, prompts: lengths as of `lengths_of`; responses are by default as
+    long as in the first of these runs, or in an earlier run in `output`. Raises SpecError; DataError if a model's shape
+    cannot be read.
     """
     plans = []
     for job in chosen:
         machines = cluster or local_cluster(job, gpus_here)
         device = device_of(job, machines)
-        calibration = calibration_of(calibrate, read_run(calibrate).jobs, job, machines) if calibrate else None
+        runs = {run: read_run(run).jobs for run in calibrate}
+        calibration = Calibration([calibration_of(*item, job, machines) for item in runs.items()]) if runs else None
+        data = job.spec.data
+        earlier = [*runs.values()] or ([read_run(output).jobs] if (output / job.name / "job.yaml").exists() else [])
+        given = lengths_of(responses, "--response-tokens", most=data.max_response_tokens) if responses else ()
         shapes = shapes_of(jobs, job, output)
         mapping = plan_job(
             job,
@@ -94,11 +97,19 @@ def plans_of(
             device=device,
             objective=None if objective is None else objective_of(objective, machines),
             correction=calibration.correction if calibration else None,
-            responses=_lengths(lengths, job) if lengths else (),
+            responses=given or _measured_lengths(earlier, job),
+            prompts=lengths_of(prompts, "--prompt-tokens", most=data.max_prompt_tokens) if prompts else (),
         )
-        prices, networks, checkpoints = prices_of(machines), tuple(networks_of(machines)), in_words(job, shapes)
-        plans.append(JobPlan(job, mapping, calibration, prices, networks, checkpoints))
+        notes = tuple(notes_of(mapping, machines, shapes))
+        plans.append(JobPlan(job, mapping, calibration, prices_of(machines), notes, in_words(job, shapes)))
     return plans
+
+
+def _measured_lengths(runs: Sequence[Sequence[JobRecord]], job: Job) -> Sequence[float]:
+    """Return response lengths by the median of a job's mean lengths in the first of some runs; empty if unmeasured."""
+    records = [row for record in runs[0] if record.name == job.name for row in record.records] if runs else []
+    means = [row["response_length/mean"] for row in records if row.get("response_length/mean", 0) > 0]
+    return lengths_around(max(median(means), 1.0), float(job.spec.data.max_response_tokens)) if means else ()
 
 
 def print_plans(plans: Sequence[JobPlan], *, in_json: bool, graph: bool, svg: Path | None) -> None:
@@ -126,30 +137,6 @@ def documents_of(plans: Sequence[JobPlan]) -> dict[str, dict[str, Any]]:
     return documents
 
 
-def _lengths(text: str, job: Job) -> tuple[float, ...]:
-    """Return lengths of responses in tokens, from a distribution or a file. SpecError if the job cannot have them."""
-    path, most = f"--response-tokens {text}", job.spec.data.max_response_tokens
-    if named := DISTRIBUTION.fullmatch(text):
-        mean, p99 = int(named["mean"]), int(named["p99"] or 0)
-        if mean > most or bool(p99) != (named["name"] == "lognormal"):
-            raise SpecError([Problem(path, f"is none of {LENGTHS}, of at most {most} tokens")])
-        try:
-            return lognormal(mean, p99, most=most) if p99 else (float(mean),)
-        except ValueError as error:
-            raise SpecError([Problem(path, f"cannot be: {error}")]) from None
-    return _past_lengths(text, path, most)
-
-
-def _past_lengths(file: str, path: str, most: int) -> tuple[float, ...]:
-    """Return the lengths in tokens of a file, one per line; path: for error messages. SpecError for any other line."""
-    lines = read_text(Path(file), path).split()
-    wrong = next((line for line in lines if not (line.isdecimal() and 1 <= int(line) <= most)), None)
-    if wrong is not None or not lines:
-        found = f"has {wrong}" if wrong else "is empty"
-        raise SpecError([Problem(path, f"{found}, expected a number of tokens from 1 to {most} in each line")])
-    return tuple(map(float, lines))
-
-
 def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
     try:
         from rlhf_trainer.run.graph import graph_of
@@ -171,7 +158,7 @@ def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
 
 
 def _explain(answer: JobPlan, svg: Path | None) -> None:
-    print_plan(answer.mapping, title=answer.title, prices=answer.prices, networks=answer.networks)
+    print_plan(answer.mapping, title=answer.title, prices=answer.prices, notes=answer.notes)
     typer.echo(f"{answer.checkpoints}\n")
     typer.echo(f"{answer.calibration}\n" if answer.calibration else "")
     if svg and isinstance(answer.mapping, DeviceMapping):

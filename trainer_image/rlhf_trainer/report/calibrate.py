@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_mapper.calibration import Compared, compare_phases, correction_of
+from rlhf_mapper.calibration import KIND_OF, Compared, compare_phases, correction_of
 from rlhf_mapper.coefficients import Correction
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import Kind, Phase
@@ -47,11 +47,38 @@ class RunCalibration:
 
     job: str
     phases: Sequence[Compared[Phase]]
+    before: Correction
+    """Factors that the compared prediction contains."""
     correction: Correction
 
     def __str__(self) -> str:
         ratios = ", ".join(f"{each.phase} {number(each.ratio)}" for each in self.phases)
         return f"corrected by {self.job}, where measured over predicted seconds were: {ratios}"
+
+    def error(self, correction: Correction) -> float:
+        """Return by how much a correction would have missed the run's phases together, as a share of the measured."""
+        kinds = [(each, KIND_OF[each.phase]) for each in self.phases]
+        predicted = sum(each.predicted * correction.of(kind) / self.before.of(kind) for each, kind in kinds)
+        return predicted / sum(each.measured for each in self.phases) - 1
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Calibration by several runs, at least one."""
+
+    runs: Sequence[RunCalibration]
+
+    @property
+    def correction(self) -> Correction:
+        return Correction.mean([run.correction for run in self.runs])
+
+    def __str__(self) -> str:
+        """Return a line a run; of several also the error with which the others predict it."""
+        lines = [str(run) for run in self.runs]
+        for place in range(len(self.runs) if len(self.runs) > 1 else 0):
+            others = [run.correction for number, run in enumerate(self.runs) if number != place]
+            lines[place] += f"; left out, it is predicted {self.runs[place].error(Correction.mean(others)):+.0%} off"
+        return "\n".join(lines)
 
 
 def calibration_of(run: Path, records: Sequence[JobRecord], job: Job, cluster: Cluster) -> RunCalibration:
@@ -89,8 +116,9 @@ def _calibration_of(record: JobRecord, types: set[str]) -> RunCalibration:
         if not MIN_RATIO <= each.ratio <= MAX_RATIO:
             wrong = f"{each.ratio:.3g} times what was predicted, expected {MIN_RATIO:g} to {MAX_RATIO:g} times"
             raise ValueError(f"/metrics.jsonl: {each.phase} took {wrong}")
-    correction = correction_of(predicted.phases, record.records, before=Correction(predicted.correction))
-    return RunCalibration(job=record.name, phases=phases, correction=correction)
+    before = Correction(predicted.correction)
+    correction = correction_of(predicted.phases, record.records, before=before)
+    return RunCalibration(job=record.name, phases=phases, before=before, correction=correction)
 
 
 def _require_seconds(record: JobRecord) -> None:

@@ -53,6 +53,17 @@ def test_every_job_of_a_chain_is_told_before_its_models(manifest: Path) -> None:
     assert "prompt_ids: " in text
 
 
+def test_lengths_of_prompts_are_written_for_a_plan(manifest: Path) -> None:
+    file = manifest.parent / "lengths.txt"
+    data = ("--set=data.train.uri=file://rows.jsonl", f"--prompt-tokens={file}")
+    assert "1 rows are read" in shown(manifest, "--job=helpful-sft", *data)
+    assert file.read_text() == "4\n", "How are you ?"
+    done = CliRunner().invoke(app, ["plan", str(manifest), "helpful-sft", "--json", f"--prompt-tokens={file}"])
+    assert json.loads(done.stdout)["predicted"]["prompt_tokens"] == 4
+    several = CliRunner().invoke(app, ["data", str(manifest), *data])
+    assert (several.exit_code, several.stderr.count("--prompt-tokens: is for one job")) == (2, 1)
+
+
 def test_a_job_that_is_not_there(manifest: Path) -> None:
     done = CliRunner().invoke(app, ["data", str(manifest), "--job=nope"])
     assert done.exit_code == 2
