@@ -1,10 +1,10 @@
 """The auto-mapper against what is known: python benchmarks/mapper.py [--json PATH] [PART ...].
 
-Parts: throughput, placements, transition, generation, points, public, passes, scaling, defects, real; by default all but
-the last, which takes minutes. All figures but those of `real` are predictions of the cost models: nothing runs on a GPU.
-`real` trains the tiny model with Ray on CPU slots in several placements, predicts each from one of them, and says how
-far it was off. Published figures are HybridFlow's, read off its figures (tests/mapper/oracles/testbed.py), and those of
-public.py beside it.
+Parts: throughput, placements, transition, generation, points, public, passes, scaling, defects, real; by default all
+but the last, which takes minutes. All figures but those of `real` are predictions of the cost models: nothing runs on
+a GPU. `real` trains the tiny model with Ray on CPU slots in several placements, predicts each from one of them, and
+says how far it was off. Published figures are HybridFlow's, read off its figures (tests/mapper/oracles/testbed.py), and
+those of public.py beside it.
 """
 
 from __future__ import annotations

@@ -34,6 +34,10 @@ BEFORE: Mapping[str, str] = {
 }
 JOBS = 60
 EIGHT = ("h100-80g", "a100-80g", "h200-141g", "b200-180g", "l40s-48g", "a100-40g", "h20-96g", "mi300x-192g")
+SHAPES = {
+    size: next(public.shape_of(each) for each in public.POINTS["points"] if each["model"] == name)
+    for size, name in (("8B", "llama3.1-8b"), ("32B", "qwen3-32b"))
+}
 
 
 def grpo(tokens: int = 4096) -> Job:
@@ -113,7 +117,7 @@ def on_a_t4() -> str:
 
 def too_long() -> str:
     job = grpo(tokens=8976)
-    short = replace(public.SHAPES["8B"], positions=8192)
+    short = replace(SHAPES["8B"], positions=8192)
     try:
         return said(auto_map(job, cluster_of(("h100-80g", 1, 8)), shapes_of(job, short), device="GPU"))
     except ValueError as refused:
@@ -122,10 +126,10 @@ def too_long() -> str:
 
 AFTER: Mapping[str, Callable[[], str]] = {
     "jobs slower with more memory, of 60": slower_with_memory,
-    "8B on 1 H100": lambda: planned(public.SHAPES["8B"], 1),
-    "32B on 8 H100": lambda: planned(public.SHAPES["32B"], 8),
-    "8B GRPO, responses unknown": lambda: planned(public.SHAPES["8B"], 8),
-    "8B GRPO, prompts known": lambda: planned(public.SHAPES["8B"], 8, prompts=(120.0,)),
+    "8B on 1 H100": lambda: planned(SHAPES["8B"], 1),
+    "32B on 8 H100": lambda: planned(SHAPES["32B"], 8),
+    "8B GRPO, responses unknown": lambda: planned(SHAPES["8B"], 8),
+    "8B GRPO, prompts known": lambda: planned(SHAPES["8B"], 8, prompts=(120.0,)),
     "reserve of an H100, GB": lambda: reserve("h100-80g"),
     "reserve of an A10G, GB": lambda: reserve("a10g-24g"),
     "16,384 GPUs of 8 types, 5 models": of_eight_types,
