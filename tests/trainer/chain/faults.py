@@ -33,11 +33,8 @@ class Fault:
     """As `fault_site` knows it."""
     places: tuple[tuple[str, int], ...]
     """(phase, step)."""
-    seconds: int | None
-    """From the fault until the last process of the run has ended, at most; None: nobody has measured it yet.
-
-    `make test-chaos` prints what it took.
-    """
+    seconds: int
+    """From the fault until the last process of the run has ended, at most; `make test-chaos` prints what it took."""
     code: int
     sentence: str = ""
     """Stands on stderr after `error: `; `…` is anything. Empty where nobody is left to say it."""
@@ -118,14 +115,14 @@ FAULTS: dict[str, Fault] = {
         sentence=MISTAKES["no disk space for a checkpoint"].sentence,
     ),
 }
-ON_NCCL = (
-    "a worker is killed",
-    "a worker is stopped (SIGSTOP)",
-    "a worker has no memory",
-    "a checksum is wrong after the reshard",
-)
-"""Faults that leave the other ranks in a collective, which on NCCL nothing but an abort ends."""
-FAULTS |= {f"{name}, on NCCL": replace(FAULTS[name], on_nccl=True, seconds=None) for name in ON_NCCL}
+ON_NCCL = {
+    "a worker is killed": 3,
+    "a worker is stopped (SIGSTOP)": 95,
+    "a worker has no memory": 2,
+    "a checksum is wrong after the reshard": 2,
+}
+"""Faults that leave the other ranks in a collective, which on NCCL nothing but an abort ends -> their seconds."""
+FAULTS |= {f"{name}, on NCCL": replace(FAULTS[name], on_nccl=True, seconds=ON_NCCL[name]) for name in ON_NCCL}
 SERVICE_SECONDS, SERVICE_PHASES = 30, ("generation", "scoring", "update")
 
 
@@ -209,15 +206,10 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-def found_in(fault: Fault) -> str:
-    """The seconds of a fault as a text."""
-    return "not measured" if fault.seconds is None else f"{fault.seconds} s"
-
-
 def table() -> str:
     """A row for each fault: where it happens, how soon it is found, how the run ends and what follows."""
     rows = [
-        f"| {name} | {places(fault)} | {found_in(fault)} | {fault.code if fault.sentence else '-'} | "
+        f"| {name} | {places(fault)} | {fault.seconds} s | {fault.code if fault.sentence else '-'} | "
         f"{f'`{fault.sentence}`' if fault.sentence else 'Nobody is left to say it.'} | {fault.then} |\n"
         for name, fault in FAULTS.items()
     ]
