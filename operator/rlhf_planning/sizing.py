@@ -1,4 +1,4 @@
-"""Hardware for a job: GPU types and numbers on which it fits, their seconds, hours and money, and the best of them."""
+"""Hardware for a job: GPU types and numbers with enough memory, the seconds, hours and money, and the best row."""
 
 import math
 from collections.abc import Sequence
@@ -101,13 +101,13 @@ class Row:
 
     @property
     def tight(self) -> str:
-        """What this hardware lacks, in words: memory, so that states wait in host memory or layers are recomputed."""
+        """Words on scarce memory: how much is free, what waits in host memory, whether layers are recomputed."""
         models, (free, stage, part) = self.prediction.models.values(), self.room
         limit, offloads = min(self.prediction.memory_limit.values()), {model.offload for model in models} - {"None"}
         notes = [f"memory in {stage} ({part})"] * (free < TIGHT * limit)
         notes += ["optimizer on host"] * ("OptimizerInHost" in offloads)
         notes += ["idle states on host"] * bool(offloads - {"OptimizerInHost"})
-        notes += ["recomputes"] * any(model.recomputes for model in models)
+        notes += ["recomputes layers"] * any(model.recomputes for model in models)
         return ", ".join(notes + [f"{self.idle} GPUs idle"] * bool(self.idle))
 
     @property
@@ -253,7 +253,7 @@ def _why_unfit(job: Job, cluster: Cluster, responses: Sequence[float], enough: i
 
 
 def choose(rows: Sequence[Row], limits: Limits) -> tuple[Row | None, str]:
-    """Return the best row within the limits, or else the nearest one, and why it is that one.
+    """Return the best row within the limits, or else the nearest one, and the reason in words.
 
     A limit of money alone takes the fastest row, one of a step alone the fewest GPUs, and all others the cheapest row.
     Rows whose high seconds are within the limits go before those whose predicted seconds are.
@@ -264,7 +264,7 @@ def choose(rows: Sequence[Row], limits: Limits) -> tuple[Row | None, str]:
     within = sure or [row for row in rows if row.excess(limits) <= 1]
     if not within:
         return min(rows, key=lambda row: row.excess(limits)), f"the nearest to {limits}, which nothing here meets"
-    hedge = "" if sure else ", by the prediction; the high end of its interval is not"
+    hedge = ", its whole interval too" if sure else ", by the prediction; the high end of its interval is not"
     where = f" within {limits}{hedge}" * (limits != Limits())
     if len(rows) == 1:
         return within[0], "what fits" + where

@@ -19,6 +19,7 @@ import check_algorithms
 import rollouts
 from check_demo import PPO, Figure, Row, check, table
 
+from rlhf_api.files import load
 from rlhf_mapper.calibration import compare_phases
 from rlhf_mapper.mapping import PHASES
 
@@ -53,6 +54,13 @@ RESHARDED = (
 )
 SIZES = ("two-layers-of-llama-3-8b", "qwen2.5-7b-8", "llama-3-70b-64")
 """Cases of tests.real_size."""
+SIZED = {
+    "a 32b with 16k": "32b --response 16k",
+    "its real lengths": "32b --response 16k --mean 3k",
+    "a 70b with LoRA": "70b --lora 16 --response 2k --mean 600 --gpus h100=8",
+}
+SIZE_KEYS = ("gpu", "gpus", "step_seconds", "low", "high", "hours", "cost")
+"""Questions to `rlhf size`, and what is kept of an answer."""
 RESHARDED_TOLERANCE, LEAST_LOSS = 1e-3, 1e-2
 """Of a loss that is cut otherwise, relative; losses near 0 are measured against this one."""
 
@@ -408,6 +416,24 @@ def foreign_inputs(_: Path) -> dict[str, Any]:
     return found
 
 
+def size(_: Path) -> dict[str, Any]:
+    """Three questions to `rlhf size`: the chosen hardware of each, seconds with their interval, hours and money."""
+    row: dict[str, Any] = {}
+    for name, question in SIZED.items():
+        command = [str(RLHF), "size", *question.split(), "--json"]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise FellShortError(f"rlhf size exits with {done.returncode}", row | {name: done.returncode})
+        found = json.loads(done.stdout)
+        one = row[name] = {key: found["chosen"][key] for key in SIZE_KEYS}
+        print("{:20} {gpus:4} x {gpu:12} {hours:6.1f} h {cost:8,.0f} USD".format(name, **one), file=sys.stderr)
+        if not one["low"] < one["step_seconds"] < one["high"] or not load(found["files"]["job.yaml"]["text"]):
+            raise FellShortError(f"{name}: no interval, or no manifest", row)
+    if row["its real lengths"]["cost"] >= row["a 32b with 16k"]["cost"]:
+        raise FellShortError("shorter responses are no cheaper", row)
+    return row
+
+
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "run": run,
     "auto_mapping": auto_mapping,
@@ -429,6 +455,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "delta": delta,
     "monitoring": monitoring,
     "foreign_inputs": foreign_inputs,
+    "size": size,
 }
 """A part's row, by name, in order; they share a folder that is deleted afterwards, and raise FellShortError."""
 

@@ -18,7 +18,7 @@ def test_a_deadline_takes_the_cheapest_that_is_surely_in_time() -> None:
     assert free["chosen"]["hours_high"] > 5 > bound["chosen"]["hours_high"]
     in_time = [row for row in bound["rows"] if row["hours_high"] <= 5]
     assert bound["chosen"]["cost"] == min(row["cost"] for row in in_time)
-    assert bound["why"] == "the cheapest within 5 h"
+    assert bound["why"] == "the cheapest within 5 h, its whole interval too"
 
 
 def test_a_deadline_inside_the_interval_is_said() -> None:
@@ -29,7 +29,7 @@ def test_a_deadline_inside_the_interval_is_said() -> None:
 
 def test_a_budget_takes_the_fastest_and_counts_its_steps() -> None:
     found = answer(f"{JOB} --budget 200")
-    assert found["why"] == "the fastest within 200 USD"
+    assert found["why"] == "the fastest within 200 USD, its whole interval too"
     sure = [row for row in found["rows"] if row["cost"] * row["high"] / row["step_seconds"] <= 200]
     assert found["chosen"]["hours"] == min(row["hours"] for row in sure)
     steps = int(200 / (found["chosen"]["cost"] / 200))

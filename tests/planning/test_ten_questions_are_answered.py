@@ -88,7 +88,7 @@ def test_how_many_gpus_two_minutes_a_step_take() -> None:
     assert len(curve) > 3
     assert all(one[1] > other[1] for one, other in itertools.pairwise(curve))
     assert found["chosen"]["gpus"] == min(gpus for gpus, _, high in curve if high <= 120)
-    assert found["why"] == "the fewest GPUs within 120 s a step"
+    assert found["why"] == "the fewest GPUs within 120 s a step, its whole interval too"
 
 
 def test_two_types_stand_side_by_side() -> None:

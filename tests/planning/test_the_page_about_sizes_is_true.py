@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 from rlhf_api.spec.model_shape import HUB_IDS, KNOWN
@@ -21,6 +24,27 @@ def test_the_picture_is_what_the_command_draws(tmp_path: Path) -> None:
     assert len(words_of(drawn)) > 15
     assert words_of(drawn) == words_of(PICTURE.read_text()), "python -m tests.planning.page draws it anew"
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plain_installation_is_enough() -> None:
+    missing = [
+        "torch",
+        "ray",
+        "vllm",
+        "transformers",
+        "tree_sitter",
+        "jinja2",
+        "matplotlib",
+        "huggingface_hub",
+        "httpx",
+    ]
+    text = (
+        f"import sys; sys.modules.update(dict.fromkeys({missing})); sys.argv = ['rlhf', 'size', '7b', '--json'];"
+        "from rlhf_trainer.commands.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["files"]["trl.sh"]["text"]
 
 
 def test_the_tables_name_what_exists() -> None:

@@ -14,7 +14,8 @@ from tree_sitter import Node
 
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.problems import one_line
-from rlhf_importers.syntax import UNKNOWN, State, below, calculate, parse, text_of, unknown
+from rlhf_importers.scalars import UNKNOWN
+from rlhf_importers.syntax import State, below, calculate, parse, text_of, unknown
 
 TESTS = {"[": "(", "[[": "(", "]": ")", "]]": ")", "(": "(", ")": ")", "-n": "'' is not like", "-z": "'' is like"}
 TESTS |= {"=": "is like", "==": "is like", "!=": "is not like", "&&": "and", "||": "or", "-a": "and", "-o": "or"}

@@ -8,8 +8,8 @@ from rlhf_api.kubectl_yaml import write
 from rlhf_api.problems import SpecError, one_line, printable
 from rlhf_importers import openrlhf, trl, verl
 from rlhf_importers.bash import ConversionError
+from rlhf_importers.scalars import UNKNOWN
 from rlhf_importers.several_keys import as_list
-from rlhf_importers.syntax import UNKNOWN
 from rlhf_importers.table import Draft, NoCounterpartError, Values, fill
 
 PROJECTS = {"verl": verl, "openrlhf": openrlhf, "trl": trl}

@@ -7,8 +7,7 @@ from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.tables import read_table
-from rlhf_importers.command import PROJECTS
-from rlhf_importers.table import OPTION_VALUES
+from rlhf_importers.table import OPTION_VALUES, table
 from rlhf_mapper.mapping import DeviceMapping
 
 SAME = re.compile(r"(?P<field>[\w.]+)(?: \((?:uri|text|flag|above_zero|below_one)\))?")
@@ -106,7 +105,7 @@ def _facts(job: Job, mapping: DeviceMapping) -> dict[str, Any]:
 def _same(project: str, job: Job) -> Options:
     """Return the options whose values stand in the manifest, by the project's table of keys."""
     spec, keys = job.spec.model_dump(mode="json", by_alias=True, exclude_unset=True), dict[str, str]()
-    for key, (outcome, text) in PROJECTS[project].table_of(job.spec.algorithm.name).rows.items():
+    for key, (outcome, text) in table(project, job.spec.algorithm.name).rows.items():
         found = SAME.fullmatch(text.replace("<role>", job.saved)) if outcome == "to" and "*" not in key else None
         keys |= {found["field"]: key} if found and found["field"] not in keys else {}
     return {keys[field]: _place(str(value)) for field, value in _flat(spec, "") if field in keys}

@@ -8,7 +8,7 @@ from typing import Any
 from rlhf_api.kubectl_yaml import read
 from rlhf_api.problems import Problem, SpecError
 from rlhf_importers.bash import Script
-from rlhf_importers.syntax import UNKNOWN
+from rlhf_importers.scalars import scalar
 
 OPTION = re.compile(r"--[A-Za-z]|\+{0,2}\w+[\w.]*\.\w+=")
 
@@ -19,14 +19,6 @@ def only_document(text: str, source: str) -> Any:
     if len(documents) > 1:
         raise SpecError([Problem(source, f"holds {len(documents)} YAML documents, expected one")])
     return documents[0] if documents else None
-
-
-def scalar(text: str) -> Any:
-    """Return a word of a script as YAML reads it: a number, a boolean, a list or text."""
-    try:
-        return text if UNKNOWN in text else read(text, "")[0]
-    except (SpecError, IndexError):
-        return text
 
 
 def flags(script: list[str]) -> dict[str, Any]:

@@ -15,9 +15,8 @@ from jinja2.sandbox import SandboxedEnvironment
 from tree_sitter import Language, Node, Parser
 
 from rlhf_api.problems import one_line
+from rlhf_importers.scalars import UNKNOWN
 
-UNKNOWN = "\0"
-"""Mark around a part of a word that only a run of the script knows."""
 PARSER = Parser(Language(tree_sitter_bash.language()))
 CALCULATOR = SandboxedEnvironment(undefined=StrictUndefined)
 CALCULATOR.tests["like"] = lambda text, pattern: fnmatchcase(str(text), str(pattern))

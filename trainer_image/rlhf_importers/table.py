@@ -17,7 +17,7 @@ from rlhf_api.names import API_VERSION, KIND, Role
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_api.spec.rollout import Rollout
 from rlhf_api.tables import read_table
-from rlhf_importers.shell import scalar
+from rlhf_importers.scalars import scalar
 
 ROW = re.compile(r"(?P<keys>\S.*?) +(?P<outcome>to|with|sampling|skip|lost) +(?P<text>.*)")
 SECTIONS = ("algorithm", "models", "data", "rollout", "training", "evaluation", "outputs", "checkpoint", "resources")

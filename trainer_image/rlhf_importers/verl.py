@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf_importers import several_keys as several
-from rlhf_importers.shell import call, only_document, scalar
-from rlhf_importers.syntax import UNKNOWN
+from rlhf_importers.scalars import UNKNOWN, scalar
+from rlhf_importers.shell import call, only_document
 from rlhf_importers.table import OPTION_VALUES, Draft, NoCounterpartError, Table, flag, one_of, table, uri_of
 
 ESTIMATORS, KL, AGGREGATIONS = (OPTION_VALUES["verl"][name] for name in ("estimators", "kl", "aggregations"))

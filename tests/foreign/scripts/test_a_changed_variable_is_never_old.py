@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from rlhf_importers.bash import Script
+from rlhf_importers.scalars import UNKNOWN
 from rlhf_importers.shell import call
-from rlhf_importers.syntax import UNKNOWN
 
 FOLLOWED = """
 x=7; run $((x==7)) $((x!=3)) $((x<=9))

@@ -9,8 +9,8 @@ import pytest
 from rlhf_api.job import Job
 from rlhf_importers.bash import ConversionError, Script
 from rlhf_importers.command import convert
+from rlhf_importers.scalars import UNKNOWN
 from rlhf_importers.shell import call
-from rlhf_importers.syntax import UNKNOWN
 
 ARRAYS = """#!/usr/bin/env bash
 set -xeuo pipefail
