@@ -216,7 +216,7 @@ def _screen(task: MappingProblem, gpu: str, market: Market) -> dict[int, float]:
     nodes = market.nodes(gpu, MAX_GPUS)
     costs = task.costs(Cluster((nodes,)))
     together = frozenset(role for role in task.requests if role not in (*PLACED_WITH, ALONE))
-    found = {}
+    found = dict[int, float]()
     for place, sizes in enumerate(costs.sizes):
         whole = costs.settings[place].nodes.gpus_per_node == nodes.gpus_per_node
         for gpus in (size for size in sizes.tolist() if whole and size.bit_count() == 1):
