@@ -1,4 +1,4 @@
-"""Hardware for a job: GPU types and numbers on which it fits, their seconds, hours and money, and the best of them."""
+"""Hardware for a job: GPU types and numbers with enough memory, the seconds, hours and money, and the best row."""
 
 import math
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ class Row:
 
     @property
     def tight(self) -> str:
-        """What this hardware lacks, in words: memory, so that states wait in host memory or layers are recomputed."""
+        """Words on scarce memory: how much is free, what waits in host memory, whether layers are recomputed."""
         models, (free, stage, part) = self.prediction.models.values(), self.room
         limit, offloads = min(self.prediction.memory_limit.values()), {model.offload for model in models} - {"None"}
         notes = [f"memory in {stage} ({part})"] * (free < TIGHT * limit)
@@ -252,7 +252,7 @@ def _why_unfit(job: Job, cluster: Cluster, responses: Sequence[float], enough: i
 
 
 def choose(rows: Sequence[Row], limits: Limits) -> tuple[Row | None, str]:
-    """Return the best row within the limits, or else the nearest one, and why it is that one.
+    """Return the best row within the limits, or else the nearest one, and the reason in words.
 
     A limit of money alone takes the fastest row, one of a step alone the fewest GPUs, and all others the cheapest row.
     Rows whose high seconds are within the limits go before those whose predicted seconds are.

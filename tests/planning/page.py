@@ -25,7 +25,7 @@ def example() -> tuple[str, str, str]:
     """The question of the page, what stands below it, and what has to stand there."""
     text = PAGE.read_text()
     (question,) = re.findall(r"^    rlhf size (.*)$", text, re.MULTILINE)
-    shown = text[text.index("It prints\n\n") + len("It prints\n\n") : text.index("\nMODEL is")]
+    shown = text[text.index("It prints\n\n") + len("It prints\n\n") : text.index("\nMODEL: ")]
     return question, shown, indent(printed(question), "    ")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf_api.job import Job
+from rlhf_api.spec.data import DataSource
 from rlhf_api.tables import read_table
 from rlhf_importers.table import OPTION_VALUES, table
 from rlhf_mapper.mapping import DeviceMapping
@@ -96,7 +97,8 @@ def _facts(job: Job, mapping: DeviceMapping) -> dict[str, Any]:
     numbers = {"tokens": tokens, "micro_tokens": micro_batch * tokens, "micro_rows": micro_rows, "rows": rows}
     numbers |= {"accumulation": of_rank // micro_rows, "steps": steps, "updates": steps * job.updates_per_step}
     numbers |= {"all_rows": steps * (training.prompt_batch_size or rows), "nodes": len(pool.slots_per_machine)}
-    names = {"model": _place(job.models()[role].uri), "data": _place(next(iter(data.train.sources("").values())).uri)}
+    uris = [source.uri for source in data.train.sources("").values() if isinstance(source, DataSource)]
+    names = {"model": _place(job.models()[role].uri), "data": _place(uris[0] if uris else "YOUR_DATA")}
     objects = {"spec": job.spec, "pool": pool, "sizes": mapping.sizes[role], "lora": job.models()[role].lora}
     share, engines = mapping.prediction.gpu_memory_utilization, pool.size // mapping.sizes[role].generation_tensor
     return {**numbers, **names, **objects, "share": share, "engines": engines}

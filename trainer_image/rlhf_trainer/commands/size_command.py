@@ -1,4 +1,4 @@
-"""Declaration of `rlhf size`; what it does is in `size`, whose imports take time that other commands do not need."""
+"""Declaration of `rlhf size`; the work is in `size`, whose imports take time that other commands do not need."""
 
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +33,7 @@ def declare(program: Program) -> None:
         png: Annotated[Path | None, typer.Option(metavar="FILE", help="The same as PNG.")] = None,
         sets: Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a field.")] = None,
     ) -> None:
-        """Say what hardware a training needs, how long it takes and what it costs; no manifest, cluster or network."""
+        """Say what hardware a training needs, with hours and money; no manifest, cluster or network."""
         from rlhf_planning.market import market_of
         from rlhf_planning.sized_job import Training, tokens_of
         from rlhf_trainer.commands.size import limits_of, size_and_print  # numpy: time that `validate` does not need

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -26,7 +27,7 @@ def size_figure(sizing: Sizing, title: str, picture: Path) -> None:
         axes = figure.subplots()
         axes.set(xscale="log", yscale="log", xlabel="USD for the job", ylabel="hours for the job")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
             axis.set_minor_locator(LogLocator(subs=()))
             axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
         axes.grid(visible=True, linewidth=0.5, alpha=0.5)
@@ -38,10 +39,8 @@ def size_figure(sizing: Sizing, title: str, picture: Path) -> None:
             money, colour = [row.money for row in own], COLOURS[number % len(COLOURS)]
             axes.errorbar(money, hours, yerr=(below, above), fmt="o-", color=colour, label=gpu, capsize=3, linewidth=1)
             for row in own:
-                chosen = {"weight": "bold"} if row is sizing.chosen else {}
-                axes.annotate(
-                    str(row.gpus), (row.money, row.hours[1]), (6, 5), textcoords="offset points", color=colour, **chosen
-                )
+                look: dict[str, Any] = {"color": colour, "weight": "bold" if row is sizing.chosen else "normal"}
+                axes.annotate(str(row.gpus), (row.money, row.hours[1]), (6, 5), textcoords="offset points", **look)
         axes.margins(x=0.08)
         axes.legend(title="number of GPUs of type", frameon=False)
         if picture.suffix == ".png":
