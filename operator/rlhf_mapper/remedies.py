@@ -17,15 +17,10 @@ Fits = Callable[[Job, Cluster], bool]
 
 def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
     """Return remedies in words, each of which alone would make the job fit."""
-    searches = (
-        _larger_type,
-        _optimizer_in_host,
-        _more_host_memory,
-        _recomputed_layers,
-        _full_precision,
-        _larger_batch,
+    of_memory = (_larger_type, _optimizer_in_host, _more_host_memory, _recomputed_layers)
+    return tuple(
+        remedy for search in (*of_memory, _full_precision, _larger_batch) for remedy in search(job, cluster, fits)
     )
-    return tuple(remedy for search in searches for remedy in search(job, cluster, fits))
 
 
 def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:

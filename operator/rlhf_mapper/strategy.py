@@ -1,6 +1,5 @@
 """Algorithm 2 of HybridFlow: the parallel sizes of one model on every number of GPUs at once, by simulation."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,8 +23,8 @@ Indices = NDArray[np.int64]
 ACTIVATION_SHARES = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75)
 """Shares of a GPU's memory that activations may fill beside states; coarse, so that sets of models share strategies."""
 PIPELINES = (*range(1, 11), 12, 14, 16, 18, 20, 24, 28, 32)
-ALL_SIZES_TO, SIZES_OF_AN_OCTAVE = 16, 8
-"""Micro-batches of up to so many sequences are all tried, and of more so many between a number and twice that."""
+ALL_SIZES_TO, SIZES_OF_AN_OCTAVE, MOST_STEPS = 16, 8, 160
+"""Micro-batches of up to so many sequences are all tried, of more so many between a number and twice that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,13 +196,9 @@ class Strategies:
     def _sizes(self) -> Indices:
         """Numbers of longest sequences in a micro-batch to try, ascending from 1: [G]."""
         most = max(int(self.request.micro_batch_tokens // self.setting.load.most_tokens), 1)
-        octaves = range(math.ceil(math.log2(max(most / ALL_SIZES_TO, 1))))
-        more = (
-            (ALL_SIZES_TO << octave) * (SIZES_OF_AN_OCTAVE + part) // SIZES_OF_AN_OCTAVE
-            for octave in octaves
-            for part in range(1, SIZES_OF_AN_OCTAVE + 1)
-        )
-        return np.array([size for size in (*range(1, ALL_SIZES_TO + 1), *more) if size <= most])
+        more = (int(ALL_SIZES_TO * 2 ** (step / SIZES_OF_AN_OCTAVE)) for step in range(MOST_STEPS))
+        sizes = np.array(sorted({*range(1, ALL_SIZES_TO + 1), *more}))
+        return sizes[sizes <= most]
 
     def _largest(self, updating: Sequence[memory.Moment]) -> Indices:
         """Return the index into `_sizes` of the largest micro-batch that fits; -1: none fits.

@@ -16,8 +16,7 @@ PAIRED = ("pairs", "safety_pairs")
 CUTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 0.995, 1.0)
 """Quantiles that cut a sorted sample of lengths into parts of similar lengths; the parts of the longest are narrow."""
 SAMPLE, PACKED_SAMPLE = 400, 100
-"""Numbers of lengths that stand for a distribution, and of those that are packed to see how many a micro-batch holds.
-"""
+"""Numbers of lengths that stand for a distribution, and of those that are packed into micro-batches."""
 P99 = NormalDist().inv_cdf(0.99)
 ASSUMED_SHARE = 0.5
 """Mean response as a share of `data.maxResponseTokens` if nothing is known. Of published runs with both numbers it is

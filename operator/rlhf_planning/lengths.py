@@ -8,7 +8,6 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.workload import lengths_around, lognormal
 
 METAVAR = "FILE|MEAN|MEAN,P99|fixed(TOKENS)"
-FORMS = "MEAN, MEAN,P99 or fixed(TOKENS)"
 NAMED = re.compile(
     r"(?P<fixed>fixed\()?(?P<around>lognormal\()?(?P<mean>[1-9]\d*)(, *(?P<p99>[1-9]\d*))?(?(fixed)\))(?(around)\))"
 )
@@ -26,7 +25,7 @@ def lengths_of(text: str, option: str, *, most: int) -> tuple[float, ...]:
         return _past_lengths(text, path, most)
     mean, p99 = int(named["mean"]), int(named["p99"] or 0)
     if mean > most or (p99 and named["fixed"]) or (named["around"] and not p99):
-        raise SpecError([Problem(path, f"is none of {FORMS}, of at most {most} tokens")])
+        raise SpecError([Problem(path, f"is no MEAN, MEAN,P99 or fixed(TOKENS) of at most {most} tokens")])
     if named["fixed"]:
         return (float(mean),)
     try:

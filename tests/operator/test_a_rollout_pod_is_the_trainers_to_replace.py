@@ -19,6 +19,7 @@ GRPO = {
     **SFT,
     "algorithm": {"name": "GRPO", "kl": {"coefficient": 0.0}},
     "models": {**SFT["models"], "reward": {"entrypoint": "rlhf_examples.helpful.rule:score"}},
+    "data": {**SFT["data"], "maxPromptTokens": 64, "maxResponseTokens": 64},
     "training": {"totalSteps": SFT["training"]["totalSteps"], "promptBatchSize": 8},
     "resources": {"device": "CPU"},
     "placement": {"mode": "Manual", "pools": POOLS},

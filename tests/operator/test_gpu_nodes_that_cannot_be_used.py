@@ -97,7 +97,7 @@ def test_models_of_unknown_size_get_no_cpu_slots_unasked(device: str) -> None:
 
 def test_a_step_longer_than_the_deadline_is_no_plan() -> None:
     job = changed(
-        PPO, {"runPolicy.progressDeadlineSeconds": 1, "rollout.samplesPerPrompt": 64, "data.maxResponseTokens": 400}
+        PPO, {"runPolicy.progressDeadlineSeconds": 1, "rollout.samplesPerPrompt": 256, "data.maxResponseTokens": 240}
     )
     answer = map_job(job, snapshot(job, [node("cpu")]), SETTINGS)
     assert answer.mapping is None

@@ -38,11 +38,6 @@ class Objective:
         """Return the objective with a price for each node group of a search; hosts: each one's index in the cluster."""
         return replace(self, prices=tuple(self.prices[host] for host in hosts)) if self.prices else self
 
-    @property
-    def stages(self) -> int:
-        """Number S of stages in the tables of a search: one more if scoring overlaps generation."""
-        return 4 if self.streams else 3
-
     def three(self, stages: Floats) -> Floats:
         """Return the seconds of generation, preparation and training [..., 3] by the stages of the tables [..., S]."""
         if not self.streams:

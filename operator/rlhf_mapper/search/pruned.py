@@ -127,7 +127,7 @@ def pruned(costs: Costs, models: Iterable[str], keep: int = 4, objective: Object
         return []
     problem = _Problem(costs, placed, goal)
     best, count = _Best(len(placed), keep), len(problem.placement)
-    low = np.zeros((count, goal.stages), np.int64)
+    low = np.zeros((count, len(problem.stacked.seconds)), np.int64)
     high = low + problem.stacked.seconds.shape[1] - 1
     boxes = _Boxes(np.arange(count), low, high, np.zeros(count), np.zeros(count))
     while count := len(boxes.typed):

@@ -287,9 +287,10 @@ PLAN: dict[str, Mistake] = {
         how="plan",
         prepare=file("llama/config.json", LLAMA_7B),
         sets=("models.actor.uri=file://llama",),
-        options=("--nodes=1", "--gpus-per-node=1", "--gpu=t4-16g"),
+        options=("--nodes=1", "--gpus-per-node=1", "--gpu=a10-24g"),
         code=ENVIRONMENT,
-        sentence="helpful-sft: the states of actor take … GB, but 1 x t4-16g hold … GB; …",
+        sentence="helpful-sft: the states of actor take … GB, but 1 x a10-24g hold … GB, and the host memory is too "
+        "small for them to wait there; …",
     ),
 }
 BEFORE_RAY: dict[str, Mistake] = {

@@ -57,9 +57,9 @@ def test_lengths_of_prompts_are_written_for_a_plan(manifest: Path) -> None:
     file = manifest.parent / "lengths.txt"
     data = ("--set=data.train.uri=file://rows.jsonl", f"--prompt-tokens={file}")
     assert "1 rows are read" in shown(manifest, "--job=helpful-sft", *data)
-    assert file.read_text() == "4\n", "How are you ?"
+    assert file.read_text() == "8\n"
     done = CliRunner().invoke(app, ["plan", str(manifest), "helpful-sft", "--json", f"--prompt-tokens={file}"])
-    assert json.loads(done.stdout)["predicted"]["prompt_tokens"] == 4
+    assert json.loads(done.stdout)["predicted"]["prompt_tokens"] == 8
     several = CliRunner().invoke(app, ["data", str(manifest), *data])
     assert (several.exit_code, several.stderr.count("--prompt-tokens: is for one job")) == (2, 1)
 
