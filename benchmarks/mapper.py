@@ -91,7 +91,8 @@ def public_steps() -> dict[str, Any]:
     rows, off, inside = [], [], []
     for step in public.usable_steps():
         mapping = public.mapped_step(step)
-        assert mapping and mapping.prediction
+        assert mapping is not None
+        assert mapping.prediction is not None
         predicted, published = mapping.prediction, step["step_seconds"]
         off.append(predicted.step_seconds / published - 1)
         inside.append(predicted.low <= published <= predicted.high)

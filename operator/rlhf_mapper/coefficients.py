@@ -24,7 +24,7 @@ class Efficiency:
     prefill: float
     """The same of a prompt's pass in the generator."""
     balance: float
-    """Share of an update or a scoring pass that its kernels explain, if the lengths of sequences differ."""
+    """Share of an update or a scoring pass that its kernels explain in a job that generates, whose rows are uneven."""
     rollout: float
     """Share of a generation phase that decode steps and prefills explain; wake-up and uneven replicas take the rest."""
     memory: float
