@@ -1,7 +1,7 @@
 """The auto-mapper against what is known: python benchmarks/mapper.py [--json PATH] [PART ...].
 
-Parts: throughput, placements, transition, generation, points, public, passes, scaling, real; by default all but the last, which
-takes minutes. All figures but those of `real` are predictions of the cost models: nothing runs on a GPU. `real` trains
+Parts: throughput, placements, transition, generation, points, public, passes, scaling, real; by default all but the last,
+which takes minutes. All figures but those of `real` are predictions of the cost models: nothing runs on a GPU. `real` trains
 the tiny model with Ray on CPU slots in several placements, predicts each from one of them, and says how far it was off.
 Published figures are HybridFlow's, read off its figures (tests/mapper/oracles/testbed.py), and those of public.py
 beside it.
