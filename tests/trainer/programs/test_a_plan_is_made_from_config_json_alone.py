@@ -127,7 +127,8 @@ def test_lengths_of_responses_may_be_named(manifest: Path, lengths: str, mean: f
     assert some["predicted"]["response_tokens"] == pytest.approx(mean, rel=0.05)
     assert some["predicted"]["step_seconds"] < every["predicted"]["step_seconds"]
     shown = plan(manifest, *TWO_NODES, f"--response-tokens={lengths}")[1]
-    assert "with coefficients of FSDP2 and vLLM V1, fused layers, kernels as measured on a100-80g; responses of " in " ".join(shown.split())
+    said = "with coefficients of FSDP2 and vLLM V1, fused layers, kernels as measured on a100-80g; responses of "
+    assert said in " ".join(shown.split())
 
 
 def test_lengths_of_past_responses_are_a_file(manifest: Path) -> None:
