@@ -23,11 +23,11 @@ class Efficiency:
     kernel: float
     """Share of measured kernels' speed, or of peak FLOP/s, that products and attention of an update reach."""
     scoring: float
-    """The same of a forward pass without gradients."""
+    """Share as in `kernel`, in a forward pass without gradients."""
     prefill: float
-    """The same of a prompt's pass in the generator."""
+    """Share as in `kernel`, in a prompt's pass through the generator."""
     balance: float
-    """Share of an update or a scoring pass that its kernels explain, if the lengths of sequences differ."""
+    """Share of an update or a scoring pass of a job that generates which kernels explain; uneven rows take the rest."""
     rollout: float
     """Share of a generation phase that decode steps and prefills explain; wake-up and uneven replicas take the rest."""
     memory: float

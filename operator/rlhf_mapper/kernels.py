@@ -117,7 +117,8 @@ def collective_seconds(link: float, kind: Collective) -> Table:
     """
     source = min(measured(), key=lambda each: abs(np.log(each.gpu.link_bandwidth / 2 / link)))
     table = source.tables[kind]
-    ranks, bytes_ = 2.0 ** np.arange(9)[:, None], 2.0 ** np.arange(8, 40)
+    ranks: Numbers = np.exp2(np.arange(9.0))[:, None]
+    bytes_: Numbers = np.exp2(np.arange(8.0, 40.0))
     known, most = (2.0 ** (first + size - 1) for first, size in zip(table.first, table.logs.shape, strict=True))
     shortest = table.at(ranks, bytes_[0])
     more = (table.at(ranks, bytes_) - shortest) * np.maximum(bytes_ / most, 1.0)

@@ -1,6 +1,6 @@
 """The coefficients of the simulators: figures that were fitted or measured, which only a new fit may change.
 
-Those of a GPU down to `call_seconds` in software.yaml are what `benchmarks/fit.py ours` finds; docs/mapper-reference.md explains
+The first eight of a GPU in software.yaml are what `benchmarks/fit.py ours` finds; docs/mapper-reference.md explains
 the others, and those of a CPU slot.
 """
 
@@ -17,13 +17,13 @@ EFFICIENCY: dict[Device, dict[str, float]] = {
     "GPU": {
         "kernel": 0.84,
         "scoring": 0.83,
-        "prefill": 1.02,
+        "prefill": 1.03,
         "balance": 0.54,
-        "rollout": 0.61,
+        "rollout": 0.62,
         "memory": 0.85,
         "link": 0.8,
         "network": 0.85,
-        "decode_seconds": 1e-4,
+        "decode_seconds": 1.8e-4,
         "sequence_seconds": 3.3e-5,
         "update_seconds": 0.02,
         "call_seconds": 0.05,

@@ -79,19 +79,19 @@ def test_a_slower_link_stretches_long_messages_only() -> None:
 
 
 def test_more_rows_of_a_product_never_take_less_than_half() -> None:
-    rows = 2.0 ** np.arange(0, 16)
+    rows = np.exp2(np.arange(16.0))
     seconds = kernels.product_seconds(H100, rows, np.array(6144.0), np.array(4096.0))
     assert all(later > 0.8 * earlier for earlier, later in pairwise(seconds.tolist()))
 
 
-def test_uneven_lengths_let_ranks_wait() -> None:
+def test_passes_of_generated_rows_take_longer() -> None:
     passes = Passes(MODEL, NODES, software_for("GPU", "BF16"))
-    work = Work(trained=64, updates=1)
-    even, uneven = (
-        float(training.training_seconds(passes, work, load, layout(d=8), np.array(8.0)))
-        for load in (load_of(500.0), load_of(250.0, 750.0))
+    work, given = Work(trained=64, updates=1), load_of(500.0)
+    generated = replace(given, work={"actor": Work(generated=64)})
+    alone, beside = (
+        float(training.training_seconds(passes, work, load, layout(d=8), np.array(8.0))) for load in (given, generated)
     )
-    assert even < uneven < 2.1 * even
+    assert 1.5 * alone < beside < 2.1 * alone
 
 
 def test_all_replicas_wait_for_the_longest_response() -> None:

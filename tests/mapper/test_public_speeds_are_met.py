@@ -40,7 +40,8 @@ def test_most_published_steps_lie_in_their_interval() -> None:
     inside = []
     for point in public.usable_steps():
         mapping = public.mapped_step(point, SOFTWARE)
-        assert mapping and mapping.prediction
+        assert mapping is not None
+        assert mapping.prediction is not None
         inside.append(mapping.prediction.low <= point["step_seconds"] <= mapping.prediction.high)
     assert mean(inside) >= 0.8
 

@@ -46,8 +46,9 @@ class Passes:
         return self.nodes.gpu.memory_bandwidth * self.software.efficiency.memory
 
     def balance(self, load: Workload) -> float:
-        """Return the share of an update or a scoring pass that its kernels explain: 1 if all sequences are alike."""
-        return 1.0 if len(load.response.sample) == 1 else self.software.efficiency.balance
+        """Return the share of an update or a scoring pass that its kernels explain; 1 in a job without generation."""
+        generates = any(work.generated for work in load.work.values())
+        return self.software.efficiency.balance if generates else 1.0
 
     def to_or_from_host(self, layouts: Layouts, bytes_: float) -> Numbers:
         """Return the seconds to move `bytes_` bytes for each parameter of a GPU's shards to or from host memory."""
@@ -107,9 +108,8 @@ class Passes:
     def head(self, layouts: Layouts, count: Numbers) -> Numbers:
         """Return the seconds of the output head on `count` tokens in the last stage; logits are in float32."""
         logits = count * (1 if self.model.scores else self.model.vocabulary) / layouts.t
-        product, layers = 2 * logits * self.model.hidden / self.peak, self.software.layers
-        if not self.is_measured:
-            layers = "Megatron"
-        else:
+        product, touches = 2 * logits * self.model.hidden / self.peak, TOUCHES_OF_A_LOGIT["Megatron"]
+        if self.is_measured:
+            touches = TOUCHES_OF_A_LOGIT[self.software.layers]
             product = head_product(self.model, self.nodes.gpu).at(layouts.t, count) / self.software.efficiency.kernel
-        return product + TOUCHES_OF_A_LOGIT[layers] * 4 * logits / self.memory_bandwidth
+        return product + touches * 4 * logits / self.memory_bandwidth

@@ -11,8 +11,8 @@ from rlhf_mapper.hardware import Gpu
 from rlhf_mapper.kernels import Table, collective_seconds, nearest, product_seconds
 from rlhf_mapper.simulate.layouts import Numbers
 
-SHARDS = 2.0 ** np.arange(8)[:, None]
-ROWS = 2.0 ** np.arange(21)
+SHARDS: Numbers = np.exp2(np.arange(8.0))[:, None]
+ROWS: Numbers = np.exp2(np.arange(21.0))
 """Tensor-parallel ranks [8, 1] and tokens [21] for which the products of a layer are added up once for a model."""
 
 GRAPH_KERNELS, GRAPH_SECONDS = 5, 2e-6
@@ -21,8 +21,8 @@ seconds of one in a CUDA graph."""
 TOUCHES_OF_A_LOGIT: Mapping[Layers, float] = {"Plain": 12.7, "Fused": 4.7, "Megatron": 6.0}
 """Number of times that a logit is read or written in float32 in a forward pass, by kind of kernels.
 
-A third of what docs/performance.md counts for an update; Megatron's, and those of a roofline, are those of a softmax and
-a log-probability.
+A third of what docs/performance.md counts for an update. Megatron's, and those of a roofline, are a softmax and a
+log-probability.
 """
 
 
@@ -67,7 +67,9 @@ def decode_products(model: Architecture, gpu: Gpu, link: float, memory_bandwidth
     return Table(np.log2(model.layers * of_layers + head_product(model, gpu).at(SHARDS, ROWS) + logits), (0, 0))
 
 
-def prefill_attention(model: Architecture, gpu: Gpu, t: Numbers, sequences: Numbers, tokens: Numbers) -> Numbers:
+def prefill_attention(
+    model: Architecture, gpu: Gpu, t: Numbers, sequences: Numbers, tokens: Numbers | float
+) -> Numbers:
     """Return the seconds of a layer's causal attention over whole sequences."""
     flops = 2 * sequences * tokens**2 * model.heads * model.head_size / t
     share = nearest(gpu).tables["prefill"].at(np.maximum(sequences * model.heads / t, 1.0), tokens)
@@ -75,7 +77,7 @@ def prefill_attention(model: Architecture, gpu: Gpu, t: Numbers, sequences: Numb
     return seconds
 
 
-def decode_attention(model: Architecture, gpu: Gpu, t: Numbers, sequences: Numbers, tokens: Numbers) -> Numbers:
+def decode_attention(model: Architecture, gpu: Gpu, t: Numbers, sequences: Numbers, tokens: float) -> Numbers:
     """Return the seconds of a layer's attention of one new token to each sequence of `tokens` tokens."""
     heads = np.maximum(model.kv_heads / t, 1.0)
     read = 2 * 2 * sequences * heads * model.head_size * tokens

@@ -56,8 +56,15 @@ class Point:
 def shape_of(point: Mapping[str, Any]) -> Architecture:
     """The point's model."""
     if isinstance(point["shape"], str):  # Qwen3-30B-A3B
-        experts = {"ffn": 768, "experts": 128, "experts_per_token": 8}
-        shape = {"layers": 48, "hidden": 2048, "heads": 32, "kv_heads": 4, "head_size": 128, "vocabulary": 151936}
+        experts: dict[str, Any] = {"ffn": 768, "experts": 128, "experts_per_token": 8}
+        shape: dict[str, Any] = {
+            "layers": 48,
+            "hidden": 2048,
+            "heads": 32,
+            "kv_heads": 4,
+            "head_size": 128,
+            "vocabulary": 151936,
+        }
         return Architecture(**shape, **experts, norms_heads=True)
     shape = {name: value for name, value in point["shape"].items() if name != "tied"}
     return Architecture(**shape, tied=bool(point["shape"]["tied"]), norms_heads=point["model"].startswith("qwen3"))
@@ -118,7 +125,7 @@ def step_seconds(point: Mapping[str, Any], phase: Phase | None, software: Softwa
     mapping = mapped_step(point, software)
     if mapping is None or mapping.prediction is None:
         return float("inf")
-    return mapping.prediction.phases[phase] if phase else mapping.prediction.step_seconds
+    return float(mapping.prediction.phases[phase]) if phase else mapping.prediction.step_seconds
 
 
 def alone(*sizes: int) -> Layouts:
@@ -164,7 +171,7 @@ def serving_seconds(row: Mapping[str, Any], software: Software) -> float:
     context = row["prompt"] + row["response"] / 2
     prefill = float(generation.prefill_seconds(passes, load, generator, np.array(1.0)))
     decode = float(generation.decode_step(passes, generator, concurrent, context))
-    return decode + row["concurrent"] / row["response"] * prefill
+    return float(decode + row["concurrent"] / row["response"] * prefill)
 
 
 def usable_steps() -> Iterator[Mapping[str, Any]]:
