@@ -93,7 +93,8 @@ def public_steps() -> dict[str, Any]:
     rows, off, inside = [], [], []
     for step in public.usable_steps():
         mapping = public.mapped_step(step)
-        assert mapping and mapping.prediction
+        assert mapping
+        assert mapping.prediction
         predicted, published = mapping.prediction, step["step_seconds"]
         off.append(predicted.step_seconds / published - 1)
         inside.append(predicted.low <= published <= predicted.high)

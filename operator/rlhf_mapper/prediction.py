@@ -85,6 +85,8 @@ def _coefficients(software: Software, gpus: Iterable[Gpu]) -> str:
     sources = {gpu.name: nearest(gpu).gpu.name for gpu in gpus}
     said = (of if name == of else f"{of} (estimated for {name})" for name, of in sorted(sources.items()))
     return f"{software.name}, {software.layers.lower()} layers, kernels as measured on {' and '.join(said)}"
+
+
 def _limit(pool: MappedPool, memory_: float, software: Software, cuts: Mapping[Role, Cut]) -> float:
     """Return the usable bytes of a GPU of a pool; memory_: all its bytes."""
     generates = any("generation" in cuts[role].predicted.seconds for role in pool.models)
