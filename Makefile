@@ -94,12 +94,13 @@ test-chaos: install ## Every fault of a run at each of its places: tests/README.
 cluster-programs: install ## Build Kubernetes and KubeRay for the tests, once (needs Go; 10 minutes or more on 2 cores)
 	$(BIN)/python -m tests.cluster.build
 
-# Folders of tests/trainer whose ranks compute together by gloo.
-GLOO := checkpoint controller environments generation hybrid_engine placement rewards training
+# Tests whose ranks compute together by gloo; under DETAIL a rank that is lost shows two minutes later.
+GLOO := checkpoint controller environments hybrid_engine placement rewards training
+LOST := tests/trainer/placement/test_a_lost_generator_is_replaced.py
 test-full: lint cluster-programs mlflow-server $(TEMPLATES)/installed ## All tests, with the long ones (builds Kueue too)
 	$(BIN)/python -m tests.cluster.build kueue
 	$(PYTEST) -m "not gpu" --durations=20
-	TORCH_DISTRIBUTED_DEBUG=DETAIL $(PYTEST) -m "not gpu and not slow" $(addprefix tests/trainer/,$(GLOO))
+	TORCH_DISTRIBUTED_DEBUG=DETAIL $(PYTEST) -m "not gpu and not slow" $(addprefix tests/trainer/,$(GLOO)) --ignore $(LOST)
 
 images: ## Build the images of the operator and of the trainer for CPUs, by Docker or buildah (BASE=... IMAGES=operator)
 	@$(PYTHON) -B -m images.build $(IMAGES)
