@@ -7,7 +7,7 @@ roofline of the GPU with the most similar figures.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
@@ -41,7 +41,9 @@ class Table:
     def at(self, *sizes: Numbers | float) -> Numbers:
         """Return the values at sizes, which broadcast against each other."""
         corners: list[tuple[Any, Any]] = [(0, None)]
-        for length, first, size, stride in zip(self.logs.shape, self.first, sizes, self._strides, strict=True):
+        flat, item = self.logs.ravel(), self.logs.itemsize
+        for length, width, first, size in zip(self.logs.shape, self.logs.strides, self.first, sizes, strict=True):
+            stride = width // item
             place = np.minimum(np.maximum(np.log2(size) - first, 0.0), length - 1.0)
             below = np.minimum(place.astype(np.int64), length - 2) if length > 1 else place.astype(np.int64)
             above, at = place - below, below * stride
@@ -51,18 +53,9 @@ class Table:
                 for begin, share in corners
                 for step, part in ways
             ]
-        each = [self._flat[at] if share is None else share * self._flat[at] for at, share in corners]
+        each = [flat[at] if share is None else share * flat[at] for at, share in corners]
         found: Numbers = np.exp2(sum(each[1:], each[0]))
         return found
-
-    @cached_property
-    def _flat(self) -> Numbers:
-        return self.logs.ravel()
-
-    @cached_property
-    def _strides(self) -> tuple[int, ...]:
-        """Steps in `_flat` to the next point of each axis."""
-        return tuple(int(np.prod(self.logs.shape[axis + 1 :])) for axis in range(self.logs.ndim))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +75,7 @@ def measured() -> tuple[Measured, ...]:
     return tuple(
         Measured(
             GPUS[name],
-            {table: Table(np.log2(np.array(system[table])), first) for table, first in FIRST.items()},
+            {table: Table(np.log2(np.array(system[table], order="C")), first) for table, first in FIRST.items()},
         )
         for name, system in document["systems"].items()
     )

@@ -10,7 +10,7 @@ import numpy as np
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Software
 from rlhf_mapper.hardware import NodeGroup
-from rlhf_mapper.kernels import Collective, collective_seconds
+from rlhf_mapper.kernels import collective_seconds
 from rlhf_mapper.simulate import layer
 from rlhf_mapper.simulate.layouts import Layouts, Network, Numbers, ring
 from rlhf_mapper.simulate.products import TOUCHES_OF_A_LOGIT, head_product, layer_products, prefill_attention
@@ -71,17 +71,13 @@ class Passes:
 
         generates: by vLLM's own all-reduce instead of NCCL's.
         """
-        bytes_ = tokens * self.model.hidden * self.software.compute_bytes
-        kind: Collective = "custom" if generates else "all_reduce"
-        both: Numbers = 2 * self.stage_layers(layouts) * self._all_reduce(layouts.t, bytes_, kind)
-        return both
-
-    def _all_reduce(self, t: Numbers, bytes_: Numbers, kind: Collective) -> Numbers:
+        t, bytes_ = layouts.t, tokens * self.model.hidden * self.software.compute_bytes
         seconds = 2 * (t - 1) * self.network.latency(t) + 2 * ring(t) * bytes_ / self.network.of(t)
         if self.is_measured:
-            measured = collective_seconds(self.nodes.link, kind).at(t, bytes_)
+            measured = collective_seconds(self.nodes.link, "custom" if generates else "all_reduce").at(t, bytes_)
             seconds = np.where(t <= self.nodes.gpus_per_node, measured, seconds)
-        return np.where(t > 1, seconds, 0.0)
+        both: Numbers = 2 * self.stage_layers(layouts) * np.where(t > 1, seconds, 0.0)
+        return both
 
     def between_stages(self, layouts: Layouts, tokens: Numbers) -> Numbers:
         """Return the seconds, with overhead, to send a micro-batch's hidden states to the next stage; 0 with one."""
