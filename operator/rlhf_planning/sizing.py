@@ -12,7 +12,6 @@ from rlhf_mapper.auto_map import MappingProblem, auto_map, mapping_of, task_of
 from rlhf_mapper.hardware import GPUS, Cluster
 from rlhf_mapper.mapping import PLACED_WITH, STAGES, DeviceMapping, Prediction
 from rlhf_mapper.search.tables import ALONE
-from rlhf_mapper.simulate import overlap
 from rlhf_planning.market import UNKNOWN, Market, instances_with, named_gpu
 from rlhf_planning.sized_job import shapes_of
 
@@ -220,7 +219,7 @@ def _screen(task: MappingProblem, gpu: str, market: Market) -> dict[int, float]:
     for place, sizes in enumerate(costs.sizes):
         whole = costs.settings[place].nodes.gpus_per_node == nodes.gpus_per_node
         for gpus in (size for size in sizes.tolist() if whole and size.bit_count() == 1):
-            seconds, _ = overlap.step_of([costs.seconds(together, place, gpus)], task.load)
+            seconds = float(costs.seconds(together, place, gpus).sum())
             found |= {gpus: seconds} if math.isfinite(seconds) else {}
     return found
 
