@@ -219,7 +219,7 @@ def _screen(task: MappingProblem, gpu: str, market: Market) -> dict[int, float]:
     for place, sizes in enumerate(costs.sizes):
         whole = costs.settings[place].nodes.gpus_per_node == nodes.gpus_per_node
         for gpus in (size for size in sizes.tolist() if whole and size.bit_count() == 1):
-            seconds = float(task.goal().step(costs.stages(together, place, gpus)))
+            seconds = float(costs.seconds(together, place, gpus).sum())
             found |= {gpus: seconds} if math.isfinite(seconds) else {}
     return found
 
