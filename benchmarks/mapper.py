@@ -177,7 +177,7 @@ def points() -> dict[str, Any]:
 
 
 def costs_at_scale(models: int, nodes: Sequence[int], batch: int) -> PoolCosts:
-    """A 70B job of 3, 4 or 5 models 8 mini-batches a step, on nodes of `EIGHT` types whose network is known."""
+    """A 70B job of 3, 4 or 5 models, 8 mini-batches a step, on nodes of `EIGHT` types whose network is known."""
     recipe: testbed.Recipe = {3: "ReMax", 4: "PPO", 5: "SafeRLHF"}[models]  # type: ignore[assignment]
     base = testbed.costs_of("70B", 128, recipe, layout=False)
     work = testbed.work_of(recipe, batch)
