@@ -27,7 +27,7 @@ BLOCKS = [range(SOME), pytest.param(range(SOME, ALL), marks=pytest.mark.slow)]
 @pytest.mark.parametrize("seeds", BLOCKS, ids=["some", "all"])
 @pytest.mark.parametrize("figures", [("memory",), ("bf16", "fp32"), ("memory_bandwidth",)], ids=lambda names: names[0])
 def test_a_better_gpu_is_never_slower(figures: tuple[str, ...], seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for a rule of the trainer: a larger GPU keeps whole gradients, which leaves less for activations (seed 435)."""
+    """But for a rule of the trainer: a larger GPU keeps whole gradients, with less left for activations (seed 435)."""
     monkeypatch.setattr(memory, "WHOLE_GRADIENTS", 0.0)
     for seed in seeds:
         factor = (1.1, 1.25, 2.0)[seed % 3]
