@@ -199,16 +199,15 @@ def points() -> dict[str, Any]:
 
 
 def costs_at_scale(models: int, nodes: Sequence[int], batch: int) -> PoolCosts:
-    """A 70B job of 3, 4 or 5 models with 8 mini-batches a step, on H100 and A100 nodes whose network is known."""
+    """A 70B job of 3, 4 or 5 models, 8 mini-batches a step, on nodes of `EIGHT` types whose network is known."""
     recipe: testbed.Recipe = {3: "ReMax", 4: "PPO", 5: "SafeRLHF"}[models]  # type: ignore[assignment]
     base = testbed.costs_of("70B", 128, recipe, layout=False)
     work = testbed.work_of(recipe, batch)
     load = replace(base.settings[0].load, sequences=batch, work=work, pool_divides=(batch // 8,))
     requests = {role: replace(each, work=work[role]) for role, each in base.requests.items()}
-    kinds = (GPUS["h100-80g"], GPUS["a100-80g"])
     groups = (
-        NodeGroup(gpu=gpu, count=count, gpus_per_node=8, node_bandwidth=400e9)
-        for gpu, count in zip(kinds, nodes, strict=False)
+        NodeGroup(gpu=GPUS[gpu], count=count, gpus_per_node=8, node_bandwidth=400e9)
+        for gpu, count in zip(plan_defects.EIGHT, nodes, strict=False)
     )
     software = software_for("GPU", "BF16")
     problem = MappingProblem(requests=requests, load=load, software=software, correction=Correction())
@@ -233,7 +232,7 @@ def seconds_of(call: Callable[[], Any]) -> float:
 def scaling() -> dict[str, Any]:
     """Time and memory of the mapper by GPUs and models, and the pruned search beside the exhaustive one."""
     cases: list[tuple[int, tuple[int, ...], int]] = [(4, (nodes,), EVEN) for nodes in (8, 16, 128)]
-    cases += [(3, (128,), EVEN), (5, (128,), EVEN), (4, (128,), ODD), (5, (1024, 1024), EVEN)]
+    cases += [(3, (128,), EVEN), (5, (128,), EVEN), (4, (128,), ODD), (5, (1024, 1024), EVEN), (5, (256,) * 8, EVEN)]
     rows, results = [], {}
     for models, nodes, batch in cases:
         costs = partial(costs_at_scale, models, nodes, batch)
