@@ -202,7 +202,7 @@ def main() -> None:
             }
             systems[system.name] = {"vllm": system.vllm, "nccl": system.nccl, **tables}
     document = {
-        "source": f"https://pypi.org/project/{package}/{version}, aiconfigurator/systems/data",
+        "source": f"{package} {version} on PyPI, aiconfigurator/systems/data",
         "license": "Apache-2.0, Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES",
         "written_by": "benchmarks/kernels.py",
         "systems": systems,

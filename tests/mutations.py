@@ -312,13 +312,13 @@ MUTATIONS = (
     ),
     Mutation(
         f"{MAPPER}/simulate/layer.py",
-        "ffn=4 * size,",
+        "ffn=(3 if is_fused else 4) * size,",
         "ffn=3 * size,",
         "tests/mapper/test_memory_by_hand.py",
     ),
     Mutation(
         f"{MAPPER}/simulate/generation.py",
-        "count * share / any_",
+        "count * share / here",
         "count",
         "tests/mapper/test_simulators_by_hand.py",
     ),

@@ -46,7 +46,7 @@ def test_the_tables_are_small_and_name_their_source() -> None:
     text = resources.files("rlhf_mapper").joinpath("kernels.json").read_text()
     document = json.loads(text)
     assert len(text) <= MOST_BYTES
-    assert "aiconfigurator/0.8" in document["source"]
+    assert "aiconfigurator 0.8" in document["source"]
     assert document["license"].startswith("Apache-2.0")
     assert {"a100-80g", "h100-80g", "h200-141g", "b200-180g", "gb200-186g", "l40s-48g"} == set(document["systems"])
 

@@ -189,7 +189,7 @@ def test_layers_are_recomputed_where_nothing_else_fits() -> None:
 
     def asked(recomputes: dict[str, bool]) -> DeviceMapping | Infeasible:
         data = {"maxPromptTokens": 32_000, "maxResponseTokens": 32_000}
-        job = job_of("SFT", models={"actor": recomputes}, data=data, training={"batchSize": 32})
+        job = job_of("SFT", models={"actor": recomputes}, data=data, training={"batchSize": 32, "kernels": "Plain"})
         return auto_map(job, cluster_of(("h200-141g", 1, 8)), shapes_of(job, MODELS["7B"]), device="GPU")
 
     refused = asked({"gradientCheckpointing": False})
