@@ -1,10 +1,9 @@
 """The auto-mapper against what is known: python benchmarks/mapper.py [--json PATH] [PART ...].
 
 Parts: throughput, placements, transition, generation, points, public, passes, scaling, defects, real; by default all
-but the last, which takes minutes. All figures but those of `real` are predictions of the cost models: nothing runs on
-a GPU. `real` trains the tiny model with Ray on CPU slots in several placements, predicts each from one of them, and
-says how far it was off. Published figures are HybridFlow's, read off its figures (tests/mapper/oracles/testbed.py), and
-those of public.py beside it.
+but the last, which takes minutes. All figures but those of `real` are predictions: nothing runs on a GPU. `real` trains
+the tiny model with Ray on CPU slots in several placements, predicts each from one of them, and says how far it was off.
+Published figures are those of testbed.py (HybridFlow) and public.py in tests/mapper/oracles.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ from work import SIZES, changed, make_inputs, manifest, run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests is not installed
 
-import plan_defects
-
 from rlhf_mapper.auto_map import MappingProblem
 from rlhf_mapper.calibration import KIND_OF, Compared, compare_phases, correction_of
 from rlhf_mapper.coefficients import TRAINER, Correction, software_for
@@ -41,6 +38,7 @@ from rlhf_mapper.pools import PoolCosts
 from rlhf_mapper.prediction import cuts_of
 from rlhf_mapper.search.pruned import pruned
 from rlhf_planning.timeline import interval_text
+from tests.mapper import plan_defects
 from tests.mapper.oracles import public, testbed
 from tests.mapper.oracles.exhaustive import exhaustive
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf_mapper.hardware import Cluster
-from rlhf_mapper.simulate import memory
+from rlhf_mapper import kernels
+from rlhf_mapper.hardware import GPUS, Cluster
+from rlhf_mapper.simulate import memory, products
 from tests.mapper.planned_jobs import drawn
 from tests.mapper.test_plans_keep_their_promises import TOLERANCE, seconds_of
 
@@ -27,8 +28,15 @@ BLOCKS = [range(SOME), pytest.param(range(SOME, ALL), marks=pytest.mark.slow)]
 @pytest.mark.parametrize("seeds", BLOCKS, ids=["some", "all"])
 @pytest.mark.parametrize("figures", [("memory",), ("bf16", "fp32"), ("memory_bandwidth",)], ids=lambda names: names[0])
 def test_a_better_gpu_is_never_slower(figures: tuple[str, ...], seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for a rule of the trainer: a larger GPU keeps whole gradients, with less left for activations (seed 435)."""
+    """Two things are left out that may slow a better GPU.
+
+    By a rule of the trainer a larger one keeps whole gradients, with less left for activations (seed 435). And shares of
+    the roofline are those of the measured GPU that is most similar, which may be another one (seed 13).
+    """
     monkeypatch.setattr(memory, "WHOLE_GRADIENTS", 0.0)
+    nearest = kernels.nearest
+    for module in (kernels, products):
+        monkeypatch.setattr(module, "nearest", lambda gpu: nearest(GPUS[gpu.name]))
     for seed in seeds:
         factor = (1.1, 1.25, 2.0)[seed % 3]
         before, after = on_four_gpus(seed), on_four_gpus(seed, **dict.fromkeys(figures, factor))

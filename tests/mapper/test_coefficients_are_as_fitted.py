@@ -17,8 +17,8 @@ EFFICIENCY: dict[Device, dict[str, float]] = {
     "GPU": {
         "kernel": 0.84,
         "scoring": 0.83,
-        "prefill": 1.03,
-        "balance": 0.54,
+        "prefill": 1.02,
+        "balance": 0.53,
         "rollout": 0.62,
         "memory": 0.85,
         "link": 0.8,

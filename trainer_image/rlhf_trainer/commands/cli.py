@@ -166,9 +166,7 @@ def plan(
     ] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="Number of GPUs of each node.")] = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Type of the GPUs, such as a100-80g.")] = None,
-    inventory: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Plan for the cluster that this file describes.")
-    ] = None,
+    inventory: Annotated[Path | None, typer.Option(metavar="FILE", help="Plan for this file's cluster.")] = None,
     objective: Annotated[
         str | None,
         typer.Option(metavar="throughput|fewest-gpus=SECONDS|lowest-cost", help="Objective instead of the manifest's."),
@@ -176,9 +174,7 @@ def plan(
     in_json: Annotated[
         bool, typer.Option("--json", help="Print JSON: an object for one job, a list in running order for several.")
     ] = False,
-    graph: Annotated[
-        bool, typer.Option("--graph", help="Draw a step as a graph instead: its calls and the data between them.")
-    ] = False,
+    graph: Annotated[bool, typer.Option("--graph", help="Draw a step's calls and their data instead.")] = False,
     svg: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also draw the timeline of a step, or the graph, into this SVG file."),
