@@ -30,8 +30,8 @@ BLOCKS = [range(SOME), pytest.param(range(SOME, ALL), marks=pytest.mark.slow)]
 def test_a_better_gpu_is_never_slower(figures: tuple[str, ...], seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two things are left out that may slow a better GPU.
 
-    By a rule of the trainer a larger one keeps whole gradients, with less left for activations (seed 435). And shares of
-    the roofline are those of the measured GPU that is most similar, which may be another one (seed 13).
+    By a rule of the trainer a larger one keeps whole gradients, with less left for activations (seed 435). And shares
+    of the roofline are those of the measured GPU that is most similar, which may be another one (seed 13).
     """
     monkeypatch.setattr(memory, "WHOLE_GRADIENTS", 0.0)
     nearest = kernels.nearest
