@@ -25,6 +25,7 @@ DOCUMENT = {
     "imagePullSecrets": [],
     "acceptedLosses": [],
     "warnings": [],
+    "links": [],
     "metrics": [{"name": "reward/mean", "value": "0.5"}],
     "output": {"uri": "file:///runs/model"},
     "lastFailure": {"reason": "OutOfMemory", "exitCode": 5, "message": "The actor did not fit."},
@@ -34,6 +35,7 @@ DOCUMENT = {
 def test_a_status_is_written_in_camel_case_without_what_is_unset() -> None:
     assert STATUS.document() == DOCUMENT
     empty = (
+        "links",
         "metrics",
         "warnings",
         "conditions",

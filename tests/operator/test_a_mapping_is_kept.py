@@ -31,7 +31,7 @@ TWO = {"resources.nodes": 2, "resources.slotsPerNode": 4}
     ],
 )
 def test_the_pools_of_a_mapping_need_room(there: Sequence[ObservedNode], fits: bool) -> None:
-    job = changed("helpful-ppo", TWO)
+    job = changed("helpful-sft", TWO)
     have = mapped(job, nodes(2, 4, A100))
     assert (have.slots, {pool.gpu for pool in have.pools}) == (8, {"a100-80g"})
     assert still_fits(job, have, snapshot(job, there), SETTINGS) == fits
