@@ -134,7 +134,7 @@ def test_an_imported_reward_for_thoughts_is_trls(completion: str) -> None:
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_endless_judgements_go_on_side_by_side(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
-    endless, tests = "while True:\n    pass", "assert f(1) == 1"
-    options = {OPTIONS: [{"name": "Code", "seconds": 1.0}, 4.5, ranks], "tests": [tests] * 8}
+    endless, tests = "import time\ntime.sleep(60)", "assert f(1) == 1"
+    options = {OPTIONS: [{"name": "Code", "seconds": 0.2}, 4.5, ranks], "tests": [tests] * 8}
     found = score(["?"] * 8, [endless] * 8, [True] * 8, **options)
-    assert (found == [{"score": 0.0, "tests": 0.0}] * 8) == (ranks == 1)
+    assert (None not in found) == (ranks == 1)
