@@ -115,5 +115,6 @@ def collective_seconds(link: float, kind: Collective) -> Table:
     known, most = (2.0 ** (first + size - 1) for first, size in zip(table.first, table.logs.shape, strict=True))
     shortest = table.at(ranks, bytes_[0])
     more = (table.at(ranks, bytes_) - shortest) * np.maximum(bytes_ / most, 1.0)
-    seconds = shortest * np.maximum(ranks / known, 1.0) + more * source.gpu.link_bandwidth / 2 / link
+    slower = np.where(more > 0, source.gpu.link_bandwidth / 2 / link, 1.0)  # some longer messages were faster
+    seconds = shortest * np.maximum(ranks / known, 1.0) + more * slower
     return Table(np.log2(seconds), (0, 8))

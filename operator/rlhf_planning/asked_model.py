@@ -1,6 +1,7 @@
 """Model that a user names without a manifest: a folder with a config.json, a known name, a hub id, or a size."""
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from rlhf_api.files import read_text
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_api.spec.model_shape import HUB_IDS, KNOWN, Shape
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.config_file import ModelConfigError, architecture_in, shape_in
+from rlhf_mapper.config_file import ModelConfigError, architecture_in, shape_in, shape_of
 from rlhf_planning.numbers import number
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)([bm])")
@@ -35,8 +36,8 @@ class AskedModel:
 
 def model_of(text: str) -> AskedModel:
     """Return the model that MODEL of the command line names. Raises SpecError, with close names or for a file."""
-    path, name = Path(text).expanduser(), text.strip().lower()
-    if path.is_dir() or path.name == "config.json":
+    path, name = Path(text), text.strip().lower()
+    if (os.access(path, os.F_OK) and path.is_dir()) or path.name == "config.json":
         return _of_folder(path.parent if path.name == "config.json" else path)
     if size := SIZE.fullmatch(name):
         return _of_size(text, float(size[1]) * UNITS[size[2]])
@@ -55,11 +56,11 @@ def model_of(text: str) -> AskedModel:
 def _of_folder(folder: Path) -> AskedModel:
     file = folder / "config.json"
     try:
-        shape = shape_in(read_text(file, f"MODEL {folder}"))
+        text = read_text(file, f"MODEL {file}")
+        shape, model = shape_in(text), shape_of(text, "actor")
     except ModelConfigError as error:
         raise SpecError([Problem(str(file), str(error))]) from None
     fields = shape.model_dump(by_alias=True, exclude_none=True)
-    model = architecture_in(shape, "actor")
     return AskedModel(uri=folder.absolute().as_uri(), shape=fields, architecture=model, found=f"its shape is in {file}")
 
 

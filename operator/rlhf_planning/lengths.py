@@ -1,5 +1,6 @@
 """Lengths of prompts and responses that a command line gives: a distribution, or a file of lengths."""
 
+import os
 import re
 from pathlib import Path
 
@@ -21,11 +22,11 @@ def lengths_of(text: str, option: str, *, most: int) -> tuple[float, ...]:
     """
     path = f"{option} {text}"
     named = NAMED.fullmatch(text)
-    if named is None:
+    if named is None and os.access(text, os.F_OK):
         return _past_lengths(text, path, most)
-    mean, p99 = int(named["mean"]), int(named["p99"] or 0)
-    if mean > most or (p99 and named["fixed"]) or (named["around"] and not p99):
-        raise SpecError([Problem(path, f"is no MEAN, MEAN,P99 or fixed(TOKENS) of at most {most} tokens")])
+    mean, p99 = (int(named["mean"]), int(named["p99"] or 0)) if named else (0, 0)
+    if named is None or mean > most or (p99 and named["fixed"]) or (named["around"] and not p99):
+        raise SpecError([Problem(path, f"is no MEAN, MEAN,P99 or fixed(TOKENS) of at most {most} tokens, and no file")])
     if named["fixed"]:
         return (float(mean),)
     try:

@@ -12,7 +12,7 @@ from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_api.tables import read_table
 from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Gpu, NodeGroup, gpu_of_product
 
-Amount = Annotated[float, Field(gt=0)]
+Amount = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 
 
 class Offer(NamedTuple):
@@ -98,6 +98,8 @@ def market_of(file: Path | None) -> Market:
         message = "is no list of prices; write lines such as `h100: 2.5` or, with spot, `h100: [2.5, 0.9]`"
         raise SpecError([Problem(path, message)]) from None
     gpus = {gpu: offer._replace(on_demand=None, spot=None, source="") for gpu, offer in PRICES.gpus.items()}
+    if len({named_gpu(name, path) for name in found}) < len(found):
+        raise SpecError([Problem(path, "has several prices of one GPU type, such as of h100 and h100-80g")])
     for name, price in found.items():
         gpu, own = named_gpu(name, path), price if isinstance(price, OwnPrice) else OwnPrice(price)
         gpus[gpu] = gpus.get(gpu, UNKNOWN)._replace(on_demand=own.on_demand, spot=own.spot, source=str(file))

@@ -15,7 +15,7 @@ from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping
 from rlhf_mapper.workload import lognormal
 from rlhf_planning.asked_model import AskedModel
 
-TOKENS = re.compile(r"(\d+(?:\.\d+)?)(k?)")
+TOKENS = re.compile(r"(\d{1,12}(?:\.\d+)?)(k?)")
 SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|min|m|h|d)?")
 SECONDS = {None: 1, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 TAIL = 2.0
@@ -46,17 +46,19 @@ class Training(NamedTuple):
 
 
 def tokens_of(text: str, path: str) -> int:
-    """Return a number of tokens; `16k` is 16,384. Raises SpecError."""
-    if not (found := TOKENS.fullmatch(text.strip().lower())):
+    """Return a number of tokens above 0; `16k` is 16,384. Raises SpecError."""
+    found = TOKENS.fullmatch(text.strip().lower())
+    if not (tokens := round(float(found[1]) * (1024 if found[2] else 1)) if found else 0):
         raise SpecError([Problem(path, f"is {text}, expected a number of tokens, such as 16k")])
-    return round(float(found[1]) * (1024 if found[2] else 1))
+    return tokens
 
 
 def seconds_of(text: str, path: str) -> float:
-    """Return the seconds of a duration such as 48h, 2min or 90. Raises SpecError."""
-    if not (found := SPAN.fullmatch(text.strip().lower())):
+    """Return the seconds of a duration above 0 such as 48h, 2min or 90. Raises SpecError."""
+    found = SPAN.fullmatch(text.strip().lower())
+    if not (seconds := float(found[1]) * SECONDS[found[2]] if found else 0.0):
         raise SpecError([Problem(path, f"is {text}, expected a duration, such as 48h, 2min or 90s")])
-    return float(found[1]) * SECONDS[found[2]]
+    return seconds
 
 
 def document_of(model: AskedModel, training: Training) -> dict[str, Any]:
@@ -65,6 +67,10 @@ def document_of(model: AskedModel, training: Training) -> dict[str, Any]:
     if (name := known.get(training.algorithm.lower())) is None:
         message = f"is {training.algorithm}; {suggestion(training.algorithm, ALGORITHMS)}"
         raise SpecError([Problem("--algorithm", message)])
+    longest, most = training.prompt + training.response, model.architecture.positions
+    if 0 < most < longest and not ALGORITHMS[name].offline:
+        message = f"are {longest} tokens together, but the model reads {most} at most (max_position_embeddings)"
+        raise SpecError([Problem("--prompt and --response", message)])
     algorithm, place = ALGORITHMS[name], {"uri": model.uri, "shape": dict(model.shape)}
     roles = [role for role in (*algorithm.trained, *algorithm.frozen) if role not in (*PLACED_WITH, "reference")]
     adapter = {"lora": {"rank": training.lora, "alpha": 2 * training.lora}} if training.lora else {}

@@ -107,7 +107,7 @@ class Row:
         notes += ["optimizer on host"] * ("OptimizerInHost" in offloads)
         notes += ["idle states on host"] * bool(offloads - {"OptimizerInHost"})
         notes += ["recomputes layers"] * any(model.recomputes for model in models)
-        return ", ".join(notes + [f"{self.idle} GPUs idle"] * bool(self.idle))
+        return ", ".join(notes + [f"{self.idle} GPU{'s' * (self.idle > 1)} idle"] * bool(self.idle))
 
     @property
     def slowest(self) -> tuple[str, float]:
@@ -175,7 +175,9 @@ def size_job(
     wanted: as of `wanted_gpus`; if empty, the front of all types with a price. responses: sampled lengths in tokens;
     if empty, all have the limit. Raises SpecError.
     """
-    task, steps = task_of(job, shapes_of(job), device="GPU", responses=responses), job.spec.training.total_steps or 1
+    if not (steps := job.spec.training.total_steps):
+        raise SpecError([Problem("spec.training.totalSteps", "is missing, and hours and money are those of all steps")])
+    task = task_of(job, shapes_of(job), device="GPU", responses=responses)
     fits = {gpu: _screen(task, gpu, market) for gpu in dict.fromkeys(gpu for gpu, _ in wanted) or market.priced()}
 
     @cache
@@ -226,7 +228,10 @@ def _screen(task: MappingProblem, gpu: str, market: Market) -> dict[int, float]:
 
 def _near_front(points: Sequence[tuple[str, int, float]], market: Market) -> list[Point]:
     """Return the hardware that is near the front; points: GPU type, number, seconds of a step in one pool."""
-    dear = [(gpu, count, took, took * count * (market.gpus[gpu].on_demand or 1.0)) for gpu, count, took in points]
+    dear = [
+        (gpu, count, took, took * count * (market.gpus.get(gpu, UNKNOWN).on_demand or 1.0))
+        for gpu, count, took in points
+    ]
     return [
         (gpu, count)
         for gpu, count, took, cost in dear
@@ -262,7 +267,9 @@ def choose(rows: Sequence[Row], limits: Limits) -> tuple[Row | None, str]:
     sure = [row for row in rows if row.excess(limits, case=2) <= 1]
     within = sure or [row for row in rows if row.excess(limits) <= 1]
     if not within:
-        return min(rows, key=lambda row: row.excess(limits)), f"the nearest to {limits}, which nothing here meets"
+        nearest = min(rows, key=lambda row: row.excess(limits))
+        unpriced = ", as without a price none meets a budget" * math.isinf(nearest.excess(limits))
+        return nearest, f"the nearest to {limits}, which nothing here meets{unpriced}"
     hedge = ", its whole interval too" if sure else ", by the prediction; the high end of its interval is not"
     where = f" within {limits}{hedge}" * (limits != Limits())
     if len(rows) == 1:

@@ -34,6 +34,12 @@ def load_of(*responses: float) -> Workload:
     return Workload(sequences=64, prompt=Lengths((100.0,)), response=Lengths(responses), work={})
 
 
+@pytest.mark.parametrize("kind", ["custom", "all_reduce", "all_gather", "reduce_scatter"])
+def test_a_link_of_any_speed_has_collectives(kind: kernels.Collective) -> None:
+    for link in (0.1e9, 1e9, 2e9, 6e9, 30e9, 2e12):  # a slice of a GPU has 1.9 GB/s
+        assert np.isfinite(kernels.collective_seconds(link, kind).logs).all()
+
+
 def test_a_table_gives_its_points_and_between_them_its_slope() -> None:
     table = kernels.Table(np.log2(np.array([[1.0, 4.0], [2.0, 16.0]])), (0, 3))
     assert table.at(np.array([1.0, 2.0]), np.array([8.0, 16.0])).tolist() == pytest.approx([1, 16])

@@ -57,6 +57,25 @@ def test_a_type_without_a_price_is_sized_by_gpu_hours() -> None:
     assert {row["cost"] for row in found["rows"]} == {None}
     assert found["why"] == "the fewest GPU hours"
     assert "no price" in ask("7b --gpus mi300x")
+    assert answer("7b --gpus a100-pcie-40g")["rows"], "a type of which the market knows nothing"
+    assert "which nothing here meets, as without a price none meets a budget" in ask("7b --gpus mi300x --budget 9")
+
+
+def test_a_picture_without_a_price_or_row_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sized.png"
+    assert "shows hours against money, and no row has a price" in ask(f"7b --gpus mi300x --png {file}", UNFIT)
+    assert "drawn" not in ask(f"405b --gpus t4 --png {file}", UNFIT)
+    assert not file.exists()
+
+
+def test_what_a_model_reads_limits_the_lengths(tmp_path: Path) -> None:
+    assert f"MODEL {tmp_path}/config.json: cannot be read: No such file" in ask(str(tmp_path), MISTAKE)
+    sizes = '"hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32, "intermediate_size": 5632'
+    config = f'{{"model_type": "llama", {sizes}, "vocab_size": 32000, "max_position_embeddings": 2048}}'
+    (tmp_path / "config.json").write_text(config)
+    told = ask(f"{tmp_path} --response 2k --gpus h100=8", MISTAKE)
+    assert "--prompt and --response: are 3072 tokens together, but the model reads 2048 at most" in told
+    assert answer(f"{tmp_path} --response 1k --gpus h100=8")["chosen"]
 
 
 def test_an_interruption_costs_half_an_interval_and_a_restart() -> None:
@@ -74,6 +93,15 @@ def test_an_interruption_costs_half_an_interval_and_a_restart() -> None:
         ("7b --algorithm GRP", "--algorithm: is GRP; did you mean GRPO?"),
         ("7b --response lots", "--response: is lots, expected a number of tokens, such as 16k"),
         ("7b --response 1k --mean 2k", "--mean: is 2048, above the limit of 1024 (--response)"),
+        ("7b --mean 0.2", "--mean: is 0.2, expected a number of tokens"),
+        (f"7b --response {'9' * 400}", "expected a number of tokens, such as 16k"),
+        ("7b --step-time 0", "--step-time: is 0, expected a duration, such as 48h, 2min or 90s"),
+        ("~no-such-user/model", "MODEL ~no-such-user/model: is neither a folder nor one of the table's models"),
+        ("m" * 300, "is neither a folder nor one of the table's models"),
+        (
+            "7b --set spec.training.totalSteps=null --set spec.training.totalEpochs=1",
+            "spec.training.totalSteps: is missing",
+        ),
         ("7b --deadline soon", "--deadline: is soon, expected a duration, such as 48h, 2min or 90s"),
         ("7b --set spec.training.nonsense=1", "spec.training.nonsense: unknown field"),
     ],
@@ -84,9 +112,11 @@ def test_a_mistake_is_a_sentence_with_close_names(question: str, sentence: str) 
 
 def test_a_price_list_that_is_none_says_what_one_is(tmp_path: Path) -> None:
     file = tmp_path / "prices.yaml"
-    for text in ("h100: cheap", "- 3", "h100: -1", ""):
+    for text in ("h100: cheap", "- 3", "h100: -1", "", "h100: .inf", "h100: true"):
         file.write_text(text)
         assert "write lines such as `h100: 2.5`" in ask(f"7b --prices {file}", MISTAKE)
+    file.write_text("h100: 3\nh100-80g: 4")
+    assert "has several prices of one GPU type" in ask(f"7b --prices {file}", MISTAKE)
     file.write_text("h101: 3")
     assert "h101 is no known GPU; did you mean h100?" in ask(f"7b --prices {file}", MISTAKE)
 

@@ -19,6 +19,7 @@ from rlhf_mapper.calibration import KIND_OF
 from rlhf_mapper.hardware import GPUS, Cluster, FoundGpu, NodeGroup, figures_of
 from rlhf_mapper.mapping import PHASES, STAGES
 from rlhf_planning.job_plan import objective_of
+from rlhf_planning.lengths import lengths_of
 from rlhf_planning.machines import UnknownGpuError, device_of, local_cluster
 from rlhf_trainer.commands import plan as plan_command
 from rlhf_trainer.commands.cli import app
@@ -159,6 +160,8 @@ def test_lengths_of_past_texts_are_a_file(manifest: Path, option: str) -> None:
 def test_lengths_that_cannot_be_are_refused(manifest: Path, lengths: str) -> None:
     for option in ("--response-tokens", "--prompt-tokens"):
         assert plan(manifest, *TWO_NODES, f"{option}={lengths}")[0] == 2
+    with pytest.raises(SpecError, match="is no MEAN, MEAN,P99 or fixed|99 of 100"):
+        lengths_of(lengths, "--response-tokens", most=1024)
 
 
 def test_what_fits_nowhere_is_an_answer_in_json_too(manifest: Path) -> None:
@@ -305,6 +308,15 @@ def test_responses_are_as_long_as_in_an_earlier_run(tmp_path: Path) -> None:
     assert assumed["predicted"]["response_source"] == "assumed: 50% of the limit"
     given = planned(EXAMPLES[0], "helpful-ppo", f"--output={run}", "--response-tokens=fixed(3)")
     assert given["predicted"]["response_tokens"] == 3
+
+
+def test_lengths_are_of_any_run_that_has_measured_them(tmp_path: Path) -> None:
+    before = planned(EXAMPLES[0], "helpful-ppo")
+    runs = [run_folder(tmp_path / name, before, factor=1) for name in ("without", "with")]
+    metrics = runs[1] / "helpful-ppo" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace("}", ', "response_length/mean": 6.0}'))
+    after = planned(EXAMPLES[0], "helpful-ppo", *(word for run in runs for word in ("--calibrate", run)))
+    assert after["predicted"]["response_tokens"] == pytest.approx(6, rel=0.1)
 
 
 @pytest.mark.parametrize(

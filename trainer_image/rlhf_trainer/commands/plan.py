@@ -77,7 +77,7 @@ def plans_of(
 
     cluster: by default this machine. objective: by default the manifest's. calibrate: folders of earlier runs, whose
     measured times correct the prediction. responses, prompts: lengths as of `lengths_of`; responses are by default as
-    long as in the first of these runs, or in an earlier run in `output`. Raises SpecError; DataError if a model's shape
+    long as in these runs, or in an earlier run in `output`. Raises SpecError; DataError if a model's shape
     cannot be read.
     """
     plans = []
@@ -106,8 +106,8 @@ def plans_of(
 
 
 def _measured_lengths(runs: Sequence[Sequence[JobRecord]], job: Job) -> Sequence[float]:
-    """Return response lengths by the median of a job's mean lengths in the first of some runs; empty if unmeasured."""
-    records = [row for record in runs[0] if record.name == job.name for row in record.records] if runs else []
+    """Return response lengths by the median of a job's mean lengths in some runs; empty if unmeasured."""
+    records = [row for run in runs for record in run if record.name == job.name for row in record.records]
     means = [row["response_length/mean"] for row in records if row.get("response_length/mean", 0) > 0]
     return lengths_around(max(median(means), 1.0), float(job.spec.data.max_response_tokens)) if means else ()
 

@@ -53,7 +53,7 @@ def size_and_print(
             output.mkdir(parents=True, exist_ok=True)
             for name in (name for name, (text, _) in files.items() if text):
                 (output / name).write_text(files[name][0])
-    for picture in pictures:
+    for picture in pictures if sizing.rows else ():
         _draw(sizing, title, picture)
     if len(sizing.unfit) == len(wanted) and (wanted or not sizing.rows):
         raise EnvironmentProblem("; ".join(sizing.unfit) or "the job fits on none of the GPUs with a price")
@@ -108,6 +108,8 @@ def _draw(sizing: Sizing, title: str, picture: Path) -> None:
     except ModuleNotFoundError as error:
         message = f"{picture}: is drawn by {error.name}, which is not installed: pip install 'rlhf-operator[plots]'"
         raise EnvironmentProblem(message) from error
+    if not any(row.price for row in sizing.rows):
+        raise EnvironmentProblem(f"{picture}: shows hours against money, and no row has a price (--prices)")
     with writing(picture):
         size_figure(sizing, title, picture)
     typer.echo(f"drawn into {picture}", err=True)

@@ -38,8 +38,8 @@ def declare(program: Program) -> None:
         from rlhf_planning.sized_job import Training, tokens_of
         from rlhf_trainer.commands.size import limits_of, size_and_print  # numpy: time that `validate` does not need
 
-        lengths = {"response": response, "prompt": prompt, "mean": mean or "0"}
-        tokens = {name: tokens_of(text, f"--{name}") for name, text in lengths.items()}
+        lengths = {"response": response, "prompt": prompt, "mean": mean}
+        tokens = {name: tokens_of(text, f"--{name}") if text or name != "mean" else 0 for name, text in lengths.items()}
         training = Training(
             algorithm, **tokens, samples=samples, prompts=prompts, lora=lora, steps=steps, sets=sets or ()
         )
