@@ -69,25 +69,21 @@ def _of_size(text: str, parameters: float) -> AskedModel:
 
     def distance(name: str) -> float:
         named = NOMINAL.search(name)
-        size = float(named[1]) * UNITS[named[2]] if named else float(_architecture(name).parameters)
+        size = (
+            float(named[1]) * UNITS[named[2]] if named else float(architecture_in(Shape(name=name), "actor").parameters)
+        )
         return abs(math.log(size / parameters)) if parameters else math.inf
 
     nearest = min((name for name in KNOWN if "num_experts" not in KNOWN[name]), key=distance)
     if distance(nearest) > math.log(MAX_RATIO):
-        message = (
-            f"is far from all dense models of the table; the nearest is {nearest}; pass a folder with a config.json"
-        )
-        raise SpecError([Problem(f"MODEL {text}", message)])
+        message = f"is far from all dense models of the table; the nearest is {nearest}"
+        raise SpecError([Problem(f"MODEL {text}", f"{message}; pass a folder with a config.json")])
     return _known(nearest, HUB_IDS[nearest][0], f"{text} is taken as {nearest}, the nearest dense model of the table")
 
 
 def _known(name: str, hub: str, found: str) -> AskedModel:
-    model = _architecture(name)
+    model = architecture_in(Shape(name=name), "actor")
     return AskedModel(uri=f"hf://{hub}", shape={"name": name}, architecture=model, found=found)
-
-
-def _architecture(name: str) -> Architecture:
-    return architecture_in(Shape(name=name), "actor")
 
 
 def _by_hub_id() -> dict[str, tuple[str, str]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.files import read_text
@@ -39,10 +39,6 @@ class Market(NamedTuple):
         host = None if offer.host is None else offer.host * GB
         return NodeGroup(gpu=GPUS[gpu], count=count // of_node, gpus_per_node=of_node, host_memory=host)
 
-    def priced(self) -> list[str]:
-        """Return the GPU types with a price."""
-        return [gpu for gpu, offer in self.gpus.items() if offer.on_demand is not None]
-
 
 class Instance(NamedTuple):
     """Row of instances.yaml, which says what the columns are."""
@@ -52,11 +48,6 @@ class Instance(NamedTuple):
     gpus: int
     host_memory: float
     network: float | None
-
-    def described(self, name: str) -> str:
-        """Return an instance type in words: `AWS p5.48xlarge (2048 GiB, 3200 Gb/s)`."""
-        network = "" if self.network is None else f", {self.network:g} Gb/s"
-        return f"{self.provider} {name} ({self.host_memory:g} GiB{network})"
 
 
 class OwnPrice(NamedTuple):
@@ -70,7 +61,6 @@ UNKNOWN = Offer((), 8, None, None, None, "")
 """Offer of a GPU type that the table lacks."""
 PRICES = read_table(__package__, "prices.yaml", Market)
 INSTANCES: Mapping[str, Instance] = read_table(__package__, "instances.yaml", dict[str, Instance])
-"""Instance types of clouds by name."""
 
 
 def named_gpu(text: str, path: str = "--gpus") -> str:
@@ -87,14 +77,13 @@ def market_of(file: Path | None) -> Market:
     """Return the table's market, or with a user's prices instead: `h100: 2.5`, or `h100: [2.5, 0.9]` with spot."""
     if file is None:
         return PRICES
-    path = f"--prices {file}"
-    text = read_text(file, path)
+    text = read_text(file, path := f"--prices {file}")
     try:
         (document,) = kubectl_yaml.read(text, f"{file}: ")
         found = TypeAdapter(dict[str, Amount | OwnPrice]).validate_python(document)
-    except (ValidationError, ValueError) as error:
-        if isinstance(error, SpecError):
-            raise
+    except SpecError:
+        raise
+    except ValueError:  # of pydantic, too
         message = "is no list of prices; write lines such as `h100: 2.5` or, with spot, `h100: [2.5, 0.9]`"
         raise SpecError([Problem(path, message)]) from None
     gpus = {gpu: offer._replace(on_demand=None, spot=None, source="") for gpu, offer in PRICES.gpus.items()}
@@ -102,11 +91,14 @@ def market_of(file: Path | None) -> Market:
         raise SpecError([Problem(path, "has several prices of one GPU type, such as of h100 and h100-80g")])
     for name, price in found.items():
         gpu, own = named_gpu(name, path), price if isinstance(price, OwnPrice) else OwnPrice(price)
-        gpus[gpu] = gpus.get(gpu, UNKNOWN)._replace(on_demand=own.on_demand, spot=own.spot, source=str(file))
+        gpus[gpu] = gpus.get(gpu, UNKNOWN)._replace(**own._asdict(), source=str(file))
     return Market(str(file), gpus)
 
 
 def instances_with(gpu: Gpu, count: int) -> list[str]:
-    """Return, in words, the instance types that are one node of `count` GPUs of a type."""
-    fitting = ((name, each) for name, each in INSTANCES.items() if each.gpus == count)
-    return [each.described(name) for name, each in fitting if gpu_of_product(each.product) == gpu]
+    """Return the instance types that are one node of `count` GPUs: `AWS p5.48xlarge (2048 GiB, 3200 Gb/s)`."""
+    return [
+        f"{each.provider} {name} ({each.host_memory:g} GiB{'' if each.network is None else f', {each.network:g} Gb/s'})"
+        for name, each in INSTANCES.items()
+        if each.gpus == count and gpu_of_product(each.product) == gpu
+    ]

@@ -12,14 +12,12 @@ from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_api.spec.algorithm_table import ALGORITHMS
 from rlhf_mapper.config_file import manifest_architecture
 from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping
-from rlhf_mapper.workload import lognormal
+from rlhf_mapper.workload import lengths_around
 from rlhf_planning.asked_model import AskedModel
 
 TOKENS = re.compile(r"(\d{1,12}(?:\.\d+)?)(k?)")
 SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|min|m|h|d)?")
 SECONDS = {None: 1, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
-TAIL = 2.0
-"""Default length that 99 of 100 responses do not reach, as a multiple of the mean, but never above the limit."""
 DATA = "file:///data/train.jsonl"
 """Place of the training data in the manifest, which the user replaces."""
 
@@ -41,8 +39,7 @@ class Training(NamedTuple):
         """Return the lengths of responses in tokens; empty if no mean is known. SpecError for an impossible mean."""
         if self.mean > self.response:
             raise SpecError([Problem("--mean", f"is {self.mean}, above the limit of {self.response} (--response)")])
-        most = min(TAIL * self.mean, float(self.response))
-        return lognormal(self.mean, most, most=self.response) if most > self.mean else (most,) * bool(self.mean)
+        return lengths_around(self.mean, float(self.response)) if self.mean else ()
 
 
 def tokens_of(text: str, path: str) -> int:

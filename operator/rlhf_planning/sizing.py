@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any
 
 from rlhf_api.job import Job
@@ -23,8 +24,6 @@ RESTART_MINUTES = 10.0
 """Assumed minutes from the loss of a node to the next step: a new node, its image, the weights."""
 TIGHT = 0.1
 """Share of a GPU's usable memory below which free memory is called tight."""
-Point = tuple[str, int]
-"""GPU type and number of GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +59,10 @@ class Row:
         return self.mapping.prediction
 
     @property
+    def instances(self) -> list[str]:
+        return instances_with(GPUS[self.gpu], self.gpus // self.nodes)
+
+    @property
     def seconds(self) -> tuple[float, float, float]:
         """Seconds of a step: low, predicted, high."""
         return self.prediction.low, self.prediction.step_seconds, self.prediction.high
@@ -89,13 +92,11 @@ class Row:
     def room(self) -> tuple[float, str, str]:
         """(free bytes, stage, largest part) of the fullest GPU at its fullest moment; the KV cache counts as free."""
         found = []
-        for pool in self.mapping.pools:
-            for stage in STAGES:
-                parts = self.prediction.peak(pool.models, stage)
-                used = {part: size for part, size in parts.items() if part != "kv_cache"}
-                if used:
-                    free = self.prediction.memory_limit[pool.name] - sum(used.values())
-                    found.append((free, stage, max(used, key=lambda part: used[part])))
+        for pool, stage in product(self.mapping.pools, STAGES):
+            parts = self.prediction.peak(pool.models, stage)
+            if used := {part: size for part, size in parts.items() if part != "kv_cache"}:
+                free = self.prediction.memory_limit[pool.name] - sum(used.values())
+                found.append((free, stage, max(used, key=lambda part: used[part])))
         return min(found)
 
     @property
@@ -130,11 +131,6 @@ class Row:
         answer |= {"price_per_gpu_hour": self.price, "cost": self.cost(), "spot_cost": self.cost(spot=True)}
         answer |= {"free_bytes": free, "fullest": f"{stage}: {part}", "tight": self.tight}
         return answer | {"slowest": {"phase": phase, "share": share}, "instances": self.instances}
-
-    @property
-    def instances(self) -> list[str]:
-        """Instance types of clouds that are one node of the row, in words."""
-        return instances_with(GPUS[self.gpu], self.gpus // self.nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,38 +174,37 @@ def size_job(
     if not (steps := job.spec.training.total_steps):
         raise SpecError([Problem("spec.training.totalSteps", "is missing, and hours and money are those of all steps")])
     task = task_of(job, shapes_of(job), device="GPU", responses=responses)
-    fits = {gpu: _screen(task, gpu, market) for gpu in dict.fromkeys(gpu for gpu, _ in wanted) or market.priced()}
+    priced = (gpu for gpu, offer in market.gpus.items() if offer.on_demand is not None)
+    fits = {gpu: _screen(task, gpu, market) for gpu in (dict(wanted) or priced)}
 
     @cache
     def row_of(gpu: str, gpus: int) -> Row | None:
         nodes, offer = market.nodes(gpu, gpus), market.gpus.get(gpu, UNKNOWN)
         if not (mapping := mapping_of(task, Cluster((nodes,)))):
             return None
-        prices = {"price": offer.on_demand, "spot": offer.spot}
-        return Row(gpu=gpu, gpus=gpus, nodes=nodes.count, mapping=mapping, steps=steps, **prices)
+        return Row(
+            gpu=gpu, gpus=gpus, nodes=nodes.count, mapping=mapping, steps=steps, price=offer.on_demand, spot=offer.spot
+        )
 
     rows, unfit = list[Row](), list[str]()
     for group in [[gpu] for gpu, count in wanted if not count] if wanted else [list(fits)]:
         near = _near_front([(gpu, count, seconds) for gpu in group for count, seconds in fits[gpu].items()], market)
         rows += _front([row for point in near if (row := row_of(*point))])
         unfit += [f"{gpu}: does not fit on up to {MAX_GPUS}" for gpu in group if wanted and not fits[gpu]]
-    for gpu, count in wanted:
-        if count and not (row := row_of(gpu, count)):
-            enough = min((other for other in fits[gpu] if other > count), default=None)
-            unfit.append(f"{count} x {gpu}: {_why_unfit(job, Cluster((market.nodes(gpu, count),)), responses, enough)}")
+    for gpu, count in ((gpu, count) for gpu, count in wanted if count):
+        if not (row := row_of(gpu, count)):
+            enough = min((other for other in fits[gpu] if other > count), default=0)
             row = row_of(gpu, enough) if enough else None
-        rows += [row] if count and row else []
-    points = [
-        (min(counts), market.gpus.get(gpu, UNKNOWN).on_demand or 0.0, gpu) for gpu, counts in fits.items() if counts
-    ]
+            nodes, found = Cluster((market.nodes(gpu, count),)), f"; the smallest that fits is {enough}"
+            why = found if enough else f": {auto_map(job, nodes, shapes, device='GPU', responses=responses)}"
+            unfit.append(f"{count} x {gpu}: does not fit{why}")
+        rows += [row] if row else []
+    offers = {gpu: market.gpus.get(gpu, UNKNOWN).on_demand or 0.0 for gpu in fits}
+    fewest = min(((min(counts), offers[gpu], gpu) for gpu, counts in fits.items() if counts), default=None)
     chosen, why = choose(rows, limits)
-    return Sizing(
-        rows=tuple(sorted(dict.fromkeys(rows), key=lambda row: (row.money, row.hours[1]))),
-        chosen=chosen,
-        why=why,
-        smallest=row_of(min(points)[2], min(points)[0]) if points else None,
-        unfit=tuple(unfit),
-    )
+    ordered = tuple(sorted(dict.fromkeys(rows), key=lambda row: (row.money, row.hours[1])))
+    smallest = row_of(fewest[2], fewest[0]) if fewest else None
+    return Sizing(rows=ordered, chosen=chosen, why=why, smallest=smallest, unfit=tuple(unfit))
 
 
 def _screen(task: MappingProblem, gpu: str, market: Market) -> dict[int, float]:
@@ -226,7 +221,7 @@ def _screen(task: MappingProblem, gpu: str, market: Market) -> dict[int, float]:
     return found
 
 
-def _near_front(points: Sequence[tuple[str, int, float]], market: Market) -> list[Point]:
+def _near_front(points: Sequence[tuple[str, int, float]], market: Market) -> list[tuple[str, int]]:
     """Return the hardware that is near the front; points: GPU type, number, seconds of a step in one pool."""
     dear = [
         (gpu, count, took, took * count * (market.gpus.get(gpu, UNKNOWN).on_demand or 1.0))
@@ -249,13 +244,6 @@ def _front(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _why_unfit(job: Job, cluster: Cluster, responses: Sequence[float], enough: int | None) -> str:
-    """Return why a job does not fit on a cluster, and what would do: as many GPUs as are enough, or other remedies."""
-    if enough:
-        return f"does not fit; the smallest that fits is {enough}"
-    return f"does not fit: {auto_map(job, cluster, shapes_of(job), device='GPU', responses=responses)}"
-
-
 def choose(rows: Sequence[Row], limits: Limits) -> tuple[Row | None, str]:
     """Return the best row within the limits, or else the nearest one, and the reason in words.
 
@@ -272,11 +260,12 @@ def choose(rows: Sequence[Row], limits: Limits) -> tuple[Row | None, str]:
         return nearest, f"the nearest to {limits}, which nothing here meets{unpriced}"
     hedge = ", its whole interval too" if sure else ", by the prediction; the high end of its interval is not"
     where = f" within {limits}{hedge}" * (limits != Limits())
+    by_money = min(within, key=lambda row: (row.money, row.gpus * row.hours[1]))
+    best, word = by_money, "the fewest GPU hours" if by_money.cost() is None else "the cheapest"
     if len(rows) == 1:
-        return within[0], "what fits" + where
-    if math.isfinite(limits.budget) and limits == Limits(budget=limits.budget):
-        return min(within, key=lambda row: row.hours[1]), f"the fastest{where}"
-    if math.isfinite(limits.step) and limits == Limits(step=limits.step):
-        return min(within, key=lambda row: (row.gpus, row.money)), f"the fewest GPUs{where}"
-    cheapest = min(within, key=lambda row: (row.money, row.gpus * row.hours[1]))
-    return cheapest, f"{'the fewest GPU hours' if cheapest.cost() is None else 'the cheapest'}{where}"
+        word = "what fits"
+    elif limits != Limits() and limits == Limits(budget=limits.budget):
+        best, word = min(within, key=lambda row: row.hours[1]), "the fastest"
+    elif limits != Limits() and limits == Limits(step=limits.step):
+        best, word = min(within, key=lambda row: (row.gpus, row.money)), "the fewest GPUs"
+    return best, word + where

@@ -16,7 +16,6 @@ from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing
 from rlhf_planning.timeline import interval_text, plain
 
 MAX_INSTANCES = 4
-"""Largest number of instance types that a sentence names."""
 
 
 def print_sizing(sizing: Sizing, job: Job, market: Market, limits: Limits, *, title: str, closing: str) -> None:
@@ -29,9 +28,7 @@ def print_sizing(sizing: Sizing, job: Job, market: Market, limits: Limits, *, ti
         for sentence in sizing.unfit:
             console.print(Prose(sentence))
         if sizing.rows:
-            console.print()
-            console.print(Padding(table_of(sizing), (0, 0, 0, 0), expand=False))
-            console.print()
+            console.print("", Padding(table_of(sizing), 0, expand=False), "", sep="\n")
         for sentence in [*sentences_of(sizing, job, market, limits), closing]:
             console.print(Prose(sentence))
     typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
@@ -45,17 +42,10 @@ def table_of(sizing: Sizing) -> Table:
     table.add_column("tight")
     for row in sizing.rows:
         cost = "no price" if row.cost() is None else money(row.cost())
-        step, hours = interval_text(*(row.seconds[case] for case in (1, 0, 2))), hours_text(row)
-        cells = [
-            str(row.gpus),
-            row.gpu,
-            step,
-            hours,
-            cost,
-            f"{row.room[0] / 1e9:.0f} GB",
-            row.tight,
-        ]
-        table.add_row(">" if row is sizing.chosen else "", *cells, style="bold" if row is sizing.chosen else "")
+        step = interval_text(*(row.seconds[case] for case in (1, 0, 2)))
+        mark, style = (">", "bold") if row is sizing.chosen else ("", "")
+        free = f"{row.room[0] / 1e9:.0f} GB"
+        table.add_row(mark, str(row.gpus), row.gpu, step, hours_text(row), cost, free, row.tight, style=style)
     return table
 
 
@@ -65,7 +55,7 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
         yield "The job fits on none of the hardware that was asked for."
         return
     phase, share = row.slowest
-    yield f"> {name_of(row)} is {sizing.why}: {hours_text(row)} h{_with_money(row)}; {share:.0%} of it is {phase}."
+    yield f"> {name_of(row)} is {sizing.why}: {_work(row)}; {share:.0%} of it is {phase}."
     if (cost := row.cost()) and limits.budget < math.inf:
         yield f"  {money(limits.budget)} USD buy about {int(limits.budget / cost * row.steps):,} steps on it."
     if row.spot is not None:
@@ -80,8 +70,7 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
         names = (name.partition(" (")[0] for name in row.instances[:MAX_INSTANCES])
         yield f"  Instances: {f'{row.nodes} of ' * (row.nodes > 1)}{', '.join(names)}{more}."
     if (small := sizing.smallest) and small is not row:
-        hours = f"{hours_text(small)} h{_with_money(small)}"
-        yield f"Smallest that fits: {name_of(small)}, {hours}{f'; {small.tight}' * bool(small.tight)}."
+        yield f"Smallest that fits: {name_of(small)}, {_work(small)}{f'; {small.tight}' * bool(small.tight)}."
     source = market.gpus[row.gpu].source if row.price else ""
     yield (
         f"Prices: {market.date}{f', {source}' * bool(source)}; GPUs alone, on demand. About 80 % of jobs should be "
@@ -106,6 +95,6 @@ def money(amount: float | None) -> str:
     return f"{amount or 0:,.0f}" if (amount or 0) >= 100 else f"{amount or 0:,.2f}"
 
 
-def _with_money(row: Row) -> str:
+def _work(row: Row) -> str:
     low, cost, high = (row.cost(hours) for hours in row.hours)
-    return "" if cost is None else f", {money(cost)} USD ({money(low)} to {money(high)})"
+    return f"{hours_text(row)} h" + ("" if cost is None else f", {money(cost)} USD ({money(low)} to {money(high)})")
