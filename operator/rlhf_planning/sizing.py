@@ -196,7 +196,7 @@ def size_job(
             enough = min((other for other in fits[gpu] if other > count), default=0)
             row = row_of(gpu, enough) if enough else None
             nodes, found = Cluster((market.nodes(gpu, count),)), f"; the smallest that fits is {enough}"
-            why = found if enough else f": {auto_map(job, nodes, shapes, device='GPU', responses=responses)}"
+            why = found if enough else f": {auto_map(job, nodes, shapes_of(job), device='GPU', responses=responses)}"
             unfit.append(f"{count} x {gpu}: does not fit{why}")
         rows += [row] if row else []
     offers = {gpu: market.gpus.get(gpu, UNKNOWN).on_demand or 0.0 for gpu in fits}
