@@ -200,7 +200,9 @@ def size_job(
             row = row_of(gpu, enough) if enough else None
         rows += [row] if count and row else []
     points = [
-        (min(counts), market.gpus.get(gpu, UNKNOWN).on_demand or 0.0, gpu) for gpu, counts in fits.items() if counts
+        (least := min(counts), (market.gpus.get(gpu, UNKNOWN).on_demand or math.inf) * counts[least], gpu)
+        for gpu, counts in fits.items()
+        if counts
     ]
     chosen, why = choose(rows, limits)
     return Sizing(

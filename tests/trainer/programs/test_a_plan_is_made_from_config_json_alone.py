@@ -160,7 +160,7 @@ def test_lengths_of_past_texts_are_a_file(manifest: Path, option: str) -> None:
 def test_lengths_that_cannot_be_are_refused(manifest: Path, lengths: str) -> None:
     for option in ("--response-tokens", "--prompt-tokens"):
         assert plan(manifest, *TWO_NODES, f"{option}={lengths}")[0] == 2
-    with pytest.raises(SpecError, match="is no MEAN, MEAN,P99 or fixed|99 of 100"):
+    with pytest.raises(SpecError, match=r"is no MEAN, MEAN,P99 or fixed|99 of 100"):
         lengths_of(lengths, "--response-tokens", most=1024)
 
 
