@@ -61,7 +61,7 @@ def _of_folder(folder: Path) -> AskedModel:
     except ModelConfigError as error:
         raise SpecError([Problem(str(file), str(error))]) from None
     fields = shape.model_dump(by_alias=True, exclude_none=True)
-    return AskedModel(uri=folder.absolute().as_uri(), shape=fields, architecture=model, found=f"its shape is in {file}")
+    return AskedModel(uri=folder.absolute().as_uri(), shape=fields, architecture=model, found=f"Its shape is in {file}")
 
 
 def _of_size(text: str, parameters: float) -> AskedModel:

@@ -199,8 +199,14 @@ def size_job(
             why = found if enough else f": {auto_map(job, nodes, shapes_of(job), device='GPU', responses=responses)}"
             unfit.append(f"{count} x {gpu}: does not fit{why}")
         rows += [row] if row else []
-    offers = {gpu: market.gpus.get(gpu, UNKNOWN).on_demand or 0.0 for gpu in fits}
-    fewest = min(((min(counts), offers[gpu], gpu) for gpu, counts in fits.items() if counts), default=None)
+    fewest = min(
+        (
+            (least := min(counts), (market.gpus.get(gpu, UNKNOWN).on_demand or math.inf) * counts[least], gpu)
+            for gpu, counts in fits.items()
+            if counts
+        ),
+        default=None,
+    )
     chosen, why = choose(rows, limits)
     ordered = tuple(sorted(dict.fromkeys(rows), key=lambda row: (row.money, row.hours[1])))
     smallest = row_of(fewest[2], fewest[0]) if fewest else None

@@ -28,17 +28,21 @@ def print_sizing(sizing: Sizing, job: Job, market: Market, limits: Limits, *, ti
         for sentence in sizing.unfit:
             console.print(Prose(sentence))
         if sizing.rows:
-            console.print("", Padding(table_of(sizing), 0, expand=False), "", sep="\n")
+            console.print("", Padding(table_of(sizing, console.width < COLUMNS), 0, expand=False), "", sep="\n")
         for sentence in [*sentences_of(sizing, job, market, limits), closing]:
             console.print(Prose(sentence))
     typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
 
 
-def table_of(sizing: Sizing) -> Table:
-    """Return the table of hardware, a row for each; the chosen one has an arrow."""
+def table_of(sizing: Sizing, is_narrow: bool) -> Table:
+    """Return the table of hardware, a row for each; the chosen one has an arrow. If narrow, intervals are broken."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", highlight=False)
     for name in ("", "GPUs", "type", "a step", "hours", "USD", "free"):
-        table.add_column(name, justify="left" if name in ("", "type") else "right", no_wrap=True)
+        table.add_column(
+            name,
+            justify="left" if name in ("", "type") else "right",
+            no_wrap=not (is_narrow and name in ("a step", "hours")),
+        )
     table.add_column("tight")
     for row in sizing.rows:
         cost = "no price" if row.cost() is None else money(row.cost())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from rlhf_planning.sized_job import seconds_of, tokens_of
+from rlhf_trainer.commands.cli import app
 from tests.planning.sized import MISTAKE, UNFIT, answer, ask
 
 JOB = "7b --response 4k --mean 1500 --gpus h100"
@@ -66,6 +69,27 @@ def test_a_picture_without_a_price_or_row_is_refused(tmp_path: Path) -> None:
     assert "shows hours against money, and no row has a price" in ask(f"7b --gpus mi300x --png {file}", UNFIT)
     assert "drawn" not in ask(f"405b --gpus t4 --png {file}", UNFIT)
     assert not file.exists()
+
+
+def test_the_smallest_of_two_types_is_the_cheaper_job() -> None:
+    found = answer("14b --response 4k --mean 1200 --gpus a100=4,h100=4")
+    assert found["smallest"] == min(found["rows"], key=lambda row: float(row["cost"]))
+
+
+def test_a_narrow_terminal_shows_every_number() -> None:
+    env = {"COLUMNS": "60", "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm"}
+    told = CliRunner(env=env).invoke(app, ["size", "7b", "--gpus", "h100"]).output
+    shown = [line.split()[:2] for line in re.sub(r"\x1b\[\d*m", "", told).splitlines() if "h100-80g  " in line]
+    assert ["128", "h100-80g"] in shown
+    assert "\u2026" not in told
+
+
+def test_what_cannot_be_written_is_not_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    told = ask(f"meta-llama/Llama-3.1-8B --gpus h100=8 --output {tmp_path}/file", UNFIT)
+    assert "cannot be written" in told
+    assert "has this layout" not in told
+    assert " meta-llama/Llama-3.1-8B has the shape of " in ask("meta-llama/Llama-3.1-8B --gpus h100=8")
 
 
 def test_what_a_model_reads_limits_the_lengths(tmp_path: Path) -> None:

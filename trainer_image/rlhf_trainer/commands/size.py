@@ -41,6 +41,11 @@ def size_and_print(
     job = Job.parse(document)
     sizing = size_job(job, wanted, market, limits, training.lengths())
     files, title = _files(document, sizing), _title(model, job, training.mean, sizing)
+    if output:
+        with writing(output):
+            output.mkdir(parents=True, exist_ok=True)
+            for name in (name for name, (text, _) in files.items() if text):
+                (output / name).write_text(files[name][0])
     if in_json:
         found = {"uri": model.uri, "shape": dict(model.shape), "parameters": model.architecture.parameters}
         texts = {name: {"text": text, "remark": remark} for name, (text, remark) in files.items()}
@@ -48,11 +53,6 @@ def size_and_print(
         typer.echo(json.dumps({**answer, **sizing.as_json(), "files": texts}, indent=2))
     else:
         print_sizing(sizing, job, market, limits, title=title, closing=_layout(files, output))
-    if output:
-        with writing(output):
-            output.mkdir(parents=True, exist_ok=True)
-            for name in (name for name, (text, _) in files.items() if text):
-                (output / name).write_text(files[name][0])
     for picture in pictures if sizing.rows else ():
         _draw(sizing, title, picture)
     if len(sizing.unfit) == len(wanted) and (wanted or not sizing.rows):
@@ -78,7 +78,7 @@ def _title(model: AskedModel, job: Job, mean: int, sizing: Sizing) -> str:
         f"{size_in_words(model.architecture)}{f', LoRA of rank {lora.rank}' if lora else ''}: "
         f"{spec.training.total_steps:,} steps of {work}; prompts of {spec.data.max_prompt_tokens:,} tokens, "
         f"responses of at most {spec.data.max_response_tokens:,}{counted}."
-        + f" {model.found[:1].upper()}{model.found[1:]}." * bool(model.found)
+        + f" {model.found}." * bool(model.found)
         + f" Of the same shape: {same}." * bool(same)
     )
 
