@@ -164,6 +164,13 @@ def test_lengths_that_cannot_be_are_refused(manifest: Path, lengths: str) -> Non
         lengths_of(lengths, "--response-tokens", most=1024)
 
 
+def test_own_gpus_may_cost_nothing(manifest: Path) -> None:
+    inventory, group = manifest.parent / "inventory.yaml", "{gpu: %s, count: 1, gpusPerNode: %d, pricePerGpuHour: %d}"
+    inventory.write_text(f"nodes: [{group % ('b300-288g', 1, 0)}, {group % ('h100-80g', 8, 3)}]")
+    found = planned(manifest, f"--inventory={inventory}", "--objective=lowest-cost")
+    assert {each["reason"] for each in found["rejected"]} == {"costs something, and the best nothing"}
+
+
 def test_what_fits_nowhere_is_an_answer_in_json_too(manifest: Path) -> None:
     code, shown = plan(manifest, "--nodes=1", "--gpus-per-node=1", "--gpu=t4-16g", "--json")
     assert code == 4
