@@ -101,7 +101,7 @@ class Software:
     state_share: float
     """Largest share of a GPU's memory that model states (weights, gradients, optimizer) may fill."""
     errors: Mapping[ErrorKind, tuple[float, float]]
-    """Published / predicted seconds by kind of job: bounds of about 80 % of the points that a fit has not seen."""
+    """Bounds of published / predicted seconds by kind of job, for `rlhf_mapper.intervals.interval_of`."""
     reserve: Reserve
     efficiency: Efficiency
 

@@ -24,7 +24,11 @@ def error_kind(models: Iterable[Architecture], load: Workload) -> ErrorKind:
 
 
 def interval_of(seconds: float, software: Software, kind: ErrorKind) -> tuple[float, float]:
-    """Return (low, high) around predicted seconds: about 80 % of left-out points of this kind lay inside."""
+    """Return (low, high) around predicted seconds.
+
+    A source that the fit has not seen lies inside with a probability of 80 %, by Student's t of the sources' mean
+    errors (`benchmarks/fit.py ours --leave-out`). Nobody has counted how many left-out points do.
+    """
     low, high = software.errors[kind]
     return seconds * low, seconds * high
 

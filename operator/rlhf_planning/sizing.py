@@ -166,10 +166,10 @@ def wanted_gpus(text: str) -> list[tuple[str, int | None]]:
 def size_job(
     job: Job, wanted: Sequence[tuple[str, int | None]], market: Market, limits: Limits, responses: Sequence[float]
 ) -> Sizing:
-    """Return hardware for a job: the asked numbers of GPUs, and the front of cost and time of each asked type.
+    """Return hardware for a job: the requested numbers of GPUs, and the Pareto front of cost and time by GPU type.
 
-    wanted: as of `wanted_gpus`; if empty, the front of all types with a price. responses: sampled lengths in tokens;
-    if empty, all have the limit. Raises SpecError.
+    wanted: the result of `wanted_gpus`; if empty, the Pareto front of all GPU types with a price. responses: sampled
+    lengths in tokens; if empty, all have the limit. Raises SpecError.
     """
     if not (steps := job.spec.training.total_steps):
         raise SpecError([Problem("spec.training.totalSteps", "is missing, and hours and money are those of all steps")])
