@@ -105,16 +105,18 @@ def sbp_protocol(name: str, *, takes: AxisPlacements, gives: AxisPlacements) -> 
 
 
 S, B, LAST = AxisPlacement.SPLIT, AxisPlacement.BROADCAST, AxisPlacement.LAST
-EVERY_RANK: AxisPlacements = {"data": S, "pipeline": S, "tensor": S}
+EVERY_RANK: AxisPlacements = {"data": S, "context": S, "pipeline": S, "tensor": S}
 
 ONE_TO_ALL = sbp_protocol("ONE_TO_ALL", takes={}, gives=EVERY_RANK)
 DP_PROTO = sbp_protocol("DP_PROTO", takes=EVERY_RANK, gives=EVERY_RANK)
 """Protocol for models whose ranks are all data-parallel (FSDP, ZeRO): each rank gets and returns its own rows."""
-THREE_D_PROTO = sbp_protocol("3D_PROTO", takes={"data": S}, gives={"data": S, "pipeline": LAST, "tensor": B})
+THREE_D_PROTO = sbp_protocol(
+    "3D_PROTO", takes={"data": S}, gives={"data": S, "context": B, "pipeline": LAST, "tensor": B}
+)
 THREE_D_ALL_MICRO_DP = sbp_protocol(
     "3D_ALL_MICRO_DP",
     takes={"data": S, "micro": S},
     gives={"data": S, "micro": S, "generation_pipeline": LAST, "generation_tensor": B},
 )
-THREE_D_PP_ONLY = sbp_protocol("3D_PP_ONLY", takes={}, gives={"data": B, "pipeline": S, "tensor": B})
+THREE_D_PP_ONLY = sbp_protocol("3D_PP_ONLY", takes={}, gives={"data": B, "context": B, "pipeline": S, "tensor": B})
 ALL_TO_ALL = replace(ONE_TO_ALL, name="ALL_TO_ALL", by_rank=True, holders=lambda _: frozenset())

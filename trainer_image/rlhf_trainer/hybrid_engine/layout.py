@@ -102,7 +102,7 @@ def training_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int)
     """
     at, stages = sizes.coordinates(rank), stages_of(model, sizes.pipeline)
     return {
-        parameter.name: training_slice(parameter, sizes, at["tensor"], at["data"] % sizes.shards)
+        parameter.name: training_slice(parameter, sizes, at["tensor"], sizes.shard_of(rank))
         for parameter in model
         if at["pipeline"] in stages[parameter.name]
     }

@@ -154,7 +154,8 @@ def _holders(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> 
     for rank, at in parties.training_places.items():
         if at["pipeline"] in stages:
             tensor = 0 if parameter.tensor_dim is None else at["tensor"]
-            found.setdefault((tensor, at["data"] % parties.training.shards), []).append(rank)
+            shard = parties.training.shard_of(parties.sources.index(rank))
+            found.setdefault((tensor, shard), []).append(rank)
     return [(training_slice(parameter, parties.training, *place), ranks) for place, ranks in found.items()]
 
 

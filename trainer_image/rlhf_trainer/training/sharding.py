@@ -178,7 +178,7 @@ def held_piece(tensor: Tensor) -> tuple[Tensor, TensorSlice]:
 
 def pieces_to_save(mesh: ModelMesh, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, TensorSlice]]:
     """Return the pieces of tensors that this rank saves, by name: shards in the first replica, none in the others."""
-    if mesh.coordinate("data") >= mesh.layout.shards:
+    if mesh.coordinate("data") >= mesh.layout.data // mesh.layout.replicas:
         return {}
     held = {name: held_piece(tensor.detach()) for name, tensor in tensors.items()}
     return {name: (tensor, place) for name, (tensor, place) in held.items() if place.numel}
