@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import _dist2, distributed_c10d
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from rlhf_api.spec.parallel_sizes import Axis, ParallelSizes
@@ -140,8 +141,23 @@ def rows_of_all_ranks(values: Tensor, start: int, group: dist.ProcessGroup | Non
 
 
 REPLICATE, SHARD, PIPELINE, TENSOR = "replicate", "shard", "pipeline", "tensor"
-DATA = "data"
-"""Name of the mesh axis of data parallelism: replicas and FSDP shards as one axis."""
+DATA, CONTEXT = "data", "context"
+"""Names of axes that only process groups are made of: ranks with other rows, and ranks with other tokens of a row."""
+EXPERT, EXPERT_SHARD = "expert", "expert_shard"
+"""Names of the axes that cut the experts of a layer: over ranks that hold other experts, and into FSDP shards."""
+
+
+def _mesh(ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
+    """Make a device mesh of ranks with named axes; its groups have the time limit of `start`. A collective."""
+    mesh = DeviceMesh(device_here().type, ranks, mesh_dim_names=names)
+    for name in names:
+        _set_timeout(mesh[name])
+    return mesh
+
+
+def _set_timeout(axis: DeviceMesh) -> None:
+    if _timeout is not None:
+        distributed_c10d._set_pg_timeout(_timeout, axis.get_group())  # noqa: SLF001 there is no public name
 
 
 class ModelMesh:
@@ -151,12 +167,11 @@ class ModelMesh:
         self.layout = layout
         sizes = {REPLICATE: layout.replicas, SHARD: layout.shards, PIPELINE: layout.pipeline, TENSOR: layout.tensor}
         kept = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
-        self._mesh = init_device_mesh(device_here().type, tuple(kept.values()), mesh_dim_names=tuple(kept))
-        if layout.replicas > 1:
-            self._mesh[REPLICATE, SHARD]._flatten(DATA)  # noqa: SLF001 there is no public name
-        if _timeout is not None:
-            for name in (*kept, *((DATA,) if layout.replicas > 1 else ())):
-                distributed_c10d._set_pg_timeout(_timeout, self._mesh[name].get_group())  # noqa: SLF001 as above
+        self._mesh = _mesh(torch.arange(layout.world_size).view(tuple(kept.values())), tuple(kept))
+        self._rows, self._data = self._mesh, SHARD
+        if layout.context > 1 or layout.replicas > 1:
+            outer = layout.data, layout.context, layout.pipeline * layout.tensor
+            self._rows, self._data = _mesh(torch.arange(layout.world_size).view(outer), (DATA, CONTEXT, "inner")), DATA
         self._coordinates = layout.coordinates(dist.get_rank())
 
     def coordinate(self, axis: Axis) -> int:
@@ -167,6 +182,24 @@ class ModelMesh:
     def data_axes(self) -> DeviceMesh:
         """Device mesh for FSDP2: the axis of shards and, with replicas (HSDP), the axis of replicas before it."""
         return self._mesh[REPLICATE, SHARD] if self.layout.replicas > 1 else self._mesh[SHARD]
+
+    @cached_property
+    def expert_axes(self) -> DeviceMesh:
+        """Device mesh of this rank's stage for experts: `EXPERT_SHARD` before `EXPERT`, and replicas before both.
+
+        A collective of the pool when it is first read.
+        """
+        layout = self.layout
+        ranks = torch.arange(layout.world_size).view(layout.replicas, layout.shards, layout.pipeline, layout.tensor)
+        ranks = ranks.transpose(1, 2).reshape(layout.replicas, layout.pipeline, layout.expert_shards, layout.expert)
+        names = (REPLICATE, PIPELINE, EXPERT_SHARD, EXPERT)
+        mesh = _mesh(ranks, names)
+        return mesh[REPLICATE, EXPERT_SHARD, EXPERT] if layout.replicas > 1 else mesh[EXPERT_SHARD, EXPERT]
+
+    @property
+    def context_group(self) -> dist.ProcessGroup:
+        """Process group of the ranks that hold other tokens of this rank's rows; KeyError without such ranks."""
+        return self._rows[CONTEXT].get_group()
 
     @property
     def tensor_axis(self) -> DeviceMesh:
@@ -189,12 +222,13 @@ class ModelMesh:
     @property
     def data_group(self) -> dist.ProcessGroup:
         """Process group of this rank's data-parallel ranks, which hold different rows."""
-        return self._mesh[DATA if self.layout.replicas > 1 else SHARD].get_group()
+        return self._rows[self._data].get_group()
 
     @property
     def groups(self) -> dict[str, dist.ProcessGroup]:
         """Process groups of more than one rank to which this rank belongs, by the name of their axis."""
         found = {DATA: self.data_group} if self.layout.data > 1 else {}
+        found |= {CONTEXT: self.context_group} if self.layout.context > 1 else {}
         sizes = {PIPELINE: self.layout.pipeline, TENSOR: self.layout.tensor}
         return found | {name: self._mesh[name].get_group() for name, size in sizes.items() if size > 1}
 

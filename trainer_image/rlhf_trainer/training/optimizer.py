@@ -97,7 +97,7 @@ def clip_gradients(
 
 def _copies(gradient: Tensor, mesh: ModelMesh) -> int:
     """Return the number of ranks of this pipeline stage that hold the same shard of a gradient."""
-    ranks = mesh.layout.data * mesh.layout.tensor
+    ranks = mesh.layout.data * mesh.layout.context * mesh.layout.tensor
     if not isinstance(gradient, DTensor):
         return ranks
     sizes = gradient.device_mesh.shape
