@@ -120,8 +120,8 @@ ROPES: dict[str, PreTrainedConfig] = {
 """A model with each type of RoPE but the default. A job of 256 tokens takes the long or the short factors."""
 NOT_SCORING = ("Granite", "OLMoE", "Cohere 2", "ERNIE 4.5")
 """transformers has no sequence classifier of them."""
-NOT_GENERATING = ("Mixtral",)
-"""vLLM has other names for its weights, so they are not updated."""
+NOT_GENERATING: tuple[str, ...] = ()
+"""The trainer does not know their weights in vLLM."""
 PIPELINE = ("Llama", "Llama, tied, with biases", "Llama, heads of 80", "SmolLM", "Mistral", "Qwen2", "Qwen3")
 """Layers may be on several ranks."""
 TENSOR = (

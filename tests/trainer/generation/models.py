@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tests.trainer.tiny import EXAMPLE_MODEL
@@ -14,11 +15,17 @@ FAMILIES = {
     "qwen2 tied": ("qwen2", True),
     "qwen3": ("qwen3", False),
 }
-MIXTURES = {"qwen3 moe": ("qwen3_moe", False)}
-"""They are not cut. Their experts are narrower than vLLM packs them."""
+MIXTURES = {"qwen3 moe": ("qwen3_moe", False), "qwen2 moe": ("qwen2_moe", False), "mixtral": ("mixtral", False)}
+"""The experts of the first two are narrower than vLLM packs them. The second has a shared expert as well."""
 OF_TRANSFORMERS = {"smollm3 tied": ("smollm3", True), "starcoder2": ("starcoder2", False)}
 """vLLM takes the modules of transformers. They are cut into shards only."""
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+SHARED = {"shared_expert_intermediate_size": 96}
+OF_FAMILY: dict[str, dict[str, int]] = {
+    "qwen3 moe": EXPERTS,
+    "qwen2 moe": EXPERTS | SHARED,
+    "mixtral": {"num_local_experts": 4},
+}
 """name: (model type, tied embeddings)"""
 VOCABULARY = 450
 """No multiple of 64 times any t_g: vLLM pads it, with t_g = 4 on the last rank only."""
@@ -42,7 +49,7 @@ def save_config(folder: Path, family: str) -> str:
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
-        **(EXPERTS if family in MIXTURES else {}),
+        **OF_FAMILY.get(family, {}),
     )
     config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
     config.save_pretrained(folder)
@@ -59,6 +66,12 @@ def model_of(folder: str, seed: int) -> PreTrainedModel:
             if parameter.ndim == 1:
                 torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
     return model
+
+
+def weights_of(folder: str, seed: int) -> dict[str, Tensor]:
+    """Return the parameters of `model_of` by name; fused gates of experts are [experts, 2, width, hidden]."""
+    weights = {name: weight.detach() for name, weight in model_of(folder, seed).named_parameters()}
+    return {name: weight.unflatten(1, (2, -1)) if "gate_up" in name else weight for name, weight in weights.items()}
 
 
 def prompts(engine: int) -> list[list[int]]:

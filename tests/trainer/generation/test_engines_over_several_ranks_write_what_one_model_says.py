@@ -16,7 +16,15 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.tensor_slice import TensorSlice
 from tests.trainer.generation.conftest import RunRanks
 from tests.trainer.generation.engines import build, cut, texts
-from tests.trainer.generation.models import FAMILIES, OF_TRANSFORMERS, model_of, prompts, save_config
+from tests.trainer.generation.models import (
+    FAMILIES,
+    MIXTURES,
+    OF_TRANSFORMERS,
+    model_of,
+    prompts,
+    save_config,
+    weights_of,
+)
 
 TOO_CLOSE = 1e-4
 SEEDS = (1, 2)
@@ -42,7 +50,7 @@ def generate(folder: str, layout: ParallelSizes, stage_layers: tuple[int, ...]) 
     answers: dict[str, Any] = {"engine": index, "holds": holds, "sums": [], "greedy": [], "built": engine.bytes_held()}
     asked = prompts(index)
     for seed in SEEDS:
-        weights = {name: weight.detach() for name, weight in model_of(folder, seed).named_parameters()}
+        weights = weights_of(folder, seed)
         answers["sums"].append(engine.load_weights(cut(weights, holds), holds))
         engine.wake_cache()
         answers["greedy"].append(texts(engine, asked, greedy=True))
@@ -71,9 +79,14 @@ def names_in_shared_memory() -> list[str]:
 NORMAL = {
     "llama 1-4-1, t_g 2": ("llama", ParallelSizes(data=1, tensor=4, generation_tensor=2), ()),
     "qwen3 2-1-1, p_g 2": ("qwen3", ParallelSizes(data=1, pipeline=2), (2, 1)),
-    "qwen3 moe 1-1-1": ("qwen3 moe", ParallelSizes(data=1), ()),
+    "qwen2 moe 1-2-1, t_g 2": ("qwen2 moe", ParallelSizes(data=1, tensor=2), ()),
 }
 SLOW = {
+    "qwen3 moe 1-1-1": ("qwen3 moe", ParallelSizes(data=1), ()),
+    **{
+        f"{family} 1-4-1, t_g {size}": (family, ParallelSizes(data=1, tensor=4, generation_tensor=size), ())
+        for family, size in product(MIXTURES, (1, 2))
+    },
     "qwen2 tied 1-2-1, t_g 1": ("qwen2 tied", ParallelSizes(data=1, tensor=2, generation_tensor=1), ()),
     **{
         f"{family} 1-4-1, t_g {size}": (family, ParallelSizes(data=1, tensor=4, generation_tensor=size), ())
@@ -148,17 +161,17 @@ def test_all_ranks_of_an_engine_write_the_same(case: Any) -> None:
 def test_what_was_written_has_the_bits_of_the_source(case: Any) -> None:
     folder, _, ranks = case
     for place, seed in enumerate(SEEDS):
-        weights = dict(model_of(folder, seed).named_parameters())
+        weights = weights_of(folder, seed)
         for rank in ranks:
             for name, part in rank["holds"].items():
-                there = weights[name].detach()[part.within(TensorSlice.whole(tuple(weights[name].shape)))]
+                there = weights[name][part.within(TensorSlice.whole(tuple(weights[name].shape)))]
                 assert rank["sums"][place][name] == int(there.contiguous().view(torch.int32).sum(dtype=torch.int64))
 
 
 def test_an_engine_holds_every_element(case: Any) -> None:
     """The ranks of an engine together hold the model, replicated parameters and heads of keys and values more often."""
     folder, _, ranks = case
-    weights = dict(model_of(folder, 1).named_parameters())
+    weights = weights_of(folder, 1)
     for index in {rank["engine"] for rank in ranks}:
         counts = {name: torch.zeros(weight.shape) for name, weight in weights.items()}
         for rank in ranks:

@@ -32,6 +32,7 @@ TIED = describe(config("qwen2", tied=True))
 ODD = describe(config("qwen2", tied=False, vocabulary=250, num_key_value_heads=1, intermediate_size=56))
 
 FEW_WORDS = describe(config("llama", tied=True, vocabulary=70))
+FOUR_EXPERTS = describe(config("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24))
 EXPERTS = describe(config("qwen3_moe", num_experts=3, num_experts_per_tok=2, moe_intermediate_size=24))
 
 
@@ -82,6 +83,9 @@ def moved(model: list[Parameter], plans: Plans, dtype: torch.dtype, bucket_bytes
 CASES: dict[str, tuple[list[Parameter], ParallelSizes, int, int]] = {
     "1-1-2 sharded": (TIED, layout(1, 1, 2, 1, 1), 2, 8),
     "1-1-2 sharded, three experts": (EXPERTS, layout(1, 1, 2, 1, 1), 2, 8),
+    "1-1-4, four experts over 2 ranks in 2 shards": (FOUR_EXPERTS, replace(layout(1, 1, 4, 1, 1), expert=2), 4, 8),
+    "1-2-2 to 1-2, an expert on each rank": (FOUR_EXPERTS, replace(layout(1, 2, 2, 1, 2), expert=4), 2, 8),
+    "1-2-4 to 1-2, an expert cut over 2 ranks": (FOUR_EXPERTS, replace(layout(1, 2, 4, 1, 2), expert=4), 4, 2),
     "1-2-1 to 1-1": (ODD, layout(1, 2, 1, 1, 1), 1, 8),
     "1-4-1 to 1-2": (UNTIED, layout(1, 4, 1, 1, 2), 1, 8),
     "1-4-1 with a rank whose words are all padding": (FEW_WORDS, layout(1, 4, 1, 1, 4), 1, 8),

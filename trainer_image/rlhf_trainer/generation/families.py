@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # a run reads the table before it imports transformers
 
 BY_VLLM = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite", "gpt2"),
-    *("exaone4", "qwen2_moe", "qwen3_moe", "olmoe"),
+    *("exaone4", "qwen2_moe", "qwen3_moe", "olmoe", "mixtral"),
 )
 """`model_type` of each family for which vLLM has a model of its own."""
 BY_TRANSFORMERS = (

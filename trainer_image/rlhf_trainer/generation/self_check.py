@@ -16,11 +16,12 @@ from unittest.mock import patch
 import torch
 import vllm
 from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.generation.weight_layout import ParameterLocation, locations_of
+from rlhf_trainer.generation.weight_layout import RENAMED, ParameterLocation, locations_of
 
 
 @contextmanager
@@ -51,7 +52,9 @@ def check(model: Any) -> None:
         getattr(location.module, location.attribute).data.fill_(torch.nan)
     dtypes = {name: location.view().dtype for name, location in locations.items()}
     try:
-        model.load_weights((name, probe(name, locations[name].shape).to(dtypes[name])) for name in locations)
+        model.load_weights(
+            part for name, each in locations.items() for part in _stored(model, name, each, dtypes[name])
+        )
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise EnvironmentProblem(
@@ -73,6 +76,22 @@ def probe(name: str, shape: tuple[int, ...]) -> Tensor:
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     axes = [torch.randint(256, (size,), dtype=torch.uint8, generator=generator, device="cpu") for size in shape]
     return reduce(torch.bitwise_xor, torch.meshgrid(axes, indexing="ij"))
+
+
+def _stored(
+    model: nn.Module, name: str, location: ParameterLocation, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, values) of the tensors of a model's files that make up a parameter; each expert has its own."""
+    values, module = probe(name, location.shape).to(dtype), location.module
+    in_vllm, in_transformers = RENAMED.get(type(model).__name__, ("", ""))
+    stored = name.replace(in_transformers, in_vllm)
+    if not isinstance(module, RoutedExperts):
+        yield stored, values
+        return
+    gates = module.ckpt_gate_proj_name, module.ckpt_up_proj_name
+    for expert, own in enumerate(values):
+        for kind, part in zip(gates, own, strict=True) if own.ndim == 3 else [(module.ckpt_down_proj_name, own)]:
+            yield f"{stored.rpartition('.')[0]}.{expert}.{kind}.weight", part
 
 
 def _require_no_gaps(locations: dict[str, ParameterLocation]) -> None:

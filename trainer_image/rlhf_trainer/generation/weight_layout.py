@@ -23,11 +23,13 @@ from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.tensor_slice import TensorSlice
 
 EXPERTS: Mapping[str, str] = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
-"""Name of a stack of experts' weights in vLLM -> its name in transformers; both have the same shape."""
+"""Name of a stack of experts' weights in vLLM -> its name in transformers."""
 PLAIN = {UnquantizedMoeBackend.CPU, UnquantizedMoeBackend.TRITON}
 """vLLM's kernels that read stacks of experts as they are; on CPU the stacks are packed after each update."""
 TRANSPOSED: Mapping[str, Sequence[str]] = {"GPT2LMHeadModel": ("c_attn", "c_proj", "c_fc")}
 """Class of a model in vLLM -> its modules whose weights are [in, out] at Hugging Face, and [out, in] in vLLM."""
+RENAMED: Mapping[str, tuple[str, str]] = {"MixtralForCausalLM": (".block_sparse_moe.", ".mlp.")}
+"""Class of a model in vLLM -> (part of its modules' names, that part in transformers)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,7 +56,7 @@ class ParameterLocation:
         """View of the shard's rows in Hugging Face's orientation; not for a packed weight."""
         tensor: Tensor = getattr(self.module, self.attribute).data
         rows = tensor.narrow(0, self.row, self.rows)
-        return rows.T if self.transposed else rows
+        return rows.T if self.transposed else rows.view(self.shard.shape)
 
 
 @dataclass(frozen=True)
@@ -80,15 +82,13 @@ def locations_of(model: nn.Module) -> dict[str, ParameterLocation]:
     locations: dict[str, ParameterLocation] = {}
     prefix = getattr(getattr(model, "model", None), "base_model_prefix", "model")  # vLLM's backend names it `model`
     for vllm_path, module in model.named_modules():
-        path = re.sub(r"^model\b", prefix, vllm_path)
+        path = re.sub(r"^model\b", prefix, vllm_path).replace(*RENAMED.get(type(model).__name__, ("", "")))
         own = dict(module.named_parameters(recurse=False))
         attributes = [name for name in own if id(own[name]) not in seen]
         seen |= set(map(id, own.values()))
         stacks = stacks_in(module) if attributes and isinstance(module, RoutedExperts) else {}
-        for attribute, shape in stacks.items():
-            locations[f"{path.rpartition('.')[0]}.{EXPERTS[attribute]}"] = ParameterLocation(
-                module=module, attribute=attribute, row=0, shape=shape, shard=TensorSlice.whole(shape)
-            )
+        for attribute in stacks:
+            locations[f"{path.rpartition('.')[0]}.{EXPERTS[attribute]}"] = _location_of_stack(module, attribute)
         if attributes and not stacks:
             locations.update(_locations_in(model, module, path, attributes))
     return locations
@@ -121,6 +121,16 @@ def _locations_in(
             )
             yield f"{parent}{dot}{name}.{attribute}", location
         row += rows.stop - rows.start
+
+
+def _location_of_stack(module: RoutedExperts, attribute: str) -> ParameterLocation:
+    """Return the location of a stack of experts, of which a tensor-parallel rank holds a part of the experts' width."""
+    config = module.moe_config
+    experts, hidden, width = module.local_num_experts, module.hidden_size, config.intermediate_size
+    shape = (experts, 2, width, hidden) if attribute == "w13_weight" else (experts, hidden, width)
+    part = RowRange.shard(width, config.tp_rank, config.tp_size)
+    shard = TensorSlice.whole(shape).cut(2, part.start, part.stop)
+    return ParameterLocation(module=module, attribute=attribute, row=0, shape=shape, shard=shard)
 
 
 def stacks_in(module: RoutedExperts) -> dict[str, tuple[int, ...]]:

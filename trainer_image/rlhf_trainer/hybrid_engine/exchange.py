@@ -199,6 +199,8 @@ class Exchange:
     def _local(self, name: str, part: TensorSlice, weights: Mapping[str, Shard]) -> Tensor:
         """Return a part's elements: a view of this rank's training weights or, with an adapter, the merged elements."""
         weight, held = weights[name], self._plan.held[name]
+        if isinstance(weight, Tensor) and weight.ndim == 3:  # gates of experts are fused in the model
+            weight = weight.view(held.shape)
         assert weight.shape == held.shape, f"{name}: rank {self._plan.rank} holds {tuple(weight.shape)}, not {held}"
         return weight[part.within(held)]
 

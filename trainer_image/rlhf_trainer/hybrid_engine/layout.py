@@ -34,6 +34,8 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]
+    """Shape of the weight; that of fused gates of experts is [experts, 2, width, hidden], gate before up, as of a view
+    of the weight [experts, 2 * width, hidden]."""
     positions: tuple[LayerPosition, ...]
     """Positions of the layers that use the parameter; a tied embedding is used "first" and "last"."""
     tensor_dim: int | None = None
@@ -44,6 +46,11 @@ class Parameter:
     """The parameter's style in transformers' plan if `TENSOR_DIMS` lacks it, so that it cannot be split; else empty."""
     multiple: int = 1
     """Generation splits `tensor_dim` as if padded to a multiple of this number."""
+    is_experts: bool = False
+    """Whether the parameter is a stack of experts, of which expert-parallel ranks hold a part each."""
+    is_sparse: bool = False
+    """Whether the parameter is in a block with experts; tensor-parallel ranks train it whole, on a part of the tokens
+    each."""
 
 
 def describe(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> list[Parameter]:
@@ -54,6 +61,8 @@ def describe(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> li
     layer_classes = set(model._no_split_modules or [])  # noqa: SLF001 there is no public name
     layers = [f"{name}." for name, module in model.named_modules() if type(module).__name__ in layer_classes]
     styles = {f"{model.base_model_prefix}.{path}": style for path, style in plan_of(config).items()}
+    stacks = {name: module for name, module in model.named_modules() if hasattr(module, "is_concatenated")}
+    blocks_with_experts = tuple(f"{name.rpartition('.')[0]}." for name in stacks)
     described = []
     for name, weight in model.named_parameters():
         position: LayerPosition = next(
@@ -65,6 +74,10 @@ def describe(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> li
             parameter = _vocabulary(replace(parameter, positions=("first", "last") if tied else ("first",)))
         elif head is not None and weight is head.weight:
             parameter = _vocabulary(parameter)
+        elif module := stacks.get(name.rpartition(".")[0]):
+            parameter = _experts(parameter, module)
+        elif name.startswith(blocks_with_experts):
+            parameter = _shared(parameter)
         else:
             parameter = _split(parameter, styles, config)
         described.append(parameter)
@@ -73,6 +86,24 @@ def describe(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> li
 
 def _vocabulary(parameter: Parameter) -> Parameter:
     return replace(parameter, tensor_dim=0, multiple=VOCABULARY_MULTIPLE)
+
+
+def _experts(parameter: Parameter, module: Any) -> Parameter:
+    """Add how a stack of experts is split: by experts in training, by the experts' width in generation."""
+    own = replace(parameter, is_experts=True, is_sparse=True)
+    if module.is_transposed or not module.is_concatenated or module.has_bias:
+        return replace(own, unknown_style="experts of an unknown layout")
+    if not parameter.name.endswith("gate_up_proj"):  # down: [experts, hidden, width]
+        return replace(own, tensor_dim=2)
+    experts, height, hidden = parameter.shape
+    return replace(own, shape=(experts, 2, height // 2, hidden), tensor_dim=2)
+
+
+def _shared(parameter: Parameter) -> Parameter:
+    """Add how vLLM splits a shared expert; a router and the gate of a shared expert are not split."""
+    dims = {"gate_proj.weight": 0, "up_proj.weight": 0, "down_proj.weight": 1}
+    dim = next((dim for end, dim in dims.items() if parameter.name.endswith(f".{end}")), None)
+    return replace(parameter, is_sparse=True, tensor_dim=dim)
 
 
 def _split(parameter: Parameter, styles: dict[str, str], config: Any) -> Parameter:
@@ -95,14 +126,10 @@ def _pattern(path: str) -> str:
 
 
 def training_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int) -> Shards:
-    """Return a rank's shards in training: FSDP shards inside tensor-parallel shards inside pipeline stages.
-
-    The d data-parallel ranks are `replicas` (HSDP) of `shards` FSDP shards; shard s of replica r is data index
-    r * shards + s.
-    """
+    """Return a rank's shards in training: FSDP shards inside tensor-parallel shards inside pipeline stages."""
     at, stages = sizes.coordinates(rank), stages_of(model, sizes.pipeline)
     return {
-        parameter.name: training_slice(parameter, sizes, at["tensor"], sizes.shard_of(rank))
+        parameter.name: training_slice(parameter, sizes, rank)
         for parameter in model
         if at["pipeline"] in stages[parameter.name]
     }
@@ -121,14 +148,23 @@ def generation_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: in
     }
 
 
-def training_slice(parameter: Parameter, sizes: ParallelSizes, tensor: int, shard: int) -> TensorSlice:
-    """Return FSDP shard `shard` of a parameter's tensor-parallel shard `tensor`, split like torch.chunk."""
+def training_slice(parameter: Parameter, sizes: ParallelSizes, rank: int) -> TensorSlice:
+    """Return a rank's FSDP shard of its tensor-parallel shard, or of its experts, of a parameter of its stage.
+
+    Shards are split like torch.chunk; experts that are fewer than their shards along their last dim instead.
+    """
     part = TensorSlice.whole(parameter.shape)
     if sizes.tensor > 1:
         _require_known(parameter, "spec.models.actor.parallelism.tensor")
-    if parameter.tensor_dim is not None:
-        part = part.chunk(parameter.tensor_dim, tensor, sizes.tensor)
-    return part.chunk(0, shard, sizes.shards)
+    if parameter.is_experts:
+        index, shard = sizes.experts_of(rank)
+        part = part.chunk(0, index, sizes.expert)
+        return part.chunk(
+            0 if part.shape[0] >= sizes.expert_shards else len(part.shape) - 1, shard, sizes.expert_shards
+        )
+    if parameter.tensor_dim is not None and not parameter.is_sparse:
+        part = part.chunk(parameter.tensor_dim, rank % sizes.tensor, sizes.tensor)
+    return part.chunk(0, sizes.shard_of(rank), sizes.shards)
 
 
 def generation_slice(parameter: Parameter, sizes: ParallelSizes, shard: int) -> TensorSlice:

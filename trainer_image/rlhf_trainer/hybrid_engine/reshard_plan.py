@@ -7,7 +7,7 @@ same way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlhf_api.spec.parallel_sizes import Axis, ParallelSizes
@@ -118,11 +118,11 @@ def plan(model: Sequence[Parameter], parties: Parties, rank: int) -> ReshardPlan
     """
     stages = stages_of(model, parties.training.pipeline)
     generation_stages = generation_stages_of(model, parties.generation)
-    moves_of_cut: dict[tuple[object, ...], Moves] = {}
+    moves_of_cut: dict[object, Moves] = {}
     moves = {}
     for parameter in model:
         stage, target = stages[parameter.name], generation_stages[parameter.name]
-        cut = (parameter.shape, parameter.tensor_dim, parameter.heads, parameter.multiple, stage, target)
+        cut = (replace(parameter, name="", positions=()), stage, target)
         if cut not in moves_of_cut:
             holders = _holders(parameter, parties, stage)
             moves_of_cut[cut] = _moves(holders, _requesters(parameter, parties, target), parties.nodes, rank)
@@ -150,13 +150,11 @@ def _spans(model: Sequence[Parameter], stages: Mapping[str, frozenset[int]]) -> 
 
 def _holders(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> list[tuple[TensorSlice, Ranks]]:
     """Return (slice, ranks that hold the slice) for each disjoint slice of a parameter in training."""
-    found: dict[tuple[int, int], Ranks] = {}
-    for rank, at in parties.training_places.items():
-        if at["pipeline"] in stages:
-            tensor = 0 if parameter.tensor_dim is None else at["tensor"]
-            shard = parties.training.shard_of(parties.sources.index(rank))
-            found.setdefault((tensor, shard), []).append(rank)
-    return [(training_slice(parameter, parties.training, *place), ranks) for place, ranks in found.items()]
+    found: dict[TensorSlice, Ranks] = {}
+    for place, (rank, at) in enumerate(parties.training_places.items()):
+        if at["pipeline"] in stages and (held := training_slice(parameter, parties.training, place)).numel:
+            found.setdefault(held, []).append(rank)
+    return list(found.items())
 
 
 def _requesters(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> dict[TensorSlice, dict[int, Ranks]]:
