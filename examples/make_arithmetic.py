@@ -1,4 +1,4 @@
-"""Write the data, tokenizer and model config of rlhf_examples.arithmetic, the same bytes on every run.
+"""Write the data, tokenizer and model configs of rlhf_examples.arithmetic, the same bytes on every run.
 
 python examples/make_arithmetic.py [--output DIR]
 
@@ -28,6 +28,16 @@ TIMES = 2
 RIGHT = 0.3
 """Share of the responses that are right."""
 HIDDEN_SIZE = 64
+MIXTURE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+}
+"""Fields by which the config of the mixture of experts differs from that of the dense model."""
 
 
 def main() -> None:
@@ -35,15 +45,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(arithmetic.__file__).parent, metavar="DIR")
     output: Path = parser.parse_args().output
-    model = output / "model"
-    model.mkdir(parents=True, exist_ok=True)
 
     train, held_out = make_rows()
     write_rows(output / "train.jsonl", train)
     write_rows(output / "heldout.jsonl", held_out)
     tokenizer = make_tokenizer()
-    write_json(model / "tokenizer.json", json.loads(tokenizer.to_str()))
-    write_json(model / "tokenizer_config.json", TOKENIZER_CONFIG)
     shape = {
         "vocab_size": tokenizer.get_vocab_size(),
         "hidden_size": HIDDEN_SIZE,
@@ -52,7 +58,12 @@ def main() -> None:
         "num_key_value_heads": MODEL_CONFIG["num_attention_heads"],
         "head_dim": 32,  # the least that the generator's attention takes on CPU
     }
-    write_json(model / "config.json", {**MODEL_CONFIG, **shape})
+    for name, kind in (("model", {}), ("mixture", MIXTURE)):
+        model = output / name
+        model.mkdir(parents=True, exist_ok=True)
+        write_json(model / "tokenizer.json", json.loads(tokenizer.to_str()))
+        write_json(model / "tokenizer_config.json", TOKENIZER_CONFIG)
+        write_json(model / "config.json", {**MODEL_CONFIG, **shape, **kind})
 
 
 def make_rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
