@@ -142,7 +142,7 @@ def transfers_of(worker_class: type, arguments: Mapping[str, Any] | None = None)
 
 
 def concatenate(parts: Sequence[Tensor]) -> Tensor:
-    """Join the rows of all parts into one tensor; parts [b, T, ...] of different T are padded with zeros on the right."""
+    """Join the rows of all parts into one tensor; parts [b, T, ...] of different T are padded with zeros after T."""
     import torch
     from torch.nn.functional import pad
 

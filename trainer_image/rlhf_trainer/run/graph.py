@@ -24,8 +24,8 @@ from rlhf_trainer.workers.rollout import ROLLOUT_FIELDS
 def graph_of(job: Job, placed: DeviceMapping) -> Graph:
     """Return the graph of one step of a job on these pools, with the loading of its batch; nothing runs.
 
-    Columns, routed experts and fields of the user's own workers count no bytes. UserCodeError if the step of a user's own algorithm
-    cannot be recorded.
+    Columns, routed experts and fields of the user's own workers count no bytes. UserCodeError if the step of a user's
+    own algorithm cannot be recorded.
     """
     try:
         folders: dict[Role, str] = dict.fromkeys(get_args(Role), "")

@@ -205,7 +205,7 @@ class RowAssignment:
         ]
 
     def rows(self, fields: Fields) -> Fields:
-        """Send rows to the ranks that compute them; returns the rows that this rank computes: [B, widest T, ...] or [B]."""
+        """Send rows to the ranks that compute them; returns the rows that this rank computes: [B, T, ...] or [B]."""
         if not self._moves:
             return fields
         tables = [field.flatten(1) if field.dim() > 1 else field[:, None] for field in fields.values()]
