@@ -121,6 +121,12 @@ class Job(Spec):
         return self.spec.rollout.endpoints is not None
 
     @property
+    def may_replay_routing(self) -> bool:
+        """Whether the actor's passes over responses use the generator's experts, if the actor is a mixture of these."""
+        is_read = isinstance(self.spec.algorithm, PolicyGradient) and not self.generates_elsewhere
+        return is_read and self.spec.rollout.routing != "Recompute"
+
+    @property
     def reference_is_actor(self) -> bool:
         """Whether the reference is the actor without its adapter, and so no model of its own."""
         return reads_reference(self.spec) and reference_is_actor(self.spec)

@@ -237,6 +237,8 @@ RIGHT: dict[str, Case] = {
     "responses that may be stale": Case("GRPO", (APART.replace("critic, ", ""), "rollout.maxStaleness=2")),
     "a pool that grows": Case("PPO", (_pools(ALL, ELASTIC),)),
     "responses that go on over new weights": Case("PPO", ("rollout.maxStaleness=2", "rollout.partial=Continue")),
+    "experts of the generator": Case("GRPO", ("rollout.routing=Replay",)),
+    "experts of the trainer": Case("OnlineDPO", ("rollout.routing=Recompute",)),
     "generation elsewhere": Case("PPO", (ELSEWHERE, "rollout.maxStaleness=1", "rollout.weightSync=Delta")),
     "manual placement in two pools": Case(
         "PPO", (_pools(_pool("a", "actor, reference"), _pool("b", "critic, reward", 2)),)
@@ -384,6 +386,9 @@ WRONG: dict[str, Case] = {
     "episodes elsewhere": Case(
         "PPO", (ELSEWHERE, "rollout.environment={entrypoint: 'a:b'}"), "spec.rollout.environment"
     ),
+    "experts of engines elsewhere": Case("PPO", (ELSEWHERE, "rollout.routing=Replay"), "spec.rollout.routing"),
+    "experts of texts": Case("OnlineDPO", ("rollout.routing=Replay",), "spec.rollout.routing"),
+    "experts of SFT": Case("SFT", ("rollout.routing=Replay",), "spec.rollout"),
     "tools elsewhere": Case("PPO", (ELSEWHERE, "rollout.tools=['a:b']"), "spec.rollout.tools"),
     "a server that is named twice": Case(
         "PPO", ("rollout.endpoints=['http://a', 'http://a']",), "spec.rollout.endpoints"

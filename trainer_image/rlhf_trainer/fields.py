@@ -18,6 +18,8 @@ class Width(Enum):
     """One value per token of the longest prompt of the batch (P)."""
     TEXT = "[B, T]"
     """One value per token of the longest prompt with its response (T)."""
+    EXPERTS = "[B, T, E]"
+    """E bytes per token of the longest text (`expert_rows`); a plan does not know E."""
     BYTES = "[B, C]"
     """One value per byte of the batch's longest JSON text (C), such as a row's data columns; a plan does not know C."""
 
@@ -41,7 +43,7 @@ class FieldType:
 
     def fits(self, tensor: Tensor, *, rows: int) -> bool:
         """Whether a tensor has the field's type and number of dims, and `rows` rows."""
-        dims = 1 if self.width is Width.ONE else 2
+        dims = 1 + self.width.value.count(",")
         return tensor.dtype == self.dtype and tensor.dim() == dims and len(tensor) == rows
 
 

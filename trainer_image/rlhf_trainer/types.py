@@ -142,11 +142,11 @@ def transfers_of(worker_class: type, arguments: Mapping[str, Any] | None = None)
 
 
 def concatenate(parts: Sequence[Tensor]) -> Tensor:
-    """Join the rows of all parts into one tensor; parts [b, T] of different T are padded with zeros on the right."""
+    """Join the rows of all parts into one tensor; parts [b, T, ...] of different T are padded with zeros after T."""
     import torch
     from torch.nn.functional import pad
 
     if parts[0].dim() < 2:
         return torch.cat(list(parts))
     width = max(part.shape[1] for part in parts)
-    return torch.cat([pad(part, (0, width - part.shape[1])) for part in parts])
+    return torch.cat([pad(part, (0, 0) * (part.dim() - 2) + (0, width - part.shape[1])) for part in parts])

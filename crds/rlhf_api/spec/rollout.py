@@ -78,6 +78,8 @@ class Rollout(Spec):
     """Let models of other pools score finished responses while longer ones are still generated."""
     endpoints: Listed[ServiceUrl] | None = Field(None, min_length=1, max_length=64)
     """URLs of vLLM servers, http://host:port, that generate instead of engines of the job's own."""
+    routing: Literal["Replay", "Recompute"] | None = None
+    """Replay: an actor with experts learns with those that wrote a response. Unset: so if it has any."""
     keep: float = Field(0.0, ge=0, le=1, description="Share of the prompts whose responses are kept in rollouts.jsonl.")
     tensor_parallel: Count | None = None
     """Tensor-parallel shards in generation; their number must divide the actor's. Unset: the mapper's choice, or the

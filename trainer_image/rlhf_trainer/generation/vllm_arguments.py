@@ -42,6 +42,8 @@ BACKEND = {"model_impl": "transformers", "enforce_eager": True}
 """Engine arguments for vLLM's Transformers backend; eager, because `modules_served` leaves out vLLM's compilation."""
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
 """Environment variable of vLLM; what it changes in a process stays, also for the next job of a chain."""
+RETURNS_EXPERTS = {"enable_return_routed_experts": True}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+"""Engine arguments and environment variables with which vLLM on GPUs returns the experts of tokens; not run here."""
 STAGE_LAYERS = "VLLM_PP_LAYER_PARTITION"
 """Environment variable of vLLM with the number of layers of each pipeline stage."""
 CPU_BLOCK_TOKENS = 128
@@ -58,11 +60,15 @@ UNMAPPED_SHARE = 0.4
 GIB = 1024**3
 
 
-def environment(*, on_gpu: bool, stage_layers: Sequence[int] = (), batch_invariant: bool = False) -> dict[str, str]:
+def environment(
+    *, on_gpu: bool, stage_layers: Sequence[int] = (), batch_invariant: bool = False, returns_experts: bool = False
+) -> dict[str, str]:
     """Return environment variables to set for vLLM: those that the user has not set, and the layers of stages."""
     wanted = ENVIRONMENT | (GPU_ENVIRONMENT if on_gpu else CPU_ENVIRONMENT)
     if on_gpu and batch_invariant:
         wanted = {**wanted, BATCH_INVARIANT: "1"}
+    if on_gpu and returns_experts:
+        wanted = {**wanted, **RETURNS_EXPERTS[1]}
     stages = {STAGE_LAYERS: ",".join(map(str, stage_layers))} if stage_layers else {}
     return {name: value for name, value in wanted.items() if name not in os.environ} | stages
 
@@ -95,12 +101,15 @@ def engine_arguments(
     shards: int,
     stage_layers: Sequence[int],
     trust_remote_code: bool = False,
+    returns_experts: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's engine that follow from the job.
 
     max_sequences: most responses asked for at once; shards: tensor-parallel ranks of an engine.
-    MemoryProblem when the cache cannot fit, and ConfigError for stages of unequal length on GPUs.
+    MemoryProblem when the cache cannot fit; ConfigError for stages of unequal length on GPUs, or that return experts.
     """
+    if returns_experts and len(stage_layers) > 1:
+        raise ConfigError("spec.rollout.routing: is Replay, but a pipeline stage of a generator knows its experts only")
     if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens
         raise ConfigError("spec.rollout.pipelineParallel: on GPUs the stages must have equally many layers")
     sequences = min(max_sequences, MAX_SEQUENCES["GPU" if on_gpu else "CPU"])
@@ -124,6 +133,7 @@ def engine_arguments(
         "pipeline_parallel_size": max(len(stage_layers), 1),
         "worker_extension_cls": "rlhf_trainer.generation.vllm_extension.WorkerExtension",
         **device,
+        **(RETURNS_EXPERTS[0] if on_gpu and returns_experts else {}),
         **(BACKEND if uses_modules(config, trust_remote_code=trust_remote_code) else {}),
     }
 

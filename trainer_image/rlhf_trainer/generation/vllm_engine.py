@@ -14,6 +14,8 @@ from transformers import PreTrainedConfig
 from rlhf_api.spec.rollout import Rollout
 from rlhf_trainer.collector import collector_off
 from rlhf_trainer.errors import EnvironmentProblem, MemoryProblem, TrainerError
+from rlhf_trainer.expert_rows import ExpertRows
+from rlhf_trainer.generation.routed_experts import ReturnedExperts
 from rlhf_trainer.generation.vllm_arguments import STAGE_LAYERS, engine_arguments, environment, sampling_arguments
 from rlhf_trainer.generation.vllm_patches import classes_inspected_here, groups_on, modules_served, other_groups_kept
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
@@ -34,6 +36,8 @@ class Response:
     """Whether the response ended with an end token (False: cut at the length limit)."""
     versions: Sequence[int]
     """Policy version of the weights that wrote each token of the response."""
+    experts: Tensor | None = None
+    """Experts of all tokens of prompt and response but the last, uint8 [tokens, E] (`ExpertRows`); None: not asked."""
     written: Sequence[bool] = ()
     """True for each token of an episode that the model wrote, False for the environment's; empty: the model's only."""
 
@@ -74,6 +78,7 @@ class GenerationEngine:
         revision: str | None,
         tensor_groups: Sequence[Sequence[int]],
         stage_layers: Sequence[int] = (),
+        returns_experts: bool = False,
     ) -> None:
         """Build this rank's part of an engine, and free its cache and weights until needed; a collective of the world.
 
@@ -81,6 +86,7 @@ class GenerationEngine:
         tensor_groups: every rank of the world once, the p_g stages of an engine one after the other; stage_layers: the
         layers of each of the p_g stages, or nothing for one. EnvironmentProblem without vLLM, or for an unknown layout.
         MemoryProblem when the cache does not fit. ConfigError for stages of unequal length on GPUs.
+        returns_experts: responses have their `experts`; EnvironmentProblem if vLLM does not return them.
         """
         self._rollout, self._ends = rollout, ends
         self.is_first = torch.distributed.get_rank() in {ranks[0] for ranks in tensor_groups[:: len(stage_layers) or 1]}
@@ -104,11 +110,10 @@ class GenerationEngine:
             shards=len(tensor_groups[0]),
             stage_layers=stage_layers,
             trust_remote_code=trust_remote_code,
+            returns_experts=returns_experts,
         )
-        invariant = rollout.batch_invariant
-        self._vllm = _import_vllm(
-            environment(on_gpu=self._on_gpu, stage_layers=stage_layers, batch_invariant=invariant)
-        )
+        wanted = {"batch_invariant": rollout.batch_invariant, "returns_experts": returns_experts}
+        self._vllm = _import_vllm(environment(on_gpu=self._on_gpu, stage_layers=stage_layers, **wanted))
         field = "spec.rollout.gpuMemoryUtilization" if self._on_gpu else "spec.data.maxResponseTokens"
         served = modules_served(revision) if "model_impl" in arguments else nullcontext()
         with self._measured(), served, _start_of_vllm(tensor_groups, field):
@@ -117,7 +122,16 @@ class GenerationEngine:
         if len(stage_layers) > 1:
             self._call("allocate_stage_input")
         self._watch_cache()
+        self._experts = ReturnedExperts(ExpertRows.of(config)) if returns_experts else None
+        if self._experts:
+            self._try_experts(self._experts, ExpertRows.of(config))
         self.sleep()
+
+    def _try_experts(self, experts: ReturnedExperts, rows: ExpertRows) -> None:
+        """Have vLLM write two tokens by weights without meaning, which raises the error of missing experts."""
+        if not self._on_gpu:
+            experts.watch(self._scheduler, self._call("keep_experts", rows))
+        self.generate([self._ends[:1]], [0], max_tokens=2, greedy=True)
 
     def held_shards(self) -> dict[str, TensorSlice]:
         """Slice of each Hugging Face parameter that this rank holds, in the order of the model."""
@@ -162,8 +176,12 @@ class GenerationEngine:
         peak, self._cache_peak = self._cache_peak, 0.0
         return peak
 
+    @property
+    def _scheduler(self) -> Any:
+        return self._engine.llm_engine.engine_core.engine_core.scheduler
+
     def _watch_cache(self) -> None:
-        scheduler = self._engine.llm_engine.engine_core.engine_core.scheduler
+        scheduler = self._scheduler
         schedule = scheduler.schedule
 
         def watched(*arguments: Any, **options: Any) -> Any:
@@ -240,8 +258,8 @@ class GenerationEngine:
     def _step(self) -> list[tuple[int, Response]]:
         with torch.random.fork_rng():
             outputs = self._engine.llm_engine.step()
-        ended = ((int(output.request_id), output.outputs[0]) for output in outputs if output.finished)
-        return [(number, self._response(output, self._requests.pop(number))) for number, output in ended]
+        ended = [(int(output.request_id), output.outputs[0]) for output in outputs if output.finished]
+        return [(number, self._response(number, output, self._requests.pop(number))) for number, output in ended]
 
     def _end_steps(self) -> None:
         """Finish the steps that vLLM has begun, in pipeline stages or ahead of time; `step` returns their responses."""
@@ -286,12 +304,19 @@ class GenerationEngine:
             value = group.broadcast_object(value) if group.world_size > 1 else value
         return value
 
-    def _response(self, output: Any, request: _Request) -> Response:
+    def _response(self, number: int, output: Any, request: _Request) -> Response:
         tokens = list(output.token_ids)
         versions = [*request.versions, *[self.version] * (len(tokens) - len(request.versions))]
         log_probs = [chosen[token].logprob for token, chosen in zip(tokens, output.logprobs, strict=True)]
-        is_finished = tokens[-1] in self._ends
-        return Response(tokens=tokens, log_probs=log_probs, finished=is_finished, versions=versions)
+        inputs = len(request.prompt) + len(tokens) - 1
+        experts = self._experts.take(str(number), output, tokens=inputs) if self._experts else None
+        return Response(
+            tokens=tokens,
+            log_probs=log_probs,
+            finished=tokens[-1] in self._ends,
+            versions=versions,
+            experts=experts,
+        )
 
 
 def bytes_used(device: torch.device) -> int:

@@ -18,7 +18,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.platforms import current_platform
 
 from rlhf_trainer.errors import TrainerError
+from rlhf_trainer.expert_rows import ExpertRows
 from rlhf_trainer.generation.checksum import bit_sum
+from rlhf_trainer.generation.routed_experts import SlotExperts
 from rlhf_trainer.generation.vllm_engine import Part
 from rlhf_trainer.generation.weight_layout import linear_size, locations_of, stacks_in
 from rlhf_trainer.tensor_slice import TensorSlice, WeightSlice
@@ -29,6 +31,17 @@ class WorkerExtension:
 
     get_model: Any
     model_runner: Any
+    _experts: SlotExperts | None = None
+
+    @property
+    def _cache(self) -> list[Tensor]:
+        """Tensors of the KV cache, and the experts of its tokens if these are kept."""
+        return [*self.model_runner.kv_caches, *([self._experts.buffer] if self._experts else [])]
+
+    def keep_experts(self, rows: ExpertRows) -> SlotExperts:
+        """Keep the experts of the tokens in the KV cache from now on."""
+        self._experts = SlotExperts(self.model_runner, rows)
+        return self._experts
 
     @cached_property
     def _freed(self) -> dict[Part, list[tuple[torch.UntypedStorage, int]]]:
@@ -60,12 +73,12 @@ class WorkerExtension:
 
     def bytes_held(self) -> int:
         """Count bytes of cache and weights, with packed copies of linear layers and head; experts have none."""
-        plain = _storages([*self.get_model().parameters(), *self.model_runner.kv_caches])
+        plain = _storages([*self.get_model().parameters(), *self._cache])
         return sum(storage.nbytes() for storage in plain) + sum(map(_packed_bytes, self.get_model().modules()))
 
     def free_part(self, part: Part) -> None:
         """Free the weights or the KV cache; the tensors and their views stay usable after `allocate_part`."""
-        tensors = self.model_runner.kv_caches if part == "kv_cache" else self.get_model().parameters()
+        tensors = self._cache if part == "kv_cache" else self.get_model().parameters()
         self._freed[part] = [(storage, storage.nbytes()) for storage in _storages(tensors)]
         for storage, _ in self._freed[part]:
             storage.resize_(0)

@@ -120,6 +120,7 @@ class JobCheck:
                 places = {"on_cpu": self._on_cpu, "elsewhere": self._job.generates_elsewhere}
                 if reason := why_not_generated(setting.config(), **places, trust_remote_code=remote):
                     raise ConfigError(reason)
+                setting.must_replay_routing()
             if is_made:  # the job that makes the model tries the rest
                 setting.adapt(try_config(setting.folder, scores=scores, trust_remote_code=remote, revision=revision))
                 return

@@ -13,6 +13,7 @@ from rlhf_planning.step_graph import Call, Graph
 from rlhf_trainer.controller.graph import ShapeFuture, Tracer
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.expert_rows import ROUTED
 from rlhf_trainer.fields import Width
 from rlhf_trainer.run.step_models import Scorers, connected, step_models_of
 from rlhf_trainer.run.worker_specs import worker_specs
@@ -23,8 +24,8 @@ from rlhf_trainer.workers.rollout import ROLLOUT_FIELDS
 def graph_of(job: Job, placed: DeviceMapping) -> Graph:
     """Return the graph of one step of a job on these pools, with the loading of its batch; nothing runs.
 
-    Columns and fields of the user's own workers count no bytes. UserCodeError if the step of a user's own algorithm
-    cannot be recorded.
+    Columns, routed experts and fields of the user's own workers count no bytes. UserCodeError if the step of a user's
+    own algorithm cannot be recorded.
     """
     try:
         folders: dict[Role, str] = dict.fromkeys(get_args(Role), "")
@@ -42,7 +43,7 @@ def recorded_step(job: Job, placed: DeviceMapping, specs: Mapping[str, Mapping[s
     """Return the graph of one step with these workers, pool -> role -> spec."""
     data = job.spec.data
     text = data.max_prompt_tokens + data.max_response_tokens
-    widths = {Width.ONE: 1, Width.BYTES: 0, Width.PROMPT: data.max_prompt_tokens, Width.TEXT: text}
+    widths = {Width.ONE: 1, Width.BYTES: 0, Width.PROMPT: data.max_prompt_tokens, Width.TEXT: text, Width.EXPERTS: 0}
     tracer = Tracer(rows=job.sequences_per_step, widths=widths)
     slots = {pool.name: pool.size for pool in placed.pools}
     handles = {
@@ -74,4 +75,4 @@ def _may_begin(graph: Graph, call: Call, made: Call) -> bool:
     newest = max(read, key=lambda edge: edge.producer, default=None)
     if newest is None or newest.producer != made.number:
         return False
-    return all(field.name == field.added_as and field.name in ROLLOUT_FIELDS for field in newest.fields)
+    return all(field.name == field.added_as and field.name in (*ROLLOUT_FIELDS, ROUTED) for field in newest.fields)

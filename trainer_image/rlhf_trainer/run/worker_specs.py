@@ -93,7 +93,8 @@ def setting_of(
     """
     held: Role = "actor" if role == "rollout" else role
     model, folder = job.models()[held], folders[held]
-    return WorkerSetting(job=job, role=held, model=model, folder=folder, total_steps=total_steps, layout=layout)
+    setting = WorkerSetting(job=job, role=held, model=model, folder=folder, total_steps=total_steps, layout=layout)
+    return replace(setting, replays_routing=setting.must_replay_routing()) if held == "actor" else setting
 
 
 def data_spec(job: Job, placed: DeviceMapping, folders: Mapping[Role, str]) -> WorkerSpec:

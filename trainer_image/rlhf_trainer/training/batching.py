@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from rlhf_api.spec.job_spec import Training
 from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.expert_rows import expert_count
 from rlhf_trainer.training.distributed import ModelMesh
 from rlhf_trainer.training.model_input import TokenBatch, prompt_keys, prompt_sizes
 from rlhf_trainer.training.models import MissingLayer
@@ -161,7 +162,7 @@ class RowCosts:
         layer = next((each for layers in lists for each in layers if not isinstance(each, MissingLayer)), None)
         if layer is None:
             raise ConfigError(f"{model.name_or_path}: {type(model).__name__} has no list of layers in its base model")
-        experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+        experts = expert_count(config)
         share = config.num_experts_per_tok / experts if experts else 1.0  # part of the experts that a token meets
         self._parameters = sum(
             round(each.numel() * (share if "experts" in name.split(".") else 1.0))
@@ -204,10 +205,10 @@ class RowAssignment:
         ]
 
     def rows(self, fields: Fields) -> Fields:
-        """Send rows to the ranks that compute them; returns the rows that this rank computes: [B, widest T] or [B]."""
+        """Send rows to the ranks that compute them; returns the rows that this rank computes: [B, T, ...] or [B]."""
         if not self._moves:
             return fields
-        tables = [field if field.dim() > 1 else field[:, None] for field in fields.values()]
+        tables = [field.flatten(1) if field.dim() > 1 else field[:, None] for field in fields.values()]
         widths = self._mesh.of_all(torch.tensor([table.shape[1] for table in tables])).amax(0).tolist()
         tables = [pad(table, (0, width - table.shape[1])) for table, width in zip(tables, widths, strict=True)]
         packed = torch.cat([table[self._order].view(torch.uint8) for table in tables], dim=1)
@@ -216,7 +217,7 @@ class RowAssignment:
         dense = torch.contiguous_format  # a view of another type needs it
         arrived = [part.clone(memory_format=dense).view(table.dtype) for part, table in zip(parts, tables, strict=True)]
         return {
-            name: table if field.dim() > 1 else table[:, 0]
+            name: table.unflatten(1, (-1, *field.shape[2:])) if field.dim() > 1 else table[:, 0]
             for (name, field), table in zip(fields.items(), arrived, strict=True)
         }
 

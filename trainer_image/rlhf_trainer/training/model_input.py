@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlhf_trainer.training.routing import packed_experts
 from rlhf_trainer.types import Fields, concatenate
 
 SHARE_DIVISOR = 16
@@ -31,6 +32,8 @@ class TokenBatch:
     """Mask [b, T], above 0 at tokens whose log-probability is needed; None for a scorer, which scores every token."""
     temperature: float = 1.0
     """Sampling temperature, by which the logits are divided."""
+    experts: Tensor | None = None
+    """Experts that the routers take: uint8 [b, T, E] (`expert_rows`); None: those that they choose."""
     entropy: bool = False
     """Whether the entropies of the tokens in `read` are needed too."""
 
@@ -119,6 +122,8 @@ class ModelInput:
     """Ids of the tokens that a loss reads: int64 [n]."""
     temperature: Tensor
     """Sampling temperature of each token that a loss reads: float32 [n]."""
+    experts: Tensor | None
+    """Experts that the routers take for each packed token: uint8 [N, E]; None: those that they choose."""
     entropy: bool
 
     @classmethod
@@ -162,6 +167,7 @@ class ModelInput:
             before=packed.flatten()[places - 1],
             targets=tokens.flatten()[places],
             temperature=read.flatten()[places],
+            experts=packed_experts(texts, order, computed, first=with_prompt, shared=shared, padding=padding),
             entropy=any(text.entropy for text in texts),
         )
 

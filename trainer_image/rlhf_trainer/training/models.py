@@ -106,6 +106,8 @@ def _last_hidden_state(model: PreTrainedModel, given: Tensor, text: ModelInput) 
     """Hidden states after the final norm, from token ids or the hidden states of another stage: [1, N, H]."""
     name = "inputs_embeds" if given.is_floating_point() else "input_ids"
     inputs = {name: given, "position_ids": text.positions, "documents": text.documents}
+    if text.experts is not None:
+        inputs["experts"] = text.experts
     hidden: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
     return hidden
 

@@ -117,7 +117,8 @@ class ModelRunner:
                 cut = {name: field[rows] for name, field in fields.items()}
                 part = {name: field[:, :width] if field.dim() > 1 else field for name, field in cut.items()}
             else:  # one row of one token
-                part = {name: field.new_zeros((1,) * field.dim()) for name, field in fields.items()}
+                shapes = {name: (1, 1, *field.shape[2:])[: field.dim()] for name, field in fields.items()}
+                part = {name: field.new_zeros(shapes[name]) for name, field in fields.items()}
             given = ModelInput.of(self._texts(part, texts_of), at_least=max(1, even)).to(device)
             recorder.mean("padding/waste", float(given.padding), float(given.tokens.numel()))
             micros.append(MicroBatch(fields=FieldsOnDevice(part, device), given=given, rows=rows))
@@ -154,7 +155,7 @@ def widest(fields: Fields) -> Tensor:
 
 def _of_rows(fields: Fields, micros: Sequence[MicroBatch], outputs: Sequence[Tensor]) -> Tensor:
     """Put micro-batches' outputs [b, t] in the order of the fields' rows: [B, T] on the CPU, zeros without outputs."""
-    result = torch.zeros(widest(fields).shape, dtype=torch.float32)
+    result = torch.zeros(widest(fields).shape[:2], dtype=torch.float32)
     kept = [  # t columns, cut or padded to T
         pad(output[: len(micro.rows)].float(), (0, result.shape[1] - output.shape[1]))
         for micro, output in zip(micros, outputs, strict=False)

@@ -9,6 +9,7 @@ from torch import Tensor
 from rlhf_api.own_code import defined_at
 from rlhf_api.spec.algorithms import OBJECTIVE_INPUTS, ActorCritic, PolicyGradient, RolloutCorrection
 from rlhf_trainer.errors import UserCodeError
+from rlhf_trainer.expert_rows import ROUTED
 from rlhf_trainer.ops.aggregation import aggregate, weight_of
 from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.losses import kl_loss, policy_loss, rollout_weights, sft_loss
@@ -27,7 +28,7 @@ FIRST_RATIO_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Largest |probability ratio - 1| that rounding can explain in a step's first mini-batch, by compute type."""
 
 UPDATE_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "advantages")
-FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", *PRETRAIN_FIELDS)
+FIELDS_IF_THERE = ("old_log_probs", "ref_log_probs", "token_weights", ROUTED, *PRETRAIN_FIELDS)
 
 Loss = Callable[[Likelihood, Fields], Tensor]
 
@@ -87,7 +88,8 @@ class ActorWorker(GeneratingActor):
             return total
 
         term = self._with_pretraining(loss, fields) if self._pretrain else loss
-        norm = self.trainer.update(fields, self._texts_of, term, step=batch.step)
+        with self.routing_measured(is_needed=is_first and not self.has_scored):
+            norm = self.trainer.update(fields, self._texts_of, term, step=batch.step)
         recorder.maximum("grad_norm/policy", norm)
         if differences and self.has_scored:
             deviation = float(torch.stack(differences).max())  # only rounding should cause it

@@ -20,7 +20,8 @@ from rlhf_trainer.chat import EndTokens
 from rlhf_trainer.checkpoint import UploadFolder
 from rlhf_trainer.data.instructions import set_chat_template
 from rlhf_trainer.data.uri import local_path
-from rlhf_trainer.errors import TrainerError
+from rlhf_trainer.errors import ConfigError, TrainerError
+from rlhf_trainer.expert_rows import ROUTED, expert_count
 from rlhf_trainer.hub import HUB
 from rlhf_trainer.ops.masks import row_sums
 from rlhf_trainer.ops.running import RunningMoments
@@ -55,6 +56,8 @@ class WorkerSetting:
     """Actor and its folder, if this model scores the responses with another tokenizer than the actor's; else None."""
     layout: ParallelSizes | None = None
     """Layout of the model over the ranks of its pool; None: every rank is a data-parallel one."""
+    replays_routing: bool = False
+    """Whether responses bring the experts of their tokens, and the actor's passes over them take these."""
 
     @property
     def path(self) -> str:
@@ -95,6 +98,19 @@ class WorkerSetting:
         model = self.model
         with self.naming():
             return load_config(self.folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
+
+    def must_replay_routing(self) -> bool:
+        """Whether the job replays the routing of its actor, this model; a model that is not yet there has no experts.
+
+        ConfigError if the manifest asks for it, but the model is dense.
+        """
+        if not self.job.may_replay_routing or not self.folder:
+            return self.job.may_replay_routing and self.job.spec.rollout.routing == "Replay"
+        has_experts = bool(expert_count(self.config()))
+        if self.job.spec.rollout.routing == "Replay" and not has_experts:
+            kind = self.config().model_type
+            raise ConfigError(f"{self.job.name}: spec.rollout.routing: is Replay, but a {kind} has no experts to route")
+        return has_experts
 
     def end_tokens(self, tokenizer: PreTrainedTokenizerBase) -> EndTokens:
         """Return the tokens that end a response of the model; tokenizer: the model's own, as `tokenizer` loads it."""
@@ -242,7 +258,7 @@ def text_of(
 ) -> TokenBatch:
     """Return the texts of a batch as model input; the model's output is read only at the response tokens.
 
-    names: of the text's fields, in the order of `TEXT_FIELDS`.
+    names: of the text's fields, in the order of `TEXT_FIELDS`. Routed experts in the fields are those of responses.
     """
     tokens, attention, response = (fields[name] for name in names)
     return TokenBatch(
@@ -252,18 +268,24 @@ def text_of(
         read=response,
         temperature=temperature,
         entropy=entropy,
+        experts=fields.get(ROUTED) if names == TEXT_FIELDS else None,
     )
 
 
 def log_probs_by(
-    model: ModelRunner, batch: Batch, names: Sequence[str] = TEXT_FIELDS, *, temperature: float = 1.0
+    model: ModelRunner,
+    batch: Batch,
+    names: Sequence[str] = TEXT_FIELDS,
+    *,
+    temperature: float = 1.0,
+    extra: Sequence[str] = (),
 ) -> Tensor:
     """Return the log-probabilities float32 [B, T] of response tokens by the model, without gradient.
 
-    names: of the text's fields, as in `text_of`.
+    names: of the text's fields, as in `text_of`, which also reads the fields `extra`.
     """
     return model.infer(
-        {name: batch[name] for name in names},
+        {name: batch[name] for name in (*names, *extra)},
         lambda micro: [text_of(micro, names, temperature=temperature)],
         lambda found, _: found.log_probs,
     )

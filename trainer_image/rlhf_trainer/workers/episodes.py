@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_trainer.data.tokens import Ids
@@ -47,6 +48,8 @@ class Episode:
     """Policy version of the weights that wrote each token; 0 on the environment's tokens."""
     rewards: list[float] = field(default_factory=list)
     """Environment's reward at each token: that of a turn on the turn's last token, 0 on all other tokens."""
+    experts: Tensor | None = None
+    """Experts of all tokens but the last, uint8 [tokens, E], each of the pass in which it was first read."""
     turns: int = 0
     is_full: bool = False
     """Whether the token limit leaves no room for another answer of the model."""
@@ -73,6 +76,7 @@ class Episode:
             log_probs=self.log_probs,
             finished=self.finished,
             versions=self.versions,
+            experts=self.experts,
             written=self.written,
         )
 
@@ -134,6 +138,8 @@ class Play:
         episode = self._episodes[number]
         episode.add(response.tokens, response.log_probs, response.versions, is_written=True)
         episode.turns += 1
+        known, new = episode.experts, response.experts
+        episode.experts = new if known is None or new is None else torch.cat([known, new[len(known) :]])
         if not response.finished:
             self._end(number)
         elif self._environments:

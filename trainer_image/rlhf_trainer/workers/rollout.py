@@ -15,6 +15,7 @@ from rlhf_trainer.data.tokens import Ids
 from rlhf_trainer.environments.environments import Environments
 from rlhf_trainer.environments.of_job import environments_of
 from rlhf_trainer.errors import ConfigError, NumericsError
+from rlhf_trainer.expert_rows import ROUTED, ExpertRows
 from rlhf_trainer.generation.endpoints import Endpoints
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response, response_seed
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span, engine_groups, stage_layers
@@ -58,11 +59,13 @@ class Generation:
         *,
         agree_on_width: Callable[[int], int] = largest_over_ranks,
         costs: RowCosts | None = None,
+        expert_width: int = 0,
     ) -> None:
         """agree_on_width: returns the largest text width of all ranks; costs: FLOPs of rows in a model with an engine.
 
-        environments: with them responses are episodes.
+        environments: with them responses are episodes. expert_width: bytes of the experts of a token; 0: not recorded.
         """
+        self._expert_width = expert_width
         self._spec, self._tokenizer, self._generator = setting.job.spec, tokenizer, generator
         self._agree_on_width, self._costs = agree_on_width, costs
         self.engine = None if isinstance(generator, Endpoints) else generator
@@ -78,6 +81,8 @@ class Generation:
             rows: Sequence[int], prompts: Sequence[Ids], responses: Sequence[Response], width: int
         ) -> dict[str, Tensor]:
             fields = laid_out(prompts, responses, width=width, pad_token=int(self._tokenizer.pad_token_id))
+            if self._expert_width:
+                fields[ROUTED] = experts_of(responses, width=width, size=self._expert_width)
             fields["response_mask"] = fields["response_mask"] * batch["valid"][rows][:, None]
             fields["sampled"] = torch.full((len(rows),), float(do_sample))
             return fields
@@ -145,7 +150,13 @@ def generation_in_place(
     config, layout = inner(runner.model.module).config, runner.model.mesh.layout
     engine, environments = start_engine(setting, tokenizer, config, layout, max_sequences=max_sequences)
     weights = InPlaceWeights(setting, runner, engine)
-    return Generation(setting, tokenizer, engine, environments, costs=runner.costs), weights
+    width = expert_width(setting, config)
+    return Generation(setting, tokenizer, engine, environments, costs=runner.costs, expert_width=width), weights
+
+
+def expert_width(setting: WorkerSetting, config: PreTrainedConfig) -> int:
+    """Return the number of bytes of a token's experts in the field of a job with routing replay; 0 in other jobs."""
+    return ExpertRows.of(config).width if setting.replays_routing else 0
 
 
 def start_engine(
@@ -175,16 +186,19 @@ def start_engine(
         revision=setting.model.revision,
         tensor_groups=engine_groups(layout),
         stage_layers=stage_layers(layout, layers) if layout.generation_pipeline > 1 else (),
+        returns_experts=setting.replays_routing,
     )
     return engine, environments
 
 
 def turn_transfers(marks: Marks, setting: WorkerSetting) -> Marks:
-    """Return a generating worker's transfer declarations; with turns it reads columns and adds `TURN_FIELDS`, too."""
-    if not setting.job.spec.rollout.has_turns:
-        return marks
-    mark = marks["generate_sequences"]
-    reads, adds = (*mark.reads_if_there, *COLUMNS), (*(mark.adds or ()), *TURN_FIELDS)
+    """Return a generating worker's transfer declarations; with turns it reads columns and adds `TURN_FIELDS`, too.
+
+    With routing replay it also adds the experts of tokens.
+    """
+    mark, has_turns = marks["generate_sequences"], setting.job.spec.rollout.has_turns
+    reads = (*mark.reads_if_there, *(COLUMNS if has_turns else ()))
+    adds = (*(mark.adds or ()), *(TURN_FIELDS if has_turns else ()), *((ROUTED,) if setting.replays_routing else ()))
     return {**marks, "generate_sequences": replace(mark, reads_if_there=reads, adds=adds)}
 
 
@@ -247,7 +261,13 @@ class RolloutWorker:
             self._weights = interrupting = InterruptingReceiver(receiver, engine)
             agree_on_width = interrupting.agree_on_width
         self.generation = Generation(
-            setting, tokenizer, engine, environments, agree_on_width=agree_on_width, costs=RowCosts(model)
+            setting,
+            tokenizer,
+            engine,
+            environments,
+            agree_on_width=agree_on_width,
+            costs=RowCosts(model),
+            expert_width=expert_width(setting, model.config),
         )
 
     @classmethod
@@ -333,3 +353,12 @@ def laid_out(prompts: Sequence[Ids], responses: Sequence[Response], *, width: in
         "policy_version": versions,
         "finished": torch.tensor([float(response.finished) for response in responses]),
     }
+
+
+def experts_of(responses: Sequence[Response], *, width: int, size: int) -> Tensor:
+    """Return the experts of each row's tokens, uint8 [rows, width, size]; 0 at a last token, which nothing has read."""
+    found = torch.zeros(len(responses), width, size, dtype=torch.uint8)
+    for row, response in enumerate(responses):
+        if response.experts is not None:
+            found[row, : len(response.experts)] = response.experts
+    return found

@@ -1,0 +1,104 @@
+"""Routing replay: a mixture's routers take the experts that the generator chose, and keep their own weights of these.
+
+The experts of a packed row go to each decoder layer as its argument `experts`, so that a layer that is computed again
+in the backward pass gets the same ones. The router's own scores of them are gathered, so the router learns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.expert_rows import ExpertRows
+from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.types import concatenate
+
+if TYPE_CHECKING:  # whose module imports this one
+    from rlhf_trainer.training.model_input import TokenBatch
+
+ROUTERS = ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter", "MixtralTopKRouter")
+"""Classes of routers that return (logits, weights, experts), and whose weights are a softmax of all logits."""
+
+
+class RoutingReplay:
+    """Hooks on the routers of a model, and how far their own choices are from the generator's."""
+
+    def __init__(self, model: nn.Module, config: Any) -> None:
+        """model: of which this rank may hold a pipeline stage. ConfigError for a mixture with unknown routers."""
+        self._rows = ExpertRows.of(config)
+        self._differing: list[Tensor] = []
+        self.measures_updates = False
+        """Whether passes with gradients are measured, too: if no other pass sees the weights before the update."""
+        places = ((re.search(r"\blayers\.(\d+)$", name), each) for name, each in model.named_modules())
+        found = [self._attach(layer, int(place[1])) for place, layer in places if place]
+        if not any(found):
+            raise ConfigError("spec.rollout.routing: is Replay, but the trainer knows no routers of this model")
+
+    def _attach(self, layer: nn.Module, number: int) -> int:
+        """Hook a decoder layer and its routers; returns the number of routers."""
+        routers: list[Any] = [each for each in layer.modules() if type(each).__name__ in ROUTERS]
+
+        def give(_: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+            experts = options.pop("experts", None)
+            for router in routers:
+                router.replayed = experts
+            return args, options
+
+        layer = getattr(layer, "_checkpoint_wrapped_module", layer)  # else a recomputed pass would not call it
+        layer.register_forward_pre_hook(torch.compiler.disable(give), with_kwargs=True)
+        for router in routers:
+            router.register_forward_hook(torch.compiler.disable(partial(self._replay, number)))
+        return len(routers)
+
+    def _replay(
+        self, number: int, router: Any, _: Any, chosen: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a router's (logits, weights, experts) with the generator's experts, where it has chosen any."""
+        if router.replayed is None:
+            return chosen
+        logits, own_weights, own = chosen
+        given = self._rows.decode(router.replayed, number)
+        assert len(given) == len(own), "the router sees other tokens than those of the packed row"
+        is_given = (given != given[:, :1]).any(1, keepdim=True) | (given.shape[1] == 1)
+        if not torch.is_grad_enabled() or self.measures_updates:
+            differ = (given.sort(1).values != own.sort(1).values).any(1, keepdim=True) & is_given
+            self._differing.append(torch.stack([differ.sum(), is_given.sum()]))
+        experts = torch.where(is_given, given, own)
+        weights = logits.softmax(-1, dtype=torch.float32).gather(1, experts)
+        if getattr(router, "norm_topk_prob", True):  # Mixtral has no such option, and always does
+            weights = weights / weights.sum(-1, keepdim=True)
+        return logits, weights.to(own_weights.dtype), experts
+
+    def drain(self) -> float | None:
+        """Record `routing/differs` since the last call, and return it; None if nothing was measured."""
+        if not self._differing:
+            return None
+        differing, pairs = torch.stack(self._differing).sum(0).tolist()
+        self._differing = []
+        recorder.mean("routing/differs", differing, pairs)
+        return differing / max(pairs, 1)
+
+
+def packed_experts(
+    texts: Sequence[TokenBatch], order: Tensor, computed: Tensor, *, first: Tensor, shared: Tensor, padding: int
+) -> Tensor | None:
+    """Pack the experts of texts as `ModelInput` packs the tokens: uint8 [N, E]; None if no text has any.
+
+    A shared prompt has the experts of its first row. `routing/prompts_differ` is the share of its tokens in other rows
+    whose experts are not those.
+    """
+    given = next((text.experts for text in texts if text.experts is not None), None)
+    if given is None:
+        return None
+    none = given.new_zeros(1, 1, given.shape[2])
+    each = [none.expand(*text.tokens.shape, -1) if text.experts is None else text.experts for text in texts]
+    experts = concatenate(each)
+    differ = (experts != experts[first]).any(2) & (torch.arange(experts.shape[1]) < shared[:, None])
+    recorder.mean("routing/prompts_differ", differ.sum(), shared.sum())
+    return torch.cat([experts[order][computed], experts.new_zeros(padding, experts.shape[2])])
