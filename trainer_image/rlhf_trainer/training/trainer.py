@@ -119,7 +119,8 @@ class ModelRunner:
                 part = {name: field[:, :width] if field.dim() > 1 else field for name, field in cut.items()}
             else:  # one row of one token
                 part = {name: field.new_zeros((1,) * field.dim()) for name, field in fields.items()}
-            given = ModelInput.of(self._texts(part, texts_of), at_least=max(1, even), multiple=self.mesh.layout.context)
+            multiple = self.mesh.layout.context * self.mesh.layout.tensor
+            given = ModelInput.of(self._texts(part, texts_of), at_least=max(1, even), multiple=multiple)
             recorder.mean("padding/waste", float(given.padding), float(given.tokens.numel()))
             if self.mesh.layout.context > 1:
                 given = given.part(self.mesh.coordinate("context"), self.mesh.context_group)
