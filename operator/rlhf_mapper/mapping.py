@@ -166,10 +166,10 @@ class DeviceMapping:
     """Best placements that lost against this mapping, best first."""
 
     def described(self, pool: MappedPool) -> str:
-        """Return a pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with p-t-d of models with p or t > 1."""
+        """Return a pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with p-t-d of models with p, t or c > 1."""
         zones = f" in zones {pool.where}" if pool.zones else ""
         sizes = {role: self.sizes[role] for role in pool.models}
-        named = (role if each.pipeline == each.tensor == 1 else f"{role} {each}" for role, each in sizes.items())
+        named = (role if each.data == each.world_size else f"{role} {each}" for role, each in sizes.items())
         return f"{pool.size} {self.device} slots ({', '.join(named)}){zones}"
 
     def with_machines(self, name: str, count: int) -> Self:
@@ -231,6 +231,7 @@ def _model(sizes: ParallelSizes, model: ModelPrediction) -> dict[str, Any]:
         "p": sizes.pipeline,
         "t": sizes.tensor,
         "d": sizes.data,
+        "c": sizes.context,
         **(generation if "generation" in model.seconds else {}),
         **asdict(model),
     }

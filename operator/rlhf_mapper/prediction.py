@@ -195,10 +195,12 @@ def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[i
     pipeline, tensor = strategies.cuts[row].tolist()
     if strategies.request.work.receives_weights:  # nothing is trained there that could be cut otherwise
         pipeline, tensor = generator
+    context = strategies.request.sizes.context if strategies.request.sizes else 1
     sizes = ParallelSizes(
         pipeline=pipeline,
         tensor=tensor,
-        data=int(strategies.gpus[size]) // (pipeline * tensor),
+        data=int(strategies.gpus[size]) // (context * pipeline * tensor),
+        context=context,
         replicas=strategies.request.replicas,
         generation_pipeline=generator[0],
         generation_tensor=generator[1],
@@ -241,4 +243,5 @@ def _generator_memory(strategies: Strategies, sizes: ParallelSizes, choice: Stat
 
 
 def _layouts(sizes: ParallelSizes) -> Layouts:
-    return Layouts(*(np.array(float(each)) for each in (sizes.pipeline, sizes.tensor, sizes.data)))
+    shares = sizes.pipeline, sizes.tensor, sizes.data * sizes.context
+    return Layouts(*(np.array(float(each)) for each in shares))

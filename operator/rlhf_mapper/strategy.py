@@ -101,13 +101,14 @@ class Strategies:
         cuts = [cut for cut in self._cuts() if cut[0] * cut[1] >= least]
         self.cuts: Indices = np.array(cuts, dtype=np.int64).reshape(-1, 2)
         p, t = (self.cuts[:, column, None].astype(float) for column in (0, 1))
-        d = gpus[None, :] / (p * t)
+        context = request.sizes.context if request.sizes else 1
+        d = gpus[None, :] / (context * p * t)
         # All data ranks get a sequence of each mini-batch, and the replicas divide d.
         work, data = request.work, request.sizes and request.sizes.data
         rows = work.trained / work.updates if work.updates else np.inf
         even = (d <= min(rows, work.read or np.inf, setting.load.sequences)) & (d % request.replicas == 0)
         self.fits: NDArray[np.bool_] = (d == np.floor(d)) & (d >= 1) & (even & (d == data) if data else even)
-        self.layouts = Layouts(p, t, np.where(self.fits, d, 1.0))
+        self.layouts = Layouts(p, t, np.where(self.fits, d * context, 1.0))  # context ranks share work and FSDP shards
 
     @property
     def is_empty(self) -> bool:

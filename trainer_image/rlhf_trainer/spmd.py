@@ -217,8 +217,9 @@ def layout_here(job: Job, world_size: int) -> ParallelSizes:
         raise SpecError([Problem(path, "differs from that of another model; under torchrun all are cut alike")])
     layout = first.over(world_size)
     if layout.world_size != world_size or layout.data % layout.replicas:
-        sizes = f"pipeline {first.pipeline}, tensor {first.tensor}, data {first.data or 'unset'}"
-        raise SpecError([Problem(path, f"is {sizes}, replicas {first.replicas}, which do not fill {world_size} ranks")])
+        named = first.model_dump(exclude={"context"} if first.context == 1 else set())
+        sizes = ", ".join(f"{name} {size or 'unset'}" for name, size in named.items())
+        raise SpecError([Problem(path, f"is {sizes}, which do not fill {world_size} ranks")])
     return layout
 
 

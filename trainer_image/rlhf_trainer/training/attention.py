@@ -1,7 +1,10 @@
 """Causal attention inside the documents of a packed row, as functions that transformers' models call."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from inspect import signature
 from itertools import groupby
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rlhf_api.spec.job_spec import Attention
 from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.training.context import heads_for_tokens, of_all_tokens, tokens_for_heads
 from rlhf_trainer.training.model_input import Documents
 
 NAMES = {"SDPA": "documents_by_sdpa", "Flash": "documents_by_varlen"}
@@ -21,6 +25,8 @@ PACKED_LAYERS = {"full_attention", "sliding_attention"}
 """The `layer_types` of config.json that keep packed texts apart; convolutions and recurrent layers do not."""
 FEWER_KEYS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 """Argument of `varlen_attn` that allows fewer key than query heads; torch 2.11 allows them without an argument."""
+Attend = Callable[..., tuple[Tensor, None]]
+"""Attention as transformers calls it: (module, q, k, v [1, heads, N, size], mask, options) -> [1, N, heads, size]."""
 
 
 def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -138,6 +144,33 @@ def _by_flash(
     return output[None], None
 
 
+def over_context(attend: Attend) -> Attend:
+    """Return attention over the ranks of a row; `attend` itself computes where a rank holds the whole row.
+
+    Where the heads divide, each rank attends for some heads over all tokens (DeepSpeed-Ulysses, arXiv:2309.14509).
+    Else each attends for its own tokens over the keys and values of all, so the last rank of a long text does more.
+    """
+
+    def attended(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
+        documents: Documents = options["documents"]
+        group, own = documents.group, documents.own
+        if group is None or own is None:
+            return attend(module, query, key, value, mask, **options)
+        ranks = group.size()
+        if query.shape[1] % ranks or (key.shape[1] % ranks and ranks % key.shape[1]):
+            key, value = (of_all_tokens(each, group) for each in (key, value))
+            return attend(module, query, key, value, mask, **options | {"documents": own})
+        if key.shape[1] < ranks:
+            key, value = (each.repeat_interleave(ranks // key.shape[1], dim=1) for each in (key, value))
+            module = SimpleNamespace(num_key_value_groups=query.shape[1] // ranks, is_causal=True)
+        query, key, value = (heads_for_tokens(each, group) for each in (query, key, value))
+        whole = replace(documents, own=None, group=None)
+        output, _ = attend(module, query, key, value, mask, **options | {"documents": whole})
+        return tokens_for_heads(output, group), None
+
+    return attended
+
+
 for _attention, _function in (("SDPA", _by_sdpa), ("Flash", _by_flash)):
-    _outside = torch.compiler.disable(_function)  # type: ignore[no-untyped-call]  # it would be compiled for each length
+    _outside = torch.compiler.disable(over_context(_function))  # type: ignore[no-untyped-call]  # it would be compiled for each length
     AttentionInterface.register(NAMES[_attention], _outside)

@@ -237,8 +237,9 @@ class ModelMesh:
         return sum_over_ranks(values, self.data_group)
 
     def largest(self, value: int) -> int:
-        """Return the largest of the values that the data-parallel ranks pass; a collective."""
-        return largest_over_ranks(value, self.data_group)
+        """Return the largest of the values that the data- and context-parallel ranks pass; a collective."""
+        largest = largest_over_ranks(value, self.data_group)
+        return largest_over_ranks(largest, self.context_group) if self.layout.context > 1 else largest
 
     def rows_of_all(self, values: Tensor, start: int) -> Tensor:
         """Gather a value per row of the whole batch from the data-parallel ranks, float64 [B] (`rows_of_all_ranks`)."""

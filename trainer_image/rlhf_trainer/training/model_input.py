@@ -6,9 +6,11 @@ from itertools import chain
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlhf_trainer.training.context import sum_of_parts
 from rlhf_trainer.training.routing import packed_experts
 from rlhf_trainer.types import Fields, concatenate
 
@@ -81,6 +83,10 @@ class Documents:
     """Running sums of `seen`, beginning with 0: int32 [documents + 1]."""
     seen_tokens: Tensor | None
     """Packed indices of the tokens that each document attends to: int64 [sum of seen]; None: its own tokens only."""
+    own: Self | None = None
+    """The parts of the documents that this rank computes, if context-parallel ranks share the row."""
+    group: dist.ProcessGroup | None = None
+    """Process group of the ranks that share the row; None: this rank computes the whole row."""
 
     @classmethod
     def of(cls, sizes: Tensor, seen_tokens: Tensor | None) -> Self:
@@ -91,6 +97,19 @@ class Documents:
 
     def to(self, device: torch.device) -> Self:
         return replace(self, **_on_device(self, device))
+
+    def between(self, first: int, stop: int) -> Self:
+        """Return the parts of the documents among the packed tokens first .. stop - 1; they see tokens of all parts."""
+        starts, seen_starts = self.starts.tolist(), self.seen_starts.tolist()
+        every = torch.arange(starts[-1]) if self.seen_tokens is None else self.seen_tokens
+        sizes, tokens = [], []
+        for document, (start, own, seen) in enumerate(zip(starts, self.lengths, self.seen, strict=False)):
+            low, high = max(start, first), min(start + own, stop)
+            if low < high:
+                seen -= start + own - high  # noqa: PLW2901 the tokens after the part are not seen
+                sizes.append((high - low, seen))
+                tokens.append(every[seen_starts[document] : seen_starts[document] + seen])
+        return self.of(torch.tensor(sizes).T, torch.cat(tokens))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +146,8 @@ class ModelInput:
     entropy: bool
 
     @classmethod
-    def of(cls, texts: Sequence[TokenBatch], *, at_least: int = 1) -> Self:
-        """Pack texts to at least `at_least` tokens; a document of zeros, which nothing reads, fills the rest.
+    def of(cls, texts: Sequence[TokenBatch], *, at_least: int = 1, multiple: int = 1) -> Self:
+        """Pack texts to a multiple of `multiple`, and at least `at_least`, tokens; unread zeros fill the rest.
 
         The first token of a text is not read, as nothing predicts it. Rows that use an earlier row's prompt come last.
         """
@@ -148,7 +167,8 @@ class ModelInput:
         packed = (starts - shared)[:, None] + column
         packed = torch.where(column < shared[:, None], packed[with_prompt], packed)
         computed = (inside & (column >= shared[:, None]))[order]
-        padding = max(0, at_least - (total := int(own.sum())))
+        total = int(own.sum())
+        padding = -(-max(total, at_least) // multiple) * multiple - total
         seen_tokens = torch.cat([packed[order][inside[order]], torch.arange(total, total + padding)])
         documents = order[own[order] > 0]
         sizes = torch.stack([own, lengths])[:, documents]
@@ -173,12 +193,35 @@ class ModelInput:
 
     def to(self, device: torch.device) -> Self:
         """Return a copy of the model input with all tensors on a device."""
-        return replace(self, documents=self.documents.to(device), **_on_device(self, device))
+        return replace(self, **_on_device(self, device))
+
+    def part(self, index: int, group: dist.ProcessGroup) -> Self:
+        """Return the part of the packed row that the rank with this index in a group of ranks computes, and reads."""
+        size = self.tokens.shape[1] // group.size()
+        first, stop = index * size, (index + 1) * size
+        is_own, is_read = ((each >= first) & (each < stop) for each in (self.packed, self.before))
+        return replace(
+            self,
+            tokens=self.tokens[:, first:stop],
+            positions=self.positions[:, first:stop],
+            documents=replace(self.documents, own=self.documents.between(first, stop), group=group),
+            whole=self.whole[is_own],
+            packed=self.packed[is_own] - first,
+            places=self.places[is_read],
+            before=self.before[is_read] - first,
+            targets=self.targets[is_read],
+            temperature=self.temperature[is_read],
+            experts=None if self.experts is None else self.experts[first:stop],
+        )
 
     def unpacked(self, values: Tensor, places: Tensor) -> Tensor:
-        """Return zeros [rows, T] with `values` at the indices `places` among the rows * T positions."""
+        """Return zeros [rows, T] with `values` at the indices `places` among the rows * T positions.
+
+        Ranks that share the packed row give their values to each other.
+        """
         rows, width = self.shape
-        return values.new_zeros(rows * width).index_copy(0, places, values).view(rows, width)
+        own = values.new_zeros(rows * width).index_copy(0, places, values).view(rows, width)
+        return sum_of_parts(own, self.documents.group)
 
 
 def prompt_sizes(text: TokenBatch) -> Tensor:
@@ -202,4 +245,10 @@ def _shared_prompts(texts: Sequence[TokenBatch]) -> tuple[Tensor, Tensor]:
 
 
 def _on_device(value: Documents | ModelInput, device: torch.device) -> dict[str, Any]:
-    return {name: to_device(each, device) for name, each in vars(value).items() if isinstance(each, Tensor)}
+    moved: dict[str, Any] = {}
+    for name, each in vars(value).items():
+        if isinstance(each, Documents):
+            moved[name] = each.to(device)
+        elif isinstance(each, Tensor):
+            moved[name] = to_device(each, device)
+    return moved

@@ -52,7 +52,7 @@ class Scorer(nn.Module):
     """A sequence classification model that scores each token by one of its labels: reward model or critic.
 
     The output is float32 [rows, T]: the label's value after each token, 0 at padding. Later pipeline stages take hidden
-    states [1, N, H] instead of tokens, and stages without the head return them.
+    states [1, N / t, H] instead of tokens, and stages without the head return them.
     """
 
     def __init__(self, classifier: PreTrainedModel, weights: Weights | None = None, *, label: int = 0) -> None:

@@ -85,7 +85,8 @@ def run_stage(
     """
     backward = before_backward is not None
     tokens = [micro.given.tokens for micro in micros]
-    hidden = torch.empty((*tokens[0].shape, inner(model).config.hidden_size), dtype=dtype, requires_grad=backward)
+    shape = 1, tokens[0].shape[1] // mesh.layout.tensor, inner(model).config.hidden_size
+    hidden = torch.empty(shape, dtype=dtype, requires_grad=backward)
     part = StageModule(model, micros, compute if mesh.is_last_stage else None, before_backward)
     if before_backward:
         before_backward(len(micros) == 1)
@@ -128,7 +129,7 @@ class StageModule(nn.Module):
         self._compute, self._before_backward = compute, before_backward
 
     def forward(self, given: Tensor) -> Tensor:
-        """Run one micro-batch; given: tokens [1, N] on the first stage, hidden states [1, N, H] on the others."""
+        """Run one micro-batch; given: tokens [1, N] on the first stage, hidden states [1, N / t, H] on the others."""
         micro = self._micros[self._done]
         self._done += 1
         output: Tensor = self.model(given, micro.given)

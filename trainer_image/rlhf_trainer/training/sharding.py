@@ -36,6 +36,7 @@ from rlhf_trainer.training.distributed import ModelMesh, device_here
 from rlhf_trainer.training.models import Adapter, LanguageModel, MissingLayer, Scorer, has_copy_of_embedding, inner
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.passes import keep_stage
+from rlhf_trainer.training.sequence import TOKENS, SummedOutput, cut_tokens
 
 MAX_SINGLE_UNIT_BYTES = 32 * 2**20
 """Largest pipeline stage, in bytes of its compute type, that FSDP2 gathers whole; many small collectives cost more."""
@@ -223,17 +224,24 @@ def plan_of(config: PreTrainedConfig) -> dict[str, str]:
 
 
 def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
-    """Shard a language model or classifier over the ranks of `axis`; embedding and head along the vocabulary."""
+    """Shard a language model or classifier over the ranks of `axis`; embedding and head along the vocabulary.
+
+    Between the layers' blocks each rank has a part of the tokens (`sequence.cut_tokens`).
+    """
     base: Any = model.base_model
     plan = plan_of(model.config)
-    for name, module in list(base.named_modules()):
-        for style in (style for pattern, style in plan.items() if fnmatch(name, pattern)):
-            if isinstance(module, AdaptedLinear):
-                shard_adapted(module, axis, STYLES[style]())
-            else:
-                parallelize_module(module, axis, STYLES[style]())
+    planned = {name: style for name, _ in base.named_modules() for key, style in plan.items() if fnmatch(name, key)}
+    blocks = cut_tokens(base, axis, planned)
+    for name, style in planned.items():
+        module, is_summed = base.get_submodule(name), style == "rowwise" and name.rpartition(".")[0] in blocks
+        made = SummedOutput() if is_summed else STYLES[style]()
+        if isinstance(module, AdaptedLinear):
+            shard_adapted(module, axis, made)
+        else:
+            parallelize_module(module, axis, made)
     if base.embed_tokens is not None:
-        parallelize_module(base.embed_tokens, axis, RowwiseParallel(input_layouts=Replicate()))
+        cut = RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS)
+        parallelize_module(base.embed_tokens, axis, cut)
     head = getattr(model, "lm_head", None)
     if head is not None and not isinstance(head, MissingLayer):
         parallelize_module(head, axis, ColwiseParallel())  # only its weight is used, see `head.likelihood`

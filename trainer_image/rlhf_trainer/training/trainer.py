@@ -49,7 +49,7 @@ class RunnerOptions(TypedDict):
     """Options of a `ModelRunner`."""
 
     token_budget: int
-    """Maximum number of tokens of a micro-batch; a longer row is a micro-batch of its own."""
+    """Maximum number of tokens of a micro-batch for each context-parallel rank; a longer row is one of its own."""
     role: str
     """The model's role, for measurements."""
     offload: Offload
@@ -73,7 +73,8 @@ class ModelRunner:
         self._run: Passes = partial(run_whole, model.module)
         if model.mesh.layout.pipeline > 1:
             self._run = partial(run_stage, model.module, model.mesh, model.compute_dtype)
-        self._token_budget, self._share_prompts = options["token_budget"], options.get("share_prompts", True)
+        self._token_budget = options["token_budget"] * self.mesh.layout.context
+        self._share_prompts = options.get("share_prompts", True)
         self.costs = RowCosts(inner(model.module))
         self._peak = peak_flops(model.compute_dtype)
         self.offloader = Offloader(model.module, optimizer, offload=options["offload"], role=options["role"])
@@ -119,9 +120,12 @@ class ModelRunner:
             else:  # one row of one token
                 shapes = {name: (1, 1, *field.shape[2:])[: field.dim()] for name, field in fields.items()}
                 part = {name: field.new_zeros(shapes[name]) for name, field in fields.items()}
-            given = ModelInput.of(self._texts(part, texts_of), at_least=max(1, even)).to(device)
+            multiple = self.mesh.layout.context * self.mesh.layout.tensor
+            given = ModelInput.of(self._texts(part, texts_of), at_least=max(1, even), multiple=multiple)
             recorder.mean("padding/waste", float(given.padding), float(given.tokens.numel()))
-            micros.append(MicroBatch(fields=FieldsOnDevice(part, device), given=given, rows=rows))
+            if self.mesh.layout.context > 1:
+                given = given.part(self.mesh.coordinate("context"), self.mesh.context_group)
+            micros.append(MicroBatch(fields=FieldsOnDevice(part, device), given=given.to(device), rows=rows))
         return micros
 
     def _count(self, bundles: Bundles, texts: Sequence[TokenBatch], phase: str) -> None:
@@ -217,10 +221,10 @@ class Trainer(ModelRunner):
         return norm, self._back(result, assignment, fields)
 
     def _update(self, micros: Sequence[MicroBatch], loss: OutputFunction, *, step: int) -> float:
-        ranks = self.mesh.layout.data
+        ranks = self.mesh.layout.data * self.mesh.layout.context
 
         def times_ranks(output: Any, micro: Fields) -> Tensor:
-            return loss(output, micro) * ranks  # FSDP2 averages gradients over the data-parallel ranks
+            return loss(output, micro) * ranks  # FSDP2 averages gradients over the data- and context-parallel ranks
 
         with self._gradients.root_gathered():
             shares = self._run(micros, times_ranks, self._gradients.before_backward)

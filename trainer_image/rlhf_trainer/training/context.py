@@ -1,0 +1,92 @@
+"""Context parallelism: exchange of keys, values and results between ranks that hold other tokens of the same rows."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Move = Callable[[Tensor], Tensor]
+
+
+def sum_of_parts(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Sum values of which each rank of the group has some and zeros for the rest; its gradient is each rank's own.
+
+    So every rank computes the same loss of whole rows, and the gradient of a weight is its sum over the ranks.
+    """
+    if group is None:
+        return values
+    return _moved(values, partial(_added, group=group), lambda gradient: gradient)
+
+
+def heads_for_tokens(given: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Give up heads for tokens: [1, heads, own tokens, size] -> [1, heads / ranks, N, size]."""
+    _, heads, tokens, size = given.shape
+    ranks = group.size()
+    arrived = _exchanged(given.view(ranks, heads // ranks, tokens, size), group)
+    return arrived.transpose(0, 1).reshape(1, heads // ranks, ranks * tokens, size)
+
+
+def tokens_for_heads(given: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Give up tokens for heads: [1, N, heads / ranks, size] -> [1, own tokens, heads, size]."""
+    _, tokens, heads, size = given.shape
+    ranks = group.size()
+    arrived = _exchanged(given.view(ranks, tokens // ranks, heads, size), group)
+    return arrived.transpose(0, 1).reshape(1, tokens // ranks, ranks * heads, size)
+
+
+def of_all_tokens(given: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Gather keys or values of all tokens: [1, heads, own tokens, size] -> [1, heads, N, size]."""
+    by_token = given[0].transpose(0, 1)
+    whole = _moved(by_token, partial(_of_all, group=group), partial(_own_share, group=group))
+    return whole.transpose(0, 1)[None]
+
+
+def _exchanged(given: Tensor, group: dist.ProcessGroup) -> Tensor:
+    exchange = partial(_all_to_all, group=group)
+    return _moved(given, exchange, exchange)
+
+
+def _moved(given: Tensor, move: Move, back: Move) -> Tensor:
+    moved: Tensor = _Moved.apply(given, move, back)  # type: ignore[no-untyped-call]
+    return moved
+
+
+class _Moved(torch.autograd.Function):
+    """Tensor after a collective, whose gradient goes through another collective."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, move: Move, back: Move) -> Tensor:
+        ctx.back = back
+        return move(given)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradient), None, None
+
+
+def _all_to_all(given: Tensor, group: dist.ProcessGroup) -> Tensor:
+    given = given.contiguous()
+    arrived = torch.empty_like(given)
+    dist.all_to_all_single(arrived, given, group=group)
+    return arrived
+
+
+def _of_all(given: Tensor, group: dist.ProcessGroup) -> Tensor:
+    every = given.new_empty((group.size() * len(given), *given.shape[1:]))
+    dist.all_gather_into_tensor(every, given.contiguous(), group=group)
+    return every
+
+
+def _own_share(given: Tensor, group: dist.ProcessGroup) -> Tensor:
+    share = given.new_empty((len(given) // group.size(), *given.shape[1:]))
+    dist.reduce_scatter_tensor(share, given.contiguous(), group=group)
+    return share
+
+
+def _added(given: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = given.clone()
+    dist.all_reduce(total, group=group)
+    return total
