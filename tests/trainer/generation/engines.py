@@ -25,6 +25,8 @@ def build(
     partial: Literal["Continue", "Restart"] | None = None,
     ends: tuple[int, ...] = (END,),
     trust_remote_code: bool = False,
+    dtype: torch.dtype = torch.float32,
+    returns_experts: bool = False,
 ) -> GenerationEngine:
     engine = GenerationEngine(
         folder,
@@ -34,11 +36,12 @@ def build(
         max_sequences=max_sequences,
         ends=list(ends),
         device=torch.device("cpu"),
-        dtype=torch.float32,
+        dtype=dtype,
         trust_remote_code=trust_remote_code,
         revision=None,
         tensor_groups=groups,
         stage_layers=stage_layers,
+        returns_experts=returns_experts,
     )
     KEPT.append(engine)
     return engine

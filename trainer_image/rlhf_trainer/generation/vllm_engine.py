@@ -335,6 +335,8 @@ def _import_vllm(variables: Mapping[str, str]) -> Any:
     try:
         with collector_off():
             import vllm
+
+        torch.cpu._init_amx()  # noqa: SLF001 vLLM's kernels take AMX, where Linux gives it only to who has asked
     except ImportError as error:
         raise EnvironmentProblem(f"vLLM cannot be imported: {error}") from error
     return vllm
