@@ -51,6 +51,8 @@ TRAINING = "tests/trainer/training"
 HEAD = f"{TRAINING}/test_log_probs_are_those_of_the_heads_logits.py"
 PACKING = f"{TRAINING}/test_packed_texts_are_read_as_if_alone.py"
 NEIGHBOURS = f"{TRAINING}/test_a_row_does_not_depend_on_its_neighbours.py"
+LAYOUTS = f"{TRAINING}/test_losses_do_not_depend_on_ranks_micro_batches_or_padding.py"
+SHARED_ROWS = f"{LAYOUTS}::test_an_update_is_the_same_if_ranks_share_rows"
 BUNDLES = "tests/trainer/unit/test_rows_with_one_prompt_are_computed_together.py"
 COSTS = f"{TRAINING}/test_each_rank_computes_as_much.py::test_the_cost_of_a_row_is_half_of_a_layers_flops_by_hand"
 REDUCTIONS = f"{TRAINING}/test_an_update_is_one_step_and_one_reduction.py"
@@ -169,6 +171,10 @@ MUTATIONS = (
         "device=device).tril()",
         PACKING,
     ),
+    training("model_input", "seen -= start + own - high  #", "seen -= start + own - high - 1  #", PACKING),
+    training("model_input", "(each >= first) & (each < stop)", "(each > first) & (each < stop)", SHARED_ROWS),
+    training("trainer", "self.mesh.layout.data * self.mesh.layout.context\n", "self.mesh.layout.data\n", SHARED_ROWS),
+    training("sequence", "[Partial()]", "[Replicate()]", SHARED_ROWS),
     training("batching", "key in self.prompts or key", "key", BUNDLES),
     training("batching", "* (self._parameters +", "* (0 *", COSTS),
     training("batching", "self._attention * lengths)", "self._attention)", COSTS),

@@ -166,7 +166,7 @@ class DeviceMapping:
     """Best placements that lost against this mapping, best first."""
 
     def described(self, pool: MappedPool) -> str:
-        """Return a pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with p-t-d of models with p, t or c > 1."""
+        """Return a pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with p-t-d of models that are cut."""
         zones = f" in zones {pool.where}" if pool.zones else ""
         sizes = {role: self.sizes[role] for role in pool.models}
         named = (role if each.data == each.world_size else f"{role} {each}" for role, each in sizes.items())

@@ -225,6 +225,7 @@ RIGHT: dict[str, Case] = {
     "several sets to measure on": Case("GRPO", (SETS, "evaluation.everySteps=1", "checkpoint.keepBest=a/reward")),
     "a greedy evaluation": Case("PPO", (EVALUATION, "evaluation.greedy=true")),
     "generation cut in fewer shards": Case("PPO", ("models.actor.parallelism={tensor: 4}", "rollout.tensorParallel=2")),
+    "rows cut over ranks": Case("PPO", ("models.actor.parallelism={context: 2, tensor: 2}",)),
     "generation cut by the mapper": Case("PPO", ("rollout.tensorParallel=3",)),
     "manual placement": Case("PPO", (POOLS,)),
     "the least price": Case("PPO", ("placement.objective=lowest-cost",)),
@@ -741,6 +742,9 @@ WRONG: dict[str, Case] = {
     ),
     "generation in stages that do not divide": Case(
         "PPO", ("models.actor.parallelism.pipeline=3", "rollout.pipelineParallel=2"), "spec.rollout.pipelineParallel"
+    ),
+    "rows cut over no ranks": Case(
+        "PPO", ("models.actor.parallelism.context=0",), "spec.models.actor.parallelism.context"
     ),
     "shards of generation with manual placement": Case(
         "PPO", (POOLS, "rollout.tensorParallel=2"), "spec.rollout.tensorParallel"

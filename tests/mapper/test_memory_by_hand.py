@@ -56,11 +56,11 @@ def test_whole_replicas_activations_are_flash_attentions() -> None:
 
 def test_a_layer_keeps_what_its_modules_save() -> None:
     """Counted by hand in bytes of a token, in bfloat16 with FlashAttention."""
-    h, norm = SMALL.hidden, 4 + 2 + 2
+    h, norm, gathered = SMALL.hidden, 4 + 2 + 2, 2
     mlp, attention, sums = 4 * 2 * SMALL.ffn, 4 * 2 * h, 4 * SMALL.heads
     plain = layer.kept(SMALL, SHARDED).of(SMALL, np.array(1.0))
     assert plain == 2 * norm * h + mlp + attention + sums
-    assert layer.kept(SMALL, SHARDED).of(SMALL, np.array(2.0)) == 2 * norm * h + (mlp + attention + sums) / 2
+    assert layer.kept(SMALL, SHARDED).of(SMALL, np.array(2.0)) == plain / 2 + 2 * gathered * h / 2
     qwen3 = replace(SMALL, norms_heads=True)
     assert layer.kept(qwen3, SHARDED).of(qwen3, np.array(1.0)) == plain + 2 * (4 + 2) * h, "of queries and keys"
     sdpa = replace(SHARDED, attention="SDPA")

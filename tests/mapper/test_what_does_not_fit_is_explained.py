@@ -185,10 +185,10 @@ def test_states_that_fit_may_leave_no_room() -> None:
 
 
 def test_layers_are_recomputed_where_nothing_else_fits() -> None:
-    """One row of 64,000 tokens of a 7B model: what 32 layers keep is more than a GPU has, their inputs are less."""
+    """One row of 128,000 tokens of a 7B model: what 32 layers keep is more than a GPU has, their inputs are less."""
 
     def asked(recomputes: dict[str, bool]) -> DeviceMapping | Infeasible:
-        data = {"maxPromptTokens": 32_000, "maxResponseTokens": 32_000}
+        data = {"maxPromptTokens": 64_000, "maxResponseTokens": 64_000}
         job = job_of("SFT", models={"actor": recomputes}, data=data, training={"batchSize": 32, "kernels": "Plain"})
         return auto_map(job, cluster_of(("h200-141g", 1, 8)), shapes_of(job, MODELS["7B"]), device="GPU")
 

@@ -148,7 +148,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     device = device_of(job, (torch.cuda.device_count(),))
     layout = layout_here(job, int(os.environ["WORLD_SIZE"]))
     models = {role: (model, folders[role]) for role, model in job.models().items()}
-    require_possible(job, dict.fromkeys(models, (layout.pipeline, layout.tensor)), models)
+    require_possible(job, dict.fromkeys(models, layout), models)
     recorder.rank = distributed.start(device, job.spec.training.call_deadline)
     folder = JobFolder(output, job)
     try:

@@ -82,7 +82,7 @@ class Model(Spec):
     gradient_checkpointing: bool | None = None
     """Recompute layers in backward passes, to save memory. Unset: the mapper decides on GPUs."""
     offload: Offload = "None"
-    """State that waits in host memory while the model is idle, so that colocated models have room; Optimizer (its
+    """State that waits in host memory while the model is idle. Then colocated models have room. Optimizer (its
     moments), All and OptimizerInHost for trained models only. OptimizerInHost: FP32 weights, gradients and moments
     are always in host memory, the CPU updates them, and a device holds a few layers.
     """
@@ -232,12 +232,12 @@ class Training(Spec):
         f"less than 512 values, 2^20 divided by their size, at most {MICRO_BATCH_TOKENS:,}.",
     )
     attention: Attention = "Auto"
-    """Kernels of attention within packed rows: SDPA, text by text, or Flash, which needs BF16 on GPUs from Ampere on;
+    """Kernels of attention within packed rows. SDPA: text by text. Flash: one call, for BF16 on GPUs from Ampere on.
     Auto takes Flash where it runs.
     """
     kernels: Kernels = "Auto"
-    """Kernels of norms, rotary embeddings, gated MLPs and the head: Plain, one for each operation of torch, or Fused,
-    by Triton on GPUs; Auto takes Fused where it runs.
+    """Kernels of norms, rotary embeddings, gated MLPs and the head. Plain: one for each operation of torch. Fused:
+    by Triton on GPUs. Auto takes Fused where it runs.
     """
     compile: bool = False
     """Compile the models' layers, but for attention, by torch.compile. It needs models without tensor parallelism and,
@@ -263,10 +263,10 @@ class Resources(Spec):
     """The slots a job may use; a slot is a GPU or a CPU worker."""
 
     device: Literal["Auto", "CPU", "GPU"] = "Auto"
-    """Kind of slots; Auto: GPUs where there are any, else CPU slots, on a cluster for up to 100 million parameters."""
+    """Kind of slots. Auto: GPUs where there are any, else CPU slots, on a cluster for up to 100 million parameters."""
     nodes: NodeCount = Field(1, description="Number of the job's nodes.")
     max_nodes: NodeCount | None = None
-    """Largest number of nodes onto which a job is mapped on a cluster; the job gets fewer where fewer exist, but at
+    """Largest number of nodes onto which a job is mapped on a cluster. The job gets fewer where fewer exist, but at
     least `nodes`. With placement Auto only. Unset means `nodes`.
     """
     slots_per_node: SlotCount | None = None
@@ -287,7 +287,7 @@ class Checkpoint(Spec):
     value, or for loss the lowest. Needs evaluation.everySteps.
     """
     storage: StorageUri | None = None
-    """Storage of checkpoints: s3://, gs://, pvc://claim or, not on a cluster, file:///; unset means the run folder."""
+    """Storage of checkpoints. Schemes: s3, gs, pvc://claim or, not on a cluster, file; unset means the run folder."""
 
     @property
     def kept(self) -> int:

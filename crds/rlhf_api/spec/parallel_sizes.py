@@ -117,12 +117,12 @@ class Parallelism(Spec):
     A manifest may leave d unset, and has the sizes of generation elsewhere (`rollout`), unlike `ParallelSizes`.
     """
 
-    pipeline: Count = Field(1, description="Number of pipeline stages (p).")
-    tensor: Count = Field(1, description="Number of tensor-parallel shards of a layer (t).")
-    data: Count | None = Field(None, description="Data-parallel ranks (d); unset: the pool's slots / (c * p * t).")
-    context: Count = Field(1, description="Ranks over which the tokens of packed rows are cut (c), for long texts.")
+    pipeline: Count = Field(1, description="Pipeline stages (p).")
+    tensor: Count = Field(1, description="Tensor-parallel shards of a layer (t).")
+    data: Count | None = Field(None, description="Data-parallel ranks (d); unset: slots / (c * p * t).")
+    context: Count = Field(1, description="Ranks that share the tokens of each row (c).")
     replicas: Count = 1
-    """Copies of the weights among the data-parallel ranks; each copy is sharded over d / replicas * c ranks."""
+    """Copies of the weights among the data-parallel ranks; d / replicas * c ranks share one."""
 
     def over(self, slots: int, *, generation_pipeline: int = 0, generation_tensor: int = 0) -> ParallelSizes:
         """Return the sizes on a pool of `slots` slots; an unset d becomes slots // (c * p * t), at least 1."""

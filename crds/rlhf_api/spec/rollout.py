@@ -69,7 +69,7 @@ class Rollout(Spec):
     step_timeout_seconds: float = Field(60.0, gt=0)
     """Longest time of a step of the environment, or of the tools of a turn."""
     max_staleness: Whole = 0
-    """Largest number of updates by which a response may be behind the policy; above 0 the rollout pool works ahead."""
+    """Largest number of updates by which a response may be behind the policy. Above 0 the rollout pool works ahead."""
     partial: Literal["Continue", "Restart"] | None = None
     """Continue or Restart the responses under way with the new weights; unset: the weights wait for the responses."""
     weight_sync: Literal["Full", "Delta"] = "Full"

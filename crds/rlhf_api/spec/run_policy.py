@@ -51,7 +51,7 @@ class RunPolicy(Spec):
     ttl_seconds_after_finished: Whole | None = None
     """Time after which an ended job is deleted; unset keeps the job."""
     keep_pods_on_failure: bool = False
-    """Leave the pods of the attempt with which the job fails, for debugging; they hold their slots until this is false
+    """Leave the pods of the attempt with which the job fails, for debugging. They hold their slots until this is false
     or the job is deleted.
     """
     failure_rules: Listed[FailureRule] = Field((), max_length=32)

@@ -11,7 +11,7 @@ class Watch(Spec):
     """Reactions to problems that raise no error."""
 
     no_signal: Literal["Off", "Warn", "Fail"] = "Warn"
-    """Reaction to 3 steps in a row without anything to learn: all responses are cut off or get the same reward, no
+    """Reaction to 3 steps in a row without anything to learn. All responses are cut off or get the same reward, no
     group of responses differs in reward, or every gradient is 0.
     """
     changed_code: Literal["Off", "Warn", "Fail"] = "Warn"

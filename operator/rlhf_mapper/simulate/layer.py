@@ -22,7 +22,9 @@ class Widths:
     """Bytes of a token in a layer, as bytes per unit of each of the layer's widths (such as its hidden size)."""
 
     hidden: float
-    """Bytes per unit of hidden size, held whole by each tensor-parallel rank; other widths are cut over the ranks."""
+    """Bytes per unit of hidden size of all tokens on each tensor-parallel rank; other widths are cut over the ranks."""
+    part: float = 0.0
+    """Bytes per unit of hidden size of the tokens that a tensor-parallel rank holds between blocks."""
     ffn: float
     queries: float
     """Bytes per unit of heads x head size."""
@@ -38,7 +40,7 @@ class Widths:
             + self.keys * model.kv_heads * model.head_size
             + self.heads * model.heads
         )
-        return self.hidden * model.hidden + cut / t
+        return self.hidden * model.hidden + (self.part * model.hidden + cut) / t
 
 
 def kept(model: Architecture, software: Software) -> Widths:
@@ -58,7 +60,8 @@ def kept(model: Architecture, software: Software) -> Widths:
     own = in_norm + size if model.norms_heads else 0.0
     copied = size * (software.attention == "SDPA")
     return Widths(
-        hidden=2 * (in_norm + 2 * size),
+        hidden=2 * size,
+        part=2 * (in_norm + size),
         ffn=(3 if is_fused else 4) * size,
         queries=2 * size + copied + own,
         keys=2 * size + own,
@@ -105,7 +108,7 @@ def forward_peak(software: Software) -> Widths:
     product.
     """
     size = software.compute_bytes
-    return Widths(hidden=2 * size, ffn=3 * size, queries=0.0, keys=0.0)
+    return Widths(hidden=size, part=size, ffn=3 * size, queries=0.0, keys=0.0)
 
 
 def backward_peak(software: Software) -> Widths:
@@ -115,4 +118,4 @@ def backward_peak(software: Software) -> Widths:
     (docs/performance.md), against which tests check them.
     """
     size = software.compute_bytes
-    return Widths(hidden=8 * size, ffn=3 * size, queries=0.0, keys=0.0)
+    return Widths(hidden=3 * size, part=5 * size, ffn=3 * size, queries=0.0, keys=0.0)

@@ -137,7 +137,8 @@ def updating(model: Architecture, software: Software, layouts: Layouts, longest:
     float32 while the next layer has its backward pass.
     """
     of_layer = layer.kept(model, software).of(model, layouts.t)
-    inputs, layers = software.compute_bytes * model.hidden, np.ceil(model.layers / layouts.p)
+    part = layouts.t if software.layers != "Megatron" else 1.0  # of the tokens between layers
+    inputs, layers = software.compute_bytes * model.hidden / part, np.ceil(model.layers / layouts.p)
     if not software.shards_weights:
         held = inputs * layers * layouts.p + of_layer if how.recomputes else of_layer * layers * layouts.p
         return [_whole(model, layouts, held)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MistralConfig
 
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
@@ -28,6 +28,7 @@ from rlhf_trainer.workers.preference import LabelledActorWorker, OnlinePreferenc
 from rlhf_trainer.workers.reward import CostTrainer, RewardTrainer
 from rlhf_trainer.workers.supervised import SupervisedActorWorker
 from tests.trainer.families import FAMILIES as MODELS
+from tests.trainer.families import SIZES
 from tests.trainer.jobs import job
 from tests.trainer.measured import SHARED
 from tests.trainer.ranks import run_kept_ranks
@@ -281,7 +282,7 @@ FAST = {"SFT": SMALL_LAYOUTS[2], "PPO critic that finds the values": SMALL_LAYOU
 
 
 def named(layout: ParallelSizes) -> str:
-    return f"{layout.pipeline}-{layout.tensor}-{layout.data}" + f" in {layout.replicas}" * (layout.replicas > 1)
+    return str(layout) + f" in {layout.replicas}" * (layout.replicas > 1)
 
 
 @pytest.mark.parametrize(
@@ -297,6 +298,39 @@ def test_an_update_is_the_same_for_any_p_t_d(case: str, layout: ParallelSizes, t
     folder = save_tiny(tmp_path / "model", seed=3, labels=labels, config=divisible_config())
     whole = measured(case, folder, share=False)
     require_same(named(layout), measured(case, folder, layout=layout, budget=40), whole)
+
+
+THREE_HEADS = MistralConfig(**SIZES | {"num_attention_heads": 3, "num_key_value_heads": 1}, sliding_window=6)
+CONTEXTS: list[tuple[str, str, ParallelSizes]] = [
+    ("PPO critic that finds the values", "three heads and a window", ParallelSizes(data=1, context=2)),
+    ("SFT", "Gemma 2", ParallelSizes(data=1, context=2, tensor=2)),
+    ("DPO actor", "eight heads", ParallelSizes(data=1, context=2, pipeline=2)),
+    ("DAPO actor", "six heads", ParallelSizes(data=1, context=4)),
+    ("GSPO actor", "eight heads", ParallelSizes(data=2, context=2)),
+    ("PPO-ptx actor", "eight heads", ParallelSizes(data=2, context=2, replicas=2)),
+    ("cost model", "eight heads", ParallelSizes(data=1, context=2, pipeline=2, tensor=2)),
+    ("SFT", "Gemma 3 (text)", ParallelSizes(data=1, context=4)),
+    ("SFT", "Qwen3-MoE", ParallelSizes(data=1, context=2)),
+    ("SFT", "Cohere 2", ParallelSizes(data=2, context=2, tensor=2)),
+]
+"""Cases, models and layouts in which ranks share rows; the first four are fast. The first and the fourth gather keys
+and values, as their heads do not divide; the others exchange heads, of which Gemma 2 repeats the key heads."""
+OF_CONTEXTS = {**MODELS, "three heads and a window": THREE_HEADS, "six heads": MODELS["SmolLM"]}
+
+
+@pytest.mark.parametrize(
+    ("case", "model", "layout"),
+    [pytest.param(*each, marks=pytest.mark.slow if number > 3 else ()) for number, each in enumerate(CONTEXTS)],
+    ids=lambda value: value if isinstance(value, str) else named(value),
+)
+def test_an_update_is_the_same_if_ranks_share_rows(
+    case: str, model: str, layout: ParallelSizes, tmp_path: Path
+) -> None:
+    labels = None if CASES[case][1] == "actor" else 1
+    config = copy.deepcopy(OF_CONTEXTS.get(model, divisible_config()))
+    folder = save_tiny(tmp_path / "model", seed=3, labels=labels, config=config)
+    found = measured(case, folder, layout=layout, budget=40, recompute=layout.tensor > 1)
+    require_same(named(layout), found, measured(case, folder, share=False))
 
 
 @pytest.fixture(scope="module", params=[f"{family}, {head}" for family in FAMILIES for head in ("tied", "untied")])

@@ -176,6 +176,26 @@ def test_scores_and_gradients_are_those_of_each_text_alone(batch: str) -> None:
     require_same_gradients(own, other, scores, expected)
 
 
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("by", attention.NAMES)
+def test_parts_of_a_row_see_what_the_whole_row_sees(
+    by: str, batch: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "varlen_attn", varlen_attention_by_definition)
+    attend: Any = {"SDPA": attention._by_sdpa, "Flash": attention._by_flash}[by]
+    whole = ModelInput.of(BATCHES[batch](), at_least=50, multiple=20).documents
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 1, 2, 60, 8, generator=generator)
+    options = {"sliding_window": window, "scaling": 0.3}
+    expected, _ = attend(torch.nn.Module(), query, key, value, None, documents=whole, **options)
+    for first in range(0, 60, 20):
+        part, own = whole.between(first, first + 20), query[:, :, first : first + 20]
+        assert sum(part.lengths) == 20
+        found, _ = attend(torch.nn.Module(), own, key, value, None, documents=part, **options)
+        assert_close(found, expected[:, first : first + 20], atol=1e-6, rtol=1e-5)
+
+
 def test_packed_texts_have_no_padding() -> None:
     given = ModelInput.of(texts())
     assert given.tokens.shape == (1, 7 + 1 + 12 + 3 + 15 + 2 + 9)

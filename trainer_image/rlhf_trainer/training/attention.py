@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import embedding, pad
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rlhf_api.spec.job_spec import Attention
@@ -35,17 +35,9 @@ def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch
     Auto is Flash where the GPU and the compute type allow it, else SDPA. Raises ConfigError if the model's code does
     not let its attention be chosen, and for Flash where it cannot run.
     """
-    if not (model._supports_attention_backend and model._supports_sdpa):  # noqa: SLF001 there are no public names
-        raise ConfigError(
-            f"{model.name_or_path}: the attention of {type(model).__name__} cannot be chosen, so texts cannot be "
-            "packed; code of its own must attend by transformers' AttentionInterface (_supports_attention_backend)"
-        )
     config: Any = model.config
-    if other := set(getattr(config, "layer_types", None) or ()) - PACKED_LAYERS:
-        raise ConfigError(
-            f"{model.name_or_path}: {type(model).__name__} has layers ({', '.join(sorted(other))}) that would mix "
-            "texts which are packed in one row"
-        )
+    if reason := why_not_packed(type(model), config):
+        raise ConfigError(f"{model.name_or_path}: {reason}")
     capped = getattr(config, "attn_logit_softcapping", None) is not None
     runs_flash = device.type == "cuda" and dtype is not torch.float32 and not capped
     runs_flash = runs_flash and torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere
@@ -56,6 +48,19 @@ def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch
         )
     chosen = ("Flash" if runs_flash else "SDPA") if attention == "Auto" else attention
     model.config._attn_implementation = NAMES[chosen]  # noqa: SLF001 as above
+
+
+def why_not_packed(model: type[PreTrainedModel], config: PreTrainedConfig) -> str:
+    """Say why texts cannot be packed in one row, and rows cannot be cut over ranks, for a model; empty if they can."""
+    if not (model._supports_attention_backend and model._supports_sdpa):  # noqa: SLF001 there are no public names
+        return (
+            f"the attention of {model.__name__} cannot be chosen, so texts cannot be packed; code of its own must "
+            "attend by transformers' AttentionInterface (_supports_attention_backend)"
+        )
+    if other := set(getattr(config, "layer_types", None) or ()) - PACKED_LAYERS:
+        layers = ", ".join(sorted(other))
+        return f"{model.__name__} has layers ({layers}) that would mix texts which are packed in one row"
+    return ""
 
 
 def _by_sdpa(
