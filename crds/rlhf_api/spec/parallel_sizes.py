@@ -71,6 +71,11 @@ class ParallelSizes:
         return ranks // self.expert
 
     @property
+    def cuts_experts(self) -> bool:
+        """Whether the experts of a mixture are cut in another way than its other weights (`experts_of`)."""
+        return self.expert > 1 or self.tensor > 1
+
+    @property
     def micro(self) -> int:
         """Micro data-parallel replicas (d_g) of a data-parallel replica. ValueError if p_g, t_g do not divide p, t."""
         stages, shards = self._micro()
@@ -122,6 +127,7 @@ class Parallelism(Spec):
     data: Count | None = Field(None, description="Data-parallel ranks (d); unset: the pool's slots / (p * t).")
     replicas: Count = 1
     """Copies of the weights among the data-parallel ranks; each copy is sharded over d / replicas ranks."""
+    expert: Count = Field(1, description="Ranks of a copy of the weights over which a layer's experts are cut.")
 
     def over(self, slots: int, *, generation_pipeline: int = 0, generation_tensor: int = 0) -> ParallelSizes:
         """Return the sizes on a pool of `slots` slots; an unset d becomes slots // (p * t), at least 1."""
@@ -130,6 +136,7 @@ class Parallelism(Spec):
             pipeline=self.pipeline,
             tensor=self.tensor,
             replicas=self.replicas,
+            expert=self.expert,
             generation_pipeline=generation_pipeline,
             generation_tensor=generation_tensor,
         )

@@ -15,6 +15,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.tensor_slice import TensorSlice
+from rlhf_trainer.training.experts import shard_dim
 from rlhf_trainer.training.sharding import plan_of
 
 LayerPosition = int | Literal["first", "last"]
@@ -42,6 +43,8 @@ class Parameter:
     """Number of key or value heads along `tensor_dim`. Generation splits no head; surplus ranks hold copies."""
     unknown_style: str = ""
     """The parameter's style in transformers' plan if `TENSOR_DIMS` lacks it, so that it cannot be split; else empty."""
+    is_expert: bool = False
+    """Whether the parameter stacks the experts of a layer, which training cuts as whole experts."""
     multiple: int = 1
     """Generation splits `tensor_dim` as if padded to a multiple of this number."""
 
@@ -66,7 +69,7 @@ def describe(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> li
         elif head is not None and weight is head.weight:
             parameter = _vocabulary(parameter)
         else:
-            parameter = _split(parameter, styles, config)
+            parameter = _split(replace(parameter, is_expert=".experts." in name), styles, config)
         described.append(parameter)
     return described
 
@@ -95,14 +98,14 @@ def _pattern(path: str) -> str:
 
 
 def training_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: int) -> Shards:
-    """Return a rank's shards in training: FSDP shards inside tensor-parallel shards inside pipeline stages.
+    """Return a rank's shards in training: FSDP shards of its experts or tensor-parallel shards in a pipeline stage.
 
     The d data-parallel ranks are `replicas` (HSDP) of `shards` FSDP shards; shard s of replica r is data index
     r * shards + s.
     """
     at, stages = sizes.coordinates(rank), stages_of(model, sizes.pipeline)
     return {
-        parameter.name: training_slice(parameter, sizes, at["tensor"], sizes.shard_of(rank))
+        parameter.name: training_slice(parameter, sizes, *training_place(parameter, sizes, rank))
         for parameter in model
         if at["pipeline"] in stages[parameter.name]
     }
@@ -121,14 +124,24 @@ def generation_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: in
     }
 
 
-def training_slice(parameter: Parameter, sizes: ParallelSizes, tensor: int, shard: int) -> TensorSlice:
-    """Return FSDP shard `shard` of a parameter's tensor-parallel shard `tensor`, split like torch.chunk."""
-    part = TensorSlice.whole(parameter.shape)
+def training_place(parameter: Parameter, sizes: ParallelSizes, rank: int) -> tuple[int, int]:
+    """Return the index of a rank's part of a parameter, by tensor or expert parallelism, and of its FSDP shard."""
+    if parameter.is_expert and sizes.cuts_experts:
+        return sizes.experts_of(rank)
+    return (0 if parameter.tensor_dim is None else sizes.coordinates(rank)["tensor"]), sizes.shard_of(rank)
+
+
+def training_slice(parameter: Parameter, sizes: ParallelSizes, part: int, shard: int) -> TensorSlice:
+    """Return FSDP shard `shard` of part `part` of a parameter (`training_place`), split like torch.chunk."""
+    whole = TensorSlice.whole(parameter.shape)
+    if parameter.is_expert and sizes.cuts_experts:
+        held = whole.chunk(0, part, sizes.expert)
+        return held.chunk(shard_dim(held.shape, sizes.expert_shards), shard, sizes.expert_shards)
     if sizes.tensor > 1:
         _require_known(parameter, "spec.models.actor.parallelism.tensor")
     if parameter.tensor_dim is not None:
-        part = part.chunk(parameter.tensor_dim, tensor, sizes.tensor)
-    return part.chunk(0, shard, sizes.shards)
+        whole = whole.chunk(parameter.tensor_dim, part, sizes.tensor)
+    return whole.chunk(0, shard, sizes.shards)
 
 
 def generation_slice(parameter: Parameter, sizes: ParallelSizes, shard: int) -> TensorSlice:

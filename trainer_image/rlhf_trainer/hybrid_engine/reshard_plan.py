@@ -18,6 +18,7 @@ from rlhf_trainer.hybrid_engine.layout import (
     generation_slice,
     generation_stages_of,
     stages_of,
+    training_place,
     training_shards,
     training_slice,
 )
@@ -122,7 +123,8 @@ def plan(model: Sequence[Parameter], parties: Parties, rank: int) -> ReshardPlan
     moves = {}
     for parameter in model:
         stage, target = stages[parameter.name], generation_stages[parameter.name]
-        cut = (parameter.shape, parameter.tensor_dim, parameter.heads, parameter.multiple, stage, target)
+        kind = parameter.tensor_dim, parameter.heads, parameter.multiple, parameter.is_expert
+        cut = (parameter.shape, *kind, stage, target)
         if cut not in moves_of_cut:
             holders = _holders(parameter, parties, stage)
             moves_of_cut[cut] = _moves(holders, _requesters(parameter, parties, target), parties.nodes, rank)
@@ -153,9 +155,8 @@ def _holders(parameter: Parameter, parties: Parties, stages: frozenset[int]) -> 
     found: dict[tuple[int, int], Ranks] = {}
     for rank, at in parties.training_places.items():
         if at["pipeline"] in stages:
-            tensor = 0 if parameter.tensor_dim is None else at["tensor"]
-            shard = parties.training.shard_of(parties.sources.index(rank))
-            found.setdefault((tensor, shard), []).append(rank)
+            place = training_place(parameter, parties.training, parties.sources.index(rank))
+            found.setdefault(place, []).append(rank)
     return [(training_slice(parameter, parties.training, *place), ranks) for place, ranks in found.items()]
 
 

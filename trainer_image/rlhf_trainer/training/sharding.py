@@ -33,6 +33,7 @@ from rlhf_trainer.stored_tensors import TensorSource, read_into
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.adapters import AdaptedLinear, shard_adapted
 from rlhf_trainer.training.distributed import ModelMesh, device_here
+from rlhf_trainer.training.experts import cut_experts, shard_experts
 from rlhf_trainer.training.models import Adapter, LanguageModel, MissingLayer, Scorer, has_copy_of_embedding, inner
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.passes import keep_stage
@@ -80,6 +81,7 @@ def shard(
         parameter.data = parameter.data.to(compute_dtype)
     if mesh.layout.pipeline > 1:
         keep_stage(model, mesh)
+    cut_experts(model, mesh)
     if mesh.layout.tensor > 1:
         shard_tensors(inner(model), mesh.tensor_axis)
     layers = layers_of(model)
@@ -113,6 +115,7 @@ def _shard_data_parallel(
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=device_here().type == "cuda") if steps_in_host else OffloadPolicy()
     size = sum(parameter.numel() for parameter in model.parameters()) * compute_dtype.itemsize
+    shard_experts(model, mesh, mp_policy=replace(policy, cast_forward_inputs=False), offload_policy=offload)
     for layer in layers if size > MAX_SINGLE_UNIT_BYTES else ():
         fully_shard(layer, mesh=mesh.data_axes, mp_policy=policy, offload_policy=offload)
     # the root is resharded after a forward pass too (but see `GradientSync.root_gathered`), so that no gathered copy in
@@ -226,7 +229,10 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
     """Shard a language model or classifier over the ranks of `axis`; embedding and head along the vocabulary."""
     base: Any = model.base_model
     plan = plan_of(model.config)
+    within = tuple(f"{name}." for name, module in base.named_modules() if hasattr(module, "experts"))
     for name, module in list(base.named_modules()):
+        if name.startswith(within):
+            continue  # its ranks divide the tokens instead (`cut_experts`)
         for style in (style for pattern, style in plan.items() if fnmatch(name, pattern)):
             if isinstance(module, AdaptedLinear):
                 shard_adapted(module, axis, STYLES[style]())

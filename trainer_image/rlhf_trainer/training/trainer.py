@@ -17,6 +17,7 @@ from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.batching import Bundles, RowAssignment, RowCosts, micro_batches
 from rlhf_trainer.training.distributed import device_here
+from rlhf_trainer.training.experts import sum_partial_gradients
 from rlhf_trainer.training.kernels import use_kernels
 from rlhf_trainer.training.model_input import FieldsOnDevice, ModelInput, TokenBatch
 from rlhf_trainer.training.models import inner, trained_tie
@@ -228,6 +229,7 @@ class Trainer(ModelRunner):
         is_end = self.mesh.is_first_stage != self.mesh.is_last_stage
         copied = trained_tie(self.model.module) if is_end else None
         sum_tied_gradients(copied, self.mesh)
+        sum_partial_gradients(self.model.module, self.mesh)
         uncounted = None if self.mesh.is_first_stage else copied
         parameters, max_norm = self.model.module.parameters(), self._settings.max_grad_norm
         norm = clip_gradients(parameters, max_norm, self.mesh, uncounted=uncounted)

@@ -1,0 +1,204 @@
+"""Experts of a mixture over ranks: tokens go to the ranks of their experts by all-to-all, and their outputs come back.
+
+A rank holds whole experts, which FSDP2 shards over the ranks that hold the same ones (`ModelMesh.expert_axes`). No token
+is dropped. Tensor-parallel ranks, which have the same tokens, divide them: each routes its own slice.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.functional import pad
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from rlhf_trainer.training.distributed import EXPERT, EXPERT_SHARD, REPLICATE, ModelMesh, device_here, local_shard
+
+KERNEL, OVER_RANKS = "grouped_mm", "experts_over_ranks"
+"""Names among transformers' expert functions: of the kernel for a rank's own experts, and of `_compute_over_ranks`."""
+
+
+def sparse_blocks(model: nn.Module) -> Iterator[Any]:
+    """Yield the modules that have a router and, as `experts`, stacked experts of transformers; routers differ in name."""
+    for module in model.modules():
+        if hasattr(getattr(module, "experts", None), "is_transposed"):
+            yield module
+
+
+def cut_experts(model: nn.Module, mesh: ModelMesh) -> None:
+    """Keep this rank's part of the experts of each layer, in place, and divide the tokens of tensor-parallel ranks.
+
+    A collective of the pool. Nothing is done where `ParallelSizes.cuts_experts` is false.
+    """
+    if not mesh.layout.cuts_experts:
+        return
+    axis = mesh.expert_axes[EXPERT]
+    for block in sparse_blocks(model):
+        experts = block.experts
+        for name, parameter in list(experts.named_parameters(recurse=False)):
+            own = parameter.detach().chunk(axis.size())[axis.get_local_rank()].clone()
+            held = DTensor.from_local(own, axis, [Shard(0)], run_check=False)
+            setattr(experts, name, nn.Parameter(held, requires_grad=parameter.requires_grad))
+        experts.group = axis.get_group()
+        experts.config._experts_implementation = OVER_RANKS  # noqa: SLF001 there is no public name
+        if mesh.layout.tensor > 1:
+            _slice_tokens(block, mesh.tensor_axis)
+
+
+def shard_experts(model: nn.Module, mesh: ModelMesh, **options: Any) -> None:
+    """Shard the experts that `cut_experts` has left on this rank by FSDP2; options: of `fully_shard`."""
+    if not mesh.layout.cuts_experts:
+        return
+    axes, layout = mesh.expert_axes, mesh.layout
+    data = axes[REPLICATE, EXPERT_SHARD] if layout.replicas > 1 else axes[EXPERT_SHARD]
+
+    def cut(parameter: nn.Parameter) -> Shard:
+        return Shard(shard_dim(local_shard(parameter).shape, layout.expert_shards))
+
+    for block in sparse_blocks(model):
+        module: FSDPModule = fully_shard(block.experts, mesh=data, shard_placement_fn=cut, **options)
+        module.set_gradient_divide_factor(layout.data * layout.context)  # losses are multiplied by it, as for FSDP2
+        # gloo has no other reduction that takes a factor; one shard is divided without it, and with it twice
+        module.set_force_sum_reduction_for_comms(layout.expert_shards > 1)
+
+
+def shard_dim(shape: Sequence[int], shards: int) -> int:
+    """Return the dim along which FSDP cuts the experts of a rank: the first that `shards` divides, else 0."""
+    return next((dim for dim, size in enumerate(shape) if size % shards == 0), 0)
+
+
+class _LocalExperts:
+    """The experts of a layer that are on this rank, with all that transformers' expert functions read of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        parameters = {
+            name: each.to_local() if isinstance(each, DTensor) else each
+            for name, each in module.named_parameters(recurse=False)
+        }
+        vars(self).update(parameters)
+        self.num_experts = next(len(each) for each in parameters.values())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """Compute the experts of this rank's tokens, wherever these experts are: [n, H] -> [n, H].
+
+    index, weights: [n, k], numbers and weights of the experts of each token. Ranks without tokens take part, too.
+    """
+    own, compute, ranks = _LocalExperts(module), ALL_EXPERTS_FUNCTIONS[KERNEL], module.group.size()
+    if ranks == 1:
+        return compute(own, hidden, index, weights)
+    chosen = index.flatten()
+    order = chosen.argsort(stable=True)
+    counts = torch.bincount(chosen, minlength=ranks * own.num_experts).view(ranks, own.num_experts)
+    arriving = torch.empty_like(counts)
+    dist.all_to_all_single(arriving, counts, group=module.group)
+    sent, received = torch.stack([counts.sum(1), arriving.sum(1)]).tolist()  # the only wait for the device
+    arrived = _Exchange.apply(hidden[order // index.shape[1]], sent, received, module.group)
+    numbers = torch.arange(own.num_experts, device=index.device).repeat(ranks)
+    numbers = numbers.repeat_interleave(arriving.flatten(), output_size=sum(received))[:, None]
+    computed = compute(own, arrived, numbers, torch.ones_like(numbers, dtype=hidden.dtype))
+    back = _Exchange.apply(computed, received, sent, module.group)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device)
+    return (back[place].view(*index.shape, -1) * weights[..., None]).sum(1).to(hidden.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register(OVER_RANKS, _compute_over_ranks)
+
+
+class _Exchange(torch.autograd.Function):
+    """All-to-all of rows [n, H], of which `sent` go to each rank and `received` come; gradients go the same way back."""
+
+    @staticmethod
+    def forward(context: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+        context.given = sent, received, group
+        arrived = rows.new_empty((sum(received), *rows.shape[1:]))
+        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+        return arrived
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        sent, received, group = context.given
+        return _Exchange.apply(gradient, received, sent, group), None, None, None
+
+
+def _slice_tokens(block: nn.Module, axis: DeviceMesh) -> None:
+    """Let each tensor-parallel rank compute its slice of a block's tokens [1, N, H]; all get the outputs of all."""
+    whole: list[int] = []
+
+    def take(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        whole[:] = [given[0].shape[1]]
+        return (_TakeSlice.apply(given[0], axis),)
+
+    def gather(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        return _GatherSlices.apply(output, axis, whole[0])  # type: ignore[no-any-return]
+
+    block.register_forward_pre_hook(take)
+    block.register_forward_hook(gather)
+
+
+class _TakeSlice(torch.autograd.Function):
+    """This rank's slice of tokens [1, N, H] that all ranks of an axis have; all get the gradients of all slices."""
+
+    @staticmethod
+    def forward(context: Any, tokens: Tensor, axis: DeviceMesh) -> Tensor:
+        context.given = axis, tokens.shape[1]
+        return _own_slice(tokens, axis)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _all_slices(gradient, *context.given), None
+
+
+class _GatherSlices(torch.autograd.Function):
+    """The tokens [1, N, H] of which each rank of an axis has a slice; a rank's gradients are those of its slice."""
+
+    @staticmethod
+    def forward(context: Any, part: Tensor, axis: DeviceMesh, count: int) -> Tensor:
+        context.axis = axis
+        return _all_slices(part, axis, count)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return _own_slice(gradient, context.axis), None, None
+
+
+def _own_slice(tokens: Tensor, axis: DeviceMesh) -> Tensor:
+    size = -(-tokens.shape[1] // axis.size())
+    start = min(axis.get_local_rank() * size, tokens.shape[1])
+    return tokens[:, start : start + size].contiguous()
+
+
+def _all_slices(part: Tensor, axis: DeviceMesh, count: int) -> Tensor:
+    """Gather slices [1, n, H] to the `count` tokens [1, N, H]; only the last slices may be shorter than the others."""
+    size = -(-count // axis.size())
+    own = pad(part[0], (0, 0, 0, size - part.shape[1])).contiguous()
+    every = own.new_empty((axis.size() * size, *own.shape[1:]))
+    dist.all_gather_into_tensor(every, own, group=axis.get_group())
+    return every[None, :count]
+
+
+def sum_partial_gradients(model: nn.Module, mesh: ModelMesh) -> None:
+    """Sum the gradients of routers and shared experts, whose tokens tensor-parallel ranks have divided, over these."""
+    if mesh.layout.tensor == 1:
+        return
+    found = [
+        local_shard(each.grad)
+        for block in sparse_blocks(model)
+        for name, each in block.named_parameters()
+        if each.grad is not None and not name.startswith("experts.")
+    ]
+    if not found:
+        return
+    total = torch.cat([each.flatten() for each in found]).to(device_here())
+    dist.all_reduce(total, group=mesh.tensor_axis.get_group())
+    for each, summed in zip(found, total.split([each.numel() for each in found]), strict=True):
+        each.copy_(summed.view_as(each))
