@@ -200,6 +200,7 @@ def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[i
         tensor=tensor,
         data=int(strategies.gpus[size]) // (pipeline * tensor),
         replicas=strategies.request.replicas,
+        expert=strategies.request.expert,
         generation_pipeline=generator[0],
         generation_tensor=generator[1],
     )

@@ -148,7 +148,7 @@ def run_program(program: str, file: Path, output: Path, overrides: Sequence[str]
     device = device_of(job, (torch.cuda.device_count(),))
     layout = layout_here(job, int(os.environ["WORLD_SIZE"]))
     models = {role: (model, folders[role]) for role, model in job.models().items()}
-    require_possible(job, dict.fromkeys(models, (layout.pipeline, layout.tensor)), models)
+    require_possible(job, dict.fromkeys(models, layout), models)
     recorder.rank = distributed.start(device, job.spec.training.call_deadline)
     folder = JobFolder(output, job)
     try:
@@ -219,6 +219,8 @@ def layout_here(job: Job, world_size: int) -> ParallelSizes:
     if layout.world_size != world_size or layout.data % layout.replicas:
         sizes = f"pipeline {first.pipeline}, tensor {first.tensor}, data {first.data or 'unset'}"
         raise SpecError([Problem(path, f"is {sizes}, replicas {first.replicas}, which do not fill {world_size} ranks")])
+    if (ranks := layout.shards * layout.tensor) % layout.expert:
+        raise SpecError([Problem(f"{path}.expert", f"is {layout.expert}, which does not divide {ranks} ranks")])
     return layout
 
 

@@ -126,8 +126,8 @@ class Parallelism(Spec):
     tensor: Count = Field(1, description="Number of tensor-parallel shards of a layer (t).")
     data: Count | None = Field(None, description="Data-parallel ranks (d); unset: the pool's slots / (p * t).")
     replicas: Count = 1
-    """Copies of the weights among the data-parallel ranks; each copy is sharded over d / replicas ranks."""
-    expert: Count = Field(1, description="Ranks of a copy of the weights over which a layer's experts are cut.")
+    """Copies of the weights; each is sharded over d / replicas ranks."""
+    expert: Count = Field(1, description="Parts of a layer's experts, on neighbouring ranks of a copy.")
 
     def over(self, slots: int, *, generation_pipeline: int = 0, generation_tensor: int = 0) -> ParallelSizes:
         """Return the sizes on a pool of `slots` slots; an unset d becomes slots // (p * t), at least 1."""

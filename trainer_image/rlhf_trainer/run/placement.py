@@ -47,13 +47,12 @@ def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], ou
     """
     placed = _mapped(job, place(job, gpus_per_machine), jobs, output)
     by_name = {each.name: each for each in jobs}
-    sizes = {role: (size.pipeline, size.tensor) for role, size in placed.mapping.sizes.items()}
     origins = {}
     for role in job.models():
         maker, made = made_from(job, role, by_name)  # the origin of a trained model has the same configuration
         model = maker.models()[made]
         origins[role] = model, model_folder(model.uri, output)
-    require_possible(job, sizes, origins)
+    require_possible(job, placed.mapping.sizes, origins)
     if "actor" in origins and not job.spec.algorithm.offline:
         actor, _ = origins["actor"]
         with suppress(TrainerError):  # a model whose files cannot be read; the deep check says so

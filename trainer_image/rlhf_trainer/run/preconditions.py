@@ -9,6 +9,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.job_spec import Model
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.generation.families import why_unknown
 
@@ -52,21 +53,22 @@ def _addresses(job: Job) -> Iterator[tuple[str, str]]:
         yield "checkpoint.storage", spec.checkpoint.storage
 
 
-def require_possible(job: Job, sizes: Mapping[Role, tuple[int, int]], models: Mapping[Role, tuple[Model, str]]) -> None:
-    """Raise SpecError if a model cannot be cut into its pipeline stages and tensor shards.
+def require_possible(job: Job, sizes: Mapping[Role, ParallelSizes], models: Mapping[Role, tuple[Model, str]]) -> None:
+    """Raise SpecError if a model cannot be cut into its pipeline stages, tensor shards and parts of the experts.
 
-    sizes: (stages, shards) by role; models: by role (model with the same shape, folder of this model).
+    sizes: by role; models: by role (model with the same shape, folder of this model).
     """
     problems = []
-    for role, (pipeline, tensor) in sizes.items():
-        if pipeline == tensor == 1:
+    for role, of_role in sizes.items():
+        cuts = {"pipeline": of_role.pipeline, "tensor": of_role.tensor, "expert": of_role.expert}
+        if set(cuts.values()) == {1}:
             continue
         from rlhf_trainer.training.loading import load_config  # seconds that other sizes do not need
         from rlhf_trainer.training.sharding import impossible_sizes
 
         model, folder = models["actor" if role == "rollout" else role]
         config = load_config(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
-        if reason := impossible_sizes(config, pipeline=pipeline, tensor=tensor):
+        if reason := impossible_sizes(config, **cuts):
             size, _, sentence = reason.partition(" ")
             path = f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{size}"
             path = f"{job.name}: spec.rollout.{size}Parallel" if role == "rollout" else path

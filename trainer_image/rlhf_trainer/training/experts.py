@@ -16,14 +16,35 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import pad
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from rlhf_api.problems import choice
 from rlhf_trainer.training.distributed import EXPERT, EXPERT_SHARD, REPLICATE, ModelMesh, device_here, local_shard
 
 KERNEL, OVER_RANKS = "grouped_mm", "experts_over_ranks"
 """Names among transformers' expert functions: of the kernel for a rank's own experts, and of `_compute_over_ranks`."""
 
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+"""`model_type` of the families whose experts can be cut over ranks."""
+
+
+def experts_of(config: Any) -> int:
+    """Return the number of experts of a layer; 1 for a model that is no mixture."""
+    return int(getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1)
+
+
+def impossible_experts(config: Any, expert: int) -> str:
+    """Return why the experts of a layer cannot be cut into `expert` parts; empty if they can."""
+    experts = experts_of(config)
+    if experts == 1:
+        return f"but the model ({config.model_type}) has no experts"
+    if config.model_type not in MIXTURES:
+        return f"but only {choice(MIXTURES)} can be cut by experts, not {config.model_type}"
+    if expert > experts:
+        return f"more than the model's {experts} experts"
+    return f"which does not divide the model's {experts} experts" if experts % expert else ""
+
 
 def sparse_blocks(model: nn.Module) -> Iterator[Any]:
-    """Yield the modules that have a router and, as `experts`, stacked experts of transformers; routers differ in name."""
+    """Yield the modules that have a router and, as `experts`, transformers' stacked experts."""
     for module in model.modules():
         if hasattr(getattr(module, "experts", None), "is_transposed"):
             yield module
@@ -115,7 +136,7 @@ ALL_EXPERTS_FUNCTIONS.register(OVER_RANKS, _compute_over_ranks)
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all of rows [n, H], of which `sent` go to each rank and `received` come; gradients go the same way back."""
+    """All-to-all of rows [n, H]: `sent` go to each rank, `received` come from each; gradients go back the same way."""
 
     @staticmethod
     def forward(context: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
