@@ -61,10 +61,15 @@ def trainer_of(folder: str, layout: ParallelSizes, *, in_host: bool = False, **o
     )
 
 
+def rows(step: int) -> tuple[Tensor, Tensor]:
+    """(tokens [B, T], mask [B, T]) of all ranks."""
+    tokens = torch.randint(3, 500, (ROWS, 17), generator=torch.Generator().manual_seed(step))
+    return tokens, (torch.arange(17) < LENGTHS[:, None]).float()
+
+
 def update(trainer: Trainer, step: int) -> float:
     """A step of SFT on ragged rows, of which each data rank has its share; returns the gradient norm."""
-    tokens = torch.randint(3, 500, (ROWS, 17), generator=torch.Generator().manual_seed(step))
-    mask = (torch.arange(17) < LENGTHS[:, None]).float()
+    tokens, mask = rows(step)
     data = trainer.mesh.layout.data
     mine = slice(ROWS // data * trainer.mesh.coordinate("data"), ROWS // data * (trainer.mesh.coordinate("data") + 1))
 

@@ -192,10 +192,15 @@ class _GatherSlices(torch.autograd.Function):
         return _own_slice(gradient, context.axis), None, None
 
 
+def own_tokens(count: int, rank: int, ranks: int) -> slice:
+    """Return the slice of `count` tokens that one of the tensor-parallel ranks routes."""
+    size = -(-count // ranks)
+    start = min(rank * size, count)
+    return slice(start, min(start + size, count))
+
+
 def _own_slice(tokens: Tensor, axis: DeviceMesh) -> Tensor:
-    size = -(-tokens.shape[1] // axis.size())
-    start = min(axis.get_local_rank() * size, tokens.shape[1])
-    return tokens[:, start : start + size].contiguous()
+    return tokens[:, own_tokens(tokens.shape[1], axis.get_local_rank(), axis.size())].contiguous()
 
 
 def _all_slices(part: Tensor, axis: DeviceMesh, count: int) -> Tensor:
