@@ -1,7 +1,6 @@
 """Balance of experts: the auxiliary loss is transformers', and the record says how evenly routers choose."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest

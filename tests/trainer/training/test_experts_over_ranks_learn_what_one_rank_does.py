@@ -23,12 +23,13 @@ from rlhf_trainer.training.adapters import add_adapter
 from rlhf_trainer.training.loading import load_language_model
 from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.training.models import inner
-from rlhf_trainer.training.sharding import ShardedModel, held_piece, named_parameters, shard
+from rlhf_trainer.training.sharding import held_piece, named_parameters, shard
 from rlhf_trainer.training.trainer import Trainer
 from rlhf_trainer.types import Fields
 from tests.trainer.families import FAMILIES
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import save_tiny
+from tests.trainer.weights import weights_by_pieces
 
 ROWS, STEPS = 8, 3
 MIXTURES = ("Qwen3-MoE", "Qwen2-MoE")
@@ -79,18 +80,6 @@ def update(trainer: Trainer, step: int) -> float:
     return trainer.update({"tokens": tokens[mine], "mask": mask[mine]}, texts_of, loss, step=step)
 
 
-def whole_weights(model: ShardedModel) -> dict[str, Tensor]:
-    """The weights by the pieces of all ranks, on rank 0. A collective."""
-    every: list[Any] = [None] * dist.get_world_size()
-    pieces = {name: (tuple(each.shape), *held_piece(each.detach())) for name, each in named_parameters(model)}
-    dist.all_gather_object(every, pieces)
-    whole: dict[str, Tensor] = {}
-    for held in every if dist.get_rank() == 0 else ():
-        for name, (shape, values, place) in held.items():
-            whole.setdefault(name, torch.full(shape, torch.nan))[place.within(place.whole(shape))] = values
-    return whole
-
-
 def learnt(folder: str, layout: ParallelSizes, options: dict[str, Any], memory_share: float = 1.0) -> Learnt:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optimizer, "MEMORY_SHARE", memory_share)
@@ -104,7 +93,7 @@ def learnt(folder: str, layout: ParallelSizes, options: dict[str, Any], memory_s
                 name: place for name, place in described.items() if place.numel
             }
         assert all(place.numel for name, place in held.items() if ".experts." in name), "no rank is without experts"
-        return norms, whole_weights(trainer.model)
+        return norms, weights_by_pieces(trainer.model)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +185,7 @@ def learn_and_save(folder: str, saved: str) -> None:
 def load_and_learn(folder: str, saved: str, layout: ParallelSizes) -> Learnt:
     trainer = trainer_of(folder, layout)
     trainer.state.load(saved)
-    return [update(trainer, STEPS)], whole_weights(trainer.model)
+    return [update(trainer, STEPS)], weights_by_pieces(trainer.model)
 
 
 def test_a_checkpoint_goes_on_with_other_parts_of_experts(

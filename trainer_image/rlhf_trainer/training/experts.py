@@ -1,7 +1,7 @@
 """Experts of a mixture over ranks: tokens go to the ranks of their experts by all-to-all, and their outputs come back.
 
-A rank holds whole experts, which FSDP2 shards over the ranks that hold the same ones (`ModelMesh.expert_axes`). No token
-is dropped. Tensor-parallel ranks, which have the same tokens, divide them: each routes its own slice.
+A rank holds whole experts, which FSDP2 shards over the ranks that hold the same ones (`ModelMesh.expert_axes`). No
+token is dropped. Tensor-parallel ranks, which have the same tokens, divide them: each routes its own slice.
 """
 
 from collections.abc import Iterator, Sequence
