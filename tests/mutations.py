@@ -48,6 +48,7 @@ BACKFILL = "tests/operator/test_small_jobs_begin_before_their_turn.py"
 SHARES = "tests/operator/test_namespaces_share_the_line.py"
 ELECTION = "tests/operator/test_leader_election.py"
 TRAINING = "tests/trainer/training"
+EXPERTS = f"{TRAINING}/test_experts_over_ranks_learn_what_one_rank_does.py"
 HEAD = f"{TRAINING}/test_log_probs_are_those_of_the_heads_logits.py"
 PACKING = f"{TRAINING}/test_packed_texts_are_read_as_if_alone.py"
 NEIGHBOURS = f"{TRAINING}/test_a_row_does_not_depend_on_its_neighbours.py"
@@ -153,6 +154,13 @@ MUTATIONS = (
         f"{API}/spec/algorithms.py", "return (gain - multiplier * cost)", "return (gain + multiplier * cost)", SAFE
     ),
     Mutation(f"{API}/spec/algorithms.py", "multiplier * cost) / (1.0 + multiplier)", "multiplier * cost)", SAFE),
+    training("experts", "(back[place].view", "(back[order].view", EXPERTS),
+    training("experts", "repeat_interleave(arriving.flatten()", "repeat_interleave(arriving.T.flatten()", EXPERTS),
+    training("experts", "start = min(rank * size, count)", "start = 0", EXPERTS),
+    training("experts", "dist.all_reduce(total, group=mesh.tensor_axis.get_group())", "pass", EXPERTS),
+    training(
+        "experts", "set_gradient_divide_factor(layout.data * layout.context)", "set_gradient_divide_factor(1)", EXPERTS
+    ),
     training("rope", "[[tokens - 1]]", "[[tokens]]", NEIGHBOURS),
     training("rope", "if layer else FIXED", "if layer else types[layer]", NEIGHBOURS),
     training("optimizer", "min(1.0, step / settings", "min(1.0, (step - 1) / settings", RATES),

@@ -352,7 +352,7 @@ def _smallest(task: MappingProblem, group: NodeGroup) -> int | None:
 def _fixed_sizes_in_words(request: ModelRequest) -> str:
     """Return the parallel sizes that the manifest sets for a model in words: `pipeline 2, tensor 4, replicas 2`."""
     sizes = request.sizes.model_dump() if request.sizes else {}
-    is_usual = {("context", 1), ("replicas", 1), ("data", None)}
+    is_usual = {("context", 1), ("replicas", 1), ("expert", 1), ("data", None)}
     return ", ".join(f"{name} {size}" for name, size in sizes.items() if (name, size) not in is_usual)
 
 

@@ -67,7 +67,7 @@ def generating(pipeline: int, tensor: int, slots: int) -> ParallelSizes:
 
 
 def _wrong_sizes(job: Job, role: Role, sizes: ParallelSizes, pool: MappedPool) -> Iterator[Problem]:
-    """Yield the problem of a model whose p * t * d differs from the pool's slots, or whose replicas do not divide d."""
+    """Yield the problem of a model whose p * t * d differs from the pool's slots, or whose copies do not divide it."""
     path = f"{job.name}: spec.rollout"
     if role != "rollout":
         path = f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism"
@@ -75,6 +75,9 @@ def _wrong_sizes(job: Job, role: Role, sizes: ParallelSizes, pool: MappedPool) -
         yield Problem(path, f"p-t-d {sizes} takes {sizes.world_size} slots, but pool {pool.name} has {pool.size}")
     elif sizes.data % sizes.replicas:
         yield Problem(f"{path}.replicas", f"is {sizes.replicas}, which does not divide the {sizes.data} data ranks")
+    elif (ranks := sizes.shards * sizes.tensor) % sizes.expert:
+        what = f"does not divide the {ranks} ranks of a copy of a stage (data / replicas * tensor)"
+        yield Problem(f"{path}.expert", f"is {sizes.expert}, which {what}")
 
 
 def device_of(job: Job, gpus_per_machine: Sequence[int]) -> Device:

@@ -202,6 +202,7 @@ def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[i
         data=int(strategies.gpus[size]) // (context * pipeline * tensor),
         context=context,
         replicas=strategies.request.replicas,
+        expert=strategies.request.expert,
         generation_pipeline=generator[0],
         generation_tensor=generator[1],
     )

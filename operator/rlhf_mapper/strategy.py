@@ -49,6 +49,11 @@ class ModelRequest:
         """Copies of the model's weights: 1, or as many as the manifest sets."""
         return self.sizes.replicas if self.sizes else 1
 
+    @property
+    def expert(self) -> int:
+        """Parts into which a layer's experts are cut: 1, or as many as the manifest sets."""
+        return self.sizes.expert if self.sizes else 1
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -103,10 +108,11 @@ class Strategies:
         p, t = (self.cuts[:, column, None].astype(float) for column in (0, 1))
         context = request.sizes.context if request.sizes else 1
         d = gpus[None, :] / (context * p * t)
-        # All data ranks get a sequence of each mini-batch, and the replicas divide d.
+        # All data ranks get a sequence of each mini-batch, the replicas divide d, and the parts of experts a copy.
         work, data = request.work, request.sizes and request.sizes.data
         rows = work.trained / work.updates if work.updates else np.inf
         even = (d <= min(rows, work.read or np.inf, setting.load.sequences)) & (d % request.replicas == 0)
+        even &= d * t % (request.replicas * request.expert) == 0
         self.fits: NDArray[np.bool_] = (d == np.floor(d)) & (d >= 1) & (even & (d == data) if data else even)
         self.layouts = Layouts(p, t, np.where(self.fits, d * context, 1.0))  # context ranks share work and FSDP shards
 

@@ -224,6 +224,8 @@ RIGHT: dict[str, Case] = {
     "evaluation by verifiers": Case("GRPO", (VERIFIERS,)),
     "several sets to measure on": Case("GRPO", (SETS, "evaluation.everySteps=1", "checkpoint.keepBest=a/reward")),
     "a greedy evaluation": Case("PPO", (EVALUATION, "evaluation.greedy=true")),
+    "experts over ranks": Case("PPO", ("models.actor.parallelism={expert: 4, data: 4, tensor: 2, replicas: 2}",)),
+    "experts over unknown ranks": Case("PPO", ("models.reward.parallelism={expert: 3}",)),
     "generation cut in fewer shards": Case("PPO", ("models.actor.parallelism={tensor: 4}", "rollout.tensorParallel=2")),
     "rows cut over ranks": Case("PPO", ("models.actor.parallelism={context: 2, tensor: 2}",)),
     "generation cut by the mapper": Case("PPO", ("rollout.tensorParallel=3",)),
@@ -373,6 +375,14 @@ WRONG: dict[str, Case] = {
     "generation elsewhere and in a pool": Case("PPO", (APART, ELSEWHERE), "spec.rollout.endpoints"),
     "generation elsewhere of SFT": Case("SFT", (ELSEWHERE,), "spec.rollout"),
     "generation elsewhere of a data set": Case("Generate", (ELSEWHERE,), "spec.rollout.endpoints"),
+    "experts over too few ranks": Case(
+        "PPO", ("models.actor.parallelism={expert: 4, data: 4, replicas: 2}",), "spec.models.actor.parallelism.expert"
+    ),
+    "more ranks than experts": Case(
+        "PPO",
+        (f"models.actor.shape={SHAPE[:-1]}, numExperts: 4}}", "models.actor.parallelism={expert: 8}"),
+        "spec.models.actor.parallelism.expert",
+    ),
     "shards of engines elsewhere": Case("PPO", (ELSEWHERE, "rollout.tensorParallel=1"), "spec.rollout.tensorParallel"),
     "stages of engines elsewhere": Case(
         "PPO", (ELSEWHERE, "rollout.pipelineParallel=1"), "spec.rollout.pipelineParallel"

@@ -105,6 +105,11 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
         SERVER,
         "is 3, which does not divide the 2 data ranks",
     ),
+    "experts over ranks that they do not divide": (
+        {"models": cut({"expert": 2, "replicas": 2}), "resources": {"slotsPerNode": 2}},
+        SERVER,
+        "parallelism.expert: is 2, which does not divide the 1 ranks of a copy of a stage",
+    ),
     "too many GPUs": ({"resources": {"nodes": 2, "slotsPerNode": 8}}, SERVER, "asks for 16 GPUs, but there are 8"),
     "a batch that does not divide": (
         {"training": {"totalSteps": 1, "promptBatchSize": 15}, "resources": {"slotsPerNode": 2}},

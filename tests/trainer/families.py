@@ -122,10 +122,14 @@ NOT_SCORING = ("Granite", "OLMoE", "Cohere 2", "ERNIE 4.5")
 """transformers has no sequence classifier of them."""
 NOT_GENERATING: tuple[str, ...] = ()
 """The trainer does not know their weights in vLLM."""
-PIPELINE = ("Llama", "Llama, tied, with biases", "Llama, heads of 80", "SmolLM", "Mistral", "Qwen2", "Qwen3")
+MIXTURES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE")
+"""Experts may be on several ranks."""
+DENSE = ("Llama", "Llama, tied, with biases", "Llama, heads of 80", "SmolLM", "Mistral", "Qwen2", "Qwen3")
+PIPELINE = (*DENSE, *MIXTURES)
 """Layers may be on several ranks."""
 TENSOR = (
-    *(*PIPELINE, "Gemma", "Gemma 2", "Gemma 3 (text)", "SmolLM3", "Seed-OSS", "Ministral", "Arcee", "Starcoder2"),
+    *(*DENSE, *MIXTURES[:3], "Gemma", "Gemma 2", "Gemma 3 (text)", "SmolLM3", "Seed-OSS", "Ministral", "Arcee"),
+    "Starcoder2",
     *("Cohere 2", "EXAONE 4", "ERNIE 4.5", "Granite"),
 )
 """Layers may be cut over ranks."""

@@ -1,5 +1,7 @@
 """Whole weights of a sharded model, for tests that compare them."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -8,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from rlhf_trainer.stored_tensors import read_into
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.saving import saved_weights
-from rlhf_trainer.training.sharding import ShardedModel, named_parameters
+from rlhf_trainer.training.sharding import ShardedModel, held_piece, named_parameters
 
 
 def full_weights(model: ShardedModel) -> dict[str, Tensor]:
@@ -28,6 +30,20 @@ def weights_on_first_rank(model: ShardedModel) -> dict[str, Tensor]:
     is_leader = model.mesh.coordinate("data") == model.mesh.coordinate("tensor") == 0
     dist.all_gather_object(gathered, mine if is_leader else {})
     return {name: weight for each in gathered for name, weight in (each or {}).items()} if dist.get_rank() == 0 else {}
+
+
+def weights_by_pieces(model: ShardedModel) -> dict[str, Tensor]:
+    """The whole weights on rank 0, by the slices that ranks say they hold; an empty dict on others. A collective."""
+    every: list[Any] = [None] * dist.get_world_size()
+    pieces = {name: (tuple(each.shape), *held_piece(each.detach())) for name, each in named_parameters(model)}
+    dist.all_gather_object(every, pieces)
+    whole: dict[str, Tensor] = {}
+    for held in every if dist.get_rank() == 0 else ():
+        for name, (shape, values, place) in held.items():
+            values = values.detach().cpu()
+            tensor = whole.setdefault(name, torch.full(shape, torch.nan, dtype=values.dtype))
+            tensor[place.within(TensorSlice.whole(shape))] = values
+    return whole
 
 
 def whole_weights(uri: str) -> dict[str, Tensor]:

@@ -217,9 +217,11 @@ def layout_here(job: Job, world_size: int) -> ParallelSizes:
         raise SpecError([Problem(path, "differs from that of another model; under torchrun all are cut alike")])
     layout = first.over(world_size)
     if layout.world_size != world_size or layout.data % layout.replicas:
-        named = first.model_dump(exclude={"context"} if first.context == 1 else set())
+        named = first.model_dump(exclude={name for name in ("context", "expert") if getattr(first, name) == 1})
         sizes = ", ".join(f"{name} {size or 'unset'}" for name, size in named.items())
         raise SpecError([Problem(path, f"is {sizes}, which do not fill {world_size} ranks")])
+    if (ranks := layout.shards * layout.tensor) % layout.expert:
+        raise SpecError([Problem(f"{path}.expert", f"is {layout.expert}, which does not divide {ranks} ranks")])
     return layout
 
 

@@ -247,6 +247,10 @@ class Training(Spec):
     """Compute a prompt once for all its responses, in scoring and training."""
     max_skipped_updates: Whole = 3
     """Largest number of consecutive updates of a model that may be skipped because a value is not finite."""
+    router_aux_loss: float | None = Field(None, ge=0)
+    """Factor of the auxiliary loss that balances the experts of trained models. Unset: for SFT the model's
+    router_aux_loss_coef, else 0.
+    """
     call_deadline_seconds: Count | None = None
     """Longest time in which no worker finishes a call; after it the run is stopped as hung. Unset is 1,800 s. Where
     steps are predicted, a call of a later step then has ten times the seconds of the longest step, at least 300 s. It

@@ -71,6 +71,11 @@ class ParallelSizes:
         return ranks // self.expert
 
     @property
+    def cuts_experts(self) -> bool:
+        """Whether the experts of a mixture are cut in another way than its other weights (`experts_of`)."""
+        return self.expert > 1 or self.tensor > 1
+
+    @property
     def micro(self) -> int:
         """Micro data-parallel replicas (d_g) of a data-parallel replica. ValueError if p_g, t_g do not divide p, t."""
         stages, shards = self._micro()
@@ -122,7 +127,8 @@ class Parallelism(Spec):
     data: Count | None = Field(None, description="Data-parallel ranks (d); unset: slots / (c * p * t).")
     context: Count = Field(1, description="Ranks that share the tokens of each row (c).")
     replicas: Count = 1
-    """Copies of the weights among the data-parallel ranks; d / replicas * c ranks share one."""
+    """Copies of the weights; d / replicas * c ranks share one."""
+    expert: Count = Field(1, description="Parts of a layer's experts, on neighbouring ranks of a copy.")
 
     def over(self, slots: int, *, generation_pipeline: int = 0, generation_tensor: int = 0) -> ParallelSizes:
         """Return the sizes on a pool of `slots` slots; an unset d becomes slots // (c * p * t), at least 1."""
@@ -132,6 +138,7 @@ class Parallelism(Spec):
             pipeline=self.pipeline,
             tensor=self.tensor,
             replicas=self.replicas,
+            expert=self.expert,
             generation_pipeline=generation_pipeline,
             generation_tensor=generation_tensor,
         )

@@ -1,5 +1,6 @@
 """Models are made on the meta device; a rank reads its slices, and never holds more than its shards and one chunk."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any, Self
@@ -24,14 +25,21 @@ from rlhf_trainer.training.optimizer import ShardedAdamW
 from rlhf_trainer.training.saving import TrainerState, _put_together, save_model
 from rlhf_trainer.training.sharding import ShardedModel, held_piece, named_parameters, shard
 from tests.real_size.live_bytes import LiveBytes
+from tests.trainer.families import FAMILIES
 from tests.trainer.ranks import run_ranks
 from tests.trainer.tiny import EXAMPLE_MODEL, divisible_config, save_tiny
-from tests.trainer.weights import weights_on_first_rank
+from tests.trainer.weights import weights_by_pieces, weights_on_first_rank
 
 LAYOUTS = [
     ParallelSizes(data=1, pipeline=2, tensor=2),
     ParallelSizes(data=4),
     ParallelSizes(data=4, replicas=2),
+    ParallelSizes(data=2, tensor=2),
+]
+OF_EXPERTS = [
+    ParallelSizes(data=4, expert=2),
+    ParallelSizes(data=4, replicas=2, expert=2),
+    ParallelSizes(data=2, tensor=2, expert=4),
     ParallelSizes(data=2, tensor=2),
 ]
 CHUNK = 8 * 1024
@@ -108,25 +116,25 @@ def load(folder: str, kind: str, layout: ParallelSizes | None, *, frozen: bool =
 Counted = tuple[dict[str, Tensor], dict[str, int]]
 
 
-def load_everywhere(folder: str, kind: str, frozen: bool) -> list[Counted]:
+def load_everywhere(folder: str, kind: str, frozen: bool, layouts: list[ParallelSizes]) -> list[Counted]:
     """For each layout: the whole weights (rank 0), and what this rank held, read and had at once."""
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stored_tensors, "CHUNK_BYTES", CHUNK)
-        for layout in LAYOUTS:
+        for layout in layouts:
             with Peak() as memory:
                 model = load(folder, kind, layout, frozen=frozen)
             numbers = {"held": held_bytes(model), "peak": memory.peak, "read": memory.read}
             sizes = [held_piece(parameter.detach())[0] for _, parameter in named_parameters(model)]
             numbers["elements"] = sum(tensor.numel() for tensor in sizes)
             numbers["largest"] = max(tensor.nbytes for tensor in sizes)
-            seen.append((weights_on_first_rank(model), numbers))
+            seen.append((weights_by_pieces(model), numbers))
     return seen
 
 
-def save_sharded(folder: Path, *, tied: bool, classifier: bool = False) -> str:
+def save_sharded(folder: Path, *, tied: bool, classifier: bool = False, mixture: bool = False) -> str:
     """bfloat16 weights in several files with an index; a vocabulary that no number of ranks divides."""
-    config = divisible_config(tied=tied)
+    config = copy.deepcopy(FAMILIES["Qwen3-MoE"]) if mixture else divisible_config(tied=tied)
     config.vocab_size, config.num_labels = 451, 1
     save_tiny(folder, seed=1, config=config, labels=1 if classifier else None)
     model = (AutoModelForSequenceClassification if classifier else AutoModelForCausalLM).from_pretrained(folder)
@@ -137,26 +145,27 @@ def save_sharded(folder: Path, *, tied: bool, classifier: bool = False) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "tied", "classifier", "frozen"),
+    ("kind", "tied", "classifier", "frozen", "layouts"),
     [
-        pytest.param("language model", True, False, False, id="tied, trained"),
-        pytest.param("language model", False, False, True, id="untied, frozen", marks=pytest.mark.slow),
-        pytest.param("scorer", True, False, False, id="critic from a language model", marks=pytest.mark.slow),
-        pytest.param("scorer", False, True, True, id="frozen reward"),
+        pytest.param("language model", True, False, False, LAYOUTS, id="tied, trained"),
+        pytest.param("language model", False, False, True, LAYOUTS, id="untied, frozen", marks=pytest.mark.slow),
+        pytest.param("language model", True, False, False, OF_EXPERTS, id="mixture"),
+        pytest.param("scorer", True, False, False, LAYOUTS, id="critic from a language model", marks=pytest.mark.slow),
+        pytest.param("scorer", False, True, True, LAYOUTS, id="frozen reward"),
     ],
 )
 def test_no_rank_reads_or_holds_more_than_its_shards(
-    kind: str, tied: bool, classifier: bool, frozen: bool, tmp_path: Path
+    kind: str, tied: bool, classifier: bool, frozen: bool, layouts: list[ParallelSizes], tmp_path: Path
 ) -> None:
-    folder = save_sharded(tmp_path / "model", tied=tied, classifier=classifier)
+    folder = save_sharded(tmp_path / "model", tied=tied, classifier=classifier, mixture=layouts is OF_EXPERTS)
     torch.manual_seed(5)
     expected: Any = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         if kind == "language model"
         else AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, num_labels=1)
     )
-    ranks = run_ranks(4, load_everywhere, folder, kind, frozen)
-    for place, layout in enumerate(LAYOUTS):
+    ranks = run_ranks(4, load_everywhere, folder, kind, frozen, layouts)
+    for place, layout in enumerate(layouts):
         weights, _ = ranks[0][place]
         assert weights.keys() == dict(expected.named_parameters()).keys()
         for name, whole in expected.named_parameters():

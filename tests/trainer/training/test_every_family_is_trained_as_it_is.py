@@ -20,7 +20,7 @@ from rlhf_trainer.training.loading import load_language_model, load_scorer, load
 from rlhf_trainer.training.saving import save_model
 from rlhf_trainer.training.sharding import impossible_sizes, shard
 from rlhf_trainer.training.trainer import ModelRunner
-from tests.trainer.families import FAMILIES, NOT_GENERATING, NOT_SCORING, PAGE, PIPELINE, TENSOR, written
+from tests.trainer.families import FAMILIES, MIXTURES, NOT_GENERATING, NOT_SCORING, PAGE, PIPELINE, TENSOR, written
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.reading import all_tokens, log_probs
 from tests.trainer.tiny import save_tiny
@@ -90,11 +90,30 @@ def test_stages_say_the_same(family: str, tmp_path: Path) -> None:
     require_as_transformers(family, tmp_path, ParallelSizes(data=1, pipeline=2))
 
 
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_over_ranks_say_the_same(family: str, tmp_path: Path) -> None:
+    require_as_transformers(family, tmp_path, ParallelSizes(data=2, expert=2))
+
+
+def test_experts_that_cannot_be_divided_are_told() -> None:
+    for family, expert, reason in (
+        ("Qwen3-MoE", 3, "expert is 3, which does not divide the model's 4 experts"),
+        ("Qwen3-MoE", 8, "expert is 8, more than the model's 4 experts"),
+        ("Llama", 2, "expert is 2, but the model (llama) has no experts"),
+    ):
+        assert impossible_sizes(FAMILIES[family], pipeline=1, tensor=1, expert=expert) == reason
+    other = copy.deepcopy(FAMILIES["Qwen3-MoE"])
+    other.model_type = "jamba"
+    said = "but only mixtral, qwen2_moe, qwen3_moe or olmoe can be cut by experts, not jamba"
+    assert impossible_sizes(other, pipeline=1, tensor=1, expert=2) == f"expert is 2, {said}"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_scores_and_is_cut_as_the_table_says(family: str, tmp_path: Path) -> None:
     config = FAMILIES[family]
     assert bool(impossible_sizes(config, pipeline=1, tensor=2)) == (family not in TENSOR)
     assert bool(impossible_sizes(config, pipeline=2, tensor=1)) == (family not in PIPELINE)
+    assert bool(impossible_sizes(config, pipeline=1, tensor=1, expert=2)) == (family not in MIXTURES)
     if family in NOT_SCORING:
         with pytest.raises(ValueError, match="Unrecognized configuration class"):
             AutoModelForSequenceClassification.from_config(config)

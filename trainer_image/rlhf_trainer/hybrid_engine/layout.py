@@ -15,6 +15,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.protocols import blocks
 from rlhf_trainer.tensor_slice import TensorSlice
+from rlhf_trainer.training.experts import shard_dim
 from rlhf_trainer.training.sharding import plan_of
 
 LayerPosition = int | Literal["first", "last"]
@@ -151,17 +152,15 @@ def generation_shards(model: Sequence[Parameter], sizes: ParallelSizes, rank: in
 def training_slice(parameter: Parameter, sizes: ParallelSizes, rank: int) -> TensorSlice:
     """Return a rank's FSDP shard of its tensor-parallel shard, or of its experts, of a parameter of its stage.
 
-    Shards are split like torch.chunk; experts that are fewer than their shards along their last dim instead.
+    Shards are split like torch.chunk.
     """
     part = TensorSlice.whole(parameter.shape)
     if sizes.tensor > 1:
         _require_known(parameter, "spec.models.actor.parallelism.tensor")
-    if parameter.is_experts:
+    if parameter.is_experts and sizes.cuts_experts:
         index, shard = sizes.experts_of(rank)
-        part = part.chunk(0, index, sizes.expert)
-        return part.chunk(
-            0 if part.shape[0] >= sizes.expert_shards else len(part.shape) - 1, shard, sizes.expert_shards
-        )
+        part, count = part.chunk(0, index, sizes.expert), sizes.expert_shards
+        return part.chunk(shard_dim(part.shape, count), shard, count)
     if parameter.tensor_dim is not None and not parameter.is_sparse:
         part = part.chunk(parameter.tensor_dim, rank % sizes.tensor, sizes.tensor)
     return part.chunk(0, sizes.shard_of(rank), sizes.shards)

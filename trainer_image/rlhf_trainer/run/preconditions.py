@@ -54,13 +54,13 @@ def _addresses(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def require_possible(job: Job, sizes: Mapping[Role, ParallelSizes], models: Mapping[Role, tuple[Model, str]]) -> None:
-    """Raise SpecError if a model cannot be cut into its pipeline stages, tensor shards and parts of a row.
+    """Raise SpecError if a model cannot be cut into its pipeline stages, tensor shards, parts of experts and of a row.
 
-    models: by role (model with the same shape, folder of this model).
+    sizes: by role; models: by role (model with the same shape, folder of this model).
     """
     problems = []
     for role, cut in sizes.items():
-        if cut.data == cut.world_size:
+        if cut.data == cut.world_size and cut.expert == 1:
             continue
         from transformers import AutoModelForCausalLM  # seconds that other sizes do not need
 
@@ -70,7 +70,7 @@ def require_possible(job: Job, sizes: Mapping[Role, ParallelSizes], models: Mapp
 
         model, folder = models["actor" if role == "rollout" else role]
         config = load_config(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
-        reason = impossible_sizes(config, pipeline=cut.pipeline, tensor=cut.tensor)
+        reason = impossible_sizes(config, pipeline=cut.pipeline, tensor=cut.tensor, expert=cut.expert)
         known = AutoModelForCausalLM._model_mapping.get(type(config), None)  # noqa: SLF001 there is no public name
         if cut.context > 1 and isinstance(known, type) and (unpacked := why_not_packed(known, config)):
             reason = reason or f"context is {cut.context}, but {unpacked}"

@@ -16,7 +16,15 @@ from torch.nn.utils import get_total_norm
 from rlhf_api.spec.job_spec import Optimizer
 from rlhf_trainer.errors import UserCodeError
 from rlhf_trainer.own_code import own_code
-from rlhf_trainer.training.distributed import ModelMesh, device_here, device_memory, local_shard, sum_over_ranks
+from rlhf_trainer.training.distributed import (
+    EXPERT_SHARD,
+    SHARD,
+    ModelMesh,
+    device_here,
+    device_memory,
+    local_shard,
+    sum_over_ranks,
+)
 from rlhf_trainer.training.sharding import ShardedModel
 
 COSINE_FLOOR = 0.1
@@ -105,6 +113,14 @@ def _copies(gradient: Tensor, mesh: ModelMesh) -> int:
     return ranks // math.prod(cuts)
 
 
+def _fsdp_shards(parameter: Tensor) -> int:
+    """Return the number of FSDP shards of a parameter's tensor-parallel shard, or of a rank's experts."""
+    assert isinstance(parameter, DTensor), "FSDP2 has sharded it"
+    mesh = parameter.device_mesh
+    sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
+    return sizes.get(SHARD) or sizes[EXPERT_SHARD]
+
+
 class GradientSync:
     """Choice of when an update gathers weights and reduces gradients over the data-parallel ranks.
 
@@ -117,8 +133,9 @@ class GradientSync:
         """Choose when this model's gradients are reduced; a collective of the data-parallel ranks."""
         assert isinstance(model.module, FSDPModule)
         self._module = model.module
-        held = [local_shard(each) for each in model.module.parameters() if each.requires_grad]
-        whole = model.mesh.layout.shards * sum(each.nbytes for each in held)
+        trained = [each for each in model.module.parameters() if each.requires_grad]
+        held = [local_shard(each) for each in trained]
+        whole = sum(_fsdp_shards(parameter) * local_shard(parameter).nbytes for parameter in trained)
         shards = sum(each.nbytes for each in held if each.device == device_here())  # others have gradients on the host
         fits = whole - shards <= MEMORY_SHARE * device_memory()
         self._reduces_once = model.mesh.largest(int(not fits)) == 0

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rlhf_trainer.errors import ConfigError
 from rlhf_trainer.expert_rows import ExpertRows
 from rlhf_trainer.telemetry import recorder
+from rlhf_trainer.training.experts import own_tokens
 from rlhf_trainer.types import concatenate
 
 if TYPE_CHECKING:  # whose module imports this one
@@ -29,8 +30,12 @@ ROUTERS = ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter", "Mixtr
 class RoutingReplay:
     """Hooks on the routers of a model, and how far their own choices are from the generator's."""
 
-    def __init__(self, model: nn.Module, config: Any) -> None:
-        """model: of which this rank may hold a pipeline stage. ConfigError for a mixture with unknown routers."""
+    def __init__(self, model: nn.Module, config: Any, *, tensor: tuple[int, int] = (0, 1)) -> None:
+        """model: of which this rank may hold a stage; tensor: index among tensor-parallel ranks, and their number.
+
+        ConfigError for a mixture with unknown routers.
+        """
+        self._tensor = tensor
         self._rows = ExpertRows.of(config)
         self._differing: list[Tensor] = []
         self.measures_updates = False
@@ -64,6 +69,7 @@ class RoutingReplay:
             return chosen
         logits, own_weights, own = chosen
         given = self._rows.decode(router.replayed, number)
+        given = given[own_tokens(len(given), *self._tensor)]
         assert len(given) == len(own), "the router sees other tokens than those of the packed row"
         is_given = (given != given[:, :1]).any(1, keepdim=True) | (given.shape[1] == 1)
         if not torch.is_grad_enabled() or self.measures_updates:

@@ -66,7 +66,7 @@ def _place_output(
 
 def _take_part(module: nn.Module, axis: DeviceMesh) -> None:
     """Make a module compute tokens of which each rank has other ones: the gradients of its weights are summed."""
-    for each in module.modules():
+    for each in (part for part in module.modules() if not hasattr(part, "is_transposed")):  # experts are cut otherwise
         for name, parameter in list(each.named_parameters(recurse=False)):
             whole = nn.Parameter(distribute_tensor(parameter.data, axis, [Replicate()]), parameter.requires_grad)
             each.register_parameter(name, whole)

@@ -1,5 +1,6 @@
 """Sharding of a transformers model over p-t-d ranks (pipelining, DTensor, FSDP2), and filling of each rank's shards."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -33,6 +34,7 @@ from rlhf_trainer.stored_tensors import TensorSource, read_into
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.adapters import AdaptedLinear, shard_adapted
 from rlhf_trainer.training.distributed import ModelMesh, device_here
+from rlhf_trainer.training.experts import MIXTURES, cut_experts, experts_of, impossible_experts, shard_experts
 from rlhf_trainer.training.models import Adapter, LanguageModel, MissingLayer, Scorer, has_copy_of_embedding, inner
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.passes import keep_stage
@@ -81,6 +83,7 @@ def shard(
         parameter.data = parameter.data.to(compute_dtype)
     if mesh.layout.pipeline > 1:
         keep_stage(model, mesh)
+    cut_experts(model, mesh)
     if mesh.layout.tensor > 1:
         shard_tensors(inner(model), mesh.tensor_axis)
     layers = layers_of(model)
@@ -114,6 +117,7 @@ def _shard_data_parallel(
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=device_here().type == "cuda") if steps_in_host else OffloadPolicy()
     size = sum(parameter.numel() for parameter in model.parameters()) * compute_dtype.itemsize
+    shard_experts(model, mesh, mp_policy=replace(policy, cast_forward_inputs=False), offload_policy=offload)
     for layer in layers if size > MAX_SINGLE_UNIT_BYTES else ():
         fully_shard(layer, mesh=mesh.data_axes, mp_policy=policy, offload_policy=offload)
     # the root is resharded after a forward pass too (but see `GradientSync.root_gathered`), so that no gathered copy in
@@ -125,6 +129,8 @@ def _shard_data_parallel(
 def _compile(layers: Sequence[nn.Module], mesh: ModelMesh) -> None:
     if mesh.layout.tensor > 1:  # AOTAutograd of torch 2.13 recurses without end on DTensors of dynamic shapes
         raise ConfigError(f"spec.training.compile: layers cannot be compiled with tensor {mesh.layout.tensor}, only 1")
+    if mesh.layout.expert > 1:  # the host waits for the counts of tokens in the middle of a layer
+        raise ConfigError(f"spec.training.compile: layers cannot be compiled with expert {mesh.layout.expert}, only 1")
     from torch._inductor.cpp_builder import get_cpp_compiler  # a slow import
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -215,6 +221,12 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
 """Supported tensor-parallel styles of transformers' plans -> the styles of torch that implement them."""
 
 
+STAGED = (*CUT, *MIXTURES)
+"""`model_type` of the families that can be cut into pipeline stages."""
+OF_EXPERTS = re.compile(r"\.(experts|shared_experts?)\b")
+"""Part of a module's name in a plan, where the plan does not count: tensor-parallel ranks divide tokens instead."""
+
+
 def plan_of(config: PreTrainedConfig) -> dict[str, str]:
     """Tensor-parallel plan of a config's class: module name (`*` for any layer) -> transformers' style; perhaps empty.
 
@@ -230,7 +242,12 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
     """
     base: Any = model.base_model
     plan = plan_of(model.config)
-    planned = {name: style for name, _ in base.named_modules() for key, style in plan.items() if fnmatch(name, key)}
+    planned = {
+        name: style
+        for name, _ in base.named_modules()
+        for key, style in plan.items()
+        if fnmatch(name, key) and not OF_EXPERTS.search(name)
+    }
     blocks = cut_tokens(base, axis, planned)
     for name, style in planned.items():
         module, is_summed = base.get_submodule(name), style == "rowwise" and name.rpartition(".")[0] in blocks
@@ -249,17 +266,20 @@ def shard_tensors(model: PreTrainedModel, axis: DeviceMesh) -> None:
             head.weight = base.embed_tokens.weight
 
 
-def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int) -> str:
-    """Reason why a model cannot be cut into these stages and shards, like `pipeline is 3, ...`; empty if it can."""
-    if pipeline > 1 and config.model_type not in CUT:
-        return f"pipeline is {pipeline}, but only {choice(CUT)} can be cut into stages, not {config.model_type}"
+def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int, expert: int = 1) -> str:
+    """Reason why a model cannot be cut into these parts, like `pipeline is 3, ...`; empty if it can."""
+    model_type = config.model_type
+    if pipeline > 1 and model_type not in STAGED:
+        return f"pipeline is {pipeline}, but only {choice(STAGED)} can be cut into stages, not {model_type}"
+    if expert > 1 and (wrong := impossible_experts(config, expert)):
+        return f"expert is {expert}, {wrong}"
     if tensor > 1:
         styles = plan_of(config)
-        if styles and architecture_of(config.to_dict()).experts > 1:
-            return f"tensor is {tensor}, but the model ({config.model_type}) is a mixture of experts, which is not cut"
-        unknown = sorted(set(styles.values()) - STYLES.keys())
+        if styles and experts_of(config) > 1 and model_type not in MIXTURES:
+            return f"tensor is {tensor}, but of mixtures only {choice(MIXTURES)} can be cut, not {model_type}"
+        unknown = sorted({style for path, style in styles.items() if not OF_EXPERTS.search(path)} - STYLES.keys())
         if not styles or unknown:
             what = f"cuts layers by {', '.join(unknown)}, which is not supported" if unknown else "does not say how"
-            return f"tensor is {tensor}, but the model ({config.model_type}) cannot be cut: transformers {what}"
-    wrong = architecture_of(config.to_dict()).cannot_be_cut(pipeline=pipeline, tensor=tensor)
-    return " ".join(wrong) if wrong else ""
+            return f"tensor is {tensor}, but the model ({model_type}) cannot be cut: transformers {what}"
+    cut = architecture_of(config.to_dict()).cannot_be_cut(pipeline=pipeline, tensor=tensor)
+    return " ".join(cut) if cut else ""

@@ -15,6 +15,7 @@ from rlhf_trainer.device import peak_flops
 from rlhf_trainer.errors import NumericsError
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.attention import use_attention
+from rlhf_trainer.training.balance import ExpertBalance
 from rlhf_trainer.training.batching import Bundles, RowAssignment, RowCosts, micro_batches
 from rlhf_trainer.training.distributed import device_here
 from rlhf_trainer.training.kernels import use_kernels
@@ -180,15 +181,17 @@ class Trainer(ModelRunner):
         total_steps: int,
         max_skipped_updates: int,
         path: str,
+        router_aux_loss: float = 0.0,
         **options: Unpack[RunnerOptions],
     ) -> None:
-        """path: the model's field in the manifest, for error messages."""
+        """path: the model's field in the manifest, for error messages; router_aux_loss: see `ExpertBalance`."""
         self._settings, self._total_steps, self._path = optimizer, total_steps, path
         self._max_skipped_updates, self.skipped_in_a_row = max_skipped_updates, 0
         self._optimizer = ShardedAdamW(trained_parameters(model).values(), optimizer)
         super().__init__(model, optimizer=self._optimizer, **options)
         self.state = TrainerState(model, self._optimizer)
         self._gradients = GradientSync(model)
+        self._balance = ExpertBalance(model.module, model.mesh, coefficient=router_aux_loss)
 
     def update(self, fields: Fields, texts_of: TextsFunction, loss: OutputFunction, *, step: int) -> float:
         """Take one optimizer step; returns the gradient norm before clipping, not finite if the step was skipped.
@@ -226,8 +229,10 @@ class Trainer(ModelRunner):
         def times_ranks(output: Any, micro: Fields) -> Tensor:
             return loss(output, micro) * ranks  # FSDP2 averages gradients over the data- and context-parallel ranks
 
+        self._balance.begin([micro.given for micro in micros])
         with self._gradients.root_gathered():
             shares = self._run(micros, times_ranks, self._gradients.before_backward)
+        self._balance.record()
         read = torch.stack(shares).tolist() if shares else []  # one read for all, as each read waits for the device
         total = self.mesh.from_last_stage(torch.tensor(sum(read) / ranks, dtype=torch.float64))
         is_end = self.mesh.is_first_stage != self.mesh.is_last_stage

@@ -177,8 +177,15 @@ class WorkerSetting:
             total_steps=self.total_steps,
             max_skipped_updates=self.job.spec.training.max_skipped_updates,
             path=self.path,
+            router_aux_loss=self._router_aux_loss(model),
             **self._runner_options(model),
         )
+
+    def _router_aux_loss(self, model: LanguageModel | Scorer) -> float:
+        given = self.job.spec.training.router_aux_loss
+        if given is not None or self.job.spec.algorithm.data != "completions":
+            return given or 0.0
+        return float(getattr(inner(model).config, "router_aux_loss_coef", 0.0))
 
     def _sharded(self, model: LanguageModel | Scorer, **options: bool) -> ShardedModel:
         data, compile_layers = self.job.spec.data, self.job.spec.training.compile

@@ -88,8 +88,11 @@ class GeneratingActor(ActorWithReference):
                 setting, self.tokenizer, self.trainer, max_sequences=max_sequences
             )
         self._sender = WeightSender(setting, self.trainer)
-        module = self.trainer.model.module
-        self._routing = RoutingReplay(module, inner(module).config) if setting.replays_routing else None
+        self._routing: RoutingReplay | None = None
+        if setting.replays_routing:
+            module, mesh = self.trainer.model.module, self.trainer.mesh
+            tensor = mesh.coordinate("tensor"), mesh.layout.tensor
+            self._routing = RoutingReplay(module, inner(module).config, tensor=tensor)
         self._knows_routing = False
         """Whether the generator's experts have been compared with the trainer's, by the same weights."""
 

@@ -1,0 +1,154 @@
+"""Experts of a mixture over ranks: tokens go to the ranks of their experts by all-to-all, and their outputs come back.
+
+A rank holds whole experts, which FSDP2 shards over the ranks that hold the same ones (`ModelMesh.expert_axes`). No
+token is dropped. Tensor-parallel ranks hold a part of the tokens each (`sequence`), and each routes its own ones.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from rlhf_api.problems import choice
+from rlhf_trainer.training.distributed import EXPERT, EXPERT_SHARD, REPLICATE, ModelMesh, local_shard
+
+KERNEL, OVER_RANKS = "grouped_mm", "experts_over_ranks"
+"""Names among transformers' expert functions: of the kernel for a rank's own experts, and of `_compute_over_ranks`."""
+
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+"""`model_type` of the families whose experts can be cut over ranks."""
+
+
+def experts_of(config: Any) -> int:
+    """Return the number of experts of a layer; 1 for a model that is no mixture."""
+    return int(getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1)
+
+
+def impossible_experts(config: Any, expert: int) -> str:
+    """Return why the experts of a layer cannot be cut into `expert` parts; empty if they can."""
+    experts = experts_of(config)
+    if experts == 1:
+        return f"but the model ({config.model_type}) has no experts"
+    if config.model_type not in MIXTURES:
+        return f"but only {choice(MIXTURES)} can be cut by experts, not {config.model_type}"
+    if expert > experts:
+        return f"more than the model's {experts} experts"
+    return f"which does not divide the model's {experts} experts" if experts % expert else ""
+
+
+def sparse_blocks(model: nn.Module) -> Iterator[Any]:
+    """Yield the modules that have a router and, as `experts`, transformers' stacked experts."""
+    for module in model.modules():
+        if hasattr(getattr(module, "experts", None), "is_transposed"):
+            yield module
+
+
+def cut_experts(model: nn.Module, mesh: ModelMesh) -> None:
+    """Keep this rank's part of the experts of each layer, in place.
+
+    A collective of the pool. Nothing is done where `ParallelSizes.cuts_experts` is false.
+    """
+    if not mesh.layout.cuts_experts:
+        return
+    axis = mesh.expert_axes[EXPERT]
+    for block in sparse_blocks(model):
+        experts = block.experts
+        for name, parameter in list(experts.named_parameters(recurse=False)):
+            own = parameter.detach().chunk(axis.size())[axis.get_local_rank()].clone()
+            held = DTensor.from_local(own, axis, [Shard(0)], run_check=False)
+            setattr(experts, name, nn.Parameter(held, requires_grad=parameter.requires_grad))
+        experts.group = axis.get_group()
+        experts.config._experts_implementation = OVER_RANKS  # noqa: SLF001 there is no public name
+
+
+def shard_experts(model: nn.Module, mesh: ModelMesh, **options: Any) -> None:
+    """Shard the experts that `cut_experts` has left on this rank by FSDP2; options: of `fully_shard`."""
+    if not mesh.layout.cuts_experts:
+        return
+    axes, layout = mesh.expert_axes, mesh.layout
+    data = axes[REPLICATE, EXPERT_SHARD] if layout.replicas > 1 else axes[EXPERT_SHARD]
+
+    def cut(parameter: nn.Parameter) -> Shard:
+        return Shard(shard_dim(local_shard(parameter).shape, layout.expert_shards))
+
+    for block in sparse_blocks(model):
+        module: FSDPModule = fully_shard(block.experts, mesh=data, shard_placement_fn=cut, **options)
+        module.set_gradient_divide_factor(layout.data * layout.context)  # losses are multiplied by it, as for FSDP2
+        # gloo has no other reduction that takes a factor; one shard is divided without it, and with it twice
+        module.set_force_sum_reduction_for_comms(layout.expert_shards > 1)
+
+
+def shard_dim(shape: Sequence[int], shards: int) -> int:
+    """Return the dim along which FSDP cuts the experts of a rank: the first or last if `shards` divides it, else 0."""
+    return next((dim for dim in (0, len(shape) - 1) if shape[dim] % shards == 0), 0)
+
+
+class _LocalExperts:
+    """The experts of a layer that are on this rank, with all that transformers' expert functions read of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        parameters = {
+            name: each.to_local() if isinstance(each, DTensor) else each
+            for name, each in module.named_parameters(recurse=False)
+        }
+        vars(self).update(parameters)
+        self.num_experts = next(len(each) for each in parameters.values())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """Compute the experts of this rank's tokens, wherever these experts are: [n, H] -> [n, H].
+
+    index, weights: [n, k], numbers and weights of the experts of each token. Ranks without tokens take part, too.
+    """
+    own, compute, ranks = _LocalExperts(module), ALL_EXPERTS_FUNCTIONS[KERNEL], module.group.size()
+    if ranks == 1:
+        return compute(own, hidden, index, weights)
+    chosen = index.flatten()
+    order = chosen.argsort(stable=True)
+    counts = torch.bincount(chosen, minlength=ranks * own.num_experts).view(ranks, own.num_experts)
+    arriving = torch.empty_like(counts)
+    dist.all_to_all_single(arriving, counts, group=module.group)
+    sent, received = torch.stack([counts.sum(1), arriving.sum(1)]).tolist()  # the only wait for the device
+    arrived = _Exchange.apply(hidden[order // index.shape[1]], sent, received, module.group)
+    numbers = torch.arange(own.num_experts, device=index.device).repeat(ranks)
+    numbers = numbers.repeat_interleave(arriving.flatten(), output_size=sum(received))[:, None]
+    computed = compute(own, arrived, numbers, torch.ones_like(numbers, dtype=hidden.dtype))
+    back = _Exchange.apply(computed, received, sent, module.group)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device)
+    return (back[place].view(*index.shape, -1) * weights[..., None]).sum(1).to(hidden.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register(OVER_RANKS, _compute_over_ranks)
+
+
+class _Exchange(torch.autograd.Function):
+    """All-to-all of rows [n, H]: `sent` go to each rank, `received` come from each; gradients go back the same way."""
+
+    @staticmethod
+    def forward(context: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+        context.given = sent, received, group
+        arrived = rows.new_empty((sum(received), *rows.shape[1:]))
+        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+        return arrived
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        sent, received, group = context.given
+        return _Exchange.apply(gradient, received, sent, group), None, None, None
+
+
+def own_tokens(count: int, rank: int, ranks: int) -> slice:
+    """Return the slice of `count` tokens that one of the tensor-parallel ranks routes."""
+    size = -(-count // ranks)
+    start = min(rank * size, count)
+    return slice(start, min(start + size, count))
