@@ -3,6 +3,7 @@
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +21,15 @@ from transformers import (
     PreTrainedModel,
 )
 
+from rlhf_api.problems import SpecError
+from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import ConfigError
+from rlhf_trainer.run.preconditions import require_possible
 from rlhf_trainer.training import attention
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.models import LanguageModel, Scorer, inner
+from tests.trainer.jobs import job
 from tests.trainer.tiny import FAMILIES, divisible_config
 
 LENGTHS, OTHER_LENGTHS = torch.tensor([7, 1, 0, 12]), torch.tensor([3, 15, 2, 9])
@@ -241,6 +246,25 @@ def test_a_model_whose_attention_cannot_be_chosen_is_refused() -> None:
     config = AutoConfig.for_model("bloom", vocab_size=32, hidden_size=8, n_layer=1, n_head=1)
     with pytest.raises(ConfigError, match="the attention of BloomForCausalLM cannot be chosen"):
         ready(LanguageModel(AutoModelForCausalLM.from_config(config)))
+
+
+def test_rows_of_an_unknown_attention_are_not_cut_over_ranks(tmp_path: Path) -> None:
+    AutoConfig.for_model("bloom", vocab_size=32, hidden_size=8, n_layer=1, n_head=1).save_pretrained(tmp_path)
+    actor = {"uri": f"file://{tmp_path}", "optimizer": {}, "parallelism": {"context": 2}}
+    data = {"train": {"uri": "package://rlhf_examples/helpful/train.jsonl"}}
+    training = {"totalSteps": 1, "batchSize": 2}
+    made = job(
+        tmp_path,
+        "job",
+        {"algorithm": {"name": "SFT"}, "models": {"actor": actor}, "data": data} | {"training": training},
+    )
+    sentence = (
+        r"job: spec\.models\.actor\.parallelism\.context: is 2, but the attention of BloomForCausalLM cannot be chosen"
+    )
+    with pytest.raises(SpecError, match=sentence):
+        require_possible(
+            made, {"actor": ParallelSizes(data=1, context=2)}, {"actor": (made.models()["actor"], str(tmp_path))}
+        )
 
 
 def test_a_model_whose_layers_mix_neighbouring_tokens_is_refused() -> None:

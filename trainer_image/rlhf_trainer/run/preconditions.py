@@ -70,10 +70,11 @@ def require_possible(job: Job, sizes: Mapping[Role, ParallelSizes], models: Mapp
 
         model, folder = models["actor" if role == "rollout" else role]
         config = load_config(folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
-        reason = impossible_sizes(config, pipeline=cut.pipeline, tensor=cut.tensor, expert=cut.expert)
         known = AutoModelForCausalLM._model_mapping.get(type(config), None)  # noqa: SLF001 there is no public name
-        if cut.context > 1 and isinstance(known, type) and (unpacked := why_not_packed(known, config)):
-            reason = reason or f"context is {cut.context}, but {unpacked}"
+        unpacked = why_not_packed(known, config) if cut.context > 1 and isinstance(known, type) else ""
+        reason = f"context is {cut.context}, but {unpacked}" if unpacked else ""
+        if not reason and cut.pipeline * cut.tensor * cut.expert > 1:
+            reason = impossible_sizes(config, pipeline=cut.pipeline, tensor=cut.tensor, expert=cut.expert)
         if reason:
             size, _, sentence = reason.partition(" ")
             path = f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{size}"
