@@ -122,9 +122,14 @@ class Job(Spec):
 
     @property
     def may_replay_routing(self) -> bool:
-        """Whether the actor's passes over responses use the generator's experts, if the actor is a mixture of these."""
+        """Whether the actor's passes over responses take the generator's experts, if the actor has any."""
         is_read = isinstance(self.spec.algorithm, PolicyGradient) and not self.generates_elsewhere
         return is_read and self.spec.rollout.routing != "Recompute"
+
+    @property
+    def replays_routing(self) -> bool:
+        """Whether responses bring the experts of their tokens; a trainer sets an unset `routing` at its start."""
+        return self.spec.rollout.routing == "Replay"
 
     @property
     def reference_is_actor(self) -> bool:

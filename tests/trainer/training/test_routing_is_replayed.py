@@ -187,13 +187,13 @@ def update(folder: str, budget: int, extra: int, recompute: bool, layout: Parall
     optimizer = {"learningRate": 1.0, "epsilon": 1.0}
     models = {"actor": {"uri": f"file://{folder}", "optimizer": optimizer, "gradientCheckpointing": recompute}}
     training = {"totalSteps": 4, "promptBatchSize": 4, "microBatchTokens": budget, "miniBatchSize": 4}
-    spec = {"algorithm": {"name": "GRPO"}, "training": training, "rollout": {"samplesPerPrompt": 2}, "data": DATA}
+    sampling = {"samplesPerPrompt": 2, "routing": "Replay"}
+    spec = {"algorithm": {"name": "GRPO"}, "training": training, "rollout": sampling, "data": DATA}
     models["reference"] = models["reward"] = {"uri": f"file://{folder}"}
     made = job(Path(folder), f"job-{dist.get_rank()}", {**spec, "models": models})
     setting = WorkerSetting(
         job=made, role="actor", model=made.models()["actor"], folder=folder, total_steps=4, layout=layout
     )
-    setting = replace(setting, replays_routing=setting.must_replay_routing())
     worker = ActorWorker(setting, max_sequences=8)
     worker._knows_routing = True  # the experts are drawn
     fields = sequences(1, extra)

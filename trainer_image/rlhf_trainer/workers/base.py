@@ -56,8 +56,6 @@ class WorkerSetting:
     """Actor and its folder, if this model scores the responses with another tokenizer than the actor's; else None."""
     layout: ParallelSizes | None = None
     """Layout of the model over the ranks of its pool; None: every rank is a data-parallel one."""
-    replays_routing: bool = False
-    """Whether responses bring the experts of their tokens, and the actor's passes over them take these."""
 
     @property
     def path(self) -> str:
@@ -100,14 +98,14 @@ class WorkerSetting:
             return load_config(self.folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
 
     def must_replay_routing(self) -> bool:
-        """Whether the job replays the routing of its actor, this model; a model that is not yet there has no experts.
+        """Whether the job replays the routing of its actor, this model: if it may, and the model has experts.
 
         ConfigError if the manifest asks for it, but the model is dense.
         """
-        if not self.job.may_replay_routing or not self.folder:
-            return self.job.may_replay_routing and self.job.spec.rollout.routing == "Replay"
+        if not self.job.may_replay_routing:
+            return False
         has_experts = bool(expert_count(self.config()))
-        if self.job.spec.rollout.routing == "Replay" and not has_experts:
+        if self.job.replays_routing and not has_experts:
             kind = self.config().model_type
             raise ConfigError(f"{self.job.name}: spec.rollout.routing: is Replay, but a {kind} has no experts to route")
         return has_experts

@@ -89,7 +89,7 @@ class GeneratingActor(ActorWithReference):
             )
         self._sender = WeightSender(setting, self.trainer)
         module = self.trainer.model.module
-        self._routing = RoutingReplay(module, inner(module).config) if setting.replays_routing else None
+        self._routing = RoutingReplay(module, inner(module).config) if setting.job.replays_routing else None
         self._knows_routing = False
         """Whether the generator's experts have been compared with the trainer's, by the same weights."""
 

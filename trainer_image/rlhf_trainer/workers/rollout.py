@@ -156,7 +156,7 @@ def generation_in_place(
 
 def expert_width(setting: WorkerSetting, config: PreTrainedConfig) -> int:
     """Return the number of bytes of a token's experts in the field of a job with routing replay; 0 in other jobs."""
-    return ExpertRows.of(config).width if setting.replays_routing else 0
+    return ExpertRows.of(config).width if setting.job.replays_routing else 0
 
 
 def start_engine(
@@ -186,7 +186,7 @@ def start_engine(
         revision=setting.model.revision,
         tensor_groups=engine_groups(layout),
         stage_layers=stage_layers(layout, layers) if layout.generation_pipeline > 1 else (),
-        returns_experts=setting.replays_routing,
+        returns_experts=setting.job.replays_routing,
     )
     return engine, environments
 
@@ -198,7 +198,11 @@ def turn_transfers(marks: Marks, setting: WorkerSetting) -> Marks:
     """
     mark, has_turns = marks["generate_sequences"], setting.job.spec.rollout.has_turns
     reads = (*mark.reads_if_there, *(COLUMNS if has_turns else ()))
-    adds = (*(mark.adds or ()), *(TURN_FIELDS if has_turns else ()), *((ROUTED,) if setting.replays_routing else ()))
+    adds = (
+        *(mark.adds or ()),
+        *(TURN_FIELDS if has_turns else ()),
+        *((ROUTED,) if setting.job.replays_routing else ()),
+    )
     return {**marks, "generate_sequences": replace(mark, reads_if_there=reads, adds=adds)}
 
 
