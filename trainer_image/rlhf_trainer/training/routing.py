@@ -1,4 +1,4 @@
-"""Routing replay: a mixture's routers take the experts that the generator chose, and keep their own weights of these.
+"""Routing replay: routers take the experts that the generator chose, and weigh these as they do their own.
 
 The experts of a packed row go to each decoder layer as its argument `experts`, so that a layer that is computed again
 in the backward pass gets the same ones. The router's own scores of them are gathered, so the router learns.

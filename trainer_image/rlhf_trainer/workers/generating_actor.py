@@ -197,10 +197,10 @@ class GeneratingActor(ActorWithReference):
 
     @contextmanager
     def routing_measured(self, *, is_needed: bool) -> Iterator[None]:
-        """Measure in the `with` block how often the generator chose other experts than the trainer's routers do.
+        """Measure in the `with` block how often generator and trainer choose other experts.
 
-        EnvironmentProblem if, by the same weights, that is more often than rounding explains: then its choices are not
-        those of the tokens that it names.
+        EnvironmentProblem if, by the same weights, that is more often than rounding explains: then the generator's
+        experts are those of other tokens.
         """
         if not (self._routing and is_needed):
             yield

@@ -197,12 +197,8 @@ def turn_transfers(marks: Marks, setting: WorkerSetting) -> Marks:
     With routing replay it also adds the experts of tokens.
     """
     mark, has_turns = marks["generate_sequences"], setting.job.spec.rollout.has_turns
-    reads = (*mark.reads_if_there, *(COLUMNS if has_turns else ()))
-    adds = (
-        *(mark.adds or ()),
-        *(TURN_FIELDS if has_turns else ()),
-        *((ROUTED,) if setting.job.replays_routing else ()),
-    )
+    reads = (*mark.reads_if_there, *COLUMNS * has_turns)
+    adds = (*(mark.adds or ()), *TURN_FIELDS * has_turns, *(ROUTED,) * setting.job.replays_routing)
     return {**marks, "generate_sequences": replace(mark, reads_if_there=reads, adds=adds)}
 
 
