@@ -85,8 +85,8 @@ class GenerationEngine:
         folder: of the model's config (weights come with `load_weights`); max_tokens: of prompt and response;
         tensor_groups: every rank of the world once, the p_g stages of an engine one after the other; stage_layers: the
         layers of each of the p_g stages, or nothing for one. EnvironmentProblem without vLLM, or for an unknown layout.
-        MemoryProblem when the cache does not fit. ConfigError for stages of unequal length on GPUs.
-        returns_experts: responses have their `experts`; EnvironmentProblem if vLLM does not return them.
+        MemoryProblem when the cache does not fit. ConfigError for stages of unequal length on GPUs. returns_experts:
+        responses have their `experts`; EnvironmentProblem if vLLM does not return them.
         """
         self._rollout, self._ends = rollout, ends
         self.is_first = torch.distributed.get_rank() in {ranks[0] for ranks in tensor_groups[:: len(stage_layers) or 1]}
@@ -100,6 +100,7 @@ class GenerationEngine:
         """Callback before each step of vLLM; it may load other weights."""
         self._requests: dict[int, _Request] = {}
         self._ended: list[tuple[int, Response]] = []
+        both: dict[str, Any] = {"stage_layers": stage_layers, "returns_experts": returns_experts}
         arguments = engine_arguments(
             config=config,
             rollout=rollout,
@@ -108,29 +109,29 @@ class GenerationEngine:
             on_gpu=self._on_gpu,
             dtype=dtype,
             shards=len(tensor_groups[0]),
-            stage_layers=stage_layers,
             trust_remote_code=trust_remote_code,
-            returns_experts=returns_experts,
+            **both,
         )
-        wanted = {"batch_invariant": rollout.batch_invariant, "returns_experts": returns_experts}
-        self._vllm = _import_vllm(environment(on_gpu=self._on_gpu, stage_layers=stage_layers, **wanted))
-        field = "spec.rollout.gpuMemoryUtilization" if self._on_gpu else "spec.data.maxResponseTokens"
+        invariant = rollout.batch_invariant
+        self._vllm = _import_vllm(environment(on_gpu=self._on_gpu, batch_invariant=invariant, **both))
+        arguments |= dict.fromkeys(("revision", "tokenizer_revision", "code_revision"), revision)
         served = modules_served(revision) if "model_impl" in arguments else nullcontext()
+        field = "spec.rollout.gpuMemoryUtilization" if self._on_gpu else "spec.data.maxResponseTokens"
         with self._measured(), served, _start_of_vllm(tensor_groups, field):
-            revisions = dict.fromkeys(("revision", "tokenizer_revision", "code_revision"), revision)
-            self._engine = self._vllm.LLM(folder, trust_remote_code=trust_remote_code, **revisions, **arguments)
+            self._engine = self._vllm.LLM(folder, trust_remote_code=trust_remote_code, **arguments)
         if len(stage_layers) > 1:
             self._call("allocate_stage_input")
         self._watch_cache()
         self._experts = ReturnedExperts(ExpertRows.of(config)) if returns_experts else None
-        if self._experts:
-            self._try_experts(self._experts, ExpertRows.of(config))
+        self._try_experts()
         self.sleep()
 
-    def _try_experts(self, experts: ReturnedExperts, rows: ExpertRows) -> None:
+    def _try_experts(self) -> None:
         """Have vLLM write two tokens by weights without meaning, which raises the error of missing experts."""
+        if self._experts is None:
+            return
         if not self._on_gpu:
-            experts.watch(self._scheduler, self._call("keep_experts", rows))
+            self._experts.watch(self._scheduler, self._call("keep_experts", self._experts.rows))
         self.generate([self._ends[:1]], [0], max_tokens=2, greedy=True)
 
     def held_shards(self) -> dict[str, TensorSlice]:

@@ -1,7 +1,7 @@
-"""Routing replay: routers take the experts that the generator chose, and weigh these as they do their own.
+"""Routing replay: a mixture's layers send tokens to the experts that the generator chose.
 
-The experts of a packed row go to each decoder layer as its argument `experts`, so that a layer that is computed again
-in the backward pass gets the same ones. The router's own scores of them are gathered, so the router learns.
+The experts of a packed row are an argument of each decoder layer. So the layer gets the same ones if the backward pass
+computes it again. The router's own scores of them are gathered, so the router learns.
 """
 
 from __future__ import annotations
