@@ -127,11 +127,6 @@ class Job(Spec):
         return is_read and self.spec.rollout.routing != "Recompute"
 
     @property
-    def replays_routing(self) -> bool:
-        """Whether responses bring the experts of their tokens; a trainer sets an unset `routing` at its start."""
-        return self.spec.rollout.routing == "Replay"
-
-    @property
     def reference_is_actor(self) -> bool:
         """Whether the reference is the actor without its adapter, and so no model of its own."""
         return reads_reference(self.spec) and reference_is_actor(self.spec)

@@ -7,15 +7,16 @@ computes it again. The router's own scores of them are gathered, so the router l
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.expert_rows import ExpertRows
+from rlhf_trainer.errors import ConfigError, EnvironmentProblem
+from rlhf_trainer.expert_rows import REMEDY, ExpertRows
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.types import concatenate
 
@@ -29,12 +30,11 @@ ROUTERS = ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter", "Mixtr
 class RoutingReplay:
     """Hooks on the routers of a model, and how far their own choices are from the generator's."""
 
-    def __init__(self, model: nn.Module, config: Any) -> None:
-        """model: of which this rank may hold a pipeline stage. ConfigError for a mixture with unknown routers."""
-        self._rows = ExpertRows.of(config)
-        self._differing: list[Tensor] = []
-        self.measures_updates = False
-        """Whether passes with gradients are measured, too: if no other pass sees the weights before the update."""
+    def __init__(self, model: Any) -> None:
+        """model: LanguageModel, or this rank's pipeline stage of it. ConfigError for a mixture with unknown routers."""
+        self._rows = ExpertRows.of(model.causal_lm.config)
+        self._differing: list[Tensor] | None = None
+        """Numbers of (other choices, choices) of each router and pass that is measured; None: none is."""
         places = ((re.search(r"\blayers\.(\d+)$", name), each) for name, each in model.named_modules())
         found = [self._attach(layer, int(place[1])) for place, layer in places if place]
         if not any(found):
@@ -66,7 +66,7 @@ class RoutingReplay:
         given = self._rows.decode(router.replayed, number)
         assert len(given) == len(own), "the router sees other tokens than those of the packed row"
         is_given = (given != given[:, :1]).any(1, keepdim=True) | (given.shape[1] == 1)
-        if not torch.is_grad_enabled() or self.measures_updates:
+        if self._differing is not None:
             differ = (given.sort(1).values != own.sort(1).values).any(1, keepdim=True) & is_given
             self._differing.append(torch.stack([differ.sum(), is_given.sum()]))
         experts = torch.where(is_given, given, own)
@@ -75,14 +75,17 @@ class RoutingReplay:
             weights = weights / weights.sum(-1, keepdim=True)
         return logits, weights.to(own_weights.dtype), experts
 
-    def drain(self) -> float | None:
-        """Record `routing/differs` since the last call, and return it; None if nothing was measured."""
-        if not self._differing:
-            return None
-        differing, pairs = torch.stack(self._differing).sum(0).tolist()
-        self._differing = []
+    @contextmanager
+    def measured(self, *, limit: float) -> Iterator[None]:
+        """Record `routing/differs`, the share of other choices in the block; EnvironmentProblem above `limit`."""
+        self._differing = found = list[Tensor]()
+        yield
+        self._differing = None
+        differing, pairs = torch.stack(found).sum(0).tolist() if found else (0, 0)
         recorder.mean("routing/differs", differing, pairs)
-        return differing / max(pairs, 1)
+        if differing > limit * pairs:
+            share = f"for {differing / pairs:.0%} of tokens and layers the generator chose other experts"
+            raise EnvironmentProblem(f"{share} than the trainer's routers, so they are those of other tokens; {REMEDY}")
 
 
 def packed_experts(
@@ -97,8 +100,8 @@ def packed_experts(
     if given is None:
         return None
     none = given.new_zeros(1, 1, given.shape[2])
-    each = [none.expand(*text.tokens.shape, -1) if text.experts is None else text.experts for text in texts]
-    experts = concatenate(each)
+    every = (none.expand(*each.tokens.shape, -1) if each.experts is None else each.experts for each in texts)
+    experts = concatenate(list(every))
     differ = (experts != experts[first]).any(2) & (torch.arange(experts.shape[1]) < shared[:, None])
     recorder.mean("routing/prompts_differ", differ.sum(), shared.sum())
     return torch.cat([experts[order][computed], experts.new_zeros(padding, experts.shape[2])])
