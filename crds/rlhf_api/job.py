@@ -122,7 +122,7 @@ class Job(Spec):
 
     @property
     def may_replay_routing(self) -> bool:
-        """Whether the actor's passes over responses use the generator's experts, if the actor is a mixture of these."""
+        """Whether the actor's passes over responses take the generator's experts, if the actor has any."""
         is_read = isinstance(self.spec.algorithm, PolicyGradient) and not self.generates_elsewhere
         return is_read and self.spec.rollout.routing != "Recompute"
 

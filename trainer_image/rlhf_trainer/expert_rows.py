@@ -9,6 +9,9 @@ from torch import Tensor
 ROUTED = "routed_experts"
 """Name of the batch field: uint8 [B, T, E], aligned to tokens; 0 at tokens that were no input of the generator."""
 
+REMEDY = "spec.rollout.routing: Recompute does without"
+"""End of a sentence on experts that cannot be replayed."""
+
 
 def expert_count(config: Any) -> int:
     """Return the number of experts of a layer by a model's config; 0 for a dense model."""

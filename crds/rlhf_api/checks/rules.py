@@ -356,9 +356,8 @@ def _apart() -> Iterator[Rule]:
     message = "is {value}, but no pool of placement.pools holds the rollout, which works ahead"
     yield Rule("rollout.maxStaleness", STALE.implies(APART), message)
     yield Rule("rollout.maxStaleness", STALE.implies(~MAKES_DATA), "is {value}, but {name} trains nothing meanwhile")
-    partial = Field("rollout.partial").is_given
     message = "is {value}, but with rollout.maxStaleness 0 no weights come while responses are written"
-    yield Rule("rollout.partial", partial.implies(STALE), message)
+    yield Rule("rollout.partial", Field("rollout.partial").is_given.implies(STALE), message)
     message = "is Delta, but no pool of placement.pools holds the rollout, and a shard in place is whole"
     yield Rule("rollout.weightSync", (Field("rollout.weightSync") == "Delta").implies(APART), message)
     message = "is {value}, but {name} generates twice a step, and compares responses of one policy"

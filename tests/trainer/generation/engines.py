@@ -26,12 +26,12 @@ def build(
     ends: tuple[int, ...] = (END,),
     trust_remote_code: bool = False,
     dtype: torch.dtype = torch.float32,
-    returns_experts: bool = False,
+    routing: Literal["Replay"] | None = None,
 ) -> GenerationEngine:
     engine = GenerationEngine(
         folder,
         config=AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code),
-        rollout=Rollout(partial=partial),
+        rollout=Rollout(partial=partial, routing=routing),
         max_tokens=MAX_TOKENS,
         max_sequences=max_sequences,
         ends=list(ends),
@@ -41,7 +41,6 @@ def build(
         revision=None,
         tensor_groups=groups,
         stage_layers=stage_layers,
-        returns_experts=returns_experts,
     )
     KEPT.append(engine)
     return engine

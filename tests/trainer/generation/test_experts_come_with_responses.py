@@ -19,6 +19,7 @@ from rlhf_trainer.generation.vllm_arguments import engine_arguments, environment
 from rlhf_trainer.generation.vllm_engine import GenerationEngine, Response
 from rlhf_trainer.ops.kl import kl_estimate
 from rlhf_trainer.ops.masks import masked_sum
+from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.training.attention import use_attention
 from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.models import LanguageModel, inner
@@ -39,7 +40,7 @@ def asked(kind: str) -> list[list[int]]:
 
 
 def loaded(folder: str, dtype: torch.dtype) -> GenerationEngine:
-    engine = build(folder, [[0]], max_sequences=64, dtype=dtype, returns_experts=True)
+    engine = build(folder, [[0]], max_sequences=64, dtype=dtype, routing="Replay")
     holds, weights = engine.held_shards(), dict(model_of(folder, 1).named_parameters())
     engine.load_weights(((name, holds[name], weights[name].detach().to(dtype)) for name in holds), holds)
     engine.wake_cache()
@@ -109,29 +110,29 @@ def test_replay_brings_trainer_and_generator_together(generated: Any) -> None:
     model = LanguageModel(model_of(folder, 1).bfloat16()).eval()
     config: Any = inner(model).config
     use_attention(inner(model), "SDPA", device=torch.device("cpu"), dtype=torch.bfloat16)
-    replay, rows, used = RoutingReplay(model, config), ExpertRows.of(config), list[Tensor]()
+    replay, rows, used = RoutingReplay(model), ExpertRows.of(config), list[Tensor]()
     for layer in inner(model).model.layers:
         layer.mlp.experts.register_forward_pre_hook(lambda _, given: used.append(given[1].sort(1).values))
     fields = laid_out(texts, responses, width=12 + NEW_TOKENS, pad_token=0)
     experts = experts_of(responses, width=12 + NEW_TOKENS, size=rows.width)
     mask, generators = fields["response_mask"], fields["rollout_log_probs"]
     kl, differ = [], []
+    recorder.drain()
     for given in (None, experts):
         lengths = fields["attention_mask"].sum(1).long()
         text = ModelInput.of([TokenBatch(tokens=fields["tokens"], lengths=lengths, read=mask, experts=given)])
         used.clear()
-        with torch.no_grad():
+        with torch.no_grad(), replay.measured(limit=0.2):
             log_probs = model(text.tokens, text).log_probs
         kl.append(float(masked_sum(kl_estimate(generators, log_probs, estimator="K3"), mask) / mask.sum()))
         packed = torch.cat([response.experts for response in responses])
         inputs = (fields["attention_mask"].cumsum(1) < lengths[:, None])[fields["attention_mask"] > 0]  # not the last
         pairs = [rows.decode(packed, number).sort(1).values != each[inputs] for number, each in enumerate(used)]
         differ.append(float(torch.stack(pairs).any(2).float().mean()))
-    share = replay.drain()
+    share = merge([recorder.drain()])["routing/differs"]
     sys.stdout.write(f"other experts {differ}, KL {kl}, measured {share}\n")
     assert 0.0 < differ[0] < 0.2
     assert differ[1] == 0.0
-    assert share is not None
     assert 0.0 < share < 0.2
     assert kl[1] < 0.5 * kl[0]
 
@@ -155,14 +156,19 @@ def test_a_generator_without_experts_is_refused(given: Any) -> None:
 
 def test_vllm_is_asked_for_experts_on_gpus_only(tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(save_config(tmp_path, "qwen3 moe"))
-    options: dict[str, Any] = {"rollout": Rollout(), "max_tokens": 64, "max_sequences": 2, "dtype": torch.float32}
-    options |= {"config": config, "shards": 1, "returns_experts": True}
+    options: dict[str, Any] = {
+        "rollout": Rollout(routing="Replay"),
+        "max_tokens": 64,
+        "max_sequences": 2,
+        "dtype": torch.float32,
+    }
+    options |= {"config": config, "shards": 1}
     asks = [
         engine_arguments(**options, on_gpu=on_gpu, stage_layers=()).get("enable_return_routed_experts")
         for on_gpu in (True, False)
     ]
     assert asks == [True, None]
-    assert "VLLM_USE_V2_MODEL_RUNNER" in environment(on_gpu=True, returns_experts=True)
-    assert "VLLM_USE_V2_MODEL_RUNNER" not in environment(on_gpu=False, returns_experts=True)
+    assert "VLLM_USE_V2_MODEL_RUNNER" in environment(options["rollout"], on_gpu=True)
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in environment(options["rollout"], on_gpu=False)
     with pytest.raises(ConfigError, match="a pipeline stage of a generator knows its experts only"):
         engine_arguments(**options, on_gpu=True, stage_layers=(1, 2))

@@ -66,7 +66,7 @@ def pair(family: str, *, recomputes: bool = False) -> tuple[LanguageModel, PreTr
     if recomputes:
         layers = layers_of(model)
         apply_activation_checkpointing(model, checkpoint_wrapper_fn=wrap_with_checkpoint, check_fn=layers.__contains__)
-    return ready(model).eval(), plain.eval(), RoutingReplay(model, plain.config)
+    return ready(model).eval(), plain.eval(), RoutingReplay(model)
 
 
 def mixture_by_definition(block: Any, given: Tensor, hidden: Tensor) -> Tensor:
@@ -169,14 +169,18 @@ def test_other_choices_of_the_trainers_routers_are_counted() -> None:
     own = rows.encode(torch.stack(chosen, dim=1))[None]
     own[:, -1] = 0
     text = TokenBatch(tokens=tokens, lengths=torch.tensor([12]), read=torch.ones(1, 12), experts=own)
-    with torch.no_grad():
+    recorder.drain()
+    with replay.measured(limit=0.0):
         log_probs(model, text)
-        assert replay.drain() == 0.0
-        own.view(12, 2, 2)[4:7, 1] = (own.view(12, 2, 2)[4:7, 1] + 1) % 4
+    assert merge([recorder.drain()])["routing/differs"] == 0.0
+    own.view(12, 2, 2)[4:7, 1] = (own.view(12, 2, 2)[4:7, 1] + 1) % 4
+    with replay.measured(limit=3 / 22):
         log_probs(model, text)
-    assert replay.drain() == 3 / 22
+    assert merge([recorder.drain()])["routing/differs"] == 3 / 22
     log_probs(model, text)
-    assert replay.drain() is None, "an update's pass is by other weights"
+    assert "routing/differs" not in merge([recorder.drain()]), "an update's pass is by other weights"
+    with pytest.raises(EnvironmentProblem, match=r"^for 14% of tokens and layers"), replay.measured(limit=2 / 22):
+        log_probs(model, text)
 
 
 def update(folder: str, budget: int, extra: int, recompute: bool, layout: ParallelSizes) -> Any:
@@ -187,13 +191,13 @@ def update(folder: str, budget: int, extra: int, recompute: bool, layout: Parall
     optimizer = {"learningRate": 1.0, "epsilon": 1.0}
     models = {"actor": {"uri": f"file://{folder}", "optimizer": optimizer, "gradientCheckpointing": recompute}}
     training = {"totalSteps": 4, "promptBatchSize": 4, "microBatchTokens": budget, "miniBatchSize": 4}
-    spec = {"algorithm": {"name": "GRPO"}, "training": training, "rollout": {"samplesPerPrompt": 2}, "data": DATA}
+    sampling = {"samplesPerPrompt": 2, "routing": "Replay"}
+    spec = {"algorithm": {"name": "GRPO"}, "training": training, "rollout": sampling, "data": DATA}
     models["reference"] = models["reward"] = {"uri": f"file://{folder}"}
     made = job(Path(folder), f"job-{dist.get_rank()}", {**spec, "models": models})
     setting = WorkerSetting(
         job=made, role="actor", model=made.models()["actor"], folder=folder, total_steps=4, layout=layout
     )
-    setting = replace(setting, replays_routing=setting.must_replay_routing())
     worker = ActorWorker(setting, max_sequences=8)
     worker._knows_routing = True  # the experts are drawn
     fields = sequences(1, extra)
@@ -265,5 +269,5 @@ def test_a_dense_model_has_no_experts_to_replay(mixture: str, tmp_path: Path) ->
 
     assert [replays(mixture, each) for each in asked] == [True, True, False]
     assert [replays(dense, each) for each in (None, "Recompute")] == [False, False]
-    with pytest.raises(ConfigError, match=r"^job: spec\.rollout\.routing: is Replay, but a llama has no experts"):
+    with pytest.raises(ConfigError, match=r"^job: spec\.rollout\.routing: is Replay, but .*dense has no experts"):
         replays(dense, "Replay")

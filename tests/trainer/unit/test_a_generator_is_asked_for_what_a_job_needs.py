@@ -43,4 +43,4 @@ def test_an_engine_is_eager_on_cpu_and_where_asked() -> None:
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_batches_are_invariant_on_gpus_where_asked(on_gpu: bool) -> None:
     assert BATCH_INVARIANT not in environment(on_gpu=on_gpu)
-    assert (environment(on_gpu=on_gpu, batch_invariant=True).get(BATCH_INVARIANT) == "1") is on_gpu
+    assert (environment(Rollout(batch_invariant=True), on_gpu=on_gpu).get(BATCH_INVARIANT) == "1") is on_gpu

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf_trainer.errors import EnvironmentProblem
-from rlhf_trainer.expert_rows import ExpertRows
-
-REMEDY = "spec.rollout.routing: Recompute does without"
+from rlhf_trainer.expert_rows import REMEDY, ExpertRows
 
 
 class SlotExperts:
@@ -55,7 +53,7 @@ class ReturnedExperts:
     """Experts of finished responses: those that vLLM returned, or those read from `SlotExperts`."""
 
     def __init__(self, rows: ExpertRows) -> None:
-        self._rows = rows
+        self.rows = rows
         self._ended: dict[str, Tensor] = {}
 
     def watch(self, scheduler: Any, slots: SlotExperts) -> None:
@@ -75,8 +73,8 @@ class ReturnedExperts:
         found = self._ended.pop(number, None)
         if found is None and output.routed_experts is not None:
             found = torch.from_numpy(output.routed_experts)
-        if found is None or found.shape != (tokens, self._rows.layers, self._rows.chosen):
-            what = "no experts" if found is None else f"experts {list(found.shape)}"
-            expected = [tokens, self._rows.layers, self._rows.chosen]
+        expected = (tokens, self.rows.layers, self.rows.chosen)
+        if found is None or found.shape != expected:
+            what = "no experts" if found is None else f"experts {tuple(found.shape)}"
             raise EnvironmentProblem(f"vLLM returns {what} of a response's tokens, expected {expected}; {REMEDY}")
-        return self._rows.encode(found)
+        return self.rows.encode(found)

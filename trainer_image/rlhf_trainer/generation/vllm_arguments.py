@@ -60,14 +60,12 @@ UNMAPPED_SHARE = 0.4
 GIB = 1024**3
 
 
-def environment(
-    *, on_gpu: bool, stage_layers: Sequence[int] = (), batch_invariant: bool = False, returns_experts: bool = False
-) -> dict[str, str]:
+def environment(rollout: Rollout | None = None, *, on_gpu: bool, stage_layers: Sequence[int] = ()) -> dict[str, str]:
     """Return environment variables to set for vLLM: those that the user has not set, and the layers of stages."""
     wanted = ENVIRONMENT | (GPU_ENVIRONMENT if on_gpu else CPU_ENVIRONMENT)
-    if on_gpu and batch_invariant:
+    if on_gpu and rollout and rollout.batch_invariant:
         wanted = {**wanted, BATCH_INVARIANT: "1"}
-    if on_gpu and returns_experts:
+    if on_gpu and rollout and rollout.routing == "Replay":
         wanted = {**wanted, **RETURNS_EXPERTS[1]}
     stages = {STAGE_LAYERS: ",".join(map(str, stage_layers))} if stage_layers else {}
     return {name: value for name, value in wanted.items() if name not in os.environ} | stages
@@ -101,13 +99,13 @@ def engine_arguments(
     shards: int,
     stage_layers: Sequence[int],
     trust_remote_code: bool = False,
-    returns_experts: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's engine that follow from the job.
 
     max_sequences: most responses asked for at once; shards: tensor-parallel ranks of an engine.
     MemoryProblem when the cache cannot fit; ConfigError for stages of unequal length on GPUs, or that return experts.
     """
+    returns_experts = rollout.routing == "Replay"
     if returns_experts and len(stage_layers) > 1:
         raise ConfigError("spec.rollout.routing: is Replay, but a pipeline stage of a generator knows its experts only")
     if on_gpu and len(set(stage_layers)) > 1:  # each would have room for another number of cached tokens

@@ -78,7 +78,6 @@ class GenerationEngine:
         revision: str | None,
         tensor_groups: Sequence[Sequence[int]],
         stage_layers: Sequence[int] = (),
-        returns_experts: bool = False,
     ) -> None:
         """Build this rank's part of an engine, and free its cache and weights until needed; a collective of the world.
 
@@ -86,7 +85,7 @@ class GenerationEngine:
         tensor_groups: every rank of the world once, the p_g stages of an engine one after the other; stage_layers: the
         layers of each of the p_g stages, or nothing for one. EnvironmentProblem without vLLM, or for an unknown layout.
         MemoryProblem when the cache does not fit. ConfigError for stages of unequal length on GPUs.
-        returns_experts: responses have their `experts`; EnvironmentProblem if vLLM does not return them.
+        With `rollout.routing: Replay` responses have their `experts`; EnvironmentProblem if vLLM returns none.
         """
         self._rollout, self._ends = rollout, ends
         self.is_first = torch.distributed.get_rank() in {ranks[0] for ranks in tensor_groups[:: len(stage_layers) or 1]}
@@ -110,27 +109,27 @@ class GenerationEngine:
             shards=len(tensor_groups[0]),
             stage_layers=stage_layers,
             trust_remote_code=trust_remote_code,
-            returns_experts=returns_experts,
         )
-        wanted = {"batch_invariant": rollout.batch_invariant, "returns_experts": returns_experts}
-        self._vllm = _import_vllm(environment(on_gpu=self._on_gpu, stage_layers=stage_layers, **wanted))
-        field = "spec.rollout.gpuMemoryUtilization" if self._on_gpu else "spec.data.maxResponseTokens"
+        self._vllm = _import_vllm(environment(rollout, on_gpu=self._on_gpu, stage_layers=stage_layers))
+        arguments |= dict.fromkeys(("revision", "tokenizer_revision", "code_revision"), revision)
         served = modules_served(revision) if "model_impl" in arguments else nullcontext()
+        field = "spec.rollout.gpuMemoryUtilization" if self._on_gpu else "spec.data.maxResponseTokens"
         with self._measured(), served, _start_of_vllm(tensor_groups, field):
-            revisions = dict.fromkeys(("revision", "tokenizer_revision", "code_revision"), revision)
-            self._engine = self._vllm.LLM(folder, trust_remote_code=trust_remote_code, **revisions, **arguments)
+            self._engine = self._vllm.LLM(folder, trust_remote_code=trust_remote_code, **arguments)
         if len(stage_layers) > 1:
             self._call("allocate_stage_input")
         self._watch_cache()
-        self._experts = ReturnedExperts(ExpertRows.of(config)) if returns_experts else None
-        if self._experts:
-            self._try_experts(self._experts, ExpertRows.of(config))
+        self._experts = ReturnedExperts(ExpertRows.of(config)) if rollout.routing == "Replay" else None
+        self._try_experts()
         self.sleep()
 
-    def _try_experts(self, experts: ReturnedExperts, rows: ExpertRows) -> None:
+    def _try_experts(self) -> None:
         """Have vLLM write two tokens by weights without meaning, which raises the error of missing experts."""
+        if self._experts is None:
+            return
         if not self._on_gpu:
-            experts.watch(self._scheduler, self._call("keep_experts", rows))
+            scheduler = self._engine.llm_engine.engine_core.engine_core.scheduler
+            self._experts.watch(scheduler, self._call("keep_experts", self._experts.rows))
         self.generate([self._ends[:1]], [0], max_tokens=2, greedy=True)
 
     def held_shards(self) -> dict[str, TensorSlice]:
@@ -176,12 +175,8 @@ class GenerationEngine:
         peak, self._cache_peak = self._cache_peak, 0.0
         return peak
 
-    @property
-    def _scheduler(self) -> Any:
-        return self._engine.llm_engine.engine_core.engine_core.scheduler
-
     def _watch_cache(self) -> None:
-        scheduler = self._scheduler
+        scheduler = self._engine.llm_engine.engine_core.engine_core.scheduler
         schedule = scheduler.schedule
 
         def watched(*arguments: Any, **options: Any) -> Any:
@@ -310,13 +305,8 @@ class GenerationEngine:
         log_probs = [chosen[token].logprob for token, chosen in zip(tokens, output.logprobs, strict=True)]
         inputs = len(request.prompt) + len(tokens) - 1
         experts = self._experts.take(str(number), output, tokens=inputs) if self._experts else None
-        return Response(
-            tokens=tokens,
-            log_probs=log_probs,
-            finished=tokens[-1] in self._ends,
-            versions=versions,
-            experts=experts,
-        )
+        ends = tokens[-1] in self._ends
+        return Response(tokens=tokens, log_probs=log_probs, finished=ends, versions=versions, experts=experts)
 
 
 def bytes_used(device: torch.device) -> int:

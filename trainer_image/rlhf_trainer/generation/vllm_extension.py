@@ -31,17 +31,12 @@ class WorkerExtension:
 
     get_model: Any
     model_runner: Any
-    _experts: SlotExperts | None = None
-
-    @property
-    def _cache(self) -> list[Tensor]:
-        """Tensors of the KV cache, and the experts of its tokens if these are kept."""
-        return [*self.model_runner.kv_caches, *([self._experts.buffer] if self._experts else [])]
 
     def keep_experts(self, rows: ExpertRows) -> SlotExperts:
-        """Keep the experts of the tokens in the KV cache from now on."""
-        self._experts = SlotExperts(self.model_runner, rows)
-        return self._experts
+        """Keep the experts of the tokens in the KV cache from now on, as a part of the cache."""
+        slots = SlotExperts(self.model_runner, rows)
+        self.model_runner.kv_caches.append(slots.buffer)
+        return slots
 
     @cached_property
     def _freed(self) -> dict[Part, list[tuple[torch.UntypedStorage, int]]]:
@@ -73,12 +68,12 @@ class WorkerExtension:
 
     def bytes_held(self) -> int:
         """Count bytes of cache and weights, with packed copies of linear layers and head; experts have none."""
-        plain = _storages([*self.get_model().parameters(), *self._cache])
+        plain = _storages([*self.get_model().parameters(), *self.model_runner.kv_caches])
         return sum(storage.nbytes() for storage in plain) + sum(map(_packed_bytes, self.get_model().modules()))
 
     def free_part(self, part: Part) -> None:
         """Free the weights or the KV cache; the tensors and their views stay usable after `allocate_part`."""
-        tensors = self._cache if part == "kv_cache" else self.get_model().parameters()
+        tensors = self.model_runner.kv_caches if part == "kv_cache" else self.get_model().parameters()
         self._freed[part] = [(storage, storage.nbytes()) for storage in _storages(tensors)]
         for storage, _ in self._freed[part]:
             storage.resize_(0)

@@ -31,7 +31,7 @@ from rlhf_trainer.run.publisher import Publisher, RunContext
 from rlhf_trainer.run.resume import Start
 from rlhf_trainer.run.slots import COLLECTIVE_DEADLINES, Slots
 from rlhf_trainer.run.step_models import Handle, RolloutPool, connected, step_models_of
-from rlhf_trainer.run.worker_specs import agreed, data_spec, home_of, worker_specs
+from rlhf_trainer.run.worker_specs import agreed, data_spec, home_of, with_routing, worker_specs
 from rlhf_trainer.run_folder.commands import STACKS
 from rlhf_trainer.run_folder.folder import JobFolder, add_to_summary, with_written_data
 from rlhf_trainer.telemetry import CONTROLLER, ENDPOINTS, Report
@@ -174,7 +174,7 @@ class RayRuntime:
 
     def _start(self, say: Callable[[str], None], warn: Callable[[str], None]) -> DataShape:
         """Build the workers of all pools, connect the models, time their links, and return the shape of the data."""
-        job, placed = self._job, self._placed
+        job, placed = with_routing(self._job, self._folders), self._placed
         self._home = home_of(job, placed)
         home = self._groups[self._home]
         self._handles = home.build({"data": data_spec(job, placed, self._folders)})

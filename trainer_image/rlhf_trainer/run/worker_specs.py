@@ -93,8 +93,16 @@ def setting_of(
     """
     held: Role = "actor" if role == "rollout" else role
     model, folder = job.models()[held], folders[held]
-    setting = WorkerSetting(job=job, role=held, model=model, folder=folder, total_steps=total_steps, layout=layout)
-    return replace(setting, replays_routing=setting.must_replay_routing()) if held == "actor" else setting
+    return WorkerSetting(job=job, role=held, model=model, folder=folder, total_steps=total_steps, layout=layout)
+
+
+def with_routing(job: Job, folders: Mapping[Role, str]) -> Job:
+    """Return the job with the choice of `rollout.routing` that its actor's config.json makes, if it is open."""
+    if not job.may_replay_routing:
+        return job
+    chosen = {"routing": "Replay" if setting_of(job, "actor", folders).must_replay_routing() else "Recompute"}
+    rollout = job.spec.rollout.model_copy(update=chosen)
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"rollout": rollout})})
 
 
 def data_spec(job: Job, placed: DeviceMapping, folders: Mapping[Role, str]) -> WorkerSpec:

@@ -1,21 +1,22 @@
-"""Routing replay: a mixture's routers take the experts that the generator chose, and keep their own weights of these.
+"""Routing replay: a mixture's layers send tokens to the experts that the generator chose.
 
-The experts of a packed row go to each decoder layer as its argument `experts`, so that a layer that is computed again
-in the backward pass gets the same ones. The router's own scores of them are gathered, so the router learns.
+The experts of a packed row are an argument of each decoder layer. So the layer gets the same ones if the backward pass
+computes it again. The router's own scores of them are gathered, so the router learns.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from rlhf_trainer.errors import ConfigError
-from rlhf_trainer.expert_rows import ExpertRows
+from rlhf_trainer.errors import ConfigError, EnvironmentProblem
+from rlhf_trainer.expert_rows import REMEDY, ExpertRows
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.experts import own_tokens
 from rlhf_trainer.types import concatenate
@@ -30,16 +31,15 @@ ROUTERS = ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter", "Mixtr
 class RoutingReplay:
     """Hooks on the routers of a model, and how far their own choices are from the generator's."""
 
-    def __init__(self, model: nn.Module, config: Any, *, tensor: tuple[int, int] = (0, 1)) -> None:
-        """model: of which this rank may hold a stage; tensor: index among tensor-parallel ranks, and their number.
+    def __init__(self, model: Any, *, tensor: tuple[int, int] = (0, 1)) -> None:
+        """model: LanguageModel, or this rank's pipeline stage of it; tensor: this of how many tensor-parallel ranks.
 
         ConfigError for a mixture with unknown routers.
         """
         self._tensor = tensor
-        self._rows = ExpertRows.of(config)
-        self._differing: list[Tensor] = []
-        self.measures_updates = False
-        """Whether passes with gradients are measured, too: if no other pass sees the weights before the update."""
+        self._rows = ExpertRows.of(model.causal_lm.config)
+        self._differing: list[Tensor] | None = None
+        """Numbers of (other choices, choices) of each router and pass that is measured; None: none is."""
         places = ((re.search(r"\blayers\.(\d+)$", name), each) for name, each in model.named_modules())
         found = [self._attach(layer, int(place[1])) for place, layer in places if place]
         if not any(found):
@@ -72,7 +72,7 @@ class RoutingReplay:
         given = given[own_tokens(len(given), *self._tensor)]
         assert len(given) == len(own), "the router sees other tokens than those of the packed row"
         is_given = (given != given[:, :1]).any(1, keepdim=True) | (given.shape[1] == 1)
-        if not torch.is_grad_enabled() or self.measures_updates:
+        if self._differing is not None:
             differ = (given.sort(1).values != own.sort(1).values).any(1, keepdim=True) & is_given
             self._differing.append(torch.stack([differ.sum(), is_given.sum()]))
         experts = torch.where(is_given, given, own)
@@ -81,14 +81,17 @@ class RoutingReplay:
             weights = weights / weights.sum(-1, keepdim=True)
         return logits, weights.to(own_weights.dtype), experts
 
-    def drain(self) -> float | None:
-        """Record `routing/differs` since the last call, and return it; None if nothing was measured."""
-        if not self._differing:
-            return None
-        differing, pairs = torch.stack(self._differing).sum(0).tolist()
-        self._differing = []
+    @contextmanager
+    def measured(self, *, limit: float) -> Iterator[None]:
+        """Record `routing/differs`, the share of other choices in the block; EnvironmentProblem above `limit`."""
+        self._differing = found = list[Tensor]()
+        yield
+        self._differing = None
+        differing, pairs = torch.stack(found).sum(0).tolist() if found else (0, 0)
         recorder.mean("routing/differs", differing, pairs)
-        return differing / max(pairs, 1)
+        if differing > limit * pairs:
+            share = f"for {differing / pairs:.0%} of tokens and layers the generator chose other experts"
+            raise EnvironmentProblem(f"{share} than the trainer's routers, so they are those of other tokens; {REMEDY}")
 
 
 def packed_experts(
@@ -103,8 +106,8 @@ def packed_experts(
     if given is None:
         return None
     none = given.new_zeros(1, 1, given.shape[2])
-    each = [none.expand(*text.tokens.shape, -1) if text.experts is None else text.experts for text in texts]
-    experts = concatenate(each)
+    every = (none.expand(*each.tokens.shape, -1) if each.experts is None else each.experts for each in texts)
+    experts = concatenate(list(every))
     differ = (experts != experts[first]).any(2) & (torch.arange(experts.shape[1]) < shared[:, None])
     recorder.mean("routing/prompts_differ", differ.sum(), shared.sum())
     return torch.cat([experts[order][computed], experts.new_zeros(padding, experts.shape[2])])

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from rlhf_trainer.training.batching import mini_batches
 from rlhf_trainer.training.head import Likelihood
 from rlhf_trainer.training.model_input import TokenBatch
 from rlhf_trainer.types import Batch, Fields, register
-from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_of
+from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_fields, text_of
 from rlhf_trainer.workers.data import PRETRAIN_FIELDS
 from rlhf_trainer.workers.generating_actor import GeneratingActor, OldLogProbs
 
@@ -88,7 +89,7 @@ class ActorWorker(GeneratingActor):
             return total
 
         term = self._with_pretraining(loss, fields) if self._pretrain else loss
-        with self.routing_measured(is_needed=is_first and not self.has_scored):
+        with self.routing_measured() if is_first and not self.has_scored else nullcontext():
             norm = self.trainer.update(fields, self._texts_of, term, step=batch.step)
         recorder.maximum("grad_norm/policy", norm)
         if differences and self.has_scored:
@@ -115,7 +116,7 @@ class ActorWorker(GeneratingActor):
     def _texts_of(self, micro: Fields) -> list[TokenBatch]:
         """Return a micro-batch's model inputs: the responses and, if the job has them, the pretraining texts."""
         temperature = self.setting.job.spec.rollout.temperature
-        own = text_of(micro, temperature=temperature, entropy=True)
+        own = text_of(micro, text_fields(micro), temperature=temperature, entropy=True)
         return [own, text_of(micro, PRETRAIN_FIELDS)] if self._pretrain else [own]
 
     def _weight(self, mask: Tensor) -> Tensor:

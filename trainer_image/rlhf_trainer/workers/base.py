@@ -56,8 +56,6 @@ class WorkerSetting:
     """Actor and its folder, if this model scores the responses with another tokenizer than the actor's; else None."""
     layout: ParallelSizes | None = None
     """Layout of the model over the ranks of its pool; None: every rank is a data-parallel one."""
-    replays_routing: bool = False
-    """Whether responses bring the experts of their tokens, and the actor's passes over them take these."""
 
     @property
     def path(self) -> str:
@@ -99,17 +97,19 @@ class WorkerSetting:
         with self.naming():
             return load_config(self.folder, trust_remote_code=model.trust_remote_code, revision=model.revision)
 
+    @property
+    def replays_routing(self) -> bool:
+        """Whether responses bring the experts of their tokens; `run.worker_specs.with_routing` sets an open choice."""
+        return self.job.spec.rollout.routing == "Replay"
+
     def must_replay_routing(self) -> bool:
-        """Whether the job replays the routing of its actor, this model; a model that is not yet there has no experts.
+        """Whether the job replays the routing of its actor, this model: if it may, and the model has experts.
 
         ConfigError if the manifest asks for it, but the model is dense.
         """
-        if not self.job.may_replay_routing or not self.folder:
-            return self.job.may_replay_routing and self.job.spec.rollout.routing == "Replay"
-        has_experts = bool(expert_count(self.config()))
-        if self.job.spec.rollout.routing == "Replay" and not has_experts:
-            kind = self.config().model_type
-            raise ConfigError(f"{self.job.name}: spec.rollout.routing: is Replay, but a {kind} has no experts to route")
+        has_experts = self.job.may_replay_routing and expert_count(self.config()) > 0
+        if self.replays_routing and not has_experts:
+            raise ConfigError(f"{self.job.name}: spec.rollout.routing: is Replay, but {self.folder} has no experts")
         return has_experts
 
     def end_tokens(self, tokenizer: PreTrainedTokenizerBase) -> EndTokens:
@@ -260,14 +260,19 @@ class TrainedModel:
             self.trainer.state.load(f"{uri}/{self.setting.role}")
 
 
+def text_fields(fields: Fields) -> tuple[str, ...]:
+    """Return the names of a response's text fields for `text_of`, with that of its experts if it has any."""
+    return (*TEXT_FIELDS, ROUTED) if ROUTED in fields else TEXT_FIELDS
+
+
 def text_of(
     fields: Fields, names: Sequence[str] = TEXT_FIELDS, *, temperature: float = 1.0, entropy: bool = False
 ) -> TokenBatch:
     """Return the texts of a batch as model input; the model's output is read only at the response tokens.
 
-    names: of the text's fields, in the order of `TEXT_FIELDS`. Routed experts in the fields are those of responses.
+    names: of the text's fields, in the order of `TEXT_FIELDS`, and perhaps that of its experts.
     """
-    tokens, attention, response = (fields[name] for name in names)
+    tokens, attention, response, *experts = (fields[name] for name in names)
     return TokenBatch(
         tokens=tokens,
         lengths=attention.sum(1).long(),
@@ -275,24 +280,19 @@ def text_of(
         read=response,
         temperature=temperature,
         entropy=entropy,
-        experts=fields.get(ROUTED) if names == TEXT_FIELDS else None,
+        experts=experts[0] if experts else None,
     )
 
 
 def log_probs_by(
-    model: ModelRunner,
-    batch: Batch,
-    names: Sequence[str] = TEXT_FIELDS,
-    *,
-    temperature: float = 1.0,
-    extra: Sequence[str] = (),
+    model: ModelRunner, batch: Batch, names: Sequence[str] = TEXT_FIELDS, *, temperature: float = 1.0
 ) -> Tensor:
     """Return the log-probabilities float32 [B, T] of response tokens by the model, without gradient.
 
-    names: of the text's fields, as in `text_of`, which also reads the fields `extra`.
+    names: of the text's fields, as in `text_of`.
     """
     return model.infer(
-        {name: batch[name] for name in (*names, *extra)},
+        {name: batch[name] for name in names},
         lambda micro: [text_of(micro, names, temperature=temperature)],
         lambda found, _: found.log_probs,
     )

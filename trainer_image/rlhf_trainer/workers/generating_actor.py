@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.expert_rows import ROUTED
 from rlhf_trainer.hybrid_engine.hybrid_engine import Span
 from rlhf_trainer.ops.kl import kl_estimate
@@ -17,10 +16,9 @@ from rlhf_trainer.ops.masks import keep, masked_sum
 from rlhf_trainer.protocols import ONE_TO_ALL, THREE_D_ALL_MICRO_DP, THREE_D_PROTO
 from rlhf_trainer.row_groups import Outlet
 from rlhf_trainer.telemetry import recorder
-from rlhf_trainer.training.models import inner
 from rlhf_trainer.training.routing import RoutingReplay
 from rlhf_trainer.types import Batch, Fields, Marks, register
-from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by
+from rlhf_trainer.workers.base import TEXT_FIELDS, WorkerSetting, log_probs_by, text_fields
 from rlhf_trainer.workers.reference import ActorWithReference
 from rlhf_trainer.workers.rollout import (
     PROMPT_FIELDS,
@@ -37,6 +35,7 @@ ROLLOUT_KL_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """Largest KL per token between trainer and generator that rounding can explain, by compute type."""
 ROUTING_LIMIT = {torch.float32: 0.01, torch.bfloat16: 0.5}
 """Largest share of other experts by the same weights that rounding can explain, by compute type."""
+OLD = ("old_log_probs",)
 SCORED_FIELDS = (*TEXT_FIELDS, "rollout_log_probs", "policy_version")
 OldLogProbs = Literal["Pass", "Update", "Generator"]
 """Source of the old log-probabilities: a forward pass; the pass of the step's only update; or the generator."""
@@ -90,9 +89,9 @@ class GeneratingActor(ActorWithReference):
         self._sender = WeightSender(setting, self.trainer)
         self._routing: RoutingReplay | None = None
         if setting.replays_routing:
-            module, mesh = self.trainer.model.module, self.trainer.mesh
+            mesh = self.trainer.mesh
             tensor = mesh.coordinate("tensor"), mesh.layout.tensor
-            self._routing = RoutingReplay(module, inner(module).config, tensor=tensor)
+            self._routing = RoutingReplay(self.trainer.model.module, tensor=tensor)
         self._knows_routing = False
         """Whether the generator's experts have been compared with the trainer's, by the same weights."""
 
@@ -110,7 +109,7 @@ class GeneratingActor(ActorWithReference):
             return marks
         is_given = old_log_probs == "Generator"
         reads = ("response_mask", *("rollout_log_probs",) * is_given, "policy_version")
-        adds = ("old_log_probs",) * is_given
+        adds = OLD * is_given
         known = {"reads": reads, "reads_if_there": (), "adds": adds, "phase": "reshard", "row_by_row": False}
         return {**marks, "compute_log_prob": replace(marks["compute_log_prob"], **known)}
 
@@ -160,14 +159,7 @@ class GeneratingActor(ActorWithReference):
         """Send the weights of the current policy version, unless all generators have them."""
         self._sender.send(self.policy_version)
 
-    @register(
-        THREE_D_PROTO,
-        reads=SCORED_FIELDS,
-        reads_if_there=(ROUTED,),
-        adds=("old_log_probs",),
-        phase="scoring",
-        row_by_row=True,
-    )
+    @register(THREE_D_PROTO, reads=SCORED_FIELDS, reads_if_there=(ROUTED,), adds=OLD, phase="scoring", row_by_row=True)
     def compute_log_prob(self, batch: Batch) -> Fields:
         """Return old_log_probs [B, T], before the first update, by the source `OldLogProbs`.
 
@@ -176,9 +168,9 @@ class GeneratingActor(ActorWithReference):
         self.begin_scoring(batch)
         if self._old_log_probs != "Pass":
             return {"old_log_probs": batch["rollout_log_probs"]} if self._old_log_probs == "Generator" else {}
-        extra = [ROUTED] if ROUTED in batch.fields else []
-        with self.routing_measured(is_needed=True):
-            old = log_probs_by(self.trainer, batch, temperature=self.setting.job.spec.rollout.temperature, extra=extra)
+        names, temperature = text_fields(batch.fields), self.setting.job.spec.rollout.temperature
+        with self.routing_measured():
+            old = log_probs_by(self.trainer, batch, names, temperature=temperature)
         if batch.size:  # a group may have none of this rank's rows
             self.warn_of_mismatch(self.mismatch(old, batch.fields))
         return {"old_log_probs": old}
@@ -198,26 +190,15 @@ class GeneratingActor(ActorWithReference):
             newest, version = self.policy_version, self.policy_version - stalest
             recorder.warn("policy_version", f"policy {newest} learns from the responses of policy {version}")
 
-    @contextmanager
-    def routing_measured(self, *, is_needed: bool) -> Iterator[None]:
-        """Measure in the `with` block how often the generator chose other experts than the trainer's routers do.
+    def routing_measured(self) -> AbstractContextManager[None]:
+        """Measure in the `with` block how often generator and trainer choose other experts.
 
-        EnvironmentProblem if, by the same weights, that is more often than rounding explains: then its choices are not
-        those of the tokens that it names.
+        EnvironmentProblem if that is more than rounding explains, in the first block, where both have the same weights.
         """
-        if not (self._routing and is_needed):
-            yield
-            return
-        self._routing.measures_updates = True
-        yield
-        self._routing.measures_updates = False
-        share, limit = self._routing.drain(), ROUTING_LIMIT[self.setting.compute_dtype]
-        if share is None:
-            return
-        if share > limit and not self._knows_routing and not self.setting.job.spec.rollout.max_staleness:
-            told = f"for {share:.0%} of tokens and layers the generator chose other experts than the trainer's routers"
-            raise EnvironmentProblem(f"{told}, more than {limit:.0%}; spec.rollout.routing: Recompute does without")
-        self._knows_routing = True
+        if not self._routing:
+            return nullcontext()
+        is_known, self._knows_routing = self._knows_routing or self.setting.job.spec.rollout.max_staleness > 0, True
+        return self._routing.measured(limit=1.0 if is_known else ROUTING_LIMIT[self.setting.compute_dtype])
 
     def mismatch(self, log_probs: Tensor, fields: Fields) -> Tensor:
         """Record how far log-probabilities [b, T] are from the generator's; return (KL, tokens), float64 [2]."""

@@ -59,13 +59,12 @@ class Generation:
         *,
         agree_on_width: Callable[[int], int] = largest_over_ranks,
         costs: RowCosts | None = None,
-        expert_width: int = 0,
     ) -> None:
         """agree_on_width: returns the largest text width of all ranks; costs: FLOPs of rows in a model with an engine.
 
-        environments: with them responses are episodes. expert_width: bytes of the experts of a token; 0: not recorded.
+        environments: with them responses are episodes.
         """
-        self._expert_width = expert_width
+        self._expert_bytes = ExpertRows.of(setting.config()).width if setting.replays_routing else 0
         self._spec, self._tokenizer, self._generator = setting.job.spec, tokenizer, generator
         self._agree_on_width, self._costs = agree_on_width, costs
         self.engine = None if isinstance(generator, Endpoints) else generator
@@ -81,8 +80,8 @@ class Generation:
             rows: Sequence[int], prompts: Sequence[Ids], responses: Sequence[Response], width: int
         ) -> dict[str, Tensor]:
             fields = laid_out(prompts, responses, width=width, pad_token=int(self._tokenizer.pad_token_id))
-            if self._expert_width:
-                fields[ROUTED] = experts_of(responses, width=width, size=self._expert_width)
+            if self._expert_bytes:
+                fields[ROUTED] = experts_of(responses, width=width, size=self._expert_bytes)
             fields["response_mask"] = fields["response_mask"] * batch["valid"][rows][:, None]
             fields["sampled"] = torch.full((len(rows),), float(do_sample))
             return fields
@@ -150,13 +149,7 @@ def generation_in_place(
     config, layout = inner(runner.model.module).config, runner.model.mesh.layout
     engine, environments = start_engine(setting, tokenizer, config, layout, max_sequences=max_sequences)
     weights = InPlaceWeights(setting, runner, engine)
-    width = expert_width(setting, config)
-    return Generation(setting, tokenizer, engine, environments, costs=runner.costs, expert_width=width), weights
-
-
-def expert_width(setting: WorkerSetting, config: PreTrainedConfig) -> int:
-    """Return the number of bytes of a token's experts in the field of a job with routing replay; 0 in other jobs."""
-    return ExpertRows.of(config).width if setting.replays_routing else 0
+    return Generation(setting, tokenizer, engine, environments, costs=runner.costs), weights
 
 
 def start_engine(
@@ -186,7 +179,6 @@ def start_engine(
         revision=setting.model.revision,
         tensor_groups=engine_groups(layout),
         stage_layers=stage_layers(layout, layers) if layout.generation_pipeline > 1 else (),
-        returns_experts=setting.replays_routing,
     )
     return engine, environments
 
@@ -197,8 +189,8 @@ def turn_transfers(marks: Marks, setting: WorkerSetting) -> Marks:
     With routing replay it also adds the experts of tokens.
     """
     mark, has_turns = marks["generate_sequences"], setting.job.spec.rollout.has_turns
-    reads = (*mark.reads_if_there, *(COLUMNS if has_turns else ()))
-    adds = (*(mark.adds or ()), *(TURN_FIELDS if has_turns else ()), *((ROUTED,) if setting.replays_routing else ()))
+    reads = (*mark.reads_if_there, *COLUMNS * has_turns)
+    adds = (*(mark.adds or ()), *TURN_FIELDS * has_turns, *(ROUTED,) * setting.replays_routing)
     return {**marks, "generate_sequences": replace(mark, reads_if_there=reads, adds=adds)}
 
 
@@ -261,13 +253,7 @@ class RolloutWorker:
             self._weights = interrupting = InterruptingReceiver(receiver, engine)
             agree_on_width = interrupting.agree_on_width
         self.generation = Generation(
-            setting,
-            tokenizer,
-            engine,
-            environments,
-            agree_on_width=agree_on_width,
-            costs=RowCosts(model),
-            expert_width=expert_width(setting, model.config),
+            setting, tokenizer, engine, environments, agree_on_width=agree_on_width, costs=RowCosts(model)
         )
 
     @classmethod
