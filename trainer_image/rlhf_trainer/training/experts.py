@@ -22,7 +22,7 @@ from rlhf_trainer.training.distributed import EXPERT, EXPERT_SHARD, REPLICATE, M
 KERNEL, OVER_RANKS = "grouped_mm", "experts_over_ranks"
 """Names among transformers' expert functions: of the kernel for a rank's own experts, and of `_compute_over_ranks`."""
 
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3")
 """`model_type` of the families whose experts can be cut over ranks."""
 
 
