@@ -79,7 +79,7 @@ class ExpertBalance:
         real = text.tokens.shape[1] - text.padding
         self._tokens = slice(0, max(0, min(own.stop, real) - own.start))
 
-    def _see(self, router: nn.Module, _: Any, found: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _see(self, _: nn.Module, __: Any, found: tuple[Tensor, Tensor, Tensor]) -> None:
         if self._is_open:
             self._seen.append((found[0][self._tokens], found[2][self._tokens]))
 
@@ -107,9 +107,9 @@ class _WithLoss(torch.autograd.Function):
     """The given hidden states; their gradient's way back begins the backward pass of a loss, too."""
 
     @staticmethod
-    def forward(_: Any, hidden: Tensor, loss: Tensor) -> Tensor:
+    def forward(_: Any, hidden: Tensor, __: Tensor) -> Tensor:
         return hidden.view_as(hidden)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         return gradient, torch.ones((), device=gradient.device)
