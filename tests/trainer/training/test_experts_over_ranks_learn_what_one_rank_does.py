@@ -75,7 +75,8 @@ def update(trainer: Trainer, step: int) -> float:
     mine = slice(ROWS // data * trainer.mesh.coordinate("data"), ROWS // data * (trainer.mesh.coordinate("data") + 1))
 
     def loss(found: Any, micro: Fields) -> Tensor:
-        return -(found.log_probs * micro["mask"]).sum() / float(LENGTHS.sum())
+        share: Tensor = -(found.log_probs * micro["mask"]).sum() / float(LENGTHS.sum())
+        return share
 
     return trainer.update({"tokens": tokens[mine], "mask": mask[mine]}, texts_of, loss, step=step)
 
@@ -109,7 +110,7 @@ def expected(folders: dict[str, str]) -> Callable[[str, str], Learnt]:
 
     @cache
     def learn(family: str, way: str) -> Learnt:
-        (found,) = run_kept_ranks(1, learnt, folders[family], ParallelSizes(data=1), WAYS[way])
+        found: Learnt = run_kept_ranks(1, learnt, folders[family], ParallelSizes(data=1), WAYS[way])[0]
         return found
 
     return learn
