@@ -82,6 +82,7 @@ def moved(model: list[Parameter], plans: Plans, dtype: torch.dtype, bucket_bytes
 CASES: dict[str, tuple[list[Parameter], ParallelSizes, int, int]] = {
     "1-1-2 sharded": (TIED, layout(1, 1, 2, 1, 1), 2, 8),
     "1-1-2 sharded, three experts": (EXPERTS, layout(1, 1, 2, 1, 1), 2, 8),
+    "1-1-6 sharded, an expert on every two ranks": (EXPERTS, replace(layout(1, 1, 6, 1, 1), expert=3), 6, 3),
     "1-2-1 to 1-1": (ODD, layout(1, 2, 1, 1, 1), 1, 8),
     "1-4-1 to 1-2": (UNTIED, layout(1, 4, 1, 1, 2), 1, 8),
     "1-4-1 with a rank whose words are all padding": (FEW_WORDS, layout(1, 4, 1, 1, 4), 1, 8),

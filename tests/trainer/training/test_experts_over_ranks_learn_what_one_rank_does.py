@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlhf_api.spec.job_spec import Model, Optimizer
 from rlhf_api.spec.lora import Lora
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.layout import describe, training_shards
+from rlhf_trainer.stored_tensors import FLOAT32
 from rlhf_trainer.training import optimizer
 from rlhf_trainer.training.adapters import add_adapter
 from rlhf_trainer.training.loading import load_language_model
@@ -33,6 +35,8 @@ from tests.trainer.weights import weights_by_pieces
 
 ROWS, STEPS = 8, 3
 MIXTURES = ("Qwen3-MoE", "Qwen2-MoE")
+BIASED = "DeepSeek-V3"
+"""A family whose routers have a bias, here one by which no token reaches the experts of the second rank."""
 LENGTHS = torch.tensor([5, 17, 9, 12, 2, 14, 7, 11])
 Learnt = tuple[Sequence[float], dict[str, Tensor]]
 """(gradient norms, weights after the steps; empty but on rank 0)."""
@@ -101,7 +105,11 @@ def learnt(folder: str, layout: ParallelSizes, options: dict[str, Any], memory_s
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The folder of each mixture."""
     path = tmp_path_factory.mktemp("models")
-    return {name: save_tiny(path / name, seed=5, config=copy.deepcopy(FAMILIES[name])) for name in MIXTURES}
+    found = {name: save_tiny(path / name, seed=5, config=copy.deepcopy(FAMILIES[name])) for name in (*MIXTURES, BIASED)}
+    weights, file = load_file(path / BIASED / "model.safetensors"), path / BIASED / "model.safetensors"
+    biases = {name: torch.tensor([9.0, 9.0, 0.0, 0.0]) for name in weights if name.endswith(FLOAT32)}
+    save_file(weights | biases, file, {"format": "pt"})
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +152,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 FAST = (
     ("Qwen3-MoE", "two ranks", "adapter"),
+    (BIASED, "two ranks", "recomputed"),
     ("Qwen2-MoE", "shards of tensor-parallel ranks", "recomputed"),
     ("Qwen3-MoE", "two replicas", "plain"),
     ("Qwen3-MoE", "pipeline", "plain"),
