@@ -154,7 +154,7 @@ MUTATIONS = (
         f"{API}/spec/algorithms.py", "return (gain - multiplier * cost)", "return (gain + multiplier * cost)", SAFE
     ),
     Mutation(f"{API}/spec/algorithms.py", "multiplier * cost) / (1.0 + multiplier)", "multiplier * cost)", SAFE),
-    training("experts", "(back[place].view", "(back[order].view", EXPERTS),
+    training("experts", "back[place].view", "back[order].view", EXPERTS),
     training("experts", "repeat_interleave(arriving.flatten()", "repeat_interleave(arriving.T.flatten()", EXPERTS),
     training("experts", "start = min(rank * size, count)", "start = 0", EXPERTS),
     training("experts", "dist.all_reduce(total, group=mesh.tensor_axis.get_group())", "pass", EXPERTS),

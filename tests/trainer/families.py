@@ -11,6 +11,7 @@ from typing import Any
 from transformers import (
     ArceeConfig,
     Cohere2Config,
+    DeepseekV3Config,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
@@ -100,6 +101,22 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "Qwen2-MoE": Qwen2MoeConfig(**WIDE, **EXPERTS, shared_expert_intermediate_size=96, mlp_only_layers=[1]),
     "Qwen3-MoE": Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True, tie_word_embeddings=True),
     "OLMoE": OlmoeConfig(**WIDE, num_experts=4, num_experts_per_tok=2, tie_word_embeddings=False),
+    "DeepSeek-V3": DeepseekV3Config(
+        **{name: size for name, size in SIZES.items() if name != "head_dim"} | {"num_key_value_heads": 4},
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        n_shared_experts=1,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        q_lora_rank=32,
+        kv_lora_rank=16,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+        tie_word_embeddings=False,
+    ),
     "GPT-2": GPT2Config(**SPECIAL, vocab_size=512, n_embd=64, n_layer=2, n_head=2, n_positions=512),
 }
 LONGROPE: dict[str, Any] = {
@@ -120,15 +137,15 @@ ROPES: dict[str, PreTrainedConfig] = {
 """A model with each type of RoPE but the default. A job of 256 tokens takes the long or the short factors."""
 NOT_SCORING = ("Granite", "OLMoE", "Cohere 2", "ERNIE 4.5")
 """transformers has no sequence classifier of them."""
-NOT_GENERATING: tuple[str, ...] = ()
+NOT_GENERATING = ("DeepSeek-V3",)
 """The trainer does not know their weights in vLLM."""
-MIXTURES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE")
+MIXTURES = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "DeepSeek-V3", "OLMoE")
 """Experts may be on several ranks."""
 DENSE = ("Llama", "Llama, tied, with biases", "Llama, heads of 80", "SmolLM", "Mistral", "Qwen2", "Qwen3")
 PIPELINE = (*DENSE, *MIXTURES)
 """Layers may be on several ranks."""
 TENSOR = (
-    *(*DENSE, *MIXTURES[:3], "Gemma", "Gemma 2", "Gemma 3 (text)", "SmolLM3", "Seed-OSS", "Ministral", "Arcee"),
+    *(*DENSE, *MIXTURES[:4], "Gemma", "Gemma 2", "Gemma 3 (text)", "SmolLM3", "Seed-OSS", "Ministral", "Arcee"),
     "Starcoder2",
     *("Cohere 2", "EXAONE 4", "ERNIE 4.5", "Granite"),
 )

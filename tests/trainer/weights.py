@@ -40,9 +40,8 @@ def weights_by_pieces(model: ShardedModel) -> dict[str, Tensor]:
     whole: dict[str, Tensor] = {}
     for held in every if dist.get_rank() == 0 else ():
         for name, (shape, values, place) in held.items():
-            values = values.detach().cpu()
             tensor = whole.setdefault(name, torch.full(shape, torch.nan, dtype=values.dtype))
-            tensor[place.within(TensorSlice.whole(shape))] = values
+            tensor[place.within(TensorSlice.whole(shape))] = values.cpu()
     return whole
 
 

@@ -22,6 +22,8 @@ from rlhf_trainer.tensor_slice import TensorSlice
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPE_MAP.items()}
 CHUNK_BYTES = 64 * 2**20
 """Maximum bytes of a tensor that are read or written at once; one row may be larger."""
+FLOAT32 = "e_score_correction_bias"
+"""Last part of the names of tensors that files have in float32: biases by which DeepSeek-V3's routers are balanced."""
 SUMS = "rlhf.crc32"
 """Key in a safetensors file's header. Its value is JSON: tensor name -> CRC-32 of the tensor's bytes (hexadecimal)."""
 
@@ -262,15 +264,21 @@ def tensor_files(files: AbstractFileSystem, folder: str) -> list[TensorFile]:
     return [RemoteFile(files, path) for path in paths]
 
 
+def written_type(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which a tensor of a model is written whose files are of type `dtype`."""
+    return torch.float32 if name.endswith(FLOAT32) else dtype
+
+
 def write_tensors(
     path: Path, sources: Mapping[str, TensorSource], dtype: torch.dtype, metadata: Mapping[str, str]
 ) -> None:
-    """Write a safetensors file in parts of at most CHUNK_BYTES; one row may be larger."""
+    """Write a safetensors file in parts of at most CHUNK_BYTES; one row may be larger. `FLOAT32` keeps its type."""
+    dtypes = {name: written_type(name, dtype) for name in sources}
     header: dict[str, Any] = {}
     end = 0
     for name, source in sources.items():
-        start, end = end, end + prod(source.shape) * dtype.itemsize
-        header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": source.shape, "data_offsets": [start, end]}
+        start, end = end, end + prod(source.shape) * dtypes[name].itemsize
+        header[name] = {"dtype": DTYPE_NAMES[dtypes[name]], "shape": source.shape, "data_offsets": [start, end]}
     sums = dict.fromkeys(sources, 0)
 
     def head() -> bytes:
@@ -282,8 +290,8 @@ def write_tensors(
     with path.open("wb") as file:
         file.write(head())
         for name, source in sources.items():
-            for part in chunks(TensorSlice.whole(source.shape), dtype.itemsize):
-                values = torch.empty(part.shape, dtype=dtype)
+            for part in chunks(TensorSlice.whole(source.shape), dtypes[name].itemsize):
+                values = torch.empty(part.shape, dtype=dtypes[name])
                 read_into(values, part, source)
                 file.write(data := bytes_of(values))
                 sums[name] = crc32(data, sums[name])

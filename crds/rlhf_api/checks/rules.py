@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.checks.code_rules import ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
+from rlhf_api.checks.parallel_rules import experts_of_actor
 from rlhf_api.checks.rule import NAME, Rule, algorithm
 from rlhf_api.expressions import Expression, Field
 from rlhf_api.names import PlacedRole, Role
@@ -134,19 +135,6 @@ def _shapes() -> Iterator[Rule]:
         numbers = reduce(operator.and_, (Field(f"{path}.{number}").is_given for number in needed))
         whole = Field(path).is_given.implies(Field(f"{path}.name").is_given | numbers)
         yield Rule(path, whole, f"expected a name, or {', '.join(needed[:-1])} and {needed[-1]}")
-
-
-def _experts() -> Iterator[Rule]:
-    """Yield the rules for the actor's experts, as far as a manifest has numbers; where slots are known, all models'."""
-    path, sizes = "models.actor.parallelism.expert", "models.actor.parallelism"
-    size, experts, replicas = Field(path), Field("models.actor.shape.numExperts"), Field(f"{sizes}.replicas")
-    data, tensor = Field(f"{sizes}.data"), Field(f"{sizes}.tensor")
-    message = "is {value}, which does not divide the model's {experts} experts"
-    yield Rule(path, experts % size == 0, message, {"experts": experts})
-    ranks = data * tensor
-    message = "is {value}, which does not divide the {ranks} data and tensor ranks, in {replicas} replicas"
-    divides = (ranks % (replicas * size) == 0) | (data % replicas != 0)
-    yield Rule(path, divides, message, {"ranks": ranks, "replicas": replicas})
 
 
 def _algorithm() -> Iterator[Rule]:
@@ -366,7 +354,7 @@ def _apart() -> Iterator[Rule]:
 
 
 PARTS = (
-    *(_models, _shapes, _experts, _algorithm, _batches, _sampling, _old_log_probs),
+    *(_models, _shapes, experts_of_actor, _algorithm, _batches, _sampling, _old_log_probs),
     *(_lengths, _pretraining, _placement, _apart, user_code, pods),
 )
 RULES = tuple(rule for part in PARTS for rule in part())

@@ -86,6 +86,7 @@ CASES: dict[str, tuple[list[Parameter], ParallelSizes, int, int]] = {
     "1-1-4, four experts over 2 ranks in 2 shards": (FOUR_EXPERTS, replace(layout(1, 1, 4, 1, 1), expert=2), 4, 8),
     "1-2-2 to 1-2, an expert on each rank": (FOUR_EXPERTS, replace(layout(1, 2, 2, 1, 2), expert=4), 2, 8),
     "1-2-4 to 1-2, an expert cut over 2 ranks": (FOUR_EXPERTS, replace(layout(1, 2, 4, 1, 2), expert=4), 4, 2),
+    "1-1-6 sharded, an expert on every two ranks": (EXPERTS, replace(layout(1, 1, 6, 1, 1), expert=3), 6, 3),
     "1-2-1 to 1-1": (ODD, layout(1, 2, 1, 1, 1), 1, 8),
     "1-4-1 to 1-2": (UNTIED, layout(1, 4, 1, 1, 2), 1, 8),
     "1-4-1 with a rank whose words are all padding": (FEW_WORDS, layout(1, 4, 1, 1, 4), 1, 8),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.errors import DataError
 from rlhf_trainer.generation.families import GENERATED, why_not_generated
 from rlhf_trainer.hybrid_engine.layout import describe, generation_shards
+from rlhf_trainer.stored_tensors import FLOAT32
 from rlhf_trainer.training.loading import load_language_model, load_scorer, load_tokenizer
 from rlhf_trainer.training.saving import save_model
 from rlhf_trainer.training.sharding import impossible_sizes, shard
@@ -29,7 +31,12 @@ TOKENS = torch.randint(3, 512, (3, 20), generator=torch.Generator().manual_seed(
 
 
 def saved(family: str, folder: Path, labels: int | None = None) -> str:
-    return save_tiny(folder, seed=4, labels=labels, config=copy.deepcopy(FAMILIES[family]))
+    """A model of the family; a bias of routers, which a new model has as zeros, decides for some tokens."""
+    save_tiny(folder, seed=4, labels=labels, config=copy.deepcopy(FAMILIES[family]))
+    weights, values = load_file(folder / "model.safetensors"), torch.linspace(-0.3, 0.3, 4)
+    biases = {name: values + 1e-5 for name in weights if name.endswith("e_score_correction_bias")}
+    save_file(weights | biases, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
 
 
 def read_and_save(folder: str, output: str, layout: ParallelSizes) -> Tensor:
@@ -95,6 +102,22 @@ def test_experts_over_ranks_say_the_same(family: str, tmp_path: Path) -> None:
     require_as_transformers(family, tmp_path, ParallelSizes(data=2, expert=2))
 
 
+def test_a_bias_that_balances_routers_stays_float32(tmp_path: Path) -> None:
+    folder = saved("DeepSeek-V3", tmp_path / "before")
+    weights = {
+        name: each if name.endswith(FLOAT32) else each.bfloat16()
+        for name, each in load_file(f"{folder}/model.safetensors").items()
+    }
+    save_file(weights, f"{folder}/model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "before/config.json").read_text())
+    (tmp_path / "before/config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    run_kept_ranks(2, read_and_save, folder, str(tmp_path / "after"), ParallelSizes(data=2, expert=2))
+    after = load_file(tmp_path / "after/model.safetensors")
+    assert after.keys() == weights.keys()
+    assert all(torch.equal(after[name], weights[name]) for name in weights)
+    assert {each.dtype for name, each in after.items() if name.endswith(FLOAT32)} == {torch.float32}
+
+
 def test_experts_that_cannot_be_divided_are_told() -> None:
     for family, expert, reason in (
         ("Qwen3-MoE", 3, "expert is 3, which does not divide the model's 4 experts"),
@@ -104,7 +127,7 @@ def test_experts_that_cannot_be_divided_are_told() -> None:
         assert impossible_sizes(FAMILIES[family], pipeline=1, tensor=1, expert=expert) == reason
     other = copy.deepcopy(FAMILIES["Qwen3-MoE"])
     other.model_type = "jamba"
-    said = "but only mixtral, qwen2_moe, qwen3_moe or olmoe can be cut by experts, not jamba"
+    said = "but only mixtral, qwen2_moe, qwen3_moe, olmoe or deepseek_v3 can be cut by experts, not jamba"
     assert impossible_sizes(other, pipeline=1, tensor=1, expert=2) == f"expert is 2, {said}"
 
 

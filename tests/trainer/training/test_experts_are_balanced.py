@@ -1,6 +1,7 @@
 """Balance of experts: the auxiliary loss is transformers', and the record says how evenly routers choose."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.training import trainer as trainers
 from rlhf_trainer.training.sharding import named_parameters
+from rlhf_trainer.workers.base import WorkerSetting
 from tests.trainer.families import FAMILIES
+from tests.trainer.jobs import job
 from tests.trainer.ranks import run_kept_ranks
 from tests.trainer.tiny import save_tiny
 from tests.trainer.training.test_experts_over_ranks_learn_what_one_rank_does import LENGTHS, rows, trainer_of, update
@@ -83,3 +86,33 @@ def test_the_record_says_how_evenly_experts_are_chosen(folder: str) -> None:
         reports = [report for _, report in run_kept_ranks(layout.world_size, gradients, folder, layout, {})]
         record = merge(reports)
         assert {name: record[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+def coefficient(folder: str, algorithm: str, training: dict[str, Any]) -> float:
+    spec = {
+        "algorithm": {"name": algorithm},
+        "models": {role: {"uri": f"file://{folder}"} for role in ("actor", "critic", "reward")},
+        "data": {"train": {"uri": "package://rlhf_examples/helpful/train.jsonl"}},
+        "training": {"totalSteps": 1, **training},
+    }
+    if algorithm == "SFT":
+        spec["models"] = {"actor": spec["models"]["actor"]}
+    made = job(Path(folder), "balanced", spec)
+    model = made.models()["actor"]
+    setting = WorkerSetting(job=made, role="actor", model=model, folder=folder, total_steps=1, layout=None)
+    return setting.trainer(setting.language_model())._balance._coefficient
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "training", "expected"),
+    [
+        ("SFT", {"batchSize": 8}, 0.001),
+        ("SFT", {"batchSize": 8, "routerAuxLoss": 0}, 0.0),
+        ("PPO", {"promptBatchSize": 8}, 0.0),
+        ("PPO", {"promptBatchSize": 8, "routerAuxLoss": 0.02}, 0.02),
+    ],
+)
+def test_unset_sft_takes_the_loss_of_the_model(
+    algorithm: str, training: dict[str, Any], expected: float, folder: str
+) -> None:
+    assert run_kept_ranks(1, coefficient, folder, algorithm, training) == [expected]

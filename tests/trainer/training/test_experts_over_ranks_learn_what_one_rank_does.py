@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlhf_api.spec.job_spec import Model, Optimizer
 from rlhf_api.spec.lora import Lora
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_trainer.hybrid_engine.layout import describe, training_shards
+from rlhf_trainer.stored_tensors import FLOAT32
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training import optimizer
 from rlhf_trainer.training.adapters import add_adapter
@@ -34,6 +36,8 @@ from tests.trainer.weights import weights_by_pieces
 
 ROWS, STEPS = 8, 3
 MIXTURES = ("Qwen3-MoE", "Qwen2-MoE")
+BIASED = "DeepSeek-V3"
+"""A family whose routers have a bias, here one by which no token reaches the experts of the second rank."""
 LENGTHS = torch.tensor([5, 17, 9, 12, 2, 14, 7, 11])
 Learnt = tuple[Sequence[float], dict[str, Tensor]]
 """(gradient norms, weights after the steps; empty but on rank 0)."""
@@ -76,7 +80,8 @@ def update(trainer: Trainer, step: int) -> float:
     mine = slice(ROWS // data * trainer.mesh.coordinate("data"), ROWS // data * (trainer.mesh.coordinate("data") + 1))
 
     def loss(found: Any, micro: Fields) -> Tensor:
-        return -(found.log_probs * micro["mask"]).sum() / float(LENGTHS.sum())
+        share: Tensor = -(found.log_probs * micro["mask"]).sum() / float(LENGTHS.sum())
+        return share
 
     return trainer.update({"tokens": tokens[mine], "mask": mask[mine]}, texts_of, loss, step=step)
 
@@ -109,7 +114,11 @@ def learnt(folder: str, layout: ParallelSizes, options: dict[str, Any], memory_s
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The folder of each mixture."""
     path = tmp_path_factory.mktemp("models")
-    return {name: save_tiny(path / name, seed=5, config=copy.deepcopy(FAMILIES[name])) for name in MIXTURES}
+    found = {name: save_tiny(path / name, seed=5, config=copy.deepcopy(FAMILIES[name])) for name in (*MIXTURES, BIASED)}
+    weights, file = load_file(path / BIASED / "model.safetensors"), path / BIASED / "model.safetensors"
+    biases = {name: torch.tensor([9.0, 9.0, 0.0, 0.0]) for name in weights if name.endswith(FLOAT32)}
+    save_file(weights | biases, file, {"format": "pt"})
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +127,7 @@ def expected(folders: dict[str, str]) -> Callable[[str, str], Learnt]:
 
     @cache
     def learn(family: str, way: str) -> Learnt:
-        (found,) = run_kept_ranks(1, learnt, folders[family], ParallelSizes(data=1), WAYS[way])
+        found: Learnt = run_kept_ranks(1, learnt, folders[family], ParallelSizes(data=1), WAYS[way])[0]
         return found
 
     return learn
@@ -152,6 +161,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 FAST = (
     ("Qwen3-MoE", "two ranks", "adapter"),
+    (BIASED, "two ranks", "recomputed"),
     ("Qwen2-MoE", "shards of tensor-parallel ranks", "recomputed"),
     ("Qwen3-MoE", "two replicas", "plain"),
     ("Qwen3-MoE", "pipeline", "plain"),

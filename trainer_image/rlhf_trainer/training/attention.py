@@ -41,6 +41,7 @@ def use_attention(model: PreTrainedModel, attention: Attention, *, device: torch
     capped = getattr(config, "attn_logit_softcapping", None) is not None
     runs_flash = device.type == "cuda" and dtype is not torch.float32 and not capped
     runs_flash = runs_flash and torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere
+    runs_flash = runs_flash and not getattr(config, "kv_lora_rank", None)  # its values are narrower than its keys
     if attention == "Flash" and not runs_flash:
         raise ConfigError(
             "spec.training.attention: Flash needs BF16 on GPUs from Ampere on, and a model that does not bound the "

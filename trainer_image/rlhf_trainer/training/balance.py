@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import ModelMesh, device_here, sum_over_ranks
-from rlhf_trainer.training.experts import experts_of, own_tokens, sparse_blocks
+from rlhf_trainer.training.experts import experts_of, own_tokens, sparse_blocks, tokens_by_expert
 from rlhf_trainer.training.model_input import ModelInput
 from rlhf_trainer.training.models import inner
 
@@ -31,7 +31,7 @@ class ExpertBalance:
         self._mesh, self._config, self._coefficient = mesh, pretrained.config, coefficient
         self._is_on, self._is_open, self._tokens, self._scale = False, False, slice(0), 0.0
         self._seen: list[tuple[Tensor, Tensor]] = []
-        self._counts, self._entropy = torch.empty(0), torch.empty(0)
+        self._counts, self._entropy, self._places = torch.empty(0), torch.empty(0), torch.empty(0)
         routers = [each for block in sparse_blocks(model) for each in block.children() if hasattr(each, "top_k")]
         self._routers = len(routers)
         """Number of routers of all stages."""
@@ -52,6 +52,7 @@ class ExpertBalance:
             return
         self._is_on = True
         self._counts = torch.zeros(layers, experts, dtype=torch.float64, device=device_here())
+        self._places = torch.tensor(self._layers, device=device_here())
         self._entropy = torch.zeros(2, dtype=torch.float64, device=device_here())
         if self._coefficient:
             tokens = self._mesh.sum([sum(each.tokens.numel() - each.padding for each in inputs)])[0]
@@ -79,7 +80,7 @@ class ExpertBalance:
         real = text.tokens.shape[1] - text.padding
         self._tokens = slice(0, max(0, min(own.stop, real) - own.start))
 
-    def _see(self, router: nn.Module, _: Any, found: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _see(self, _: nn.Module, __: Any, found: tuple[Tensor, Tensor, Tensor]) -> None:
         if self._is_open:
             self._seen.append((found[0][self._tokens], found[2][self._tokens]))
 
@@ -88,28 +89,30 @@ class ExpertBalance:
         seen, self._seen, self._is_open = self._seen, [], False
         if not seen:
             return
-        experts = self._counts.shape[1]
-        counts = torch.stack([torch.bincount(index.flatten(), minlength=experts) for _, index in seen])
+        (every, chosen), experts = zip(*seen, strict=True), self._counts.shape[1]
+        counts = torch.stack([tokens_by_expert(index, experts) for index in chosen])
         with torch.no_grad():
-            self._counts[self._layers] += counts
-            for logits, _ in seen:
+            self._counts.index_add_(0, self._places, counts.double())
+            for logits in every:
                 chances = logits.float().log_softmax(-1)
                 self._entropy[0] -= (chances.exp() * chances).sum()
                 self._entropy[1] += len(logits)
-        if self._scale and len(seen[0][0]):
-            sums = torch.stack([logits.float().softmax(-1).sum(0) for logits, _ in seen]).sum(0)
-            rows = sum(len(logits) for logits, _ in seen)
+        if self._scale and len(every[0]):
+            sums, rows = (
+                torch.stack([logits.float().softmax(-1).sum(0) for logits in every]).sum(0),
+                sum(map(len, every)),
+            )
             loss = experts * (counts.sum(0) / rows * sums / rows).sum() * (self._scale * rows / self._routers)
-            output.last_hidden_state = _WithLoss.apply(output.last_hidden_state, loss)
+            output.last_hidden_state = _WithLoss.apply(output.last_hidden_state, loss)  # type: ignore[no-untyped-call]
 
 
 class _WithLoss(torch.autograd.Function):
     """The given hidden states; their gradient's way back begins the backward pass of a loss, too."""
 
     @staticmethod
-    def forward(_: Any, hidden: Tensor, loss: Tensor) -> Tensor:
+    def forward(_: Any, hidden: Tensor, __: Tensor) -> Tensor:
         return hidden.view_as(hidden)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         return gradient, torch.ones((), device=gradient.device)

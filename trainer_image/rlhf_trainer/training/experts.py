@@ -20,7 +20,7 @@ from rlhf_trainer.training.distributed import EXPERT, EXPERT_SHARD, REPLICATE, M
 KERNEL, OVER_RANKS = "grouped_mm", "experts_over_ranks"
 """Names among transformers' expert functions: of the kernel for a rank's own experts, and of `_compute_over_ranks`."""
 
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3")
 """`model_type` of the families whose experts can be cut over ranks."""
 
 
@@ -88,6 +88,12 @@ def shard_dim(shape: Sequence[int], shards: int) -> int:
     return next((dim for dim in (0, len(shape) - 1) if shape[dim] % shards == 0), 0)
 
 
+def tokens_by_expert(chosen: Tensor, experts: int) -> Tensor:
+    """Count the tokens of each expert, int64 [experts], without a wait for the device; chosen: of any shape."""
+    numbers = chosen.flatten()
+    return numbers.new_zeros(experts).scatter_add_(0, numbers, torch.ones_like(numbers))
+
+
 class _LocalExperts:
     """The experts of a layer that are on this rank, with all that transformers' expert functions read of a module."""
 
@@ -111,21 +117,22 @@ def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Ten
     """
     own, compute, ranks = _LocalExperts(module), ALL_EXPERTS_FUNCTIONS[KERNEL], module.group.size()
     if ranks == 1:
-        return compute(own, hidden, index, weights)
+        return compute(own, hidden, index, weights)  # type: ignore[no-any-return]
     chosen = index.flatten()
     order = chosen.argsort(stable=True)
-    counts = torch.bincount(chosen, minlength=ranks * own.num_experts).view(ranks, own.num_experts)
+    counts = tokens_by_expert(chosen, ranks * own.num_experts).view(ranks, own.num_experts)
     arriving = torch.empty_like(counts)
     dist.all_to_all_single(arriving, counts, group=module.group)
     sent, received = torch.stack([counts.sum(1), arriving.sum(1)]).tolist()  # the only wait for the device
-    arrived = _Exchange.apply(hidden[order // index.shape[1]], sent, received, module.group)
+    arrived = _exchanged(hidden[order // index.shape[1]], sent, received, module.group)
     numbers = torch.arange(own.num_experts, device=index.device).repeat(ranks)
     numbers = numbers.repeat_interleave(arriving.flatten(), output_size=sum(received))[:, None]
     computed = compute(own, arrived, numbers, torch.ones_like(numbers, dtype=hidden.dtype))
-    back = _Exchange.apply(computed, received, sent, module.group)
+    back = _exchanged(computed, received, sent, module.group)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)
-    return (back[place].view(*index.shape, -1) * weights[..., None]).sum(1).to(hidden.dtype)
+    weighted: Tensor = back[place].view(*index.shape, -1) * weights[..., None]
+    return weighted.sum(1).to(hidden.dtype)
 
 
 ALL_EXPERTS_FUNCTIONS.register(OVER_RANKS, _compute_over_ranks)
@@ -142,9 +149,13 @@ class _Exchange(torch.autograd.Function):
         return arrived
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         sent, received, group = context.given
-        return _Exchange.apply(gradient, received, sent, group), None, None, None
+        return _exchanged(gradient, received, sent, group), None, None, None
+
+
+def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    return _Exchange.apply(rows, sent, received, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def own_tokens(count: int, rank: int, ranks: int) -> slice:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from rlhf_trainer.errors import ConfigError, DataError
 from rlhf_trainer.stored_tensors import Layer, LocalFile, Piece, StoredTensor, TensorSource
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.drawing import Drawing, OnMeta
-from rlhf_trainer.training.models import LanguageModel, Scorer
+from rlhf_trainer.training.models import LanguageModel, Scorer, kept_buffers
 
 Shape = tuple[int, ...]
 WEIGHT_FILES = "*.safetensors"
@@ -254,7 +254,8 @@ def stored_model(
         config.num_labels = 1
     factory = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
     model, weights = _unread(factory, folder, config, trust_remote_code, revision)
-    return {name: weights[name] for name, _ in model.named_parameters() if name in weights}
+    names = chain(dict(model.named_parameters()), kept_buffers(model))
+    return {name: weights[name] for name in names if name in weights}
 
 
 def stored_weights(model: PreTrainedModel, folder: str, revision: str | None) -> dict[str, StoredTensor]:
@@ -312,9 +313,10 @@ def _require_all(
     model: PreTrainedModel, weights: Mapping[str, StoredTensor], folder: str, *, drawn: Collection[str] = ()
 ) -> None:
     """Raise DataError for a missing parameter, one of another shape in a local file, and a stored buffer."""
-    if buffers := dict(model.named_buffers()).keys() & model.state_dict().keys() & weights.keys():
+    kept = kept_buffers(model)
+    if buffers := (dict(model.named_buffers()).keys() - kept.keys()) & model.state_dict().keys() & weights.keys():
         raise DataError(f"{folder}: {min(buffers)} is no parameter, and buffers with values of their own are not read")
-    for name, parameter in model.named_parameters():
+    for name, parameter in chain(model.named_parameters(), kept.items()):
         if name in drawn:
             continue
         if name not in weights:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_trainer.errors import DataError
-from rlhf_trainer.stored_tensors import TensorSource
+from rlhf_trainer.stored_tensors import FLOAT32, TensorSource
 from rlhf_trainer.training.head import Likelihood, likelihood
 from rlhf_trainer.training.model_input import ModelInput
 
@@ -117,6 +117,11 @@ def inner(model: nn.Module) -> PreTrainedModel:
     found = model.classifier if isinstance(model, Scorer) else model.causal_lm
     assert isinstance(found, PreTrainedModel)
     return found
+
+
+def kept_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are read from a model's files and exported as they are (`FLOAT32`), by name."""
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith(FLOAT32)}
 
 
 def has_copy_of_embedding(model: nn.Module) -> bool:

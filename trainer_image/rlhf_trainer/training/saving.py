@@ -30,11 +30,12 @@ from rlhf_trainer.stored_tensors import (
     tensor_files,
     write_piece,
     write_tensors,
+    written_type,
 )
 from rlhf_trainer.training.adapters import merged_weights, write_adapter
 from rlhf_trainer.training.loading import as_stored, load_tokenizer, try_config
-from rlhf_trainer.training.models import LanguageModel, Scorer, inner
-from rlhf_trainer.training.sharding import ShardedModel, pieces_to_save, read_shard, trained_parameters
+from rlhf_trainer.training.models import LanguageModel, Scorer, inner, kept_buffers
+from rlhf_trainer.training.sharding import ShardedModel, named_as_stored, pieces_to_save, read_shard, trained_parameters
 
 FILE_SIZE = "5GB"
 CONFIG_FOLDER = "huggingface"
@@ -54,7 +55,8 @@ def save_model(model: ShardedModel, tokenizer: PreTrainedTokenizerBase, folder: 
         pieces = unfinished / "pieces"
         with disk_errors("the model", folder):
             pieces.mkdir(parents=True, exist_ok=True)
-            held = pieces_to_save(model.mesh, trained_parameters(model))
+            kept = {} if model.adapter else kept_buffers(inner(model.module))
+            held = pieces_to_save(model.mesh, {**trained_parameters(model), **named_as_stored(kept)})
             dtype = torch.float32 if model.adapter else inner(model.module).config.dtype
             write_piece(pieces / f"{rank}.safetensors", held, dtype)
             dist.barrier()
@@ -84,7 +86,10 @@ def write_weights(
     sources: Mapping[str, TensorSource], dtype: torch.dtype, folder: Path, *, rank: int = 0, ranks: int = 1
 ) -> None:
     """Write the weights of a Hugging Face directory in files of at most `FILE_SIZE`: this rank's share of the files."""
-    sizes = {name: torch.empty(source.shape, dtype=dtype, device="meta") for name, source in sources.items()}
+    sizes = {
+        name: torch.empty(source.shape, dtype=written_type(name, dtype), device="meta")
+        for name, source in sources.items()
+    }
     split = split_torch_state_dict_into_shards(sizes, max_shard_size=FILE_SIZE)
     for number, (file, names) in enumerate(split.filename_to_tensors.items()):
         if number % ranks == rank:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,11 +36,21 @@ from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.adapters import AdaptedLinear, shard_adapted
 from rlhf_trainer.training.distributed import ModelMesh, device_here
 from rlhf_trainer.training.experts import MIXTURES, cut_experts, experts_of, impossible_experts, shard_experts
-from rlhf_trainer.training.models import Adapter, LanguageModel, MissingLayer, Scorer, has_copy_of_embedding, inner
+from rlhf_trainer.training.models import (
+    Adapter,
+    LanguageModel,
+    MissingLayer,
+    Scorer,
+    has_copy_of_embedding,
+    inner,
+    kept_buffers,
+)
 from rlhf_trainer.training.offload import bytes_held
 from rlhf_trainer.training.passes import keep_stage
 from rlhf_trainer.training.sequence import TOKENS, SummedOutput, cut_tokens
 
+CHECKPOINTED = "_checkpoint_wrapped_module."
+"""Part of the names in a module that recomputes its activations."""
 MAX_SINGLE_UNIT_BYTES = 32 * 2**20
 """Largest pipeline stage, in bytes of its compute type, that FSDP2 gathers whole; many small collectives cost more."""
 
@@ -156,8 +167,13 @@ def named_parameters(model: ShardedModel) -> Iterator[tuple[str, nn.Parameter]]:
     new_names = copied if has_copy_of_embedding(model.module) else {}
     for name, parameter in model.module.named_parameters():
         assert bytes_held([parameter]) or not parameter.numel(), f"{name} is away; see Offloader.in_use"
-        own = name.removeprefix(wrapper).replace("_checkpoint_wrapped_module.", "")
+        own = name.removeprefix(wrapper).replace(CHECKPOINTED, "")
         yield new_names.get(own, own), parameter
+
+
+def named_as_stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of a transformers model by their Hugging Face names, without the modules that recompute layers."""
+    return {name.replace(CHECKPOINTED, ""): tensor for name, tensor in tensors.items()}
 
 
 def trained_parameters(model: ShardedModel) -> dict[str, nn.Parameter]:
@@ -200,12 +216,13 @@ def read_shard(tensor: Tensor, source: TensorSource) -> None:
 
 
 def _fill(model: ShardedModel, weights: Mapping[str, TensorSource]) -> None:
-    for name, parameter in named_parameters(model):
+    kept = named_as_stored(kept_buffers(inner(model.module)))
+    for name, tensor in chain(named_parameters(model), kept.items()):
         if name not in weights:
             continue  # the parameter got its values when the model was made
         try:
-            read_shard(parameter, weights[name])
-            values, _ = held_piece(parameter.detach())
+            read_shard(tensor, weights[name])
+            values, _ = held_piece(tensor.detach())
             if values.numel() and torch.stack(values.aminmax()).isfinite().logical_not().any():
                 raise ValueError("a value in the file is not finite")
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
