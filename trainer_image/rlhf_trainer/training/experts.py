@@ -94,20 +94,15 @@ def tokens_by_expert(chosen: Tensor, experts: int) -> Tensor:
     return numbers.new_zeros(experts).scatter_add_(0, numbers, torch.ones_like(numbers))
 
 
-class _LocalExperts:
-    """The experts of a layer that are on this rank, with all that transformers' expert functions read of a module."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        parameters = {
-            name: each.to_local() if isinstance(each, DTensor) else each
-            for name, each in module.named_parameters(recurse=False)
-        }
-        vars(self).update(parameters)
-        self.num_experts = next(len(each) for each in parameters.values())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+def _local_experts(module: Any) -> Any:
+    """Return a module like the given one, with plain tensors of the experts that are on this rank."""
+    held = {
+        name: (each.to_local() if isinstance(each, DTensor) else each)
+        for name, each in module.named_parameters(recurse=False)
+    }
+    own = object.__new__(type(module))  # its class may be FSDP2's, which cannot be made anew
+    vars(own).update(vars(module) | held, num_experts=next(len(each) for each in held.values()))
+    return own
 
 
 def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
@@ -115,7 +110,7 @@ def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Ten
 
     index, weights: [n, k], numbers and weights of the experts of each token. Ranks without tokens take part, too.
     """
-    own, compute, ranks = _LocalExperts(module), ALL_EXPERTS_FUNCTIONS[KERNEL], module.group.size()
+    own, compute, ranks = _local_experts(module), ALL_EXPERTS_FUNCTIONS[KERNEL], module.group.size()
     if ranks == 1:
         return compute(own, hidden, index, weights)  # type: ignore[no-any-return]
     chosen = index.flatten()
