@@ -26,6 +26,7 @@ from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.report.calibrate import Calibration, calibration_of
 from rlhf_trainer.report.run_record import JobRecord, read_run
+from rlhf_trainer.run.cpu_slots import with_cpu_slots
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import writing
 
@@ -80,8 +81,11 @@ def plans_of(
     long as in these runs, or in an earlier run in `output`. Raises SpecError; DataError if a model's shape
     cannot be read.
     """
+    names, slots = {job.name for job in chosen}, ""
+    if cluster is None:
+        jobs, slots = with_cpu_slots(jobs, output)
     plans = []
-    for job in chosen:
+    for job in (job for job in jobs if job.name in names):
         machines = cluster or local_cluster(job, gpus_here)
         device = device_of(job, machines)
         runs = {run: read_run(run).jobs for run in calibrate}
@@ -100,7 +104,7 @@ def plans_of(
             responses=given or _measured_lengths(earlier, job),
             prompts=lengths_of(prompts, "--prompt-tokens", most=data.max_prompt_tokens) if prompts else (),
         )
-        notes = tuple(notes_of(mapping, machines, shapes))
+        notes = (*notes_of(mapping, machines, shapes), *filter(None, [slots]))
         plans.append(JobPlan(job, mapping, calibration, prices_of(machines), notes, in_words(job, shapes)))
     return plans
 

@@ -12,6 +12,7 @@ from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.live import display_for
 from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
+from rlhf_trainer.run.cpu_slots import with_cpu_slots
 from rlhf_trainer.run.machine import gpu_count, write_environment
 from rlhf_trainer.run.placement import Placed, place_job
 from rlhf_trainer.run.preconditions import require_no_cluster, require_packages
@@ -49,9 +50,10 @@ def run_file(
     require_packages()
     jobs = load_with_finished(output, manifest, overrides)
     require_no_cluster(jobs)
+    address = address or os.environ.get("RAY_ADDRESS")
+    jobs, chosen = (jobs, "") if address else with_cpu_slots(jobs, output, restart=restart)
     folders = {job.name: model_folders(job, output) for job in jobs}
     here = (gpu_count(),)
-    address = address or os.environ.get("RAY_ADDRESS")
     own = {job.name: place_job(job, here, jobs, output) for job in jobs} if not address else {}
     cpu_slots = max((sum(pool.size for pool in placed.mapping.pools) for placed in own.values()), default=0)
     display = display_for(jobs)
@@ -65,6 +67,8 @@ def run_file(
             display.showing(pending),
         ):
             if pending:
+                if chosen:
+                    display.say(chosen)
                 context = RunContext(output=output, display=display, listeners=listeners, stop=stop)
                 run_pending(pending, jobs, own, folders, starts, context)
         display.table(read_summary(output))
