@@ -23,13 +23,12 @@ from rich.table import Table
 from work import COLUMNS, RESPONSE_TOKENS, SIZES, Column, changed, host, make_inputs, manifest, medians, records_of, run
 
 from rlhf_api.job import Job
-from rlhf_mapper.cpu_slots import COSTS, amounts_of
-from rlhf_mapper.workload import workload_of
-from rlhf_trainer.run.machine import THREADS, cores
+from rlhf_mapper.cpu_slots import COSTS, UNITS, amounts_of
+from rlhf_trainer.run.machine import cores
 from rlhf_trainer.run.shapes import shapes_of
 
 GENERATION = ("decode_products", "decode_layers", "sampled_tokens", "decode_reads")
-TRAINING = tuple(name for name in COSTS.units if name not in GENERATION)
+TRAINING = tuple(name for name in UNITS if name not in GENERATION)
 PHASES = {GENERATION: ("generation", "reshard"), TRAINING: ("scoring", "update")}
 
 
@@ -47,6 +46,10 @@ class Case:
     bytes_: float
     """Memory of a slot's process."""
 
+    @property
+    def predicted(self) -> float:
+        return sum(COSTS[unit] * amount for unit, amount in self.amounts.items())
+
     def of(self, phases: Sequence[str]) -> float:
         return sum(self.seconds[phase] for phase in phases)
 
@@ -56,8 +59,7 @@ def measured(column: Column, inputs: Path, slots: int, steps: int) -> Case:
     count = column.warm_up + steps
     document = changed(manifest(inputs, column.algorithm, steps=count), {"resources": {"slotsPerNode": slots}})
     job = Job.parse(document)
-    load = workload_of(job, responses=[float(RESPONSE_TOKENS)])
-    amounts = amounts_of(job, shapes_of([job], job, inputs), load, slots, cores())
+    amounts = amounts_of(job, shapes_of([job], job, inputs), slots, cores(), [float(RESPONSE_TOKENS)])
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         records = records_of(run([document], Path(folder)) / "step", steps=count)
@@ -88,13 +90,13 @@ def show(cases: Sequence[Case]) -> None:
     found["process_bytes"] = median(case.bytes_ for case in cases if case.column.size == "0.7M" and case.slots == 2)
     table = Table("cost", "here", "in the repository", title=host())
     for name, cost in found.items():
-        table.add_row(name, f"{cost:.3g}", f"{COSTS.units.get(name) or getattr(COSTS, name, 0.0):.3g}")
+        table.add_row(name, f"{cost:.3g}", f"{COSTS[name]:.3g}")
     Console(width=100).print(table)
     steps = Table("", "slots", "measured, s", "predicted, s", "two / one measured", "predicted")
     for one, two in pairs:
         for case in (one, two):
-            of_phases = case.seconds["step"], COSTS.seconds(case.amounts)
-            ratios = two.seconds["step"] / one.seconds["step"], COSTS.seconds(two.amounts) / COSTS.seconds(one.amounts)
+            of_phases = case.seconds["step"], case.predicted
+            ratios = two.seconds["step"] / one.seconds["step"], two.predicted / one.predicted
             steps.add_row(
                 str(case.column),
                 str(case.slots),
@@ -109,7 +111,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="of each job, after the first ones")
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     options = parser.parse_args()
-    os.environ.pop(THREADS, None)
+    os.environ.pop("OMP_NUM_THREADS", None)
     cases = []
     for column in map(COLUMNS.__getitem__, options.columns):
         with tempfile.TemporaryDirectory() as inputs:

@@ -1,7 +1,6 @@
 """Number of CPU slots of a machine for jobs that leave it open: slots share the cores, and each is a process."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil
 
 from rlhf_api.job import Job
@@ -9,82 +8,45 @@ from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
 from rlhf_api.tables import read_table
 from rlhf_mapper.architecture import Architecture
-from rlhf_mapper.coefficients import software_for
 from rlhf_mapper.place import place
-from rlhf_mapper.workload import Workload, workload_of
+from rlhf_mapper.workload import workload_of
 
 Shapes = Mapping[Role, Architecture]
+COSTS = read_table(__package__, "cpu_slots.yaml", dict[str, float])
+"""Seconds of a unit of each kind of work, and seconds and bytes of a process."""
+UNITS = tuple(COSTS)[2:]
+ERROR, MEMORY_SHARE, MAX_SLOTS = 0.1, 0.8, 8
+"""Share of a run that more slots must save, share of the memory that a job may fill, and most slots to choose."""
+WEIGHT, STATES = 4, 16
+"""Bytes of a weight, and of a trained weight with its gradient and moments."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlotCosts:
-    """Costs of CPU slots; cpu_slots.yaml says what each unit of work is."""
+def choose_slots(jobs: Sequence[tuple[Job, Shapes]], cores: int, memory: float) -> tuple[int, dict[int, float]]:
+    """Return (number of slots, predicted seconds of all jobs, one after the other, by each possible number).
 
-    start_seconds: float
-    process_bytes: float
-    units: Mapping[str, float]
-    """Seconds of one unit of work, by its name."""
-
-    def seconds(self, amounts: Mapping[str, float]) -> float:
-        """Return the seconds of so many units of work."""
-        return sum(amount * self.units[name] for name, amount in amounts.items())
-
-
-COSTS = read_table(__package__, "cpu_slots.yaml", SlotCosts)
-ERROR = 0.1
-"""Share of a run's seconds that more slots must save; less is within the error of these costs."""
-MEMORY_SHARE = 0.8
-"""Share of the machine's memory that processes, states and generators may fill."""
-MAX_SLOTS = 8
-"""Most slots that are chosen; the costs were measured with one and two."""
-WEIGHT, BACKWARD = 4, 2
-"""Bytes of a weight, and seconds of a backward pass over those of a forward pass."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CpuSlots:
-    """Number of CPU slots, chosen for jobs that run one after the other in the same processes."""
-
-    count: int
-    threads: int
-    """Threads of a slot."""
-    step_seconds: Mapping[int, float]
-    """Predicted seconds of all steps of the jobs over their number, by number of slots that was possible."""
-    saved_seconds: float
-    """Predicted seconds that the number saves in all, with the start of more processes; 0 for one slot."""
-
-
-def choose_slots(jobs: Sequence[tuple[Job, Shapes]], cores: int, memory: float) -> CpuSlots:
-    """Return the number of slots with which jobs take the fewest seconds; one if others save less than the error.
-
-    memory: bytes of the machine. Numbers are tried that divide the cores and the batches of all jobs. Jobs that count
-    epochs keep one slot, as their steps are not known before the data is read.
+    memory: bytes of the machine. A number is possible if it divides the cores and all batches. One slot is chosen if
+    others save less than the error, and where jobs count epochs: their steps are not known before the data is read.
     """
-    tried = [count for count in range(1, min(cores, MAX_SLOTS) + 1) if cores % count == 0]
-    possible = [count for count in tried if count == 1 or _is_possible(jobs, count, memory)]
-    steps = [job.spec.training.total_steps or 0 for job, _ in jobs]
-    totals = {
-        count: sum(
-            number * COSTS.seconds(amounts_of(job, shapes, workload_of(job), count, cores))
-            for number, (job, shapes) in zip(steps, jobs, strict=True)
-        )
-        for count in possible
-    }
-    runs = {count: seconds + (count - 1) * COSTS.start_seconds for count, seconds in totals.items()}
-    best = min(runs, key=lambda count: runs[count])
-    best = best if runs[best] < (1 - ERROR) * runs[1] else 1
-    step_seconds = {count: seconds / max(sum(steps), 1) for count, seconds in totals.items()}
-    return CpuSlots(count=best, threads=cores // best, step_seconds=step_seconds, saved_seconds=runs[1] - runs[best])
+    seconds: dict[int, float] = {}
+    for slots in range(1, min(cores, MAX_SLOTS) + 1):
+        if slots == 1 or (cores % slots == 0 and all(_is_possible(*each, slots, memory) for each in jobs)):
+            steps = (
+                (job.spec.training.total_steps or 0, amounts_of(job, shapes, slots, cores)) for job, shapes in jobs
+            )
+            working = sum(count * COSTS[unit] * amount for count, step in steps for unit, amount in step.items())
+            seconds[slots] = working + (slots - 1) * COSTS["start_seconds"]
+    best = min(seconds, key=lambda slots: seconds[slots])
+    return best if seconds[best] < (1 - ERROR) * seconds[1] else 1, seconds
 
 
-def amounts_of(job: Job, shapes: Shapes, load: Workload, slots: int, cores: int) -> dict[str, float]:
+def amounts_of(job: Job, shapes: Shapes, slots: int, cores: int, responses: Sequence[float] = ()) -> dict[str, float]:
     """Return the units of work of a step, one after the other, on slots that share a machine's cores."""
-    found, prompt, response = dict.fromkeys(COSTS.units, 0.0), load.prompt.mean, load.response
+    load, found = workload_of(job, responses=responses), dict.fromkeys(UNITS, 0.0)
+    prompt, response = load.prompt.mean, load.response
     for role, work in load.work.items():
         model = shapes[role]
-        bytes_ = WEIGHT * model.parameters
         flops = 2 * (model.layers * model.active_layer_parameters + model.head_parameters) / cores
-        steps = work.passes * response.longest
+        bytes_, steps = WEIGHT * model.parameters, work.passes * response.longest
         found["decode_products"] += flops * work.generated * (prompt + response.mean)
         found["decode_layers"] += steps * model.layers
         found["sampled_tokens"] += work.generated / slots * response.mean
@@ -92,7 +54,7 @@ def amounts_of(job: Job, shapes: Shapes, load: Workload, slots: int, cores: int)
         budget = (job.micro_batch_tokens("CPU", hidden=model.hidden),)
         for rows, updates, together, passes in (
             (work.read, 1, work.read_together, 1),
-            (work.trained, max(work.updates, 1), work.trained_together, 1 + BACKWARD),
+            (work.trained, max(work.updates, 1), work.trained_together, 3),  # a backward pass takes two
         ):
             count = passes * updates * ceil(rows / updates / slots / load.rows_within(budget, together)[0])
             found["products"] += passes * flops * rows * (prompt / together + response.mean)
@@ -102,17 +64,12 @@ def amounts_of(job: Job, shapes: Shapes, load: Workload, slots: int, cores: int)
     return found
 
 
-def _is_possible(jobs: Sequence[tuple[Job, Shapes]], slots: int, memory: float) -> bool:
-    """Whether so many slots divide the batches of all jobs, and have room for each job's states and generators."""
-    for job, shapes in jobs:
-        try:
-            place(job.with_resources(slots_per_node=slots), (0,))
-        except SpecError:
-            return False
-        software = software_for("CPU", job.spec.training.precision)
-        state = software.weight_bytes + software.gradient_bytes + software.optimizer_bytes
-        states = sum(model.parameters for model in shapes.values()) * state
-        generators = slots * (COSTS.process_bytes + WEIGHT * shapes[job.saved].parameters)
-        if states + generators > MEMORY_SHARE * memory:
-            return False
-    return True
+def _is_possible(job: Job, shapes: Shapes, slots: int, memory: float) -> bool:
+    """Whether so many slots divide the batches, and have room for all states and a generator in each slot."""
+    try:
+        place(job.with_resources(slots_per_node=slots), (0,))
+    except SpecError:
+        return False
+    states = STATES * sum(model.parameters for model in shapes.values())
+    processes = slots * (COSTS["process_bytes"] + WEIGHT * shapes[job.saved].parameters)
+    return states + processes < MEMORY_SHARE * memory

@@ -26,7 +26,7 @@ from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.report.calibrate import Calibration, calibration_of
 from rlhf_trainer.report.run_record import JobRecord, read_run
-from rlhf_trainer.run.cpu_slots import with_cpu_slots
+from rlhf_trainer.run.placement import with_cpu_slots
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import writing
 

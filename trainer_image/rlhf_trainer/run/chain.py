@@ -12,9 +12,8 @@ from rlhf_trainer.errors import reason_of, together
 from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.live import display_for
 from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
-from rlhf_trainer.run.cpu_slots import with_cpu_slots
 from rlhf_trainer.run.machine import gpu_count, write_environment
-from rlhf_trainer.run.placement import Placed, place_job
+from rlhf_trainer.run.placement import Placed, place_job, with_cpu_slots
 from rlhf_trainer.run.preconditions import require_no_cluster, require_packages
 from rlhf_trainer.run.publisher import RunContext
 from rlhf_trainer.run.resume import Start, from_the_start, unfinished

@@ -13,7 +13,6 @@ GIB = 2**30
 GPU_FILES = ("nvidia*", "kfd", "dxg")
 """Names of the files in /dev of a machine with GPUs: NVIDIA's, AMD's, and the one for both under Windows (WSL)."""
 
-THREADS = "OMP_NUM_THREADS"
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 """File with the CPU limit of a container: microseconds of run time, or `max`, and the period."""
 
@@ -44,12 +43,6 @@ def cores() -> int:
     except (OSError, ValueError):  # there is no such file, or it says that there is no limit
         return bound
     return max(1, min(bound, quota // period))
-
-
-def own_threads() -> int:
-    """Return the threads of a slot that the user has set in the environment; 0 if none are set."""
-    own = os.environ.get(THREADS, "")
-    return int(own) if own.isdecimal() else 0
 
 
 def gpu_count() -> int:

@@ -18,7 +18,6 @@ from rlhf_trainer.controller.worker_group import WorkerGroup
 from rlhf_trainer.errors import CommunicationError, TrainerError
 from rlhf_trainer.meeting import Meeting
 from rlhf_trainer.run.elastic_pool import ElasticMachines, elastic_machines
-from rlhf_trainer.run.machine import THREADS, own_threads
 from rlhf_trainer.run.session import how_ray_ended
 from rlhf_trainer.run_folder.attempt import own_attempt
 
@@ -30,6 +29,7 @@ HEAP = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**20), "THP_MEM_ALLOC_ENABLE": "1"}
 By default glibc soon keeps all blocks below 32 MiB, such as the weights of a layer, in heaps full of holes. Blocks of
 new memory come in pages of 2 MiB instead of 4 KiB: the faults of small pages take longer than an elementwise kernel.
 """
+THREADS = "OMP_NUM_THREADS"
 WAITING = {"GOMP_SPINCOUNT": "1000"}
 """Environment variable of OpenMP: how often a waiting thread looks for work before it yields its core (microseconds).
 
@@ -185,6 +185,7 @@ def threads_told(pools: Sequence[ResourcePool]) -> list[dict[str, str]]:
     """
     if own_attempt():
         return [{} for _ in pools]
-    if own := own_threads():
-        return [{THREADS: str(own)} for _ in pools]
+    own = os.environ.get(THREADS, "")
+    if own.isdecimal() and int(own):
+        return [{THREADS: own} for _ in pools]
     return [{THREADS: str(threads)} for threads in threads_of(pools, ray.nodes())]
