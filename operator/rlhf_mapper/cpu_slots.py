@@ -15,7 +15,7 @@ Shapes = Mapping[Role, Architecture]
 COSTS = read_table(__package__, "cpu_slots.yaml", dict[str, float])
 """Seconds of a unit of each kind of work, and seconds and bytes of a process."""
 UNITS = tuple(COSTS)[2:]
-ERROR, MEMORY_SHARE, MAX_SLOTS = 0.1, 0.8, 8
+ERROR, MEMORY_SHARE, MAX_SLOTS = 0.05, 0.8, 8
 """Share of a run that more slots must save, share of the memory that a job may fill, and most slots to choose."""
 WEIGHT, STATES = 4, 16
 """Bytes of a weight, and of a trained weight with its gradient and moments."""

@@ -270,7 +270,7 @@ class Resources(Spec):
     least `nodes`. With placement Auto only. Unset means `nodes`.
     """
     slots_per_node: SlotCount | None = None
-    """Slots of a node; unset means all its GPUs, or one CPU slot with all its cores."""
+    """Slots of a node; unset means all its GPUs, or CPU slots: `rlhf run` chooses their number, on a cluster it is 1."""
 
 
 class Checkpoint(Spec):

@@ -15,7 +15,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping, Infeasible, as_json
 from rlhf_mapper.workload import lengths_around
-from rlhf_planning.checkpoint_size import in_words
+from rlhf_planning.checkpoint_size import in_words, upload_in_words
 from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
 from rlhf_planning.job_plan import notes_of, objective_of, plan_job, prices_of
 from rlhf_planning.lengths import lengths_of
@@ -104,8 +104,9 @@ def plans_of(
             responses=given or _measured_lengths(earlier, job),
             prompts=lengths_of(prompts, "--prompt-tokens", most=data.max_prompt_tokens) if prompts else (),
         )
-        notes = (*notes_of(mapping, machines, shapes), *filter(None, [slots]))
-        plans.append(JobPlan(job, mapping, calibration, prices_of(machines), notes, in_words(job, shapes)))
+        notes = [*notes_of(mapping, machines, shapes), slots, upload_in_words(job, shapes, mapping, machines)]
+        told = tuple(filter(None, notes))
+        plans.append(JobPlan(job, mapping, calibration, prices_of(machines), told, in_words(job, shapes)))
     return plans
 
 

@@ -97,10 +97,12 @@ def with_cpu_slots(jobs: Sequence[Job], output: Path, *, restart: bool = False) 
     the threads of a slot, as the operator does, or where a model's shape is not known.
     """
     opened = [] if "OMP_NUM_THREADS" in os.environ else [job for job in jobs if _leaves_slots_open(job)]
-    begun = [slots for job in opened if not restart and (slots := _begun_slots(job, output))]
-    slots, why = begun[0] if begun else 0, f"as the run in {output} began"
-    with suppress(TrainerError, SpecError):  # the placement says what is wrong with a shape
-        if known := [(job, shapes_of(jobs, job, output)) for job in opened if not begun]:
+    slots, why = 0, f"as the run in {output} began"
+    with suppress(TrainerError, SpecError):  # a run reads these files again, and says what is wrong
+        begun = [each for job in opened if not restart and (each := _begun_slots(job, output))]
+        slots = begun[0] if begun else 0
+        if opened and not begun:
+            known = [(job, shapes_of(jobs, job, output)) for job in opened]
             slots, seconds = choose_slots(known, cores(), host_memory())
             runs = ", ".join(f"{seconds_text(each)} on {count}" for count, each in seconds.items())
             why = f"the steps are predicted to take {runs}" if seconds[1] else "the number of steps is not known yet"
@@ -122,7 +124,7 @@ def _leaves_slots_open(job: Job) -> bool:
 def _begun_slots(job: Job, output: Path) -> int | None:
     """Return the slots of a job's earlier run, by its folder or newest checkpoint; None if there is no such run."""
     folder = JobFolder(output, job)
-    newest = None if (folder.path / JOB_FILE).is_file() else folder.checkpoints.newest()
+    newest = folder.newest_checkpoint()
     if not newest and not (folder.path / JOB_FILE).is_file():
         return None
     with reading(newest.uri if newest else folder.path):
