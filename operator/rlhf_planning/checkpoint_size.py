@@ -49,9 +49,9 @@ def upload_in_words(
     is_uploaded = (job.spec.checkpoint.storage or "").startswith(("s3://", "gs://")) and job.generates_apart
     if not is_uploaded or isinstance(mapping, Infeasible) or not mapping.prediction:
         return ""
-    sent = mapping.prediction.phases.get("reshard", 0.0)
+    sent, idle = mapping.prediction.phases.get("reshard", 0.0), TRAINER.efficiency.transition_seconds
     pool = next(pool for pool in mapping.pools if "actor" in pool.models)
     network = next(group.network for group in cluster.groups if group.gpu.name == pool.gpu)
     upload = checkpoint_bytes(job, shapes) / len(pool.slots_per_machine)
-    beside = ends_of([(0.0, sent * network), (0.0, upload)], network)[0]
+    beside = idle + ends_of([(0.0, max(sent - idle, 0.0) * network), (0.0, upload)], network)[0]
     return f"Sending weights takes {number(sent)} s, beside the upload of a checkpoint up to {number(beside)} s."

@@ -241,12 +241,13 @@ def test_a_pool_that_generates_takes_that_from_the_actor() -> None:
     assert isinstance(ahead, DeviceMapping)
     assert ahead.prediction
     generation, *others = found.prediction.stages.values()
-    assert ahead.prediction.step_seconds == pytest.approx(max(generation, sum(others)))
+    sent = rollout.seconds["reshard"]
+    assert ahead.prediction.step_seconds == pytest.approx(max(generation, sum(others) + sent))
     assert found.prediction.step_seconds == pytest.approx(generation + sum(others))
     timeline = timeline_of(ahead.pools, ahead.prediction)
     assert timeline.seconds == pytest.approx(ahead.prediction.step_seconds)
     assert min(bar.start for bar in timeline.bars if bar.pool == "writers") == 0
-    assert min(bar.start for bar in timeline.bars if bar.pool == "train") == 0
+    assert min(bar.start for bar in timeline.bars if bar.pool == "train") == pytest.approx(sent), "it sends weights"
 
 
 @pytest.mark.parametrize("gpus", [4, 8, 16])

@@ -1,5 +1,6 @@
 """Transfers that are under way at once share the bytes a second of their link, as real sockets do."""
 
+import re
 import select
 import socket
 from collections.abc import Sequence
@@ -7,7 +8,10 @@ from threading import Thread
 
 import pytest
 
+from rlhf_mapper.auto_map import auto_map
 from rlhf_mapper.simulate.overlap import ends_of
+from rlhf_planning.checkpoint_size import upload_in_words
+from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
 TICK_BYTES, CHUNK = 1 << 16, 1 << 12
 """Bytes that the link carries in a tick, its clock, and bytes that it takes from a socket at a time."""
@@ -59,3 +63,16 @@ def test_sockets_on_a_paced_link_end_when_predicted() -> None:
 )
 def test_a_link_serves_all_that_are_under_way_alike(transfers: list[tuple[float, float]], ends: list[float]) -> None:
     assert ends_of(transfers, 1.0) == pytest.approx(ends)
+
+
+def test_a_plan_says_what_an_upload_costs_the_weights() -> None:
+    cluster = cluster_of(("h100-80g", 4, 8))
+
+    def said(**changes: object) -> str:
+        job = job_of("GRPO", rollout={"maxStaleness": 1, "samplesPerPrompt": 4}, **changes)
+        mapping = auto_map(job, cluster, shapes_of(job), device="GPU")
+        return upload_in_words(job, shapes_of(job), mapping, cluster)
+
+    sent, beside = map(float, re.findall(r"[0-9.]+(?= s)", said(checkpoint={"storage": "s3://bucket/runs"})))
+    assert sent < beside <= 2 * sent
+    assert said(checkpoint={"storage": "file:///runs"}) == said() == "", "nothing goes over the network"
