@@ -193,7 +193,7 @@ def workload_of(job: Job, *, responses: Sequence[float] = (), prompts: Sequence[
     """Return the work of a job's step. responses, prompts: known lengths in tokens, in any number and order.
 
     Without known lengths, prompts and the responses of data sets are at their limits, and generated responses are
-    log-normal with a mean of ASSUMED_SHARE of the limit, none below the manifest's minimum.
+    log-normal with a mean of ASSUMED_SHARE of the limit. None is below the manifest's minimum.
     """
     data, training, algorithm = job.spec.data, job.spec.training, job.spec.algorithm
     most = float(data.max_response_tokens)

@@ -11,9 +11,6 @@ from rlhf_api.spec.rollout import stream_groups
 from rlhf_mapper.simulate.layouts import Numbers
 from rlhf_mapper.workload import Workload
 
-NOTHING = 1e-9
-"""Share of a transfer's bytes that is a rounding error."""
-
 
 def ends_of(transfers: Sequence[tuple[float, float]], bandwidth: float) -> list[float]:
     """Return the seconds at which transfers over one link end; those under way share its bandwidth equally.
@@ -28,7 +25,7 @@ def ends_of(transfers: Sequence[tuple[float, float]], bandwidth: float) -> list[
         then = min([*events, *(now + left[each] / share for each in under_way)])
         for each in under_way:
             left[each] -= (then - now) * share
-            if left[each] <= NOTHING * transfers[each][1]:
+            if left[each] <= 1e-9 * transfers[each][1]:  # a rounding error
                 ends[each] = then
                 del left[each]
         now = then

@@ -92,9 +92,9 @@ def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path
 def with_cpu_slots(jobs: Sequence[Job], output: Path, *, restart: bool = False) -> tuple[list[Job], str]:
     """Return the jobs with their CPU slots, and a sentence on the choice; empty if nothing was chosen.
 
-    Jobs that leave their slots open get one number, so that they run in the same processes: that of the first one that
-    has begun in the run folder (with `restart` none has), or the mapper's. Nothing is chosen where OMP_NUM_THREADS says
-    the threads of a slot, as the operator does, or where a model's shape is not known.
+    All jobs with open slots get the same number, so that processes may stay from job to job: the number of a job of the
+    file that has begun in the run folder (not with `restart`), or else the mapper's. Nothing changes where
+    OMP_NUM_THREADS gives the threads of a slot, as the operator does, or where a model's shape is unknown.
     """
     opened = [] if "OMP_NUM_THREADS" in os.environ else [job for job in jobs if _leaves_slots_open(job)]
     slots, why = 0, f"as the run in {output} began"
