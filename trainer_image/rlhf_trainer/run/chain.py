@@ -60,14 +60,14 @@ def run_file(
     with only_run_in(output), open_listeners(options, output, display.warn) as listeners:
         starts = starts_of(jobs, output, display, restart=restart)
         pending = [job for job in jobs if job.name in starts]
+        if pending and chosen:
+            display.say(chosen)
         with (
             stop.handled(),
             ray_session(address, cpu_slots=cpu_slots) if pending else nullcontext(),
             display.showing(pending),
         ):
             if pending:
-                if chosen:
-                    display.say(chosen)
                 context = RunContext(output=output, display=display, listeners=listeners, stop=stop)
                 run_pending(pending, jobs, own, folders, starts, context)
         display.table(read_summary(output))
