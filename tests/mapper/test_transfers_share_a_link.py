@@ -68,11 +68,12 @@ def test_a_link_serves_all_that_are_under_way_alike(transfers: list[tuple[float,
 def test_a_plan_says_what_an_upload_costs_the_weights() -> None:
     cluster = cluster_of(("h100-80g", 4, 8))
 
-    def said(**changes: object) -> str:
-        job = job_of("GRPO", rollout={"maxStaleness": 1, "samplesPerPrompt": 4}, **changes)
+    def said(staleness: int = 1, **changes: object) -> str:
+        job = job_of("GRPO", rollout={"maxStaleness": staleness, "samplesPerPrompt": 4}, **changes)
         mapping = auto_map(job, cluster, shapes_of(job), device="GPU")
         return upload_in_words(job, shapes_of(job), mapping, cluster)
 
     sent, beside = map(float, re.findall(r"[0-9.]+(?= s)", said(checkpoint={"storage": "s3://bucket/runs"})))
     assert sent < beside <= 2 * sent
-    assert said(checkpoint={"storage": "file:///runs"}) == said() == "", "nothing goes over the network"
+    assert said(checkpoint={"storage": "file:///runs"}) == said() == "", "no upload goes over the network"
+    assert said(0, checkpoint={"storage": "s3://bucket/runs"}) == "", "no weights go over the network"

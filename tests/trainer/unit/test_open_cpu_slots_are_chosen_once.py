@@ -61,6 +61,9 @@ def test_few_steps_keep_one_slot_and_it_is_said(tmp_path: Path) -> None:
 
 def test_slots_that_are_given_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert with_cpu_slots(jobs(LONG), tmp_path) == (jobs(LONG), "")
+    assert slots(with_cpu_slots(jobs(*OPEN, "helpful-rm:resources.slotsPerNode=4"), tmp_path)[0]) == [2, 4, 2]
+    ahead = with_cpu_slots(jobs(*OPEN, "helpful-ppo:rollout.maxStaleness=1"), tmp_path)[0]
+    assert slots(ahead)[-1] is None, "its rollout takes a pool of its own"
     pools = "helpful-sft:placement.pools=[{name: all, models: [actor], slotsPerNode: 1}]"
     by_hand = jobs(LONG, OPEN[0], "helpful-sft:placement.mode=Manual", pools)[:1]
     assert with_cpu_slots(by_hand, tmp_path) == (by_hand, "")
