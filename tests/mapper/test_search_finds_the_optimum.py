@@ -107,8 +107,8 @@ def test_pruning_changes_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -
     fastest = exhaustive(costs, models)
     chosen = objectives(costs, fastest, seed)
     if chosen[0].works_ahead:  # the second of four stages is the transition
-        every = {key: StageTable(each.gpus, each.seconds[[0, 1, 1, 2]]) for key, each in costs.tables.items()}
-        costs = replace(costs, tables=every)
+        ahead = {key: StageTable(each.gpus, each.seconds[[0, 1, 1, 2]]) for key, each in costs.tables.items()}
+        costs = replace(costs, tables=ahead)
     for objective in chosen:
         every = fastest if objective == Objective() else exhaustive(costs, models, objective)
         found = pruned(costs, models, keep, objective)

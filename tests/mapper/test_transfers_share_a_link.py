@@ -5,6 +5,7 @@ import select
 import socket
 from collections.abc import Sequence
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_a_link_serves_all_that_are_under_way_alike(transfers: list[tuple[float,
 def test_a_plan_says_what_an_upload_costs_the_weights() -> None:
     cluster = cluster_of(("h100-80g", 4, 8))
 
-    def said(staleness: int = 1, **changes: object) -> str:
+    def said(staleness: int = 1, **changes: Any) -> str:
         job = job_of("GRPO", rollout={"maxStaleness": staleness, "samplesPerPrompt": 4}, **changes)
         mapping = auto_map(job, cluster, shapes_of(job), device="GPU")
         return upload_in_words(job, shapes_of(job), mapping, cluster)

@@ -270,7 +270,7 @@ class Resources(Spec):
     least `nodes`. With placement Auto only. Unset means `nodes`.
     """
     slots_per_node: SlotCount | None = None
-    """Slots of a node; unset means all its GPUs, or CPU slots: `rlhf run` chooses their number, on a cluster it is 1."""
+    """Slots of a node; unset means all its GPUs, or the CPU slots that `rlhf run` chooses, on a cluster 1."""
 
 
 class Checkpoint(Spec):

@@ -1,7 +1,4 @@
-"""Work at the same time: transfers over one link, stages of other steps, and scoring of the first responses.
-
-The last is `rollout.stream` (RLHFuse, arXiv:2409.13221, section 4).
-"""
+"""Work at the same time: transfers over one link; scoring beside generation (RLHFuse, arXiv:2409.13221, section 4)."""
 
 from collections.abc import Sequence
 

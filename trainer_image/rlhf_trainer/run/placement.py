@@ -35,13 +35,11 @@ class Placed(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """Sentences about the predicted seconds of a step, and about why the mapper was not used; may be empty."""
-        prediction, count = self.mapping.prediction, len(self.mapping.pools)
-        pools = "1 pool" if count == 1 else f"{count} pools"
-        notes = []
-        if prediction:
-            step = interval_text(prediction.step_seconds, prediction.low, prediction.high)
-            notes = [f"mapped: {pools}, predicted {step} a step"]
-        return [*notes, f"not mapped: {self.unmapped}"] if self.unmapped else notes
+        notes, count = [f"not mapped: {self.unmapped}"] * bool(self.unmapped), len(self.mapping.pools)
+        if found := self.mapping.prediction:
+            step = interval_text(found.step_seconds, found.low, found.high)
+            notes.insert(0, f"mapped: {count} pool{'s' * (count > 1)}, predicted {step} a step")
+        return notes
 
 
 def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], output: Path) -> Placed:
