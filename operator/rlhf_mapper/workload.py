@@ -242,7 +242,7 @@ def _work(job: Job, role: Role) -> Work:
         updates=updates,
         read_together=read_together,
         trained_together=trained_together,
-        keeps_generator=bool(passes) and not trained and "reward" not in job.models(),
+        keeps_generator=bool(passes) and not trained and role != "rollout" and "reward" not in job.models(),
         receives_weights=role == "rollout",
         recomputes=job.models()[role].gradient_checkpointing if trained else False,
     )

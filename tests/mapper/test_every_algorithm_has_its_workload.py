@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.algorithm_table import ALGORITHMS
@@ -338,3 +340,10 @@ def test_without_shared_prompts_each_sequence_computes_its_own() -> None:
     algorithm, changes = JOBS["RLOO"]
     work = workload_of(job_of(algorithm, **changes, training={"sharePrompts": False})).work
     assert {(each.read_together, each.trained_together) for each in work.values()} == {(1, 1)}
+
+
+def test_a_rollout_gets_weights_whatever_the_reward_is() -> None:
+    example = Path(__file__).parents[2] / "examples" / "12-arithmetic-grpo.yaml"
+    job = load(example, ["arithmetic-grpo:rollout.maxStaleness=1", "resources.slotsPerNode=null"])[-1]
+    assert "reward" not in job.models(), "it is a function"
+    assert not workload_of(job).work["rollout"].keeps_generator
