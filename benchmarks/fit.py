@@ -1,32 +1,42 @@
-"""Fits coefficients to measurements: python benchmarks/fit.py ours|paper [--rounds N] [--leave-out].
+"""Fits coefficients to measurements: python benchmarks/fit.py ours|paper|slots [--rounds N] [--leave-out].
 
 `ours` are the trainer's (tests/mapper/oracles/public.py has the points), stage by stage: decode steps first, then
 updates on fixed rows, then scoring and generation of published phases and steps. `paper` are those of Megatron and
 vLLM 0.3 (testbed.py): PPO with free layouts, as the mapper searches, and generation by t_g. A fit has the least mean
 of the absolute logarithms of predicted / measured, by steps along one coefficient after the other that shrink; each
 source counts as much as any other. `--leave-out` also fits without each source in turn, predicts it, and prints the
-intervals that follow. Nothing is written.
+intervals that follow. Nothing is written. `slots` runs the jobs of `work` with one CPU slot and with two (six minutes,
+on a machine with nothing else on it) and prints the costs of cpu_slots.yaml in rlhf_mapper that explain them.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
+import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
+from work import COLUMNS, RESPONSE_TOKENS, SIZES, Column, changed, host, make_inputs, manifest, medians, records_of, run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests is not installed
 
+from rlhf_api.job import Job
 from rlhf_mapper.coefficients import TRAINER, Efficiency
+from rlhf_mapper.cpu_slots import COSTS, UNITS, amounts_of
 from rlhf_mapper.search.pruned import pruned
+from rlhf_trainer.run.machine import cores
+from rlhf_trainer.run.shapes import shapes_of
 from tests.mapper.oracles import public, testbed
 
 TOKENS = 1024 * 2048
@@ -201,12 +211,108 @@ def _print_residuals(title: str, points: Points, left: Mapping[str, float]) -> N
         print(f"{kind}: off by {mean(off):.1%} on average, {max(off):.1%} at worst of {len(off)}")
 
 
+SLOT_STEPS = 4
+GENERATION = ("decode_products", "decode_layers", "sampled_tokens", "decode_reads")
+TRAINING = tuple(name for name in UNITS if name not in GENERATION)
+PHASES = {GENERATION: ("generation", "reshard"), TRAINING: ("scoring", "update")}
+
+
+@dataclass(frozen=True)
+class SlotRun:
+    """A job with a number of slots, and what was measured."""
+
+    column: Column
+    slots: int
+    amounts: Mapping[str, float]
+    seconds: Mapping[str, float]
+    """Median seconds of a step by phase."""
+    outside: float
+    """Seconds of the run besides its steps."""
+    bytes_: float
+    """Memory of a slot's process."""
+
+    @property
+    def predicted(self) -> float:
+        return sum(COSTS[unit] * amount for unit, amount in self.amounts.items())
+
+    def of(self, phases: Sequence[str]) -> float:
+        return sum(self.seconds[phase] for phase in phases)
+
+
+def run_on_slots(column: Column, inputs: Path, slots: int) -> SlotRun:
+    """Run a job with so many slots."""
+    count = column.warm_up + SLOT_STEPS
+    document = changed(manifest(inputs, column.algorithm, steps=count), {"resources": {"slotsPerNode": slots}})
+    job = Job.parse(document)
+    amounts = amounts_of(job, shapes_of([job], job, inputs), slots, cores(), [float(RESPONSE_TOKENS)])
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        records = records_of(run([document], Path(folder)) / "step", steps=count)
+    outside = time.monotonic() - began - sum(record["time/step"] for record in records)
+    seconds = medians(records[column.warm_up :])
+    return SlotRun(column, slots, amounts, seconds, outside, records[-1]["memory_bytes/update"])
+
+
+def fitted_costs(cases: Sequence[SlotRun], names: Sequence[str], phases: Sequence[str]) -> dict[str, float]:
+    """Return the costs, none negative, by which the relative errors of these phases are smallest."""
+    seconds = np.array([case.of(phases) for case in cases])
+    table = np.array([[case.amounts[name] for name in names] for case in cases]) / seconds[:, None]
+    kept = list(range(len(names)))
+    while True:
+        found = np.linalg.lstsq(table[:, kept], np.ones(len(cases)), rcond=None)[0]
+        if (found >= 0).all():
+            return dict.fromkeys(names, 0.0) | {
+                names[place]: float(cost) for place, cost in zip(kept, found, strict=True)
+            }
+        kept.pop(int(found.argmin()))
+
+
+def show_costs(cases: Sequence[SlotRun]) -> None:
+    """Print the costs and how well those of the repository explain the steps."""
+    found = {
+        name: cost for names, phases in PHASES.items() for name, cost in fitted_costs(cases, names, phases).items()
+    }
+    pairs = list(zip(cases[::2], cases[1::2], strict=True))
+    found["start_seconds"] = mean(two.outside - one.outside for one, two in pairs)
+    found["process_bytes"] = median(case.bytes_ for case in cases if case.column.size == "0.7M" and case.slots == 2)
+    table = Table("cost", "here", "in the repository", title=host())
+    for name, cost in found.items():
+        table.add_row(name, f"{cost:.3g}", f"{COSTS[name]:.3g}")
+    Console(width=100).print(table)
+    steps = Table("", "slots", "measured, s", "predicted, s", "two / one measured", "predicted")
+    for one, two in pairs:
+        for case in (one, two):
+            of_phases = case.seconds["step"], case.predicted
+            ratios = two.seconds["step"] / one.seconds["step"], two.predicted / one.predicted
+            steps.add_row(
+                str(case.column),
+                str(case.slots),
+                *(f"{each:.2f}" for each in of_phases),
+                *(f"{each:.2f}" if case is two else "" for each in ratios),
+            )
+    Console(width=100).print(steps)
+
+
+def fit_slots() -> None:
+    """Run the jobs with one slot and with two, and print what explains their steps best."""
+    os.environ.pop("OMP_NUM_THREADS", None)
+    runs = []
+    for column in COLUMNS.values():
+        with tempfile.TemporaryDirectory() as inputs:
+            make_inputs(Path(inputs), SIZES[column.size])
+            runs += [run_on_slots(column, Path(inputs), slots) for slots in (1, 2)]
+    show_costs(runs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("set", choices=SETS)
+    parser.add_argument("set", choices=(*SETS, "slots"))
     parser.add_argument("--rounds", type=int, default=8, help="0: only what is left with the coefficients as they are")
     parser.add_argument("--leave-out", action="store_true")
     options = parser.parse_args()
+    if options.set == "slots":
+        fit_slots()
+        return
     make, start = SETS[options.set]
     stages = make()
     best = fitted_stages(stages, start, options.rounds)

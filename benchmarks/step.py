@@ -105,7 +105,7 @@ def one_round(inputs: Path, column: Column, changes: Sequence[str], *, steps: in
         changed(
             changed(
                 manifest(inputs, column.algorithm, steps=column.warm_up + steps, name=name),
-                {"training": {"precision": precision}},
+                {"training": {"precision": precision}, "resources": {"slotsPerNode": 1}},
             ),
             change,
         )

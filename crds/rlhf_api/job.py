@@ -100,6 +100,11 @@ class Job(Spec):
         """Return the roles of the trained models, which have an optimizer."""
         return tuple(role for role, model in self.models().items() if model.optimizer)
 
+    def with_resources(self, **changes: Any) -> Self:
+        """Return the job with fields of spec.resources changed."""
+        resources = self.spec.resources.model_copy(update=changes)
+        return self.model_copy(update={"spec": self.spec.model_copy(update={"resources": resources})})
+
     def placed_roles(self) -> tuple[Role, ...]:
         """Return the roles that are placed in pools: the models, and `rollout` if it has a pool of its own."""
         has_pool = self.generates_apart and not self.generates_elsewhere

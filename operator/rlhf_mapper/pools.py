@@ -51,7 +51,7 @@ class StateChoice:
     pinned: Numbers
     """Bytes of host memory for each GPU, by pool size: [K]."""
     seconds: Numbers
-    """Seconds of generation, preparation and training by pool size, [3, K]; inf where the models do not fit."""
+    """Seconds of generation, preparation, training and transition by pool size, [4, K]; inf where models do not fit."""
 
 
 def offload_seconds(request: ModelRequest, parts: Mapping[memory.Part, Numbers], setting: Setting) -> Numbers:
@@ -122,7 +122,7 @@ class PoolCosts:
         return min(choices, key=lambda choice: float(choice.seconds[:, size].sum())), size
 
     def seconds(self, models: frozenset[str], group: int, gpus: int) -> Numbers:
-        """Return the seconds of generation, preparation and training in one pool: [3]."""
+        """Return the seconds of one pool as in `StateChoice`: [4]."""
         choice, size = self.chosen(models, group, gpus)
         return choice.seconds[:, size]
 
@@ -209,7 +209,7 @@ class PoolCosts:
         pinned = self._pinned(roles, group, whole, offload) if offload != "None" else 0.0 * whole
         fits &= pinned <= memory.HOST_SHARE * setting.nodes.host
         room = np.where(fits, room, -1)
-        seconds = np.zeros((3, len(gpus)))
+        seconds = np.zeros((4, len(gpus)))
         cache, generator = np.zeros((0, len(gpus))), np.zeros(len(gpus), dtype=np.int64)
         for role in roles:
             strategies = self.strategies(role, models, group, least, offload)
@@ -224,7 +224,7 @@ class PoolCosts:
                 seconds += found
             else:
                 seconds += strategies.without_generator(room)
-            seconds += offload_seconds(strategies.request, parts[role], setting) * offloads
+            seconds[:3] += offload_seconds(strategies.request, parts[role], setting) * offloads
         if self._generating and self._generating.isdisjoint(roles):
             seconds[1] += _batch_seconds(setting, gpus)
         return StateChoice(least, offload, room, cache, generator, pinned, np.where(room < 0, np.inf, seconds))

@@ -232,14 +232,14 @@ class Strategies:
         return rows
 
     def without_generator(self, room: Indices) -> Numbers:
-        """Return [3 stages, K pool sizes] seconds with the fastest cuts; room: [K] index into ACTIVATION_SHARES."""
+        """Return [4, K pool sizes] seconds with the fastest cuts; room: [K] index into ACTIVATION_SHARES."""
         return self.stages(room, self.best[room, np.arange(len(self.gpus))])
 
     def stages(self, room: Indices, row: Indices) -> Numbers:
-        """Return [3 stages, K pool sizes] seconds, 0 for generation, with `cuts[row]` and ACTIVATION_SHARES[room]."""
+        """Return [4, K pool sizes] seconds as in `StateChoice`, with `cuts[row]` and ACTIVATION_SHARES[room]."""
         sizes = np.arange(len(self.gpus))
         read, trained = (each[room, row, sizes] for each in (self.way.inference_seconds, self.way.training_seconds))
-        return np.stack([np.zeros(len(sizes)), read, trained])
+        return np.stack([0 * sizes, read, trained, 0 * sizes])
 
 
 class GeneratingStrategies(Strategies):
@@ -312,7 +312,7 @@ class GeneratingStrategies(Strategies):
         return seconds * self.setting.correction.of("generation")
 
     def with_generator(self, room: Indices, cache: Numbers) -> tuple[Indices, Numbers]:
-        """Return (index into `generators` of the fastest cut by pool size, its seconds [3 stages, K pool sizes]).
+        """Return (index into `generators` of the fastest cut by pool size, its seconds [4, K pool sizes]).
 
         room: index into ACTIVATION_SHARES by pool size; cache: KV bytes of a GPU by generation cut and pool size.
         """
@@ -321,5 +321,5 @@ class GeneratingStrategies(Strategies):
         generated = self.generation_seconds(cache)
         best = np.argmin(least + generated, axis=0)
         stages = self.stages(room, row[best, sizes])
-        stages[0] = generated[best, sizes] + moved[best, sizes]
+        stages[0], stages[3] = generated[best, sizes], moved[best, sizes]
         return best, stages

@@ -193,13 +193,16 @@ def workload_of(job: Job, *, responses: Sequence[float] = (), prompts: Sequence[
     """Return the work of a job's step. responses, prompts: known lengths in tokens, in any number and order.
 
     Without known lengths, prompts and the responses of data sets are at their limits, and generated responses are
-    log-normal with a mean of ASSUMED_SHARE of the limit.
+    log-normal with a mean of ASSUMED_SHARE of the limit. None is below the manifest's minimum.
     """
     data, training, algorithm = job.spec.data, job.spec.training, job.spec.algorithm
     most = float(data.max_response_tokens)
     response = Lengths((most,), "the limit")
     if not algorithm.offline:
-        response = Lengths(lengths_around(ASSUMED_SHARE * most, most), f"assumed: {ASSUMED_SHARE:.0%} of the limit")
+        least = job.spec.rollout.min_response_tokens
+        usual = lengths_around(max(ASSUMED_SHARE * most, least), most)
+        assumed = tuple(max(tokens, float(least)) for tokens in usual)
+        response = Lengths(assumed, f"assumed: {ASSUMED_SHARE:.0%} of the limit" + f", at least {least}" * (least > 0))
     divided = [job.sequences_per_step, training.mini_batch_size]
     if algorithm.chooses_pairs:  # a rank has all responses to a prompt
         divided.append(job.rows_per_step)
@@ -239,7 +242,7 @@ def _work(job: Job, role: Role) -> Work:
         updates=updates,
         read_together=read_together,
         trained_together=trained_together,
-        keeps_generator=bool(passes) and not trained and "reward" not in job.models(),
+        keeps_generator=bool(passes) and not trained and role != "rollout" and "reward" not in job.models(),
         receives_weights=role == "rollout",
         recomputes=job.models()[role].gradient_checkpointing if trained else False,
     )

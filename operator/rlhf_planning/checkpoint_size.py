@@ -6,7 +6,10 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import TRAINER
-from rlhf_planning.numbers import size_text
+from rlhf_mapper.hardware import Cluster
+from rlhf_mapper.mapping import DeviceMapping, Infeasible
+from rlhf_mapper.simulate.overlap import ends_of
+from rlhf_planning.numbers import number, size_text
 
 
 def checkpoint_bytes(job: Job, shapes: Mapping[Role, Architecture]) -> int:
@@ -37,3 +40,18 @@ def in_words(job: Job, shapes: Mapping[Role, Architecture]) -> str:
         return ""
     keep = job.spec.checkpoint.kept
     return f"A checkpoint ({', '.join(job.trained())}) takes {one}, {keep} that are kept and a new one {at_once}."
+
+
+def upload_in_words(
+    job: Job, shapes: Mapping[Role, Architecture], mapping: DeviceMapping | Infeasible, cluster: Cluster
+) -> str:
+    """Return a sentence on sending weights to another pool beside an upload, over one network; empty without both."""
+    is_uploaded = (job.spec.checkpoint.storage or "").startswith(("s3://", "gs://")) and job.generates_apart
+    if not is_uploaded or isinstance(mapping, Infeasible) or not mapping.prediction:
+        return ""
+    sent, idle = mapping.prediction.phases.get("reshard", 0.0), TRAINER.efficiency.transition_seconds
+    pool = next(pool for pool in mapping.pools if "actor" in pool.models)
+    network = next(group.network for group in cluster.groups if group.gpu.name == pool.gpu)
+    upload = checkpoint_bytes(job, shapes) / len(pool.slots_per_machine)
+    beside = idle + ends_of([(0.0, max(sent - idle, 0.0) * network), (0.0, upload)], network)[0]
+    return f"Sending weights takes {number(sent)} s, beside the upload of a checkpoint up to {number(beside)} s."

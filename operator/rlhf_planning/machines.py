@@ -66,7 +66,7 @@ def local_cluster(job: Job, gpus_here: GpusHere) -> Cluster:
         return Cluster((NodeGroup(gpu=_cpu_slot(slots), count=nodes, gpus_per_node=slots),))
     if asked > len(gpus):
         raise SpecError([Problem(f"{job.name}: spec.resources", f"asks for {asked} GPUs, but there are {len(gpus)}")])
-    here = NodeGroup(gpu=_known(gpus[0]), count=1, gpus_per_node=asked, host_memory=_memory() / len(gpus))
+    here = NodeGroup(gpu=_known(gpus[0]), count=1, gpus_per_node=asked, host_memory=host_memory() / len(gpus))
     return Cluster((here,))
 
 
@@ -90,14 +90,14 @@ def _read(file: Path) -> Cluster:
     return cluster_of(documents[0], str(file))
 
 
-def _memory() -> int:
+def host_memory() -> int:
     """Return the bytes of this machine's host memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _cpu_slot(slots: int) -> Gpu:
     """Return a CPU slot of a node like this machine; the slots share its memory."""
-    return replace(CPU_SLOT, memory=_memory() / slots)
+    return replace(CPU_SLOT, memory=host_memory() / slots)
 
 
 def _known(found: FoundGpu) -> Gpu:

@@ -81,7 +81,7 @@ def timeline_of(pools: Sequence[MappedPool], prediction: Prediction) -> Timeline
 
     Within a stage the models of a pool run one after another, and pools at the same time. If the work of a pool is
     longer than the stage, the pool streams: its bars begin before the stage. Generation for later steps (`works_ahead`)
-    is no stage of this step; its bars start where the step starts.
+    is no stage of this step; its bars start where the step starts, and the rest follows the transition.
     """
     stages: dict[Stage, tuple[float, float]] = {}
     begin = 0.0
@@ -89,7 +89,7 @@ def timeline_of(pools: Sequence[MappedPool], prediction: Prediction) -> Timeline
         if length := prediction.stages.get(stage, 0.0):
             stages[stage] = (begin, begin + length)
             is_ahead = prediction.works_ahead and stage == "generation"
-            begin = 0.0 if is_ahead else begin + length
+            begin = prediction.phases.get("reshard", 0.0) if is_ahead else begin + length
     bars = [
         bar
         for stage, (start, _) in stages.items()

@@ -80,8 +80,8 @@ def test_generation_ahead_overlaps_the_rest_of_the_step() -> None:
     drawn = timeline(ahead)
     of_generation = [bar for bar in drawn.bars if STAGE_OF[bar.phase] == "generation"]
     assert [(bar.start, bar.end) for bar in of_generation] == [pytest.approx((0, 1.2)), pytest.approx((1.2, 59.6))]
-    assert drawn.stages["preparation"][0] == 0
-    assert drawn.seconds == pytest.approx(193.9 - 59.6)
+    assert drawn.stages["preparation"][0] == pytest.approx(1.2), "the actor's ranks send weights before"
+    assert drawn.seconds == pytest.approx(193.9 - 59.6 + 1.2)
     assert drawn.ahead == "; generation is of a later step"
     assert drawn.ahead in text_of(ahead, 120)
     assert not timeline(SPLIT).ahead

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlhf_api.files import load
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.algorithm_table import ALGORITHMS
@@ -241,12 +243,13 @@ def test_a_pool_that_generates_takes_that_from_the_actor() -> None:
     assert isinstance(ahead, DeviceMapping)
     assert ahead.prediction
     generation, *others = found.prediction.stages.values()
-    assert ahead.prediction.step_seconds == pytest.approx(max(generation, sum(others)))
+    sent = rollout.seconds["reshard"]
+    assert ahead.prediction.step_seconds == pytest.approx(max(generation, sum(others) + sent))
     assert found.prediction.step_seconds == pytest.approx(generation + sum(others))
     timeline = timeline_of(ahead.pools, ahead.prediction)
     assert timeline.seconds == pytest.approx(ahead.prediction.step_seconds)
     assert min(bar.start for bar in timeline.bars if bar.pool == "writers") == 0
-    assert min(bar.start for bar in timeline.bars if bar.pool == "train") == 0
+    assert min(bar.start for bar in timeline.bars if bar.pool == "train") == pytest.approx(sent), "it sends weights"
 
 
 @pytest.mark.parametrize("gpus", [4, 8, 16])
@@ -261,7 +264,8 @@ def test_the_mapper_gives_what_works_ahead_a_pool_of_its_own(gpus: int) -> None:
     assert found.sizes["rollout"].world_size == writers.size
     assert found.sizes["rollout"].micro == 1
     generation, *others = found.prediction.stages.values()
-    assert found.prediction.step_seconds == pytest.approx(max(generation, sum(others)))
+    sent = found.prediction.phases["reshard"]
+    assert found.prediction.step_seconds == pytest.approx(max(generation, sum(others) + sent))
     assert all(found.prediction.step_seconds <= other.step_seconds for other in found.rejected)
     again = predict(job, found, cluster, shapes_of(job))
     assert isinstance(again, DeviceMapping)
@@ -336,3 +340,10 @@ def test_without_shared_prompts_each_sequence_computes_its_own() -> None:
     algorithm, changes = JOBS["RLOO"]
     work = workload_of(job_of(algorithm, **changes, training={"sharePrompts": False})).work
     assert {(each.read_together, each.trained_together) for each in work.values()} == {(1, 1)}
+
+
+def test_a_rollout_gets_weights_whatever_the_reward_is() -> None:
+    example = Path(__file__).parents[2] / "examples" / "12-arithmetic-grpo.yaml"
+    job = load(example, ["arithmetic-grpo:rollout.maxStaleness=1", "resources.slotsPerNode=null"])[-1]
+    assert "reward" not in job.models(), "it is a function"
+    assert not workload_of(job).work["rollout"].keeps_generator

@@ -105,7 +105,11 @@ def test_pruning_changes_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(pruned_search, "WAVE", (1024, 3)[seed % 2])
     keep = (4, 1, 100)[seed % 3]
     fastest = exhaustive(costs, models)
-    for objective in objectives(costs, fastest, seed):
+    chosen = objectives(costs, fastest, seed)
+    if chosen[0].works_ahead:  # the second of four stages is the transition
+        ahead = {key: StageTable(each.gpus, each.seconds[[0, 1, 1, 2]]) for key, each in costs.tables.items()}
+        costs = replace(costs, tables=ahead)
+    for objective in chosen:
         every = fastest if objective == Objective() else exhaustive(costs, models, objective)
         found = pruned(costs, models, keep, objective)
         assert [score(answer, objective) for answer in found] == [score(answer, objective) for answer in every[:keep]]

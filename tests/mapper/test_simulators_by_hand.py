@@ -373,9 +373,14 @@ def test_without_a_longest_response_nothing_is_saved() -> None:
 
 
 def test_only_what_is_scored_in_another_pool_begins_early() -> None:
-    pools = [np.array([8.0, 1.0, 2.0]), np.array([0.0, 4.6, 3.0])]
+    pools = [np.array([7.0, 1.0, 2.0, 1.0]), np.array([0.0, 4.6, 3.0, 0.0])]
     assert step_of(pools, SKEWED) == 8.0 + 4.6 + 3.0
     assert step_of(pools, replace(SKEWED, streams=True)) == pytest.approx(8.0 + 1.8 + 3.0)
-    assert step_of(pools, replace(SKEWED, streams=True, works_ahead=True)) == pytest.approx(8.0)
     pools[0][1] = 2.5  # the pool that generates scores, too, and only afterwards
     assert step_of(pools, replace(SKEWED, streams=True)) == pytest.approx(8.0 + 2.5 + 3.0)
+
+
+@pytest.mark.parametrize(("generation", "step"), [(7.0, 1.0 + 4.6 + 3.0), (9.0, 1.0 + 9.0)])
+def test_weights_are_sent_while_neither_pool_works(generation: float, step: float) -> None:
+    pools = [np.array([generation, 0.0, 0.0, 1.0]), np.array([0.0, 4.6, 3.0, 0.0])]
+    assert step_of(pools, replace(SKEWED, streams=True, works_ahead=True)) == pytest.approx(step)

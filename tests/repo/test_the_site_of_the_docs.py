@@ -147,7 +147,7 @@ def test_the_pictures_of_steps_are_as_the_page_draws_them(tmp_path: Path) -> Non
     (tmp_path / "qwen-7b-grpo.yaml").write_text(next(text for kind, text in FENCED.findall(tutorial) if kind == "yaml"))
     page = (ROOT / "docs/rollouts.md").read_text()
     (tmp_path / "docs" / "images").mkdir(parents=True)
-    commands = page[page.index('    plan="rlhf') : page.index("\nWith two pools and")]
+    commands = page[page.index('    plan="rlhf') : page.index("\nWith `maxStaleness: 0` that")]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     printed = subprocess.run(
         ["bash", "-euc", commands], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, check=True
@@ -157,7 +157,7 @@ def test_the_pictures_of_steps_are_as_the_page_draws_them(tmp_path: Path) -> Non
     for name, picture in drawn.items():
         shown = (ROOT / "docs" / "images" / name).read_text()
         assert words_of(picture) == words_of(shown), "docs/rollouts.md says how to draw it"
-    seconds = re.findall(r"predicted: (\S+) s a step", printed.stdout.decode())
+    seconds = re.findall(r"predicted: (\S+) s \(", printed.stdout.decode())
     assert seconds == re.findall(r"takes (\d\S*) s[,:]", page)[:3]
 
 

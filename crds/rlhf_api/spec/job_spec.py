@@ -274,7 +274,7 @@ class Resources(Spec):
     least `nodes`. With placement Auto only. Unset means `nodes`.
     """
     slots_per_node: SlotCount | None = None
-    """Slots of a node; unset means all its GPUs, or one CPU slot with all its cores."""
+    """Slots of a node; unset means all its GPUs, or the CPU slots that `rlhf run` chooses, on a cluster 1."""
 
 
 class Checkpoint(Spec):

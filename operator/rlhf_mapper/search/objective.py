@@ -24,7 +24,8 @@ class Objective:
     prices: tuple[float, ...] = ()
     """Price of a GPU for an hour, by node group; not negative."""
     works_ahead: bool = False
-    """Whether a step generates the responses of a later step while it prepares and trains."""
+    """Whether a step generates the responses of a later step while it prepares and trains. The second of four stages is
+    then the transition: the actor's ranks send weights, and their link carries no gradients meanwhile."""
     streams: tuple[tuple[float, float], ...] = ()
     """How scoring in other pools overlaps generation: (end as a share of generation, share of the scoring that is
     left then) of each group of responses, the shortest first. A stage of the tables is then the preparation of the pool
@@ -40,6 +41,8 @@ class Objective:
 
     def three(self, stages: Floats) -> Floats:
         """Return the seconds of generation, preparation and training [..., 3] by the stages of the tables [..., S]."""
+        if self.works_ahead:
+            return np.stack([stages[..., 0] + stages[..., 1], stages[..., 2], stages[..., 3]], axis=-1)
         if not self.streams:
             return stages
         generation, own, beside, training = np.moveaxis(stages, -1, 0)
@@ -47,23 +50,25 @@ class Objective:
         return np.stack([generation, np.maximum(own, scored - generation), training], axis=-1)
 
     def step(self, stages: Floats) -> Floats:
-        """Return seconds of steps [...] by stages [..., S]: the sum, or max(generation, the rest) if `works_ahead`."""
+        """Return seconds of steps [...] by stages [..., S]: their sum, generation beside others if `works_ahead`."""
         generation, preparation, training = np.moveaxis(self.three(stages), -1, 0)
         seconds: Floats = generation + preparation + training  # one order, so equal stages give equal sums
         if self.works_ahead:
-            seconds = np.maximum(generation, preparation + training)
+            seconds = np.maximum(generation, preparation + training + stages[..., 1])
         return seconds
 
     def beside(self, stages: Floats) -> Floats:
         """Return for each stage a lower bound of the seconds that a step adds to it; stages: of M steps, [M, S]."""
         generation, preparation, training = self.three(stages).T
+        if self.works_ahead:
+            alone, sent, _, _ = stages.T
+            bounds = (sent, np.maximum(alone, preparation + training), sent + training, sent + preparation)
+            return np.stack(bounds, 1)
         if self.streams:
             _, own, beside, _ = stages.T
             (ends, _), (_, rest) = self.streams[0], self.streams[-1]
             others = (np.maximum(own, beside * rest) + training, generation + training, generation * ends + training)
             return np.stack([*others, generation + preparation], 1)
-        if self.works_ahead:
-            return np.stack([0 * generation, training, preparation], 1)
         return np.stack([preparation + training, generation + training, generation + preparation], 1)
 
     def weights(self, groups: int) -> Floats:

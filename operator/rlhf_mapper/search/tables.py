@@ -22,7 +22,7 @@ class StageTable:
     seconds: NDArray[np.float64]
     """[S, K] seconds of generation, preparation and training, none negative; inf where the set does not fit.
 
-    S is 3, or 4 if scoring overlaps generation (`Objective.streams`)."""
+    S is 3, or 4 if a step works ahead or scoring overlaps generation (`Objective`)."""
 
 
 class Costs(Protocol):

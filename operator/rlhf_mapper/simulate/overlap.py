@@ -1,10 +1,32 @@
-"""Scoring while the longest responses are generated (`rollout.stream`; RLHFuse, arXiv:2409.13221, section 4)."""
+"""Work at the same time: transfers over one link; scoring beside generation (RLHFuse, arXiv:2409.13221, section 4)."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from rlhf_api.spec.rollout import stream_groups
 from rlhf_mapper.simulate.layouts import Numbers
 from rlhf_mapper.workload import Workload
+
+
+def ends_of(transfers: Sequence[tuple[float, float]], bandwidth: float) -> list[float]:
+    """Return the seconds at which transfers over one link end; those under way share its bandwidth equally.
+
+    transfers: (seconds at which it begins, bytes) of each; bandwidth: bytes/s of the link.
+    """
+    ends, left, now = [begin for begin, _ in transfers], {each: size for each, (_, size) in enumerate(transfers)}, 0.0
+    while left:
+        under_way = [each for each in left if transfers[each][0] <= now]
+        share = bandwidth / max(len(under_way), 1)
+        events = [transfers[each][0] for each in left.keys() - under_way]
+        then = min([*events, *(now + left[each] / share for each in under_way)])
+        for each in under_way:
+            left[each] -= (then - now) * share
+            if left[each] <= 1e-9 * transfers[each][1]:  # a rounding error
+                ends[each] = then
+                del left[each]
+        now = then
+    return ends
 
 
 def groups_of(load: Workload) -> tuple[tuple[float, float], ...]:
@@ -26,9 +48,12 @@ def groups_of(load: Workload) -> tuple[tuple[float, float], ...]:
 
 
 def stages_of(seconds: Numbers, load: Workload, *, generates: bool) -> Numbers:
-    """Return the stages [S, ...] of a pool for a search (`Objective.streams`) by the pool's seconds [3, ...]."""
+    """Return a pool's stages [S, ...] for a search (`Objective`); seconds: [4, ...], the transition's are the last."""
+    generation, preparation, training, transition = seconds
+    if load.works_ahead:
+        return np.stack([generation, transition, preparation, training])
     if not groups_of(load):
-        return seconds
-    nothing = np.zeros_like(seconds[1])
-    scored = (seconds[1], nothing) if generates else (nothing, seconds[1])
-    return np.stack([seconds[0], *scored, seconds[2]])
+        return np.stack([generation + transition, preparation, training])
+    nothing = np.zeros_like(preparation)
+    scored = (preparation, nothing) if generates else (nothing, preparation)
+    return np.stack([generation + transition, *scored, training])

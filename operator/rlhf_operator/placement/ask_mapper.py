@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
@@ -94,7 +94,7 @@ def map_manual(job: Job, capacity: Capacity, snapshot: Snapshot, settings: Setti
     if capacity.device == "GPU" and capacity.nodes_known and not have_room(capacity, requests, settings):
         need = " and ".join(f"{pool.nodes} x {pool.slots_per_node} GPUs for pool {pool.name}" for pool in pools)
         raise NoPlaceError(f"the pools of spec.placement need {need}, but {capacity.as_clause}")
-    by_hand = place(with_resources(job, device=capacity.device), (slots if capacity.device == "GPU" else 0,))
+    by_hand = place(job.with_resources(device=capacity.device), (slots if capacity.device == "GPU" else 0,))
     shapes = shapes_of(job, snapshot)
     if shapes.why_unknown:
         return by_hand, shapes.why_unknown
@@ -144,14 +144,8 @@ def _one_pool(job: Job, choices: Sequence[Machines], capacity: Capacity) -> Devi
 
 def _placed_on(job: Job, nodes: int, slots: int, device: Device) -> DeviceMapping:
     """Return the mapping of a job onto so many nodes with so many slots each. Raises SpecError."""
-    sized = with_resources(job, device=device, nodes=nodes, max_nodes=None, slots_per_node=slots)
+    sized = job.with_resources(device=device, nodes=nodes, max_nodes=None, slots_per_node=slots)
     return place(sized, (slots if device == "GPU" else 0,) * nodes)
-
-
-def with_resources(job: Job, **changes: Any) -> Job:
-    """Return the job with fields of spec.resources changed."""
-    resources = job.spec.resources.model_copy(update=changes)
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"resources": resources})})
 
 
 def _does_not_fit(capacity: Capacity, machines: Machines, why: Infeasible) -> str:

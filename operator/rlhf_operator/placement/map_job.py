@@ -18,7 +18,7 @@ from rlhf_api.spec.custom_algorithm import Custom
 from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper.mapping import DeviceMapping, Prediction
-from rlhf_operator.placement.ask_mapper import NoPlaceError, PodRequest, have_room, map_auto, map_manual, with_resources
+from rlhf_operator.placement.ask_mapper import NoPlaceError, PodRequest, have_room, map_auto, map_manual
 from rlhf_operator.placement.capacity import Capacity, capacity_for, counted, has_gpus, prices_of, unusable_gpus
 from rlhf_operator.placement.review import predicted
 from rlhf_operator.placement.shapes import UnknownShapeError, origins_of, shapes_of
@@ -73,7 +73,7 @@ def map_job(job: Job, snapshot: Snapshot, settings: Settings, *, most_nodes: int
         return MappingResult(mapping=None, reason="ShapesUnknown", message=message)
     digest, resources = input_hash(job, snapshot, settings), job.spec.resources
     if most_nodes is not None and resources.max_nodes is not None:
-        job = with_resources(job, max_nodes=min(max(most_nodes, resources.nodes), resources.max_nodes))
+        job = job.with_resources(max_nodes=min(max(most_nodes, resources.nodes), resources.max_nodes))
     try:
         return _mapped(job, snapshot, settings, digest)
     except NoPlaceError as error:

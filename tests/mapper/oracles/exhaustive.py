@@ -47,7 +47,7 @@ def exhaustive(costs: Costs, models: Iterable[str], objective: Objective | None 
 
 def _best(costs: Costs, placement: Sets, groups: tuple[int, ...], goal: Objective) -> tuple[Key, Found] | None:
     """With its key, or None where no allocation fits."""
-    every = _combinations(costs, placement, groups, 4 if goal.streams else 3)
+    every = _combinations(costs, placement, groups, 4 if goal.streams or goal.works_ahead else 3)
     first, second = goal.keys(goal.step(every.stages), weight(every.gpus, goal.weights(len(costs.groups))))
     order = np.lexsort((second, first))
     if not len(order) or not np.isfinite(first[order[0]]):

@@ -15,7 +15,7 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping, Infeasible, as_json
 from rlhf_mapper.workload import lengths_around
-from rlhf_planning.checkpoint_size import in_words
+from rlhf_planning.checkpoint_size import in_words, upload_in_words
 from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
 from rlhf_planning.job_plan import notes_of, objective_of, plan_job, prices_of
 from rlhf_planning.lengths import lengths_of
@@ -26,6 +26,7 @@ from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem
 from rlhf_trainer.report.calibrate import Calibration, calibration_of
 from rlhf_trainer.report.run_record import JobRecord, read_run
+from rlhf_trainer.run.placement import with_cpu_slots
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import writing
 
@@ -80,8 +81,11 @@ def plans_of(
     long as in these runs, or in an earlier run in `output`. Raises SpecError; DataError if a model's shape
     cannot be read.
     """
+    names, slots = {job.name for job in chosen}, ""
+    if cluster is None:
+        jobs, slots = with_cpu_slots(jobs, output)
     plans = []
-    for job in chosen:
+    for job in (job for job in jobs if job.name in names):
         machines = cluster or local_cluster(job, gpus_here)
         device = device_of(job, machines)
         runs = {run: read_run(run).jobs for run in calibrate}
@@ -100,8 +104,9 @@ def plans_of(
             responses=given or _measured_lengths(earlier, job),
             prompts=lengths_of(prompts, "--prompt-tokens", most=data.max_prompt_tokens) if prompts else (),
         )
-        notes = tuple(notes_of(mapping, machines, shapes))
-        plans.append(JobPlan(job, mapping, calibration, prices_of(machines), notes, in_words(job, shapes)))
+        notes = [*notes_of(mapping, machines, shapes), slots, upload_in_words(job, shapes, mapping, machines)]
+        told = tuple(filter(None, notes))
+        plans.append(JobPlan(job, mapping, calibration, prices_of(machines), told, in_words(job, shapes)))
     return plans
 
 

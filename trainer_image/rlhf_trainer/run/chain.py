@@ -13,7 +13,7 @@ from rlhf_trainer.outputs.display import Display
 from rlhf_trainer.outputs.live import display_for
 from rlhf_trainer.outputs.opening import OutputOptions, open_listeners
 from rlhf_trainer.run.machine import gpu_count, write_environment
-from rlhf_trainer.run.placement import Placed, place_job
+from rlhf_trainer.run.placement import Placed, place_job, with_cpu_slots
 from rlhf_trainer.run.preconditions import require_no_cluster, require_packages
 from rlhf_trainer.run.publisher import RunContext
 from rlhf_trainer.run.resume import Start, from_the_start, unfinished
@@ -49,9 +49,10 @@ def run_file(
     require_packages()
     jobs = load_with_finished(output, manifest, overrides)
     require_no_cluster(jobs)
+    address = address or os.environ.get("RAY_ADDRESS")
+    jobs, chosen = (jobs, "") if address else with_cpu_slots(jobs, output, restart=restart)
     folders = {job.name: model_folders(job, output) for job in jobs}
     here = (gpu_count(),)
-    address = address or os.environ.get("RAY_ADDRESS")
     own = {job.name: place_job(job, here, jobs, output) for job in jobs} if not address else {}
     cpu_slots = max((sum(pool.size for pool in placed.mapping.pools) for placed in own.values()), default=0)
     display = display_for(jobs)
@@ -59,6 +60,8 @@ def run_file(
     with only_run_in(output), open_listeners(options, output, display.warn) as listeners:
         starts = starts_of(jobs, output, display, restart=restart)
         pending = [job for job in jobs if job.name in starts]
+        if pending and chosen:
+            display.say(chosen)
         with (
             stop.handled(),
             ray_session(address, cpu_slots=cpu_slots) if pending else nullcontext(),

@@ -1,23 +1,28 @@
-"""Placement of a job's models by the mapper, checked before anything starts."""
+"""Placement of a job's models by the mapper, checked before anything starts; and the CPU slots of a file's jobs."""
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from rlhf_api import kubectl_yaml
 from rlhf_api.job import Job
+from rlhf_api.problems import SpecError
 from rlhf_mapper.auto_map import predict
 from rlhf_mapper.config_file import made_from
+from rlhf_mapper.cpu_slots import choose_slots
 from rlhf_mapper.mapping import DeviceMapping, Infeasible
 from rlhf_mapper.place import place
 from rlhf_planning.job_plan import plan_job
-from rlhf_planning.machines import UnknownGpuError, slots_of
-from rlhf_planning.timeline import interval_text
+from rlhf_planning.machines import UnknownGpuError, host_memory, slots_of
+from rlhf_planning.timeline import interval_text, seconds_text
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem, TrainerError
+from rlhf_trainer.run.machine import cores, gpu_count
 from rlhf_trainer.run.preconditions import require_generating, require_possible
 from rlhf_trainer.run.shapes import config_file, shapes_of
-from rlhf_trainer.run_folder.folder import model_folder
+from rlhf_trainer.run_folder.folder import JOB_FILE, JobFolder, model_folder, reading
 
 
 class Placed(NamedTuple):
@@ -30,13 +35,11 @@ class Placed(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """Sentences about the predicted seconds of a step, and about why the mapper was not used; may be empty."""
-        prediction, count = self.mapping.prediction, len(self.mapping.pools)
-        pools = "1 pool" if count == 1 else f"{count} pools"
-        notes = []
-        if prediction:
-            step = interval_text(prediction.step_seconds, prediction.low, prediction.high)
-            notes = [f"mapped: {pools}, predicted {step} a step"]
-        return [*notes, f"not mapped: {self.unmapped}"] if self.unmapped else notes
+        notes, count = [f"not mapped: {self.unmapped}"] * bool(self.unmapped), len(self.mapping.pools)
+        if found := self.mapping.prediction:
+            step = interval_text(found.step_seconds, found.low, found.high)
+            notes.insert(0, f"mapped: {count} pool{'s' * (count > 1)}, predicted {step} a step")
+        return notes
 
 
 def place_job(job: Job, gpus_per_machine: Sequence[int], jobs: Sequence[Job], output: Path) -> Placed:
@@ -81,3 +84,46 @@ def _mapped(job: Job, together: DeviceMapping, jobs: Sequence[Job], output: Path
     if isinstance(best, Infeasible):
         raise EnvironmentProblem(f"{job.name}: {best}")
     return Placed(best)
+
+
+def with_cpu_slots(jobs: Sequence[Job], output: Path, *, restart: bool = False) -> tuple[list[Job], str]:
+    """Return the jobs with their CPU slots, and a sentence on the choice; empty if nothing was chosen.
+
+    All jobs with open slots get the same number, so that processes may stay from job to job: the number of a job of the
+    file that has begun in the run folder (not with `restart`), or else the mapper's. Nothing changes where
+    OMP_NUM_THREADS gives the threads of a slot, as the operator does, or where a model's shape is unknown.
+    """
+    opened = [] if "OMP_NUM_THREADS" in os.environ else [job for job in jobs if _leaves_slots_open(job)]
+    slots, why = 0, f"as the run in {output} began"
+    with suppress(TrainerError, SpecError):  # a run reads these files again, and says what is wrong
+        begun = [each for job in opened if not restart and (each := _begun_slots(job, output))]
+        slots = begun[0] if begun else 0
+        if opened and not begun:
+            known = [(job, shapes_of(jobs, job, output)) for job in opened]
+            slots, seconds = choose_slots(known, cores(), host_memory())
+            runs = ", ".join(f"{seconds_text(each)} on {count}" for count, each in seconds.items())
+            why = f"the steps are predicted to take {runs}" if seconds[1] else "the number of steps is not known yet"
+    if not slots:
+        return list(jobs), ""
+    sized = [job.with_resources(slots_per_node=slots) if job in opened else job for job in jobs]
+    threads = max(cores() // slots, 1)
+    return sized, f"{slots} CPU slot{'s' * (slots > 1)} of {threads} thread{'s' * (threads > 1)}: {why}"
+
+
+def _leaves_slots_open(job: Job) -> bool:
+    """Whether a job runs on CPU slots of one node here, and neither their number nor its pools are in the manifest."""
+    resources = job.spec.resources
+    is_on_cpu = resources.device == "CPU" or (resources.device == "Auto" and not gpu_count())
+    is_open = resources.slots_per_node is None and resources.nodes == 1 and job.spec.placement.mode == "Auto"
+    return is_on_cpu and is_open and not job.generates_apart
+
+
+def _begun_slots(job: Job, output: Path) -> int | None:
+    """Return the slots of a job's earlier run, by its folder or newest checkpoint; None if there is no such run."""
+    folder = JobFolder(output, job)
+    newest = folder.newest_checkpoint()
+    if not newest and not (folder.path / JOB_FILE).is_file():
+        return None
+    with reading(newest.uri if newest else folder.path):
+        document = kubectl_yaml.read(folder.saved(JOB_FILE, newest), "")[0]
+        return int(document["spec"].get("resources", {}).get("slotsPerNode") or 1)

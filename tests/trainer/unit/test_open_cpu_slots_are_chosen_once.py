@@ -1,0 +1,92 @@
+"""Where a manifest leaves the CPU slots of a machine open, they are chosen for the file, and a run keeps them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf_api.files import load
+from rlhf_api.job import Job
+from rlhf_trainer.run import placement
+from rlhf_trainer.run.placement import with_cpu_slots
+from rlhf_trainer.run.resume import from_the_start
+from rlhf_trainer.run_folder.folder import JobFolder
+
+MANIFEST = Path(__file__).parents[3] / "examples" / "01-helpful-ppo.yaml"
+LONG = "training.totalSteps=1000"
+OPEN = ("resources.slotsPerNode=null", LONG)
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(placement, "cores", lambda: 2)
+    monkeypatch.setattr(placement, "gpu_count", lambda: 0)
+
+
+def jobs(*overrides: str) -> list[Job]:
+    return load(MANIFEST, overrides)
+
+
+def slots(found: list[Job]) -> list[int | None]:
+    return [job.spec.resources.slots_per_node for job in found]
+
+
+def begun(output: Path, job: Job, count: int | None) -> JobFolder:
+    """What a run of a job with so many slots leaves, with a checkpoint."""
+    folder = JobFolder(output, job.with_resources(slots_per_node=count))
+    folder.begin(None, inputs=from_the_start(jobs(*OPEN), output)[job.name].inputs)
+    folder.record({"step": 1}, total_steps=9, stage="SFT")
+    texts = folder.texts_for_checkpoint(up_to=1)
+    state = {"step": 1, "rows": 1, "digests": {}}
+    folder.checkpoints.complete(folder.checkpoints.begin(1), {"state.json": json.dumps(state), **texts})
+    return folder
+
+
+def test_the_jobs_of_a_file_get_the_same_slots(tmp_path: Path) -> None:
+    found, sentence = with_cpu_slots(jobs(*OPEN), tmp_path)
+    assert slots(found) == [2, 2, 2]
+    assert sentence.startswith("2 CPU slots of 1 thread: the steps are predicted to take "), sentence
+    assert " s on 1, " in sentence
+
+
+def test_few_steps_keep_one_slot_and_it_is_said(tmp_path: Path) -> None:
+    found, sentence = with_cpu_slots(jobs(OPEN[0], "training.totalSteps=1"), tmp_path)
+    assert slots(found) == [1, 1, 1]
+    assert sentence.startswith("1 CPU slot of 2 threads: the steps are predicted to take ")
+    epochs = jobs(OPEN[0], "training.totalSteps=null", "training.totalEpochs=2")
+    found, sentence = with_cpu_slots(epochs, tmp_path)
+    assert (slots(found), sentence[-34:]) == ([1, 1, 1], "the number of steps is not known yet"[-34:])
+
+
+def test_slots_that_are_given_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_cpu_slots(jobs(LONG), tmp_path) == (jobs(LONG), "")
+    assert slots(with_cpu_slots(jobs(*OPEN, "helpful-rm:resources.slotsPerNode=4"), tmp_path)[0]) == [2, 4, 2]
+    ahead = with_cpu_slots(jobs(*OPEN, "helpful-ppo:rollout.maxStaleness=1"), tmp_path)[0]
+    assert slots(ahead)[-1] is None, "its rollout takes a pool of its own"
+    pools = "helpful-sft:placement.pools=[{name: all, models: [actor], slotsPerNode: 1}]"
+    by_hand = jobs(LONG, OPEN[0], "helpful-sft:placement.mode=Manual", pools)[:1]
+    assert with_cpu_slots(by_hand, tmp_path) == (by_hand, "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert with_cpu_slots(jobs(*OPEN), tmp_path) == (jobs(*OPEN), ""), "its user says the threads of a slot"
+
+
+def test_gpus_are_not_cpu_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "gpu_count", lambda: 1)
+    assert slots(with_cpu_slots(jobs(*OPEN), tmp_path)[0]) == [None] * 3
+    assert slots(with_cpu_slots(jobs(*OPEN, "resources.device=CPU"), tmp_path)[0]) == [2] * 3
+
+
+@pytest.mark.parametrize("count", [None, 1], ids=["of an earlier version", "chosen then"])
+def test_a_run_goes_on_with_its_slots(tmp_path: Path, count: int | None) -> None:
+    begun(tmp_path, jobs(*OPEN)[0], count)
+    found, sentence = with_cpu_slots(jobs(*OPEN), tmp_path)
+    assert (slots(found), sentence) == ([1] * 3, f"1 CPU slot of 2 threads: as the run in {tmp_path} began")
+    assert slots(with_cpu_slots(jobs(*OPEN), tmp_path, restart=True)[0]) == [2] * 3
+
+
+def test_a_checkpoint_elsewhere_says_the_slots(tmp_path: Path) -> None:
+    elsewhere = (*OPEN, f"checkpoint.storage={(tmp_path / 'store').as_uri()}")
+    begun(tmp_path / "run", jobs(*elsewhere)[0], 1)
+    (tmp_path / "run" / "helpful-sft" / "job.yaml").unlink()
+    assert slots(with_cpu_slots(jobs(*elsewhere), tmp_path / "run")[0]) == [1] * 3
