@@ -324,7 +324,7 @@ def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
         for group in cluster.groups
         if (nodes := _smallest(task, group)) is not None
     )
-    reason = _short_of(task, costs, cluster, needed, have, waits=waits)
+    reason = _short_of(task, costs, cluster, needed, have, waits=waits, room=room)
     return Infeasible(short_bytes=max(needed - have, 0.0), smallest=smallest, reason=reason)
 
 
@@ -363,15 +363,19 @@ def _gpus_in_words(cluster: Cluster) -> str:
 
 
 def _short_of(
-    task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float, *, waits: bool
+    task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float, *, waits: bool, room: float
 ) -> str:
-    """Return why no mapping fits. needed, have: needed and existing GPU bytes for states; waits: host can hold all."""
+    """Return why no mapping fits.
+
+    needed, have: needed and existing GPU bytes for states; waits: whether the host, with `room` bytes, can hold all.
+    """
     models = ", ".join(task.requests)
     if not any(map(task.can_use, cluster.groups)):
         return _without_bf16(task, cluster.groups)
     if needed > have:
         one = "the largest of " * (waits and len(task.requests) > 1)
-        full = ", and the host memory is too small for them to wait there" * (task.software.may_offload and not waits)
+        full = f", and half of the host memory, {room / 1e9:,.1f} GB, is too small for them to wait there"
+        full = full * (task.software.may_offload and not waits)
         states = f"the states of {one}{models} take {needed / 1e9:,.1f} GB"
         return f"{states}, but {_gpus_in_words(cluster)} hold {have / 1e9:,.1f} GB{full}"
     for role, request in task.requests.items():

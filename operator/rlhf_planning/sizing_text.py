@@ -10,8 +10,11 @@ from rich.padding import Padding
 from rich.table import Table
 
 from rlhf_api.job import Job
+from rlhf_mapper.hardware import Cluster
+from rlhf_planning.job_plan import notes_of
 from rlhf_planning.mapping_text import COLUMNS, Prose
-from rlhf_planning.market import Market
+from rlhf_planning.market import Market, usual_nodes
+from rlhf_planning.sized_job import shapes_of
 from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing
 from rlhf_planning.timeline import interval_text, plain
 
@@ -43,7 +46,7 @@ def table_of(sizing: Sizing, is_narrow: bool) -> Table:
             justify="left" if name in ("", "type") else "right",
             no_wrap=not (is_narrow and name in ("a step", "hours")),
         )
-    table.add_column("tight")
+    table.add_column("tight", overflow="fold")
     for row in sizing.rows:
         cost = "no price" if row.cost() is None else money(row.cost())
         step = interval_text(*(row.seconds[case] for case in (1, 0, 2)))
@@ -75,10 +78,11 @@ def sentences_of(sizing: Sizing, job: Job, market: Market, limits: Limits) -> It
         yield f"  Instances: {f'{row.nodes} of ' * (row.nodes > 1)}{', '.join(names)}{more}."
     if (small := sizing.smallest) and small is not row:
         yield f"Smallest that fits: {name_of(small)}, {_work(small)}{f'; {small.tight}' * bool(small.tight)}."
-    source = market.gpus[row.gpu].source if row.price else ""
+    yield from notes_of(row.mapping, Cluster((usual_nodes(row.gpu, row.gpus),)), shapes_of(job))
+    source = market.offer(row.gpu).source
     yield (
-        f"Prices: {market.date}{f', {source}' * bool(source)}; GPUs alone, on demand. About 80 % of jobs should be "
-        "within the intervals; no GPU has run any."
+        f"Prices: {market.date}{f', {source}' * bool(source)}; GPUs alone, on demand. Intervals: errors of a fit on "
+        "published steps, one source left out at a time; no GPU has run any."
     )
 
 
