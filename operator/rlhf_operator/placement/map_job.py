@@ -198,7 +198,7 @@ def _mapped_sizes(job: Job, role: PlacedRole, mapping: DeviceMapping, prediction
         "role": role,
         "offload": mapped.offload if mapped and model.offload == "None" else None,
         "gradient_checkpointing": mapped.recomputes if mapped and mapper_decides else None,
-        **asdict(mapping.sizes[role]),
+        **{name: size for name, size in asdict(mapping.sizes[role]).items() if name in MappedSizes.model_fields},
         "generation_pipeline": generator[0],
         "generation_tensor": generator[1],
     }
