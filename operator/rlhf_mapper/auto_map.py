@@ -118,7 +118,9 @@ def mapping_of(
     if best is None:
         return None
     _, costs, found, goal = best
-    near = [each for each in found if each.seconds <= 1.02 * found[0].seconds] if goal.kind == "throughput" else found[:1]
+    near = (
+        [each for each in found if each.seconds <= 1.02 * found[0].seconds] if goal.kind == "throughput" else found[:1]
+    )
     simplest = min(near, key=lambda each: len(each.sets))
     found = [simplest, *(each for each in found if each is not simplest)]
     sets = found[0].sets

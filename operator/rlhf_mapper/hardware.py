@@ -1,12 +1,10 @@
 """Hardware of a cluster: GPU types with their published figures, and the nodes that hold them."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_api.tables import read_table
@@ -71,7 +69,7 @@ class Gpu:
         host: float,
         source: str,
         network: float = USUAL_NETWORK,
-    ) -> Gpu:
+    ) -> Self:
         """Return a GPU type from the vendor's figures: GB, TFLOP/s in bf16 and in fp32, GB/s, and network in Gb/s."""
         return cls(
             name=name,
@@ -275,7 +273,7 @@ class NodeGroup:
         return self.count * self.gpus_per_node
 
     @property
-    def in_zones(self) -> tuple[NodeGroup, ...]:
+    def in_zones(self) -> tuple[Self, ...]:
         """Node group of each zone alone; just this group if all its nodes lie in one zone."""
         if not self.spans_zones:
             return (self,)
