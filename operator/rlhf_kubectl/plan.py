@@ -24,7 +24,7 @@ from rlhf_operator.reconcile.context import parse_job
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Document, ObservedJob, Snapshot
 from rlhf_planning.job_plan import notes_of
-from rlhf_planning.mapping_text import print_plan
+from rlhf_planning.mapping_text import explain, printing
 
 NOTES = (
     "you may not list nodes: spec.resources is believed",
@@ -59,7 +59,9 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
         _print_answer(console, job.name, result.reason, result.message, has_place=result.mapping is not None)
         if result.answer:
             notes = notes_of(result.answer, Cluster(), shapes_of(job, snapshot).known)
-            print_plan(result.answer, title=f"{job.name}, a step of {job.spec.algorithm.name}", notes=notes)
+            title = f"{job.name}, a step of {job.spec.algorithm.name}"
+            with printing() as wide:
+                explain(result.answer, title=title, console=wide, notes=notes)
         without += [job.name] * (result.mapping is None)
     for note in compress(NOTES, (nodes is None, pods is None, settings is None)):
         console.print(f"note: {note}", style="dim")

@@ -185,19 +185,10 @@ def _slice(gpu: Gpu, sevenths: int, gigabytes: int) -> Gpu:
 ESTIMATED = " (estimated)"
 """Suffix of the name of a GPU that the GPU table lacks; its figures are estimated from what the driver reports."""
 PER_CYCLE: Mapping[tuple[int, int], tuple[int, int]] = {
-    (7, 0): (1024, 128),
-    (7, 5): (1024, 128),
-    (8, 0): (2048, 128),
-    (8, 6): (1024, 256),
-    (8, 9): (1024, 256),
-    (9, 0): (4096, 256),
-    (10, 0): (8192, 256),
-    (12, 0): (1024, 256),
+    (found[0], found[1]): (found[2], found[3])
+    for found in read_table(__package__, "per_cycle.yaml", list[tuple[int, int, int, int]])
 }
-"""CUDA's compute capability -> FLOP of one multiprocessor in a cycle: (matrix products in bf16, fp32).
-
-From NVIDIA's papers on the architectures. GeForce cards add bf16 products up in fp32 half as fast.
-"""
+"""CUDA's compute capability -> FLOP of one multiprocessor in a cycle: (matrix products in bf16, fp32)."""
 PCIE_4 = 32 * GB
 """Bytes/s of PCIe 4.0 x16 in one direction."""
 

@@ -20,7 +20,7 @@ from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
 from rlhf_planning.job_plan import networks_of, notes_of, objective_of, plan_job, prices_of
 from rlhf_planning.lengths import lengths_of
 from rlhf_planning.machines import device_of, local_cluster
-from rlhf_planning.mapping_text import print_plan, step_price
+from rlhf_planning.mapping_text import explain, printing, step_price
 from rlhf_planning.timeline import timeline_of
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem
@@ -158,7 +158,8 @@ def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
 
 
 def _explain(answer: JobPlan, svg: Path | None) -> None:
-    print_plan(answer.mapping, title=answer.title, prices=answer.prices, notes=answer.notes)
+    with printing() as console:
+        explain(answer.mapping, title=answer.title, console=console, prices=answer.prices, notes=answer.notes)
     typer.echo(f"{answer.checkpoints}\n")
     typer.echo(f"{answer.calibration}\n" if answer.calibration else "")
     if svg and isinstance(answer.mapping, DeviceMapping):

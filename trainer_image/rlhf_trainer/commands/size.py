@@ -2,13 +2,11 @@
 
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
@@ -18,7 +16,7 @@ from rlhf_importers.peers import commands_of
 from rlhf_mapper.hardware import Cluster
 from rlhf_planning.asked_model import AskedModel, model_of, size_in_words
 from rlhf_planning.job_plan import notes_of
-from rlhf_planning.mapping_text import COLUMNS, Prose
+from rlhf_planning.mapping_text import COLUMNS, Prose, printing
 from rlhf_planning.market import Market, usual_nodes
 from rlhf_planning.sized_job import Training, document_of, placed_document, seconds_of, shapes_of
 from rlhf_planning.sizing import RESTART_MINUTES, Limits, Row, Sizing, size_job, wanted_gpus
@@ -124,19 +122,13 @@ def _draw(sizing: Sizing, title: str, picture: Path) -> None:
 
 
 def print_sizing(sizing: Sizing, job: Job, market: Market, limits: Limits, *, title: str, closing: str) -> None:
-    """Print the table between its sentences to stdout, in COLUMNS columns if that is no terminal."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = COLUMNS
-    with console.capture() as shown:
-        console.print(Prose(title, "bold"))
-        for sentence in sizing.unfit:
-            console.print(Prose(sentence))
+    """Print the table between its sentences."""
+    with printing() as console:
+        console.print(Prose(title, "bold"), *map(Prose, sizing.unfit), sep="\n")
         if sizing.rows:
             console.print("", Padding(table_of(sizing, console.width < COLUMNS), 0, expand=False), "", sep="\n")
         for sentence in [*sentences_of(sizing, job, market, limits), closing]:
             console.print(Prose(sentence))
-    typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
 
 
 def table_of(sizing: Sizing, is_narrow: bool) -> Table:
