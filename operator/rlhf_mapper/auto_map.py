@@ -28,6 +28,8 @@ from rlhf_mapper.workload import Work, Workload, workload_of
 
 MAX_PLACEMENTS = 4
 """Number of placements that a search returns: the best, and three others to compare with."""
+NEAR = 0.02
+"""Share of the fastest step within which a placement in fewer pools is taken instead."""
 HALF = 2
 """Bytes of a number in bf16."""
 MAX_NODES = 4096
@@ -104,7 +106,7 @@ def auto_map(
 def mapping_of(
     task: MappingProblem, cluster: Cluster, *, device: Device = "GPU", objective: Objective | None = None
 ) -> DeviceMapping | None:
-    """Return the best mapping of a problem; None if nothing fits."""
+    """Return the best mapping of a problem, or one in fewer pools that is as fast within NEAR; None if nothing fits."""
     best: tuple[tuple[float, float], PoolCosts, list[Found], Objective] | None = None
     for chosen in _choices(cluster):
         costs = task.costs(Cluster(tuple(group for _, group in chosen)))
@@ -118,11 +120,10 @@ def mapping_of(
     if best is None:
         return None
     _, costs, found, goal = best
-    near = (
-        [each for each in found if each.seconds <= 1.02 * found[0].seconds] if goal.kind == "throughput" else found[:1]
-    )
-    simplest = min(near, key=lambda each: len(each.sets))
-    found = [simplest, *(each for each in found if each is not simplest)]
+    if goal.kind == "throughput":
+        near = (each for each in found if each.seconds <= (1 + NEAR) * found[0].seconds)
+        simplest = min(near, key=lambda each: len(each.sets))
+        found = [simplest, *(each for each in found if each is not simplest)]
     sets = found[0].sets
     ordered = sorted(sets, key=lambda each: ("actor" not in each[0], sorted(each[0])))
     pools = [_pool(costs, models, group, gpus) for models, group, gpus in ordered]

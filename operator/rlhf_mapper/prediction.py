@@ -126,12 +126,14 @@ def rejected_of(costs: PoolCosts, found: Sequence[Found], objective: Objective) 
 
 
 def _reason(costs: PoolCosts, best: Found, other: Found, objective: Objective) -> str:
-    """Return why a placement is worse than the best: more GPUs, higher price, or a slower stage and its slow pool."""
+    """Return why a placement is worse than the best: more GPUs, price or pools, or a slower stage and its slow pool."""
     if objective.kind == "fewest_gpus" and other.gpus > best.gpus:
         return f"takes {other.gpus} GPUs instead of {best.gpus}"
     least = _price(best, objective) if objective.kind == "lowest_cost" else 0.0
     if objective.kind == "lowest_cost" and (dearer := _price(other, objective) - least) > 0:
         return f"costs {dearer / least:.1%} more a step" if least else "costs something, and the best nothing"
+    if other.seconds < best.seconds:
+        return f"takes {len(other.sets)} pools instead of {len(best.sets)}"
     lost = [mine - least for mine, least in zip(other.stages, best.stages, strict=True)]
     stage = int(np.argmax(lost))
     if lost[stage] <= 0:
