@@ -207,8 +207,10 @@ class _Search:
         if (gpu, gpus) not in self._rows:
             nodes, offer = usual_nodes(gpu, gpus), self._market.offer(gpu)
             mapping, steps = mapping_of(self._task, Cluster((nodes,))), self._job.spec.training.total_steps or 1
-            found = {"gpu": gpu, "gpus": gpus, "nodes": nodes.count, "price": offer.on_demand, "spot": offer.spot}
-            self._rows[gpu, gpus] = Row(mapping=mapping, steps=steps, **found) if mapping else None
+            prices = {"price": offer.on_demand, "spot": offer.spot}
+            self._rows[gpu, gpus] = mapping and Row(
+                gpu=gpu, gpus=gpus, nodes=nodes.count, mapping=mapping, steps=steps, **prices
+            )
         return self._rows[gpu, gpus]
 
     def screened(self, gpu: str) -> dict[int, float]:

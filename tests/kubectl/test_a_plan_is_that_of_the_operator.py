@@ -59,7 +59,7 @@ def test_what_a_plan_of_a_mixture_leaves_out_is_said(
     gpus = {"cpu": "400", "memory": "4000Gi", "pods": "100", "nvidia.com/gpu": "8"}
     node = {
         "metadata": {"name": "h200", "uid": "1", "labels": {"nvidia.com/gpu.product": "NVIDIA-H200"}},
-        "status": {**NODE["status"], "allocatable": gpus},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": gpus},
     }
     there = {NODES.path(): [node], PODS.path(): []}
     monkeypatch.setattr(Kubectl, "get", lambda _, path: {"items": there.get(path, [])})

@@ -397,7 +397,7 @@ def test_unchanging_weights_are_resharded_only_to_make_room(change: str, *, resh
     assert ("reshard" in mapping.prediction.phases) == reshards
 
 
-def test_of_two_placements_about_as_fast_the_simpler_is_taken() -> None:
+def test_of_placements_about_as_fast_the_simpler_is_taken() -> None:
     data, batch = {"maxPromptTokens": 1024, "maxResponseTokens": 1024}, {"promptBatchSize": 1024, "miniBatchSize": 128}
     job = job_of("PPO", data=data, training=batch)
     nodes = NodeGroup(gpu=GPUS["a100-80g"], count=16, gpus_per_node=8, node_bandwidth=25 * GB)

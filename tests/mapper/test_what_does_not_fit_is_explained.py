@@ -107,7 +107,7 @@ def test_states_wait_in_host_memory_as_far_as_there_is_room() -> None:
     )
 
 
-def test_enough_host_memory_is_named_where_models_could_wait_there() -> None:
+def test_enough_host_memory_is_named_where_models_could_wait() -> None:
     (nodes,) = cluster_of(("h100-80g", 1, 2)).groups
     job = job_of("PPO", models={role: {"gradientCheckpointing": True} for role in ("actor", "critic")})
 

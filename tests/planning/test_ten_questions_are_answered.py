@@ -57,7 +57,7 @@ def test_whether_it_fits_on_one_node() -> None:
     assert refused["chosen"]["gpus"] > 8
 
 
-def test_an_8b_on_one_h100_fits_with_its_optimizer_in_the_host() -> None:
+def test_an_8b_on_one_h100_fits_by_its_host_memory() -> None:
     found = answer("8b --response 2k --mean 600 --gpus h100=1")
     holds_together(found, steps=200)
     row = found["chosen"]
