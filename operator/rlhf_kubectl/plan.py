@@ -42,7 +42,10 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
     """
     nodes, console = kubectl.items(NODES.path()), Console(highlight=False)
     if nodes is None and (mapped := _operators_answer(kubectl, what)):
-        return _print_operators_answer(console, what, mapped)
+        has_place, when = mapped.status == "True", mapped.last_transition_time
+        _print_answer(console, what, mapped.reason, mapped.message, has_place=has_place)
+        console.print(f"note: you may not list nodes; this is the operator's answer of {when}", style="dim")
+        return [] if has_place else [what]
     settings, pods = settings_of(kubectl, kubectl.namespace), kubectl.items(PODS.path())
     slices = kubectl.items(preferred(SLICES, kubectl.find(f"/apis/{SLICES.group}")).path())
     cache = _cache(jobs=job_documents(kubectl), nodes=nodes, pods=pods, slices=slices)
@@ -81,14 +84,6 @@ def _cache(**listed: Sequence[Document] | None) -> Cache:
 def _operators_answer(kubectl: Kubectl, what: str) -> Condition | None:
     """Return the condition Mapped of a job of the cluster; None for a file, or before the job was mapped."""
     return None if Path(what).is_file() else found(find_job(kubectl, what).status.conditions, "Mapped")
-
-
-def _print_operators_answer(console: Console, name: str, mapped: Condition) -> list[str]:
-    has_place = mapped.status == "True"
-    _print_answer(console, name, mapped.reason, mapped.message, has_place=has_place)
-    when = mapped.last_transition_time
-    console.print(f"note: you may not list nodes; this is the operator's answer of {when}", style="dim")
-    return [] if has_place else [name]
 
 
 def _jobs_to_plan(kubectl: Kubectl, what: str, existing: Mapping[str, ObservedJob]) -> list[tuple[Job, ObservedJob]]:

@@ -17,8 +17,6 @@ from rlhf_planning.asked_model import AskedModel
 
 AMOUNT = re.compile(r"(\d{1,12}(?:\.\d+)?) ?([a-z]*)")
 SECONDS = {"": 1, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
-LEAST = 0.5
-"""Number of tokens, or of seconds, above which one is taken."""
 DATA = "file:///data/train.jsonl"
 """Place of the training data in the manifest, which the user replaces."""
 SAMPLES = 8
@@ -56,10 +54,9 @@ def seconds_of(text: str, path: str) -> float:
 
 
 def _amount(text: str, path: str, units: Mapping[str, int], expected: str) -> float:
-    """Return a number with a unit, in the smallest of `units`. Raises SpecError."""
+    """Return a number with a unit, at least 1 of the smallest of `units`. Raises SpecError."""
     found = AMOUNT.fullmatch(text.strip().lower())
-    amount = float(found[1]) * units.get(found[2], 0) if found else 0.0
-    if amount <= LEAST:
+    if (amount := float(found[1]) * units.get(found[2], 0) if found else 0.0) < 1:
         raise SpecError([Problem(path, f"is {text}, expected {expected}")])
     return amount
 
