@@ -17,7 +17,7 @@ from rlhf_mapper.hardware import MAX_GROUPS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.node_uses import node_uses, nodes_of_pool, sizes_of_pools
 from rlhf_mapper.pools import PoolCosts, Simulated
-from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of
+from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of, simplest_first
 from rlhf_mapper.remedies import remedies_of
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
@@ -28,8 +28,6 @@ from rlhf_mapper.workload import Work, Workload, workload_of
 
 MAX_PLACEMENTS = 4
 """Number of placements that a search returns: the best, and three others to compare with."""
-NEAR = 0.02
-"""Share of the fastest step within which a placement in fewer pools is taken instead."""
 HALF = 2
 """Bytes of a number in bf16."""
 MAX_NODES = 4096
@@ -106,7 +104,7 @@ def auto_map(
 def mapping_of(
     task: MappingProblem, cluster: Cluster, *, device: Device = "GPU", objective: Objective | None = None
 ) -> DeviceMapping | None:
-    """Return the best mapping of a problem, or one in fewer pools that is as fast within NEAR; None if nothing fits."""
+    """Return the best mapping of a problem, or one in fewer pools that is about as fast; None if nothing fits."""
     best: tuple[tuple[float, float], PoolCosts, list[Found], Objective] | None = None
     for chosen in _choices(cluster):
         costs = task.costs(Cluster(tuple(group for _, group in chosen)))
@@ -120,12 +118,8 @@ def mapping_of(
     if best is None:
         return None
     _, costs, found, goal = best
-    if goal.kind == "throughput":
-        near = (each for each in found if each.seconds <= (1 + NEAR) * found[0].seconds)
-        simplest = min(near, key=lambda each: len(each.sets))
-        found = [simplest, *(each for each in found if each is not simplest)]
-    sets = found[0].sets
-    ordered = sorted(sets, key=lambda each: ("actor" not in each[0], sorted(each[0])))
+    found = simplest_first(found) if goal.kind == "throughput" else found
+    ordered = sorted(found[0].sets, key=lambda each: ("actor" not in each[0], sorted(each[0])))
     pools = [_pool(costs, models, group, gpus) for models, group, gpus in ordered]
     pools = [replace(pools[0], name="all")] if len(pools) == 1 else pools
     mapping = _with_prediction(costs, found[0], DeviceMapping(device=device, pools=tuple(pools), sizes={}))

@@ -19,6 +19,8 @@ from rlhf_mapper.simulate import generation, memory
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.strategy import GeneratingStrategies, Strategies
 
+NEAR = 0.02
+"""Share of the fastest step within which a placement in fewer pools is taken instead."""
 Parts = dict[Stage, dict[str, float]]
 """Bytes of a GPU by stage and use: weights, gradients, optimizer, activations, generator or kv_cache."""
 OFFLOAD_PHASES: tuple[Phase, ...] = ("reshard", "scoring", "update")
@@ -108,6 +110,13 @@ def _phases(
         of_pools = [sum(cuts[role].predicted.seconds.get("scoring", 0.0) for role in pool.models) for pool in pools]
         phases["scoring"] = max(phases["scoring"], *of_pools)
     return {phase: seconds for phase, seconds in phases.items() if seconds}
+
+
+def simplest_first(found: list[Found]) -> list[Found]:
+    """Return placements, fastest first, with the one in the fewest pools before those faster by less than NEAR."""
+    near = (each for each in found if each.seconds <= (1 + NEAR) * found[0].seconds)
+    simplest = min(near, key=lambda each: len(each.sets))
+    return [simplest, *(each for each in found if each is not simplest)]
 
 
 def rejected_of(costs: PoolCosts, found: Sequence[Found], objective: Objective) -> tuple[Rejected, ...]:

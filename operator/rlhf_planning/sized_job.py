@@ -67,13 +67,8 @@ def document_of(model: AskedModel, training: Training) -> dict[str, Any]:
     if (name := known.get(training.algorithm.lower())) is None:
         message = f"is {training.algorithm}; {suggestion(training.algorithm, ALGORITHMS)}"
         raise SpecError([Problem("--algorithm", message)])
-    longest, most = training.prompt + training.response, model.architecture.positions
     algorithm, place = ALGORITHMS[name], {"uri": model.uri, "shape": dict(model.shape)}
-    if 0 < most < longest and not algorithm.offline:
-        message = f"are {longest} tokens together, but the model reads {most} at most (max_position_embeddings)"
-        raise SpecError([Problem("--prompt and --response", f"{message}, unless its config.json scales them")])
-    if training.samples and algorithm.offline:
-        raise SpecError([Problem("--samples", f"is for RL only, {name} generates no responses")])
+    _require_possible(model, training, generates=not algorithm.offline)
     roles = [role for role in (*algorithm.trained, *algorithm.frozen) if role not in (*PLACED_WITH, "reference")]
     adapter = {"lora": {"rank": training.lora, "alpha": 2 * training.lora}} if training.lora else {}
     models: dict[str, Any] = {role: place | (adapter if role in algorithm.trained else {}) for role in roles}
@@ -91,6 +86,16 @@ def document_of(model: AskedModel, training: Training) -> dict[str, Any]:
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "sized"}, "spec": spec}
     (changed,) = apply(training.sets, [document])
     return dict(changed)
+
+
+def _require_possible(model: AskedModel, training: Training, *, generates: bool) -> None:
+    """Raise SpecError for texts longer than the model reads, and for responses where none are generated."""
+    longest, most = training.prompt + training.response, model.architecture.positions
+    if generates and 0 < most < longest:
+        message = f"are {longest} tokens together, but the model reads {most} at most (max_position_embeddings)"
+        raise SpecError([Problem("--prompt and --response", f"{message}, unless its config.json scales them")])
+    if training.samples and not generates:
+        raise SpecError([Problem("--samples", f"is for RL only, {training.algorithm} generates no responses")])
 
 
 def shapes_of(job: Job) -> dict[Role, Any]:

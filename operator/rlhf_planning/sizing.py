@@ -1,7 +1,7 @@
 """Hardware for a job: GPU types and numbers with enough memory, the seconds, hours and money, and the best row."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -173,47 +173,78 @@ def size_job(
     wanted: the result of `wanted_gpus`; if empty, the Pareto front of all GPU types with a price. responses: sampled
     lengths in tokens; if empty, all have the limit. Raises SpecError.
     """
-    if not job.spec.training.total_steps:
+    if not (steps := job.spec.training.total_steps):
         raise SpecError([Problem("spec.training.totalSteps", "is missing, and hours and money are those of all steps")])
-    search = _Search(job, market, responses)
-    priced = (gpu for gpu, offer in market.gpus.items() if offer.on_demand is not None)
-    fits = {gpu: search.screened(gpu) for gpu in (dict(wanted) or priced)}
-    rows, unfit = list[Row](), list[str]()
-    for group in [[gpu] for gpu, count in wanted if not count] if wanted else [list(fits)]:
-        near = _near_front([(gpu, count, seconds) for gpu in group for count, seconds in fits[gpu].items()], market)
-        rows += _front([row for point in near if (row := search.row_of(*point))])
-        unfit += [f"{gpu}: does not fit on up to {MAX_GPUS}" for gpu in group if wanted and not fits[gpu]]
-    for gpu, count in ((gpu, count) for gpu, count in wanted if count):
-        if not (row := search.row_of(gpu, count)):
-            enough = min((other for other in fits[gpu] if other > count), default=0)
-            unfit.append(f"{count} x {gpu}: {search.why_unfit(gpu, count, enough)}")
-            row = search.row_of(gpu, enough) if enough else None
-        rows += [row] if row else []
+    priced = [gpu for gpu, offer in market.gpus.items() if offer.on_demand is not None]
+    search = _Search(job, steps, market, responses, list(dict(wanted)) or priced)
+    rows, unfit = search.asked(wanted) if wanted else (search.front(priced), [])
     chosen, why = choose(rows, limits)
     ordered = tuple(sorted(dict.fromkeys(rows), key=lambda row: (row.money, row.hours[1])))
-    return Sizing(rows=ordered, chosen=chosen, why=why, smallest=search.smallest(fits), unfit=tuple(unfit))
+    return Sizing(rows=ordered, chosen=chosen, why=why, smallest=search.smallest(), unfit=tuple(unfit))
 
 
 class _Search:
     """Search for layouts of a job on hardware; each is searched once."""
 
-    def __init__(self, job: Job, market: Market, responses: Sequence[float]) -> None:
-        self._job, self._shapes, self._market, self._responses = job, shapes_of(job), market, responses
+    def __init__(self, job: Job, steps: int, market: Market, responses: Sequence[float], gpus: Sequence[str]) -> None:
+        """Screen the GPU types; steps: of the whole job."""
+        self._job, self._steps, self._shapes = job, steps, shapes_of(job)
+        self._market, self._responses = market, responses
         self._task = task_of(job, self._shapes, device="GPU", responses=responses)
         self._rows: dict[tuple[str, int], Row | None] = {}
+        self.fits = {gpu: self._screened(gpu) for gpu in gpus}
+        """Number of GPUs -> seconds of a step with all models in one pool, by GPU type; those where they fit."""
 
-    def row_of(self, gpu: str, gpus: int) -> Row | None:
+    def front(self, gpus: Sequence[str]) -> list[Row]:
+        """Return the Pareto front of cost and time of some GPU types together."""
+        points = [(gpu, count, seconds) for gpu in gpus for count, seconds in self.fits[gpu].items()]
+        return _front([row for point in _near_front(points, self._market) if (row := self._row_of(*point))])
+
+    def asked(self, wanted: Sequence[tuple[str, int | None]]) -> tuple[list[Row], list[str]]:
+        """Return (rows, sentences on what does not fit) for GPU types and numbers; without a number, of the front."""
+        rows, unfit = list[Row](), list[str]()
+        for gpu, count in wanted:
+            found, why = self._exactly(gpu, count) if count else (self.front([gpu]), "")
+            rows += found
+            unfit += [why] if why else [] if found else [f"{gpu}: does not fit on up to {MAX_GPUS}"]
+        return rows, unfit
+
+    def _exactly(self, gpu: str, count: int) -> tuple[list[Row], str]:
+        """Return (row of so many GPUs, or else of enough; a sentence if the job does not fit on so many)."""
+        if row := self._row_of(gpu, count):
+            return [row], ""
+        nodes = Cluster((usual_nodes(gpu, count),))
+        found = auto_map(self._job, nodes, self._shapes, device="GPU", responses=self._responses)
+        assert isinstance(found, Infeasible), "the same search gave no mapping before"
+        enough = min((other for other in self.fits[gpu] if other > count), default=0)
+        would_do = " or ".join([*found.options, *[f"{enough} x {gpu}"] * bool(enough)])
+        why = f"{count} x {gpu}: does not fit: {found.reason}" + f"; {would_do} would do" * bool(would_do)
+        row = self._row_of(gpu, enough) if enough else None
+        return [row] if row else [], why
+
+    def smallest(self) -> Row | None:
+        """Return the row with the fewest GPUs, the cheapest of several."""
+        least = {gpu: min(counts) for gpu, counts in self.fits.items() if counts}
+
+        def key(gpu: str) -> tuple[int, float, str]:
+            price = self._market.offer(gpu).on_demand or math.inf
+            return least[gpu], price * self.fits[gpu][least[gpu]], gpu
+
+        fewest = min(least, key=key, default=None)
+        return self._row_of(fewest, least[fewest]) if fewest else None
+
+    def _row_of(self, gpu: str, gpus: int) -> Row | None:
         """Return the fastest layout on some GPUs of a type; None if the job does not fit."""
         if (gpu, gpus) not in self._rows:
             nodes, offer = usual_nodes(gpu, gpus), self._market.offer(gpu)
-            mapping, steps = mapping_of(self._task, Cluster((nodes,))), self._job.spec.training.total_steps or 1
-            prices = {"price": offer.on_demand, "spot": offer.spot}
-            self._rows[gpu, gpus] = mapping and Row(
-                gpu=gpu, gpus=gpus, nodes=nodes.count, mapping=mapping, steps=steps, **prices
-            )
+            row, mapping = None, mapping_of(self._task, Cluster((nodes,)))
+            if mapping:
+                sold = {"price": offer.on_demand, "spot": offer.spot}
+                row = Row(gpu=gpu, gpus=gpus, nodes=nodes.count, mapping=mapping, steps=self._steps, **sold)
+            self._rows[gpu, gpus] = row
         return self._rows[gpu, gpus]
 
-    def screened(self, gpu: str) -> dict[int, float]:
+    def _screened(self, gpu: str) -> dict[int, float]:
         """Return number of GPUs -> seconds of a step with all models in one pool, for powers of two where they fit."""
         nodes = usual_nodes(gpu, MAX_GPUS)
         costs = self._task.costs(Cluster((nodes,)))
@@ -225,24 +256,6 @@ class _Search:
                 seconds = float(costs.seconds(together, place, gpus).sum())
                 found |= {gpus: seconds} if math.isfinite(seconds) else {}
         return found
-
-    def why_unfit(self, gpu: str, gpus: int, enough: int) -> str:
-        """Return which memory is short and what would fit; enough: a number of GPUs that is, or 0."""
-        nodes = Cluster((usual_nodes(gpu, gpus),))
-        found = auto_map(self._job, nodes, self._shapes, device="GPU", responses=self._responses)
-        assert isinstance(found, Infeasible), "the same search gave no mapping before"
-        would_do = " or ".join([*found.options, *[f"{enough} x {gpu}"] * bool(enough)])
-        return f"does not fit: {found.reason}" + f"; {would_do} would do" * bool(would_do)
-
-    def smallest(self, fits: Mapping[str, Mapping[int, float]]) -> Row | None:
-        """Return the row with the fewest GPUs, the cheapest of several; fits: the results of `screened`."""
-        least = {gpu: min(counts) for gpu, counts in fits.items() if counts}
-
-        def key(gpu: str) -> tuple[int, float, str]:
-            return least[gpu], (self._market.offer(gpu).on_demand or math.inf) * fits[gpu][least[gpu]], gpu
-
-        fewest = min(least, key=key, default=None)
-        return self.row_of(fewest, least[fewest]) if fewest else None
 
 
 def _near_front(points: Sequence[tuple[str, int, float]], market: Market) -> list[tuple[str, int]]:
