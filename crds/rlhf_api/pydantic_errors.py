@@ -8,7 +8,6 @@ from pydantic_core import ErrorDetails
 
 from rlhf_api import contract
 from rlhf_api.contract import tag_of
-from rlhf_api.foreign_words import MEANT
 from rlhf_api.problems import Problem, SpecError, choice, suggestion
 from rlhf_api.tables import read_table
 
@@ -18,6 +17,9 @@ SENTENCES = read_table(__package__, "pydantic_errors.yaml", dict[str, str])
 """Type of a pydantic error -> sentence for it; `_sentence` fills in the names in braces from the error."""
 FORMS = {vars(contract)[name]: words for name, words in read_table(__package__, "forms.yaml", dict[str, str]).items()}
 """Pattern of a field -> words that say what the pattern expects."""
+_WORDS = read_table(__package__, "foreign_words.yaml", dict[str, str])
+MEANT = {word: field for field, words in _WORDS.items() for word in words.split()}
+"""Name of a field in verl, OpenRLHF or TRL -> the field below spec, for "did you mean"."""
 
 
 def explain(root: type[BaseModel], found: ValidationError) -> SpecError:

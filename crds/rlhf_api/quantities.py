@@ -17,19 +17,22 @@ NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,3})?)([a-zA-Z]*)")
 
 def amount(quantity: str) -> Fraction:
     """Return the number that a quantity stands for. Raises ValueError for other text."""
-    found = NUMBER.fullmatch(quantity)
-    if not found or found[2] not in UNITS:
-        raise ValueError(f"{quantity!r} is no quantity")
-    return Fraction(found[1]) * UNITS[found[2]]
+    number, unit = _parts(quantity)
+    return number * UNITS[unit]
 
 
 def times(quantity: str, factor: int) -> str:
     """Return a quantity multiplied by a factor, in the same unit."""
+    number, unit = _parts(quantity)
+    product = number * factor
+    return f"{product}{unit}" if product.denominator == 1 else f"{float(product):g}{unit}"
+
+
+def _parts(quantity: str) -> tuple[Fraction, str]:
     found = NUMBER.fullmatch(quantity)
     if not found or found[2] not in UNITS:
         raise ValueError(f"{quantity!r} is no quantity")
-    product = Fraction(found[1]) * factor
-    return f"{product}{found[2]}" if product.denominator == 1 else f"{float(product):g}{found[2]}"
+    return Fraction(found[1]), found[2]
 
 
 def gibibytes(size: Fraction | float) -> str:

@@ -179,7 +179,7 @@ class MappedPlacement(Spec):
     predicted_step_seconds: float | None = Field(None, gt=0)
     """Predicted duration of a step; unset if shapes are unknown."""
     predicted_step_seconds_low: float | None = Field(None, gt=0)
-    """Lower end of the interval of predictedStepSeconds, in which about 80 % of predictions of this kind lie."""
+    """Lower end of the interval of predictedStepSeconds."""
     predicted_step_seconds_high: float | None = Field(None, gt=0)
     """Upper end of the interval of predictedStepSeconds."""
     predicted_tokens_per_second: float | None = Field(None, gt=0)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import get_args
 
 from rlhf_api.status import ConditionType
-from rlhf_kubectl.status_table import TABLE
+from rlhf_kubectl.why import TABLE
 from rlhf_operator.evidence import CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES
 from rlhf_operator.failure import CLASSES
 

@@ -1,7 +1,5 @@
 """Command line of the plugin: `kubectl rlhf --help` lists the commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -13,15 +13,18 @@ from rlhf_api.job import Job
 from rlhf_api.status import Condition
 from rlhf_kubectl.jobs import find_job, job_documents, settings_of
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
+from rlhf_mapper.hardware import Cluster
 from rlhf_operator.cluster import parse, raw, view
 from rlhf_operator.cluster.cache import Cache, KindName
 from rlhf_operator.cluster.resources import NODES, PODS, SLICES, preferred
 from rlhf_operator.conditions import found
-from rlhf_operator.placement.map_job import MappingResult, map_job
+from rlhf_operator.placement.map_job import map_job
+from rlhf_operator.placement.shapes import shapes_of
 from rlhf_operator.reconcile.context import parse_job
 from rlhf_operator.settings import Settings
 from rlhf_operator.snapshot import Document, ObservedJob, Snapshot
-from rlhf_planning.mapping_text import print_plan
+from rlhf_planning.job_plan import notes_of
+from rlhf_planning.mapping_text import explain, printing
 
 NOTES = (
     "you may not list nodes: spec.resources is believed",
@@ -39,7 +42,10 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
     """
     nodes, console = kubectl.items(NODES.path()), Console(highlight=False)
     if nodes is None and (mapped := _operators_answer(kubectl, what)):
-        return _print_operators_answer(console, what, mapped)
+        has_place, when = mapped.status == "True", mapped.last_transition_time
+        _print_answer(console, what, mapped.reason, mapped.message, has_place=has_place)
+        console.print(f"note: you may not list nodes; this is the operator's answer of {when}", style="dim")
+        return [] if has_place else [what]
     settings, pods = settings_of(kubectl, kubectl.namespace), kubectl.items(PODS.path())
     slices = kubectl.items(preferred(SLICES, kubectl.find(f"/apis/{SLICES.group}")).path())
     cache = _cache(jobs=job_documents(kubectl), nodes=nodes, pods=pods, slices=slices)
@@ -52,8 +58,14 @@ def plan(kubectl: Kubectl, what: str) -> list[str]:
     knows_nodes = nodes is not None and used.read_nodes
     for job, each in observed:
         snapshot = _snapshot(cache, each, by_name, used, knows_nodes=knows_nodes)
-        if not _has_place(console, job, map_job(job, snapshot, used)):
-            without.append(job.name)
+        result = map_job(job, snapshot, used)
+        _print_answer(console, job.name, result.reason, result.message, has_place=result.mapping is not None)
+        if result.answer:
+            notes = notes_of(result.answer, Cluster(), shapes_of(job, snapshot).known)
+            title = f"{job.name}, a step of {job.spec.algorithm.name}"
+            with printing() as wide:
+                explain(result.answer, title=title, console=wide, notes=notes)
+        without += [job.name] * (result.mapping is None)
     for note in compress(NOTES, (nodes is None, pods is None, settings is None)):
         console.print(f"note: {note}", style="dim")
     return without
@@ -72,14 +84,6 @@ def _cache(**listed: Sequence[Document] | None) -> Cache:
 def _operators_answer(kubectl: Kubectl, what: str) -> Condition | None:
     """Return the condition Mapped of a job of the cluster; None for a file, or before the job was mapped."""
     return None if Path(what).is_file() else found(find_job(kubectl, what).status.conditions, "Mapped")
-
-
-def _print_operators_answer(console: Console, name: str, mapped: Condition) -> list[str]:
-    has_place = mapped.status == "True"
-    _print_answer(console, name, mapped.reason, mapped.message, has_place=has_place)
-    when = mapped.last_transition_time
-    console.print(f"note: you may not list nodes; this is the operator's answer of {when}", style="dim")
-    return [] if has_place else [name]
 
 
 def _jobs_to_plan(kubectl: Kubectl, what: str, existing: Mapping[str, ObservedJob]) -> list[tuple[Job, ObservedJob]]:
@@ -127,15 +131,6 @@ def _snapshot(
         claimable_gpus=view.claimable_gpus(cache),
         watching_since=datetime.now(UTC),
     )
-
-
-def _has_place(console: Console, job: Job, result: MappingResult) -> bool:
-    """Print the mapper's answer for a job, and return whether it is a place."""
-    has_place = result.mapping is not None
-    _print_answer(console, job.name, result.reason, result.message, has_place=has_place)
-    if result.answer:
-        print_plan(result.answer, title=f"{job.name}, a step of {job.spec.algorithm.name}")
-    return has_place
 
 
 def _print_answer(console: Console, name: str, reason: str, message: str, *, has_place: bool) -> None:

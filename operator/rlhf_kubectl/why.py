@@ -1,13 +1,14 @@
 """Sentences on what a job waits for, since when, and what to do; for a failed job on what failed. Pure, without I/O."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from rlhf_api.exit_codes import ExitCode
-from rlhf_api.status import Condition, Failure, Status
+from rlhf_api.spec.run_policy import Action, Reason
+from rlhf_api.status import Condition, ConditionType, Failure, Phase, Status
+from rlhf_api.tables import read_table
 from rlhf_kubectl.jobs import ENDED_PHASES, JobEvent
-from rlhf_kubectl.status_table import CONDITIONS, FAILURES
 from rlhf_operator import names
 from rlhf_operator.conditions import found
 from rlhf_operator.reconcile.context import explaining
@@ -21,6 +22,35 @@ MAX_PODS: Final = 4
 WORTH_SHOWING: Final = frozenset({"BetterPlacement", "SmallerMicroBatches", "ShapesUnknown", "QueueIgnored"})
 """Reasons of conditions that are explained to the user even while the job runs."""
 OPERATORS: Final = "kubectl get deployments -A -l app.kubernetes.io/name=rlhf-operator"
+
+
+class Row(NamedTuple):
+    """Meaning of a word, in Markdown, and its remedy, in which {job} stands for the job's name."""
+
+    means: str
+    remedy: str = ""
+
+
+class StatusTable(NamedTuple):
+    """Table status_table.yaml of the words of a job's status, which docs/status.md shows.
+
+    The key of a condition's row is status and reason, such as `False InvalidSpec`.
+    """
+
+    phases: Mapping[Phase, str]
+    about: Mapping[ConditionType, str]
+    conditions: Mapping[ConditionType, Mapping[str, Row]]
+    failures: Mapping[Reason, Row]
+    actions: Mapping[Action, str]
+    events: Mapping[str, str]
+    exit_codes: Mapping[int, Row]
+
+
+TABLE: Final = read_table(__package__, "status_table.yaml", StatusTable)
+CONDITIONS: Final[Mapping[tuple[str, str], str]] = {
+    (kind, key.split()[1]): row.remedy for kind, rows in TABLE.conditions.items() for key, row in rows.items()
+}
+FAILURES: Final[Mapping[str, str]] = {reason: row.remedy for reason, row in TABLE.failures.items()}
 
 
 def why(job: ObservedJob, pods: Sequence[ObservedPod], events: Sequence[JobEvent], now: datetime) -> list[str]:

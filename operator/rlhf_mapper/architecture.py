@@ -150,12 +150,12 @@ def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Archi
         tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
         experts_per_token=int(config.get("num_experts_per_tok") or 1) if experts > 1 else 1,
-        positions=_positions(config),
+        positions=positions_of(config),
         scores=scores,
     )
 
 
-def _positions(config: Mapping[str, Any]) -> int:
+def positions_of(config: Mapping[str, Any]) -> int:
     """Return the most tokens that a model of a config.json reads; 0 if it does not tell."""
     most = config.get("max_position_embeddings", config.get("n_positions"))
     rope = config.get("rope_parameters") or config.get("rope_scaling")

@@ -17,7 +17,7 @@ from rlhf_mapper.hardware import MAX_GROUPS, Cluster, NodeGroup
 from rlhf_mapper.mapping import PLACED_WITH, Device, DeviceMapping, Infeasible, MappedPool
 from rlhf_mapper.node_uses import node_uses, nodes_of_pool, sizes_of_pools
 from rlhf_mapper.pools import PoolCosts, Simulated
-from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of
+from rlhf_mapper.prediction import cuts_of, prediction_of, rejected_of, simplest_first
 from rlhf_mapper.remedies import remedies_of
 from rlhf_mapper.search.objective import Objective
 from rlhf_mapper.search.pruned import pruned
@@ -104,7 +104,7 @@ def auto_map(
 def mapping_of(
     task: MappingProblem, cluster: Cluster, *, device: Device = "GPU", objective: Objective | None = None
 ) -> DeviceMapping | None:
-    """Return the best mapping of a problem; None if nothing fits."""
+    """Return the best mapping of a problem, or one in fewer pools that is about as fast; None if nothing fits."""
     best: tuple[tuple[float, float], PoolCosts, list[Found], Objective] | None = None
     for chosen in _choices(cluster):
         costs = task.costs(Cluster(tuple(group for _, group in chosen)))
@@ -118,8 +118,8 @@ def mapping_of(
     if best is None:
         return None
     _, costs, found, goal = best
-    sets = found[0].sets
-    ordered = sorted(sets, key=lambda each: ("actor" not in each[0], sorted(each[0])))
+    found = simplest_first(found) if goal.kind == "throughput" else found
+    ordered = sorted(found[0].sets, key=lambda each: ("actor" not in each[0], sorted(each[0])))
     pools = [_pool(costs, models, group, gpus) for models, group, gpus in ordered]
     pools = [replace(pools[0], name="all")] if len(pools) == 1 else pools
     mapping = _with_prediction(costs, found[0], DeviceMapping(device=device, pools=tuple(pools), sizes={}))
@@ -324,7 +324,7 @@ def _infeasible(task: MappingProblem, cluster: Cluster) -> Infeasible:
         for group in cluster.groups
         if (nodes := _smallest(task, group)) is not None
     )
-    reason = _short_of(task, costs, cluster, needed, have, waits=waits)
+    reason = _short_of(task, costs, cluster, needed, have, waits=waits, room=room)
     return Infeasible(short_bytes=max(needed - have, 0.0), smallest=smallest, reason=reason)
 
 
@@ -363,15 +363,19 @@ def _gpus_in_words(cluster: Cluster) -> str:
 
 
 def _short_of(
-    task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float, *, waits: bool
+    task: MappingProblem, costs: PoolCosts, cluster: Cluster, needed: float, have: float, *, waits: bool, room: float
 ) -> str:
-    """Return why no mapping fits. needed, have: needed and existing GPU bytes for states; waits: host can hold all."""
+    """Return why no mapping fits.
+
+    needed, have: needed and existing GPU bytes for states; waits: whether the host, with `room` bytes, can hold all.
+    """
     models = ", ".join(task.requests)
     if not any(map(task.can_use, cluster.groups)):
         return _without_bf16(task, cluster.groups)
     if needed > have:
         one = "the largest of " * (waits and len(task.requests) > 1)
-        full = ", and the host memory is too small for them to wait there" * (task.software.may_offload and not waits)
+        full = f", and half of the host memory, {room / 1e9:,.1f} GB, is too small for them to wait there"
+        full = full * (task.software.may_offload and not waits)
         states = f"the states of {one}{models} take {needed / 1e9:,.1f} GB"
         return f"{states}, but {_gpus_in_words(cluster)} hold {have / 1e9:,.1f} GB{full}"
     for role, request in task.requests.items():

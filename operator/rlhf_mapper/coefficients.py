@@ -1,11 +1,9 @@
 """Coefficients of the simulators: shares of hardware peaks that kernels and links reach, and overheads of software."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import geometric_mean
-from typing import Literal
+from typing import Literal, Self
 
 from rlhf_api.spec.job_spec import Attention, Kernels
 from rlhf_api.tables import read_table
@@ -116,7 +114,7 @@ class Correction:
         return self.factors.get(kind, 1.0)
 
     @classmethod
-    def mean(cls, several: Sequence[Correction]) -> Correction:
+    def mean(cls, several: Sequence[Self]) -> Self:
         """Return the geometric mean of several corrections; a kind counts where it was measured."""
         found: dict[Kind, list[float]] = {}
         for kind, factor in (item for each in several for item in each.factors.items()):

@@ -1,12 +1,12 @@
 """Hardware of a cluster: GPU types with their published figures, and the nodes that hold them."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
+from rlhf_api.problems import Problem, SpecError, suggestion
 from rlhf_api.tables import read_table
 
 GB = 1e9
@@ -49,6 +49,8 @@ class Gpu:
     source: str
     host_memory: float = 128 * GB
     """Bytes of host memory for each GPU of a usual node, if the node's figure is unknown."""
+    node_size: int = 8
+    """GPUs of a usual node."""
     has_bf16: bool = True
     """Whether vLLM takes bf16 on it: from compute capability 8.0 on."""
     product: frozenset[str] = frozenset()
@@ -67,7 +69,7 @@ class Gpu:
         host: float,
         source: str,
         network: float = USUAL_NETWORK,
-    ) -> Gpu:
+    ) -> Self:
         """Return a GPU type from the vendor's figures: GB, TFLOP/s in bf16 and in fp32, GB/s, and network in Gb/s."""
         return cls(
             name=name,
@@ -85,17 +87,32 @@ class Gpu:
 
 _Row = tuple[str, float, float, float, float, float, float, str, float]
 """Row of gpus.yaml: the arguments of `Gpu.row` after the name."""
-_MEMORY = read_table(__package__, "nodes.yaml", dict[str, tuple[float, float, str]])
+
+
+class _Node(NamedTuple):
+    """Row of nodes.yaml, which says what the columns are."""
+
+    names: tuple[str, ...]
+    gpus: int
+    memory: float | None
+    host: float
+    source: str
+
+
+_NODES = read_table(__package__, "nodes.yaml", dict[str, _Node])
+SHORT_NAMES = {short: name for name, node in _NODES.items() for short in node.names}
+"""Short name of a GPU type, such as h100 -> its name in the table."""
 NO_BF16 = "t4-16g"
 """GPU type of the table with a compute capability below 8.0."""
 
 
 def _in_usual_node(gpu: Gpu) -> Gpu:
-    """Return a GPU type with the memory that torch reports, and the host memory of a usual node."""
-    if gpu.name not in _MEMORY:
+    """Return a GPU type with the memory that torch reports, and its usual node."""
+    if not (node := _NODES.get(gpu.name)):
         return gpu
-    memory, host, _ = _MEMORY[gpu.name]
-    return replace(gpu, memory=memory * 2**30, host_memory=host * GB, has_bf16=gpu.name != NO_BF16)
+    memory = node.memory * 2**30 if node.memory else gpu.memory
+    has_bf16 = gpu.name != NO_BF16
+    return replace(gpu, memory=memory, host_memory=node.host * GB, node_size=node.gpus, has_bf16=has_bf16)
 
 
 _TABLE = {
@@ -130,11 +147,19 @@ def gpu_of_product(product: str) -> Gpu | None:
 
 
 def gpu_named(name: str, known: Mapping[str, Gpu] = GPUS) -> Gpu | None:
-    """Return the GPU type of a name, which may be a slice (MIG) such as a100-80g-mig-1g.10gb; None if unknown."""
-    found = MIG.fullmatch(name)
+    """Return the GPU type of a name; a short one (h100) or a slice (a100-80g-mig-1g.10gb) will do. None if unknown."""
+    found, name = MIG.fullmatch(name), SHORT_NAMES.get(name.lower(), name)
     if name in known or not found or found[1] not in known:
         return known.get(name)
     return _slice(known[found[1]], int(found[2]), int(found[3]))
+
+
+def require_gpu(name: str, path: str) -> Gpu:
+    """Return the GPU type of a name as `gpu_named` does; path: option with the name. SpecError with close names."""
+    if (gpu := gpu_named(name.strip().lower())) is None:
+        hint = f"{suggestion(name.strip(), {*GPUS, *SHORT_NAMES})} An --inventory of `rlhf plan` describes others"
+        raise SpecError([Problem(path, f"{name.strip() or 'empty'} is no known GPU; {hint}")])
+    return gpu
 
 
 def _slice(gpu: Gpu, sevenths: int, gigabytes: int) -> Gpu:
@@ -160,19 +185,10 @@ def _slice(gpu: Gpu, sevenths: int, gigabytes: int) -> Gpu:
 ESTIMATED = " (estimated)"
 """Suffix of the name of a GPU that the GPU table lacks; its figures are estimated from what the driver reports."""
 PER_CYCLE: Mapping[tuple[int, int], tuple[int, int]] = {
-    (7, 0): (1024, 128),
-    (7, 5): (1024, 128),
-    (8, 0): (2048, 128),
-    (8, 6): (1024, 256),
-    (8, 9): (1024, 256),
-    (9, 0): (4096, 256),
-    (10, 0): (8192, 256),
-    (12, 0): (1024, 256),
+    (found[0], found[1]): (found[2], found[3])
+    for found in read_table(__package__, "per_cycle.yaml", list[tuple[int, int, int, int]])
 }
-"""CUDA's compute capability -> FLOP of one multiprocessor in a cycle: (matrix products in bf16, fp32).
-
-From NVIDIA's papers on the architectures. GeForce cards add bf16 products up in fp32 half as fast.
-"""
+"""CUDA's compute capability -> FLOP of one multiprocessor in a cycle: (matrix products in bf16, fp32)."""
 PCIE_4 = 32 * GB
 """Bytes/s of PCIe 4.0 x16 in one direction."""
 
@@ -248,7 +264,7 @@ class NodeGroup:
         return self.count * self.gpus_per_node
 
     @property
-    def in_zones(self) -> tuple[NodeGroup, ...]:
+    def in_zones(self) -> tuple[Self, ...]:
         """Node group of each zone alone; just this group if all its nodes lie in one zone."""
         if not self.spans_zones:
             return (self,)

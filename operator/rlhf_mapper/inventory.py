@@ -1,7 +1,5 @@
 """Cluster that a user describes: an inventory file, or a number of equal nodes."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -139,16 +137,13 @@ def cluster_of(document: object, source: str) -> Cluster:
     return Cluster(groups)
 
 
-def cluster_of_flags(nodes: int, gpus_per_node: int, gpu: str) -> Cluster:
-    """Return a cluster of equal nodes with the figures of the GPU table. Raises SpecError for a wrong number or GPU."""
+def cluster_of_flags(nodes: int, gpus_per_node: int, gpu: Gpu) -> Cluster:
+    """Return a cluster of equal nodes with the usual figures of a GPU type. Raises SpecError for a wrong number."""
     try:
         Flags.model_validate({"--nodes": nodes, "--gpus-per-node": gpus_per_node}, by_alias=True, by_name=False)
     except ValidationError as found:
         raise explain(Flags, found) from None
-    known = gpu_named(gpu)
-    if known is None:
-        raise SpecError([Problem("--gpu", f"{_unknown(gpu, GPUS)}; another type takes an --inventory")])
-    return Cluster((NodeGroup(gpu=known, count=nodes, gpus_per_node=gpus_per_node),))
+    return Cluster((NodeGroup(gpu=gpu, count=nodes, gpus_per_node=gpus_per_node),))
 
 
 def _groups(inventory: InventoryFile, types: Mapping[str, Gpu]) -> Iterator[NodeGroup]:

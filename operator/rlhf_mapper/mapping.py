@@ -87,7 +87,7 @@ class Prediction:
 
     step_seconds: float
     low: float
-    """Lower end of the interval of `step_seconds`, in which about 80 % of predictions of this kind lie."""
+    """Lower end of the interval of `step_seconds`; `rlhf_mapper.intervals` says what it promises."""
     high: float
     tokens_per_second: float
     """Prompt and response tokens of the batch over the time of a step."""

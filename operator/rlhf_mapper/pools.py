@@ -8,10 +8,10 @@ import numpy as np
 
 from rlhf_api.names import Role
 from rlhf_mapper.hardware import NodeGroup
+from rlhf_mapper.kernels import Numbers
 from rlhf_mapper.mapping import PLACED_WITH
 from rlhf_mapper.search.tables import StageTable
 from rlhf_mapper.simulate import memory, overlap
-from rlhf_mapper.simulate.layouts import Numbers
 from rlhf_mapper.strategy import ACTIVATION_SHARES, GeneratingStrategies, Indices, ModelRequest, Setting, Strategies
 
 BATCH_BYTES = 16

@@ -19,6 +19,8 @@ from rlhf_mapper.simulate import generation, memory
 from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.strategy import GeneratingStrategies, Strategies
 
+NEAR = 0.02
+"""Share of the fastest step within which a placement in fewer pools is taken instead."""
 Parts = dict[Stage, dict[str, float]]
 """Bytes of a GPU by stage and use: weights, gradients, optimizer, activations, generator or kv_cache."""
 OFFLOAD_PHASES: tuple[Phase, ...] = ("reshard", "scoring", "update")
@@ -110,6 +112,13 @@ def _phases(
     return {phase: seconds for phase, seconds in phases.items() if seconds}
 
 
+def simplest_first(found: list[Found]) -> list[Found]:
+    """Return placements, fastest first, with the one in the fewest pools before those faster by less than NEAR."""
+    near = (each for each in found if each.seconds <= (1 + NEAR) * found[0].seconds)
+    simplest = min(near, key=lambda each: len(each.sets))
+    return [simplest, *(each for each in found if each is not simplest)]
+
+
 def rejected_of(costs: PoolCosts, found: Sequence[Found], objective: Objective) -> tuple[Rejected, ...]:
     """Return the placements after the first and best one, each with the reason why it loses."""
     return tuple(
@@ -126,12 +135,14 @@ def rejected_of(costs: PoolCosts, found: Sequence[Found], objective: Objective) 
 
 
 def _reason(costs: PoolCosts, best: Found, other: Found, objective: Objective) -> str:
-    """Return why a placement is worse than the best: more GPUs, higher price, or a slower stage and its slow pool."""
+    """Return why a placement is worse than the best: more GPUs, price or pools, or a slower stage and its slow pool."""
     if objective.kind == "fewest_gpus" and other.gpus > best.gpus:
         return f"takes {other.gpus} GPUs instead of {best.gpus}"
     least = _price(best, objective) if objective.kind == "lowest_cost" else 0.0
     if objective.kind == "lowest_cost" and (dearer := _price(other, objective) - least) > 0:
         return f"costs {dearer / least:.1%} more a step" if least else "costs something, and the best nothing"
+    if other.seconds < best.seconds:
+        return f"takes {len(other.sets)} pools instead of {len(best.sets)}"
     lost = [mine - least for mine, least in zip(other.stages, best.stages, strict=True)]
     stage = int(np.argmax(lost))
     if lost[stage] <= 0:

@@ -1,6 +1,5 @@
 """Remedies for a job that fits nowhere: larger GPUs, host memory, recomputed layers, another batch."""
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -13,11 +12,15 @@ from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, merged
 
 Fits = Callable[[Job, Cluster], bool]
 """Function that tells whether there is a mapping of a job onto a cluster."""
+HOST_MEMORY = range(16, 4097, 16)
+"""Gigabytes of host memory for each GPU that are tried as a remedy."""
+ADAPTER_RANK = 16
+"""Rank of the adapters that are tried as a remedy."""
 
 
 def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
     """Return remedies in words, each of which alone would make the job fit."""
-    of_memory = (_larger_type, _optimizer_in_host, _more_host_memory, _recomputed_layers)
+    of_memory = (_larger_type, _optimizer_in_host, _more_host_memory, _recomputed_layers, _adapter)
     return tuple(
         remedy for search in (*of_memory, _full_precision, _larger_batch) for remedy in search(job, cluster, fits)
     )
@@ -41,10 +44,22 @@ def _larger_type(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
 
 
 def _more_host_memory(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
-    """Yield the remedy of more host memory (of worker pods or an inventory's nodes), if the job would fit so."""
-    enough = Cluster(merged(replace(group, host_memory=math.inf) for group in cluster.groups))
-    if enough != cluster and fits(job, enough):
-        yield "more host memory (spec.runtime.worker.memory, or hostMemoryGB of an inventory)"
+    """Yield the remedy of enough host memory (of worker pods or an inventory's nodes), if the job would fit so."""
+
+    def would_do(gigabytes: int) -> bool:
+        return fits(job, Cluster(merged(replace(group, host_memory=gigabytes * GB) for group in cluster.groups)))
+
+    if any(group.host < HOST_MEMORY[-1] * GB for group in cluster.groups) and would_do(HOST_MEMORY[-1]):
+        least = HOST_MEMORY[bisect_left(HOST_MEMORY, True, key=would_do)]
+        yield f"{least} GB of host memory for each GPU (spec.runtime.worker.memory, or hostMemoryGB of an inventory)"
+
+
+def _adapter(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
+    """Yield the remedy of a small adapter for the models that are trained whole, if the job would fit so."""
+    whole = dict.fromkeys(job.spec.models.field(role) for role in job.trained() if not job.models()[role].lora)
+    lora = {"rank": ADAPTER_RANK, "alpha": 2 * ADAPTER_RANK}
+    if whole and fits(_with_models(job, {field: {"lora": lora} for field in whole}), cluster):
+        yield " and ".join(f"spec.models.{field}.lora: {{rank: {ADAPTER_RANK}}}" for field in whole)
 
 
 def _optimizer_in_host(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:

@@ -13,9 +13,10 @@ from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Correction, Software
 from rlhf_mapper.hardware import NodeGroup
+from rlhf_mapper.kernels import Numbers
 from rlhf_mapper.mapping import Kind
 from rlhf_mapper.simulate import generation, memory, training
-from rlhf_mapper.simulate.layouts import Layouts, Numbers
+from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Work, Workload
 

@@ -60,10 +60,9 @@ def prices_of(cluster: Cluster) -> dict[str, float]:
 
 
 def notes_of(mapping: DeviceMapping | Infeasible, cluster: Cluster, shapes: Mapping[Role, Architecture]) -> list[str]:
-    """Return sentences on what a plan assumes: networks, host memory where it is used, and what is not modelled."""
-    notes = [*networks_of(cluster)]
-    used = isinstance(mapping, DeviceMapping) and mapping.prediction and any(mapping.prediction.host_memory.values())
-    for group in cluster.groups if used else ():
+    """Return sentences on what a plan assumes of nodes: host memory where it is used, bf16; and on what is left out."""
+    notes, used = [], isinstance(mapping, DeviceMapping) and mapping.prediction and mapping.prediction.host_memory
+    for group in cluster.groups if used and any(used.values()) else ():
         if group.host_memory is None:
             size = plain(group.host / 1e9)
             notes.append(f"Nodes of {group.gpu.name} are taken to have {size} GB of host memory for each GPU.")

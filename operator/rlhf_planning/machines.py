@@ -11,7 +11,7 @@ from rlhf_api.exit_codes import ExitCode
 from rlhf_api.files import read_text
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_mapper.hardware import CPU_SLOT, Cluster, FoundGpu, Gpu, NodeGroup, figures_of
+from rlhf_mapper.hardware import CPU_SLOT, Cluster, FoundGpu, Gpu, NodeGroup, figures_of, require_gpu
 from rlhf_mapper.inventory import cluster_of, cluster_of_flags
 from rlhf_mapper.mapping import Device, DeviceMapping
 
@@ -35,7 +35,7 @@ def requested_cluster(
             raise SpecError([Problem(given[0], "is not for a cluster that --inventory describes")])
         return _read(inventory)
     if nodes is not None and gpus_per_node is not None and gpu is not None:
-        return cluster_of_flags(nodes, gpus_per_node, gpu)
+        return cluster_of_flags(nodes, gpus_per_node, require_gpu(gpu, "--gpu"))
     if given:
         missing = [option for option in options if option not in given]
         raise SpecError([Problem(option, f"is missing, {given[0]} needs it") for option in missing])

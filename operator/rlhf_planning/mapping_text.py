@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from textwrap import wrap
 from typing import Any
 
@@ -53,19 +54,14 @@ WIDE = 88
 """Terminal width in columns from which on two blank columns lie between two columns of a table."""
 
 
-def print_plan(
-    mapping: DeviceMapping | Infeasible,
-    *,
-    title: str,
-    prices: Mapping[str, float] | None = None,
-    notes: Iterable[str] = (),
-) -> None:
-    """Print what `explain` says to stdout, in COLUMNS columns if that is no terminal, without trailing spaces."""
+@contextmanager
+def printing() -> Iterator[Console]:
+    """Print what the block gives the console, in COLUMNS columns if stdout is no terminal, without spaces at ends."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = COLUMNS
     with console.capture() as shown:
-        explain(mapping, title=title, console=console, prices=prices, notes=notes)
+        yield console
     typer.echo(re.sub(r" +$", "", shown.get(), flags=re.MULTILINE), nl=False)
 
 

@@ -15,15 +15,16 @@ from rlhf_mapper.mapping import PLACED_WITH, DeviceMapping
 from rlhf_mapper.workload import lengths_around
 from rlhf_planning.asked_model import AskedModel
 
-TOKENS = re.compile(r"(\d{1,12}(?:\.\d+)?)(k?)")
-SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|min|m|h|d)?")
-SECONDS = {None: 1, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+AMOUNT = re.compile(r"(\d{1,12}(?:\.\d+)?) ?([a-z]*)")
+SECONDS = {"": 1, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 DATA = "file:///data/train.jsonl"
 """Place of the training data in the manifest, which the user replaces."""
+SAMPLES = 8
+"""Responses to each prompt, if the user does not say how many."""
 
 
 class Training(NamedTuple):
-    """Training that a user asks about; a mean response of 0 is not known, and rank 0 no adapter."""
+    """Training that a user asks about; 0 as mean response or as samples is not said, and as rank no adapter."""
 
     algorithm: str
     response: int
@@ -44,18 +45,20 @@ class Training(NamedTuple):
 
 def tokens_of(text: str, path: str) -> int:
     """Return a number of tokens above 0; `16k` is 16,384. Raises SpecError."""
-    found = TOKENS.fullmatch(text.strip().lower())
-    if not (tokens := round(float(found[1]) * (1024 if found[2] else 1)) if found else 0):
-        raise SpecError([Problem(path, f"is {text}, expected a number of tokens, such as 16k")])
-    return tokens
+    return round(_amount(text, path, {"": 1, "k": 1024}, "a number of tokens, such as 16k"))
 
 
 def seconds_of(text: str, path: str) -> float:
     """Return the seconds of a duration above 0 such as 48h, 2min or 90. Raises SpecError."""
-    found = SPAN.fullmatch(text.strip().lower())
-    if not (seconds := float(found[1]) * SECONDS[found[2]] if found else 0.0):
-        raise SpecError([Problem(path, f"is {text}, expected a duration, such as 48h, 2min or 90s")])
-    return seconds
+    return _amount(text, path, SECONDS, "a duration, such as 48h, 2min or 90s")
+
+
+def _amount(text: str, path: str, units: Mapping[str, int], expected: str) -> float:
+    """Return a number with a unit, at least 1 of the smallest of `units`. Raises SpecError."""
+    found = AMOUNT.fullmatch(text.strip().lower())
+    if (amount := float(found[1]) * units.get(found[2], 0) if found else 0.0) < 1:
+        raise SpecError([Problem(path, f"is {text}, expected {expected}")])
+    return amount
 
 
 def document_of(model: AskedModel, training: Training) -> dict[str, Any]:
@@ -64,11 +67,8 @@ def document_of(model: AskedModel, training: Training) -> dict[str, Any]:
     if (name := known.get(training.algorithm.lower())) is None:
         message = f"is {training.algorithm}; {suggestion(training.algorithm, ALGORITHMS)}"
         raise SpecError([Problem("--algorithm", message)])
-    longest, most = training.prompt + training.response, model.architecture.positions
-    if 0 < most < longest and not ALGORITHMS[name].offline:
-        message = f"are {longest} tokens together, but the model reads {most} at most (max_position_embeddings)"
-        raise SpecError([Problem("--prompt and --response", message)])
     algorithm, place = ALGORITHMS[name], {"uri": model.uri, "shape": dict(model.shape)}
+    _require_possible(model, training, generates=not algorithm.offline)
     roles = [role for role in (*algorithm.trained, *algorithm.frozen) if role not in (*PLACED_WITH, "reference")]
     adapter = {"lora": {"rank": training.lora, "alpha": 2 * training.lora}} if training.lora else {}
     models: dict[str, Any] = {role: place | (adapter if role in algorithm.trained else {}) for role in roles}
@@ -81,11 +81,21 @@ def document_of(model: AskedModel, training: Training) -> dict[str, Any]:
         "models": models,
         "data": {"train": {"uri": DATA}, **limits},
         "training": {"totalSteps": training.steps, batch: training.prompts},
-        **({} if algorithm.offline else {"rollout": {"samplesPerPrompt": training.samples}}),
+        **({} if algorithm.offline else {"rollout": {"samplesPerPrompt": training.samples or SAMPLES}}),
     }
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "sized"}, "spec": spec}
     (changed,) = apply(training.sets, [document])
     return dict(changed)
+
+
+def _require_possible(model: AskedModel, training: Training, *, generates: bool) -> None:
+    """Raise SpecError for texts longer than the model reads, and for responses where none are generated."""
+    longest, most = training.prompt + training.response, model.architecture.positions
+    if generates and 0 < most < longest:
+        message = f"are {longest} tokens together, but the model reads {most} at most (max_position_embeddings)"
+        raise SpecError([Problem("--prompt and --response", f"{message}, unless its config.json scales them")])
+    if training.samples and not generates:
+        raise SpecError([Problem("--samples", f"is for RL only, {training.algorithm} generates no responses")])
 
 
 def shapes_of(job: Job) -> dict[Role, Any]:

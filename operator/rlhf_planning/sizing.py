@@ -3,17 +3,17 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 from typing import Any
 
 from rlhf_api.job import Job
 from rlhf_api.problems import Problem, SpecError
-from rlhf_mapper.auto_map import MappingProblem, auto_map, mapping_of, task_of
-from rlhf_mapper.hardware import GPUS, Cluster
-from rlhf_mapper.mapping import PLACED_WITH, STAGES, DeviceMapping, Prediction
+from rlhf_mapper.auto_map import auto_map, mapping_of, task_of
+from rlhf_mapper.hardware import Cluster, require_gpu
+from rlhf_mapper.mapping import PLACED_WITH, STAGES, DeviceMapping, Infeasible, Prediction
 from rlhf_mapper.search.tables import ALONE
-from rlhf_planning.market import UNKNOWN, Market, instances_with, named_gpu
+from rlhf_mapper.simulate.memory import HOST_SHARE
+from rlhf_planning.market import Market, instances_with, usual_nodes
 from rlhf_planning.sized_job import shapes_of
 
 MAX_GPUS, MOST_GPUS = 256, 16384
@@ -60,7 +60,9 @@ class Row:
 
     @property
     def instances(self) -> list[str]:
-        return instances_with(GPUS[self.gpu], self.gpus // self.nodes)
+        """Instance types that are one of the row's nodes, with the host memory that the layout needs."""
+        held = max(self.prediction.host_memory.values()) / HOST_SHARE
+        return instances_with(self.gpu, self.gpus // self.nodes, held)
 
     @property
     def seconds(self) -> tuple[float, float, float]:
@@ -159,7 +161,7 @@ def wanted_gpus(text: str) -> list[tuple[str, int | None]]:
         name, equals, count = each.partition("=")
         if equals and not (count.strip().isdecimal() and 0 < int(count) <= MOST_GPUS):
             raise SpecError([Problem("--gpus", f"{each.strip()} has no number of GPUs from 1 to {MOST_GPUS}")])
-        found.append((named_gpu(name), int(count) if equals else None))
+        found.append((require_gpu(name, "--gpus").name, int(count) if equals else None))
     return found
 
 
@@ -173,66 +175,92 @@ def size_job(
     """
     if not (steps := job.spec.training.total_steps):
         raise SpecError([Problem("spec.training.totalSteps", "is missing, and hours and money are those of all steps")])
-    task = task_of(job, shapes_of(job), device="GPU", responses=responses)
-    priced = (gpu for gpu, offer in market.gpus.items() if offer.on_demand is not None)
-    fits = {gpu: _screen(task, gpu, market) for gpu in (dict(wanted) or priced)}
-
-    @cache
-    def row_of(gpu: str, gpus: int) -> Row | None:
-        nodes, offer = market.nodes(gpu, gpus), market.gpus.get(gpu, UNKNOWN)
-        if not (mapping := mapping_of(task, Cluster((nodes,)))):
-            return None
-        return Row(
-            gpu=gpu, gpus=gpus, nodes=nodes.count, mapping=mapping, steps=steps, price=offer.on_demand, spot=offer.spot
-        )
-
-    rows, unfit = list[Row](), list[str]()
-    for group in [[gpu] for gpu, count in wanted if not count] if wanted else [list(fits)]:
-        near = _near_front([(gpu, count, seconds) for gpu in group for count, seconds in fits[gpu].items()], market)
-        rows += _front([row for point in near if (row := row_of(*point))])
-        unfit += [f"{gpu}: does not fit on up to {MAX_GPUS}" for gpu in group if wanted and not fits[gpu]]
-    for gpu, count in ((gpu, count) for gpu, count in wanted if count):
-        if not (row := row_of(gpu, count)):
-            enough = min((other for other in fits[gpu] if other > count), default=0)
-            row = row_of(gpu, enough) if enough else None
-            nodes, found = Cluster((market.nodes(gpu, count),)), f"; the smallest that fits is {enough}"
-            why = found if enough else f": {auto_map(job, nodes, shapes_of(job), device='GPU', responses=responses)}"
-            unfit.append(f"{count} x {gpu}: does not fit{why}")
-        rows += [row] if row else []
-    fewest = min(
-        (
-            (least := min(counts), (market.gpus.get(gpu, UNKNOWN).on_demand or math.inf) * counts[least], gpu)
-            for gpu, counts in fits.items()
-            if counts
-        ),
-        default=None,
-    )
+    priced = [gpu for gpu, offer in market.gpus.items() if offer.on_demand is not None]
+    search = _Search(job, steps, market, responses, list(dict(wanted)) or priced)
+    rows, unfit = search.asked(wanted) if wanted else (search.front(priced), [])
     chosen, why = choose(rows, limits)
     ordered = tuple(sorted(dict.fromkeys(rows), key=lambda row: (row.money, row.hours[1])))
-    smallest = row_of(fewest[2], fewest[0]) if fewest else None
-    return Sizing(rows=ordered, chosen=chosen, why=why, smallest=smallest, unfit=tuple(unfit))
+    return Sizing(rows=ordered, chosen=chosen, why=why, smallest=search.smallest(), unfit=tuple(unfit))
 
 
-def _screen(task: MappingProblem, gpu: str, market: Market) -> dict[int, float]:
-    """Return number of GPUs -> seconds of a step with all models in one pool, for powers of two on which they fit."""
-    nodes = market.nodes(gpu, MAX_GPUS)
-    costs = task.costs(Cluster((nodes,)))
-    together = frozenset(role for role in task.requests if role not in (*PLACED_WITH, ALONE))
-    found: dict[int, float] = {}
-    for place, sizes in enumerate(costs.sizes):
-        whole = costs.settings[place].nodes.gpus_per_node == nodes.gpus_per_node
-        for gpus in (size for size in sizes.tolist() if whole and size.bit_count() == 1):
-            seconds = float(costs.seconds(together, place, gpus).sum())
-            found |= {gpus: seconds} if math.isfinite(seconds) else {}
-    return found
+class _Search:
+    """Search for layouts of a job on hardware; each is searched once."""
+
+    def __init__(self, job: Job, steps: int, market: Market, responses: Sequence[float], gpus: Sequence[str]) -> None:
+        """Screen the GPU types; steps: of the whole job."""
+        self._job, self._steps, self._shapes = job, steps, shapes_of(job)
+        self._market, self._responses = market, responses
+        self._task = task_of(job, self._shapes, device="GPU", responses=responses)
+        self._rows: dict[tuple[str, int], Row | None] = {}
+        self.fits = {gpu: self._screened(gpu) for gpu in gpus}
+        """Number of GPUs -> seconds of a step with all models in one pool, by GPU type; those where they fit."""
+
+    def front(self, gpus: Sequence[str]) -> list[Row]:
+        """Return the Pareto front of cost and time of some GPU types together."""
+        points = [(gpu, count, seconds) for gpu in gpus for count, seconds in self.fits[gpu].items()]
+        return _front([row for point in _near_front(points, self._market) if (row := self._row_of(*point))])
+
+    def asked(self, wanted: Sequence[tuple[str, int | None]]) -> tuple[list[Row], list[str]]:
+        """Return (rows, sentences on what does not fit) for GPU types and numbers; without a number, of the front."""
+        rows, unfit = list[Row](), list[str]()
+        for gpu, count in wanted:
+            found, why = self._exactly(gpu, count) if count else (self.front([gpu]), "")
+            rows += found
+            unfit += [why] if why else [] if found else [f"{gpu}: does not fit on up to {MAX_GPUS}"]
+        return rows, unfit
+
+    def _exactly(self, gpu: str, count: int) -> tuple[list[Row], str]:
+        """Return (row of so many GPUs, or else of enough; a sentence if the job does not fit on so many)."""
+        if row := self._row_of(gpu, count):
+            return [row], ""
+        nodes = Cluster((usual_nodes(gpu, count),))
+        found = auto_map(self._job, nodes, self._shapes, device="GPU", responses=self._responses)
+        assert isinstance(found, Infeasible), "the same search gave no mapping before"
+        enough = min((other for other in self.fits[gpu] if other > count), default=0)
+        would_do = " or ".join([*found.options, *[f"{enough} x {gpu}"] * bool(enough)])
+        why = f"{count} x {gpu}: does not fit: {found.reason}" + f"; {would_do} would do" * bool(would_do)
+        row = self._row_of(gpu, enough) if enough else None
+        return [row] if row else [], why
+
+    def smallest(self) -> Row | None:
+        """Return the row with the fewest GPUs, the cheapest of several."""
+        least = {gpu: min(counts) for gpu, counts in self.fits.items() if counts}
+
+        def key(gpu: str) -> tuple[int, float, str]:
+            price = self._market.offer(gpu).on_demand or math.inf
+            return least[gpu], price * self.fits[gpu][least[gpu]], gpu
+
+        fewest = min(least, key=key, default=None)
+        return self._row_of(fewest, least[fewest]) if fewest else None
+
+    def _row_of(self, gpu: str, gpus: int) -> Row | None:
+        """Return the fastest layout on some GPUs of a type; None if the job does not fit."""
+        if (gpu, gpus) not in self._rows:
+            nodes, offer = usual_nodes(gpu, gpus), self._market.offer(gpu)
+            row, mapping = None, mapping_of(self._task, Cluster((nodes,)))
+            if mapping:
+                sold = {"price": offer.on_demand, "spot": offer.spot}
+                row = Row(gpu=gpu, gpus=gpus, nodes=nodes.count, mapping=mapping, steps=self._steps, **sold)
+            self._rows[gpu, gpus] = row
+        return self._rows[gpu, gpus]
+
+    def _screened(self, gpu: str) -> dict[int, float]:
+        """Return number of GPUs -> seconds of a step with all models in one pool, for powers of two where they fit."""
+        nodes = usual_nodes(gpu, MAX_GPUS)
+        costs = self._task.costs(Cluster((nodes,)))
+        together = frozenset(role for role in self._task.requests if role not in (*PLACED_WITH, ALONE))
+        found: dict[int, float] = {}
+        for place, sizes in enumerate(costs.sizes):
+            whole = costs.settings[place].nodes.gpus_per_node == nodes.gpus_per_node
+            for gpus in (size for size in sizes.tolist() if whole and size.bit_count() == 1):
+                seconds = float(costs.seconds(together, place, gpus).sum())
+                found |= {gpus: seconds} if math.isfinite(seconds) else {}
+        return found
 
 
 def _near_front(points: Sequence[tuple[str, int, float]], market: Market) -> list[tuple[str, int]]:
     """Return the hardware that is near the front; points: GPU type, number, seconds of a step in one pool."""
-    dear = [
-        (gpu, count, took, took * count * (market.gpus.get(gpu, UNKNOWN).on_demand or 1.0))
-        for gpu, count, took in points
-    ]
+    dear = [(gpu, count, took, took * count * (market.offer(gpu).on_demand or 1.0)) for gpu, count, took in points]
     return [
         (gpu, count)
         for gpu, count, took, cost in dear

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rlhf_api.foreign_words import MEANT
-from rlhf_api.pydantic_errors import Models, _fields, _models_in
+from rlhf_api.pydantic_errors import MEANT, Models, _fields, _models_in
 from rlhf_api.spec.job_spec import JobSpec
 from rlhf_api.spec.verifiers import Math
 

@@ -10,8 +10,9 @@ from transformers import PreTrainedConfig
 from rlhf_mapper.architecture import architecture_of
 from rlhf_mapper.coefficients import software_for
 from rlhf_mapper.hardware import CPU_SLOT, NodeGroup, figures_of
+from rlhf_mapper.kernels import Numbers
 from rlhf_mapper.simulate import generation, training
-from rlhf_mapper.simulate.layouts import Layouts, Numbers
+from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Lengths, Work, Workload
 from rlhf_trainer.device import gpus_here

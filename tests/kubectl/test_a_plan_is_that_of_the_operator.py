@@ -1,12 +1,16 @@
 """`kubectl rlhf plan` sees what the operator sees of the cluster."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from rlhf_kubectl.kubectl import Kubectl, KubectlError
 from rlhf_kubectl.plan import plan
 from rlhf_operator.cluster.resources import NODES, PODS, SLICES
+from rlhf_trainer.commands.cli import app
 from tests.repo.tree import ROOT
 
 MANIFEST = ROOT / "examples" / "01-helpful-ppo.yaml"
@@ -47,3 +51,19 @@ def test_gpus_for_resource_claims_are_seen(
     told = capsys.readouterr().out
     assert ("GPUNodesUnusable" in told) is (not reason)
     assert ("helpful-ppo" in without) is (not reason)
+
+
+def test_what_a_plan_of_a_mixture_leaves_out_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus = {"cpu": "400", "memory": "4000Gi", "pods": "100", "nvidia.com/gpu": "8"}
+    node = {
+        "metadata": {"name": "h200", "uid": "1", "labels": {"nvidia.com/gpu.product": "NVIDIA-H200"}},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": gpus},
+    }
+    there = {NODES.path(): [node], PODS.path(): []}
+    monkeypatch.setattr(Kubectl, "get", lambda _, path: {"items": there.get(path, [])})
+    asked = CliRunner().invoke(app, ["size", "qwen3-30b-a3b", "--algorithm", "SFT", "--gpus", "h200=8", "--json"])
+    (tmp_path / "job.yaml").write_text(json.loads(asked.stdout)["files"]["job.yaml"]["text"])
+    assert plan(Kubectl(requested_namespace="team"), str(tmp_path / "job.yaml")) == []
+    assert "Not predicted: the all-to-all of experts (actor)" in capsys.readouterr().out

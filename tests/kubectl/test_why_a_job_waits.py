@@ -12,8 +12,7 @@ import pytest
 from rlhf_api.spec.run_policy import Reason
 from rlhf_api.status import Attempt, Condition, ConditionType, Failure, Output, Phase, Progress, SavedState, Status
 from rlhf_kubectl.jobs import JobEvent
-from rlhf_kubectl.status_table import CONDITIONS, FAILURES
-from rlhf_kubectl.why import why
+from rlhf_kubectl.why import CONDITIONS, FAILURES, why
 from rlhf_operator import names
 from rlhf_operator.conditions import phase_of
 from rlhf_operator.snapshot import ObservedContainer, ObservedJob, ObservedPod

@@ -15,10 +15,11 @@ from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import TRAINER, Correction, Software
 from rlhf_mapper.hardware import GPUS, NodeGroup
+from rlhf_mapper.kernels import Numbers
 from rlhf_mapper.pools import PoolCosts, pool_sizes
 from rlhf_mapper.search.pruned import pruned
 from rlhf_mapper.simulate import generation, memory, training
-from rlhf_mapper.simulate.layouts import Layouts, Numbers
+from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.strategy import ACTIVATION_SHARES, PIPELINES, GeneratingStrategies, ModelRequest, Setting, Strategies
 from rlhf_mapper.workload import Lengths, Work, Workload

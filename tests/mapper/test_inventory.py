@@ -6,8 +6,9 @@ import pytest
 
 from rlhf_api import kubectl_yaml
 from rlhf_api.problems import SpecError
-from rlhf_mapper.hardware import CPU_SLOT, GPUS, Cluster, NodeGroup
+from rlhf_mapper.hardware import CPU_SLOT, GPUS, Cluster, NodeGroup, require_gpu
 from rlhf_mapper.inventory import cluster_of, cluster_of_flags
+from rlhf_planning.machines import requested_cluster
 
 NODES = "{gpu: a100-80g, count: 16, gpusPerNode: 8"
 OWN = (
@@ -39,7 +40,7 @@ def test_figures_are_bytes_a_second_whatever_the_unit() -> None:
 def test_what_is_not_said_is_the_tables() -> None:
     (group,) = read(f"nodes: [{NODES}}}]").groups
     assert group == NodeGroup(gpu=GPUS["a100-80g"], count=16, gpus_per_node=8)
-    assert cluster_of_flags(16, 8, "a100-80g") == Cluster((group,))
+    assert cluster_of_flags(16, 8, GPUS["a100-80g"]) == Cluster((group,))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_what_is_not_said_is_the_tables() -> None:
     [("h100-80g", 8, 3200), ("h100-80g", 4, 1600), ("b300-288g", 8, 6400), ("l40s-48g", 8, 400), ("t4-16g", 4, 50)],
 )
 def test_the_network_of_a_node_is_that_of_its_gpu_type(gpu: str, gpus_per_node: int, gigabits: float) -> None:
-    (group,) = cluster_of_flags(2, gpus_per_node, gpu).groups
+    (group,) = cluster_of_flags(2, gpus_per_node, GPUS[gpu]).groups
     assert group.network == gigabits * 1e9 / 8
 
 
@@ -96,7 +97,7 @@ def test_a_link_joins_equal_nodes_by_their_names(entries: str, link: str, why: s
 @pytest.mark.parametrize("gpu", ["a100-80g-mig-1g.10gb", "h200-141g-mig-3g.71gb"])
 def test_a_slice_of_a_gpu_has_a_name_too(gpu: str) -> None:
     (flags,), (file,) = (
-        cluster_of_flags(1, 7, gpu).groups,
+        cluster_of_flags(1, 7, require_gpu(gpu, "")).groups,
         read(f"nodes: [{{gpu: {gpu}, count: 1, gpusPerNode: 7}}]").groups,
     )
     assert flags == file
@@ -178,8 +179,8 @@ KNOWN = ", ".join([*GPUS][:-1])
         ("nodes: [{gpu: a100-80g, gpusPerNode: 8}]", "nodes.0.count: is missing"),
         (f"nodes: [{NODES}, interNodeGbs: 200}}]", "nodes.0.interNodeGbs: unknown field; did you mean interNodeGbps?"),
         (
-            "nodes: [{gpu: a100, count: 1, gpusPerNode: 8}]",
-            f'nodes.0.gpu: is "a100", expected {KNOWN} or cpu-slot; `gpus` of this file may describe others',
+            "nodes: [{gpu: a101, count: 1, gpusPerNode: 8}]",
+            f'nodes.0.gpu: is "a101", expected {KNOWN} or cpu-slot; `gpus` of this file may describe others',
         ),
         (f"gpus: [{OWN[0]}, {OWN[0]}]\nnodes: [{OWN[1]}]", 'gpus.1.name: "a900" is used twice'),
     ],
@@ -189,15 +190,23 @@ def test_a_mistake_is_one_sentence_with_its_path(text: str, sentence: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("nodes", "slots", "gpu", "sentence"),
+    ("nodes", "slots", "sentence"),
     [
-        (0, 8, "a100-80g", "--nodes: is 0, expected at least 1"),
-        (1, -1, "a100-80g", "--gpus-per-node: is -1, expected at least 1"),
-        (1, 10**8, "a100-80g", "--gpus-per-node: is 100000000, expected at most 1024"),
-        (1, 1, "a100", f'--gpu: is "a100", expected {KNOWN} or cpu-slot; another type takes an --inventory'),
+        (0, 8, "--nodes: is 0, expected at least 1"),
+        (1, -1, "--gpus-per-node: is -1, expected at least 1"),
+        (1, 10**8, "--gpus-per-node: is 100000000, expected at most 1024"),
     ],
 )
-def test_so_is_a_mistake_in_a_flag(nodes: int, slots: int, gpu: str, sentence: str) -> None:
+def test_so_is_a_mistake_in_a_flag(nodes: int, slots: int, sentence: str) -> None:
     with pytest.raises(SpecError) as found:
-        cluster_of_flags(nodes, slots, gpu)
+        cluster_of_flags(nodes, slots, GPUS["a100-80g"])
     assert str(found.value) == sentence
+
+
+@pytest.mark.parametrize("name", ["h100", "H100", " h100-80g "])
+def test_a_short_name_is_a_type_everywhere(name: str) -> None:
+    cluster = requested_cluster(nodes=1, gpus_per_node=8, gpu=name, inventory=None)
+    assert cluster == read("nodes: [{gpu: h100, count: 1, gpusPerNode: 8}]")
+    assert cluster.groups[0].gpu == GPUS["h100-80g"]
+    with pytest.raises(SpecError, match=r"--gpu: h1000 is no known GPU; did you mean h100\?"):
+        requested_cluster(nodes=1, gpus_per_node=8, gpu="h1000", inventory=None)

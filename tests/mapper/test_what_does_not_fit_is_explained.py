@@ -18,7 +18,7 @@ from tests.mapper.oracles.testbed import MODELS
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
 SIZE = MODELS["70B"].parameters
-MORE_HOST = "more host memory (spec.runtime.worker.memory, or hostMemoryGB of an inventory)"
+MORE_HOST = " GB of host memory for each GPU (spec.runtime.worker.memory, or hostMemoryGB of an inventory)"
 
 
 def room(gpu: str, gpus: int = 1) -> float:
@@ -50,7 +50,7 @@ def test_a_large_model_on_one_small_gpu_is_short_of_its_states() -> None:
     assert short.short_bytes == pytest.approx(12 * SIZE - room("a10-24g")), "float32 weights and two moments"
     assert (
         short.reason == "the states of actor take 827.7 GB, but 1 x a10-24g hold 22.4 GB, "
-        "and the host memory is too small for them to wait there"
+        "and half of the host memory, 48.0 GB, is too small for them to wait there"
     )
 
 
@@ -103,21 +103,39 @@ def test_states_wait_in_host_memory_as_far_as_there_is_room() -> None:
     assert isinstance(short, Infeasible)
     assert short.reason == (
         "the states of actor, critic, reference, reward take 186.8 GB, but 2 x h100-80g hold 161.3 GB, "
-        "and the host memory is too small for them to wait there"
+        "and half of the host memory, 100.0 GB, is too small for them to wait there"
     )
 
 
-def test_more_host_memory_is_named_where_models_could_wait_there() -> None:
+def test_enough_host_memory_is_named_where_models_could_wait() -> None:
     (nodes,) = cluster_of(("h100-80g", 1, 2)).groups
     job = job_of("PPO", models={role: {"gradientCheckpointing": True} for role in ("actor", "critic")})
-    short = auto_map(job, Cluster((replace(nodes, host_memory=100e9),)), shapes_of(job, MODELS["7B"]), device="GPU")
+
+    def on(host_memory: float) -> DeviceMapping | Infeasible:
+        cluster = Cluster((replace(nodes, host_memory=host_memory),))
+        return auto_map(job, cluster, shapes_of(job, MODELS["7B"]), device="GPU")
+
+    short = on(100e9)
     assert isinstance(short, Infeasible)
-    assert MORE_HOST in short.options
+    (enough,) = (int(each.removesuffix(MORE_HOST)) for each in short.options if each.endswith(MORE_HOST))
+    assert isinstance(on(enough * 1e9), DeviceMapping)
+    assert isinstance(on((enough - 16) * 1e9), Infeasible)
+
+
+def test_a_small_adapter_is_named_where_it_fits() -> None:
+    job = recomputed(960)
+    *_, adapter = refused(job, without_host_memory(("h100-80g", 1, 8))).options
+    assert adapter == "spec.models.actor.lora: {rank: 16}"
+    actor = {"gradientCheckpointing": True, "lora": {"rank": 16}}
+    small = job_of("SFT", models={"actor": actor}, training={"batchSize": 960})
+    assert isinstance(answer(small, without_host_memory(("h100-80g", 1, 8))), DeviceMapping)
 
 
 def test_larger_gpus_are_of_the_vendor_that_is_there() -> None:
     """The trainer's image is for one vendor: four B300 would do, but not with it."""
-    assert refused(recomputed(960), without_host_memory(("mi300x-192g", 1, 4))).options == (MORE_HOST,)
+    host, adapter = refused(recomputed(960), without_host_memory(("mi300x-192g", 1, 4))).options
+    assert host.endswith(MORE_HOST)
+    assert "lora" in adapter
 
 
 def test_models_on_cpu_slots_stay_all_at_once() -> None:

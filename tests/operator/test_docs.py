@@ -12,7 +12,7 @@ import yaml
 from rlhf_api.exit_codes import ExitCode
 from rlhf_api.spec.run_policy import Action, FailureRule, Reason, RunPolicy
 from rlhf_api.status import ConditionType, Phase
-from rlhf_kubectl.status_table import TABLE
+from rlhf_kubectl.why import TABLE
 from rlhf_operator import conditions, evidence, names
 from rlhf_operator.evidence import CONCLUSIVE_EXIT_CODES, INCONCLUSIVE_EXIT_CODES
 from rlhf_operator.failure import CLASSES

@@ -72,7 +72,7 @@ def test_a_picture_without_a_price_or_row_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_smallest_of_two_types_is_the_cheaper_job() -> None:
-    found = answer("14b --response 4k --mean 1200 --gpus a100=4,h100=4")
+    found = answer("1.5b --response 4k --mean 1200 --gpus a100=1,h100=1")
     assert found["smallest"] == min(found["rows"], key=lambda row: float(row["cost"]))
 
 
@@ -100,6 +100,7 @@ def test_what_a_model_reads_limits_the_lengths(tmp_path: Path) -> None:
     told = ask(f"{tmp_path} --response 2k --gpus h100=8", MISTAKE)
     assert "--prompt and --response: are 3072 tokens together, but the model reads 2048 at most" in told
     assert answer(f"{tmp_path} --response 1k --gpus h100=8")["chosen"]
+    assert "17408 tokens together, but the model reads 4096 at most" in ask("llama-2-7b --response 16k", MISTAKE)
 
 
 def test_an_interruption_costs_half_an_interval_and_a_restart() -> None:
@@ -117,6 +118,7 @@ def test_an_interruption_costs_half_an_interval_and_a_restart() -> None:
         ("7b --algorithm GRP", "--algorithm: is GRP; did you mean GRPO?"),
         ("7b --response lots", "--response: is lots, expected a number of tokens, such as 16k"),
         ("7b --response 1k --mean 2k", "--mean: is 2048, above the limit of 1024 (--response)"),
+        ("7b --algorithm SFT --samples 4", "--samples: is for RL only, SFT generates no responses"),
         ("7b --mean 0.2", "--mean: is 0.2, expected a number of tokens"),
         (f"7b --response {'9' * 400}", "expected a number of tokens, such as 16k"),
         ("7b --step-time 0", "--step-time: is 0, expected a duration, such as 48h, 2min or 90s"),

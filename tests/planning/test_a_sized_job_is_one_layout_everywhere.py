@@ -12,7 +12,7 @@ from rlhf_importers.command import convert
 from rlhf_mapper.hardware import Cluster
 from rlhf_mapper.mapping import DeviceMapping
 from rlhf_planning.job_plan import plan_job
-from rlhf_planning.market import PRICES
+from rlhf_planning.market import usual_nodes
 from rlhf_planning.sized_job import shapes_of
 from tests.planning.sized import answer
 
@@ -32,7 +32,7 @@ def test_the_manifest_is_planned_as_it_was_sized(question: str) -> None:
     found = answer(question)
     row = found["chosen"]
     (job,) = load(found["files"]["job.yaml"]["text"])
-    cluster = Cluster((PRICES.nodes(row["gpu"], row["gpus"]),))
+    cluster = Cluster((usual_nodes(row["gpu"], row["gpus"]),))
     planned = plan_job(job, cluster, shapes_of(job), device="GPU")
     assert isinstance(planned, DeviceMapping)
     assert planned.prediction

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlhf_api.files import load
-from tests.planning.sized import FITS, MISTAKE, UNFIT, answer, ask
+from tests.planning.sized import MISTAKE, UNFIT, answer, ask
 
 LONG = "32b --algorithm GRPO --response 16k --steps 200"
 
@@ -52,16 +52,22 @@ def test_whether_it_fits_on_one_node() -> None:
     holds_together(found, steps=200)
     assert [(row["gpu"], row["gpus"], row["nodes"]) for row in found["rows"]] == [("h200-141g", 8, 1)]
     refused = answer("70b --response 16k --gpus a100-40g=8", UNFIT)
-    assert "8 x a100-40g: does not fit; the smallest that fits is " in refused["unfit"][0]
+    assert "8 x a100-40g: does not fit: the states of actor, reference take" in refused["unfit"][0]
+    assert "spec.models.actor.lora: {rank: 16} or " in refused["unfit"][0]
     assert refused["chosen"]["gpus"] > 8
 
 
-def test_an_8b_on_one_h100_fits_or_is_told_what_would_do() -> None:
-    question = "8b --response 2k --mean 600 --gpus h100=1"
-    found = answer(question, FITS, UNFIT)
+def test_an_8b_on_one_h100_fits_by_its_host_memory() -> None:
+    found = answer("8b --response 2k --mean 600 --gpus h100=1")
     holds_together(found, steps=200)
-    gpus = found["chosen"]["gpus"]
-    assert gpus == 1 or found["unfit"] == [f"1 x h100-80g: does not fit; the smallest that fits is {gpus}"]
+    row = found["chosen"]
+    assert (row["gpus"], "optimizer on host" in row["tight"]) == (1, True)
+    assert [name.partition(" (")[0] for name in row["instances"]] == ["AWS p5.4xlarge"], "others have less host memory"
+    assert "Nodes of h100-80g are taken to have 275 GB of host memory for each GPU." in ask("8b --gpus h100=1")
+    refused = answer("14b --gpus h100=1", UNFIT)
+    (sentence,) = refused["unfit"]
+    assert "GB, but 1 x h100-80g hold 81.1 GB, and half of the host memory, 137.5 GB, is too small" in sentence
+    assert sentence.endswith(f" or {refused['chosen']['gpus']} x h100-80g would do")
 
 
 def test_two_4090_train_a_small_model() -> None:

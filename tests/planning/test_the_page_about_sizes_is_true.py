@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from rlhf_api.spec.model_shape import HUB_IDS, KNOWN
-from rlhf_mapper.hardware import GPUS, gpu_of_product
+from rlhf_mapper.hardware import GPUS, SHORT_NAMES, gpu_of_product
 from rlhf_planning.market import INSTANCES, PRICES
 from tests.planning.page import DRAWN, PICTURE, example, printed, words_of
 
@@ -51,7 +51,6 @@ def test_the_tables_name_what_exists() -> None:
     assert HUB_IDS.keys() == KNOWN.keys()
     assert sum(map(len, HUB_IDS.values())) >= 60
     assert not PRICES.gpus.keys() - GPUS.keys()
-    names = [name for offer in PRICES.gpus.values() for name in offer.names]
-    assert len(names) == len(set(names))
-    assert not set(names) & GPUS.keys()
+    assert not {*SHORT_NAMES.values()} - GPUS.keys()
+    assert not SHORT_NAMES.keys() & GPUS.keys()
     assert [name for name, each in INSTANCES.items() if not gpu_of_product(each.product)] == []

@@ -21,13 +21,12 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_trainer.training import head, kernels
 from rlhf_trainer.training.attention import NAMES
-from tests.real_size.layer import documents_of, flash_on_meta
+from tests.real_size.layer import documents_of, flash_on_meta, starts_kernel
 from tests.real_size.shapes import SHAPES
 
 TOKENS, TEXTS = 16384, 8
 CONFIG = SHAPES["Qwen2.5-7B"]
 HOPPER = SimpleNamespace(multi_processor_count=132)
-NO_KERNELS = ("empty", "detach", "_unsafe_view", "lift", "new_empty")
 
 
 class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -39,7 +38,7 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not func.is_view and not func._schema.name.partition("::")[2].startswith(NO_KERNELS):
+        if starts_kernel(func):
             self.note([*tree_leaves((args, kwargs)), *tree_leaves(out)])
         return out
 

@@ -40,6 +40,7 @@ ROWS, TOKENS = 4, 256
 """Documents of a micro-batch, and the tokens of each."""
 WIDTHS = {"hidden": 1024, "ffn": 4096, "heads": 16, "kv_heads": 4, "head_size": 128}
 MATRIX_PRODUCTS = ("mm", "addmm", "bmm")
+NO_KERNELS = ("empty", "detach", "_unsafe_view", "lift", "new_empty")
 
 
 @dataclass
@@ -53,8 +54,13 @@ class Counted:
     kernels: int
 
 
+def starts_kernel(func: Any) -> bool:
+    """Whether an operation makes new memory; views and allocations are none."""
+    return not func.is_view and not func._schema.name.partition("::")[2].startswith(NO_KERNELS)
+
+
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations that make new memory; views and allocations are none."""
+    """Counts operations that start a kernel, and the bytes of those outside matrix products and attention."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -64,7 +70,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.partition("::")[2]
         made = [each for each in (out if isinstance(out, tuple) else (out,)) if isinstance(each, Tensor)]
-        if not made or func.is_view or name.startswith(("empty", "detach", "_unsafe_view", "lift")):
+        if not made or not starts_kernel(func):
             return out
         self.kernels += 1
         if name not in MATRIX_PRODUCTS and "attn" not in name and "attention" not in name:

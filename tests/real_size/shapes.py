@@ -28,7 +28,7 @@ _LONGEST = {
 
 
 def _known(name: str) -> PreTrainedConfig:
-    return AutoConfig.for_model(**KNOWN[name.lower()], **_TOKENS, max_position_embeddings=_LONGEST[name])
+    return AutoConfig.for_model(**{**KNOWN[name.lower()], **_TOKENS, "max_position_embeddings": _LONGEST[name]})
 
 
 SHAPES: Mapping[str, PreTrainedConfig] = {

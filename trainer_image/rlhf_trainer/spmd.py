@@ -4,8 +4,6 @@ Every rank runs the algorithm on its own rows, without Ray and without a control
 that was stopped starts from the beginning (`rlhf run` resumes).
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import sys

@@ -14,6 +14,7 @@ class _Sizes(NamedTuple):
     """Row of known_models.yaml: sizes of a model by their names in config.json."""
 
     source: Literal["A", "L", "P"]
+    max_position_embeddings: int | None
     model_type: str
     hidden_size: int
     num_hidden_layers: int

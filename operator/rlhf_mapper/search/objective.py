@@ -1,11 +1,9 @@
 """Objective of the search: the fastest mapping, the smallest that is fast enough, or the cheapest."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +33,7 @@ class Objective:
         if min(self.prices, default=0.0) < 0:
             raise ValueError("a GPU's price is negative")
 
-    def on(self, hosts: Sequence[int]) -> Objective:
+    def on(self, hosts: Sequence[int]) -> Self:
         """Return the objective with a price for each node group of a search; hosts: each one's index in the cluster."""
         return replace(self, prices=tuple(self.prices[host] for host in hosts)) if self.prices else self
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Software
-from rlhf_mapper.simulate.layouts import Numbers
+from rlhf_mapper.kernels import Numbers
 
 FUSED_KERNELS, FUSED_TOUCHES = 12, 14
 """Numbers of kernels and of reads or writes of a hidden state, in a layer's forward pass in Megatron or vLLM."""

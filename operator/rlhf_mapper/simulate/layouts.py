@@ -4,13 +4,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlhf_mapper.coefficients import Efficiency
 from rlhf_mapper.hardware import NodeGroup
+from rlhf_mapper.kernels import Numbers
 from rlhf_mapper.zones import crossings
-
-Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

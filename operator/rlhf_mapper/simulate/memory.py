@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Software
+from rlhf_mapper.kernels import Numbers
 from rlhf_mapper.simulate import layer
-from rlhf_mapper.simulate.layouts import Layouts, Numbers
+from rlhf_mapper.simulate.layouts import Layouts
 
 HOST_SHARE = 0.5
 """Share of a GPU's host memory that offloaded states may fill; a guess, since Ray and other programs need the rest."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlhf_api.spec.rollout import stream_groups
-from rlhf_mapper.simulate.layouts import Numbers
+from rlhf_mapper.kernels import Numbers
 from rlhf_mapper.workload import Workload
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Software
 from rlhf_mapper.hardware import NodeGroup
-from rlhf_mapper.kernels import collective_seconds
+from rlhf_mapper.kernels import Numbers, collective_seconds
 from rlhf_mapper.simulate import layer
-from rlhf_mapper.simulate.layouts import Layouts, Network, Numbers, ring
+from rlhf_mapper.simulate.layouts import Layouts, Network, ring
 from rlhf_mapper.simulate.products import TOUCHES_OF_A_LOGIT, head_product, layer_products, prefill_attention
 from rlhf_mapper.workload import Workload
 

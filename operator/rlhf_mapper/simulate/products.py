@@ -8,8 +8,7 @@ import numpy as np
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Layers
 from rlhf_mapper.hardware import Gpu
-from rlhf_mapper.kernels import Table, collective_seconds, nearest, product_seconds
-from rlhf_mapper.simulate.layouts import Numbers
+from rlhf_mapper.kernels import Numbers, Table, collective_seconds, nearest, product_seconds
 
 SHARDS: Numbers = np.exp2(np.arange(8.0))[:, None]
 ROWS: Numbers = np.exp2(np.arange(21.0))

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlhf_mapper.kernels import Collective, collective_seconds
-from rlhf_mapper.simulate.layouts import Layouts, Numbers, ring
+from rlhf_mapper.kernels import Collective, Numbers, collective_seconds
+from rlhf_mapper.simulate.layouts import Layouts, ring
 from rlhf_mapper.simulate.passes import Passes
 from rlhf_mapper.workload import Work, Workload
 

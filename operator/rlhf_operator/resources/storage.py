@@ -1,10 +1,8 @@
 """Claims of a job, their mounts in its pods, and the URIs of files in the claims."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 from rlhf_api.chain import SCHEME
@@ -40,7 +38,7 @@ class Place:
     """Path of the folder in the claim; empty for the whole claim."""
 
     @classmethod
-    def of(cls, uri: str) -> Place:
+    def of(cls, uri: str) -> Self:
         """Parse a URI pvc://claim/path."""
         claim, _, path = uri.removeprefix(PVC).partition("/")
         return cls(claim=claim, path="/".join(part for part in path.split("/") if part not in ("", ".", "..")))

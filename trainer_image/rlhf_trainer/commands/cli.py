@@ -1,7 +1,5 @@
 """Command line of the trainer: `rlhf --help` lists the commands."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

@@ -17,10 +17,10 @@ from rlhf_mapper.mapping import DeviceMapping, Infeasible, as_json
 from rlhf_mapper.workload import lengths_around
 from rlhf_planning.checkpoint_size import in_words, upload_in_words
 from rlhf_planning.graph_text import LEGEND, mermaid_of, text_of
-from rlhf_planning.job_plan import notes_of, objective_of, plan_job, prices_of
+from rlhf_planning.job_plan import networks_of, notes_of, objective_of, plan_job, prices_of
 from rlhf_planning.lengths import lengths_of
 from rlhf_planning.machines import device_of, local_cluster
-from rlhf_planning.mapping_text import print_plan, step_price
+from rlhf_planning.mapping_text import explain, printing, step_price
 from rlhf_planning.timeline import timeline_of
 from rlhf_trainer.device import gpus_here
 from rlhf_trainer.errors import EnvironmentProblem
@@ -104,7 +104,8 @@ def plans_of(
             responses=given or _measured_lengths(earlier, job),
             prompts=lengths_of(prompts, "--prompt-tokens", most=data.max_prompt_tokens) if prompts else (),
         )
-        notes = [*notes_of(mapping, machines, shapes), slots, upload_in_words(job, shapes, mapping, machines)]
+        notes = [*networks_of(machines), *notes_of(mapping, machines, shapes), slots]
+        notes.append(upload_in_words(job, shapes, mapping, machines))
         told = tuple(filter(None, notes))
         plans.append(JobPlan(job, mapping, calibration, prices_of(machines), told, in_words(job, shapes)))
     return plans
@@ -163,7 +164,8 @@ def _draw(plans: Sequence[JobPlan], svg: Path | None) -> None:
 
 
 def _explain(answer: JobPlan, svg: Path | None) -> None:
-    print_plan(answer.mapping, title=answer.title, prices=answer.prices, notes=answer.notes)
+    with printing() as console:
+        explain(answer.mapping, title=answer.title, console=console, prices=answer.prices, notes=answer.notes)
     typer.echo(f"{answer.checkpoints}\n")
     typer.echo(f"{answer.calibration}\n" if answer.calibration else "")
     if svg and isinstance(answer.mapping, DeviceMapping):

@@ -19,7 +19,7 @@ def declare(program: Program) -> None:
         mean: Annotated[str, typer.Option(metavar="TOKENS", help="Mean length of responses.")] = "",
         prompt: Annotated[str, typer.Option(metavar="TOKENS", help="Length of prompts.")] = "1k",
         prompts: Annotated[int, typer.Option(min=1, help="Prompts, or rows without RL, of a step.")] = 128,
-        samples: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 8,
+        samples: Annotated[int | None, typer.Option(min=1, help="Responses to each prompt in RL; default: 8.")] = None,
         lora: Annotated[int, typer.Option(min=0, metavar="RANK", help="Train an adapter of this rank.")] = 0,
         gpus: Annotated[str, typer.Option(metavar="any|TYPE[=NUMBER],...", help="As h100,a100 or h100=16.")] = "any",
         steps: Annotated[int, typer.Option(min=1, help="Steps of the whole job.")] = 200,
@@ -41,7 +41,7 @@ def declare(program: Program) -> None:
         lengths = {"response": response, "prompt": prompt, "mean": mean}
         tokens = {name: tokens_of(text, f"--{name}") if text or name != "mean" else 0 for name, text in lengths.items()}
         training = Training(
-            algorithm, **tokens, samples=samples, prompts=prompts, lora=lora, steps=steps, sets=sets or ()
+            algorithm, **tokens, samples=samples or 0, prompts=prompts, lora=lora, steps=steps, sets=sets or ()
         )
         limits, pictures = limits_of(budget, deadline, step_time), [each for each in (svg, png) if each]
         size_and_print(model, training, market_of(prices), gpus, limits, in_json, output, pictures)

@@ -16,6 +16,7 @@ import torch
 from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.spec.parallel_sizes import ParallelSizes
+from rlhf_mapper.architecture import positions_of
 from rlhf_mapper.config_file import SCORERS, made_from
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving, checkpoint_bytes
@@ -265,10 +266,7 @@ def origin_of(job: Job, role: Role, jobs: Mapping[str, Job], output: Path) -> tu
 def _limits_of(setting: WorkerSetting) -> tuple[int, int]:
     """Return (size of a model's vocabulary, most tokens that it reads); scaled rotary embeddings read more."""
     config = setting.config()
-    rope, most = getattr(config, "rope_parameters", None) or {}, getattr(config, "max_position_embeddings", None)
-    known = rope.get("original_max_position_embeddings") or (most if rope.get("rope_type") == "linear" else 0)
-    scaled = int((known or 0) * (rope.get("factor") or 0))
-    return config.get_text_config().vocab_size, max(most or sys.maxsize, scaled)
+    return config.get_text_config().vocab_size, positions_of(config.to_dict()) or sys.maxsize
 
 
 def _call(code: UserCode, samples: Sequence[Sample]) -> list[float | None]:
