@@ -188,7 +188,7 @@ def test_parts_of_a_row_see_what_the_whole_row_sees(
     by: str, batch: str, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "varlen_attn", varlen_attention_by_definition)
-    attend: Any = {"SDPA": attention._by_sdpa, "Flash": attention._by_flash}[by]
+    attend: Any = attention._by_sdpa if by == "SDPA" else attention._by_flash
     whole = ModelInput.of(BATCHES[batch](), at_least=50, multiple=20).documents
     generator = torch.Generator().manual_seed(0)
     query, key, value = torch.randn(3, 1, 2, 60, 8, generator=generator)

@@ -53,8 +53,8 @@ def _gather_input(
     keeps: whether they stay a DTensor, so that the gradients of all matrices are added up before they are scattered.
     """
     given = args[0] if args else kwargs["hidden_states"]
-    hidden = DTensor.from_local(given, axis, [TOKENS], run_check=False).redistribute(placements=[Replicate()])
-    hidden = hidden if keeps else hidden.to_local()
+    whole = DTensor.from_local(given, axis, [TOKENS], run_check=False).redistribute(placements=[Replicate()])
+    hidden = whole if keeps else whole.to_local()
     return ((hidden, *args[1:]), dict(kwargs)) if args else ((), {**kwargs, "hidden_states": hidden})
 
 
@@ -82,5 +82,5 @@ def _use_local_weights(module: nn.Module, _: object) -> None:
 
 
 def _use_own_weights(module: nn.Module, _: object, __: object) -> None:
-    for name, _parameter in module.named_parameters(recurse=False):
+    for name in dict(module.named_parameters(recurse=False)):
         vars(module).pop(name, None)
