@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.nn.functional import pad
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -22,7 +25,7 @@ from rlhf_trainer.telemetry import merge, recorder
 from rlhf_trainer.training.model_input import ModelInput, TokenBatch
 from rlhf_trainer.training.models import LanguageModel, inner
 from rlhf_trainer.training.routing import RoutingReplay
-from rlhf_trainer.training.sharding import layers_of, wrap_with_checkpoint
+from rlhf_trainer.training.sharding import layers_of
 from rlhf_trainer.types import Batch
 from rlhf_trainer.workers import rollout
 from rlhf_trainer.workers.actor import ActorWorker
@@ -65,7 +68,7 @@ def pair(family: str, *, recomputes: bool = False) -> tuple[LanguageModel, PreTr
     model = LanguageModel(deepcopy(plain))
     if recomputes:
         layers = layers_of(model)
-        apply_activation_checkpointing(model, checkpoint_wrapper_fn=wrap_with_checkpoint, check_fn=layers.__contains__)
+        apply_activation_checkpointing(model, checkpoint_wrapper_fn=checkpoint_wrapper, check_fn=layers.__contains__)
     return ready(model).eval(), plain.eval(), RoutingReplay(model)
 
 
@@ -93,6 +96,7 @@ def mixture_by_definition(block: Any, given: Tensor, hidden: Tensor) -> Tensor:
 def plain_log_probs(model: Any, text: TokenBatch) -> Tensor:
     """Log-probabilities [rows, T] of each row alone, by loops over tokens and experts."""
     rows, found = ExpertRows.of(model.config), torch.zeros(text.tokens.shape)
+    assert text.experts is not None
     for row, length in enumerate(text.lengths.tolist()):
         if length < 2:
             continue
@@ -110,7 +114,8 @@ def plain_log_probs(model: Any, text: TokenBatch) -> Tensor:
 
 def log_probs(model: LanguageModel, text: TokenBatch) -> Tensor:
     given = ModelInput.of([text])
-    return model(given.tokens, given).log_probs
+    found: Tensor = model(given.tokens, given).log_probs
+    return found
 
 
 @pytest.mark.parametrize("family", MIXTURES)
@@ -121,12 +126,12 @@ def test_gradients_are_those_of_a_loop_given_the_experts(family: str) -> None:
     assert_close(found, expected, rtol=0, atol=2e-5)
     factor = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
     for each in (expected, found):
-        (each * factor).sum().backward()
+        torch.autograd.backward((each * factor).sum())
     of_loop = {name: parameter.grad for name, parameter in plain.named_parameters()}
     routers = [name for name in of_loop if name.endswith("gate.weight")]
     assert all(float(of_loop[name].norm()) > 1e-3 for name in routers), "a router learns"
     for name, parameter in inner(model).named_parameters():
-        assert_close(parameter.grad, of_loop[name], rtol=1e-4, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
+        assert_close(parameter.grad, of_loop[name], rtol=1e-4, atol=2e-5, msg=f"{name} learns otherwise")
     moved = log_probs(model, replayed_text(plain.config, shift=1))
     assert float((moved - expected).detach().abs().max()) > 0.01, "experts of the token before are others"
 
@@ -137,9 +142,10 @@ def test_a_recomputed_layer_takes_the_same_experts() -> None:
     for recomputes in (False, True):
         model, plain, _ = pair("Qwen3-MoE", recomputes=recomputes)
         text = replayed_text(plain.config)
+        assert text.experts is not None
         halves = [replace(text, experts=text.experts.flip(0)), text]
         for each in [log_probs(model, half).sum() for half in halves]:
-            each.backward()
+            torch.autograd.backward(each)
         gradients.append([parameter.grad for parameter in model.parameters()])
     assert_close(gradients[1], gradients[0])
 
@@ -148,9 +154,10 @@ def test_a_prompts_first_row_decides_and_others_are_counted() -> None:
     model, plain, _ = pair("Qwen3-MoE")
     text = replayed_text(plain.config)
     expected = log_probs(model, text)
+    assert text.experts is not None
     other = text.experts.clone()
     other[3, 1:3] = other[3, 1:3].flip(0)
-    assert bool((other != text.experts).any())
+    assert not torch.equal(other, text.experts)
     recorder.drain()
     assert_close(log_probs(model, replace(text, experts=other)), expected)
     assert merge([recorder.drain()]) == {"routing/prompts_differ": 2 / int(PROMPTS[3])}
@@ -254,7 +261,11 @@ def test_experts_of_other_tokens_are_refused_in_a_sentence(mixture: str) -> None
 
 
 def test_a_dense_model_has_no_experts_to_replay(mixture: str, tmp_path: Path) -> None:
-    asked = {None: {}, "Replay": {"routing": "Replay"}, "Recompute": {"routing": "Recompute"}}
+    asked: dict[str | None, dict[str, str]] = {
+        None: {},
+        "Replay": {"routing": "Replay"},
+        "Recompute": {"routing": "Recompute"},
+    }
     dense = save_tiny(tmp_path / "dense", seed=1)
 
     def replays(folder: str, routing: str | None) -> bool:

@@ -110,8 +110,8 @@ class GeneratingActor(ActorWithReference):
         is_given = old_log_probs == "Generator"
         reads = ("response_mask", *("rollout_log_probs",) * is_given, "policy_version")
         adds = OLD * is_given
-        known = {"reads": reads, "reads_if_there": (), "adds": adds, "phase": "reshard", "row_by_row": False}
-        return {**marks, "compute_log_prob": replace(marks["compute_log_prob"], **known)}
+        known = replace(marks["compute_log_prob"], reads=reads, reads_if_there=(), adds=adds, row_by_row=False)
+        return {**marks, "compute_log_prob": replace(known, phase="reshard")}
 
     @register(THREE_D_ALL_MICRO_DP, reads=PROMPT_FIELDS, adds=ROLLOUT_FIELDS, in_groups=True)
     def generate_sequences(self, batch: Batch, *, do_sample: bool = True, outlet: Outlet | None = None) -> Fields:
