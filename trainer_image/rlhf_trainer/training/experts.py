@@ -5,6 +5,7 @@ token is dropped. Tensor-parallel ranks, which have the same tokens, divide them
 """
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from rlhf_trainer.training.distributed import EXPERT, EXPERT_SHARD, REPLICATE, M
 KERNEL, OVER_RANKS = "grouped_mm", "experts_over_ranks"
 """Names among transformers' expert functions: of the kernel for a rank's own experts, and of `_compute_over_ranks`."""
 
+OPTIONS = ("has_gate", "has_bias", "is_transposed", "_is_expert_parallel")
+"""Attributes by which transformers' expert functions know how a module of experts is laid out."""
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3")
 """`model_type` of the families whose experts can be cut over ranks."""
 
@@ -98,20 +101,14 @@ def tokens_by_expert(chosen: Tensor, experts: int) -> Tensor:
     return numbers.new_zeros(experts).scatter_add_(0, numbers, torch.ones_like(numbers))
 
 
-class _LocalExperts:
-    """The experts of a layer that are on this rank, with all that transformers' expert functions read of a module."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        parameters = {
-            name: each.to_local() if isinstance(each, DTensor) else each
-            for name, each in module.named_parameters(recurse=False)
-        }
-        vars(self).update(parameters)
-        self.num_experts = next(len(each) for each in parameters.values())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+def _on_this_rank(module: nn.Module) -> SimpleNamespace:
+    """Return what transformers' expert functions read of a module of experts, for the experts on this rank."""
+    held = {
+        name: each.to_local() if isinstance(each, DTensor) else each
+        for name, each in module.named_parameters(recurse=False)
+    }
+    options = {name: getattr(module, name) for name in (*OPTIONS, "_apply_gate")}
+    return SimpleNamespace(**held, **options, num_experts=len(next(iter(held.values()))))
 
 
 def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
@@ -119,7 +116,7 @@ def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Ten
 
     index, weights: [n, k], numbers and weights of the experts of each token. Ranks without tokens take part, too.
     """
-    own, compute, ranks = _LocalExperts(module), ALL_EXPERTS_FUNCTIONS[KERNEL], module.group.size()
+    own, compute, ranks = _on_this_rank(module), ALL_EXPERTS_FUNCTIONS[KERNEL], module.group.size()
     if ranks == 1:
         return compute(own, hidden, index, weights)  # type: ignore[no-any-return]
     chosen = index.flatten()
