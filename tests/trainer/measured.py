@@ -14,5 +14,5 @@ MACHINE = (
     "mfu",
     "peak_flops",
 )
-SHARED = (*MACHINE, "flops/", "kv_cache_used", "padding/", "idle_bytes/", "rollout_replacements")
-"""Beginnings of names; FLOPs, too, depend on the rows that share a prompt on a rank."""
+SHARED = (*MACHINE, "flops/", "kv_cache_used", "padding/", "experts/", "idle_bytes/", "rollout_replacements")
+"""Beginnings of names; FLOPs and routers' choices, too, depend on the rows that share a prompt on a rank."""

@@ -117,7 +117,7 @@ class ParallelSizes:
 
 
 class Parallelism(Spec):
-    """Parallel sizes of a model in forward passes and training; their product is the number of slots of its pool.
+    """Parallel sizes of a model in forward passes and training; p, t and d multiply to the slots of its pool.
 
     A manifest may leave d unset, and has the sizes of generation elsewhere (`rollout`), unlike `ParallelSizes`.
     """

@@ -89,7 +89,7 @@ def test_the_record_says_how_evenly_experts_are_chosen(folder: str) -> None:
 
 
 def coefficient(folder: str, algorithm: str, training: dict[str, Any]) -> float:
-    spec = {
+    spec: dict[str, Any] = {
         "algorithm": {"name": algorithm},
         "models": {role: {"uri": f"file://{folder}"} for role in ("actor", "critic", "reward")},
         "data": {"train": {"uri": "package://rlhf_examples/helpful/train.jsonl"}},

@@ -184,7 +184,9 @@ def update(
     models |= {each: {"uri": uri} for each in FROZEN.get(name, ())}
     data = {**DATA, "pretrain": DATA["train"]} if algorithm == "PPO-ptx" else DATA
     spec = {**SPECS[algorithm], "models": models, "data": data}
-    spec["training"] = {**spec["training"], "microBatchTokens": budget, "sharePrompts": share}
+    # ranks balance each its own tokens
+    options = {"microBatchTokens": budget, "sharePrompts": share, "routerAuxLoss": 0}
+    spec["training"] = {**spec["training"], **options}
     if "promptBatchSize" in spec["training"]:
         spec["training"]["miniBatchSize"] = mini_batch
     made = job(Path(folder), f"job-{dist.get_rank()}", spec)

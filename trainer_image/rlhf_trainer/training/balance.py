@@ -20,9 +20,9 @@ LAYER = re.compile(r"\.layers\.(\d+)\.")
 class ExpertBalance:
     """Measures the routers of a mixture in the forward passes of updates, and adds the auxiliary loss to gradients.
 
-    The loss is that of transformers (`load_balancing_loss_func`; Switch Transformer, arXiv:2101.03961, equations 4 to
-    6) over the tokens that this rank routes in a micro-batch and the layers of its pipeline stage, weighted by their
-    share of the update's. One rank with one micro-batch has transformers' loss; several balance each its own tokens.
+    The loss is transformers' `load_balancing_loss_func` (Switch Transformer, arXiv:2101.03961, equations 4 to 6), over
+    the tokens that a rank routes in a micro-batch and the layers of a pipeline stage. Losses are weighted by their
+    tokens. One rank with one micro-batch has the loss of transformers; several ranks balance each its own tokens.
     """
 
     def __init__(self, model: nn.Module, mesh: ModelMesh, *, coefficient: float) -> None:

@@ -5,6 +5,7 @@ token is dropped. Tensor-parallel ranks hold a part of the tokens each (`sequenc
 """
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from rlhf_trainer.training.distributed import EXPERT, EXPERT_SHARD, REPLICATE, M
 KERNEL, OVER_RANKS = "grouped_mm", "experts_over_ranks"
 """Names among transformers' expert functions: of the kernel for a rank's own experts, and of `_compute_over_ranks`."""
 
+OPTIONS = ("has_gate", "has_bias", "is_transposed", "_is_expert_parallel")
+"""Attributes by which transformers' expert functions know how a module of experts is laid out."""
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3")
 """`model_type` of the families whose experts can be cut over ranks."""
 
@@ -94,15 +97,14 @@ def tokens_by_expert(chosen: Tensor, experts: int) -> Tensor:
     return numbers.new_zeros(experts).scatter_add_(0, numbers, torch.ones_like(numbers))
 
 
-def _local_experts(module: Any) -> Any:
-    """Return a module like the given one, with plain tensors of the experts that are on this rank."""
+def _on_this_rank(module: nn.Module) -> SimpleNamespace:
+    """Return what transformers' expert functions read of a module of experts, for the experts on this rank."""
     held = {
-        name: (each.to_local() if isinstance(each, DTensor) else each)
+        name: each.to_local() if isinstance(each, DTensor) else each
         for name, each in module.named_parameters(recurse=False)
     }
-    own = object.__new__(type(module))  # its class may be FSDP2's, which cannot be made anew
-    vars(own).update(vars(module) | held, num_experts=next(len(each) for each in held.values()))
-    return own
+    options = {name: getattr(module, name) for name in (*OPTIONS, "_apply_gate")}
+    return SimpleNamespace(**held, **options, num_experts=len(next(iter(held.values()))))
 
 
 def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
@@ -110,7 +112,7 @@ def _compute_over_ranks(module: Any, hidden: Tensor, index: Tensor, weights: Ten
 
     index, weights: [n, k], numbers and weights of the experts of each token. Ranks without tokens take part, too.
     """
-    own, compute, ranks = _local_experts(module), ALL_EXPERTS_FUNCTIONS[KERNEL], module.group.size()
+    own, compute, ranks = _on_this_rank(module), ALL_EXPERTS_FUNCTIONS[KERNEL], module.group.size()
     if ranks == 1:
         return compute(own, hidden, index, weights)  # type: ignore[no-any-return]
     chosen = index.flatten()

@@ -83,11 +83,12 @@ def shard(
     """Cut a float32 model into pipeline stages, each stage into tensor-parallel shards, and these into FSDP2 shards.
 
     A collective. layout: of all ranks; None: all are data-parallel. An FSDP2 unit is a decoder layer, or a whole stage
-    of up to `MAX_SINGLE_UNIT_BYTES`. The model computes in `compute_dtype`, the type of frozen parameters too, and
-    reduces gradients in float32. A meta model gets memory and `model.weights` for this rank's shards only.
+    of up to `MAX_SINGLE_UNIT_BYTES`; experts are cut in another way (`cut_experts`). The model computes in
+    `compute_dtype`, the type of frozen parameters too, and reduces gradients in float32. A meta model gets memory and
+    `model.weights` for this rank's shards only.
     steps_in_host: shards, gradients and moments are in host memory; FSDP2 copies a layer at a time to the device.
     compile_layers: compile the decoder layers by torch.compile. DataError if the values cannot be read,
-    EnvironmentProblem without a C++ compiler, ConfigError for compile_layers with tensor parallelism.
+    EnvironmentProblem without a C++ compiler, ConfigError for compile_layers with tensor or expert parallelism.
     """
     mesh = ModelMesh(layout or ParallelSizes(data=dist.get_world_size()))
     for parameter in (each for each in model.parameters() if not each.requires_grad):
