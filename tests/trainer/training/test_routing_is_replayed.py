@@ -266,7 +266,7 @@ def test_a_dense_model_has_no_experts_to_replay(mixture: str, tmp_path: Path) ->
     dense = save_tiny(tmp_path / "dense", seed=1)
 
     def replays(folder: str, routing: str | None) -> bool:
-        models = {role: {"uri": f"file://{folder}"} for role in ("actor", "reference", "reward")}
+        models: dict[str, Any] = {role: {"uri": f"file://{folder}"} for role in ("actor", "reference", "reward")}
         models["actor"] = {**models["actor"], "optimizer": {}}
         rollout: dict[str, Any] = {"samplesPerPrompt": 2, **asked[routing]}
         training = {"totalSteps": 4, "promptBatchSize": 4}
