@@ -261,17 +261,14 @@ def test_experts_of_other_tokens_are_refused_in_a_sentence(mixture: str) -> None
 
 
 def test_a_dense_model_has_no_experts_to_replay(mixture: str, tmp_path: Path) -> None:
-    asked: dict[str | None, dict[str, str]] = {
-        None: {},
-        "Replay": {"routing": "Replay"},
-        "Recompute": {"routing": "Recompute"},
-    }
+    asked: dict[str | None, dict[str, str]] = {None: {}}
+    asked |= {each: {"routing": each} for each in ("Replay", "Recompute")}
     dense = save_tiny(tmp_path / "dense", seed=1)
 
     def replays(folder: str, routing: str | None) -> bool:
-        models = {role: {"uri": f"file://{folder}"} for role in ("actor", "reference", "reward")}
+        models: dict[str, Any] = {role: {"uri": f"file://{folder}"} for role in ("actor", "reference", "reward")}
         models["actor"] = {**models["actor"], "optimizer": {}}
-        rollout = {"samplesPerPrompt": 2, **asked[routing]}
+        rollout: dict[str, Any] = {"samplesPerPrompt": 2, **asked[routing]}
         training = {"totalSteps": 4, "promptBatchSize": 4}
         spec = {"algorithm": {"name": "GRPO"}, "training": training, "rollout": rollout, "models": models, "data": DATA}
         made = job(tmp_path, "job", spec)

@@ -217,7 +217,7 @@ class RowAssignment:
         dense = torch.contiguous_format  # a view of another type needs it
         arrived = [part.clone(memory_format=dense).view(table.dtype) for part, table in zip(parts, tables, strict=True)]
         return {
-            name: table.unflatten(1, (-1, *field.shape[2:])) if field.dim() > 1 else table[:, 0]
+            name: torch.unflatten(table, 1, (-1, *field.shape[2:])) if field.dim() > 1 else table[:, 0]
             for (name, field), table in zip(fields.items(), arrived, strict=True)
         }
 

@@ -56,9 +56,10 @@ class RoutingReplay:
             return args, options
 
         layer = getattr(layer, "_checkpoint_wrapped_module", layer)  # else a recomputed pass would not call it
-        layer.register_forward_pre_hook(torch.compiler.disable(give), with_kwargs=True)
+        disable: Any = torch.compiler.disable  # for what a hook gets changes with each pass
+        layer.register_forward_pre_hook(disable(give), with_kwargs=True)
         for router in routers:
-            router.register_forward_hook(torch.compiler.disable(partial(self._replay, number)))
+            router.register_forward_hook(disable(partial(self._replay, number)))
         return len(routers)
 
     def _replay(
