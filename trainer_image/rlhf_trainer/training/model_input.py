@@ -204,6 +204,7 @@ class ModelInput:
             self,
             tokens=self.tokens[:, first:stop],
             positions=self.positions[:, first:stop],
+            padding=min(size, max(0, stop - (self.tokens.shape[1] - self.padding))),
             documents=replace(self.documents, own=self.documents.between(first, stop), group=group),
             whole=self.whole[is_own],
             packed=self.packed[is_own] - first,

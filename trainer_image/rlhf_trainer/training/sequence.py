@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel
@@ -30,10 +30,10 @@ def cut_tokens(base: Any, axis: DeviceMesh, planned: Collection[str]) -> set[str
         for child, module in layer.named_children():
             name = f"layers.{number}.{child}"
             inside = [each.removeprefix(f"{name}.") for each in planned if each.startswith(f"{name}.")]
-            if not inside:
+            if not inside and not hasattr(module, "layer_idx"):  # it computes each token by itself, unlike attention
                 _take_part(module, axis)
                 continue
-            is_summed = not any("." in each for each in inside)
+            is_summed = bool(inside) and not any("." in each for each in inside)
             module.register_forward_pre_hook(partial(_gather_input, axis, keeps=is_summed), with_kwargs=True)
             if is_summed:
                 summed.add(name)
@@ -59,8 +59,10 @@ def _gather_input(
 
 
 def _place_output(
-    axis: DeviceMesh, before: Placement, after: Placement, _: nn.Module, __: object, output: Tensor
-) -> Tensor:
+    axis: DeviceMesh, before: Placement, after: Placement, module: nn.Module, given: object, output: Any
+) -> Any:
+    if isinstance(output, tuple):  # of attention
+        return (_place_output(axis, before, after, module, given, output[0]), *output[1:])
     return DTensor.from_local(output, axis, [before], run_check=False).redistribute(placements=[after]).to_local()
 
 
