@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import check_algorithms
+import mixtures
 import rollouts
 from check_demo import PPO, Figure, Row, check, table
 
@@ -36,6 +37,10 @@ LORA, LORA_GAIN = "examples/17-helpful-lora.yaml", 0.8
 RIGHT_SUMS = (
     Figure(job="arithmetic-grpo", name="reward_before", most=0.3),
     Figure(job="arithmetic-grpo", name="reward_after", least=0.8),
+)
+LEARNED_BY_EXPERTS = (
+    Figure(job="mixture-grpo", name="reward_before", most=0.4),
+    Figure(job="mixture-grpo", name="reward_after", least=0.8),
 )
 OWN = """{name: Custom, entrypoint: "better_half:BetterHalf",
   options: {rewards: {normalization: Running, missingEndPenalty: 1.0}}}"""
@@ -252,6 +257,16 @@ def _held_to(example: str, figures: tuple[Figure, ...], output: Path) -> dict[st
     return summary
 
 
+def experts_and_context(folder: Path) -> dict[str, Any]:
+    """A mixture of experts over two ranks learns sums; layouts with other experts, tokens and routing beside it."""
+    output = folder / "experts_and_context"
+    learned = _held_to(mixtures.EXAMPLE, LEARNED_BY_EXPERTS, output / "run")
+    row = mixtures.cut_otherwise(output / "run", output)
+    return _ok(
+        row | {"summary": learned}, "other losses than on one rank, dropped tokens, or replay that does not help"
+    )
+
+
 def staleness(folder: Path) -> dict[str, Any]:
     """Stale responses of a rollout pool: what they cost in win rate and accuracy, and what they save."""
     return _ok(rollouts.staleness(folder), "stale responses lose too much, or save too little")
@@ -450,6 +465,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "clusters": clusters,
     "verifiable_rewards": verifiable_rewards,
     "environment": environment,
+    "experts_and_context": experts_and_context,
     "streaming": streaming,
     "staleness": staleness,
     "delta": delta,
