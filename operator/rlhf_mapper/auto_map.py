@@ -181,7 +181,7 @@ def _costs_of(task: MappingProblem, placed: DeviceMapping, nodes: Sequence[NodeG
     requests = {
         role: replace(
             task.requests[role],
-            sizes=Parallelism(pipeline=cut.pipeline, tensor=cut.tensor, data=cut.data, replicas=cut.replicas),
+            sizes=Parallelism(**{name: getattr(cut, name) for name in Parallelism.model_fields}),
             generation_pipeline=cut.generation_pipeline,
             generation_tensor=cut.generation_tensor,
         )
@@ -351,9 +351,9 @@ def _smallest(task: MappingProblem, group: NodeGroup) -> int | None:
 
 def _fixed_sizes_in_words(request: ModelRequest) -> str:
     """Return the parallel sizes that the manifest sets for a model in words: `pipeline 2, tensor 4, replicas 2`."""
-    sizes = request.sizes.model_dump(exclude={"replicas"}) if request.sizes else {}
-    words = [f"{name} {size}" for name, size in sizes.items() if size]
-    return ", ".join(words) + f", replicas {request.replicas}" * (request.replicas > 1)
+    sizes = request.sizes.model_dump() if request.sizes else {}
+    is_usual = {("context", 1), ("replicas", 1), ("expert", 1), ("data", None)}
+    return ", ".join(f"{name} {size}" for name, size in sizes.items() if (name, size) not in is_usual)
 
 
 def _gpus_in_words(cluster: Cluster) -> str:

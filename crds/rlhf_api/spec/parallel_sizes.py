@@ -42,7 +42,8 @@ class ParallelSizes:
         object.__setattr__(self, "generation_tensor", self.generation_tensor or self.tensor)
 
     def __str__(self) -> str:
-        return f"{self.pipeline}-{self.tensor}-{self.data}"
+        more = {"context": self.context, "expert": self.expert}
+        return f"{self.pipeline}-{self.tensor}-{self.data}" + "".join(f", {name} {n}" for name, n in more.items() if n > 1)
 
     @property
     def world_size(self) -> int:
@@ -119,17 +120,21 @@ class Parallelism(Spec):
 
     pipeline: Count = Field(1, description="Number of pipeline stages (p).")
     tensor: Count = Field(1, description="Number of tensor-parallel shards of a layer (t).")
-    data: Count | None = Field(None, description="Data-parallel ranks (d); unset: the pool's slots / (p * t).")
+    data: Count | None = Field(None, description="Data-parallel ranks (d); unset: the pool's slots / (c * p * t).")
+    context: Count = Field(1, description="Ranks over which the tokens of packed rows are cut (c), for long texts.")
     replicas: Count = 1
-    """Copies of the weights among the data-parallel ranks; each copy is sharded over d / replicas ranks."""
+    """Copies of the weights among the data-parallel ranks; each copy is sharded over d / replicas * c ranks."""
+    expert: Count = Field(1, description="Parts of a layer's experts, on neighbouring ranks of a copy.")
 
     def over(self, slots: int, *, generation_pipeline: int = 0, generation_tensor: int = 0) -> ParallelSizes:
-        """Return the sizes on a pool of `slots` slots; an unset d becomes slots // (p * t), at least 1."""
+        """Return the sizes on a pool of `slots` slots; an unset d becomes slots // (c * p * t), at least 1."""
         return ParallelSizes(
-            data=self.data or max(1, slots // (self.pipeline * self.tensor)),
+            data=self.data or max(1, slots // (self.context * self.pipeline * self.tensor)),
+            context=self.context,
             pipeline=self.pipeline,
             tensor=self.tensor,
             replicas=self.replicas,
+            expert=self.expert,
             generation_pipeline=generation_pipeline,
             generation_tensor=generation_tensor,
         )

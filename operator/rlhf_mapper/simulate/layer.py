@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Software
-from rlhf_mapper.simulate.layouts import Numbers
+from rlhf_mapper.simulate.layouts import Layouts, Numbers
 
 FUSED_KERNELS, FUSED_TOUCHES = 12, 14
 """Numbers of kernels and of reads or writes of a hidden state, in a layer's forward pass in Megatron or vLLM."""
@@ -29,16 +29,30 @@ class Widths:
     keys: float
     """Bytes per unit of KV heads x head size."""
     heads: float = 0.0
+    part: float = 0.0
+    """Bytes per unit of hidden size between the cut matrices, where each tensor-parallel rank has its part of tokens."""
+    routed: float = 0.0
+    """Bytes per unit of experts of a token x hidden size: copies of hidden states in the order of the experts."""
+    exchanged: float = 0.0
+    """The same for tokens that go to the ranks of their experts and back."""
 
     def of(self, model: Architecture, t: Numbers) -> Numbers:
         """Return the bytes of a token of a layer on one of t tensor-parallel ranks."""
+        return self.on(model, Layouts(t / t, t, t / t))
+
+    def on(self, model: Architecture, layouts: Layouts) -> Numbers:
+        """Return the bytes of a token of a layer on a rank of a layout."""
+        apart, experts = layouts.exchanges_tokens, model.ffn * self.ffn
+        if model.experts > 1:
+            experts = (experts + model.hidden * (self.routed + self.exchanged * apart)) * layouts.fullest
         cut = (
-            self.ffn * model.experts_per_token * model.ffn
+            experts * model.experts_per_token
             + self.queries * model.heads * model.head_size
-            + self.keys * model.kv_heads * model.head_size
+            + self.keys * layouts.copies(model) * model.kv_heads * model.head_size
             + self.heads * model.heads
+            + self.part * model.hidden
         )
-        return self.hidden * model.hidden + cut / t
+        return self.hidden * model.hidden + cut / layouts.t
 
 
 def kept(model: Architecture, software: Software) -> Widths:
@@ -47,7 +61,8 @@ def kept(model: Architecture, software: Software) -> Widths:
     Eager layers keep: for a norm its input in float32, the normalised values and its output; in the MLP gate,
     silu(gate), up and their product; in attention queries, keys, values and output. Rotary embeddings keep nothing.
     SDPA copies the joined outputs of documents. Fused norms keep their input and output, and a fused MLP keeps gate, up
-    and their product; rotary embeddings work in place. Megatron's layers are those of
+    and their product; rotary embeddings work in place. Experts keep their inputs and their outputs, and those that come
+    back from other ranks once more. Megatron's layers are those of
     Korthikanti et al. (arXiv 2205.05198, with flash attention: 34 h), with queries as wide as hidden states.
     """
     size = software.compute_bytes
@@ -58,11 +73,14 @@ def kept(model: Architecture, software: Software) -> Widths:
     own = in_norm + size if model.norms_heads else 0.0
     copied = size * (software.attention == "SDPA")
     return Widths(
-        hidden=2 * (in_norm + 2 * size),
+        hidden=2 * size,
+        part=2 * (in_norm + size),
         ffn=(3 if is_fused else 4) * size,
         queries=2 * size + copied + own,
         keys=2 * size + own,
         heads=FLOAT,
+        routed=2 * size,
+        exchanged=size,
     )
 
 
@@ -72,18 +90,22 @@ def moved(model: Architecture, software: Software) -> Widths:
     Matrix products and attention do not count.
     """
     size = software.compute_bytes
+    routed = {"routed": 6 * size, "exchanged": 10 * size}  # to the order of experts, weighted, back, added
     if software.layers == "Megatron":
         return Widths(hidden=FUSED_TOUCHES * size, ffn=0.0, queries=0.0, keys=0.0)
     if software.layers == "Fused":  # each kernel reads its inputs and writes its output once; two residuals
         own = 2 * size * model.norms_heads
-        return Widths(hidden=2 * 2 * size + 6 * size, ffn=3 * size, queries=2 * size + own, keys=2 * size + own)
+        part, own = 2 * 2 * size + 6 * size, 2 * size + own
+        return Widths(hidden=0.0, part=part, ffn=3 * size, queries=own, keys=own, **routed)
     norm = 28.0 + (8.0 if size == HALF else 0.0)  # to float32, square, mean, scale, back, times the weight
     own = norm if model.norms_heads else 0.0
     return Widths(
-        hidden=2 * norm + 6 * size,  # two norms, two residuals
+        hidden=0.0,
+        part=2 * norm + 6 * size,  # two norms, two residuals
         ffn=5 * size,  # silu, and the product with up
         queries=10 * size + own,  # rotary embedding
         keys=10 * size + own,
+        **routed,
     )
 
 
@@ -98,14 +120,16 @@ def kernels(model: Architecture, software: Software) -> int:
     return of_a_norm * norms + 7 + 10 + 2 + 2 + 1  # matrix products, rotary embedding, MLP, residuals, attention
 
 
-def forward_peak(software: Software) -> Widths:
+def forward_peak(model: Architecture, software: Software) -> Widths:
     """Return the peak bytes of a token in a layer's forward pass without gradients, by width.
 
     The peak is in the MLP. It holds the residual and the MLP's input, both of hidden size, and silu(gate), up and their
-    product.
+    product. In a mixture it is after the experts, with their inputs, outputs, weighted outputs and these sorted back.
     """
     size = software.compute_bytes
-    return Widths(hidden=2 * size, ffn=3 * size, queries=0.0, keys=0.0)
+    if model.experts > 1:
+        return Widths(hidden=size, part=size, ffn=0.0, queries=0.0, keys=0.0, routed=4 * size, exchanged=size)
+    return Widths(hidden=size, part=size, ffn=3 * size, queries=0.0, keys=0.0)
 
 
 def backward_peak(software: Software) -> Widths:
@@ -115,4 +139,4 @@ def backward_peak(software: Software) -> Widths:
     (docs/performance.md), against which tests check them.
     """
     size = software.compute_bytes
-    return Widths(hidden=8 * size, ffn=3 * size, queries=0.0, keys=0.0)
+    return Widths(hidden=2 * size, part=6 * size, ffn=3 * size, queries=0.0, keys=0.0, routed=4 * size)

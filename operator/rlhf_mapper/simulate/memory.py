@@ -114,12 +114,12 @@ def reshard_bytes(software: Software, generator_bytes: Numbers) -> Numbers:
 
 
 def reading(model: Architecture, software: Software, layouts: Layouts, longest: float) -> list[Moment]:
-    """Return moments of forward passes at which memory may be fullest; longest: tokens of the largest micro-batch."""
+    """Return moments of forward passes at which memory may be fullest; longest: most tokens of a rank at once."""
     if not software.shards_weights:
-        return [_whole(model, layouts, layer.kept(model, software).of(model, layouts.t))]
+        return [_whole(model, layouts, layer.kept(model, software).on(model, layouts))]
     found = []
+    busy = layer.forward_peak(model, software).on(model, layouts)
     for stage in _stages(model, software, layouts, longest):
-        busy = layer.forward_peak(software).of(model, layouts.t)
         last = stage.has_head * stage.of_a_token
         found += [
             Moment(2 * (stage.root + stage.layer), 0 * busy),  # all-gathers, and copies of what they brought
@@ -136,13 +136,14 @@ def updating(model: Architecture, software: Software, layouts: Layouts, longest:
     with another, and keeps the root (embedding and head) gathered. Gradients of a layer are summed over ranks in
     float32 while the next layer has its backward pass.
     """
-    of_layer = layer.kept(model, software).of(model, layouts.t)
+    of_layer = layer.kept(model, software).on(model, layouts)
     inputs, layers = software.compute_bytes * model.hidden, np.ceil(model.layers / layouts.p)
     if not software.shards_weights:
         held = inputs * layers * layouts.p + of_layer if how.recomputes else of_layer * layers * layouts.p
         return [_whole(model, layouts, held)]
+    inputs = inputs / layouts.t  # each tensor-parallel rank keeps its part of the tokens
     found, ratio = [], how.trained_share * software.gradient_bytes / software.compute_bytes
-    busy = layer.backward_peak(software).of(model, layouts.t)
+    busy = layer.backward_peak(software).on(model, layouts)
     for stage in _stages(model, software, layouts, longest):
         gradients = _gradients(stage, software, layouts, how)
         busy_with = stage.root + 2 * stage.layer + stage.head
@@ -150,7 +151,7 @@ def updating(model: Architecture, software: Software, layouts: Layouts, longest:
         at_head = (
             gradients.waiting + stage.root + stage.layer + ratio * stage.head + np.maximum(stage.chunk, stage.head)
         )
-        of_root = (1 + ratio + ratio / layouts.d) * stage.root + ratio * stage.layer
+        of_root = (1 + ratio + ratio / layouts.shards) * stage.root + ratio * stage.layer
         each, again = (inputs, of_layer) if how.recomputes else (of_layer, 0 * of_layer)
         alive = stage.in_flight * layers * each
         summed = np.maximum(gradients.waiting, gradients.shards) + gradients.in_sum
@@ -189,7 +190,7 @@ def _stages(model: Architecture, software: Software, layouts: Layouts, longest: 
     embedding = model.vocabulary * model.hidden * size / layouts.t
     head = model.head_parameters * size / (1 if model.scores else layouts.t)
     tied = model.tied and not model.scores
-    one = model.layer_parameters * size / layouts.t
+    one = layouts.layer_parameters(model) * size
     layers = one * np.ceil(model.layers / layouts.p)
     logits = np.minimum(0 if model.scores else longest * model.vocabulary / layouts.t, software.chunk_logits)
     chunk = (2 * layer.FLOAT + size) * logits
@@ -228,7 +229,7 @@ class _Gradients(NamedTuple):
 
 def _gradients(stage: _Stage, software: Software, layouts: Layouts, how: Update) -> _Gradients:
     ratio = how.trained_share * software.gradient_bytes / software.compute_bytes
-    whole, share = ratio * (stage.layers + stage.root), (not how.in_host) / layouts.d
+    whole, share = ratio * (stage.layers + stage.root), (not how.in_host) / layouts.shards
     few = (1 - share) * whole <= WHOLE_GRADIENTS * how.gpu_memory
     kept = np.where(few, 1.0, share) * how.accumulates
     in_sum = ratio * stage.layer * (1 - few * how.accumulates)

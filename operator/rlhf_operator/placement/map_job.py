@@ -15,6 +15,7 @@ from rlhf_api.job import Job
 from rlhf_api.names import PlacedRole, PoolRole, Role
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.custom_algorithm import Custom
+from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_api.status import MappedPlacement, MappedPool, MappedSizes
 from rlhf_mapper.mapping import DeviceMapping, Prediction
 from rlhf_operator.placement.ask_mapper import NoPlaceError, PodRequest, have_room, map_auto, map_manual, with_resources
@@ -198,7 +199,7 @@ def _mapped_sizes(job: Job, role: PlacedRole, mapping: DeviceMapping, prediction
         "role": role,
         "offload": mapped.offload if mapped and model.offload == "None" else None,
         "gradient_checkpointing": mapped.recomputes if mapped and mapper_decides else None,
-        **asdict(mapping.sizes[role]),
+        **{name: size for name, size in asdict(mapping.sizes[role]).items() if name in Parallelism.model_fields},
         "generation_pipeline": generator[0],
         "generation_tensor": generator[1],
     }
