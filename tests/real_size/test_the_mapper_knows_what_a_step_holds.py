@@ -20,7 +20,7 @@ from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
 from tests.mapper.planned_jobs import cluster_of
 from tests.real_size.cases import CASES, MAPPED
-from tests.real_size.layer import FAMILIES, KINDS, TYPES, Precision, config_of, counted, shape_of
+from tests.real_size.layer import COUNTED, FAMILIES, TYPES, Precision, config_of, counted, shape_of
 from tests.real_size.shapes import GPU_BYTES, SHAPES
 from tests.real_size.step import ROLES, Case
 from tests.repo.tree import ROOT
@@ -37,8 +37,7 @@ WHOLE = (
 
 
 @pytest.mark.parametrize("changes", [{}, {"hidden": 896}, {"ffn": 5120}, {"heads": 8}, {"kv_heads": 16}], ids=str)
-@pytest.mark.parametrize(("attention", "precision"), KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "attention", "precision"), COUNTED)
 def test_a_layer_keeps_what_the_mapper_says(
     family: str, attention: Attention, precision: Precision, changes: dict[str, int]
 ) -> None:

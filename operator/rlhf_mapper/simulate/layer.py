@@ -12,6 +12,8 @@ from rlhf_mapper.simulate.layouts import Layouts, Numbers
 
 FUSED_KERNELS, FUSED_TOUCHES = 12, 14
 """Numbers of kernels and of reads or writes of a hidden state, in a layer's forward pass in Megatron or vLLM."""
+ROUTING_KERNELS = 16
+"""Kernels of a mixture's layer beyond those of a dense one: router, order of the experts and back."""
 FLOAT = 4
 """Bytes of a float32: norms compute in it, and attention keeps the logarithm of each head's sum."""
 HALF = 2
@@ -91,17 +93,18 @@ def moved(model: Architecture, software: Software) -> Widths:
     """
     size = software.compute_bytes
     routed = {"routed": 6 * size, "exchanged": 10 * size}  # to the order of experts, weighted, back, added
+    residuals = (6 + 2 * (model.experts > 1)) * size
     if software.layers == "Megatron":
         return Widths(hidden=FUSED_TOUCHES * size, ffn=0.0, queries=0.0, keys=0.0)
     if software.layers == "Fused":  # each kernel reads its inputs and writes its output once; two residuals
         own = 2 * size * model.norms_heads
-        part, own = 2 * 2 * size + 6 * size, 2 * size + own
+        part, own = 2 * 2 * size + residuals, 2 * size + own
         return Widths(hidden=0.0, part=part, ffn=3 * size, queries=own, keys=own, **routed)
     norm = 28.0 + (8.0 if size == HALF else 0.0)  # to float32, square, mean, scale, back, times the weight
     own = norm if model.norms_heads else 0.0
     return Widths(
         hidden=0.0,
-        part=2 * norm + 6 * size,  # two norms, two residuals
+        part=2 * norm + residuals,  # two norms, two residuals
         ffn=5 * size,  # silu, and the product with up
         queries=10 * size + own,  # rotary embedding
         keys=10 * size + own,
@@ -113,11 +116,11 @@ def kernels(model: Architecture, software: Software) -> int:
     """Return the number of kernels that a forward pass of a layer starts."""
     if software.layers == "Megatron":
         return FUSED_KERNELS
-    norms = 4 if model.norms_heads else 2
+    norms, routing = 4 if model.norms_heads else 2, ROUTING_KERNELS * (model.experts > 1)
     if software.layers == "Fused":
-        return norms + 7 + 1 + 1 + 2 + 1
+        return routing + norms + 7 + 1 + 1 + 2 + 1
     of_a_norm = 8 if software.compute_bytes == HALF else 6
-    return of_a_norm * norms + 7 + 10 + 2 + 2 + 1  # matrix products, rotary embedding, MLP, residuals, attention
+    return routing + of_a_norm * norms + 7 + 10 + 2 + 2 + 1  # matrix products, rotary embedding, MLP, residuals, attention
 
 
 def forward_peak(model: Architecture, software: Software) -> Widths:

@@ -176,6 +176,8 @@ class _Stage:
     layer: Numbers
     layers: Numbers
     """Bytes of the weights of all layers that are gathered one by one."""
+    shards: Numbers
+    """Bytes of these layers that all FSDP ranks hold together, each its shards; they include all experts."""
     has_head: Numbers
     chunk: Numbers
     """Bytes for the logits of as many tokens as the head takes at once."""
@@ -205,6 +207,7 @@ def _stages(model: Architecture, software: Software, layouts: Layouts, longest: 
                 head=head * has_head,
                 layer=one * large,
                 layers=layers * large,
+                shards=model.layer_parameters * size / layouts.t * np.ceil(model.layers / layouts.p) * large,
                 has_head=has_head,
                 chunk=chunk * has_head,
                 of_a_token=model.hidden * (layer.FLOAT + 4 * size),
@@ -230,10 +233,12 @@ class _Gradients(NamedTuple):
 def _gradients(stage: _Stage, software: Software, layouts: Layouts, how: Update) -> _Gradients:
     ratio = how.trained_share * software.gradient_bytes / software.compute_bytes
     whole, share = ratio * (stage.layers + stage.root), (not how.in_host) / layouts.shards
-    few = (1 - share) * whole <= WHOLE_GRADIENTS * how.gpu_memory
-    kept = np.where(few, 1.0, share) * how.accumulates
+    own = share * ratio * (stage.shards + stage.root)
+    few = whole - own <= WHOLE_GRADIENTS * how.gpu_memory
+    waiting = np.where(few, whole, own) * how.accumulates
+    of_root = np.where(few, 1.0, share) * how.accumulates * ratio * stage.root
     in_sum = ratio * stage.layer * (1 - few * how.accumulates)
-    return _Gradients(kept * whole, kept * ratio * stage.root, share * ratio * stage.layers, in_sum)
+    return _Gradients(waiting, of_root, share * ratio * stage.shards, in_sum)
 
 
 def _whole(model: Architecture, layouts: Layouts, of_a_token: Numbers) -> Moment:

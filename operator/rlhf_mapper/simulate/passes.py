@@ -98,7 +98,7 @@ class Passes:
         near = np.maximum(np.floor(self.nodes.gpus_per_node / layouts.p), np.minimum(layouts.t, layouts.e))
         routed = layouts.fullest * tokens / layouts.t * self.model.experts_per_token
         bytes_ = routed * self.model.hidden * self.software.compute_bytes
-        return 2 * self.stage_layers(layouts) * self.network.exchange(layouts.e, near, bytes_)
+        return 2 * self.stage_layers(layouts) * self._exchange(layouts.e, near, bytes_)
 
     def between_context(self, layouts: Layouts, tokens: Numbers) -> Numbers:
         """Return the seconds of a stage's exchanges between context-parallel ranks, each with `tokens` tokens.
@@ -113,8 +113,16 @@ class Passes:
         heads = np.where(layouts.gathers_keys(model), keys, 2 * model.heads + keys) * model.head_size / layouts.t
         near = np.floor(self.nodes.gpus_per_node / (layouts.p * layouts.t))
         bytes_ = tokens * heads * self.software.compute_bytes
-        seconds: Numbers = self.stage_layers(layouts) * self.network.exchange(layouts.c, near, bytes_)
+        seconds: Numbers = self.stage_layers(layouts) * self._exchange(layouts.c, near, bytes_)
         return seconds
+
+    def _exchange(self, ranks: Numbers | float, near: Numbers, bytes_: Numbers) -> Numbers:
+        """Return the seconds of an all-to-all of `bytes_` bytes of each rank; near: ranks of a group in one node."""
+        seconds = self.network.exchange(ranks, near, bytes_)
+        if not self.is_measured:
+            return seconds
+        measured = collective_seconds(self.nodes.link, "alltoall").at(ranks, np.maximum(bytes_, 1.0))
+        return np.where((near >= ranks) & np.greater(ranks, 1.0), measured, seconds)
 
     def between_stages(self, layouts: Layouts, tokens: Numbers) -> Numbers:
         """Return the seconds, with overhead, to send a micro-batch's hidden states to the next stage; 0 with one."""
