@@ -24,15 +24,15 @@ class Widths:
     """Bytes of a token in a layer, as bytes per unit of each of the layer's widths (such as its hidden size)."""
 
     hidden: float
-    """Bytes per unit of hidden size, held whole by each tensor-parallel rank; other widths are cut over the ranks."""
+    """Bytes per unit of hidden size of all tokens on each tensor-parallel rank; other widths are cut over the ranks."""
+    part: float = 0.0
+    """Bytes per unit of hidden size of the tokens that a tensor-parallel rank holds between blocks."""
     ffn: float
     queries: float
     """Bytes per unit of heads x head size."""
     keys: float
     """Bytes per unit of KV heads x head size."""
     heads: float = 0.0
-    part: float = 0.0
-    """Bytes per unit of hidden size between the cut matrices, where each tensor-parallel rank has its part of tokens."""
     routed: float = 0.0
     """Bytes per unit of experts of a token x hidden size: copies of hidden states in the order of the experts."""
     exchanged: float = 0.0
@@ -52,9 +52,8 @@ class Widths:
             + self.queries * model.heads * model.head_size
             + self.keys * layouts.copies(model) * model.kv_heads * model.head_size
             + self.heads * model.heads
-            + self.part * model.hidden
         )
-        return self.hidden * model.hidden + cut / layouts.t
+        return self.hidden * model.hidden + (self.part * model.hidden + cut) / layouts.t
 
 
 def kept(model: Architecture, software: Software) -> Widths:
@@ -142,4 +141,4 @@ def backward_peak(software: Software) -> Widths:
     (docs/performance.md), against which tests check them.
     """
     size = software.compute_bytes
-    return Widths(hidden=2 * size, part=6 * size, ffn=3 * size, queries=0.0, keys=0.0, routed=4 * size)
+    return Widths(hidden=3 * size, part=5 * size, ffn=3 * size, queries=0.0, keys=0.0, routed=4 * size)
