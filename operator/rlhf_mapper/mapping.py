@@ -166,7 +166,7 @@ class DeviceMapping:
     """Best placements that lost against this mapping, best first."""
 
     def described(self, pool: MappedPool) -> str:
-        """Return a pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with p-t-d of models with other sizes than d."""
+        """Return a pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with the sizes of models that are cut."""
         zones = f" in zones {pool.where}" if pool.zones else ""
         sizes = {role: self.sizes[role] for role in pool.models}
         only_data = {role: each.data == each.world_size and each.expert == 1 for role, each in sizes.items()}

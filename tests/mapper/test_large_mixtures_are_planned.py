@@ -20,8 +20,15 @@ LARGE = architecture_in(Shape(name="qwen3-235b-a22b"), "actor")
 SHAPES = {
     "235B": LARGE,
     "671B": Architecture(
-        **{"layers": 61, "hidden": 7168, "heads": 128, "kv_heads": 128, "head_size": 128, "ffn": 2048},
-        **{"vocabulary": 129280, "experts": 256, "experts_per_token": 8},
+        layers=61,
+        hidden=7168,
+        heads=128,
+        kv_heads=128,
+        head_size=128,
+        ffn=2048,
+        vocabulary=129280,
+        experts=256,
+        experts_per_token=8,
     ),
 }
 
@@ -46,7 +53,9 @@ def test_a_mixture_is_cut_so_that_it_fits(model: str, nodes: int) -> None:
     assert actor.expert > 1
     assert SHAPES[model].experts % actor.expert == actor.shards * actor.tensor % actor.expert == 0
     assert as_json(found)["models"]["actor"]["e"] == actor.expert
-    assert f"actor {actor.pipeline}-{actor.tensor}-{actor.data}, expert {actor.expert}" in found.described(found.pools[0])
+    assert f"actor {actor.pipeline}-{actor.tensor}-{actor.data}, expert {actor.expert}" in found.described(
+        found.pools[0]
+    )
 
 
 def test_a_step_of_a_mixture_is_faster_on_more_gpus() -> None:

@@ -297,7 +297,9 @@ SLOW = replace(NODES, link_bandwidth=2e9, node_bandwidth=1.6e9)
 def test_tokens_go_to_their_experts_and_come_back(cut: Layouts, seconds: float) -> None:
     sent = 1.2 * 100 * MIXTURE.experts_per_token * MIXTURE.hidden * 2
     layers = MIXTURE.layers / float(cut.p)
-    assert passes(MIXTURE, nodes=SLOW).between_experts(cut, np.array(100.0)) == pytest.approx(2 * layers * sent * seconds)
+    assert passes(MIXTURE, nodes=SLOW).between_experts(cut, np.array(100.0)) == pytest.approx(
+        2 * layers * sent * seconds
+    )
 
 
 def test_a_rank_gathers_its_part_of_the_experts() -> None:
@@ -343,7 +345,9 @@ def test_ranks_of_a_row_divide_its_work() -> None:
     )
     assert one / two == pytest.approx(2)
     attention = 3 * 4 * 8 * 2 * 960**2 * 384 / 1e12
-    assert four == pytest.approx(one / 4 + (2 - 1 / 4 - 1) * attention / 4), "all wait for the rank with the last tokens"
+    assert four == pytest.approx(one / 4 + (2 - 1 / 4 - 1) * attention / 4), (
+        "all wait for the rank with the last tokens"
+    )
 
 
 def test_messages_take_their_latency() -> None:

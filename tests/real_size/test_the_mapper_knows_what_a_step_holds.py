@@ -76,8 +76,11 @@ def peaks(*names: str) -> dict[str, Any]:
 def said(case: Case) -> dict[str, float]:
     """GB at the fullest moment of each phase that the mapper knows, for models that share all GPUs."""
     software = replace(software_for("GPU", "BF16"), attention="SDPA")  # torch's fake device is no cuda
-    layouts = Layouts(*(np.array(float(size)) for size in (case.sizes.pipeline, case.sizes.tensor, case.sizes.data)))
-    shapes = {role: shape(case, scores=role in ("critic", "reward")) for role in ROLES[case.algorithm]}
+    sizes = case.sizes
+    axes = (sizes.pipeline, sizes.tensor, sizes.data, sizes.context, sizes.expert)
+    layouts = Layouts(*(np.array(float(size)) for size in axes))
+    roles = [role for role in ROLES[case.algorithm] if case.scored_by_model or role != "reward"]
+    shapes = {role: shape(case, scores=role in ("critic", "reward")) for role in roles}
     states = sum(
         sum(memory.states(model, software, trains=role in ("actor", "critic")).values())
         for role, model in shapes.items()

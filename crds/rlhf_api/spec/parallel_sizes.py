@@ -43,7 +43,9 @@ class ParallelSizes:
 
     def __str__(self) -> str:
         more = {"context": self.context, "expert": self.expert}
-        return f"{self.pipeline}-{self.tensor}-{self.data}" + "".join(f", {name} {n}" for name, n in more.items() if n > 1)
+        return f"{self.pipeline}-{self.tensor}-{self.data}" + "".join(
+            f", {name} {n}" for name, n in more.items() if n > 1
+        )
 
     @property
     def world_size(self) -> int:
@@ -70,6 +72,11 @@ class ParallelSizes:
         if ranks % self.expert:
             raise ValueError(f"the expert size of {self!r} does not divide the {ranks} ranks of a copy of a stage")
         return ranks // self.expert
+
+    @property
+    def cuts_experts(self) -> bool:
+        """Whether the experts of a mixture are cut in another way than its other weights (`experts_of`)."""
+        return self.expert > 1 or self.tensor > 1
 
     @property
     def micro(self) -> int:

@@ -119,18 +119,20 @@ def kernels(model: Architecture, software: Software) -> int:
     if software.layers == "Fused":
         return routing + norms + 7 + 1 + 1 + 2 + 1
     of_a_norm = 8 if software.compute_bytes == HALF else 6
-    return routing + of_a_norm * norms + 7 + 10 + 2 + 2 + 1  # matrix products, rotary embedding, MLP, residuals, attention
+    return (
+        routing + of_a_norm * norms + 7 + 10 + 2 + 2 + 1
+    )  # matrix products, rotary embedding, MLP, residuals, attention
 
 
 def forward_peak(model: Architecture, software: Software) -> Widths:
     """Return the peak bytes of a token in a layer's forward pass without gradients, by width.
 
     The peak is in the MLP. It holds the residual and the MLP's input, both of hidden size, and silu(gate), up and their
-    product. In a mixture it is after the experts, with their inputs, outputs, weighted outputs and these sorted back.
+    product. In a mixture it is in the experts; the factors are read off counted peaks.
     """
     size = software.compute_bytes
     if model.experts > 1:
-        return Widths(hidden=size, part=size, ffn=0.0, queries=0.0, keys=0.0, routed=4 * size, exchanged=size)
+        return Widths(hidden=size, part=size, ffn=size, queries=0.0, keys=0.0, routed=4 * size, exchanged=size)
     return Widths(hidden=size, part=size, ffn=3 * size, queries=0.0, keys=0.0)
 
 
@@ -141,4 +143,4 @@ def backward_peak(software: Software) -> Widths:
     (docs/performance.md), against which tests check them.
     """
     size = software.compute_bytes
-    return Widths(hidden=3 * size, part=5 * size, ffn=3 * size, queries=0.0, keys=0.0, routed=4 * size)
+    return Widths(hidden=3 * size, part=5 * size, ffn=3 * size, queries=0.0, keys=0.0)

@@ -23,6 +23,7 @@ from rlhf_mapper.simulate.products import (
 )
 from rlhf_mapper.workload import Workload
 
+
 @dataclass(frozen=True)
 class Passes:
     """Simulator of the forward and backward passes of one model."""
