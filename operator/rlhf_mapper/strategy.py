@@ -122,8 +122,8 @@ class Strategies:
     def _cuts(self) -> list[tuple[int, int, int]]:
         """Return each (p, t, c) to try: p is at most the number of layers, t divides heads and feed-forward columns.
 
-        If the manifest does not set the sizes, t also divides the GPUs of a node, and the tokens of sequences are cut
-        only where one may be longer than a micro-batch.
+        If the manifest does not set the sizes, t also divides the GPUs of a node. Sequences are then cut only where one
+        may be longer than a micro-batch.
         """
         request, fixed, slots = self.request, self.request.sizes, self.setting.nodes.gpus_per_node
         tensors = [t for t in range(1, slots + 1) if slots % t == 0] if request.model.may_be_cut else [1]
@@ -241,7 +241,8 @@ class Strategies:
         rooms = np.array(ACTIVATION_SHARES)[:, None, None] * self.setting.nodes.gpu.memory
         limit = np.maximum(self.request.micro_batch_tokens * layouts.c, self.setting.load.most_tokens)
         most = np.minimum(memory.most_tokens(moments, rooms) * layouts.c, limit) / self.setting.load.most_tokens
-        return np.searchsorted(self._sizes, most, side="right") - 1 + np.zeros(self.fits.shape, dtype=np.int64)
+        largest: Indices = np.searchsorted(self._sizes, most, side="right") - 1 + np.zeros(self.fits.shape, np.int64)
+        return largest
 
     def _seconds(
         self, simulate: training.Simulator, layouts: Layouts, work: Work, together: int, kind: Kind

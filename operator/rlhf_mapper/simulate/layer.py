@@ -36,7 +36,7 @@ class Widths:
     routed: float = 0.0
     """Bytes per unit of experts of a token x hidden size: copies of hidden states in the order of the experts."""
     exchanged: float = 0.0
-    """The same for tokens that go to the ranks of their experts and back."""
+    """Further bytes of this kind if the tokens go to the ranks of their experts and back."""
 
     def of(self, model: Architecture, t: Numbers) -> Numbers:
         """Return the bytes of a token of a layer on one of t tensor-parallel ranks."""
@@ -44,7 +44,8 @@ class Widths:
 
     def on(self, model: Architecture, layouts: Layouts) -> Numbers:
         """Return the bytes of a token of a layer on a rank of a layout."""
-        apart, experts = layouts.exchanges_tokens, model.ffn * self.ffn
+        apart = layouts.exchanges_tokens
+        experts: Numbers | float = model.ffn * self.ffn
         if model.experts > 1:
             experts = (experts + model.hidden * (self.routed + self.exchanged * apart)) * layouts.fullest
         cut = (
@@ -62,8 +63,8 @@ def kept(model: Architecture, software: Software) -> Widths:
     Eager layers keep: for a norm its input in float32, the normalised values and its output; in the MLP gate,
     silu(gate), up and their product; in attention queries, keys, values and output. Rotary embeddings keep nothing.
     SDPA copies the joined outputs of documents. Fused norms keep their input and output, and a fused MLP keeps gate, up
-    and their product; rotary embeddings work in place. Experts keep their inputs and their outputs, and those that come
-    back from other ranks once more. Megatron's layers are those of
+    and their product; rotary embeddings work in place. Experts keep inputs and outputs; outputs
+    from other ranks are kept once more. Megatron's layers are those of
     Korthikanti et al. (arXiv 2205.05198, with flash attention: 34 h), with queries as wide as hidden states.
     """
     size = software.compute_bytes

@@ -62,10 +62,11 @@ class Layouts:
         """Whether each context-parallel rank attends with its own tokens to all keys, since the heads do not divide."""
         queries, keys = model.heads / self.t, model.kv_heads / self.t
         divides = (queries % self.c == 0) & ((keys % self.c == 0) | (self.c % np.maximum(keys, 1.0) == 0))
-        return ~divides
+        gathers: NDArray[np.bool_] = ~divides
+        return gathers
 
     def copies(self, model: Architecture) -> Numbers:
-        """Return how often keys and values are copied so that each context-parallel rank has those that it needs."""
+        """Return the number of copies of keys and values that the context-parallel ranks of a row need."""
         few = np.maximum(self.c * self.t / model.kv_heads, 1.0)
         return np.where(self.gathers_keys(model), self.c, few)
 

@@ -113,7 +113,7 @@ def reshard_bytes(software: Software, generator_bytes: Numbers) -> Numbers:
     return RESHARD_BUCKETS * bucket * software.shards_weights
 
 
-def reading(model: Architecture, software: Software, layouts: Layouts, longest: float) -> list[Moment]:
+def reading(model: Architecture, software: Software, layouts: Layouts, longest: Numbers | float) -> list[Moment]:
     """Return moments of forward passes at which memory may be fullest; longest: most tokens of a rank at once."""
     if not software.shards_weights:
         return [_whole(model, layouts, layer.kept(model, software).on(model, layouts))]
@@ -129,7 +129,9 @@ def reading(model: Architecture, software: Software, layouts: Layouts, longest: 
     return found
 
 
-def updating(model: Architecture, software: Software, layouts: Layouts, longest: float, how: Update) -> list[Moment]:
+def updating(
+    model: Architecture, software: Software, layouts: Layouts, longest: Numbers | float, how: Update
+) -> list[Moment]:
     """Return the moments of an update that may be fullest: backward passes, and the sum of the root's gradients.
 
     1F1B: the first stage holds p micro-batches, and the last stage holds 1. FSDP2 gathers a layer while it computes
@@ -137,11 +139,12 @@ def updating(model: Architecture, software: Software, layouts: Layouts, longest:
     float32 while the next layer has its backward pass.
     """
     of_layer = layer.kept(model, software).on(model, layouts)
-    inputs, layers = software.compute_bytes * model.hidden, np.ceil(model.layers / layouts.p)
+    # With FSDP each tensor-parallel rank keeps its part of the tokens between layers.
+    inputs = software.compute_bytes * model.hidden / (layouts.t if software.shards_weights else 1 + 0 * layouts.t)
+    layers = np.ceil(model.layers / layouts.p)
     if not software.shards_weights:
         held = inputs * layers * layouts.p + of_layer if how.recomputes else of_layer * layers * layouts.p
         return [_whole(model, layouts, held)]
-    inputs = inputs / layouts.t  # each tensor-parallel rank keeps its part of the tokens
     found, ratio = [], how.trained_share * software.gradient_bytes / software.compute_bytes
     busy = layer.backward_peak(software).on(model, layouts)
     for stage in _stages(model, software, layouts, longest):
@@ -187,7 +190,7 @@ class _Stage:
     """Number of micro-batches whose activations the stage holds at the same time."""
 
 
-def _stages(model: Architecture, software: Software, layouts: Layouts, longest: float) -> list[_Stage]:
+def _stages(model: Architecture, software: Software, layouts: Layouts, longest: Numbers | float) -> list[_Stage]:
     size, alone = software.compute_bytes, (layouts.p == 1).astype(float)
     embedding = model.vocabulary * model.hidden * size / layouts.t
     head = model.head_parameters * size / (1 if model.scores else layouts.t)
