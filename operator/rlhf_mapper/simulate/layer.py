@@ -5,6 +5,7 @@ counts them on the meta device, and `tests/real_size/test_the_mapper_knows_what_
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Software
@@ -45,7 +46,7 @@ class Widths:
     def on(self, model: Architecture, layouts: Layouts) -> Numbers:
         """Return the bytes of a token of a layer on a rank of a layout."""
         apart = layouts.exchanges_tokens
-        experts: Numbers | float = model.ffn * self.ffn
+        experts: Any = model.ffn * self.ffn
         if model.experts > 1:
             experts = (experts + model.hidden * (self.routed + self.exchanged * apart)) * layouts.fullest
         cut = (
