@@ -55,7 +55,8 @@ class Widths:
             + self.keys * layouts.copies(model) * model.kv_heads * model.head_size
             + self.heads * model.heads
         )
-        return self.hidden * model.hidden + (self.part * model.hidden + cut) / layouts.t
+        found: Numbers = self.hidden * model.hidden + (self.part * model.hidden + cut) / layouts.t
+        return found
 
 
 def kept(model: Architecture, software: Software) -> Widths:
