@@ -42,8 +42,8 @@ WIDTHS = [2**power for power in range(6, 14)]
 """Grid of a mixture's experts: tokens (ROWS), and width of an expert on one of its ranks."""
 RANKS = [2, 4, 8]
 MESSAGES = [2**power for power in range(8, 31)]
-"""Bytes of a collective's whole tensor."""
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+"""Bytes of a collective's whole tensor; of an all-to-all, of each rank."""
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "alltoall")
 Row = Mapping[str, str]
 
 

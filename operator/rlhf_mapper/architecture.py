@@ -8,7 +8,9 @@ from rlhf_api.spec.lora import Lora
 
 CUT = ("llama", "mistral", "qwen2", "qwen3")
 """Model types that the trainer can cut into pipeline stages; stages of other types may scale their input.
-Only for these types does the mapper choose more than one stage or tensor shard."""
+Only for these types and MIXTURES does the mapper choose more than one stage or tensor shard."""
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+"""Mixtures of experts that the trainer can cut into pipeline stages, tensor shards and parts of the experts."""
 SCALED = ("linear", "dynamic", "yarn")
 """Types of rotary embeddings by whose factor a model reads more than its `max_position_embeddings`."""
 PLAIN_HEADS = ("llama", "mistral", "qwen2")
@@ -61,6 +63,11 @@ class Architecture:
         """Parameters of one layer: attention, MLP (all experts), router and two norms."""
         idle_experts = self.experts - self.experts_per_token
         return self.active_layer_parameters + idle_experts * self.mlp_parameters + 2 * self.hidden
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of a layer; 0 without experts."""
+        return self.experts * self.mlp_parameters * (self.experts > 1)
 
     @property
     def active_layer_parameters(self) -> int:
@@ -143,7 +150,7 @@ def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Archi
         head_size=int(config.get("head_dim") or hidden // heads),
         ffn=int(config.get("moe_intermediate_size") or config["intermediate_size"]),
         vocabulary=int(config["vocab_size"]),
-        may_be_cut=config.get("model_type", CUT[0]) in CUT,
+        may_be_cut=config.get("model_type", CUT[0]) in (*CUT, *MIXTURES),
         norms_heads=config.get("model_type", PLAIN_HEADS[0]) not in PLAIN_HEADS,
         is_fused=config.get("model_type") in FUSED,
         mlp=MLPS.get(config.get("model_type", ""), GATED),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from rlhf_mapper.hardware import GPUS, Gpu
 
 Numbers = NDArray[np.float64]
-Collective = Literal["custom", "all_reduce", "all_gather", "reduce_scatter"]
+Collective = Literal["custom", "all_reduce", "all_gather", "reduce_scatter", "alltoall"]
 """Collective of NCCL, or vLLM's own all-reduce (custom)."""
 FIRST: Mapping[str, tuple[int, ...]] = {
     "gemm": (0, 7, 7),  # rows m, columns n, inner size k
     "decode": (0, 6),  # KV heads of all sequences, tokens of a sequence
     "prefill": (0, 4),  # query heads of all sequences, tokens of a sequence
     "experts": (0, 6),  # tokens, width of an expert on a rank
-    **dict.fromkeys(("custom", "all_reduce", "all_gather", "reduce_scatter"), (1, 8)),  # ranks, bytes of the tensor
+    **dict.fromkeys(get_args(Collective), (1, 8)),  # ranks, bytes of the tensor; of an all-to-all, of each rank
 }
 """Table -> power of two of the first grid point of each axis."""
 

@@ -166,10 +166,11 @@ class DeviceMapping:
     """Best placements that lost against this mapping, best first."""
 
     def described(self, pool: MappedPool) -> str:
-        """Return a pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with p-t-d of models that are cut."""
+        """Return a pool in a few words: `2 CPU slots (actor 1-2-1, critic)`, with the sizes of models that are cut."""
         zones = f" in zones {pool.where}" if pool.zones else ""
         sizes = {role: self.sizes[role] for role in pool.models}
-        named = (role if each.data == each.world_size else f"{role} {each}" for role, each in sizes.items())
+        only_data = {role: each.data == each.world_size and each.expert == 1 for role, each in sizes.items()}
+        named = (role if only_data[role] else f"{role} {each}" for role, each in sizes.items())
         return f"{pool.size} {self.device} slots ({', '.join(named)}){zones}"
 
     def with_machines(self, name: str, count: int) -> Self:
@@ -232,6 +233,7 @@ def _model(sizes: ParallelSizes, model: ModelPrediction) -> dict[str, Any]:
         "t": sizes.tensor,
         "d": sizes.data,
         "c": sizes.context,
+        "e": sizes.expert,
         **(generation if "generation" in model.seconds else {}),
         **asdict(model),
     }

@@ -203,17 +203,17 @@ def _strategy(strategies: Strategies, choice: StateChoice, size: int) -> tuple[i
         seconds["generation"] = float(strategies.generation_seconds(choice.cache)[place, size])
     seconds["scoring"] = float(strategies.way.inference_seconds[room, row, size])
     seconds["update"] = float(strategies.way.training_seconds[room, row, size])
-    pipeline, tensor = strategies.cuts[row].tolist()
+    pipeline, tensor, context = strategies.cuts[row].tolist()
+    expert = int(strategies.way.expert[room, row, size])
     if strategies.request.work.receives_weights:  # nothing is trained there that could be cut otherwise
-        pipeline, tensor = generator
-    context = strategies.request.sizes.context if strategies.request.sizes else 1
+        (pipeline, tensor), context, expert = generator, 1, 1
     sizes = ParallelSizes(
         pipeline=pipeline,
         tensor=tensor,
-        data=int(strategies.gpus[size]) // (context * pipeline * tensor),
         context=context,
+        data=int(strategies.gpus[size]) // (pipeline * tensor * context),
         replicas=strategies.request.replicas,
-        expert=strategies.request.expert,
+        expert=expert,
         generation_pipeline=generator[0],
         generation_tensor=generator[1],
     )
@@ -225,7 +225,7 @@ def _add_passes(
 ) -> None:
     """Add the peak memory of model passes to `parts`: a rank's shards of the gradients, and the rest as activations."""
     work, setting, layouts = strategies.request.work, strategies.setting, _layouts(sizes)
-    tokens = micro_batch * setting.load.most_tokens
+    tokens = micro_batch * setting.load.most_tokens / sizes.context
     if work.read:
         parts["preparation"]["activations"] = float(memory.fullest(strategies.reading(layouts), tokens))
     if work.trained:
@@ -255,5 +255,5 @@ def _generator_memory(strategies: Strategies, sizes: ParallelSizes, choice: Stat
 
 
 def _layouts(sizes: ParallelSizes) -> Layouts:
-    shares = sizes.pipeline, sizes.tensor, sizes.data * sizes.context
-    return Layouts(*(np.array(float(each)) for each in shares))
+    every = (sizes.pipeline, sizes.tensor, sizes.data, sizes.context, sizes.expert)
+    return Layouts(*(np.array(float(each)) for each in every))

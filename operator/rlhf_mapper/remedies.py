@@ -1,4 +1,4 @@
-"""Remedies for a job that fits nowhere: larger GPUs, host memory, recomputed layers, another batch."""
+"""Remedies for a job that fits nowhere: larger GPUs, host memory, recomputed layers, rows over ranks, another batch."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +8,9 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.job import Job
+from rlhf_api.spec.parallel_sizes import Parallelism
 from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, merged
+from rlhf_mapper.strategy import CONTEXTS
 
 Fits = Callable[[Job, Cluster], bool]
 """Function that tells whether there is a mapping of a job onto a cluster."""
@@ -20,7 +22,7 @@ ADAPTER_RANK = 16
 
 def remedies_of(job: Job, cluster: Cluster, fits: Fits) -> tuple[str, ...]:
     """Return remedies in words, each of which alone would make the job fit."""
-    of_memory = (_larger_type, _optimizer_in_host, _more_host_memory, _recomputed_layers, _adapter)
+    of_memory = (_larger_type, _optimizer_in_host, _more_host_memory, _recomputed_layers, _rows_over_ranks, _adapter)
     return tuple(
         remedy for search in (*of_memory, _full_precision, _larger_batch) for remedy in search(job, cluster, fits)
     )
@@ -86,6 +88,17 @@ def _recomputed_layers(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
     again = _with_models(job, {field: {"gradientCheckpointing": True} for field in fields})
     if fields and fits(again, cluster):
         yield " and ".join(f"spec.models.{field}.gradientCheckpointing: true" for field in fields)
+
+
+def _rows_over_ranks(job: Job, cluster: Cluster, fits: Fits) -> Iterator[str]:
+    """Yield the remedy of the fewest ranks for the tokens of a row of the trained models, if the job would fit so."""
+    models = {job.spec.models.field(role): job.models()[role] for role in job.trained()}
+    kept = {name: (each.parallelism or Parallelism()).model_dump(by_alias=True) for name, each in models.items()}
+    for context in (size for size in CONTEXTS if all(size > sizes["context"] for sizes in kept.values())):
+        changes = {name: {"parallelism": sizes | {"context": context, "data": None}} for name, sizes in kept.items()}
+        if models and fits(_with_models(job, changes), cluster):
+            yield " and ".join(f"spec.models.{name}.parallelism.context: {context}" for name in models)
+            return
 
 
 def _with_models(job: Job, changes: Mapping[str, Mapping[str, Any]]) -> Job:

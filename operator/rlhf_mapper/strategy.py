@@ -23,6 +23,8 @@ from rlhf_mapper.workload import Work, Workload
 Indices = NDArray[np.int64]
 ACTIVATION_SHARES = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75)
 """Shares of a GPU's memory that activations may fill beside states; coarse, so that sets of models share strategies."""
+CONTEXTS = (1, 2, 4, 8)
+"""Context sizes to try where a sequence may be longer than a micro-batch."""
 PIPELINES = (*range(1, 11), 12, 14, 16, 18, 20, 24, 28, 32)
 ALL_SIZES_TO, SIZES_OF_AN_OCTAVE, MOST_STEPS = 16, 8, 160
 """Micro-batches of up to so many sequences are all tried, of more so many between a number and twice that."""
@@ -50,11 +52,6 @@ class ModelRequest:
         """Copies of the model's weights: 1, or as many as the manifest sets."""
         return self.sizes.replicas if self.sizes else 1
 
-    @property
-    def expert(self) -> int:
-        """Parts into which a layer's experts are cut: 1, or as many as the manifest sets."""
-        return self.sizes.expert if self.sizes else 1
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -67,12 +64,14 @@ class Setting:
 
 
 class Way(NamedTuple):
-    """Costs of a model, excluding its generation: arrays [ACTIVATION_SHARES, C cuts (p, t), K pool sizes]."""
+    """Costs of a model, excluding its generation: arrays [ACTIVATION_SHARES, C cuts (p, t, c), K pool sizes]."""
 
     micro_batch: Numbers
     """Number of sequences in a forward pass; 0 if not even one fits."""
     recomputes: Numbers
     """1 where layers are recomputed in the backward pass, else 0."""
+    expert: Numbers
+    """Number of ranks that share the experts of a layer."""
     training_seconds: Numbers
     """Seconds of all updates in a step; inf where the model does not fit."""
     inference_seconds: Numbers
@@ -98,79 +97,102 @@ def _at(table: NDArray[Any], place: Indices) -> NDArray[Any]:
 
 
 class Strategies:
-    """Ways to cut one model over a pool, for all pool sizes at once: C cuts (p, t) by K pool sizes in GPUs."""
+    """Ways to cut one model over a pool, for all pool sizes at once: C cuts (p, t, c) by K pool sizes in GPUs."""
 
     def __init__(self, request: ModelRequest, setting: Setting, gpus: Indices, *, least: int = 1) -> None:
         """List the cuts to try and where they fit. gpus: pool sizes in GPUs, [K]; least: smallest p * t of a cut."""
         self.request, self.setting, self.gpus = request, setting, gpus
         self.passes = Passes(request.model, setting.nodes, setting.software)
         cuts = [cut for cut in self._cuts() if cut[0] * cut[1] >= least]
-        self.cuts: Indices = np.array(cuts, dtype=np.int64).reshape(-1, 2)
-        p, t = (self.cuts[:, column, None].astype(float) for column in (0, 1))
-        context = request.sizes.context if request.sizes else 1
-        d = gpus[None, :] / (context * p * t)
+        self.cuts: Indices = np.array(cuts, dtype=np.int64).reshape(-1, 3)
+        p, t, c = (self.cuts[:, column, None].astype(float) for column in (0, 1, 2))
+        d = gpus[None, :] / (p * t * c)
         # All data ranks get a sequence of each mini-batch, the replicas divide d, and the parts of experts a copy.
         work, data = request.work, request.sizes and request.sizes.data
         rows = work.trained / work.updates if work.updates else np.inf
         even = (d <= min(rows, work.read or np.inf, setting.load.sequences)) & (d % request.replicas == 0)
-        even &= d * t % (request.replicas * request.expert) == 0
+        even &= d * t * c % (request.replicas * (request.sizes.expert if request.sizes else 1)) == 0
         self.fits: NDArray[np.bool_] = (d == np.floor(d)) & (d >= 1) & (even & (d == data) if data else even)
-        self.layouts = Layouts(p, t, np.where(self.fits, d * context, 1.0))  # context ranks share work and FSDP shards
+        self.layouts = Layouts(p, t, np.where(self.fits, d, 1.0), c)
 
     @property
     def is_empty(self) -> bool:
         """Whether the manifest and the machines allow no cut of the model."""
         return not len(self.cuts)
 
-    def _cuts(self) -> list[tuple[int, int]]:
-        """Return each (p, t) to try: p is at most the number of layers, and t divides heads and feed-forward columns.
+    def _cuts(self) -> list[tuple[int, int, int]]:
+        """Return each (p, t, c) to try: p is at most the number of layers, t divides heads and feed-forward columns.
 
-        If the manifest does not set the sizes, t also divides the GPUs of a node.
+        If the manifest does not set the sizes, t also divides the GPUs of a node. Sequences are then cut only where one
+        may be longer than a micro-batch.
         """
         request, fixed, slots = self.request, self.request.sizes, self.setting.nodes.gpus_per_node
         tensors = [t for t in range(1, slots + 1) if slots % t == 0] if request.model.may_be_cut else [1]
         pipelines = PIPELINES if request.model.may_be_cut else (1,)
+        is_long = self.setting.load.most_tokens > request.micro_batch_tokens and request.model.may_be_cut
         return [
-            (p, t)
+            (p, t, c)
             for p in ([fixed.pipeline] if fixed else pipelines)
             for t in ([fixed.tensor] if fixed else tensors)
+            for c in ([fixed.context] if fixed else CONTEXTS if is_long else CONTEXTS[:1])
             if not request.model.cannot_be_cut(pipeline=p, tensor=t)
         ]
 
     @cached_property
     def way(self) -> Way:
-        """Costs of each cut (p, t). Unless the manifest decides, layers are recomputed if faster or needed to fit."""
-        given = self.request.work.recomputes
-        found = self._way(recomputes=bool(given))
-        if given is not None or not self.request.work.trained:
-            return found
-        again = self._way(recomputes=True)
-        faster = again.seconds < found.seconds
-        return Way(*(np.where(faster, new, old) for new, old in zip(again, found, strict=True)))
+        """Costs of each cut. Unless the manifest decides, layers are recomputed if faster or needed to fit.
 
-    def _way(self, *, recomputes: bool) -> Way:
+        So it is with the parts of experts (`_expert_sizes`).
+        """
+        given, found = self.request.work.recomputes, None
+        for recomputes in (False, True) if given is None and self.request.work.trained else (bool(given),):
+            for expert in self._expert_sizes():
+                way = self._way(replace(self.layouts, e=expert), recomputes=recomputes)
+                old = found or way
+                faster = way.seconds < old.seconds
+                found = Way(*(np.where(faster, *pair) for pair in zip(way, old, strict=True)))
+        assert found
+        return found
+
+    def _expert_sizes(self) -> list[Numbers]:
+        """Return the numbers of ranks to share the experts of a layer, by layout: [C cuts, K sizes] each.
+
+        Unless the manifest decides, they are 1, those of a stage in a node, and all of a copy of the stage, as far as
+        they divide the experts.
+        """
+        model, fixed = self.request.model, self.request.sizes
+        if fixed or model.experts == 1 or not model.may_be_cut:
+            return [np.full(self.fits.shape, float(fixed.expert if fixed else 1))]
+        copy = self.layouts.shards * self.layouts.t / self.request.replicas
+        every = np.gcd(np.where(self.fits, copy, 1.0).astype(np.int64), model.experts)
+        near = np.maximum(self.setting.nodes.gpus_per_node // self.cuts[:, :1], 1)
+        return [each.astype(float) for each in (np.ones_like(every), np.gcd(every, near), every)]
+
+    def _way(self, layouts: Layouts, *, recomputes: bool) -> Way:
         """Return the costs of each cut with the fastest micro-batch that fits, and of equally fast ones the largest."""
         work = replace(self.request.work, recomputes=recomputes)
-        trained = self._seconds(training.training_seconds, work, work.trained_together, "training")
-        read = self._seconds(training.inference_seconds, work, work.read_together, "inference")
+        trained = self._seconds(training.training_seconds, layouts, work, work.trained_together, "training")
+        read = self._seconds(training.inference_seconds, layouts, work, work.read_together, "inference")
         seconds = trained + read
         whole = np.searchsorted(self._sizes, np.ceil(self._of_a_rank))  # all rows of a rank, without accumulation
-        several = self._largest(self.updating(self.layouts, recomputes=recomputes, accumulates=True))
+        several = self._largest(layouts, self.updating(layouts, recomputes=recomputes, accumulates=True))
         best = _at(_fastest_so_far(seconds), np.minimum(several, whole))
-        at_once = self._largest(self.updating(self.layouts, recomputes=recomputes, accumulates=False)) >= whole
+        at_once = self._largest(layouts, self.updating(layouts, recomputes=recomputes, accumulates=False)) >= whole
         is_faster = at_once & ((best < 0) | (_at(seconds, whole + 0 * best) <= _at(seconds, best)))
         best = np.where(is_faster, whole, best)
         fits = best >= 0
         return Way(
             np.where(fits, self._sizes[np.maximum(best, 0)], 0).astype(float),
             np.full(best.shape, float(recomputes)),
+            np.broadcast_to(np.asarray(layouts.e), best.shape),
             np.where(fits, _at(trained, best), np.inf),
             np.where(fits, _at(read, best), np.inf),
         )
 
     def reading(self, layouts: Layouts) -> list[memory.Moment]:
         """Return the moments of the model's forward passes at which memory may be fullest."""
-        return memory.reading(self.request.model, self.setting.software, self._of_a_copy(layouts), self._longest)
+        longest = self._longest(layouts)
+        return memory.reading(self.request.model, self.setting.software, self._of_a_copy(layouts), longest)
 
     def updating(self, layouts: Layouts, *, recomputes: bool, accumulates: bool) -> list[memory.Moment]:
         """Return the moments of the updates at which memory may be fullest; accumulates: over several micro-batches."""
@@ -183,16 +205,16 @@ class Strategies:
             trained_share=self.request.work.trained_share,
             gpu_memory=self.setting.nodes.gpu.memory,
         )
-        return memory.updating(self.request.model, self.setting.software, self._of_a_copy(layouts), self._longest, how)
+        longest, software = self._longest(layouts), self.setting.software
+        return memory.updating(self.request.model, software, self._of_a_copy(layouts), longest, how)
 
     def _of_a_copy(self, layouts: Layouts) -> Layouts:
         """Return the layouts of the ranks that share one copy of the weights."""
         return replace(layouts, d=layouts.d / self.request.replicas)
 
-    @property
-    def _longest(self) -> float:
-        """Number of tokens of the largest micro-batch: the request's limit, or one longest sequence if that is more."""
-        return max(float(self.request.micro_batch_tokens), self.setting.load.most_tokens)
+    def _longest(self, layouts: Layouts) -> Numbers:
+        """Return the most tokens of a rank at once: the request's limit, or its part of a sequence if that is more."""
+        return np.maximum(float(self.request.micro_batch_tokens), self.setting.load.most_tokens / layouts.c)
 
     @property
     def _of_a_rank(self) -> Numbers:
@@ -203,27 +225,34 @@ class Strategies:
     @cached_property
     def _sizes(self) -> Indices:
         """Numbers of longest sequences in a micro-batch to try, ascending from 1: [G]."""
-        most = max(int(self.request.micro_batch_tokens // self.setting.load.most_tokens), 1)
+        tokens = self.request.micro_batch_tokens * int(np.max(self.cuts[:, 2], initial=1))
+        most = max(int(tokens // self.setting.load.most_tokens), 1)
         more = (int(ALL_SIZES_TO * 2 ** (step / SIZES_OF_AN_OCTAVE)) for step in range(MOST_STEPS))
         sizes = np.array(sorted({*range(1, ALL_SIZES_TO + 1), *more}))
         return sizes[sizes <= most]
 
-    def _largest(self, updating: Sequence[memory.Moment]) -> Indices:
+    def _largest(self, layouts: Layouts, updating: Sequence[memory.Moment]) -> Indices:
         """Return the index into `_sizes` of the largest micro-batch that fits; -1: none fits.
+
+        A micro-batch has at most the request's tokens on each rank, or one sequence.
 
         Axes of the result: [ACTIVATION_SHARES, C cuts, K pool sizes].
         """
-        moments = [*updating, *(self.reading(self.layouts) if self.request.work.read or not updating else ())]
+        moments = [*updating, *(self.reading(layouts) if self.request.work.read or not updating else ())]
         rooms = np.array(ACTIVATION_SHARES)[:, None, None] * self.setting.nodes.gpu.memory
-        most = memory.most_tokens(moments, rooms) / self.setting.load.most_tokens
-        return np.searchsorted(self._sizes, most, side="right") - 1 + np.zeros(self.fits.shape, dtype=np.int64)
+        limit = np.maximum(self.request.micro_batch_tokens * layouts.c, self.setting.load.most_tokens)
+        most = np.minimum(memory.most_tokens(moments, rooms) * layouts.c, limit) / self.setting.load.most_tokens
+        largest: Indices = np.searchsorted(self._sizes, most, side="right") - 1 + np.zeros(self.fits.shape, np.int64)
+        return largest
 
-    def _seconds(self, simulate: training.Simulator, work: Work, together: int, kind: Kind) -> Numbers:
+    def _seconds(
+        self, simulate: training.Simulator, layouts: Layouts, work: Work, together: int, kind: Kind
+    ) -> Numbers:
         """Return the seconds by `simulate` with each micro-batch of `_sizes`: [G sizes, C cuts, K pool sizes]."""
         load, longest = self.setting.load, self.setting.load.most_tokens
         budgets = np.maximum(self._sizes * longest, min(longest, self.request.micro_batch_tokens))
         rows = np.array(load.rows_within(budgets.tolist(), together))
-        seconds = simulate(self.passes, work, load, self.layouts, rows[:, None, None]) + 0 * rows[:, None, None]
+        seconds = simulate(self.passes, work, load, layouts, rows[:, None, None]) + 0 * rows[:, None, None]
         return np.where(self.fits, seconds, np.inf) * self.setting.correction.of(kind)
 
     @cached_property
@@ -253,7 +282,7 @@ class GeneratingStrategies(Strategies):
         fixed = (request.generation_pipeline, request.generation_tensor)
         divides = {
             (p_g, t_g)
-            for p, t in self.cuts.tolist()
+            for p, t, _ in self.cuts.tolist()
             for p_g in range(1, p + 1)
             for t_g in range(1, t + 1)
             if p % p_g == t % t_g == request.model.vocabulary % t_g == 0

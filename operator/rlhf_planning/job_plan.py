@@ -67,7 +67,8 @@ def notes_of(mapping: DeviceMapping | Infeasible, cluster: Cluster, shapes: Mapp
             size = plain(group.host / 1e9)
             notes.append(f"Nodes of {group.gpu.name} are taken to have {size} GB of host memory for each GPU.")
     if experts := ", ".join(role for role, shape in shapes.items() if shape.experts > 1):
-        notes.append(f"Not predicted: the all-to-all of experts ({experts}); a mixture is planned without sharding.")
+        words = "is predicted for the fullest rank with 1.2 times the mean of the tokens, a guess"
+        notes.append(f"The all-to-all of experts ({experts}) {words}.")
     if without := [group.gpu.name for group in cluster.groups if not group.gpu.has_bf16]:
         notes.append(f"Only jobs in FP32 use {' and '.join(without)}: vLLM refuses bf16 there.")
     return notes

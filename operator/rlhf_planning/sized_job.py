@@ -116,8 +116,8 @@ def placed_document(document: Mapping[str, Any], mapping: DeviceMapping) -> dict
     if "reference" in mapping.sizes and mapping.sizes["reference"] != mapping.sizes["actor"]:
         spec["models"]["reference"] = {name: spec["models"]["actor"][name] for name in ("uri", "shape")}
     for role, sizes in mapping.sizes.items():
-        if role in spec["models"] and sizes.data < sizes.world_size:
-            cut = {name: sizes.size(name) for name in ("pipeline", "tensor", "context")}
+        cut = {name: getattr(sizes, name) for name in ("pipeline", "tensor", "context", "expert")}
+        if role in spec["models"] and max(cut.values()) > 1:
             spec["models"][role]["parallelism"] = {name: size for name, size in cut.items() if size > 1}
     generates = mapping.sizes.get("rollout") or mapping.sizes.get("actor")
     if generates and "rollout" in spec:

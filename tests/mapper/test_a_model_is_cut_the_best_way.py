@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from math import ceil
+from math import ceil, gcd
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ MODELS = {
     "one layer": replace(SMALL, layers=1),
     "7B": testbed.MODELS["7B"],
     "34B": testbed.MODELS["34B"],
+    "mixture": replace(SMALL, ffn=768, experts=32, experts_per_token=4),
 }
 NODES = {
     "8 A100": NodeGroup(gpu=GPUS["a100-80g"], count=4, gpus_per_node=8),
@@ -45,11 +46,12 @@ WORK = {
     "reads": Work(read=48),
     "few": Work(read=12, trained=12, updates=2),
 }
-Cut = tuple[int, int, int]
+Cut = tuple[int, ...]
+"""p, t, d, context and expert."""
 
 
-def setting_of(nodes: NodeGroup, software: Software = TRAINER) -> Setting:
-    load = Workload(sequences=64, prompt=Lengths((512.0,)), response=Lengths((512.0,)), work={})
+def setting_of(nodes: NodeGroup, software: Software = TRAINER, *, response: float = 512.0) -> Setting:
+    load = Workload(sequences=64, prompt=Lengths((512.0,)), response=Lengths((response,)), work={})
     return Setting(nodes, software, load, Correction())
 
 
@@ -58,15 +60,20 @@ def layout(cut: Cut) -> Layouts:
 
 
 def every_cut(wanted: ModelRequest, setting: Setting, gpus: int) -> Iterator[Cut]:
-    """t divides heads, KV heads, MLP and node; p leaves no stage empty; every data rank has a sequence."""
+    """t divides heads, KV heads, MLP and node; p leaves no stage empty; every data rank has a sequence.
+
+    Ranks share the tokens of rows longer than a micro-batch. Experts are whole, or shared in a node or a whole copy.
+    """
     model, work = wanted.model, wanted.work
     whole = (model.heads, model.kv_heads, model.ffn, setting.nodes.gpus_per_node)
     few = min(work.trained / work.updates if work.updates else work.read, work.read, setting.load.sequences)
     for t in range(1, setting.nodes.gpus_per_node + 1):
         for p in (p for p in PIPELINES if p <= model.layers):
-            d, rest = divmod(gpus, p * t)
-            if not rest and 1 <= d <= few and all(size % t == 0 for size in whole):
-                yield p, t, d
+            for c in (1, 2, 4, 8) if setting.load.most_tokens > wanted.micro_batch_tokens else (1,):
+                d, rest = divmod(gpus, p * t * c)
+                every, near = gcd(d * c * t, model.experts), max(setting.nodes.gpus_per_node // p, 1)
+                if not rest and 1 <= d <= few and all(size % t == 0 for size in whole):
+                    yield from ((p, t, d, c, e) for e in {1, gcd(every, near), every})
 
 
 def shares_held(wanted: ModelRequest, setting: Setting, cut: Cut) -> list[float]:
@@ -74,18 +81,19 @@ def shares_held(wanted: ModelRequest, setting: Setting, cut: Cut) -> list[float]
 
     As many as a micro-batch may have.
     """
-    work, gpu, longest = wanted.work, setting.nodes.gpu.memory, wanted.micro_batch_tokens
+    work, gpu, row = wanted.work, setting.nodes.gpu.memory, setting.load.most_tokens / cut[3]
+    longest = max(wanted.micro_batch_tokens, row)
     share = (work.trained / work.updates if work.trained else work.read) / cut[2]
-    most = min(longest // 1024, ceil(share))
+    most = min(int(longest // row), ceil(share))
     given = (wanted.model, setting.software, layout(cut), longest)
-    tokens: Numbers = 1024 * np.arange(1, most + 1, dtype=np.float64)
+    tokens: Numbers = row * np.arange(1, most + 1, dtype=np.float64)
     held = memory.fullest(memory.reading(*given), tokens)
     if work.trained:
         once, often = (
             memory.Update(recomputes=bool(work.recomputes), accumulates=each, gpu_memory=gpu) for each in (False, True)
         )
         updates = [memory.fullest(memory.updating(*given, how), tokens) for how in (once, often)]
-        held = np.maximum(held, np.where(tokens < 1024 * ceil(share), updates[1], updates[0]))
+        held = np.maximum(held, np.where(tokens < row * ceil(share), updates[1], updates[0]))
     shares: list[float] = (held / gpu).tolist()
     return shares
 
@@ -111,7 +119,17 @@ def seconds_of(wanted: ModelRequest, setting: Setting, cut: Cut, rooms: Sequence
 @pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize("model", MODELS)
 def test_no_other_cut_is_faster(model: str, nodes: str, work: str) -> None:
-    wanted, setting = ModelRequest(model=MODELS[model], work=WORK[work]), setting_of(NODES[nodes])
+    check_cuts(ModelRequest(model=MODELS[model], work=WORK[work]), setting_of(NODES[nodes]))
+
+
+@pytest.mark.parametrize("model", ["7B", "mixture"])
+def test_no_other_cut_of_long_rows_is_faster(model: str) -> None:
+    wanted = ModelRequest(model=MODELS[model], work=WORK["recomputes"])
+    check_cuts(wanted, setting_of(NODES["8 A100"], response=32256.0))
+
+
+def check_cuts(wanted: ModelRequest, setting: Setting) -> None:
+    """Each pool size and room has the fastest of all cuts."""
     gpus = pool_sizes(setting.nodes)
     strategies = Strategies(wanted, setting, gpus)
     rooms = range(len(ACTIVATION_SHARES))
@@ -122,8 +140,10 @@ def test_no_other_cut_is_faster(model: str, nodes: str, work: str) -> None:
             least = min((seconds[room] for seconds in cuts.values()), default=float("inf"))
             assert found[room][size] == pytest.approx(least), (count, room)
             if np.isfinite(least):
-                p, t = strategies.cuts[strategies.best[room, size]].tolist()
-                assert cuts[p, t, count // (p * t)][room] == pytest.approx(least)
+                row = strategies.best[room, size]
+                p, t, c = strategies.cuts[row].tolist()
+                e = int(strategies.way.expert[room, row, size])
+                assert cuts[p, t, count // (p * t * c), c, e][room] == pytest.approx(least)
 
 
 @pytest.mark.parametrize("software", [TRAINER, testbed.SOFTWARE], ids=["shards weights", "whole replicas"])
@@ -155,8 +175,8 @@ def test_no_other_generation_layout_is_faster(model: str, nodes: str, software: 
         assert stages[:, size].sum() == pytest.approx(least)
         if np.isfinite(least):
             p_g, t_g = strategies.generators[best[size]].tolist()
-            p, t = strategies.cuts[strategies.of_training[1][3, best[size], size]].tolist()
-            assert tried[p_g, t_g, (p, t, count // (p * t))] == pytest.approx(least)
+            p, t, _ = strategies.cuts[strategies.of_training[1][3, best[size], size]].tolist()
+            assert tried[p_g, t_g, (p, t, count // (p * t), 1, 1)] == pytest.approx(least)
 
 
 def test_a_larger_cache_need_raises_the_generation_shards() -> None:
@@ -179,6 +199,7 @@ PINNED: dict[str, dict[str, Any]] = {
     "tensor": {"tensor": 2},
     "data": {"data": 4},
     "all": {"pipeline": 2, "tensor": 2, "data": 4},
+    "context": {"context": 2, "data": 4},
 }
 
 
@@ -190,8 +211,8 @@ def test_sizes_that_the_user_asks_for_are_kept(case: str) -> None:
     seconds = strategies.without_generator(np.full(len(gpus), 5)).sum(axis=0)
     assert np.isfinite(seconds).any()
     for size in np.nonzero(np.isfinite(seconds))[0]:
-        p, t = strategies.cuts[strategies.best[5, size]].tolist()
-        chosen = {"pipeline": p, "tensor": t, "replicas": 1, "data": int(gpus[size]) // (p * t)}
+        p, t, c = strategies.cuts[strategies.best[5, size]].tolist()
+        chosen = {"pipeline": p, "tensor": t, "context": c, "replicas": 1, "data": int(gpus[size]) // (p * t * c)}
         assert chosen == {**chosen, **PINNED[case]}
     if case == "all":
         assert gpus[np.isfinite(seconds)].tolist() == [16]
@@ -202,6 +223,14 @@ def test_replicas_divide_the_data_ranks_and_take_their_memory() -> None:
     wanted = ModelRequest(model=SMALL, work=WORK["trains"], sizes=Parallelism(replicas=4))
     strategies = Strategies(wanted, setting_of(NODES["8 A100"]), gpus)
     assert gpus[np.isfinite(strategies.without_generator(np.full(5, 5)).sum(axis=0))].tolist() == [4, 8]
+
+
+def test_parts_of_experts_divide_a_copy_of_the_weights() -> None:
+    gpus = np.array([4, 8, 16])
+    wanted = ModelRequest(model=MODELS["mixture"], work=WORK["trains"], sizes=Parallelism(tensor=2, expert=8))
+    strategies = Strategies(wanted, setting_of(NODES["8 A100"]), gpus)
+    assert gpus[np.isfinite(strategies.without_generator(np.full(3, 5)).sum(axis=0))].tolist() == [8, 16]
+    assert (strategies.way.expert == 8).all()
 
 
 def test_a_generation_layout_that_is_asked_for_is_kept() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_api.names import Role
 from rlhf_api.spec.model_shape import KNOWN, Shape
-from rlhf_mapper.architecture import CUT
+from rlhf_mapper.architecture import CUT, MIXTURES
 from rlhf_mapper.config_file import ModelConfigError, architecture_in, shape_in, shape_of
 from tests.mapper.test_a_config_says_how_many_parameters import LLAMA_7B, MIXTRAL, QWEN, QWEN3_30B
 
@@ -80,7 +80,7 @@ PUBLISHED = {
 def test_a_known_model_has_its_published_parameters(name: str) -> None:
     model = architecture_in(Shape(name=name), "actor")
     assert model.parameters == pytest.approx(PUBLISHED[name], rel=1e-4)
-    assert model.may_be_cut == (KNOWN[name]["model_type"] in CUT)
+    assert model.may_be_cut == (KNOWN[name]["model_type"] in (*CUT, *MIXTURES))
 
 
 @pytest.mark.parametrize("role", get_args(Role))

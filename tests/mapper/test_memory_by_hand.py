@@ -12,7 +12,7 @@ from rlhf_mapper.coefficients import Software
 from rlhf_mapper.simulate import layer, memory
 from rlhf_mapper.simulate.layouts import Layouts
 from tests.mapper.oracles.testbed import MODELS, SOFTWARE
-from tests.mapper.test_simulators_by_hand import SHARDED, SMALL, WHOLE, layout
+from tests.mapper.test_simulators_by_hand import MIXTURE, SHARDED, SMALL, WHOLE, layout
 
 
 def test_states_are_18_and_2_bytes_a_parameter_on_the_testbed() -> None:
@@ -56,17 +56,41 @@ def test_whole_replicas_activations_are_flash_attentions() -> None:
 
 def test_a_layer_keeps_what_its_modules_save() -> None:
     """Counted by hand in bytes of a token, in bfloat16 with FlashAttention."""
-    h, norm, gathered = SMALL.hidden, 4 + 2 + 2, 2
+    h, norm = SMALL.hidden, 4 + 2 + 2
     mlp, attention, sums = 4 * 2 * SMALL.ffn, 4 * 2 * h, 4 * SMALL.heads
     plain = layer.kept(SMALL, SHARDED).of(SMALL, np.array(1.0))
     assert plain == 2 * norm * h + mlp + attention + sums
-    assert layer.kept(SMALL, SHARDED).of(SMALL, np.array(2.0)) == plain / 2 + 2 * gathered * h / 2
+    cut = layer.kept(SMALL, SHARDED).of(SMALL, np.array(2.0))
+    assert cut == 2 * 2 * h + (2 * (norm - 2) * h + mlp + attention + sums) / 2, "whole are the inputs of cut matrices"
     qwen3 = replace(SMALL, norms_heads=True)
     assert layer.kept(qwen3, SHARDED).of(qwen3, np.array(1.0)) == plain + 2 * (4 + 2) * h, "of queries and keys"
     sdpa = replace(SHARDED, attention="SDPA")
     assert layer.kept(SMALL, sdpa).of(SMALL, np.array(1.0)) == plain + 2 * h, "a copy of the outputs"
     full = replace(SHARDED, compute_bytes=4)
     assert layer.kept(SMALL, full).of(SMALL, np.array(1.0)) == 2 * 12 * h + 2 * (mlp + attention) + sums
+
+
+def test_a_mixture_keeps_what_its_experts_save() -> None:
+    one, k, f, h = np.array(1.0), MIXTURE.experts_per_token, MIXTURE.ffn, MIXTURE.hidden
+    rest = 2 * (4 + 2 + 2) * h + 4 * 2 * h + 4 * MIXTURE.heads
+    kept = layer.kept(MIXTURE, SHARDED)
+    assert kept.of(MIXTURE, one) == rest + k * (8 * f + 2 * 2 * h), "inputs and outputs of experts"
+    exchanged = kept.on(MIXTURE, layout(d=8, e=8))
+    assert exchanged == pytest.approx(rest + 1.2 * k * (8 * f + 3 * 2 * h)), "and what comes back, on the fullest rank"
+
+
+def test_a_rank_holds_its_part_of_a_layers_experts() -> None:
+    few = 1.0
+    whole, part = (
+        held(layout(d=8, e=e), software=SHARDED, model=replace(MIXTURE, layers=64), tokens=few) for e in (1, 8)
+    )
+    experts = 16 * 3 * MIXTURE.hidden * MIXTURE.ffn
+    assert whole - part == pytest.approx((2 * 2 + 4) * experts * 7 / 8, rel=0.01), "two layers, and gradients of one"
+
+
+def test_ranks_of_a_row_shard_the_states_of_one_copy() -> None:
+    alone, together = (held(cut, software=SHARDED, tokens=100) for cut in (layout(d=8), layout(d=2, c=4)))
+    assert together == alone, "a rank has 100 tokens in both"
 
 
 COUNTED: dict[str, tuple[Architecture, float]] = {

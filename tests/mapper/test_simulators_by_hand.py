@@ -54,12 +54,13 @@ GPU = Gpu(
 NODES = NodeGroup(gpu=GPU, count=16, gpus_per_node=8, node_bandwidth=ENDLESS, link_latency=0, node_latency=0)
 SMALL = Architecture(layers=8, hidden=384, heads=6, kv_heads=6, head_size=64, ffn=1024, vocabulary=1000)
 """The MLP has 3 h 8/3 h weights, as many as one of 4 h without a gate."""
+MIXTURE = replace(SMALL, ffn=256, experts=16, experts_per_token=2, scores=True)
 TABLE_2: dict[Size, float] = {"7B": 5.25 / 14, "13B": 3.25 / 26, "34B": 6.375 / 68, "70B": 15.3125 / 140}
 """Received bytes over the actor's bytes."""
 
 
-def layout(p: int = 1, t: int = 1, d: int = 1) -> Layouts:
-    return Layouts(*(np.array(float(size)) for size in (p, t, d)))
+def layout(p: int = 1, t: int = 1, d: int = 1, c: int = 1, e: int = 1) -> Layouts:
+    return Layouts(*(np.array(float(size)) for size in (p, t, d, c, e)))
 
 
 def passes(model: Architecture = SMALL, software: Software = WHOLE, nodes: NodeGroup = NODES, **gpu: float) -> Passes:
@@ -277,6 +278,76 @@ def test_a_ring_sends_all_but_its_own_share() -> None:
     seconds = model.tensor_parallel(layout(t=4), np.array(50.0))
     assert seconds == pytest.approx(SMALL.layers * 2 * (2 * 0.75) * bytes_ / 1e9), "two all-reduces a layer"
     assert model.tensor_parallel(layout(t=1), np.array(50.0)) == 0
+
+
+SLOW = replace(NODES, link_bandwidth=2e9, node_bandwidth=1.6e9)
+"""1 GB/s in a node in one direction, and 0.2 GB/s of each GPU between nodes."""
+
+
+@pytest.mark.parametrize(
+    ("cut", "seconds"),
+    [
+        (layout(d=8, e=8), 7 / 8 / 1e9),
+        (layout(t=4, d=2, e=8), 7 / 8 / 4 / 1e9),  # tensor-parallel ranks divide the tokens
+        (layout(d=16, e=16), 8 / 16 / 0.2e9),  # half of the tokens leave the node
+        (layout(p=2, d=8, e=8), 4 / 8 / 0.2e9),  # a stage has four ranks of a node
+        (layout(d=8, e=1), 0.0),
+    ],
+)
+def test_tokens_go_to_their_experts_and_come_back(cut: Layouts, seconds: float) -> None:
+    sent = 1.2 * 100 * MIXTURE.experts_per_token * MIXTURE.hidden * 2
+    layers = MIXTURE.layers / float(cut.p)
+    assert passes(MIXTURE, nodes=SLOW).between_experts(cut, np.array(100.0)) == pytest.approx(
+        2 * layers * sent * seconds
+    )
+
+
+def test_a_rank_gathers_its_part_of_the_experts() -> None:
+    load, work = a_step(0, 0), Work(read=64)
+    model = passes(MIXTURE, SHARDED, nodes=replace(NODES, link_bandwidth=2e9))
+    experts = 2 * MIXTURE.layers * 16 * 3 * MIXTURE.hidden * MIXTURE.ffn
+    dense = 2 * MIXTURE.parameters - experts
+
+    def gathered(cut: Layouts) -> float:
+        return float(training.inference_seconds(model, work, load, cut, np.array(64.0)))
+
+    assert gathered(layout(d=8)) == pytest.approx((dense + experts) * 7 / 8 / 1e9)
+    assert gathered(layout(d=8, e=4)) == pytest.approx((dense * 7 / 8 + experts / 4 * 1 / 2) / 1e9)
+    assert gathered(layout(d=8, e=8)) == pytest.approx(dense * 7 / 8 / 1e9)
+    assert gathered(layout(t=2, d=4, e=8)) == pytest.approx(dense / 2 * 3 / 4 / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("cut", "heads"),
+    [
+        (layout(c=2), 4 * 6),
+        (layout(t=3, c=2), (2 * 6 + 2 * 6) / 3),
+        (layout(c=4), 2 * 4 * 6),  # six heads are no multiple of 4: keys and values of all
+        (layout(c=1), 0),
+    ],
+)
+def test_ranks_of_a_row_exchange_heads_or_keys(cut: Layouts, heads: float) -> None:
+    model = passes(nodes=SLOW)
+    seconds = model.between_context(cut, np.array(100.0))
+    assert seconds == pytest.approx(SMALL.layers * heads * 64 * 2 * 100 * float(1 - 1 / cut.c) / 1e9)
+
+
+def test_few_keys_are_copied_for_the_ranks_of_a_row() -> None:
+    few = passes(replace(SMALL, kv_heads=2), nodes=SLOW)
+    seconds = few.between_context(layout(c=6), np.array(100.0))
+    assert seconds == pytest.approx(SMALL.layers * (2 * 6 + 2 * 6) * 64 * 2 * 100 * 5 / 6 / 1e9)
+
+
+def test_ranks_of_a_row_divide_its_work() -> None:
+    load, work = a_step(0, 960), Work(trained=4, updates=1)
+    one, two, four = (
+        float(training.training_seconds(passes(bf16=1e12), work, load, layout(c=c), np.array(4.0))) for c in (1, 2, 4)
+    )
+    assert one / two == pytest.approx(2)
+    attention = 3 * 4 * 8 * 2 * 960**2 * 384 / 1e12
+    assert four == pytest.approx(one / 4 + (2 - 1 / 4 - 1) * attention / 4), (
+        "all wait for the rank with the last tokens"
+    )
 
 
 def test_messages_take_their_latency() -> None:

@@ -203,11 +203,12 @@ def test_states_that_fit_may_leave_no_room() -> None:
 
 
 def test_layers_are_recomputed_where_nothing_else_fits() -> None:
-    """One row of 128,000 tokens of a 7B model: what 32 layers keep is more than a GPU has, their inputs are less."""
+    """One row of 192,000 tokens of a 7B model: what 32 layers keep is more than a GPU has, their inputs are less."""
 
     def asked(recomputes: dict[str, bool]) -> DeviceMapping | Infeasible:
-        data = {"maxPromptTokens": 64_000, "maxResponseTokens": 64_000}
-        job = job_of("SFT", models={"actor": recomputes}, data=data, training={"batchSize": 32, "kernels": "Plain"})
+        data = {"maxPromptTokens": 96_000, "maxResponseTokens": 96_000}
+        training = {"batchSize": 32, "kernels": "Plain", "microBatchTokens": 192_000}  # rows are not cut over ranks
+        job = job_of("SFT", models={"actor": recomputes}, data=data, training=training)
         return auto_map(job, cluster_of(("h200-141g", 1, 8)), shapes_of(job, MODELS["7B"]), device="GPU")
 
     refused = asked({"gradientCheckpointing": False})
@@ -218,6 +219,22 @@ def test_layers_are_recomputed_where_nothing_else_fits() -> None:
         assert isinstance(found, DeviceMapping)
         assert found.prediction
         assert found.prediction.models["actor"].recomputes
+
+
+def test_a_row_that_no_rank_can_hold_is_cut_over_ranks() -> None:
+    """64,000 tokens on GPUs of 40 GB: a remedy where the sizes are fixed, else the mapper's choice."""
+
+    def asked(**actor: Any) -> DeviceMapping | Infeasible:
+        data = {"maxPromptTokens": 32_000, "maxResponseTokens": 32_000}
+        job = job_of("SFT", models={"actor": actor}, data=data, training={"batchSize": 8})
+        return auto_map(job, cluster_of(("a100-40g", 1, 8)), shapes_of(job, MODELS["7B"]), device="GPU")
+
+    refused, found = asked(parallelism={"pipeline": 1}), asked()
+    assert isinstance(refused, Infeasible)
+    assert "spec.models.actor.parallelism.context: 2" in refused.options
+    assert isinstance(asked(parallelism={"context": 2}), DeviceMapping)
+    assert isinstance(found, DeviceMapping)
+    assert found.sizes["actor"].context > 1
 
 
 def test_a_model_that_fits_keeps_its_activations() -> None:

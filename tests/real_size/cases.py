@@ -14,6 +14,10 @@ STAGES_32B = replace(QWEN_32B, layout={"pipeline": 2, "tensor": 4})
 LLAMA_70B = Case(
     shape="Llama-3-70B", ranks=64, layout={"tensor": 8}, tensor_generation=8, rows=2, micro_batch_tokens=4096
 )
+SMALL_MIXTURE = Case(
+    shape="Qwen3-30B-A3B", ranks=16, algorithm="GRPO", layout={"expert": 8}, tensor_generation=1, scored_by_model=False
+)
+LARGE_MIXTURE = replace(SMALL_MIXTURE, shape="Qwen3-235B-A22B", ranks=128)
 IN_HOST = replace(LLAMA_8B, ranks=1, rows=8, offload="OptimizerInHost")
 
 ALONE: Mapping[str, Case] = {
@@ -65,5 +69,10 @@ CASES: Mapping[str, Case] = {
     "llama-3-70b-64": LLAMA_70B,
     "llama-3-70b-64-last-rank": replace(LLAMA_70B, rank=63),
     **ALONE,
+    "qwen3-30b-a3b-16": SMALL_MIXTURE,
+    "four-layers-of-qwen3-30b-a3b": replace(SMALL_MIXTURE, layers=4),
+    "four-layers-of-qwen3-30b-a3b-32k": replace(SMALL_MIXTURE, layers=4, rows=16, micro_batch_tokens=32768),
+    "four-layers-of-qwen3-235b-a22b": replace(LARGE_MIXTURE, layers=4),
+    "qwen3-235b-a22b-128": LARGE_MIXTURE,
     "rehearsal": Case(shape="Qwen2.5-0.5B", ranks=1, algorithm="GRPO", layers=2, rows=8, prompt=16, response=16),
 }

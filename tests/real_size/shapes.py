@@ -23,6 +23,8 @@ _LONGEST = {
     "Qwen3-8B": 40960,
     "Qwen3-32B": 40960,
     "Llama-3-70B": 8192,
+    "Qwen3-30B-A3B": 40960,
+    "Qwen3-235B-A22B": 40960,
 }
 """Known models (rlhf_api.spec.model_shape), and the most positions of each."""
 

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -72,7 +73,7 @@ class Case:
     @property
     def sizes(self) -> ParallelSizes:
         """Of the actor; the other models generate nothing."""
-        ranks = self.layout.get("pipeline", 1) * self.layout.get("tensor", 1)
+        ranks = prod(self.layout.get(name, 1) for name in ("pipeline", "tensor", "context"))
         return ParallelSizes(
             data=self.ranks // ranks,
             **self.layout,

@@ -20,7 +20,7 @@ from rlhf_mapper.simulate.layouts import Layouts
 from rlhf_mapper.simulate.passes import Passes
 from tests.mapper.planned_jobs import cluster_of
 from tests.real_size.cases import CASES, MAPPED
-from tests.real_size.layer import FAMILIES, KINDS, TYPES, Precision, config_of, counted, shape_of
+from tests.real_size.layer import COUNTED, FAMILIES, TYPES, Precision, config_of, counted, shape_of
 from tests.real_size.shapes import GPU_BYTES, SHAPES
 from tests.real_size.step import ROLES, Case
 from tests.repo.tree import ROOT
@@ -37,8 +37,7 @@ WHOLE = (
 
 
 @pytest.mark.parametrize("changes", [{}, {"hidden": 896}, {"ffn": 5120}, {"heads": 8}, {"kv_heads": 16}], ids=str)
-@pytest.mark.parametrize(("attention", "precision"), KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "attention", "precision"), COUNTED)
 def test_a_layer_keeps_what_the_mapper_says(
     family: str, attention: Attention, precision: Precision, changes: dict[str, int]
 ) -> None:
@@ -77,8 +76,11 @@ def peaks(*names: str) -> dict[str, Any]:
 def said(case: Case) -> dict[str, float]:
     """GB at the fullest moment of each phase that the mapper knows, for models that share all GPUs."""
     software = replace(software_for("GPU", "BF16"), attention="SDPA")  # torch's fake device is no cuda
-    layouts = Layouts(*(np.array(float(size)) for size in (case.sizes.pipeline, case.sizes.tensor, case.sizes.data)))
-    shapes = {role: shape(case, scores=role in ("critic", "reward")) for role in ROLES[case.algorithm]}
+    sizes = case.sizes
+    axes = (sizes.pipeline, sizes.tensor, sizes.data, sizes.context, sizes.expert)
+    layouts = Layouts(*(np.array(float(size)) for size in axes))
+    roles = [role for role in ROLES[case.algorithm] if case.scored_by_model or role != "reward"]
+    shapes = {role: shape(case, scores=role in ("critic", "reward")) for role in roles}
     states = sum(
         sum(memory.states(model, software, trains=role in ("actor", "critic")).values())
         for role, model in shapes.items()

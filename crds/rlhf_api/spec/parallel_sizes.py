@@ -42,7 +42,10 @@ class ParallelSizes:
         object.__setattr__(self, "generation_tensor", self.generation_tensor or self.tensor)
 
     def __str__(self) -> str:
-        return f"{self.pipeline}-{self.tensor}-{self.data}" + f", context {self.context}" * (self.context > 1)
+        more = {"context": self.context, "expert": self.expert}
+        return f"{self.pipeline}-{self.tensor}-{self.data}" + "".join(
+            f", {name} {n}" for name, n in more.items() if n > 1
+        )
 
     @property
     def world_size(self) -> int:

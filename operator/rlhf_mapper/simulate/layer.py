@@ -5,13 +5,17 @@ counts them on the meta device, and `tests/real_size/test_the_mapper_knows_what_
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Software
 from rlhf_mapper.kernels import Numbers
+from rlhf_mapper.simulate.layouts import Layouts
 
 FUSED_KERNELS, FUSED_TOUCHES = 12, 14
 """Numbers of kernels and of reads or writes of a hidden state, in a layer's forward pass in Megatron or vLLM."""
+ROUTING_KERNELS = 16
+"""Kernels of a mixture's layer beyond those of a dense one: router, order of the experts and back."""
 FLOAT = 4
 """Bytes of a float32: norms compute in it, and attention keeps the logarithm of each head's sum."""
 HALF = 2
@@ -31,16 +35,29 @@ class Widths:
     keys: float
     """Bytes per unit of KV heads x head size."""
     heads: float = 0.0
+    routed: float = 0.0
+    """Bytes per unit of experts of a token x hidden size: copies of hidden states in the order of the experts."""
+    exchanged: float = 0.0
+    """Further bytes of this kind if the tokens go to the ranks of their experts and back."""
 
     def of(self, model: Architecture, t: Numbers) -> Numbers:
         """Return the bytes of a token of a layer on one of t tensor-parallel ranks."""
+        return self.on(model, Layouts(t / t, t, t / t))
+
+    def on(self, model: Architecture, layouts: Layouts) -> Numbers:
+        """Return the bytes of a token of a layer on a rank of a layout."""
+        apart = layouts.exchanges_tokens
+        experts: Any = model.ffn * self.ffn
+        if model.experts > 1:
+            experts = (experts + model.hidden * (self.routed + self.exchanged * apart)) * layouts.fullest
         cut = (
-            self.ffn * model.experts_per_token * model.ffn
+            experts * model.experts_per_token
             + self.queries * model.heads * model.head_size
-            + self.keys * model.kv_heads * model.head_size
+            + self.keys * layouts.copies(model) * model.kv_heads * model.head_size
             + self.heads * model.heads
         )
-        return self.hidden * model.hidden + (self.part * model.hidden + cut) / t
+        found: Numbers = self.hidden * model.hidden + (self.part * model.hidden + cut) / layouts.t
+        return found
 
 
 def kept(model: Architecture, software: Software) -> Widths:
@@ -49,7 +66,8 @@ def kept(model: Architecture, software: Software) -> Widths:
     Eager layers keep: for a norm its input in float32, the normalised values and its output; in the MLP gate,
     silu(gate), up and their product; in attention queries, keys, values and output. Rotary embeddings keep nothing.
     SDPA copies the joined outputs of documents. Fused norms keep their input and output, and a fused MLP keeps gate, up
-    and their product; rotary embeddings work in place. Megatron's layers are those of
+    and their product; rotary embeddings work in place. Experts keep inputs and outputs; outputs
+    from other ranks are kept once more. Megatron's layers are those of
     Korthikanti et al. (arXiv 2205.05198, with flash attention: 34 h), with queries as wide as hidden states.
     """
     size = software.compute_bytes
@@ -66,6 +84,8 @@ def kept(model: Architecture, software: Software) -> Widths:
         queries=2 * size + copied + own,
         keys=2 * size + own,
         heads=FLOAT,
+        routed=2 * size,
+        exchanged=size,
     )
 
 
@@ -75,18 +95,23 @@ def moved(model: Architecture, software: Software) -> Widths:
     Matrix products and attention do not count.
     """
     size = software.compute_bytes
+    routed = {"routed": 6 * size, "exchanged": 10 * size}  # to the order of experts, weighted, back, added
+    residuals = (6 + 2 * (model.experts > 1)) * size
     if software.layers == "Megatron":
         return Widths(hidden=FUSED_TOUCHES * size, ffn=0.0, queries=0.0, keys=0.0)
     if software.layers == "Fused":  # each kernel reads its inputs and writes its output once; two residuals
         own = 2 * size * model.norms_heads
-        return Widths(hidden=2 * 2 * size + 6 * size, ffn=3 * size, queries=2 * size + own, keys=2 * size + own)
+        part, own = 2 * 2 * size + residuals, 2 * size + own
+        return Widths(hidden=0.0, part=part, ffn=3 * size, queries=own, keys=own, **routed)
     norm = 28.0 + (8.0 if size == HALF else 0.0)  # to float32, square, mean, scale, back, times the weight
     own = norm if model.norms_heads else 0.0
     return Widths(
-        hidden=2 * norm + 6 * size,  # two norms, two residuals
+        hidden=0.0,
+        part=2 * norm + residuals,  # two norms, two residuals
         ffn=5 * size,  # silu, and the product with up
         queries=10 * size + own,  # rotary embedding
         keys=10 * size + own,
+        **routed,
     )
 
 
@@ -94,20 +119,24 @@ def kernels(model: Architecture, software: Software) -> int:
     """Return the number of kernels that a forward pass of a layer starts."""
     if software.layers == "Megatron":
         return FUSED_KERNELS
-    norms = 4 if model.norms_heads else 2
+    norms, routing = 4 if model.norms_heads else 2, ROUTING_KERNELS * (model.experts > 1)
     if software.layers == "Fused":
-        return norms + 7 + 1 + 1 + 2 + 1
+        return routing + norms + 7 + 1 + 1 + 2 + 1
     of_a_norm = 8 if software.compute_bytes == HALF else 6
-    return of_a_norm * norms + 7 + 10 + 2 + 2 + 1  # matrix products, rotary embedding, MLP, residuals, attention
+    return (
+        routing + of_a_norm * norms + 7 + 10 + 2 + 2 + 1
+    )  # matrix products, rotary embedding, MLP, residuals, attention
 
 
-def forward_peak(software: Software) -> Widths:
+def forward_peak(model: Architecture, software: Software) -> Widths:
     """Return the peak bytes of a token in a layer's forward pass without gradients, by width.
 
     The peak is in the MLP. It holds the residual and the MLP's input, both of hidden size, and silu(gate), up and their
-    product.
+    product. In a mixture it is in the experts; the factors are read off counted peaks.
     """
     size = software.compute_bytes
+    if model.experts > 1:
+        return Widths(hidden=size, part=size, ffn=size, queries=0.0, keys=0.0, routed=4 * size, exchanged=size)
     return Widths(hidden=size, part=size, ffn=3 * size, queries=0.0, keys=0.0)
 
 

@@ -1,27 +1,78 @@
-"""Arrays of layouts p-t-d and bandwidths of their parallel groups: ranks lie tensor first, then pipeline, then data."""
+"""Arrays of layouts p-t-d and bandwidths of their parallel groups.
+
+Ranks lie tensor first, then pipeline, then context, then data; the ranks of a stage's experts are neighbours.
+"""
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rlhf_mapper.architecture import Architecture
 from rlhf_mapper.coefficients import Efficiency
 from rlhf_mapper.hardware import NodeGroup
 from rlhf_mapper.kernels import Numbers
 from rlhf_mapper.zones import crossings
 
+UNEVEN_EXPERTS = 1.2
+"""Tokens of the fullest rank over the mean, where ranks share the experts of a layer; a guess."""
+
 
 @dataclass(frozen=True)
 class Layouts:
-    """Layouts p-t-d as three arrays that broadcast against each other: one layout at each position."""
+    """Layouts p-t-d, with context and expert sizes, as arrays that broadcast against each other."""
 
     p: Numbers
     t: Numbers
     d: Numbers
+    c: Numbers | float = 1.0
+    """Ranks that share the tokens of a row; they also share FSDP shards."""
+    e: Numbers | float | None = None
+    """Ranks of a stage that share the experts of a layer; None: each expert is cut along its width over t (vLLM)."""
 
     @property
     def gpus(self) -> Numbers:
-        return self.p * self.t * self.d
+        return self.p * self.t * self.d * self.c
+
+    @property
+    def shards(self) -> Numbers:
+        """FSDP shards of the weights other than experts."""
+        return self.d * self.c
+
+    @property
+    def of_experts(self) -> Self:
+        """Layouts of the experts alone: cut into e parts, each with its FSDP shards; without context."""
+        parts = self.t if self.e is None else self.e
+        return type(self)(self.p, parts + 0.0 * self.t, self.shards * self.t / parts)
+
+    @property
+    def exchanges_tokens(self) -> NDArray[np.bool_] | bool:
+        """Whether tokens go to the ranks of their experts and back."""
+        return False if self.e is None else np.greater(self.e, 1.0)
+
+    @property
+    def fullest(self) -> Numbers | float:
+        """Tokens of the rank with the most used experts over the mean of the ranks."""
+        return np.where(self.exchanges_tokens, UNEVEN_EXPERTS, 1.0)
+
+    def gathers_keys(self, model: Architecture) -> NDArray[np.bool_]:
+        """Whether each context-parallel rank attends with its own tokens to all keys, since the heads do not divide."""
+        queries, keys = model.heads / self.t, model.kv_heads / self.t
+        divides = (queries % self.c == 0) & ((keys % self.c == 0) | (self.c % np.maximum(keys, 1.0) == 0))
+        gathers: NDArray[np.bool_] = ~divides
+        return gathers
+
+    def copies(self, model: Architecture) -> Numbers:
+        """Return the number of copies of keys and values that the context-parallel ranks of a row need."""
+        few = np.maximum(self.c * self.t / model.kv_heads, 1.0)
+        return np.where(self.gathers_keys(model), self.c, few)
+
+    def layer_parameters(self, model: Architecture) -> Numbers:
+        """Return the number of parameters of a layer that a rank computes with."""
+        dense = model.layer_parameters - model.expert_parameters
+        return dense / self.t + model.expert_parameters / self.of_experts.t
 
 
 @dataclass(frozen=True)
@@ -57,6 +108,13 @@ class Network:
     def latency(self, span: Numbers) -> Numbers:
         """Return the latency of a message, in seconds, in a group of ranks within `span` neighbouring GPUs."""
         return np.where(span <= self.nodes.gpus_per_node, self.nodes.link_latency, self.nodes.node_latency)
+
+    def exchange(self, ranks: Numbers | float, near: Numbers | float, bytes_: Numbers) -> Numbers:
+        """Return the seconds of an all-to-all of `bytes_` bytes of each rank; near: ranks of a group in one node."""
+        near = np.clip(near, 1.0, ranks)
+        inside, across = (near - 1) / ranks * bytes_ / self.within, (ranks - near) / ranks * bytes_ / self.between
+        start = np.where(ranks > near, self.nodes.node_latency, self.nodes.link_latency)
+        return np.where(np.greater(ranks, 1.0), np.maximum(inside, across) + start, 0.0)
 
     def of_neighbours(self, layouts: Layouts) -> Numbers:
         """Return the bandwidth from a rank to its neighbour in the next pipeline stage.

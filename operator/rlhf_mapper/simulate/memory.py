@@ -114,13 +114,13 @@ def reshard_bytes(software: Software, generator_bytes: Numbers) -> Numbers:
     return RESHARD_BUCKETS * bucket * software.shards_weights
 
 
-def reading(model: Architecture, software: Software, layouts: Layouts, longest: float) -> list[Moment]:
-    """Return moments of forward passes at which memory may be fullest; longest: tokens of the largest micro-batch."""
+def reading(model: Architecture, software: Software, layouts: Layouts, longest: Numbers | float) -> list[Moment]:
+    """Return moments of forward passes at which memory may be fullest; longest: most tokens of a rank at once."""
     if not software.shards_weights:
-        return [_whole(model, layouts, layer.kept(model, software).of(model, layouts.t))]
+        return [_whole(model, layouts, layer.kept(model, software).on(model, layouts))]
     found = []
+    busy = layer.forward_peak(model, software).on(model, layouts)
     for stage in _stages(model, software, layouts, longest):
-        busy = layer.forward_peak(software).of(model, layouts.t)
         last = stage.has_head * stage.of_a_token
         found += [
             Moment(2 * (stage.root + stage.layer), 0 * busy),  # all-gathers, and copies of what they brought
@@ -130,21 +130,24 @@ def reading(model: Architecture, software: Software, layouts: Layouts, longest: 
     return found
 
 
-def updating(model: Architecture, software: Software, layouts: Layouts, longest: float, how: Update) -> list[Moment]:
+def updating(
+    model: Architecture, software: Software, layouts: Layouts, longest: Numbers | float, how: Update
+) -> list[Moment]:
     """Return the moments of an update that may be fullest: backward passes, and the sum of the root's gradients.
 
     1F1B: the first stage holds p micro-batches, and the last stage holds 1. FSDP2 gathers a layer while it computes
     with another, and keeps the root (embedding and head) gathered. Gradients of a layer are summed over ranks in
     float32 while the next layer has its backward pass.
     """
-    of_layer = layer.kept(model, software).of(model, layouts.t)
-    part = layouts.t if software.layers != "Megatron" else 1.0  # of the tokens between layers
-    inputs, layers = software.compute_bytes * model.hidden / part, np.ceil(model.layers / layouts.p)
+    of_layer = layer.kept(model, software).on(model, layouts)
+    # With FSDP each tensor-parallel rank keeps its part of the tokens between layers.
+    inputs = software.compute_bytes * model.hidden / (layouts.t if software.shards_weights else 1 + 0 * layouts.t)
+    layers = np.ceil(model.layers / layouts.p)
     if not software.shards_weights:
         held = inputs * layers * layouts.p + of_layer if how.recomputes else of_layer * layers * layouts.p
         return [_whole(model, layouts, held)]
     found, ratio = [], how.trained_share * software.gradient_bytes / software.compute_bytes
-    busy = layer.backward_peak(software).of(model, layouts.t)
+    busy = layer.backward_peak(software).on(model, layouts)
     for stage in _stages(model, software, layouts, longest):
         gradients = _gradients(stage, software, layouts, how)
         busy_with = stage.root + 2 * stage.layer + stage.head
@@ -152,7 +155,7 @@ def updating(model: Architecture, software: Software, layouts: Layouts, longest:
         at_head = (
             gradients.waiting + stage.root + stage.layer + ratio * stage.head + np.maximum(stage.chunk, stage.head)
         )
-        of_root = (1 + ratio + ratio / layouts.d) * stage.root + ratio * stage.layer
+        of_root = (1 + ratio + ratio / layouts.shards) * stage.root + ratio * stage.layer
         each, again = (inputs, of_layer) if how.recomputes else (of_layer, 0 * of_layer)
         alive = stage.in_flight * layers * each
         summed = np.maximum(gradients.waiting, gradients.shards) + gradients.in_sum
@@ -177,6 +180,8 @@ class _Stage:
     layer: Numbers
     layers: Numbers
     """Bytes of the weights of all layers that are gathered one by one."""
+    shards: Numbers
+    """Bytes of these layers that all FSDP ranks hold together, each its shards; they include all experts."""
     has_head: Numbers
     chunk: Numbers
     """Bytes for the logits of as many tokens as the head takes at once."""
@@ -186,12 +191,12 @@ class _Stage:
     """Number of micro-batches whose activations the stage holds at the same time."""
 
 
-def _stages(model: Architecture, software: Software, layouts: Layouts, longest: float) -> list[_Stage]:
+def _stages(model: Architecture, software: Software, layouts: Layouts, longest: Numbers | float) -> list[_Stage]:
     size, alone = software.compute_bytes, (layouts.p == 1).astype(float)
     embedding = model.vocabulary * model.hidden * size / layouts.t
     head = model.head_parameters * size / (1 if model.scores else layouts.t)
     tied = model.tied and not model.scores
-    one = model.layer_parameters * size / layouts.t
+    one = layouts.layer_parameters(model) * size
     layers = one * np.ceil(model.layers / layouts.p)
     logits = np.minimum(0 if model.scores else longest * model.vocabulary / layouts.t, software.chunk_logits)
     chunk = (2 * layer.FLOAT + size) * logits
@@ -206,6 +211,7 @@ def _stages(model: Architecture, software: Software, layouts: Layouts, longest: 
                 head=head * has_head,
                 layer=one * large,
                 layers=layers * large,
+                shards=model.layer_parameters * size / layouts.t * np.ceil(model.layers / layouts.p) * large,
                 has_head=has_head,
                 chunk=chunk * has_head,
                 of_a_token=model.hidden * (layer.FLOAT + 4 * size),
@@ -230,11 +236,13 @@ class _Gradients(NamedTuple):
 
 def _gradients(stage: _Stage, software: Software, layouts: Layouts, how: Update) -> _Gradients:
     ratio = how.trained_share * software.gradient_bytes / software.compute_bytes
-    whole, share = ratio * (stage.layers + stage.root), (not how.in_host) / layouts.d
-    few = (1 - share) * whole <= WHOLE_GRADIENTS * how.gpu_memory
-    kept = np.where(few, 1.0, share) * how.accumulates
+    whole, share = ratio * (stage.layers + stage.root), (not how.in_host) / layouts.shards
+    own = share * ratio * (stage.shards + stage.root)
+    few = whole - own <= WHOLE_GRADIENTS * how.gpu_memory
+    waiting = np.where(few, whole, own) * how.accumulates
+    of_root = np.where(few, 1.0, share) * how.accumulates * ratio * stage.root
     in_sum = ratio * stage.layer * (1 - few * how.accumulates)
-    return _Gradients(kept * whole, kept * ratio * stage.root, share * ratio * stage.layers, in_sum)
+    return _Gradients(waiting, of_root, share * ratio * stage.shards, in_sum)
 
 
 def _whole(model: Architecture, layouts: Layouts, of_a_token: Numbers) -> Moment:

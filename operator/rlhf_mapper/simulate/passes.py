@@ -13,7 +13,14 @@ from rlhf_mapper.hardware import NodeGroup
 from rlhf_mapper.kernels import Numbers, collective_seconds
 from rlhf_mapper.simulate import layer
 from rlhf_mapper.simulate.layouts import Layouts, Network, ring
-from rlhf_mapper.simulate.products import TOUCHES_OF_A_LOGIT, head_product, layer_products, prefill_attention
+from rlhf_mapper.simulate.products import (
+    TOUCHES_OF_A_LOGIT,
+    attention_products,
+    expert_part,
+    head_product,
+    layer_products,
+    prefill_attention,
+)
 from rlhf_mapper.workload import Workload
 
 
@@ -59,8 +66,11 @@ class Passes:
         return np.ceil(self.model.layers / layouts.p)
 
     def compute(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
-        """Return the seconds of a forward pass through the slowest stage without communication; tokens: by sequence."""
-        return self.layers(layouts, sequences, tokens) + self.head(layouts, sequences * tokens)
+        """Return the seconds of a forward pass through the slowest stage without communication; tokens: by sequence.
+
+        Context-parallel ranks share the tokens of each sequence.
+        """
+        return self.layers(layouts, sequences, tokens) + self.head(layouts, sequences * tokens / layouts.c)
 
     def layers(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
         """Return the seconds of a forward pass through the largest stage's layers, without communication."""
@@ -79,6 +89,42 @@ class Passes:
         both: Numbers = 2 * self.stage_layers(layouts) * np.where(t > 1, seconds, 0.0)
         return both
 
+    def between_experts(self, layouts: Layouts, tokens: Numbers) -> Numbers:
+        """Return the seconds of a stage's all-to-alls of experts: in each layer, tokens go to them and come back.
+
+        tokens: of a micro-batch on a rank; its tensor-parallel ranks divide them.
+        """
+        if self.model.experts == 1 or layouts.e is None:
+            return np.zeros_like(layouts.gpus)
+        near = np.maximum(np.floor(self.nodes.gpus_per_node / layouts.p), np.minimum(layouts.t, layouts.e))
+        routed = layouts.fullest * tokens / layouts.t * self.model.experts_per_token
+        bytes_ = routed * self.model.hidden * self.software.compute_bytes
+        return 2 * self.stage_layers(layouts) * self._exchange(layouts.e, near, bytes_)
+
+    def between_context(self, layouts: Layouts, tokens: Numbers) -> Numbers:
+        """Return the seconds of a stage's exchanges between context-parallel ranks, each with `tokens` tokens.
+
+        In each layer queries, keys and values go to the ranks of their heads and outputs come back; or each rank gets
+        the keys and values of all (`Layouts.copies`).
+        """
+        if np.all(layouts.c == 1):
+            return np.zeros_like(layouts.gpus)
+        model, copies = self.model, layouts.copies(self.model)
+        keys = 2 * copies * model.kv_heads
+        heads = np.where(layouts.gathers_keys(model), keys, 2 * model.heads + keys) * model.head_size / layouts.t
+        near = np.floor(self.nodes.gpus_per_node / (layouts.p * layouts.t))
+        bytes_ = tokens * heads * self.software.compute_bytes
+        seconds: Numbers = self.stage_layers(layouts) * self._exchange(layouts.c, near, bytes_)
+        return seconds
+
+    def _exchange(self, ranks: Numbers | float, near: Numbers, bytes_: Numbers) -> Numbers:
+        """Return the seconds of an all-to-all of `bytes_` bytes of each rank; near: ranks of a group in one node."""
+        seconds = self.network.exchange(ranks, near, bytes_)
+        if not self.is_measured:
+            return seconds
+        measured = collective_seconds(self.nodes.link, "alltoall").at(ranks, np.maximum(bytes_, 1.0))
+        return np.where((near >= ranks) & np.greater(ranks, 1.0), measured, seconds)
+
     def between_stages(self, layouts: Layouts, tokens: Numbers) -> Numbers:
         """Return the seconds, with overhead, to send a micro-batch's hidden states to the next stage; 0 with one."""
         bytes_ = tokens * self.model.hidden * self.software.compute_bytes / layouts.t
@@ -87,19 +133,28 @@ class Passes:
         return np.where(layouts.p > 1, way + self.software.efficiency.stage_seconds, 0.0)
 
     def _layer(self, layouts: Layouts, sequences: Numbers, tokens: Numbers | float) -> Numbers:
-        model, gpu, count = self.model, self.nodes.gpu, sequences * tokens
+        model, gpu, count = self.model, self.nodes.gpu, sequences * tokens / layouts.c
+        slowest = np.where(layouts.gathers_keys(model), 2 - 1 / layouts.c, 1.0)  # the rank with the last tokens
         if self.is_measured:
-            products = layer_products(model, gpu).at(layouts.t, count)
-            products = products + prefill_attention(model, gpu, layouts.t, sequences, tokens)
+            products = self._products(layouts, count)
+            products = products + slowest * prefill_attention(model, gpu, layouts.t * layouts.c, sequences, tokens)
             products = products / self.software.efficiency.kernel
         else:
-            attention = 2 * 2 * count * tokens / 2 * model.heads * model.head_size  # causal: half of the square
+            attention = slowest * 2 * 2 * count * tokens / 2 * model.heads * model.head_size  # half of the square
             flops = (2 * count * model.active_layer_parameters + attention) / layouts.t
-            weights = model.layer_parameters * self.software.compute_bytes / layouts.t
+            weights = layouts.layer_parameters(model) * self.software.compute_bytes
             products = np.maximum(flops / self.peak, weights / self.memory_bandwidth)
-        moved = layer.moved(model, self.software).of(model, layouts.t) * count
+        moved = layer.moved(model, self.software).on(model, layouts) * count
         started = layer.kernels(model, self.software) * gpu.launch_seconds
         return np.maximum(products + moved / self.memory_bandwidth, started)
+
+    def _products(self, layouts: Layouts, count: Numbers) -> Numbers:
+        """Return the measured seconds of a layer's matrix products for `count` tokens of a rank."""
+        if self.model.experts == 1 or layouts.e is None:
+            return layer_products(self.model, self.nodes.gpu).at(layouts.t, count)
+        own = layouts.fullest * count / layouts.t
+        experts = expert_part(self.model, self.nodes.gpu, own, layouts.e)
+        return attention_products(self.model, self.nodes.gpu).at(layouts.t, count) + experts
 
     def head(self, layouts: Layouts, count: Numbers) -> Numbers:
         """Return the seconds of the output head on `count` tokens in the last stage; logits are in float32."""

@@ -26,27 +26,47 @@ log-probability.
 
 
 @cache
-def layer_products(model: Architecture, gpu: Gpu) -> Table:
-    """Return the seconds of a layer's matrix products on one of t tensor-parallel ranks, by (t, tokens)."""
+def attention_products(model: Architecture, gpu: Gpu) -> Table:
+    """Return the seconds of a layer's attention matrices on one of t tensor-parallel ranks, by (t, tokens)."""
     queries, keys = (heads * model.head_size for heads in (model.heads, model.kv_heads))
     joined = queries / SHARDS + 2 * np.maximum(keys / SHARDS, model.head_size)
     seconds = product_seconds(gpu, ROWS, joined, np.array(float(model.hidden)))
-    seconds = seconds + product_seconds(gpu, ROWS, np.array(float(model.hidden)), queries / SHARDS)
+    return Table(np.log2(seconds + product_seconds(gpu, ROWS, np.array(float(model.hidden)), queries / SHARDS)), (0, 0))
+
+
+@cache
+def layer_products(model: Architecture, gpu: Gpu) -> Table:
+    """Return the seconds of a layer's matrix products on one of t tensor-parallel ranks, by (t, tokens).
+
+    Experts are cut along their width.
+    """
+    seconds = np.exp2(attention_products(model, gpu).logs)
     if model.experts > 1:
-        return Table(np.log2(seconds + _experts(model, gpu)), (0, 0))
+        return Table(np.log2(seconds + np.exp2(expert_products(model, gpu).logs)), (0, 0))
     wide = sum(width for _, width in model.mlp[:-1]) * model.ffn / SHARDS
     mlp = product_seconds(gpu, ROWS, wide, np.array(float(model.hidden)))
     mlp = mlp + product_seconds(gpu, ROWS, np.array(float(model.hidden)), model.ffn / SHARDS)
     return Table(np.log2(seconds + mlp), (0, 0))
 
 
-def _experts(model: Architecture, gpu: Gpu) -> Numbers:
-    """Return the seconds of a mixture's experts by (t, tokens), each cut over all ranks."""
+@cache
+def expert_products(model: Architecture, gpu: Gpu) -> Table:
+    """Return the seconds of a mixture's experts by (t, tokens), each cut along its width over all ranks."""
     active = model.experts * (1 - (1 - model.experts_per_token / model.experts) ** ROWS)
     one = model.mlp_parameters / SHARDS
     flops, read = 2 * ROWS * model.experts_per_token * one, 2 * active * one
     roofline = np.maximum(flops / gpu.bf16, read / gpu.memory_bandwidth)
-    seconds: Numbers = roofline / nearest(gpu).tables["experts"].at(ROWS, model.ffn / SHARDS)
+    return Table(np.log2(roofline / nearest(gpu).tables["experts"].at(ROWS, model.ffn / SHARDS)), (0, 0))
+
+
+def expert_part(model: Architecture, gpu: Gpu, tokens: Numbers, parts: Numbers | float) -> Numbers:
+    """Return the seconds of one of `parts` parts of a layer's experts with the tokens of `parts` ranks.
+
+    tokens: of a rank. Each rank has them routed to all experts, and computes a part of the experts for all ranks.
+    """
+    of_all = tokens * parts
+    beyond = np.maximum(of_all / ROWS[-1], 1.0)  # products are as long as they have rows there
+    seconds: Numbers = beyond * expert_products(model, gpu).at(1.0, of_all) / parts
     return seconds
 
 

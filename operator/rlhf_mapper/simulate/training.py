@@ -29,12 +29,13 @@ def training_seconds(passes: Passes, work: Work, load: Workload, layouts: Layout
     forwards = 1.0 + bool(work.recomputes)
     backwards = BACKWARD_OVER_FORWARD if work.trained_share == 1 else BESIDE_FROZEN
     busy = passes.balance(load)
-    layers, head = passes.layers(layouts, size, tokens) / busy, passes.head(layouts, size * tokens) / busy
+    own = size * tokens / layouts.c
+    layers, head = passes.layers(layouts, size, tokens) / busy, passes.head(layouts, own) / busy
     backward = backwards * (layers + head)
     compute = forwards * layers + head + backward  # the head is never recomputed
-    reduces = passes.tensor_parallel(layouts, size * tokens) * (forwards + 1)
-    one = np.maximum(compute, _gathered_and_scattered(passes, work, layouts)) + reduces
-    one = one + 2 * passes.between_stages(layouts, size * tokens)
+    exchanges = _exchanges(passes, layouts, own) * (forwards + 1)
+    one = np.maximum(compute, _gathered_and_scattered(passes, work, layouts)) + exchanges
+    one = one + 2 * passes.between_stages(layouts, own)
     filled = (count + layouts.p - 1) * one
     update = filled + _synchronised(passes, work, layouts, backward) + _optimizer(passes, work, layouts)
     seconds: Numbers = work.updates * (update + passes.software.efficiency.update_seconds)
@@ -47,13 +48,19 @@ def inference_seconds(passes: Passes, work: Work, load: Workload, layouts: Layou
         return np.zeros_like(layouts.gpus)
     count, size = _packed(np.ceil(work.read / layouts.d), micro_batch, layouts)
     tokens = _computed_tokens(load, size, work.read_together)
-    own = passes.software.efficiency
-    forward = replace(passes, software=replace(passes.software, efficiency=replace(own, kernel=own.scoring)))
+    program, own = passes.software.efficiency, size * tokens / layouts.c
+    forward = replace(passes, software=replace(passes.software, efficiency=replace(program, kernel=program.scoring)))
     work_seconds = forward.compute(layouts, size, tokens) / passes.balance(load)
     compute = np.maximum(work_seconds, _gathered(passes, work, layouts))
-    one = compute + passes.tensor_parallel(layouts, size * tokens) + passes.between_stages(layouts, size * tokens)
-    seconds: Numbers = (count + layouts.p - 1) * one + own.call_seconds
+    one = compute + _exchanges(passes, layouts, own) + passes.between_stages(layouts, own)
+    seconds: Numbers = (count + layouts.p - 1) * one + program.call_seconds
     return seconds
+
+
+def _exchanges(passes: Passes, layouts: Layouts, tokens: Numbers) -> Numbers:
+    """Return the seconds in which the ranks of a stage exchange activations in a forward pass; tokens: of a rank."""
+    reduces = passes.tensor_parallel(layouts, tokens)
+    return reduces + passes.between_experts(layouts, tokens) + passes.between_context(layouts, tokens)
 
 
 def _packed(rows: Numbers, most: Numbers, layouts: Layouts) -> tuple[Numbers, Numbers]:
@@ -77,19 +84,32 @@ def _shard_parameters(passes: Passes, layouts: Layouts) -> Numbers:
 
 
 def _collectives(passes: Passes, layouts: Layouts, bytes_: float, kind: Collective) -> Numbers:
-    """Return the seconds of one collective for each layer among data ranks; bytes_: of each parameter.
+    """Return the seconds of one collective for each layer among the FSDP ranks; bytes_: of each parameter.
+
+    The experts of a layer are gathered apart, since other ranks have their shards.
+    """
+    model, experts = passes.model, layouts.of_experts
+    of_experts = model.layers * model.expert_parameters
+    whole = (model.parameters - of_experts) / (layouts.p * layouts.t) * bytes_
+    seconds = _collective(passes, layouts, whole, kind)
+    if not of_experts:
+        return seconds
+    return seconds + _collective(passes, experts, of_experts / (experts.p * experts.t) * bytes_, kind)
+
+
+def _collective(passes: Passes, layouts: Layouts, whole: Numbers, kind: Collective) -> Numbers:
+    """Return the seconds of a collective of `whole` bytes, one for each layer, among the FSDP ranks.
 
     In a node they are measured. Between nodes a ring passes each node once, with its latency.
     """
-    whole = _shard_parameters(passes, layouts) * bytes_
-    nodes, count = passes.nodes, passes.stage_layers(layouts)
-    seconds = ring(layouts.d) * whole / passes.network.of_data_ranks(layouts)
+    nodes, count, shards = passes.nodes, passes.stage_layers(layouts), layouts.shards
+    seconds = ring(shards) * whole / passes.network.of_data_ranks(layouts)
     if not passes.is_measured:
         return seconds
     spanned = layouts.gpus / nodes.gpus_per_node
     across = seconds + count * spanned * nodes.node_latency
-    inside = count * collective_seconds(nodes.link, kind).at(layouts.d, whole / count)
-    return np.where(layouts.d == 1, 0.0, np.where(spanned <= 1, inside, across))
+    inside = count * collective_seconds(nodes.link, kind).at(shards, whole / count)
+    return np.where(shards == 1, 0.0, np.where(spanned <= 1, inside, across))
 
 
 def _gathered(passes: Passes, work: Work, layouts: Layouts) -> Numbers:
@@ -119,7 +139,7 @@ def _synchronised(passes: Passes, work: Work, layouts: Layouts, backward: Number
     if software.shards_weights:
         return np.zeros_like(layouts.gpus)
     shares = (
-        ring(layouts.d)
+        ring(layouts.shards)
         * work.trained_share
         * _shard_parameters(passes, layouts)
         / passes.network.of_data_ranks(layouts)
