@@ -9,8 +9,10 @@ from rlhf_api.spec.lora import Lora
 CUT = ("llama", "mistral", "qwen2", "qwen3")
 """Model types that the trainer can cut into pipeline stages; stages of other types may scale their input.
 Only for these types and MIXTURES does the mapper choose more than one stage or tensor shard."""
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 """Mixtures of experts that the trainer can cut into pipeline stages, tensor shards and parts of the experts."""
+CONTEXTS = (1, 2, 4, 8)
+"""Context sizes that the mapper tries where a sequence may be longer than a micro-batch."""
 SCALED = ("linear", "dynamic", "yarn")
 """Types of rotary embeddings by whose factor a model reads more than its `max_position_embeddings`."""
 PLAIN_HEADS = ("llama", "mistral", "qwen2")

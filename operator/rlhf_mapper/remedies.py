@@ -9,8 +9,8 @@ from pydantic.alias_generators import to_camel
 
 from rlhf_api.job import Job
 from rlhf_api.spec.parallel_sizes import Parallelism
+from rlhf_mapper.architecture import CONTEXTS
 from rlhf_mapper.hardware import CPU_SLOT, GB, GPUS, Cluster, Gpu, merged
-from rlhf_mapper.strategy import CONTEXTS
 
 Fits = Callable[[Job, Cluster], bool]
 """Function that tells whether there is a mapping of a job onto a cluster."""

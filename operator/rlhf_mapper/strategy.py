@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rlhf_api.spec.job_spec import MICRO_BATCH_TOKENS, Offload
 from rlhf_api.spec.parallel_sizes import Parallelism
-from rlhf_mapper.architecture import Architecture
+from rlhf_mapper.architecture import CONTEXTS, Architecture
 from rlhf_mapper.coefficients import Correction, Software
 from rlhf_mapper.hardware import NodeGroup
 from rlhf_mapper.kernels import Numbers
@@ -23,8 +23,6 @@ from rlhf_mapper.workload import Work, Workload
 Indices = NDArray[np.int64]
 ACTIVATION_SHARES = (0.05, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75)
 """Shares of a GPU's memory that activations may fill beside states; coarse, so that sets of models share strategies."""
-CONTEXTS = (1, 2, 4, 8)
-"""Context sizes to try where a sequence may be longer than a micro-batch."""
 PIPELINES = (*range(1, 11), 12, 14, 16, 18, 20, 24, 28, 32)
 ALL_SIZES_TO, SIZES_OF_AN_OCTAVE, MOST_STEPS = 16, 8, 160
 """Micro-batches of up to so many sequences are all tried, of more so many between a number and twice that."""

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from rlhf_api.problems import choice
+from rlhf_mapper import architecture
 from rlhf_trainer.training.distributed import EXPERT, EXPERT_SHARD, REPLICATE, ModelMesh, local_shard
 
 KERNEL, OVER_RANKS = "grouped_mm", "experts_over_ranks"
@@ -23,7 +24,7 @@ KERNEL, OVER_RANKS = "grouped_mm", "experts_over_ranks"
 
 OPTIONS = ("has_gate", "has_bias", "is_transposed", "_is_expert_parallel")
 """Attributes by which transformers' expert functions know how a module of experts is laid out."""
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3")
+MIXTURES = (*architecture.MIXTURES, "olmoe", "deepseek_v3")
 """`model_type` of the families whose experts can be cut over ranks."""
 
 
