@@ -20,7 +20,7 @@ CUT = {
     "one rank": ONE,
     "expert 2": (),
     "context 2": ("models.actor.parallelism={context: 2}",),
-    "tensor 2, expert 2": ("models.actor.parallelism={tensor: 2, expert: 2}", "rollout.tensorParallel=2"),
+    "tensor 2, expert 2": ("models.actor.parallelism={tensor: 2, expert: 2}", "rollout.tensorParallel=1"),
 }
 ROUTED = {each: (*ONE, "training.precision=BF16", f"rollout.routing={each}") for each in ("Recompute", "Replay")}
 TOLERANCE, LEAST_LOSS = 1e-3, 1e-2
