@@ -157,7 +157,6 @@ MUTATIONS = (
     training("experts", "back[place].view", "back[order].view", EXPERTS),
     training("experts", "repeat_interleave(arriving.flatten()", "repeat_interleave(arriving.T.flatten()", EXPERTS),
     training("experts", "start = min(rank * size, count)", "start = 0", EXPERTS),
-    training("experts", "dist.all_reduce(total, group=mesh.tensor_axis.get_group())", "pass", EXPERTS),
     training(
         "experts", "set_gradient_divide_factor(layout.data * layout.context)", "set_gradient_divide_factor(1)", EXPERTS
     ),
@@ -253,7 +252,7 @@ MUTATIONS = (
         MAPPED,
     ),
     Mutation(
-        f"{API}/checks/rules.py",
+        f"{API}/checks/parallel_rules.py",
         "divides = whole % Field",
         "divides = whole * Field",
         "tests/api/test_cases_are_judged_as_expected.py",

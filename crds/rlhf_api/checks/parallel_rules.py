@@ -3,7 +3,19 @@
 from collections.abc import Iterator
 
 from rlhf_api.checks.rule import Rule
-from rlhf_api.expressions import Field
+from rlhf_api.expressions import Expression, Field
+
+
+def sizes_of_generation(*, unless: Expression) -> Iterator[Rule]:
+    """Yield the rules that the actor's sizes in generation divide those in training, but where `unless` holds.
+
+    So a rank's training shard lies in its generation shard (HybridFlow, section 5.3).
+    """
+    for size in ("tensor", "pipeline"):
+        whole = Field(f"models.actor.parallelism.{size}").or_else(1)
+        divides = whole % Field(f"rollout.{size}Parallel") == 0
+        message = f"is {{value}}, which does not divide models.actor.parallelism.{size}, {{whole}}"
+        yield Rule(f"rollout.{size}Parallel", unless | divides, message, {"whole": whole})
 
 
 def experts_of_actor() -> Iterator[Rule]:

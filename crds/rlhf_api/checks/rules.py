@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from rlhf_api.checks.code_rules import ENVIRONMENT, SAMPLES, TOOLS, pods, user_code
-from rlhf_api.checks.parallel_rules import experts_of_actor
+from rlhf_api.checks.parallel_rules import experts_of_actor, sizes_of_generation
 from rlhf_api.checks.rule import NAME, Rule, algorithm
 from rlhf_api.expressions import Expression, Field
 from rlhf_api.names import PlacedRole, Role
@@ -214,11 +214,7 @@ def _sampling() -> Iterator[Rule]:
     is_used = (Field("algorithm.rewards.truncatedValue") == 0.0) | by_value
     yield Rule("algorithm.rewards.truncatedValue", is_used, "is {value}, which is only for truncated: Value")
     mapped = (MODE == "Auto") & Field("models.actor").is_given & ~Field("models.actor.parallelism").is_given
-    for size in ("tensor", "pipeline"):  # a rank's training shard lies in its generation shard (HybridFlow section 5.3)
-        whole = Field(f"models.actor.parallelism.{size}").or_else(1)
-        divides = whole % Field(f"rollout.{size}Parallel") == 0
-        message = f"is {{value}}, which does not divide models.actor.parallelism.{size}, {{whole}}"
-        yield Rule(f"rollout.{size}Parallel", mapped | APART | divides, message, {"whole": whole})
+    yield from sizes_of_generation(unless=mapped | APART)
 
 
 def _old_log_probs(rollout: type[Rollout] = Rollout) -> Iterator[Rule]:

@@ -230,9 +230,9 @@ VALIDATE: dict[str, Mistake] = {
 PLAN: dict[str, Mistake] = {
     "a GPU that nobody knows": Mistake(
         how="plan",
-        options=("--nodes=1", "--gpus-per-node=8", "--gpu=a100"),
+        options=("--nodes=1", "--gpus-per-node=8", "--gpu=a101"),
         code=SPEC,
-        sentence='--gpu: is "a100", expected a100-40g, a100-80g, …; another type takes an --inventory',
+        sentence='--gpu: is "a101", expected a100-40g, a100-80g, …; another type takes an --inventory',
     ),
     "no nodes to plan for": Mistake(
         how="plan",
@@ -289,8 +289,8 @@ PLAN: dict[str, Mistake] = {
         sets=("models.actor.uri=file://llama",),
         options=("--nodes=1", "--gpus-per-node=1", "--gpu=a10-24g"),
         code=ENVIRONMENT,
-        sentence="helpful-sft: the states of actor take … GB, but 1 x a10-24g hold … GB, and the host memory is too "
-        "small for them to wait there; …",
+        sentence="helpful-sft: the states of actor take … GB, but 1 x a10-24g hold … GB, and half of the host memory, "
+        "… GB, is too small for them to wait there; …",
     ),
 }
 BEFORE_RAY: dict[str, Mistake] = {

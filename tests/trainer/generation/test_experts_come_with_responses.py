@@ -42,7 +42,8 @@ def asked(kind: str) -> list[list[int]]:
 def loaded(folder: str, dtype: torch.dtype) -> GenerationEngine:
     engine = build(folder, [[0]], max_sequences=64, dtype=dtype, routing="Replay")
     holds, weights = engine.held_shards(), dict(model_of(folder, 1).named_parameters())
-    engine.load_weights(((name, holds[name], weights[name].detach().to(dtype)) for name in holds), holds)
+    pieces = ((name, part, weights[name].detach().to(dtype).view(part.shape)) for name, part in holds.items())
+    engine.load_weights(pieces, holds)
     engine.wake_cache()
     return engine
 
