@@ -1,4 +1,4 @@
-"""What experts and tokens over ranks are held to: losses of one rank, and experts that are replayed in bfloat16."""
+"""Measures of a mixture over ranks: the losses of one rank, and replayed experts in bfloat16."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CUT = {
 }
 ROUTED = {each: (*ONE, "training.precision=BF16", f"rollout.routing={each}") for each in ("Recompute", "Replay")}
 TOLERANCE, LEAST_LOSS = 1e-3, 1e-2
-"""Of a loss on other ranks, relative; losses near 0 are measured against the second."""
+"""Largest relative difference of a loss on other ranks; losses near 0 are measured against the second."""
 
 
 def cut_otherwise(made: Path, folder: Path) -> dict[str, Any]:

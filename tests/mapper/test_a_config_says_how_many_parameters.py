@@ -76,7 +76,7 @@ def test_an_mlp_without_gate_has_two_matrices() -> None:
 
 
 UNKNOWN = ("Qwen2-MoE", "DeepSeek-V3")
-"""They have shared experts and a layer without experts, which the mapper does not know."""
+"""Families with shared experts and a layer without experts, which the mapper does not know."""
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in UNKNOWN])

@@ -43,7 +43,7 @@ def test_an_adapters_optimizer_is_less_than_three_percent() -> None:
 
 
 UNKNOWN = ("Qwen2-MoE", "DeepSeek-V3")
-"""They have shared experts and a layer without experts, which the mapper does not know."""
+"""Families with shared experts and a layer without experts, which the mapper does not know."""
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("GPT-2", *UNKNOWN)])

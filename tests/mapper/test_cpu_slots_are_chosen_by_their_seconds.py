@@ -1,4 +1,4 @@
-"""Where a job leaves its CPU slots open, their number follows from the cores, the models and the length of the run."""
+"""The number of CPU slots that a job leaves open follows from the cores, the models and the length of the run."""
 
 import pytest
 

@@ -15,11 +15,11 @@ from rlhf_planning.checkpoint_size import upload_in_words
 from tests.mapper.planned_jobs import cluster_of, job_of, shapes_of
 
 TICK_BYTES, CHUNK = 1 << 16, 1 << 12
-"""Bytes that the link carries in a tick, its clock, and bytes that it takes from a socket at a time."""
+"""Bytes that the link carries in a tick, its clock, and bytes of one read from a socket."""
 
 
 def carried(transfers: Sequence[tuple[int, int]]) -> list[int]:
-    """The tick in which a paced link has carried each transfer, which is (tick in which it begins, bytes)."""
+    """Return the tick in which a paced link has carried each transfer (first tick, bytes)."""
     pairs = [socket.socketpair() for _ in transfers]
     senders = [Thread(target=pair[0].sendall, args=(b"x" * size,)) for pair, (_, size) in zip(pairs, transfers)]  # noqa: B905
     left, ends, tick = [size for _, size in transfers], [0] * len(transfers), 0

@@ -1,4 +1,4 @@
-"""The experts that vLLM's routers chose come with each response, and are those of the tokens that it read."""
+"""Each response comes with the experts that vLLM's routers chose for its tokens."""
 
 import sys
 from pathlib import Path

@@ -123,7 +123,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def expected(folders: dict[str, str]) -> Callable[[str, str], Learnt]:
-    """What one rank learns from a mixture, in one of the ways."""
+    """Return a function for what one rank learns from a mixture, in one of the ways."""
 
     @cache
     def learn(family: str, way: str) -> Learnt:

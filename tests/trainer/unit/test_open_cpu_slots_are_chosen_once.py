@@ -1,4 +1,4 @@
-"""Where a manifest leaves the CPU slots of a machine open, they are chosen for the file, and a run keeps them."""
+"""The CPU slots that a manifest leaves open are chosen for the file, and a run keeps them."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def slots(found: list[Job]) -> list[int | None]:
 
 
 def begun(output: Path, job: Job, count: int | None) -> JobFolder:
-    """What a run of a job with so many slots leaves, with a checkpoint."""
+    """Leave what a run of a job with so many slots leaves, with a checkpoint."""
     folder = JobFolder(output, job.with_resources(slots_per_node=count))
     folder.begin(None, inputs=from_the_start(jobs(*OPEN), output)[job.name].inputs)
     folder.record({"step": 1}, total_steps=9, stage="SFT")
