@@ -40,7 +40,6 @@ def combine(draft: Draft, values: Mapping[str, Any]) -> None:
     draft.name = draft.algorithm.lower()
     rank, alpha, targets = (values[f"ds.lora.{key}"] for key in ("rank", "alpha", "target_modules"))
     several.adapters(draft, ALGORITHMS[draft.algorithm].trained, rank=rank, alpha=alpha, targets=targets)
-    several.no_ring(draft, values["ds.ring_attn_size"])
     _data(draft, values)
     if draft.algorithm in OFFLINE.values():
         several.warmup(draft, draft.role, "lr_warmup_ratio", values["lr_warmup_ratio"], None)

@@ -16,12 +16,6 @@ def adapters(draft: Draft, roles: Sequence[str], *, rank: Any, alpha: Any, targe
         draft.put(f"models.{role}.lora", {"rank": int(rank), "alpha": int(alpha), "targets": [] if every else names})
 
 
-def no_ring(draft: Draft, ring: int) -> None:
-    """Add a note for the user if ring attention is on, which splits a text among ranks and has no counterpart here."""
-    if ring != 1:
-        draft.checks.append("there is no sequence parallelism here: a text is read by one data-parallel rank")
-
-
 def outputs(draft: Draft, loggers: Any, project: str) -> None:
     """Switch on the draft's outputs to Weights & Biases and TensorBoard that `loggers` names (a list, or one name)."""
     if "wandb" in (loggers or ()):

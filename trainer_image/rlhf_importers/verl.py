@@ -66,7 +66,6 @@ def combine(draft: Draft, values: Mapping[str, Any]) -> None:
     several.critic_from(draft, values[MODEL + "path"])
     rank, alpha, targets = (values[MODEL + key] for key in ("lora.rank", "lora.alpha", "target_modules"))
     several.adapters(draft, ("actor",), rank=rank, alpha=alpha, targets=targets)
-    several.no_ring(draft, values[ACTOR + "ulysses_sequence_parallel_size"])
     several.outputs(draft, values["trainer.logger"], str(values["trainer.project_name"]))
     _steps(draft, values)
     _kl(draft, values)
