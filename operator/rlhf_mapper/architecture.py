@@ -11,6 +11,8 @@ CUT = ("llama", "mistral", "qwen2", "qwen3")
 Only for these types and MIXTURES does the mapper choose more than one stage or tensor shard."""
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 """Mixtures of experts that the trainer can cut into pipeline stages, tensor shards and parts of the experts."""
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Names of the number of experts in config.json."""
 CONTEXTS = (1, 2, 4, 8)
 """Context sizes that the mapper tries where a sequence may be longer than a micro-batch."""
 SCALED = ("linear", "dynamic", "yarn")
@@ -83,8 +85,11 @@ class Architecture:
         """Parameters of the MLP of one layer; in a mixture of experts, of one expert."""
         return sum(width for _, width in self.mlp) * self.hidden * self.ffn
 
-    def cannot_be_cut(self, *, pipeline: int = 1, tensor: int = 1) -> tuple[str, str] | None:
-        """Return (`pipeline` or `tensor`, clause that says why its size is impossible); None if the cut is possible."""
+    def cannot_be_cut(self, *, pipeline: int = 1, tensor: int = 1, expert: int = 1) -> tuple[str, str] | None:
+        """Return (name of a size, clause that says why the size is impossible); None if the cut is possible."""
+        if expert > 1 and self.experts % expert:
+            whose = f"which does not divide the model's {self.experts} experts"
+            return "expert", f"is {expert}, {whose if self.experts > 1 else 'but the model has no experts'}"
         if pipeline > self.layers:
             return "pipeline", f"is {pipeline}, but the model has {self.layers} layers"
         for what, number in (
@@ -140,10 +145,15 @@ class Architecture:
         return 2 * self.layers * self.kv_heads * self.head_size
 
 
+def experts_in(config: Mapping[str, Any]) -> int | None:
+    """Return the number of experts of a layer by a config.json; None for a dense model."""
+    return next((config[name] for name in EXPERT_COUNTS if config.get(name)), None)
+
+
 def architecture_of(config: Mapping[str, Any], *, scores: bool = False) -> Architecture:
     """Return the architecture that a config.json describes. Raises KeyError with the name of a missing field."""
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-    experts = int(config.get("num_local_experts") or config.get("num_experts") or 1)
+    experts = experts_in(config) or 1
     return Architecture(
         layers=int(config["num_hidden_layers"]),
         hidden=hidden,

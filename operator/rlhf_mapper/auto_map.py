@@ -224,7 +224,7 @@ def _impossible(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
     Of `parallelism` only the first wrong size is reported.
     """
     fixed = _fixed_sizes(job, role)
-    wrong = model.cannot_be_cut(pipeline=fixed.pipeline, tensor=fixed.tensor) if fixed else None
+    wrong = model.cannot_be_cut(pipeline=fixed.pipeline, tensor=fixed.tensor, expert=fixed.expert) if fixed else None
     shards = job.spec.rollout.tensor_parallel or 1
     if role == "actor" and model.vocabulary % shards:
         message = f"is {shards}, which does not divide the model's vocabulary of {model.vocabulary}"

@@ -9,12 +9,12 @@ from rlhf_api.job import Job
 from rlhf_api.names import Role
 from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.model_shape import KNOWN, Shape
-from rlhf_mapper.architecture import Architecture, architecture_of
+from rlhf_mapper.architecture import EXPERT_COUNTS, Architecture, architecture_of, experts_in
 
 SCORERS: tuple[Role, ...] = ("critic", "reward", "cost", "cost_critic")
 WORDS = tuple(name for name in Shape.model_fields if name != "name")
-"""Fields that a Shape takes from config.json; num_local_experts is another name of num_experts."""
-SIZES = (*(name for name in WORDS if name not in ("model_type", "tie_word_embeddings")), "num_local_experts")
+"""Fields that a Shape takes from config.json; num_experts has other names there, too."""
+SIZES = {*WORDS, *EXPERT_COUNTS} - {"model_type", "tie_word_embeddings"}
 MAX_SIZE = 10_000_000
 """Upper bound of each size in a config.json; a larger value is an error."""
 DECODERS = ("ForCausalLM", "ForSequenceClassification", "GPT2LMHeadModel")
@@ -68,7 +68,7 @@ def shape_in(text: str) -> Shape:
     config = read(text)
     _architecture(config, "actor")
     found: dict[str, Any] = {name: config[name] for name in WORDS if name in config}
-    found["num_experts"] = config.get("num_local_experts", config.get("num_experts"))
+    found["num_experts"] = experts_in(config)
     found["model_type"] = str(config.get("model_type", ""))[:64] or None
     found["tie_word_embeddings"] = bool(config.get("tie_word_embeddings"))
     return Shape.model_validate(found, by_name=True)
@@ -119,7 +119,7 @@ def _require_sizes(config: Mapping[str, Any]) -> None:
             raise ModelConfigError(f"{name} is beyond {MAX_SIZE:,}, which no model has")
     heads, hidden = config.get("num_attention_heads", 1), config.get("hidden_size")
     kv_heads, per_token = config.get("num_key_value_heads", heads), config.get("num_experts_per_tok", 1)
-    experts = config.get("num_local_experts", config.get("num_experts"))
+    experts = experts_in(config)
     if hidden and hidden % heads and "head_dim" not in config:
         raise ModelConfigError(f"num_attention_heads is {heads}, which does not divide hidden_size, {hidden}")
     if heads % kv_heads:

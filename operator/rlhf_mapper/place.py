@@ -76,7 +76,7 @@ def _wrong_sizes(job: Job, role: Role, sizes: ParallelSizes, pool: MappedPool) -
     elif sizes.data % sizes.replicas:
         yield Problem(f"{path}.replicas", f"is {sizes.replicas}, which does not divide the {sizes.data} data ranks")
     elif (ranks := sizes.shards * sizes.tensor) % sizes.expert:
-        what = f"does not divide the {ranks} ranks of a copy of a stage (data / replicas * tensor)"
+        what = f"does not divide the {ranks} ranks of a copy of a stage (data / replicas * context * tensor)"
         yield Problem(f"{path}.expert", f"is {sizes.expert}, which {what}")
 
 

@@ -284,6 +284,7 @@ class GeneratingStrategies(Strategies):
             for p_g in range(1, p + 1)
             for t_g in range(1, t + 1)
             if p % p_g == t % t_g == request.model.vocabulary % t_g == 0
+            and (p_g == 1 or request.model.layers % p == 0)  # vLLM's stages need equally many layers on GPUs
             and all(a in (None, b) for a, b in zip(fixed, (p_g, t_g), strict=True))
         }
         return np.array(sorted(divides), dtype=np.int64).reshape(-1, 2)
@@ -307,6 +308,7 @@ class GeneratingStrategies(Strategies):
         moved = np.full((len(self.generators), len(self.cuts), len(self.gpus)), np.inf)
         for row, (p_g, t_g) in enumerate(self.generators.tolist()):
             divided = (self.cuts[:, 0] % p_g == 0) & (self.cuts[:, 1] % t_g == 0)
+            divided &= (self.request.model.layers % self.cuts[:, 0] == 0) | (p_g == 1)
             one = Layouts(np.array(float(p_g)), np.array(float(t_g)), np.array(1.0))
             seconds = generation.transition_seconds(self.passes, self.request.work, self.layouts, one)
             moved[row] = np.where(divided[:, None], seconds, np.inf) * np.ones_like(self.gpus)

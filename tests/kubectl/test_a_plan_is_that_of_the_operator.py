@@ -53,7 +53,7 @@ def test_gpus_for_resource_claims_are_seen(
     assert ("helpful-ppo" in without) is (not reason)
 
 
-def test_what_a_plan_of_a_mixture_leaves_out_is_said(
+def test_what_a_plan_of_a_mixture_guesses_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpus = {"cpu": "400", "memory": "4000Gi", "pods": "100", "nvidia.com/gpu": "8"}
@@ -66,4 +66,4 @@ def test_what_a_plan_of_a_mixture_leaves_out_is_said(
     asked = CliRunner().invoke(app, ["size", "qwen3-30b-a3b", "--algorithm", "SFT", "--gpus", "h200=8", "--json"])
     (tmp_path / "job.yaml").write_text(json.loads(asked.stdout)["files"]["job.yaml"]["text"])
     assert plan(Kubectl(requested_namespace="team"), str(tmp_path / "job.yaml")) == []
-    assert "Not predicted: the all-to-all of experts (actor)" in capsys.readouterr().out
+    assert "The all-to-all of experts (actor) is predicted" in capsys.readouterr().out

@@ -166,6 +166,8 @@ def test_no_other_generation_layout_is_faster(model: str, nodes: str, software: 
             for p_g, t_g in ((p, t) for p in range(1, cut[0] + 1) for t in range(1, cut[1] + 1)):
                 if cut[0] % p_g or cut[1] % t_g or wanted.model.vocabulary % t_g:
                     continue
+                if p_g > 1 and wanted.model.layers % cut[0]:
+                    continue
                 generator = layout((p_g, t_g, count // (p_g * t_g)))
                 free = 0.5 * setting.nodes.gpu.memory - generation.weights_of_gpu(passes, generator)
                 made = generation.generation_seconds(passes, work, setting.load, generator, free)

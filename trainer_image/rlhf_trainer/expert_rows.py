@@ -9,6 +9,8 @@ from torch import Tensor
 ROUTED = "routed_experts"
 """Name of the batch field: uint8 [B, T, E], aligned to tokens; 0 at tokens that were no input of the generator."""
 
+REPLAYED = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+"""Model types whose routers the trainer can make take given experts."""
 REMEDY = "spec.rollout.routing: Recompute does without"
 """End of a sentence on experts that cannot be replayed."""
 

@@ -232,7 +232,7 @@ PLAN: dict[str, Mistake] = {
         how="plan",
         options=("--nodes=1", "--gpus-per-node=8", "--gpu=a101"),
         code=SPEC,
-        sentence='--gpu: is "a101", expected a100-40g, a100-80g, …; another type takes an --inventory',
+        sentence="--gpu: a101 is no known GPU; did you mean a10? An --inventory of `rlhf plan` describes others",
     ),
     "no nodes to plan for": Mistake(
         how="plan",
@@ -306,7 +306,7 @@ BEFORE_RAY: dict[str, Mistake] = {
         sets=("models.actor.parallelism.tensor=3",),
         code=SPEC,
         sentence="helpful-sft: spec.models.actor.parallelism: p-t-d 1-3-1 takes 3 slots, but pool all has 2",
-        remedy="Pipeline x tensor x data must be the slots of the pool; without `data` it is derived.",
+        remedy="Context x pipeline x tensor x data must be the slots of the pool; without `data` it is derived.",
     ),
     "a size that the model cannot be cut into": Mistake(
         how="before Ray",

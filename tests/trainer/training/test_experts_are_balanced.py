@@ -116,3 +116,17 @@ def test_unset_sft_takes_the_loss_of_the_model(
     algorithm: str, training: dict[str, Any], expected: float, folder: str
 ) -> None:
     assert run_kept_ranks(1, coefficient, folder, algorithm, training) == [expected]
+
+
+def test_the_loss_weighs_as_much_where_rows_are_cut(folder: str) -> None:
+    """Each rank balances its own tokens, so the gradients are alike, not equal."""
+
+    def of_routers(layout: ParallelSizes) -> float:
+        with_loss, without = (
+            run_kept_ranks(layout.world_size, gradients, folder, layout, {"router_aux_loss": coefficient})[0][0]
+            for coefficient in (COEFFICIENT, 0.0)
+        )
+        routers = [name for name in without if name.endswith("mlp.gate.weight")]
+        return float(torch.stack([with_loss[name] - without[name] for name in routers]).norm())
+
+    assert of_routers(ParallelSizes(data=1, context=2)) == pytest.approx(of_routers(ParallelSizes(data=1)), rel=0.1)

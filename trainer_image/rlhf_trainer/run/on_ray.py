@@ -174,7 +174,7 @@ class RayRuntime:
 
     def _start(self, say: Callable[[str], None], warn: Callable[[str], None]) -> DataShape:
         """Build the workers of all pools, connect the models, time their links, and return the shape of the data."""
-        job, placed = with_routing(self._job, self._folders), self._placed
+        job, placed = with_routing(self._job, self._folders, self._placed, say), self._placed
         self._home = home_of(job, placed)
         home = self._groups[self._home]
         self._handles = home.build({"data": data_spec(job, placed, self._folders)})

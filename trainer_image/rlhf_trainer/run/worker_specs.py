@@ -5,7 +5,7 @@ hold all else that a job chooses. From them follow the fields that each method r
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -21,6 +21,7 @@ from rlhf_planning.mapped_fields import gpu_memory_utilization, micro_batch_toke
 from rlhf_trainer.algorithms import models
 from rlhf_trainer.controller.worker_spec import WorkerSpec
 from rlhf_trainer.errors import DataError
+from rlhf_trainer.expert_rows import REPLAYED
 from rlhf_trainer.run_folder.rollouts import ROLLOUTS
 from rlhf_trainer.telemetry import ENDPOINTS
 from rlhf_trainer.workers import preference
@@ -96,11 +97,19 @@ def setting_of(
     return WorkerSetting(job=job, role=held, model=model, folder=folder, total_steps=total_steps, layout=layout)
 
 
-def with_routing(job: Job, folders: Mapping[Role, str]) -> Job:
-    """Return the job with the choice of `rollout.routing` that its actor's config.json makes, if it is open."""
+def with_routing(job: Job, folders: Mapping[Role, str], placed: DeviceMapping, say: Callable[[str], None]) -> Job:
+    """Return the job with a choice of `rollout.routing`: if it is open, by its actor's config.json.
+
+    say: told of a mixture whose routing cannot be replayed.
+    """
     if not job.may_replay_routing:
         return job
-    chosen = {"routing": "Replay" if setting_of(job, "actor", folders).must_replay_routing() else "Recompute"}
+    setting, generator = setting_of(job, "actor", folders), placed.sizes["rollout" if job.generates_apart else "actor"]
+    replays, is_cut = setting.must_replay_routing(), generator.generation_pipeline > 1
+    if replays and job.spec.rollout.routing is None and (is_cut or setting.config().model_type not in REPLAYED):
+        replays = False
+        say(f"routing is recomputed: {'stages of a generator' if is_cut else 'models of this type'} return no experts")
+    chosen = {"routing": "Replay" if replays else "Recompute"}
     rollout = job.spec.rollout.model_copy(update=chosen)
     return job.model_copy(update={"spec": job.spec.model_copy(update={"rollout": rollout})})
 

@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlhf_trainer.expert_rows import expert_count
 from rlhf_trainer.telemetry import recorder
 from rlhf_trainer.training.distributed import ModelMesh, device_here, sum_over_ranks
-from rlhf_trainer.training.experts import experts_of, own_tokens, sparse_blocks, tokens_by_expert
+from rlhf_trainer.training.experts import own_tokens, sparse_blocks, tokens_by_expert
 from rlhf_trainer.training.model_input import ModelInput
 from rlhf_trainer.training.models import inner
 
@@ -41,14 +42,14 @@ class ExpertBalance:
         self._layers = [int(found[1]) for each in routers if (found := LAYER.search(names[each]))]
         for router in routers:
             router.register_forward_hook(self._see)
-        if experts_of(self._config) > 1:
+        if expert_count(self._config) > 1:
             model.register_forward_pre_hook(self._open)
             pretrained.base_model.register_forward_hook(self._close)
 
     def begin(self, inputs: Sequence[ModelInput]) -> None:
         """Begin an update of these micro-batches; a collective if there is an auxiliary loss."""
-        experts, layers = experts_of(self._config), self._config.num_hidden_layers
-        if experts == 1:
+        experts, layers, layout = expert_count(self._config), self._config.num_hidden_layers, self._mesh.layout
+        if experts < 2:
             return
         self._is_on = True
         self._counts = torch.zeros(layers, experts, dtype=torch.float64, device=device_here())
@@ -56,7 +57,8 @@ class ExpertBalance:
         self._entropy = torch.zeros(2, dtype=torch.float64, device=device_here())
         if self._coefficient:
             tokens = self._mesh.sum([sum(each.tokens.numel() - each.padding for each in inputs)])[0]
-            layout = self._mesh.layout
+            if layout.context > 1:  # each of these ranks counts its part of the tokens
+                tokens = sum_over_ranks([tokens], self._mesh.context_group)[0]
             self._scale = self._coefficient * layout.data * layout.context / max(tokens, 1.0)
 
     def record(self) -> None:

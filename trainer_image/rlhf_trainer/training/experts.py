@@ -17,6 +17,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from rlhf_api.problems import choice
 from rlhf_mapper import architecture
+from rlhf_trainer.expert_rows import expert_count
 from rlhf_trainer.training.distributed import EXPERT, EXPERT_SHARD, REPLICATE, ModelMesh, local_shard
 
 KERNEL, OVER_RANKS = "grouped_mm", "experts_over_ranks"
@@ -28,15 +29,10 @@ MIXTURES = (*architecture.MIXTURES, "olmoe", "deepseek_v3")
 """`model_type` of the families whose experts can be cut over ranks."""
 
 
-def experts_of(config: Any) -> int:
-    """Return the number of experts of a layer; 1 for a model that is no mixture."""
-    return int(getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1)
-
-
 def impossible_experts(config: Any, expert: int) -> str:
     """Return why the experts of a layer cannot be cut into `expert` parts; empty if they can."""
-    experts = experts_of(config)
-    if experts == 1:
+    experts = expert_count(config)
+    if experts < 2:
         return f"but the model ({config.model_type}) has no experts"
     if config.model_type not in MIXTURES:
         return f"but only {choice(MIXTURES)} can be cut by experts, not {config.model_type}"

@@ -31,11 +31,12 @@ from rlhf_api.problems import choice
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.architecture import CUT, architecture_of
 from rlhf_trainer.errors import ConfigError, DataError, EnvironmentProblem
+from rlhf_trainer.expert_rows import expert_count
 from rlhf_trainer.stored_tensors import TensorSource, read_into
 from rlhf_trainer.tensor_slice import TensorSlice
 from rlhf_trainer.training.adapters import AdaptedLinear, shard_adapted
 from rlhf_trainer.training.distributed import ModelMesh, device_here
-from rlhf_trainer.training.experts import MIXTURES, cut_experts, experts_of, impossible_experts, shard_experts
+from rlhf_trainer.training.experts import MIXTURES, cut_experts, impossible_experts, shard_experts
 from rlhf_trainer.training.models import (
     Adapter,
     LanguageModel,
@@ -293,7 +294,7 @@ def impossible_sizes(config: PreTrainedConfig, *, pipeline: int, tensor: int, ex
         return f"expert is {expert}, {wrong}"
     if tensor > 1:
         styles = plan_of(config)
-        if styles and experts_of(config) > 1 and model_type not in MIXTURES:
+        if styles and expert_count(config) > 1 and model_type not in MIXTURES:
             return f"tensor is {tensor}, but of mixtures only {choice(MIXTURES)} can be cut, not {model_type}"
         unknown = sorted({style for path, style in styles.items() if not OF_EXPERTS.search(path)} - STYLES.keys())
         if not styles or unknown:
