@@ -129,7 +129,7 @@ LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_facto
 ROPES: dict[str, PreTrainedConfig] = {
     "linear": LlamaConfig(**SIZES, rope_parameters={"rope_type": "linear", "factor": 4.0, **THETA}),
     "llama3": LlamaConfig(**SIZES, rope_parameters=LLAMA3),
-    "yarn": LlamaConfig(**SIZES, rope_parameters=dict(YARN)),
+    "yarn": LlamaConfig(**SIZES | {"max_position_embeddings": 64}, rope_parameters=dict(YARN)),
     "dynamic": LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "factor": 4.0, **THETA}),
     "longrope, long": Phi3Config(**WIDE, original_max_position_embeddings=16, rope_parameters=dict(LONGROPE)),
     "longrope, short": Phi3Config(**WIDE, original_max_position_embeddings=300, rope_parameters=dict(LONGROPE)),

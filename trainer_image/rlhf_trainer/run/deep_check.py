@@ -15,10 +15,12 @@ import torch
 
 from rlhf_api.job import Job
 from rlhf_api.names import Role
+from rlhf_api.problems import SpecError
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.architecture import positions_of
 from rlhf_mapper.config_file import SCORERS, made_from
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
+from rlhf_mapper.place import place, sizes_in
 from rlhf_planning.checkpoint_size import bytes_at_once, bytes_of_saving, checkpoint_bytes
 from rlhf_planning.numbers import size_text
 from rlhf_trainer.data.loaders import Loader
@@ -31,7 +33,7 @@ from rlhf_trainer.run.evaluation import measures_of
 from rlhf_trainer.run.graph import graph_of
 from rlhf_trainer.run.job_run import require_measure
 from rlhf_trainer.run.machine import gpu_count
-from rlhf_trainer.run.preconditions import other_vocabularies
+from rlhf_trainer.run.preconditions import other_vocabularies, require_possible
 from rlhf_trainer.run.resume import identities
 from rlhf_trainer.run.shapes import shapes_of
 from rlhf_trainer.run_folder.folder import JobFolder, is_written, model_folders, with_written_data
@@ -82,6 +84,7 @@ class JobCheck:
         """Run all checks and return the errors, without duplicates."""
         for role in self._job.models():
             self._tried(self._try_model, role)
+            self._tried(self._try_sizes, role)
         retokenized, readers = set[Role](), list[WorkerSetting]()
         if not self._found:
             folders = {role: self._origin(role).folder for role in self._job.models()}
@@ -92,7 +95,7 @@ class JobCheck:
             self._job = with_prompts(self._job)
         if self._job.generates_elsewhere and not self._found:
             self._try_endpoints()
-        for check in (self._try_step, self._try_schedules, self._try_measure):
+        for check in (self._try_places, self._try_step, self._try_schedules, self._try_measure):
             self._tried(check)
         data = self._tried(self._data, readers)
         self._tried(self._try_limits, readers, data.loaders if data else ())
@@ -104,12 +107,22 @@ class JobCheck:
         return list({str(error): error for error in self._found}.values())
 
     def _tried(self, check: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T | None:
-        """Run a check and return its result; None after a TrainerError, which is added to the errors found."""
+        """Run a check and return its result; None after its error, which is added to the errors found."""
         try:
             return check(*arguments, **options)
         except TrainerError as error:
             self._found.append(error)
-            return None
+        except SpecError as error:
+            self._found.append(ConfigError(str(error)))
+        return None
+
+    def _try_sizes(self, role: Role) -> None:
+        """Judge the manifest's parallel sizes of a model, as a run judges those that it takes."""
+        setting, sizes = self._origin(role), sizes_in(self._job)
+        roles = (role, "rollout") if role == "actor" else (role,)
+        with setting.naming():
+            own = {each: sizes[each] for each in roles if each in sizes}
+            require_possible(self._job, own, {role: (setting.model, setting.folder)})
 
     def _try_model(self, role: Role) -> None:
         """Build the model of a role on the meta device, and try what it is for: generation, training and saving."""
@@ -154,6 +167,12 @@ class JobCheck:
     def _on_cpu(self) -> bool:
         device = self._job.spec.resources.device
         return device == "CPU" or (device == "Auto" and not self._elsewhere and not gpu_count())
+
+    def _try_places(self) -> None:
+        """Place the models on the slots that the manifest names, which raises the errors of sizes and batches."""
+        names_slots = self._job.spec.resources.slots_per_node or self._job.spec.placement.mode == "Manual"
+        if names_slots and not self._elsewhere:  # an operator may take fewer slots
+            place(self._job, (sys.maxsize,))
 
     def _try_step(self) -> None:
         """Record the step of a user's own algorithm, which raises the errors of its calls."""
