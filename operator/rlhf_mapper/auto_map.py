@@ -226,7 +226,7 @@ def wrong_sizes(job: Job, role: Role, model: Architecture) -> Iterator[Problem]:
     fixed = _fixed_sizes(job, role)
     wrong = model.cannot_be_cut(pipeline=fixed.pipeline, tensor=fixed.tensor, expert=fixed.expert) if fixed else None
     shards = job.spec.rollout.tensor_parallel or 1
-    if role == ("rollout" if job.generates_apart else "actor") and model.vocabulary % shards:
+    if role == "actor" and model.vocabulary % shards:
         message = f"is {shards}, which does not divide the model's vocabulary of {model.vocabulary}"
         yield Problem(f"{job.name}: spec.rollout.tensorParallel", message)
     if wrong:

@@ -39,6 +39,8 @@ from transformers import (
     Starcoder2Config,
 )
 
+from rlhf_trainer.expert_rows import REPLAYED
+
 SPECIAL: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.1}
 SIZES: dict[str, Any] = {
     **SPECIAL,
@@ -151,7 +153,10 @@ TENSOR = (
 )
 """Layers may be cut over ranks."""
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-HEAD = "| models | SFT, DPO | reward model, critic | RL (vLLM) | tensor | pipeline |\n|---|---|---|---|---|---|\n"
+HEAD = (
+    "| models | SFT, DPO, context | reward model, critic | RL (vLLM) | tensor | pipeline | expert | replay |\n"
+    "|---|---|---|---|---|---|---|---|\n"
+)
 
 
 def table() -> str:
@@ -164,6 +169,9 @@ def table() -> str:
 
 def _answers(family: str) -> tuple[str, ...]:
     works = [family not in NOT_SCORING, family not in NOT_GENERATING, family in TENSOR, family in PIPELINE]
+    if family not in MIXTURES:
+        return ("yes", *("yes" if each else "no" for each in works), "", "")
+    works += [True, FAMILIES[family].model_type in REPLAYED]
     return ("yes", *("yes" if each else "no" for each in works))
 
 

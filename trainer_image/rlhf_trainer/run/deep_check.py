@@ -4,7 +4,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -18,6 +18,7 @@ from rlhf_api.names import Role
 from rlhf_api.problems import SpecError
 from rlhf_api.spec.parallel_sizes import ParallelSizes
 from rlhf_mapper.architecture import positions_of
+from rlhf_mapper.auto_map import wrong_sizes
 from rlhf_mapper.config_file import SCORERS, made_from
 from rlhf_mapper.mapping import DeviceMapping, MappedPool
 from rlhf_mapper.place import place, sizes_in
@@ -173,6 +174,10 @@ class JobCheck:
         names_slots = self._job.spec.resources.slots_per_node or self._job.spec.placement.mode == "Manual"
         if names_slots and not self._elsewhere:  # an operator may take fewer slots
             place(self._job, (sys.maxsize,))
+        with suppress(TrainerError):  # a model of unknown shape, which a run does not map either
+            shapes = shapes_of([*self._jobs.values()], self._job, self._output)
+            if found := [each for role in shapes for each in wrong_sizes(self._job, role, shapes[role])]:
+                raise SpecError(found)
 
     def _try_step(self) -> None:
         """Record the step of a user's own algorithm, which raises the errors of its calls."""
@@ -266,8 +271,8 @@ class JobCheck:
         for path, code in reward_code(self._job, ranks=1).items():
             scores[path] = self._tried(_call, code, everything) or [None] * len(everything)
         empty, right = list[float](), list[float]()
-        for place, (_, kind, _) in enumerate(tried):
-            total = total_of(terms, {path: found[place] for path, found in scores.items()})
+        for number, (_, kind, _) in enumerate(tried):
+            total = total_of(terms, {path: found[number] for path, found in scores.items()})
             (empty if kind == "empty" else right).extend([] if total is None else [total])
         if empty and right and max(right) <= min(empty):
             told = f"right answers get no more than empty responses on the first {TRIED_ROWS} rows; see `rlhf reward`"
@@ -303,12 +308,12 @@ def _without_room(pending: Sequence[Job], jobs: Sequence[Job], output: Path) -> 
     for job in pending:
         needed: Counter[int] = Counter()
         leaves: Counter[int] = Counter()
-        for place, most, left in _sizes(job, jobs, output):
-            disk = place.stat().st_dev
+        for folder, most, left in _sizes(job, jobs, output):
+            disk = folder.stat().st_dev
             needed[disk], leaves[disk] = needed[disk] + most, leaves[disk] + left
-            free = max(0, shutil.disk_usage(place).free - kept[disk])
+            free = max(0, shutil.disk_usage(folder).free - kept[disk])
             if needed[disk] > free:
-                what = f"checkpoints and model take {size_text(needed[disk])}, but {place} has {size_text(free)} free"
+                what = f"checkpoints and model take {size_text(needed[disk])}, but {folder} has {size_text(free)} free"
                 yield job, EnvironmentProblem(f"{job.name}: spec.checkpoint: {what}")
                 return
         kept += leaves

@@ -11,8 +11,6 @@ from rlhf_api.problems import Problem, SpecError
 from rlhf_api.spec.job_spec import Model
 from rlhf_api.spec.model_shape import KNOWN
 from rlhf_api.spec.parallel_sizes import ParallelSizes
-from rlhf_mapper.architecture import architecture_of
-from rlhf_mapper.auto_map import wrong_sizes
 from rlhf_mapper.config_file import made_from
 from rlhf_trainer.errors import ConfigError, TrainerError
 from rlhf_trainer.generation.families import GENERATED, why_unknown
@@ -81,9 +79,8 @@ def require_possible(job: Job, sizes: Mapping[Role, ParallelSizes], models: Mapp
         unpacked = why_not_packed(known, config) if cut.context > 1 and isinstance(known, type) else ""
         reason = f"context is {cut.context}, but {unpacked}" if unpacked else ""
         if not reason and cut.pipeline * cut.tensor * cut.expert > 1:
-            sizes_of_role = {"pipeline": cut.pipeline, "tensor": cut.tensor, "expert": cut.expert}
-            reason = impossible_sizes(config, **sizes_of_role, generates=role == "rollout")
-            problems += () if reason else wrong_sizes(job, role, architecture_of(config.to_dict()))
+            parts = {"pipeline": cut.pipeline, "tensor": cut.tensor, "expert": cut.expert}
+            reason = impossible_sizes(config, **parts, generates=role == "rollout")
         if reason:
             size, _, sentence = reason.partition(" ")
             path = f"{job.name}: spec.models.{job.spec.models.field(role)}.parallelism.{size}"

@@ -295,8 +295,9 @@ def impossible_sizes(
     model_type = config.model_type
     if pipeline > 1 and model_type not in STAGED:
         return f"pipeline is {pipeline}, but only {choice(STAGED)} can be cut into stages, not {model_type}"
-    if expert > 1 and expert_count(config) > 1 and model_type not in MIXTURES:
-        return f"expert is {expert}, but only {choice(MIXTURES)} can be cut by experts, not {model_type}"
+    if expert > 1 and model_type not in MIXTURES:
+        only = f"only {choice(MIXTURES)} can be cut by experts, not {model_type}"
+        return f"expert is {expert}, but {only if expert_count(config) > 1 else 'the model has no experts'}"
     if tensor > 1:
         styles = plan_of(config)
         if styles and expert_count(config) > 1 and model_type not in MIXTURES:
