@@ -154,8 +154,8 @@ TENSOR = (
 """Layers may be cut over ranks."""
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = (
-    "| models | SFT, DPO, context | reward model, critic | RL (vLLM) | tensor | pipeline | expert | replay |\n"
-    "|---|---|---|---|---|---|---|---|\n"
+    "| models | SFT, DPO, context | reward model, critic | RL (vLLM) | tensor | pipeline | expert, replay |\n"
+    "|---|---|---|---|---|---|---|\n"
 )
 
 
@@ -169,10 +169,8 @@ def table() -> str:
 
 def _answers(family: str) -> tuple[str, ...]:
     works = [family not in NOT_SCORING, family not in NOT_GENERATING, family in TENSOR, family in PIPELINE]
-    if family not in MIXTURES:
-        return ("yes", *("yes" if each else "no" for each in works), "", "")
-    works += [True, FAMILIES[family].model_type in REPLAYED]
-    return ("yes", *("yes" if each else "no" for each in works))
+    replays = "yes, yes" if FAMILIES[family].model_type in REPLAYED else "yes, no"
+    return ("yes", *("yes" if each else "no" for each in works), replays if family in MIXTURES else "")
 
 
 def written(page: str) -> str:

@@ -292,7 +292,7 @@ CUTS: dict[str, tuple[Sequence[str], str]] = {
     ),
     "heads": (
         ("models.actor.parallelism={tensor: 3}", *THREE),
-        "models.actor.parallelism.tensor: is 3, which does not divide the model's 4 attention heads; expected 1 or 2",
+        "models.actor.parallelism.tensor: is 3, which does not divide the model's 2 attention heads; expected 1",
     ),
     "vocabulary": (
         ("rollout.tensorParallel=3",),

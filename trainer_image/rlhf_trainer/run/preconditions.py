@@ -65,7 +65,8 @@ def require_possible(job: Job, sizes: Mapping[Role, ParallelSizes], models: Mapp
     """
     problems = list[Problem]()
     for role, cut in sizes.items():
-        if cut.data == cut.world_size and cut.expert == 1:
+        follows_actor = role == "reference" and job.spec.models.reference is None
+        if follows_actor or (cut.data == cut.world_size and cut.expert == 1):
             continue
         from transformers import AutoModelForCausalLM  # seconds that other sizes do not need
 
